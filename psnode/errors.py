@@ -1,0 +1,133 @@
+"""Every exception that psnode raises on purpose, and the exit code it stands for.
+
+    PsnodeError                         1   a bug of ours, when nothing below fits
+    ├── ConfigurationError              2   a setting is unknown, out of range or contradicts another
+    ├── CodecError
+    │   ├── CodecSpecError              2   a codec's name or parameter cannot be accepted
+    │   ├── PayloadError                1   bytes that are no valid payload
+    │   └── NonFiniteGradientError      4   NaN or infinity where a gradient was expected
+    ├── WireError                       1   bytes that are no valid frame of this job
+    │   ├── TruncatedFrameError             shorter or longer than its header says
+    │   ├── AlteredFrameError               checksum differs
+    │   └── ForeignFrameError               other protocol, version or job
+    ├── TransportError
+    │   ├── MissingRanksError           3   ranks absent at the start, or too few left
+    │   ├── DeadlineExceededError       3   nothing arrived in time
+    │   └── PeerLostError               3   a rank died or closed its end
+    ├── CheckpointError                 5   a checkpoint cannot be read, or belongs to another run
+    ├── DivergedError                   4   the loss is not finite, or replicas differ
+    └── StoppedError                   75   stopped on request with a checkpoint: start again with --resume
+
+A message is one line that says what is wrong and what to do; details are attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class PsnodeError(Exception):
+    """Root of the tree. `exit_code` is what the process ends with when nobody catches it."""
+
+    exit_code = 1
+
+
+class ConfigurationError(PsnodeError):
+    """A setting is unknown, out of range, or contradicts another one."""
+
+    exit_code = 2
+
+
+class CodecError(PsnodeError):
+    """Root of everything a codec raises."""
+
+
+class CodecSpecError(CodecError, ConfigurationError):
+    """A codec spec names an unknown codec or parameter, or a value outside its bounds."""
+
+
+class PayloadError(CodecError):
+    """Bytes that are not a valid payload, or a payload handed to the wrong codec."""
+
+
+class NonFiniteGradientError(CodecError):
+    """A gradient holds NaN or infinity at flat index `index`."""
+
+    exit_code = 4
+
+    def __init__(self, index: int, value: float) -> None:
+        super().__init__(f"gradient is {value} at flat index {index}: only finite values can be coded")
+        self.index = index
+        self.value = value
+
+
+class WireError(PsnodeError):
+    """Bytes that are not a valid frame of this job; `source` is the rank they came from, if known."""
+
+    def __init__(self, message: str, source: int | None = None) -> None:
+        super().__init__(message if source is None else f"{message} (from rank {source})")
+        self.source = source
+
+
+class TruncatedFrameError(WireError):
+    """A frame whose length differs from what its header states."""
+
+
+class AlteredFrameError(WireError):
+    """A frame whose checksum differs from its contents."""
+
+
+class ForeignFrameError(WireError):
+    """A frame of another protocol, protocol version or job."""
+
+
+class TransportError(PsnodeError):
+    """Root of everything a transport raises."""
+
+    exit_code = 3
+
+
+class MissingRanksError(TransportError):
+    """Ranks that did not report in time; `ranks` names them."""
+
+    def __init__(self, ranks: Iterable[int], seconds: float) -> None:
+        self.ranks = tuple(sorted(ranks))
+        names = ", ".join(map(str, self.ranks))
+        super().__init__(
+            f"rank{'s' if len(self.ranks) > 1 else ''} {names} did not report within {seconds:g} s: "
+            "check that the hosts are up and reach each other, or raise --start-deadline"
+        )
+
+
+class DeadlineExceededError(TransportError):
+    """A wait ended without the message it waited for."""
+
+
+class PeerLostError(TransportError):
+    """Rank `rank` died or closed its end."""
+
+    def __init__(self, rank: int, reason: str) -> None:
+        super().__init__(f"rank {rank} is lost: {reason}")
+        self.rank = rank
+
+
+class CheckpointError(PsnodeError):
+    """A checkpoint is missing, damaged, or belongs to another run."""
+
+    exit_code = 5
+
+
+class DivergedError(PsnodeError):
+    """Training cannot go on: the loss is not finite, or replicas of the weights differ."""
+
+    exit_code = 4
+
+
+class StoppedError(PsnodeError):
+    """The run was asked to stop and left a checkpoint at `step`."""
+
+    exit_code = 75
+
+    def __init__(self, step: int, reason: str) -> None:
+        super().__init__(f"stopped by {reason} after step {step}: start again with --resume")
+        self.step = step
