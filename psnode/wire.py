@@ -1,0 +1,182 @@
+"""Frames: one message between two ranks is a fixed header and a body (docs/wire-format.md).
+
+    offset  bytes  field           little-endian, unsigned
+         0      4  magic           "PSND"
+         4      1  protocol        1
+         5      1  kind            see Kind
+         6      2  flags           see Flag
+         8      4  sender          rank
+        12      4  group           index in the plan, 0 where it means nothing
+        16      8  step            1, 2, ...; 0 before the first
+        24      8  version         of the weights: finished updates
+        32      8  body length
+        40      8  job             digest of the job's configuration; 0 until it is known
+        48      4  CRC32C          of bytes 0..47 and the body (RFC 3720, appendix B.4)
+        52         body
+
+The body of a group frame (GRADIENT, WEIGHTS) is a count n, n payload lengths (both uint32), then the n
+payloads, one a segment, each padded with zeros to a multiple of 4 bytes so that float32 bodies stay aligned.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from psnode.errors import AlteredFrameError, ForeignFrameError, TruncatedFrameError, WireError
+
+Bytes = npt.NDArray[np.uint8]
+
+MAGIC = b"PSND"
+PROTOCOL = 1
+_FIELDS = struct.Struct("<4sBBHIIQQQQ")
+_CHECKSUM = struct.Struct("<I")
+HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
+_GIL_RELEASE_BYTES = 1 << 16
+
+
+class Kind(IntEnum):
+    """What a frame carries."""
+
+    HELLO = 1  # worker -> master: I am here
+    CONFIG = 2  # master -> worker: the whole configuration
+    READY = 3  # worker -> master: my model's tensors, the order of their gradients
+    PLAN = 4  # master -> worker: segments, groups, where to start
+    WEIGHTS = 5  # master -> worker: a group's weights, replacing the old ones
+    DELTA = 6  # master -> worker: a group's change of weights, to be added
+    GRADIENT = 7  # worker -> master: a group's coded gradient
+    REPORT = 8  # worker -> master: loss and timings of a step
+    ROUND = 9  # master -> worker: a version is complete; flags say what follows
+    STATE = 10  # worker -> master: own buffers and feedback, at a checkpoint; master -> worker on resume
+    REQUEST = 11  # worker -> master: please checkpoint and stop
+    FAILED = 12  # either way: I cannot go on, and why
+    END = 13  # master -> worker: leave
+
+
+class Flag(IntFlag):
+    """Modifiers of a frame."""
+
+    NONE = 0
+    CHECKPOINT = 1  # ROUND: contribute to the checkpoint of this version
+    STOP = 2  # ROUND: this version is the last
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """An opened frame. `body` is a read-only view of the message it came in."""
+
+    kind: Kind
+    flags: Flag
+    sender: int
+    group: int
+    step: int
+    version: int
+    body: Bytes
+
+
+def seal(
+    buffer: Bytes, kind: Kind, *, sender: int, job: int, group: int = 0, step: int = 0, version: int = 0, flags: Flag = Flag.NONE
+) -> Bytes:
+    """Write the header of a frame whose body already lies in `buffer[HEADER_BYTES:]`; returns `buffer`."""
+    length = buffer.size - HEADER_BYTES
+    _FIELDS.pack_into(buffer, 0, MAGIC, PROTOCOL, kind, flags, sender, group, step, version, length, job)
+    _CHECKSUM.pack_into(buffer, _FIELDS.size, _checksum(buffer))
+    return buffer
+
+
+def pack(
+    kind: Kind,
+    body: bytes | Bytes = b"",
+    *,
+    sender: int,
+    job: int,
+    group: int = 0,
+    step: int = 0,
+    version: int = 0,
+    flags: Flag = Flag.NONE,
+) -> Bytes:
+    """A new frame around a copy of `body`."""
+    buffer = np.empty(HEADER_BYTES + len(body), np.uint8)
+    buffer[HEADER_BYTES:] = np.frombuffer(body, np.uint8)
+    return seal(buffer, kind, sender=sender, job=job, group=group, step=step, version=version, flags=flags)
+
+
+def unpack(data: Bytes, *, job: int, source: int | None = None) -> Frame:
+    """Open a message. `source` is the rank that the transport names as its sender.
+
+    Raises TruncatedFrameError, ForeignFrameError, AlteredFrameError, WireError, in this order of checks:
+    length of the header, magic and protocol, length of the body, checksum, job, kind, sender.
+    """
+    if data.size < HEADER_BYTES:
+        raise TruncatedFrameError(f"a frame has at least {HEADER_BYTES} bytes, this one has {data.size}", source)
+    magic, protocol, kind, flags, sender, group, step, version, length, digest = _FIELDS.unpack_from(data, 0)
+    if magic != MAGIC:
+        raise ForeignFrameError(f"not a psnode frame: starts with {bytes(magic)!r}", source)
+    if protocol != PROTOCOL:
+        raise ForeignFrameError(f"frame of protocol {protocol}, this is protocol {PROTOCOL}: run one psnode version", source)
+    if length != data.size - HEADER_BYTES:
+        raise TruncatedFrameError(f"frame states a body of {length} bytes and has {data.size - HEADER_BYTES}", source)
+    if _CHECKSUM.unpack_from(data, _FIELDS.size)[0] != _checksum(data):
+        raise AlteredFrameError("frame altered on its way: CRC32C differs", source)
+    if digest != job:
+        raise ForeignFrameError(f"frame of job {digest:016x}, this is job {job:016x}", source)
+    if kind not in _KINDS:
+        raise WireError(f"frame of unknown kind {kind}", source)
+    if flags & ~_KNOWN_FLAGS:
+        raise WireError(f"frame with unknown flags {flags:#06x}", source)
+    if source is not None and sender != source:
+        raise ForeignFrameError(f"frame claims to come from rank {sender}", source)
+    body = data[HEADER_BYTES:]
+    body.flags.writeable = False
+    return Frame(Kind(kind), Flag(flags), sender, group, step, version, body)
+
+
+def group_table_bytes(segments: int) -> int:
+    """Length of the table that starts a group frame's body."""
+    return 4 * (1 + segments)
+
+
+def padded(nbytes: int) -> int:
+    """`nbytes` rounded up to the alignment of payloads within a group frame."""
+    return -(-nbytes // 4) * 4
+
+
+def write_group_table(body: Bytes, lengths: Sequence[int]) -> None:
+    """Write the count and the payload lengths at the start of a group frame's body."""
+    table = body[: group_table_bytes(len(lengths))].view("<u4")
+    table[0] = len(lengths)
+    table[1:] = lengths
+
+
+def split_group(body: Bytes, segments: int, source: int | None = None) -> list[Bytes]:
+    """The payloads of a group frame that must hold `segments` of them. WireError if lengths do not add up."""
+    start = group_table_bytes(segments)
+    if body.size < start:
+        raise WireError(f"group frame of {body.size} bytes has no room for {segments} payload lengths", source)
+    table = body[:start].view("<u4")
+    if table[0] != segments:
+        raise WireError(f"group frame holds {table[0]} payloads, the plan has {segments} segments", source)
+    payloads = []
+    for nbytes in table[1:].tolist():
+        payloads.append(body[start : start + nbytes])
+        start += padded(nbytes)
+    if start != body.size:
+        raise WireError(f"payload lengths add up to {start} bytes, the group frame's body has {body.size}", source)
+    return payloads
+
+
+_KINDS = frozenset(Kind)
+_KNOWN_FLAGS = Flag.CHECKPOINT | Flag.STOP
+
+
+def _checksum(buffer: Bytes) -> int:
+    header = crc32c(buffer[: _FIELDS.size])
+    body = buffer[HEADER_BYTES:]
+    value: int = crc32c(body, header, body.size > _GIL_RELEASE_BYTES)
+    return value
