@@ -1,0 +1,220 @@
+"""Which coordinates travel together, and coded how.
+
+The trainable tensors of a model lie in one flat float32 vector, in the order in which back-propagation
+finishes their gradients. A Segment is what one encode call sees, a Group what one frame carries; both are
+ranges of that vector. Every rank works by the same Plan, and --resume reuses it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal
+
+from psnode.codecs import get_codec
+from psnode.errors import ConfigurationError
+
+GroupBy = Literal["layer", "bytes", "model"]
+IDENTITY = "identity"
+PARTITION = 4096  # flat segments are cut at multiples of this many coordinates
+DEFAULT_GROUP_BYTES = 4 << 20
+MAX_SEGMENT = 1 << 28  # coordinates; a payload holds no more
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A trainable tensor of the model: its name in the state dict and its shape."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of coordinates."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Coordinates [start, start + size) of the flat vector, coded by one call with codec `codec` as `shape`."""
+
+    index: int
+    codec: str
+    start: int
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of coordinates."""
+        return math.prod(self.shape)
+
+    @property
+    def stop(self) -> int:
+        """One past the last coordinate."""
+        return self.start + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Neighbouring segments that travel in one frame and are decoded and updated together."""
+
+    index: int
+    segments: tuple[Segment, ...]
+
+    @property
+    def start(self) -> int:
+        """First coordinate."""
+        return self.segments[0].start
+
+    @property
+    def stop(self) -> int:
+        """One past the last coordinate."""
+        return self.segments[-1].stop
+
+    @property
+    def size(self) -> int:
+        """Number of coordinates."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`tensors` in the order in which they lie in the flat vector, and the groups that cover it."""
+
+    tensors: tuple[Tensor, ...]
+    groups: tuple[Group, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of coordinates d."""
+        return sum(tensor.size for tensor in self.tensors)
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """All segments, in order."""
+        return tuple(segment for group in self.groups for segment in group.segments)
+
+    def slices(self) -> dict[str, slice]:
+        """Where each tensor lies in the flat vector, by name."""
+        found, start = {}, 0
+        for tensor in self.tensors:
+            found[tensor.name] = slice(start, start + tensor.size)
+            start += tensor.size
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-safe form."""
+        return {
+            "tensors": [[tensor.name, list(tensor.shape)] for tensor in self.tensors],
+            "groups": [[[s.codec, s.start, list(s.shape)] for s in group.segments] for group in self.groups],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
+        """Inverse of to_dict. ConfigurationError if the groups do not cover the tensors exactly."""
+        try:
+            tensors = tuple(Tensor(str(name), tuple(map(int, shape))) for name, shape in data["tensors"])
+            groups, index = [], 0
+            for number, group in enumerate(data["groups"]):
+                segments = []
+                for codec, start, shape in group:
+                    segments.append(Segment(index, str(codec), int(start), tuple(map(int, shape))))
+                    index += 1
+                groups.append(Group(number, tuple(segments)))
+            plan = cls(tensors, tuple(groups))
+            position = 0
+            for segment in plan.segments:
+                if segment.start != position or any(n < 0 for n in segment.shape):
+                    raise ValueError(f"segment {segment.index} starts at {segment.start}, expected {position}")
+                position = segment.stop
+            if position != plan.size or any(not group.segments for group in plan.groups):
+                raise ValueError(f"groups cover {position} of {plan.size} coordinates")
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigurationError(f"the plan in config.json cannot be used: {error}") from error
+        return plan
+
+
+def make_plan(
+    tensors: Sequence[Tensor],
+    codec: str,
+    *,
+    group_by: GroupBy = "bytes",
+    group_bytes: int = DEFAULT_GROUP_BYTES,
+    min_compress_bytes: int = 4096,
+) -> Plan:
+    """The plan by rule for `tensors`, given in the order in which their gradients finish.
+
+    Tensors with one dimension or none, smaller than `min_compress_bytes`, or whose payload could be as large as
+    they are, travel as identity. Within a group the coded tensors come before the identity ones: each
+    codec then sees one long run.
+    """
+    if not tensors:
+        raise ConfigurationError("the model has no trainable parameters")
+    chosen = {tensor.name: _codec_for(tensor, codec, min_compress_bytes) for tensor in tensors}
+    ordered: list[Tensor] = []
+    groups: list[Group] = []
+    start = index = 0
+    for members in _fuse(tensors, group_by, group_bytes):
+        members = sorted(members, key=lambda tensor: chosen[tensor.name] == IDENTITY)
+        ordered += members
+        limit = group_bytes if group_by == "bytes" else math.inf
+        shapes: list[tuple[str, tuple[int, ...]]] = []
+        for spec, run in groupby(members, key=lambda tensor: chosen[tensor.name]):
+            shapes += [(spec, shape) for shape in _cut(list(run), spec, limit)]
+        for piece in _partition(shapes, 1.5 * limit):
+            segments = []
+            for spec, shape in piece:
+                segments.append(Segment(index, spec, start, shape))
+                start += segments[-1].size
+                index += 1
+            groups.append(Group(len(groups), tuple(segments)))
+    return Plan(tuple(ordered), tuple(groups))
+
+
+def _codec_for(tensor: Tensor, spec: str, min_compress_bytes: int) -> str:
+    nbytes = 4 * tensor.size
+    if len(tensor.shape) < 2 or nbytes < min_compress_bytes or get_codec(spec).max_nbytes(tensor.shape) >= nbytes:
+        return IDENTITY
+    return spec
+
+
+def _fuse(tensors: Sequence[Tensor], group_by: GroupBy, group_bytes: int) -> list[list[Tensor]]:
+    """Runs of neighbouring tensors, one run a group (before partition)."""
+    if group_by == "model":
+        return [list(tensors)]
+    if group_by == "layer":
+        return [list(run) for _, run in groupby(tensors, key=lambda tensor: tensor.name.rpartition(".")[0])]
+    runs: list[list[Tensor]] = [[]]
+    for tensor in tensors:
+        if runs[-1] and 4 * sum(t.size for t in (*runs[-1], tensor)) > group_bytes:
+            runs.append([])
+        runs[-1].append(tensor)
+    return runs
+
+
+def _cut(run: Sequence[Tensor], spec: str, limit: float) -> list[tuple[int, ...]]:
+    """The shapes of the segments made of one run of tensors with the same codec, about `limit` bytes each."""
+    if get_codec(spec).shaped:
+        return [tensor.shape for tensor in run]
+    size = sum(tensor.size for tensor in run)
+    count = max(1, round(4 * size / limit), -(-size // MAX_SEGMENT))
+    step = max(1, -(-size // (count * PARTITION))) * PARTITION
+    return [(min(step, size - start),) for start in range(0, max(size, 1), step)]
+
+
+def _partition(
+    shapes: Sequence[tuple[str, tuple[int, ...]]], limit: float
+) -> list[list[tuple[str, tuple[int, ...]]]]:
+    """Cut a list of segments into groups of less than `limit` bytes, or of one segment."""
+    pieces: list[list[tuple[str, tuple[int, ...]]]] = []
+    total = math.inf
+    for spec, shape in shapes:
+        nbytes = 4 * math.prod(shape)
+        if total + nbytes >= limit:
+            pieces.append([])
+            total = 0
+        pieces[-1].append((spec, shape))
+        total += nbytes
+    return pieces
