@@ -1,0 +1,182 @@
+"""What a run says of itself: metrics.jsonl, summary.json, TensorBoard scalars.
+
+Records are written by rank 0, one line a finished update; a reader may follow the file while it grows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
+TENSORBOARD = "tensorboard"
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Where a step's time went. `forward_backward`, `encode` and `wait` are means over the contributors."""
+
+    step: float
+    forward_backward: float
+    encode: float
+    wait: float
+    decode: float
+    update: float
+    downlink: float
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One finished update. Bytes are those of the whole job, frame headers included; rates per second."""
+
+    step: int
+    epoch: float
+    loss: float
+    lr: float
+    workers: int
+    contributing: int
+    uplink_bytes: int
+    downlink_bytes: int
+    dropped: int
+    samples_per_second: float
+    seconds: Seconds
+    relative_error: float | None
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run ended. Bytes and seconds are totals over all its parts, resumed ones included."""
+
+    steps: int
+    seconds: float
+    final_loss: float | None
+    uplink_bytes: int
+    downlink_bytes: int
+    compression_ratio: float | None
+    model_hash: str
+    stop_reason: str
+    exit_code: int
+
+    def write(self, directory: Path) -> None:
+        """Write summary.json into `directory` atomically."""
+        write_atomically(directory / SUMMARY, json.dumps(asdict(self), indent=2).encode() + b"\n")
+
+
+def compression_ratio(workers: int, coordinates: int, steps: int, total_bytes: int) -> float | None:
+    """Bytes that float32 gradients up and weights down would take (8 P d steps) over those sent."""
+    return 8 * workers * coordinates * steps / total_bytes if total_bytes else None
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace `path` by `content`: readers see the old or the new file, also after a crash."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    fsync_directory(path.parent)
+
+
+def fsync_directory(directory: Path) -> None:
+    """Make renames in `directory` durable."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_records(path: Path) -> Iterator[dict[str, Any]]:
+    """The complete lines of a JSON-lines file; a torn last line is left out."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield json.loads(line)
+
+
+def cut_after(path: Path, step: int) -> tuple[int, int, float]:
+    """Drop the records after `step`, and a torn last line; returns the bytes up, bytes down and seconds of the rest."""
+    kept, up, down, seconds = [], 0, 0, 0.0
+    for record in read_records(path):
+        if record["step"] > step:
+            break
+        kept.append(json.dumps(record))
+        up += record["uplink_bytes"]
+        down += record["downlink_bytes"]
+        seconds += record["seconds"]["step"]
+    if path.exists():
+        write_atomically(path, "".join(line + "\n" for line in kept).encode())
+    return up, down, seconds
+
+
+class Scalars(Protocol):
+    """Where scalars go beside the JSON lines."""
+
+    def add_scalar(self, tag: str, data: float, step: int) -> None:
+        """Record one point."""
+
+    def close(self) -> None:
+        """Flush and leave."""
+
+
+def scalars(directory: Path) -> Scalars | None:
+    """A TensorBoard writer into `directory`, or None where the package is missing."""
+    try:
+        from tensorboard.summary import Writer
+    except ImportError:
+        return None
+    writer: Scalars = Writer(str(directory))
+    return writer
+
+
+class RunLog:
+    """Appends step records to metrics.jsonl and, if `tensorboard`, the same scalars to TensorBoard."""
+
+    def __init__(self, directory: Path, *, tensorboard: bool) -> None:
+        self._file = (directory / METRICS).open("ab", buffering=0)
+        self._scalars = scalars(directory / TENSORBOARD) if tensorboard else None
+
+    def write(self, record: StepRecord) -> None:
+        """One line, at once visible to readers."""
+        self._file.write(json.dumps(asdict(record)).encode() + b"\n")
+        if self._scalars is not None:
+            for tag, value in _points(record):
+                self._scalars.add_scalar(tag, value, record.step)
+
+    def close(self) -> None:
+        """Flush everything to disk."""
+        os.fsync(self._file.fileno())
+        self._file.close()
+        if self._scalars is not None:
+            self._scalars.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _points(record: StepRecord) -> Iterator[tuple[str, float]]:
+    yield "train/loss", record.loss
+    yield "train/lr", record.lr
+    yield "train/samples_per_second", record.samples_per_second
+    for name, value in record.metrics.items():
+        yield f"train/{name}", value
+    yield "comm/bytes_up", record.uplink_bytes
+    yield "comm/bytes_down", record.downlink_bytes
+    yield "comm/dropped", record.dropped
+    if record.relative_error is not None:
+        yield "comm/relative_error", record.relative_error
+    for name, value in asdict(record.seconds).items():
+        yield f"time/{name}", value
