@@ -1,0 +1,178 @@
+"""Checkpoints: directories that are complete or absent.
+
+    checkpoints/step-00000100/     model.safetensors           weights and buffers, named as in the state dict
+                                   state/optimizer.safetensors the master's optimizer
+                                   state/replica.safetensors   what the workers hold, where it differs from the weights
+                                   worker-003.safetensors      feedback and buffers of rank 3
+                                   manifest.json               step, and size and xxh3_128 of every file
+    checkpoints/latest             the name of the newest one
+
+A checkpoint is written into a directory whose name starts with a dot, every file and the directory are
+fsynced, the directory is renamed, and only then `latest` is replaced. Its contents are tensors and JSON:
+reading one executes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from psnode.errors import CheckpointError
+from psnode.metrics import fsync_directory, write_atomically
+
+if TYPE_CHECKING:
+    import torch
+
+CHECKPOINTS = "checkpoints"
+LATEST = "latest"
+MANIFEST = "manifest.json"
+MODEL = "model.safetensors"
+OPTIMIZER = "state/optimizer.safetensors"
+REPLICA = "state/replica.safetensors"
+_NAME = re.compile(r"step-(\d{8,})")
+_CHUNK = 1 << 22
+
+
+def worker_file(rank: int) -> str:
+    """The name of the file of worker `rank` within a checkpoint."""
+    return f"worker-{rank:03d}.safetensors"
+
+
+def step_directory(step: int) -> str:
+    """The name of the checkpoint of `step`."""
+    return f"step-{step:08d}"
+
+
+def dump(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """Tensors as safetensors bytes."""
+    from safetensors.torch import save
+
+    return bytes(save({name: tensor.detach().contiguous() for name, tensor in tensors.items()}))
+
+
+def parse(content: bytes, source: str) -> dict[str, torch.Tensor]:
+    """Inverse of dump. CheckpointError names `source`."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        return dict(load(content))
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{source} is no readable safetensors file: {error}") from error
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write and fsync one file of an unfinished checkpoint."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+class Draft:
+    """A checkpoint of `step` in the making, invisible to readers until `publish`."""
+
+    def __init__(self, train_dir: Path, step: int) -> None:
+        self.step = step
+        self._root = train_dir / CHECKPOINTS
+        self.path = self._root / f".{step_directory(step)}"
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.path.mkdir(parents=True)
+
+    def add(self, name: str, content: bytes) -> None:
+        """Write file `name` (a relative path)."""
+        write_file(self.path / name, content)
+
+    def publish(self, facts: Mapping[str, Any], keep_last: int = 0) -> Path:
+        """Seal the checkpoint with `facts`, make it the latest, and delete all but the newest `keep_last` (0: none)."""
+        files = {}
+        for path in sorted(self.path.rglob("*")):
+            if path.is_file():
+                files[path.relative_to(self.path).as_posix()] = {"bytes": path.stat().st_size, "xxh3_128": _hash(path)}
+        write_file(self.path / MANIFEST, json.dumps({"step": self.step, **facts, "files": files}, indent=2).encode())
+        for directory in {path.parent for path in self.path.rglob("*")}:
+            fsync_directory(directory)
+        final = self._root / step_directory(self.step)
+        shutil.rmtree(final, ignore_errors=True)
+        self.path.rename(final)
+        fsync_directory(self._root)
+        write_atomically(self._root / LATEST, final.name.encode() + b"\n")
+        if keep_last:
+            for old in complete(self._root.parent)[:-keep_last]:
+                shutil.rmtree(old, ignore_errors=True)
+        return final
+
+
+def complete(train_dir: Path) -> list[Path]:
+    """The directories of the published checkpoints, oldest first."""
+    root = train_dir / CHECKPOINTS
+    found = [(int(match[1]), path) for path in root.glob("step-*") if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(found)]
+
+
+def latest(train_dir: Path) -> Path | None:
+    """The directory that `latest` names; None where no checkpoint was ever published."""
+    pointer = train_dir / CHECKPOINTS / LATEST
+    if not pointer.exists():
+        return None
+    name = pointer.read_text().strip()
+    if not _NAME.fullmatch(name):
+        raise CheckpointError(f"{pointer} does not name a checkpoint: {name[:40]!r}")
+    return pointer.parent / name
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A published checkpoint, verified file by file as it is read."""
+
+    path: Path
+    step: int
+    facts: dict[str, Any]
+
+    @classmethod
+    def open(cls, path: Path) -> Checkpoint:
+        """CheckpointError if the manifest is missing or damaged."""
+        try:
+            facts = json.loads((path / MANIFEST).read_bytes())
+            return cls(path, int(facts["step"]), facts)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"checkpoint {path} is incomplete or damaged: {error}") from error
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a file. CheckpointError if it is missing, truncated or altered."""
+        entry = self.facts["files"].get(name)
+        try:
+            content = (self.path / name).read_bytes()
+        except OSError as error:
+            raise CheckpointError(f"checkpoint {self.path} lacks {name}: {error.strerror}") from error
+        if entry is None or len(content) != entry["bytes"]:
+            size = "no entry" if entry is None else f"{entry['bytes']} bytes"
+            raise CheckpointError(f"{self.path / name} has {len(content)} bytes, its manifest has {size}")
+        if xxhash.xxh3_128_hexdigest(content) != entry["xxh3_128"]:
+            raise CheckpointError(f"{self.path / name} was altered: its hash differs from the manifest's")
+        return content
+
+    def tensors(self, name: str) -> dict[str, torch.Tensor]:
+        """The tensors of a safetensors file."""
+        return parse(self.read(name), str(self.path / name))
+
+    def has(self, name: str) -> bool:
+        """Whether the manifest lists file `name`."""
+        return name in self.facts["files"]
+
+
+def _hash(path: Path) -> str:
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
