@@ -4,6 +4,8 @@
     ├── ConfigurationError              2   a setting is unknown, out of range or contradicts another
     ├── CodecError
     │   ├── CodecSpecError              2   a codec's name or parameter cannot be accepted
+    │   ├── CodecTypeError              1   an argument of the wrong kind or dtype (a TypeError too)
+    │   ├── CodecValueError             1   an argument of the wrong shape or size (a ValueError too)
     │   ├── PayloadError                1   bytes that are no valid payload
     │   └── NonFiniteGradientError      4   NaN or infinity where a gradient was expected
     ├── WireError                       1   bytes that are no valid frame of this job
@@ -44,6 +46,14 @@ class CodecError(PsnodeError):
 
 class CodecSpecError(CodecError, ConfigurationError):
     """A codec spec names an unknown codec or parameter, or a value outside its bounds."""
+
+
+class CodecTypeError(CodecError, TypeError):
+    """An argument of encode or decode has the wrong type or dtype."""
+
+
+class CodecValueError(CodecError, ValueError):
+    """An argument of encode or decode has a shape or size that cannot be used."""
 
 
 class PayloadError(CodecError):
