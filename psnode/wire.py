@@ -21,7 +21,7 @@ payloads, one a segment, each padded with zeros to a multiple of 4 bytes so that
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 
@@ -67,9 +67,13 @@ class Flag(IntFlag):
     STOP = 2  # ROUND: this version is the last
 
 
+def _nothing() -> None:
+    """What `release` does for memory that nobody wants back."""
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """An opened frame. `body` is a read-only view of the message it came in."""
+    """An opened frame. `body` is a read-only view of the message it came in; call `release` when done with it."""
 
     kind: Kind
     flags: Flag
@@ -78,6 +82,7 @@ class Frame:
     step: int
     version: int
     body: Bytes
+    release: Callable[[], None] = _nothing
 
 
 def seal(
@@ -107,8 +112,8 @@ def pack(
     return seal(buffer, kind, sender=sender, job=job, group=group, step=step, version=version, flags=flags)
 
 
-def unpack(data: Bytes, *, job: int, source: int | None = None) -> Frame:
-    """Open a message. `source` is the rank that the transport names as its sender.
+def unpack(data: Bytes, *, job: int, source: int | None = None, release: Callable[[], None] = _nothing) -> Frame:
+    """Open a message. `source` is the rank that the transport names as its sender; `release` ends up in the frame.
 
     Raises TruncatedFrameError, ForeignFrameError, AlteredFrameError, WireError, in this order of checks:
     length of the header, magic and protocol, length of the body, checksum, job, kind, sender.
@@ -134,7 +139,7 @@ def unpack(data: Bytes, *, job: int, source: int | None = None) -> Frame:
         raise ForeignFrameError(f"frame claims to come from rank {sender}", source)
     body = data[HEADER_BYTES:]
     body.flags.writeable = False
-    return Frame(Kind(kind), Flag(flags), sender, group, step, version, body)
+    return Frame(Kind(kind), Flag(flags), sender, group, step, version, body, release)
 
 
 def group_table_bytes(segments: int) -> int:

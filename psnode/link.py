@@ -1,0 +1,97 @@
+"""Frames over a transport: what worker and master both do with a message before they look at its meaning."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from psnode import wire
+from psnode.errors import DeadlineExceededError, PeerLostError, PsnodeError
+from psnode.messages import Failure
+from psnode.transport.base import Arrival, PeerLost, Pending, Transport
+from psnode.wire import Flag, Frame, Kind
+
+Bytes = npt.NDArray[np.uint8]
+TAG = 0
+
+
+class RemoteFailureError(PsnodeError):
+    """Another rank said that it cannot go on; its exit code becomes ours."""
+
+    def __init__(self, rank: int, failure: Failure) -> None:
+        super().__init__(failure.message if rank == 0 else f"rank {rank}: {failure.message}")
+        self.rank = rank
+        self.exit_code = failure.exit_code
+
+
+class Link:
+    """One rank's end of the job. `job` is the digest that its frames carry, 0 until the configuration is agreed on.
+
+    `sent` and `received` count the bytes of all frames, headers included, over the life of the link.
+    """
+
+    def __init__(self, transport: Transport, job: int = 0) -> None:
+        self.transport = transport
+        self.rank = transport.rank
+        self.job = job
+        self.sent = 0
+        self.received = 0
+        self._counting = threading.Lock()
+
+    def send(
+        self,
+        ranks: int | Sequence[int],
+        kind: Kind,
+        body: bytes = b"",
+        *,
+        step: int = 0,
+        version: int = 0,
+        flags: Flag = Flag.NONE,
+    ) -> list[Pending]:
+        """Send a small frame to one rank or to several."""
+        frame = wire.pack(kind, body, sender=self.rank, job=self.job, step=step, version=version, flags=flags)
+        return self.send_frame(ranks, frame)
+
+    def send_frame(self, ranks: int | Sequence[int], frame: Bytes) -> list[Pending]:
+        """Send a sealed frame, without a copy: it must not change until every Pending is done. Any thread may call it."""
+        ranks = (ranks,) if isinstance(ranks, int) else ranks
+        with self._counting:
+            self.sent += frame.size * len(ranks)
+        return [self.transport.send(rank, TAG, (frame,)) for rank in ranks]
+
+    def next(self, seconds: float) -> object:
+        """The next frame, or event posted to the transport's inbox by this rank's own threads.
+
+        Raises DeadlineExceededError after `seconds`, PeerLostError when a rank is lost, WireError for a bad frame,
+        RemoteFailureError for a FAILED frame, and whatever exception a helper thread has posted.
+        """
+        event = self.transport.inbox.wait(seconds)
+        if isinstance(event, Arrival):
+            self.received += event.data.size
+            frame = wire.unpack(event.data, job=self.job, source=event.source, release=event.release)
+            if frame.kind is Kind.FAILED:
+                raise RemoteFailureError(frame.sender, Failure.from_bytes(frame.body, frame.sender))
+            return frame
+        if isinstance(event, PeerLost):
+            raise PeerLostError(event.rank, event.reason)
+        if isinstance(event, Exception):
+            raise event
+        return event
+
+    def expect(self, kind: Kind, seconds: float) -> Frame:
+        """The next frame, which must be of `kind`; anything else is a PsnodeError."""
+        end = time.monotonic() + seconds
+        try:
+            event = self.next(end - time.monotonic())
+        except DeadlineExceededError:
+            raise DeadlineExceededError(
+                f"rank {self.rank} waited {seconds:g} s for a {kind.name} frame: the other side is gone or stuck"
+            ) from None
+        if not isinstance(event, Frame) or event.kind is not kind:
+            what = event.kind.name if isinstance(event, Frame) else type(event).__name__
+            raise PsnodeError(f"rank {self.rank} expected a {kind.name} frame and got {what}")
+        return event

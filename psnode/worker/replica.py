@@ -1,0 +1,87 @@
+"""A worker's model, its weights and gradients laid out as two flat vectors in the order of the plan."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import xxhash
+from torch import nn
+
+from psnode.errors import ConfigurationError
+from psnode.plan import Group, Plan, Tensor
+
+Floats = npt.NDArray[np.float32]
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that take part in the exchange, in state-dict order. ConfigurationError unless all are float32."""
+    found = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    for name, parameter in found.items():
+        if parameter.dtype is not torch.float32:
+            raise ConfigurationError(f"parameter {name} is {parameter.dtype}: psnode exchanges float32 weights only")
+    return found
+
+
+def describe(model: nn.Module) -> list[Tensor]:
+    """The trainable tensors of `model`, in state-dict order."""
+    return [Tensor(name, tuple(parameter.shape)) for name, parameter in trainable(model).items()]
+
+
+class Replica:
+    """The model as views of `weights`, its gradients as views of a flat vector of equal layout.
+
+    On a GPU both vectors have a twin there, and the model looks at the twins; `gradient` and `publish` copy.
+    `weights` is this worker's copy y of the published weights: float32, `plan.size` long, on the host.
+    """
+
+    def __init__(self, model: nn.Module, plan: Plan, device: torch.device) -> None:
+        self.model = model.to(device)
+        self.device = device
+        self._on_host = device.type == "cpu"
+        host = torch.empty(plan.size, pin_memory=not self._on_host)
+        host_gradient = torch.zeros(plan.size, pin_memory=not self._on_host)
+        self._weights = host if self._on_host else torch.empty(plan.size, device=device)
+        self._gradient = host_gradient if self._on_host else torch.zeros(plan.size, device=device)
+        self._host, self._host_gradient = host, host_gradient
+        self.weights: Floats = host.numpy()
+        self._gradients: Floats = host_gradient.numpy()
+        self.parameters = trainable(model)
+        for name, where in plan.slices().items():
+            parameter = self.parameters[name]
+            self._weights[where] = parameter.detach().reshape(-1)
+            parameter.data = self._weights[where].view(parameter.shape)
+            parameter.grad = self._gradient[where].view(parameter.shape)
+        self._host.copy_(self._weights)
+
+    def zero_gradients(self) -> None:
+        """Before a backward pass: gradients are accumulated in place."""
+        self._gradient.zero_()
+
+    def gradient(self, group: Group) -> Floats:
+        """The group's finished gradient on the host, flat: a view, valid until `zero_gradients`."""
+        if not self._on_host:
+            self._host_gradient[group.start : group.stop].copy_(self._gradient[group.start : group.stop])
+        return self._gradients[group.start : group.stop]
+
+    def publish(self, group: Group) -> None:
+        """Make a change of `weights` in the group's range visible to the model."""
+        if not self._on_host:
+            self._weights[group.start : group.stop].copy_(self._host[group.start : group.stop], non_blocking=True)
+
+    def digest(self) -> int:
+        """xxh3_64 of the weights that the model computes with."""
+        weights = self.weights if self._on_host else self._weights.cpu().numpy()
+        return xxhash.xxh3_64_intdigest(weights)
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """The model's persistent buffers (batch-norm statistics), by state-dict name, on the host."""
+        return {name: value.detach().cpu() for name, value in self.model.state_dict().items() if name not in self._everything}
+
+    def load_buffers(self, buffers: dict[str, torch.Tensor]) -> None:
+        """Inverse of `buffers`."""
+        self.model.load_state_dict(buffers, strict=False)
+
+    @property
+    def _everything(self) -> set[str]:
+        return {name for name, _ in self.model.named_parameters(remove_duplicate=False)}

@@ -1,0 +1,145 @@
+"""Coding and sending a worker's gradients, in a thread of its own beside back-propagation."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from psnode import wire
+from psnode.codecs import Codec, get_codec
+from psnode.codecs.rng import Key
+from psnode.errors import CheckpointError
+from psnode.feedback import Feedback, NoFeedback, State
+from psnode.link import Link
+from psnode.plan import Group, Plan, Segment
+from psnode.transport.base import Pending
+from psnode.wire import Kind
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+_PURPOSE = "gradient"
+
+
+class SegmentCoder:
+    """One segment's codec, feedback rule and memory."""
+
+    def __init__(self, segment: Segment, feedback: Feedback) -> None:
+        codec = get_codec(segment.codec)
+        self.segment = segment
+        self.feedback: Feedback = NoFeedback() if codec.lossless else feedback
+        self.codec: Codec = self.feedback.form(codec)
+        self.state: State = self.feedback.init(segment.size)
+        self.max_nbytes = self.codec.max_nbytes(segment.shape)
+
+
+class GradientSender:
+    """Takes indices of finished groups, codes and sends them in that order.
+
+    `gradient(group)` gives a group's flat gradient. It must stay unchanged until `drain` has returned.
+    """
+
+    def __init__(
+        self, plan: Plan, feedback: Feedback, link: Link, gradient: Callable[[Group], Floats], *, seed: int
+    ) -> None:
+        self._plan = plan
+        self._link = link
+        self._gradient = gradient
+        self._seed = seed
+        self._coders = [[SegmentCoder(segment, feedback) for segment in group.segments] for group in plan.groups]
+        self._frames: list[tuple[Bytes, list[Pending]] | None] = [None] * len(plan.groups)
+        self._step = 0
+        self._version = 0
+        self._seconds = 0.0
+        self._error: Exception | None = None
+        self._queue: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, name=f"encode-{link.rank}", daemon=True)
+        self._thread.start()
+
+    def begin(self, step: int, version: int) -> None:
+        """The groups to come belong to `step` and were computed on weights of `version`."""
+        self._step, self._version, self._seconds = step, version, 0.0
+
+    def push(self, index: int) -> None:
+        """Group `index` is finished. Returns at once; any thread may call it."""
+        self._queue.put(index)
+
+    def drain(self) -> float:
+        """Wait until every pushed group is coded and handed to the transport; the seconds spent on coding.
+
+        Raises what coding raised.
+        """
+        for _ in self._plan.groups:
+            self._idle.acquire()
+            if self._error is not None:
+                raise self._error
+        return self._seconds
+
+    def close(self) -> None:
+        """End the thread."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The memories of all segments, for a checkpoint: views, named by segment and memory."""
+        return {
+            f"feedback/{coder.segment.index}/{name}": torch.from_numpy(array)
+            for coders in self._coders
+            for coder in coders
+            for name, array in coder.state.items()
+        }
+
+    def load_state(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Inverse of `state`. CheckpointError if a memory is missing or of another size."""
+        for name, memory in self.state().items():
+            if name not in tensors or tensors[name].shape != memory.shape:
+                raise CheckpointError(f"the checkpoint's worker state does not fit this run: {name} is missing or of another size")
+            memory.copy_(tensors[name])
+
+    def _run(self) -> None:
+        while (index := self._queue.get()) is not None:
+            start = time.perf_counter()
+            try:
+                if self._error is None:
+                    self._send(self._plan.groups[index])
+            except Exception as error:  # handed to the thread that trains, which owns the decision
+                self._error = error
+            self._seconds += time.perf_counter() - start
+            self._idle.release()
+
+    def _send(self, group: Group) -> None:
+        gradient = self._gradient(group)
+        coders = self._coders[group.index]
+        buffer = self._buffer(group)
+        start = table = wire.HEADER_BYTES + wire.group_table_bytes(len(coders))
+        lengths = []
+        for coder in coders:
+            segment = coder.segment
+            key = Key.derive(self._seed, _PURPOSE, self._link.rank, self._step, group.index, segment.index)
+            part = gradient[segment.start - group.start : segment.stop - group.start].reshape(segment.shape)
+            payload = coder.feedback.push(part, coder.state, coder.codec, key, out=buffer[start:])
+            lengths.append(payload.nbytes)
+            end = start + payload.nbytes
+            start += wire.padded(payload.nbytes)
+            buffer[end:start] = 0
+        wire.write_group_table(buffer[wire.HEADER_BYTES : table], lengths)
+        frame = wire.seal(
+            buffer[:start], Kind.GRADIENT, sender=self._link.rank, job=self._link.job, group=group.index, step=self._step,
+            version=self._version,
+        )  # fmt: skip
+        self._frames[group.index] = (buffer, self._link.send_frame(0, frame))
+
+    def _buffer(self, group: Group) -> Bytes:
+        """Room for the group's frame: last step's, if that has left (fresh pages are slow), else new."""
+        last = self._frames[group.index]
+        if last is not None and all(pending.done for pending in last[1]):
+            return last[0]
+        coders = self._coders[group.index]
+        room = sum(wire.padded(coder.max_nbytes) for coder in coders)
+        return np.empty(wire.HEADER_BYTES + wire.group_table_bytes(len(coders)) + room, np.uint8)
