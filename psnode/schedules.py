@@ -1,0 +1,84 @@
+"""Schedules: pure functions from a step to a value.
+
+Step t is 0 for the first update of a run. The values here are learning rates; `staircase` also serves ratios.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+from psnode.config import Config
+
+Schedule = Callable[[int], float]
+
+
+def constant(value: float) -> Schedule:
+    """`value` at every step."""
+    return lambda step: value
+
+
+def shrink(value: float, factor: float, steps_per_epoch: int) -> Schedule:
+    """`value` times `factor` for every finished epoch: ATOMO's and ps_pytorch's --lr-shrinkage."""
+    return lambda step: value * factor ** (step // steps_per_epoch)
+
+
+def multistep(value: float, factor: float, milestones: Sequence[int]) -> Schedule:
+    """`value` times `factor` for every milestone (a step, rising) that is reached."""
+    return lambda step: value * factor ** bisect.bisect_right(milestones, step)
+
+
+def cosine(value: float, total_steps: int) -> Schedule:
+    """Half a cosine from `value` to 0 over `total_steps` (Loshchilov & Hutter, SGDR, ICLR 2017, eq. 5, one period)."""
+    return lambda step: value * (1 + math.cos(math.pi * min(step, total_steps) / total_steps)) / 2
+
+
+def poly(value: float, power: float, total_steps: int) -> Schedule:
+    """`value` (1 - t/total)^power; 0 from `total_steps` on."""
+    return lambda step: value * (1 - min(step, total_steps) / total_steps) ** power
+
+
+def warmup(schedule: Schedule, steps: int) -> Schedule:
+    """`schedule` times (t+1)/steps during the first `steps` steps (Goyal et al., arXiv:1706.02677, 2.2).
+
+    Epochs keep their meaning: a milestone is not moved by the warm-up in front of it.
+    """
+    return lambda step: schedule(step) * min(1.0, (step + 1) / steps) if steps else schedule(step)
+
+
+def staircase(values: Sequence[float], steps_per_value: int) -> Schedule:
+    """Each of `values` for `steps_per_value` steps, the last one for ever: DGC's sparsity warm-up."""
+    return lambda step: values[min(step // steps_per_value, len(values) - 1)]
+
+
+def _constant(config: Config, steps_per_epoch: int) -> Schedule:
+    return constant(config.lr)
+
+
+def _shrink(config: Config, steps_per_epoch: int) -> Schedule:
+    return shrink(config.lr, config.lr_shrinkage, steps_per_epoch)
+
+
+def _multistep(config: Config, steps_per_epoch: int) -> Schedule:
+    return multistep(config.lr, config.lr_gamma, [epoch * steps_per_epoch for epoch in config.lr_milestones])
+
+
+def _cosine(config: Config, steps_per_epoch: int) -> Schedule:
+    return cosine(config.lr, config.total_steps(steps_per_epoch))
+
+
+def _poly(config: Config, steps_per_epoch: int) -> Schedule:
+    return poly(config.lr, config.lr_power, config.total_steps(steps_per_epoch))
+
+
+SCHEDULES: Mapping[str, Callable[[Config, int], Schedule]] = MappingProxyType(
+    {"constant": _constant, "shrink": _shrink, "multistep": _multistep, "cosine": _cosine, "poly": _poly}
+)
+
+
+def learning_rate(config: Config, steps_per_epoch: int) -> Schedule:
+    """The learning rate that `config` asks for, warm-up included, at each step of epochs `steps_per_epoch` long."""
+    schedule = SCHEDULES[config.lr_schedule](config, steps_per_epoch)
+    return warmup(schedule, round(config.warmup_epochs * steps_per_epoch))
