@@ -1,0 +1,145 @@
+"""Schemes: what a paper combines, under one name. This table is the only place that knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from psnode.codecs.spec import Stage, parse
+from psnode.config import Config
+from psnode.errors import ConfigurationError
+from psnode.settings import nearest
+
+DOWNLINKS = ("dense", "bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """A combination as a paper defines it; specs are strings, so that the table needs nothing to be imported.
+
+    codec, feedback, aggregator, downlink   specs
+    momentum       of the master's optimizer, unless --momentum says otherwise: 0 where the sender has its own
+    ratio_warmup   the sparsifier's ratio in each of the first epochs; empty: none
+    rule           what the paper says about the learning rate, for the reader
+    """
+
+    name: str
+    codec: str
+    summary: str
+    paper: str
+    feedback: str = "none"
+    aggregator: str = "mean"
+    downlink: str = "dense"
+    momentum: float = 0.9
+    ratio_warmup: tuple[float, ...] = ()
+    rule: str = "that of dense SGD"
+    aliases: tuple[str, ...] = ()
+
+
+_TABLE = (
+    Scheme(
+        "dense", "identity", "float32 as it is: the baseline", "",
+        aliases=("fp32", "sgd", "identity"),
+    ),
+    Scheme("fp16", "fp16", "half precision, saturating", "IEEE 754-2019 binary16"),
+    Scheme("bf16", "bf16", "the upper half of a float32, rounded", "Kalamkar et al., arXiv:1905.12322"),
+    Scheme(
+        "qsgd", "qsgd:levels=15,bucket=512", "stochastic rounding to levels of a bucket's norm, unbiased",
+        "Alistarh et al., QSGD, NeurIPS 2017",
+    ),
+    Scheme(
+        "atomo", "svd:rank=3", "a few singular triples, sampled with the least variance, unbiased",
+        "Wang et al., ATOMO, NeurIPS 2018",
+    ),
+)  # fmt: skip
+
+SCHEMES: Mapping[str, Scheme] = MappingProxyType({scheme.name: scheme for scheme in _TABLE})
+_NAMES = MappingProxyType({name: scheme for scheme in _TABLE for name in (scheme.name, *scheme.aliases)})
+
+# setting -> the codec's parameter, and that parameter's value for the setting's
+_OVERRIDES: Mapping[str, tuple[str, Callable[[int], int]]] = MappingProxyType(
+    {
+        "svd_rank": ("rank", lambda rank: rank),
+        "quantization_level": ("levels", lambda bits: 2**bits - 1),
+        "bucket_size": ("bucket", lambda size: size),
+    }
+)
+
+
+def resolve(config: Config) -> Scheme:
+    """The scheme that `config` names with its parameters and overrides applied; ConfigurationError if there is none.
+
+    `codec` of the result is the full spec, every parameter written out.
+    """
+    from psnode.codecs import get_codec
+    from psnode.feedback import get_feedback
+
+    name, _, parameters = config.scheme.partition(":")
+    scheme = _NAMES.get(name.strip().casefold())
+    if scheme is None:
+        raise ConfigurationError(f"--scheme must be one of {', '.join(SCHEMES)}, not {name!r}{nearest(name, _NAMES)}")
+    if parameters and config.codec:
+        raise ConfigurationError(f"--scheme sets {parameters!r} for a codec that --codec replaces: leave one of the two out")
+    if config.codec:
+        spec = _overridden(config, config.codec, parse(config.codec)[1])
+    else:
+        asked = _settings(parameters)
+        spec = _overridden(config, _join(scheme.codec, {0: asked}), (Stage("", asked),))
+    feedback = config.feedback or scheme.feedback
+    get_feedback(feedback)
+    return replace(
+        scheme,
+        codec=repr(get_codec(spec)),
+        feedback=feedback,
+        aggregator=config.aggregator or scheme.aggregator,
+        downlink=_downlink(config.downlink or scheme.downlink),
+        momentum=scheme.momentum if config.momentum is None else config.momentum,
+    )
+
+
+def _settings(text: str) -> dict[str, str]:
+    """The settings of `k=v,...`."""
+    return parse(f"scheme:{text}")[1][0].settings if text else {}
+
+
+def _join(spec: str, changes: Mapping[int, Mapping[str, str]]) -> str:
+    """`spec` with the parameters of stage i set to those of `changes[i]`."""
+    wrapped, stages = parse(spec)
+    parts = []
+    for index, stage in enumerate(stages):
+        settings = {**stage.settings, **changes.get(index, {})}
+        parts.append(f"{stage.id}:{','.join(f'{key}={value}' for key, value in settings.items())}".removesuffix(":"))
+    return f"contractive({'+'.join(parts)})" if wrapped else "+".join(parts)
+
+
+def _overridden(config: Config, spec: str, asked: Sequence[Stage]) -> str:
+    """`spec` with --svd-rank, --quantization-level and --bucket-size set in the first stage that has the parameter.
+
+    They may not contradict `asked`: the stages as the user wrote them.
+    """
+    from psnode.codecs import get_codec
+
+    for name, (parameter, convert) in _OVERRIDES.items():
+        given = getattr(config, name)
+        if given is None:
+            continue
+        flag, value = f"--{name.replace('_', '-')} {given}", str(convert(given))
+        stages = parse(repr(get_codec(spec)))[1]
+        found = [index for index, stage in enumerate(stages) if parameter in stage.settings]
+        if not found:
+            raise ConfigurationError(f"{flag} has no meaning for codec {spec}, which has no {parameter}: leave it out")
+        index = found[0]
+        if index < len(asked) and parameter in asked[index].settings and stages[index].settings[parameter] != value:
+            written = f"{parameter}={asked[index].settings[parameter]}"
+            raise ConfigurationError(
+                f"{flag} means {parameter}={value} but the codec is given {written}: leave one of the two out"
+            )
+        spec = _join(spec, {index: {parameter: value}})
+    return spec
+
+
+def _downlink(spec: str) -> str:
+    if spec not in DOWNLINKS:
+        raise ConfigurationError(f"--downlink {spec} is not yet supported: use {' or '.join(DOWNLINKS)}")
+    return spec
