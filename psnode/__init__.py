@@ -1,0 +1,36 @@
+"""psnode: distributed training of PyTorch models over slow links, with coded gradients.
+
+>>> import psnode
+>>> psnode.run(MyTask(), psnode.Config(max_steps=100, local=2))
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from psnode.config import Config
+    from psnode.task import Task
+
+__version__ = "0.1.0"
+__all__ = ["Config", "Task", "__version__", "run"]
+
+_HOMES = {"Config": "psnode.config", "Task": "psnode.task"}
+
+
+def run(task: Task, config: Config) -> int:
+    """Train `task` as `config` says, on every rank of an MPI job or in this process with `local`.
+
+    Returns the exit code that the process should end with; raises PsnodeError.
+    """
+    from psnode.job import run as run_job
+
+    return run_job(config, task)
+
+
+def __getattr__(name: str) -> Any:
+    """Import `name` when it is first used: `import psnode` itself imports nothing."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'psnode' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
