@@ -1,0 +1,259 @@
+"""Codec: a pure pair encode / decode over one float32 array, and what every codec has in common.
+
+A codec is a frozen dataclass whose fields are its configuration; it has no other state. Its subclass writes
+the hooks at the end of the class: they see C-contiguous arrays that were checked, and never an empty one.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from psnode.codecs import spec
+from psnode.codecs.payload import Bytes, Payload, Shape, check_shape, header_nbytes, write_header
+from psnode.errors import CodecError, CodecTypeError, CodecValueError, PayloadError
+
+Floats = npt.NDArray[np.float32]
+Words = npt.NDArray[np.uint64]
+Indices = npt.NDArray[np.int64]
+
+T = TypeVar("T", bound=np.generic)
+
+__all__ = ["Bytes", "Codec", "Floats", "Indices", "Payload", "RandomSource", "Shape", "Words", "readonly"]
+
+
+class RandomSource(Protocol):
+    """What encode draws its key from: a numpy Generator, or psnode.codecs.rng.Key."""
+
+    def integers(self, low: int, *, size: int, dtype: type[np.uint64]) -> Any:
+        """`size` words uniform in 0..low-1."""
+        ...
+
+
+class Codec(ABC):
+    """encode(x) -> Payload; decode(payload) -> x or an approximation of it.
+
+    Bytes, decoded values and errors are functions of x, the configuration and the two words drawn from rng,
+    equal on every machine (svd: encode only per machine and library version).
+    """
+
+    id: ClassVar[str]
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether E decode(encode(x)) = x for every x."""
+        return False
+
+    @property
+    def lossless(self) -> bool:
+        """Whether decode(encode(x)) = x, bit for bit."""
+        return False
+
+    @property
+    def linear(self) -> bool:
+        """Whether payloads can be summed undecoded, by `merge`."""
+        return False
+
+    @property
+    def shaped(self) -> bool:
+        """Whether the result depends on the shape of x and not on its values in order alone."""
+        return False
+
+    @property
+    def sparse(self) -> bool:
+        """Whether decode_add touches only the coordinates in `support`."""
+        return False
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The ids that this codec's payloads carry."""
+        return (self.id,)
+
+    def __repr__(self) -> str:
+        """The spec string that get_codec turns into an equal codec."""
+        return spec.show(self.id, self)
+
+    def encode(self, x: Floats, rng: RandomSource, *, error: Floats | None = None, out: Bytes | None = None) -> Payload:
+        """Code `x` (float32, any shape of at most 8 dimensions and 2**28 values), drawing two words from `rng`.
+
+        `error` (float32, the shape of x; may be x itself) receives x - decode(payload). `out` (uint8, starting at a
+        multiple of 4 bytes, max_nbytes(x.shape) long or longer) is where the payload is written; it is then a view.
+        Raises NonFiniteGradientError (`error` is undefined then), CodecTypeError, CodecValueError.
+        """
+        source = _checked(x, "x")
+        check_shape(x.shape)
+        key = np.asarray(rng.integers(2**64, size=2, dtype=np.uint64))
+        limit = self.max_nbytes(x.shape)
+        buffer = np.empty(limit, np.uint8) if out is None else _checked_buffer(out, limit)
+        start = used = write_header(buffer, self.stages, x.shape)
+        if error is not None:
+            _check_error(error, x.shape)
+            used += self._with_error(source, key, buffer[start:limit], error)
+        elif source.size:
+            used += self._encode(readonly(source), key, buffer[start:limit])
+        if out is None and used < 0.75 * limit:
+            buffer = buffer[:used].copy()
+        return Payload(buffer[:used])
+
+    def decode(self, payload: Payload, out: Floats | None = None) -> Floats:
+        """The decoded array, float32 of payload.shape: a new one, or `out` (that shape or flat, contiguous) overwritten.
+
+        Any instance of the class decodes what another one encoded. Raises PayloadError.
+        """
+        body = self._body(payload)
+        if out is None:
+            out = np.empty(payload.shape, np.float32)
+        target = _checked_target(out, payload.shape)
+        if target.size:
+            self._decode(body, target)
+        return out
+
+    def decode_add(self, payload: Payload, out: Floats, weight: float = 1.0) -> None:
+        """out += weight * decode(payload), both operations rounded to float32.
+
+        `out`: float32, contiguous, payload.shape or flat. Raises PayloadError and has then not touched `out`.
+        """
+        body = self._body(payload)
+        target = _checked_target(out, payload.shape)
+        if target.size:
+            self._decode_add(body, target, np.float32(weight))
+
+    def support(self, payload: Payload) -> Indices:
+        """The flat indices that the payload carries, ascending: all of them unless the codec is sparse."""
+        body = self._body(payload)
+        return self._support(body, payload.shape) if payload.size else np.empty(0, np.int64)
+
+    def contractive(self) -> Codec:
+        """The form to use inside a feedback loop: E||x - decode|| shrinks x whatever the codec's variance."""
+        if self.lossless or not self.unbiased:
+            return self
+        from psnode.codecs.contractive import Contractive
+
+        return Contractive(self)
+
+    def fit(self, x: Floats, rng: RandomSource) -> Self:
+        """This codec with a codebook or prior fitted to `x`; itself if it has none."""
+        return self
+
+    def merge(self, payloads: Sequence[Payload]) -> Payload:
+        """The payload that decodes to the sum of what `payloads` decode to; linear codecs only."""
+        raise CodecError(f"{self!r} is not linear: its payloads cannot be merged, decode and add them")
+
+    def max_nbytes(self, shape: Shape) -> int:
+        """The most bytes a payload of an array of `shape` has, header included."""
+        body = self._max_body(tuple(shape)) if math.prod(shape) else 0
+        return header_nbytes(len(shape)) + body
+
+    # What a subclass writes. x: its own shape, read-only. body: writable in _encode, read-only elsewhere; it starts
+    # at a multiple of 4 bytes. key: two words. The body holds all that decoding needs beside the shape.
+
+    @abstractmethod
+    def _max_body(self, shape: Shape) -> int:
+        """The most bytes that _encode writes for an array of `shape`, which is not empty."""
+
+    @abstractmethod
+    def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
+        """Write the body, return its length. Raises NonFiniteGradientError."""
+
+    @abstractmethod
+    def _decode(self, body: Bytes, out: Floats) -> None:
+        """Overwrite `out`, whose shape is the array's. Raises PayloadError unless every byte of `body` is as it should be."""
+
+    def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
+        """Add weight * decoded to `out`; must raise PayloadError before the first write."""
+        decoded = np.empty_like(out)
+        self._decode(body, decoded)
+        decoded *= weight
+        out += decoded
+
+    def _encode_error(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
+        """_encode, and error = x - decoded. `error` is contiguous and is either the memory of x or apart from it."""
+        used = self._encode(x, key, body)
+        if error.ctypes.data != x.ctypes.data:
+            np.copyto(error, x)
+        self._decode_add(readonly(body[:used]), error, np.float32(-1))
+        return used
+
+    def _encode_dots(self, x: Floats, key: Words, body: Bytes) -> tuple[int, float, float]:
+        """_encode, and the inner products <x, y> and <y, y> with the decoded y, in float64 and in a fixed order."""
+        from psnode.codecs.dots import inner_products
+
+        used = self._encode(x, key, body)
+        decoded = np.empty_like(x)
+        self._decode(readonly(body[:used]), decoded)
+        return used, *inner_products(x, decoded)
+
+    def _support(self, body: Bytes, shape: Shape) -> Indices:
+        """The flat indices sent, ascending."""
+        return np.arange(math.prod(shape), dtype=np.int64)
+
+    def _with_error(self, source: Floats, key: Words, body: Bytes, error: Floats) -> int:
+        if not source.size:
+            return 0
+        if error.flags.c_contiguous:
+            if error.ctypes.data != source.ctypes.data and np.may_share_memory(error, source):
+                source = source.copy()
+            return self._encode_error(readonly(source), key, body, error)
+        target = np.empty_like(source)
+        used = self._encode_error(readonly(source), key, body, target)
+        np.copyto(error, target)
+        return used
+
+    def _body(self, payload: Payload) -> Bytes:
+        """The body of a payload that this codec can decode."""
+        if not isinstance(payload, Payload):
+            raise CodecTypeError(f"decode takes a Payload, not {type(payload).__name__}: use Payload.from_bytes")
+        if payload.stages != self.stages:
+            raise PayloadError(f"a payload of {'+'.join(payload.stages)} was handed to {'+'.join(self.stages)}")
+        body = payload.body
+        if not payload.size and body.size:
+            raise PayloadError(f"a payload of an empty array has {body.size} bytes after its header")
+        return body
+
+
+def readonly(array: npt.NDArray[T]) -> npt.NDArray[T]:
+    """A view of `array` that cannot be written through: kernels are compiled for such inputs alone."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _checked(x: Floats, name: str) -> Floats:
+    """`x` in C order, copied only if it is not."""
+    if not isinstance(x, np.ndarray) or x.dtype != np.float32:
+        found = f"an array of {x.dtype}" if isinstance(x, np.ndarray) else type(x).__name__
+        raise CodecTypeError(f"{name} must be a float32 numpy array, not {found}")
+    return np.asarray(x, order="C")
+
+
+def _check_error(error: Floats, shape: Shape) -> None:
+    _checked(error[:0] if isinstance(error, np.ndarray) and error.ndim else error, "error")
+    if error.shape != shape:
+        raise CodecValueError(f"error has shape {error.shape}, x has {shape}: they must be equal")
+    if not error.flags.writeable:
+        raise CodecValueError("error is read-only")
+
+
+def _checked_buffer(out: Bytes, limit: int) -> Bytes:
+    if not isinstance(out, np.ndarray) or out.dtype != np.uint8:
+        raise CodecTypeError("out of encode must be a uint8 numpy array")
+    if out.ndim != 1 or not out.flags.c_contiguous or not out.flags.writeable or out.ctypes.data % 4:
+        raise CodecValueError("out of encode must be 1-D, contiguous, writable and start at a multiple of 4 bytes")
+    if out.size < limit:
+        raise CodecValueError(f"out of encode has {out.size} bytes, needs max_nbytes(shape) = {limit}")
+    return out
+
+
+def _checked_target(out: Floats, shape: Shape) -> Floats:
+    if not isinstance(out, np.ndarray) or out.dtype != np.float32:
+        raise CodecTypeError("out must be a float32 numpy array")
+    if out.shape not in (shape, (math.prod(shape),)):
+        raise CodecValueError(f"out has shape {out.shape}, the payload has {shape}: give that shape or the flat one")
+    if not out.flags.c_contiguous or not out.flags.writeable:
+        raise CodecValueError("out must be contiguous and writable")
+    return out.reshape(shape)

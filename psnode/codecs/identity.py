@@ -1,0 +1,57 @@
+"""Identity: the float32 values themselves, 32 bits a coordinate. Lossless, and linear."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from psnode.codecs.base import Bytes, Codec, Floats, Shape, Words
+from psnode.codecs.finite import copy_finite, raise_nonfinite
+from psnode.codecs.payload import Payload, header_nbytes, write_header
+from psnode.errors import CodecValueError, PayloadError
+
+
+@dataclass(frozen=True, repr=False)
+class Identity(Codec):
+    """decode(encode(x)) = x, bit for bit."""
+
+    id = "identity"
+    unbiased = True
+    lossless = True
+    linear = True
+
+    def merge(self, payloads: Sequence[Payload]) -> Payload:
+        """The payload of the sum of `payloads`, added in their order in float32."""
+        if not payloads:
+            raise CodecValueError("merge needs at least one payload")
+        shape = payloads[0].shape
+        buffer = np.empty(self.max_nbytes(shape), np.uint8)
+        write_header(buffer, self.stages, shape)
+        total = buffer[header_nbytes(len(shape)) :].view(np.float32)
+        self.decode(payloads[0], total)
+        for payload in payloads[1:]:
+            self.decode_add(payload, total)
+        return Payload(buffer)
+
+    def _max_body(self, shape: Shape) -> int:
+        return 4 * math.prod(shape)
+
+    def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
+        if not copy_finite(x.reshape(-1), body[: 4 * x.size].view(np.float32)):
+            raise_nonfinite(x)
+        return 4 * x.size
+
+    def _decode(self, body: Bytes, out: Floats) -> None:
+        out[...] = self._values(body, out.shape)
+
+    def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
+        values = self._values(body, out.shape)
+        out += values if weight == 1 else weight * values
+
+    def _values(self, body: Bytes, shape: Shape) -> Floats:
+        if body.size != 4 * math.prod(shape):
+            raise PayloadError(f"identity: a body of {body.size} bytes cannot hold float32 values of shape {shape}")
+        return body.view(np.float32).reshape(shape)

@@ -1,0 +1,20 @@
+"""The one way to compile a kernel: cached on disk, without the GIL, without reassociation of floating point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from numba import njit
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def kernel(function: F) -> F:
+    """`function`, compiled at its first call. No fastmath: results are equal on every machine."""
+    return cast(F, njit(cache=True, nogil=True, error_model="numpy")(function))
+
+
+def inlined(function: F) -> F:
+    """A small `function` for use inside kernels, always inlined by the compiler."""
+    return cast(F, njit(cache=True, nogil=True, error_model="numpy", forceinline=True)(function))

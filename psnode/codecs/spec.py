@@ -1,0 +1,110 @@
+"""Spec strings: `qsgd:levels=15,bucket=512`, chains of them joined by `+`, and `contractive(...)` around one.
+
+    spec   = chain | "contractive(" chain ")"
+    chain  = stage { "+" stage }
+    stage  = id [ ":" name "=" value { "," name "=" value } ]
+
+This module knows text alone. A value is int, float, true or false, or a word; nothing after `=` is None.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Collection
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from psnode.errors import CodecSpecError
+
+_WRAPPER = "contractive("
+
+
+class Stage(NamedTuple):
+    """One stage as it was written: its id and its settings as text."""
+
+    id: str
+    settings: dict[str, str]
+
+
+def parse(text: str) -> tuple[bool, tuple[Stage, ...]]:
+    """Whether `text` asks for the contractive form, and the stages of its chain. Raises CodecSpecError."""
+    if not isinstance(text, str):
+        raise CodecSpecError(f"a codec spec is a string such as 'qsgd:levels=15', not {text!r}")
+    chain = text.strip()
+    wrapped = chain.startswith(_WRAPPER)
+    if wrapped:
+        if not chain.endswith(")"):
+            raise CodecSpecError(f"codec spec {text!r} lacks its closing parenthesis")
+        chain = chain[len(_WRAPPER) : -1]
+    return wrapped, tuple(_parse_stage(part.strip(), text) for part in chain.split("+"))
+
+
+def _parse_stage(part: str, text: str) -> Stage:
+    name, colon, rest = part.partition(":")
+    if not name:
+        raise CodecSpecError(f"codec spec {text!r} has an empty stage: write it as 'qsgd:levels=15+zstd'")
+    settings: dict[str, str] = {}
+    for item in rest.split(",") if colon else ():
+        key, equals, value = (piece.strip() for piece in item.partition("="))
+        if not key or not equals:
+            raise CodecSpecError(f"codec spec {text!r} has {item!r} where name=value is expected")
+        if key in settings:
+            raise CodecSpecError(f"codec spec {text!r} sets {key!r} twice")
+        settings[key] = value
+    return Stage(name.strip(), settings)
+
+
+def unknown(kind: str, name: str, valid: Collection[str]) -> CodecSpecError:
+    """The error for a `name` that is none of `valid`: names them all, and the nearest."""
+    near = get_close_matches(name, valid, n=1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return CodecSpecError(f"unknown {kind} {name!r}{hint}: valid are {', '.join(sorted(valid)) or 'none'}")
+
+
+def construct(cls: type[Any], stage: Stage) -> Any:
+    """An instance of dataclass `cls` with the settings of `stage`. Raises CodecSpecError."""
+    kinds = typing.get_type_hints(cls)
+    names = [field.name for field in dataclasses.fields(cls)]
+    values = {}
+    for key, text in stage.settings.items():
+        if key not in names:
+            raise unknown(f"parameter of codec {stage.id}:", key, names)
+        values[key] = _value(stage.id, key, text, kinds[key])
+    return cls(**values)
+
+
+def _value(owner: str, key: str, text: str, kind: Any) -> Any:
+    """`text` as a value of the annotated type `kind`: int, float, bool, str, a Literal, or any of them | None."""
+    options = set(typing.get_args(kind)) if isinstance(kind, types.UnionType) else {kind}
+    if type(None) in options and text == "":
+        return None
+    for option in (int, float):
+        if option in options:
+            try:
+                return option(text)
+            except ValueError:
+                continue
+    if bool in options and text in ("true", "false"):
+        return text == "true"
+    if options & {int, float, bool}:
+        wanted = " or ".join(sorted("true/false" if o is bool else o.__name__ for o in options & {int, float, bool}))
+        raise CodecSpecError(f"{owner}: {key}={text!r} is not {wanted}")
+    return text
+
+
+def show(name: str, codec: Any) -> str:
+    """The spec of one stage: its id and every field of the dataclass `codec`."""
+    settings = ",".join(f"{field.name}={_show(getattr(codec, field.name))}" for field in dataclasses.fields(codec))
+    return f"{name}:{settings}" if settings else name
+
+
+def _show(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return repr(float(value)).removesuffix(".0")
+    return str(value)

@@ -1,0 +1,69 @@
+"""Every stage there is: its id, its stable number on the wire, and the class behind it.
+
+Numbers are never reused. A number without a class is reserved: specs and payloads that name it are refused.
+Classes are imported when they are first asked for, so that listing codecs costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, NamedTuple
+
+
+class Entry(NamedTuple):
+    """`number` on the wire (1..255); `target` is "module:Class" below psnode.codecs, empty while reserved."""
+
+    number: int
+    target: str = ""
+
+
+CODECS = {
+    "identity": Entry(1, "identity:Identity"),
+    "fp16": Entry(2, "fp16:Fp16"),
+    "bf16": Entry(3, "bf16:Bf16"),
+    "svd": Entry(4, "svd:Svd"),
+    "qsgd": Entry(5, "qsgd:Qsgd"),
+    "nuqsgd": Entry(6),
+    "natural": Entry(7),
+    "dithered": Entry(8),
+    "terngrad": Entry(9),
+    "minmax": Entry(10),
+    "onebit": Entry(11),
+    "sign": Entry(12),
+    "scaledsign": Entry(13),
+    "tbq": Entry(14),
+    "entrywise": Entry(15),
+    "topk": Entry(16),
+    "randk": Entry(17),
+    "threshold": Entry(18),
+    "graddrop": Entry(19),
+    "blosc": Entry(20),
+    "polar": Entry(21),
+    "lss": Entry(22),
+    "sketchml": Entry(23),
+    "countsketch": Entry(24),
+    "countmean": Entry(25),
+    "powersgd": Entry(26),
+}
+LOSSLESS = {
+    "zstd": Entry(64, "zstd:Zstd"),
+    "ans": Entry(65),
+    "rice": Entry(66),
+}
+WRAPPERS = {
+    "contractive": Entry(96, "contractive:Contractive"),
+}
+
+_STAGES = CODECS | LOSSLESS | WRAPPERS
+NAMES = {entry.number: name for name, entry in _STAGES.items() if entry.target}
+
+
+def number_of(name: str) -> int:
+    """The wire number of stage `name`."""
+    return _STAGES[name].number
+
+
+def load(name: str) -> Any:
+    """The class of stage `name`, imported now."""
+    module, _, attribute = _STAGES[name].target.partition(":")
+    return getattr(import_module(f"psnode.codecs.{module}"), attribute)
