@@ -13,7 +13,7 @@ BLOCK = 1024
 
 @kernel
 def _inner_products(x: Floats, y: Floats) -> tuple[float, float]:
-    """<x, y> and <y, y> of 1-D arrays: in every block of 1024, lane l of 16 sums coordinates l mod 16; then the lanes in order."""
+    """<x, y> and <y, y> of 1-D arrays: in every block of 1024, lane l of 16 sums coordinates l mod 16; then the lanes."""
     xy_total = 0.0
     yy_total = 0.0
     xy = np.empty(LANES, np.float64)
