@@ -1,0 +1,171 @@
+"""Spectral ATOMO: a matrix as a few rank-one terms, sampled without bias.
+
+A tensor is read as an m x n matrix A = sum lambda_i u_i v_i^T. Term i is sent with probability p_i = min(1, c lambda_i),
+scaled by 1 / p_i; sum p_i = rank, the expected number of terms. The decoded matrix has expectation A and squared error
+sum lambda_i^2 (1 - p_i) / p_i, the least that any such p has. A message costs about 32 rank (m + n) bits instead of
+32 m n; it always holds floor(rank) or ceil(rank) terms, or all of them where A has no more.
+
+    side information   uint16 split: how many dimensions make the rows; 0: the values are the array itself
+                       uint16 terms k
+    values             k times the m entries of a left factor, then the n entries of its right one
+
+The factors share the singular value and 1 / p so that their entries have equal RMS: neither leaves float32's range, and a
+quantiser behind svd (`svd+qsgd`) sees one scale. Their product is unbiased if their quantisation is, as it is independent.
+
+Arrays that terms would not make smaller (vectors, scalars, small or narrow matrices) travel as they are.
+
+Source: Wang, Sievert, Charles, Liu, Wright, Papailiopoulos, "ATOMO: Communication-efficient Learning via Atomic
+Sparsification", NeurIPS 2018.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from psnode.codecs.atoms import MAX_BUDGET, TICK_BITS, TICKS, optimal_probabilities, sampling_error, systematic_sample, ticks
+from psnode.codecs.base import Bytes, Floats, Shape, Words, readonly
+from psnode.codecs.finite import raise_nonfinite
+from psnode.codecs.rank_one import add_terms, write_terms
+from psnode.codecs.rng import BLOCK, fill
+from psnode.codecs.spectrum import Float64s, Int64s, Spectrum, matricise, spectrum
+from psnode.codecs.stages import Reducer
+from psnode.codecs.table import number_of
+from psnode.errors import CodecSpecError, PayloadError
+
+_SIDE = 4
+
+
+@dataclass(frozen=True, repr=False)
+class Svd(Reducer):
+    """svd:rank=3,method=exact,sample=true.
+
+    `rank`: expected number of terms, real, at least 1 (below that messages would be empty, and the contractive form would
+    send nothing). `sample=false` sends the floor(rank) largest terms unscaled instead: biased, and a contraction by
+    1 - floor(rank) / min(m, n) or better, which is the form for feedback loops.
+    """
+
+    rank: float = 3.0
+    method: Literal["exact"] = "exact"
+    sample: bool = True
+
+    id = "svd"
+    shaped = True
+
+    def __post_init__(self) -> None:
+        """CodecSpecError for a value out of bounds."""
+        if not 1 <= self.rank <= MAX_BUDGET:
+            raise CodecSpecError(f"svd: rank={self.rank:g} must be in [1, {MAX_BUDGET}]: it is the number of terms sent")
+        if self.method != "exact":
+            raise CodecSpecError(f"svd: method={self.method!r} is not known: valid is exact")
+
+    @property
+    def unbiased(self) -> bool:
+        """True if terms are sampled."""
+        return self.sample
+
+    def contractive(self) -> Svd:
+        """The largest terms, unsampled."""
+        return dataclasses.replace(self, sample=False) if self.sample else self
+
+    def omega(self, x: Floats) -> float:
+        """E||decode(encode(x)) - x||^2 / ||x||^2 for this very x, but for float32 rounding; 0 for a zero array."""
+        split, m, n = self._cut(x.shape)
+        values = spectrum(np.ascontiguousarray(x).reshape(m, n)).values if split else np.zeros(0)
+        if not values.size:
+            return 0.0
+        if self.sample:
+            return sampling_error(values, optimal_probabilities(values, self.rank)) / float(np.sum(values**2))
+        return float(np.sum(values[int(self.rank) :] ** 2) / np.sum(values**2))
+
+    def _cut(self, shape: Shape) -> tuple[int, int, int]:
+        """(split, m, n) of the matrix to factorise; split 0 if terms would take as many values as the array has."""
+        split, m, n = matricise(shape)
+        return (split, m, n) if math.ceil(self.rank) * (m + n) < m * n else (0, 1, math.prod(shape))
+
+    def _max_parts(self, shape: Shape) -> tuple[int, int]:
+        split, m, n = self._cut(shape)
+        return _SIDE, math.ceil(self.rank) * (m + n) if split else m * n
+
+    def _reduce(self, x: Floats, key: Words, side: Bytes) -> tuple[int, Floats]:
+        split, m, n = self._cut(x.shape)
+        fields = side.view(np.uint16)
+        if not split:
+            if not np.isfinite(x).all():
+                raise_nonfinite(x)
+            fields[:] = 0, 0
+            return _SIDE, x.reshape(-1)
+        atoms = spectrum(x.reshape(m, n))
+        chosen, probabilities = self._choose(atoms, key)
+        fields[:] = split, chosen.size
+        return _SIDE, _fold(*atoms.terms(chosen), probabilities)
+
+    def _choose(self, atoms: Spectrum, key: Words) -> tuple[Int64s, Float64s]:
+        """The indices of the terms to send, and the probabilities to divide them by."""
+        if not self.sample:
+            chosen = np.arange(min(int(self.rank), atoms.values.size))
+            return chosen, np.ones(chosen.size)
+        shares = ticks(optimal_probabilities(atoms.values, self.rank), self.rank)
+        chosen = systematic_sample(shares, _start(key))
+        return chosen, shares[chosen] / TICKS
+
+    def _count(self, side: Bytes, shape: Shape) -> int:
+        if side.size != _SIDE:
+            raise PayloadError(f"svd: {side.size} bytes of side information instead of {_SIDE}")
+        split, terms, m, n = _sizes(side, shape)
+        if not split:
+            if terms:
+                raise PayloadError(f"svd: {terms} terms of a matrix that is not split")
+            return m * n
+        if split >= len(shape) or terms > min(m, n):
+            raise PayloadError(f"svd: {terms} terms, split after dimension {split}, cannot belong to shape {shape}")
+        return terms * (m + n)
+
+    def _expand(self, side: Bytes, values: Floats, out: Floats) -> None:
+        split, terms, m, n = _sizes(side, out.shape)
+        if split:
+            write_terms(*_unfold(values, terms, m, n), out.reshape(m, n))
+        else:
+            out[...] = values.reshape(out.shape)
+
+    def _expand_add(self, side: Bytes, values: Floats, out: Floats, weight: np.float32) -> None:
+        split, terms, m, n = _sizes(side, out.shape)
+        if split:
+            add_terms(*_unfold(values, terms, m, n), out.reshape(m, n), weight)
+        else:
+            out += weight * values.reshape(out.shape)
+
+
+def _sizes(side: Bytes, shape: Shape) -> tuple[int, int, int, int]:
+    """split, terms, m, n."""
+    split, terms = side.view(np.uint16).tolist()
+    return split, terms, math.prod(shape[:split]), math.prod(shape[split:])
+
+
+def _start(key: Words) -> int:
+    """Uniform in [0, 2^48): the first two words of the stage's stream."""
+    words = np.empty(4 * BLOCK, np.uint32)
+    fill(words, key, number_of("svd"), 0)
+    return (int(words[0]) << 32 | int(words[BLOCK])) >> (64 - TICK_BITS)
+
+
+def _fold(left: Float64s, right: Float64s, probabilities: Float64s) -> Floats:
+    """Factors (k, m) and (k, n) over their probabilities as one float32 vector, entries of equal RMS."""
+    (k, m), n = left.shape, right.shape[1]
+    tiny = np.finfo(np.float64).tiny
+    lengths_left, lengths_right = (np.maximum(np.linalg.norm(side, axis=1), tiny) for side in (left, right))
+    scale = np.sqrt(lengths_right / lengths_left / probabilities) * (m / n) ** 0.25
+    values = np.empty((k, m + n), np.float32)
+    values[:, :m] = left * scale[:, None]
+    values[:, m:] = right / (scale * probabilities)[:, None]
+    return values.reshape(-1)
+
+
+def _unfold(values: Floats, terms: int, m: int, n: int) -> tuple[Floats, Floats]:
+    """The factors, (terms, m) and (terms, n)."""
+    table = values.reshape(terms, m + n)
+    return readonly(np.ascontiguousarray(table[:, :m])), readonly(np.ascontiguousarray(table[:, m:]))
