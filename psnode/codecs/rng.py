@@ -19,6 +19,7 @@ from psnode.codecs.jit import inlined, kernel
 from psnode.errors import CodecValueError
 
 Words32 = npt.NDArray[np.uint32]
+Word = np.uint64
 
 BLOCK = 64  # calls that `fill` makes at a time
 _LOW = 0xFFFFFFFF
@@ -27,7 +28,7 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
 @inlined
-def _philox(c0: int, c1: int, c2: int, c3: int, k0: int, k1: int) -> tuple[int, int, int, int]:
+def _philox(c0: Word, c1: Word, c2: Word, c3: Word, k0: Word, k1: Word) -> tuple[Word, Word, Word, Word]:
     """Four words, each in a uint64: that is what lets a loop over calls be vectorised."""
     low = np.uint64(_LOW)
     half = np.uint64(32)
@@ -44,7 +45,7 @@ def _philox(c0: int, c1: int, c2: int, c3: int, k0: int, k1: int) -> tuple[int, 
 
 
 @inlined
-def call(key: Words, stream: int, counter: int) -> tuple[int, int, int, int]:
+def call(key: Words, stream: int, counter: int) -> tuple[Word, Word, Word, Word]:
     """The four words, as uint64, of call `counter` of `stream`."""
     low = np.uint64(_LOW)
     half = np.uint64(32)
@@ -98,16 +99,18 @@ class Key:
     words: tuple[int, int]
 
     @classmethod
-    def derive(cls, *parts: int) -> Key:
-        """The key of a tuple such as (seed, purpose, rank, step, group, segment), integers in 0..2**64-1.
+    def derive(cls, *parts: int | str) -> Key:
+        """The key of a tuple such as (seed, purpose, rank, step, group, segment).
 
-        Philox is chained: the state, at first (number of parts, 0, 0, 0), is encrypted under one part after the other.
+        A part is an integer in 0..2**64-1, or a name of at most 8 bytes, which stands for its UTF-8 bytes as a little-endian
+        integer. Philox is chained: the state, at first (number of parts, 0, 0, 0), is encrypted under one part after another.
         """
         state = np.array([len(parts), 0, 0, 0], np.uint32)
         for part in parts:
-            if not 0 <= part < 2**64:
-                raise CodecValueError(f"a part of a key must be in 0..2**64-1, not {part}")
-            state = _one(state, np.array([part & _LOW, part >> 32], np.uint32))
+            number = int.from_bytes(part.encode(), "little") if isinstance(part, str) else int(part)
+            if not 0 <= number < 2**64:
+                raise CodecValueError(f"a part of a key must be in 0..2**64-1 or a name of at most 8 bytes, not {part!r}")
+            state = _one(state, np.array([number & _LOW, number >> 32], np.uint32))
         first, second = state.view(np.uint64).tolist()
         return cls((first, second))
 
