@@ -1,0 +1,26 @@
+"""Downloads into a directory that several processes, on several hosts, may share."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from psnode.errors import ConfigurationError
+
+
+@contextmanager
+def one_at_a_time(directory: Path, name: str) -> Iterator[None]:
+    """Hold a lock file in `directory`, which is made if need be, so that each file is fetched by one process only.
+
+    What goes wrong inside becomes a ConfigurationError that names data set `name`.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with open(directory / ".psnode-download.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+    except (OSError, RuntimeError) as error:  # urllib's errors are OSErrors; torchvision raises RuntimeError
+        reason = " ".join(str(error).split())
+        raise ConfigurationError(f"data set {name} cannot be downloaded to {directory}: {reason}") from error
