@@ -5,15 +5,26 @@ The networks and data sets that come with psnode are such a Task themselves (`ps
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from psnode.errors import ConfigurationError
+
 if TYPE_CHECKING:
     import torch
+
+    from psnode.config import Config
 
 # A batch is whatever Data.batch returns and the Task's own methods understand; tensors inside tuples, lists
 # and dicts are moved to the training device.
@@ -70,3 +81,102 @@ class Task(ABC):
     @abstractmethod
     def size(self, batch: Batch) -> int:
         """The number of examples (tokens, ...) in `batch` that loss and metrics are averages or sums over."""
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """`batch` with its tensors, also those inside tuples, lists and dicts, on `device`."""
+    import torch
+
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device) for value in batch))
+    if isinstance(batch, tuple | list):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch
+
+
+def make_task(config: Config) -> Task:
+    """The task that a configuration names: the user's own, or the built-in classification. Raises ConfigurationError."""
+    options = config.task_options()
+    if config.task is not None:
+        return load_task(config.task, options)
+    from psnode.classification import Classification
+
+    if config.dataset.casefold() == "synthetic":
+        shape, classes, examples = config.synthetic_shape, config.synthetic_classes, config.synthetic_examples
+        options = {"shape": ",".join(map(str, shape)), "classes": str(classes), "examples": str(examples)} | options
+    return Classification(config.network, config.dataset, config.data_dir, config.download, config.seed, options)
+
+
+def load_task(spec: str, options: Mapping[str, str] | None = None) -> Task:
+    """The Task that `spec` names, constructed with `options`.
+
+    `spec` is path/to/task.py or package.module, followed by :Name where that defines several Task classes. The file's
+    own directory, or the current one for a module, is added to the end of sys.path, so that it can import its
+    neighbours. ConfigurationError names what is missing, or the error that the code raised.
+    """
+    source, _, name = spec.partition(":")
+    module = _import_file(Path(source)) if source.endswith(".py") or os.sep in source else _import_module(source)
+    chosen = _choose_class(module, source, name)
+    try:
+        return chosen(options)
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(f"task {spec} cannot be constructed: {_one_line(error)}") from error
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ConfigurationError(f"task file {path} does not exist: check the path, or name a module as package.module")
+    _extend_path(path.resolve().parent)
+    spec = importlib.util.spec_from_file_location(f"psnode_task_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ConfigurationError(f"task file {path} is no Python file: its name must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module  # dataclasses and type hints look themselves up there
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise ConfigurationError(f"task file {path} cannot be imported: {_one_line(error)}") from error
+    return module
+
+
+def _import_module(name: str) -> ModuleType:
+    _extend_path(Path.cwd())
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        raise ConfigurationError(f"task module {name} cannot be imported: {_one_line(error)}") from error
+
+
+def _extend_path(directory: Path) -> None:
+    if str(directory) not in sys.path:
+        sys.path.append(str(directory))
+
+
+def _choose_class(module: ModuleType, source: str, name: str) -> type[Task]:
+    """The class `name`, or the only concrete Task class that is defined in `module` itself."""
+    tasks = {key: value for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Task)}
+    own = {key: value for key, value in tasks.items() if value.__module__ == module.__name__}
+    if name:
+        if name not in tasks:
+            raise ConfigurationError(f"{source} has no Task class {name!r}: it has {', '.join(sorted(own)) or 'none'}")
+        candidates = {name: tasks[name]}
+    else:
+        candidates = {key: value for key, value in own.items() if not inspect.isabstract(value)} or own
+    if not candidates:
+        raise ConfigurationError(f"{source} defines no subclass of psnode.task.Task")
+    if len(candidates) > 1:
+        raise ConfigurationError(f"{source} defines several tasks: add :NAME, one of {', '.join(sorted(candidates))}")
+    [(found, chosen)] = candidates.items()
+    if missing := sorted(getattr(chosen, "__abstractmethods__", ())):
+        raise ConfigurationError(f"task {found} in {source} lacks the method{'s' * (len(missing) > 1)} {', '.join(missing)}")
+    return chosen
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
