@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 CHECKPOINTS = "checkpoints"
 LATEST = "latest"
+MARK = ".mark"  # a file of the run's directory by whose contents workers recognise it
 MANIFEST = "manifest.json"
 MODEL = "model.safetensors"
 OPTIMIZER = "state/optimizer.safetensors"
@@ -55,7 +56,13 @@ def dump(tensors: Mapping[str, torch.Tensor]) -> bytes:
     """Tensors as safetensors bytes."""
     from safetensors.torch import save
 
-    return bytes(save({name: tensor.detach().contiguous() for name, tensor in tensors.items()}))
+    apart: dict[str, torch.Tensor] = {}
+    seen = set[int]()
+    for name, tensor in tensors.items():  # tied weights: the format has no aliases, every name gets its copy
+        tensor = tensor.detach().contiguous()
+        apart[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
+        seen.add(tensor.data_ptr())
+    return bytes(save(apart))
 
 
 def parse(content: bytes, source: str) -> dict[str, torch.Tensor]:
@@ -78,13 +85,18 @@ def write_file(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def draft_path(train_dir: Path, step: int) -> Path:
+    """Where the unfinished checkpoint of `step` is written."""
+    return train_dir / CHECKPOINTS / f".{step_directory(step)}"
+
+
 class Draft:
     """A checkpoint of `step` in the making, invisible to readers until `publish`."""
 
     def __init__(self, train_dir: Path, step: int) -> None:
         self.step = step
         self._root = train_dir / CHECKPOINTS
-        self.path = self._root / f".{step_directory(step)}"
+        self.path = draft_path(train_dir, step)
         shutil.rmtree(self.path, ignore_errors=True)
         self.path.mkdir(parents=True)
 
@@ -110,6 +122,14 @@ class Draft:
             for old in complete(self._root.parent)[:-keep_last]:
                 shutil.rmtree(old, ignore_errors=True)
         return final
+
+
+def step_of(path: Path) -> int:
+    """The step of a checkpoint's directory, by its name; CheckpointError if it has none."""
+    match = _NAME.fullmatch(path.name)
+    if match is None:
+        raise CheckpointError(f"{path} is no checkpoint: its name must be like {step_directory(100)}")
+    return int(match[1])
 
 
 def complete(train_dir: Path) -> list[Path]:

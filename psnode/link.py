@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,19 +28,19 @@ class RemoteFailureError(PsnodeError):
         self.exit_code = failure.exit_code
 
 
-class Link:
-    """One rank's end of the job. `job` is the digest that its frames carry, 0 until the configuration is agreed on.
+class StopRequest(NamedTuple):
+    """An event in a rank's inbox: this process was asked to end. `reason`: a signal's name."""
 
-    `sent` and `received` count the bytes of all frames, headers included, over the life of the link.
-    """
+    reason: str
+
+
+class Link:
+    """One rank's end of the job. `job` is the digest that its frames carry, 0 until the configuration is agreed on."""
 
     def __init__(self, transport: Transport, job: int = 0) -> None:
         self.transport = transport
         self.rank = transport.rank
         self.job = job
-        self.sent = 0
-        self.received = 0
-        self._counting = threading.Lock()
 
     def send(
         self,
@@ -59,9 +59,15 @@ class Link:
     def send_frame(self, ranks: int | Sequence[int], frame: Bytes) -> list[Pending]:
         """Send a sealed frame, without a copy: it must not change until every Pending is done. Any thread may call it."""
         ranks = (ranks,) if isinstance(ranks, int) else ranks
-        with self._counting:
-            self.sent += frame.size * len(ranks)
         return [self.transport.send(rank, TAG, (frame,)) for rank in ranks]
+
+    def fail(self, ranks: int | Sequence[int], error: Exception) -> None:
+        """Tell other ranks that this one cannot go on because of `error`."""
+        code = error.exit_code if isinstance(error, PsnodeError) else 1
+        text = (
+            str(error) if isinstance(error, PsnodeError) else f"{type(error).__name__}: {error} (unexpected: --debug shows more)"
+        )
+        self.send(ranks, Kind.FAILED, Failure(" ".join(text.split()), code).to_bytes())
 
     def next(self, seconds: float) -> object:
         """The next frame, or event posted to the transport's inbox by this rank's own threads.
@@ -71,7 +77,6 @@ class Link:
         """
         event = self.transport.inbox.wait(seconds)
         if isinstance(event, Arrival):
-            self.received += event.data.size
             frame = wire.unpack(event.data, job=self.job, source=event.source, release=event.release)
             if frame.kind is Kind.FAILED:
                 raise RemoteFailureError(frame.sender, Failure.from_bytes(frame.body, frame.sender))

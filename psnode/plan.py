@@ -204,9 +204,7 @@ def _cut(run: Sequence[Tensor], spec: str, limit: float) -> list[tuple[int, ...]
     return [(min(step, size - start),) for start in range(0, max(size, 1), step)]
 
 
-def _partition(
-    shapes: Sequence[tuple[str, tuple[int, ...]]], limit: float
-) -> list[list[tuple[str, tuple[int, ...]]]]:
+def _partition(shapes: Sequence[tuple[str, tuple[int, ...]]], limit: float) -> list[list[tuple[str, tuple[int, ...]]]]:
     """Cut a list of segments into groups of less than `limit` bytes, or of one segment."""
     pieces: list[list[tuple[str, tuple[int, ...]]]] = []
     total = math.inf

@@ -57,6 +57,7 @@ class Kind(IntEnum):
     REQUEST = 11  # worker -> master: please checkpoint and stop
     FAILED = 12  # either way: I cannot go on, and why
     END = 13  # master -> worker: leave
+    TRACE = 14  # worker -> master: what it did when
 
 
 class Flag(IntFlag):
@@ -90,8 +91,8 @@ def seal(
 ) -> Bytes:
     """Write the header of a frame whose body already lies in `buffer[HEADER_BYTES:]`; returns `buffer`."""
     length = buffer.size - HEADER_BYTES
-    _FIELDS.pack_into(buffer, 0, MAGIC, PROTOCOL, kind, flags, sender, group, step, version, length, job)
-    _CHECKSUM.pack_into(buffer, _FIELDS.size, _checksum(buffer))
+    _FIELDS.pack_into(buffer.data, 0, MAGIC, PROTOCOL, kind, flags, sender, group, step, version, length, job)
+    _CHECKSUM.pack_into(buffer.data, _FIELDS.size, _checksum(buffer))
     return buffer
 
 
@@ -120,14 +121,14 @@ def unpack(data: Bytes, *, job: int, source: int | None = None, release: Callabl
     """
     if data.size < HEADER_BYTES:
         raise TruncatedFrameError(f"a frame has at least {HEADER_BYTES} bytes, this one has {data.size}", source)
-    magic, protocol, kind, flags, sender, group, step, version, length, digest = _FIELDS.unpack_from(data, 0)
+    magic, protocol, kind, flags, sender, group, step, version, length, digest = _FIELDS.unpack_from(data.data, 0)
     if magic != MAGIC:
         raise ForeignFrameError(f"not a psnode frame: starts with {bytes(magic)!r}", source)
     if protocol != PROTOCOL:
         raise ForeignFrameError(f"frame of protocol {protocol}, this is protocol {PROTOCOL}: run one psnode version", source)
     if length != data.size - HEADER_BYTES:
         raise TruncatedFrameError(f"frame states a body of {length} bytes and has {data.size - HEADER_BYTES}", source)
-    if _CHECKSUM.unpack_from(data, _FIELDS.size)[0] != _checksum(data):
+    if _CHECKSUM.unpack_from(data.data, _FIELDS.size)[0] != _checksum(data):
         raise AlteredFrameError("frame altered on its way: CRC32C differs", source)
     if digest != job:
         raise ForeignFrameError(f"frame of job {digest:016x}, this is job {job:016x}", source)
@@ -181,7 +182,7 @@ _KNOWN_FLAGS = Flag.CHECKPOINT | Flag.STOP
 
 
 def _checksum(buffer: Bytes) -> int:
-    header = crc32c(buffer[: _FIELDS.size])
+    header = crc32c(buffer[: _FIELDS.size].data)
     body = buffer[HEADER_BYTES:]
-    value: int = crc32c(body, header, body.size > _GIL_RELEASE_BYTES)
+    value: int = crc32c(body.data, header, body.size > _GIL_RELEASE_BYTES)
     return value

@@ -1,0 +1,132 @@
+"""The parameter server: rank 0."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import torch
+
+from psnode.config import Config
+from psnode.errors import PsnodeError
+from psnode.link import Link
+from psnode.master.accounts import Accounts, Stopwatch
+from psnode.master.downlink import Downlink
+from psnode.master.lanes import Lanes, lane_count
+from psnode.master.loop import Master
+from psnode.master.parameters import Parameters
+from psnode.master.progress import Fanout, progress
+from psnode.master.reduction import Reduction
+from psnode.master.startup import gather_ready, job_digest, plan_for, restore, send_start
+from psnode.metrics import METRICS, RunLog, Summary, compression_ratio, read_records
+from psnode.plan import Plan
+from psnode.run_directory import RunDirectory, claim
+from psnode.schedules import learning_rate
+from psnode.schemes import resolve
+from psnode.task import Task
+from psnode.timeline import Tracer, write_timeline
+from psnode.transport.barrier import gather_hello
+from psnode.transport.base import Transport
+from psnode.wire import Kind
+
+_REASONS = {3: "quorum", 4: "diverged", 75: "signal", 130: "interrupted"}
+
+
+def lead(transport: Transport, config: Config, make_task: Callable[[Config], Task], hello: bytes) -> int:
+    """Run a whole job as its master; returns the exit code.
+
+    Raises PsnodeError when the job cannot start or go on; the workers have been told then.
+    """
+    link = Link(transport)
+    workers = range(1, transport.size)
+    gather_hello(transport, hello, config.start_deadline)
+    try:
+        return _lead(link, config, make_task, workers)
+    except Exception as error:
+        link.fail(workers, error)
+        raise
+
+
+def _lead(link: Link, config: Config, make_task: Callable[[Config], Task], workers: range) -> int:
+    config.check_workers(len(workers))
+    scheme = resolve(config)
+    task = make_task(config)
+    torch.manual_seed(config.seed)
+    model = task.model()
+    run = claim(config, len(workers))
+    ready = gather_ready(link, run, workers, 5 * config.deadline)
+    plan = run.before.plan or plan_for(ready[workers[0]], scheme, config)
+    run.describe(plan, len(workers))
+    parameters = Parameters(model, plan, config, scheme.momentum)
+    downlink = Downlink(scheme.downlink, parameters.weights.numpy(), plan, link, workers, seed=config.seed)
+    restore(run, parameters, downlink)
+    steps_per_epoch = ready[workers[0]].examples // (len(workers) * config.batch_size * config.batches_per_step)
+    last_step = config.total_steps(steps_per_epoch)
+    job = job_digest(config, plan, run.mark)
+    send_start(link, run, plan, ready, job=job, last_step=last_step, steps_per_epoch=steps_per_epoch)
+    watch, tracer = Stopwatch(), Tracer(0, enabled=config.timeline)
+    view = progress(plan.size, run.before.step, last_step, config.log_interval)
+    with _lanes(link, plan) as lanes, Fanout(RunLog(run.path, tensorboard=config.tensorboard is not False), view) as observer:
+        master = Master(
+            link=link,
+            config=config,
+            plan=plan,
+            run=run,
+            workers=workers,
+            parameters=parameters,
+            downlink=downlink,
+            reduction=Reduction(plan, scheme, parameters, downlink, lanes, watch, tracer),
+            watch=watch,
+            accounts=Accounts(len(workers), steps_per_epoch, run.before.step),
+            schedule=learning_rate(config, steps_per_epoch),
+            last_step=last_step,
+            observer=observer,
+            tracer=tracer,
+        )
+        try:
+            master.serve()
+        except PsnodeError as error:
+            if error.exit_code in _REASONS:
+                _summarise(master, run, _REASONS[error.exit_code], error.exit_code)
+            raise
+    if config.timeline:
+        names = {0: "master", **{rank: f"worker {rank}" for rank in workers}}
+        write_timeline(run.path, [*tracer.events(), *(event for events in master.traces.values() for event in events)], names)
+    code = _exit_code(master)
+    _summarise(master, run, _REASONS.get(code, "completed"), code)
+    link.send(workers, Kind.END)
+    return code
+
+
+def _exit_code(master: Master) -> int:
+    if master.version >= master.last_step or master.stop_reason is None:
+        return 0
+    return 130 if master.stop_reason == "SIGINT" else 75
+
+
+def _summarise(master: Master, run: RunDirectory, reason: str, code: int) -> None:
+    up = down = steps = 0
+    seconds = 0.0
+    for record in read_records(run.path / METRICS):
+        steps, up, down = record["step"], up + record["uplink_bytes"], down + record["downlink_bytes"]
+        seconds += record["seconds"]["step"]
+    Summary(
+        steps=master.version,
+        seconds=seconds,
+        final_loss=master.final_loss,
+        uplink_bytes=up,
+        downlink_bytes=down,
+        compression_ratio=compression_ratio(len(master.workers), master.plan.size, steps, up + down),
+        model_hash=master.parameters.digest(),
+        stop_reason=reason,
+        exit_code=code,
+    ).write(run.path)
+
+
+@contextlib.contextmanager
+def _lanes(link: Link, plan: Plan) -> Iterator[Lanes]:
+    lanes = Lanes(link.transport.inbox, lane_count(len(plan.groups)))
+    try:
+        yield lanes
+    finally:
+        lanes.close()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from psnode.errors import ConfigurationError
 from psnode.plan import Plan
@@ -27,9 +28,7 @@ class GroupHooks:
             for index in groups:
                 self._sizes[index] += 1
         self._missing: list[int] = []
-        self._handles = [
-            parameters[name].register_post_accumulate_grad_hook(self._hook(groups)) for name, groups in self._members.items()
-        ]
+        self._handles = [_on_accumulated(parameters[name], self._hook(groups)) for name, groups in self._members.items()]
 
     def arm(self) -> None:
         """Watch the next backward pass."""
@@ -59,13 +58,18 @@ class GroupHooks:
         return hook
 
 
+def _on_accumulated(parameter: nn.Parameter, hook: Callable[[torch.Tensor], None]) -> RemovableHandle:
+    handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    return handle
+
+
 def _groups_of_tensors(plan: Plan) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for name, where in plan.slices().items():
         found[name] = [
             group.index
             for group in plan.groups
-            if group.start < where.stop and where.start < group.stop or (where.start == where.stop == group.start)
+            if (group.start < where.stop and where.start < group.stop) or (where.start == where.stop == group.start)
         ]
     return found
 
@@ -88,7 +92,7 @@ def finish_order(parameters: Mapping[str, nn.Parameter], backward: Callable[[], 
         return record
 
     seen: set[str] = set()
-    handles = [parameter.register_post_accumulate_grad_hook(hook(name)) for name, parameter in parameters.items()]
+    handles = [_on_accumulated(parameter, hook(name)) for name, parameter in parameters.items()]
     try:
         backward()
     finally:

@@ -72,7 +72,7 @@ class Replica:
     def digest(self) -> int:
         """xxh3_64 of the weights that the model computes with."""
         weights = self.weights if self._on_host else self._weights.cpu().numpy()
-        return xxhash.xxh3_64_intdigest(weights)
+        return xxhash.xxh3_64_intdigest(weights.data)
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """The model's persistent buffers (batch-norm statistics), by state-dict name, on the host."""

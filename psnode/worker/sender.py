@@ -44,9 +44,7 @@ class GradientSender:
     `gradient(group)` gives a group's flat gradient. It must stay unchanged until `drain` has returned.
     """
 
-    def __init__(
-        self, plan: Plan, feedback: Feedback, link: Link, gradient: Callable[[Group], Floats], *, seed: int
-    ) -> None:
+    def __init__(self, plan: Plan, feedback: Feedback, link: Link, gradient: Callable[[Group], Floats], *, seed: int) -> None:
         self._plan = plan
         self._link = link
         self._gradient = gradient
@@ -61,6 +59,15 @@ class GradientSender:
         self._idle = threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, name=f"encode-{link.rank}", daemon=True)
         self._thread.start()
+
+    def warm_up(self) -> None:
+        """Compile the kernels by coding zeros, without touching any memory."""
+        smallest: dict[str, SegmentCoder] = {}
+        for coder in sorted((c for coders in self._coders for c in coders), key=lambda coder: coder.segment.size):
+            smallest.setdefault(repr(coder.codec), coder)
+        for coder in smallest.values():
+            zeros = np.zeros(coder.segment.shape, np.float32)
+            coder.feedback.push(zeros, coder.feedback.init(zeros.size), coder.codec, Key.derive(0))
 
     def begin(self, step: int, version: int) -> None:
         """The groups to come belong to `step` and were computed on weights of `version`."""
@@ -99,7 +106,9 @@ class GradientSender:
         """Inverse of `state`. CheckpointError if a memory is missing or of another size."""
         for name, memory in self.state().items():
             if name not in tensors or tensors[name].shape != memory.shape:
-                raise CheckpointError(f"the checkpoint's worker state does not fit this run: {name} is missing or of another size")
+                raise CheckpointError(
+                    f"the checkpoint's worker state does not fit this run: {name} is missing or of another size"
+                )
             memory.copy_(tensors[name])
 
     def _run(self) -> None:

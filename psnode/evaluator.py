@@ -1,0 +1,208 @@
+"""The evaluator: a process of its own that follows a run's checkpoints and measures each of them once."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from psnode import checkpoint
+from psnode.config import Config
+from psnode.device import choose_device, to_device
+from psnode.errors import CheckpointError, ConfigurationError
+from psnode.metrics import SUMMARY, TENSORBOARD, read_records, scalars
+from psnode.run_directory import saved_run
+from psnode.task import Batch, Data, Task
+from psnode.tasks import make_task
+
+EVALUATIONS = "evaluations.jsonl"
+_STOPPED = 75  # summary.json: the run is to be continued
+_ATTEMPTS = 3  # readings of a checkpoint that looks broken: a network file system may lag
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One line of evaluations.jsonl: loss and metrics are means over `examples`; fractions, not per cent."""
+
+    step: int
+    loss: float
+    top1: float | None
+    top5: float | None
+    examples: int
+    seconds: float
+    metrics: dict[str, float]
+
+
+def evaluate(task: Task, model: nn.Module, data: Data, step: int, batch_size: int, device: torch.device) -> Evaluation:
+    """Loss and metrics of `model` on all of `data`, in evaluation mode and without gradients."""
+    start = time.perf_counter()
+    model.eval()
+    loss, examples, sums = 0.0, 0, dict[str, float]()
+    with torch.inference_mode():
+        for first in range(0, len(data), batch_size):
+            indices = np.arange(first, min(first + batch_size, len(data)), dtype=np.int64)
+            batch: Batch = to_device(data.batch(indices, None), device)
+            value, outputs = task.loss(model, batch)
+            size = task.size(batch)
+            loss += float(value) * size
+            examples += size
+            for name, metric in task.metrics(outputs, batch).items():
+                sums[name] = sums.get(name, 0.0) + float(metric)
+    means = {name: value / examples for name, value in sums.items()}
+    return Evaluation(
+        step=step,
+        loss=loss / examples,
+        top1=means.get("top1"),
+        top5=means.get("top5"),
+        examples=examples,
+        seconds=time.perf_counter() - start,
+        metrics=means,
+    )
+
+
+class Evaluator:
+    """Measures checkpoints of the run in `train_dir` and appends the results to its evaluations.jsonl."""
+
+    def __init__(self, train_dir: Path, batch_size: int | None, enable_gpu: bool) -> None:
+        self._train_dir = train_dir
+        config = replace(Config.from_dict(saved_run(train_dir)["config"]), enable_gpu=enable_gpu)
+        self._device = choose_device(enable_gpu)
+        self._batch_size = batch_size or config.test_batch_size
+        self._task = make_task(config)
+        self._data = self._task.eval_data()
+        torch.manual_seed(config.seed)
+        self._model = self._task.model().to(self._device)
+        self._scalars = scalars(train_dir / TENSORBOARD) if config.tensorboard is not False else None
+        self._done = {record["step"] for record in read_records(train_dir / EVALUATIONS)}
+        self._failures: dict[str, int] = {}
+
+    def pending(self) -> list[Path]:
+        """Complete checkpoints that were not measured yet and did not turn out broken, oldest first."""
+        return [
+            path
+            for path in checkpoint.complete(self._train_dir)
+            if checkpoint.step_of(path) not in self._done and self._failures.get(path.name, 0) < _ATTEMPTS
+        ]
+
+    def measure(self, path: Path) -> Evaluation:
+        """Evaluate one checkpoint and record the result. CheckpointError if it is broken or does not fit."""
+        found = checkpoint.Checkpoint.open(path)
+        try:
+            self._model.load_state_dict(found.tensors(checkpoint.MODEL))
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"checkpoint {path} does not fit the network of config.json: {str(error).splitlines()[0]}"
+            ) from error
+        result = evaluate(self._task, self._model, self._data, found.step, self._batch_size, self._device)
+        with (self._train_dir / EVALUATIONS).open("ab", buffering=0) as file:
+            file.write(json.dumps(asdict(result)).encode() + b"\n")
+            os.fsync(file.fileno())
+        if self._scalars is not None:
+            for name, value in {"loss": result.loss, **result.metrics}.items():
+                self._scalars.add_scalar(f"eval/{name}", value, result.step)
+        self._done.add(found.step)
+        print(_line(result), flush=True)
+        return result
+
+    def measure_all(self) -> bool:
+        """Measure what is pending; a broken checkpoint is reported and passed over. Whether there was anything."""
+        pending = self.pending()
+        for path in pending:
+            try:
+                self.measure(path)
+            except CheckpointError as error:
+                attempts = self._failures[path.name] = self._failures.get(path.name, 0) + 1
+                if attempts == _ATTEMPTS and path.exists():
+                    print(f"psnode: {error}; passed over", file=sys.stderr, flush=True)
+        return bool(pending)
+
+    @property
+    def broken(self) -> bool:
+        """Whether any checkpoint was passed over."""
+        return any(count >= _ATTEMPTS for count in self._failures.values())
+
+    def close(self) -> None:
+        """Flush the scalars."""
+        if self._scalars is not None:
+            self._scalars.close()
+
+
+def follow(
+    train_dir: Path,
+    *,
+    checkpoint: str | None = None,
+    once: bool = False,
+    patience: float = 600.0,
+    interval: float = 1.0,
+    batch_size: int | None = None,
+    enable_gpu: bool = False,
+) -> int:
+    """Evaluate the checkpoints of the run in `train_dir` as they appear, until the run has ended; the exit code.
+
+    `checkpoint`: only this one, a step or a path. `once`: only what is there now. After a run that stopped to be
+    continued (75) wait `patience` seconds for it to go on; as long for a run that has not begun. `interval`: seconds
+    between looks. Exit code 5 if a checkpoint could not be read. Raises ConfigurationError, CheckpointError.
+    """
+    _await_run(train_dir, 0.0 if once or checkpoint is not None else patience, interval)
+    evaluator = Evaluator(train_dir, batch_size, enable_gpu)
+    try:
+        if checkpoint is not None:
+            evaluator.measure(_find(train_dir, checkpoint))
+            return 0
+        silent_since = time.monotonic()
+        while True:
+            code = _ended(train_dir)  # looked at first: what the run wrote before it ended is then measured below
+            if evaluator.measure_all() or code is None:
+                silent_since = time.monotonic()
+            finished = code is not None and (code != _STOPPED or time.monotonic() - silent_since >= patience)
+            if (once or finished) and not evaluator.pending():
+                return CheckpointError.exit_code if evaluator.broken else 0
+            time.sleep(interval)
+    finally:
+        evaluator.close()
+
+
+def _await_run(train_dir: Path, patience: float, interval: float) -> None:
+    """Wait until config.json is there; raises what reading it raises when `patience` is over."""
+    end = time.monotonic() + patience
+    while True:
+        try:
+            saved_run(train_dir)
+            return
+        except ConfigurationError:
+            if time.monotonic() >= end:
+                raise
+        time.sleep(interval)
+
+
+def _find(train_dir: Path, which: str) -> Path:
+    path = train_dir / checkpoint.CHECKPOINTS / checkpoint.step_directory(int(which)) if which.isdecimal() else Path(which)
+    if not path.is_dir():
+        steps = ", ".join(str(checkpoint.step_of(found)) for found in checkpoint.complete(train_dir)) or "none"
+        raise ConfigurationError(f"there is no checkpoint {which}: the run's checkpoints are {steps}")
+    return path
+
+
+def _ended(train_dir: Path) -> int | None:
+    """The exit code in summary.json, None while the run goes on."""
+    try:
+        return int(json.loads((train_dir / SUMMARY).read_bytes())["exit_code"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _line(result: Evaluation) -> str:
+    accuracy = "".join(
+        f"  {name} {100 * value:.2f} %" for name, value in (("top1", result.top1), ("top5", result.top5)) if value is not None
+    )
+    others: dict[str, Any] = {key: value for key, value in result.metrics.items() if key not in ("top1", "top5")}
+    extra = "".join(f"  {name} {value:.4f}" for name, value in others.items())
+    return f"step {result.step}: loss {result.loss:.4f}{accuracy}{extra}  ({result.examples} examples in {result.seconds:.1f} s)"

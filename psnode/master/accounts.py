@@ -1,0 +1,128 @@
+"""Turning reports, bytes and clocks into step records."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from psnode.messages import Report
+from psnode.metrics import Seconds, StepRecord
+
+
+class Stopwatch:
+    """Adds up seconds by name; any thread may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seconds: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def timing(self, name: str) -> Iterator[None]:
+        """Count the time that the block takes."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._seconds[name] += time.perf_counter() - start
+
+    def take(self) -> dict[str, float]:
+        """What was counted since the last call."""
+        with self._lock:
+            taken, self._seconds = self._seconds, defaultdict(float)
+        return taken
+
+
+@dataclass
+class _Round:
+    lr: float = 0.0
+    closed: float | None = None  # perf_counter when its last group closed
+    seconds: dict[str, float] = field(default_factory=dict)
+    contributors: int = 0
+    dropped: int = 0
+    up: int = 0
+    down: int = 0
+    reports: list[Report] = field(default_factory=list)
+
+
+class Accounts:
+    """Collects what belongs to each step; a step's record is due once its round is closed and all reports are in.
+
+    Frames that belong to no step count in the next record that is made: the sums over all records are all bytes.
+    """
+
+    def __init__(self, workers: int, steps_per_epoch: int, step: int) -> None:
+        self._workers = workers
+        self._steps_per_epoch = steps_per_epoch
+        self._rounds: dict[int, _Round] = defaultdict(_Round)
+        self._elsewhere = _Round()
+        self._next = step + 1
+        self._last_close = time.perf_counter()
+
+    def up(self, nbytes: int, step: int | None = None) -> None:
+        """Count a frame that arrived."""
+        (self._elsewhere if step is None or step < self._next else self._rounds[step]).up += nbytes
+
+    def down(self, nbytes: int, step: int | None = None) -> None:
+        """Count frames that were sent."""
+        (self._elsewhere if step is None or step < self._next else self._rounds[step]).down += nbytes
+
+    def dropped(self, step: int) -> None:
+        """Count a gradient frame that came too late or twice in the round of `step`."""
+        self._rounds[step].dropped += 1
+
+    def report(self, step: int, report: Report) -> None:
+        """Take a worker's report; one about a step whose record is out is ignored."""
+        if step >= self._next:
+            self._rounds[step].reports.append(report)
+
+    def close(self, step: int, lr: float, contributors: int, seconds: dict[str, float]) -> None:
+        """The round of `step` is closed."""
+        entry = self._rounds[step]
+        entry.lr, entry.contributors, entry.seconds = lr, contributors, seconds
+        entry.closed = time.perf_counter()
+
+    def due(self) -> Iterator[StepRecord]:
+        """The records that are complete, in order."""
+        while (entry := self._rounds.get(self._next)) and entry.closed and len(entry.reports) >= entry.contributors > 0:
+            yield self._record(self._next, self._rounds.pop(self._next))
+            self._next += 1
+
+    def _record(self, step: int, entry: _Round) -> StepRecord:
+        reports = entry.reports
+        samples = sum(report.samples for report in reports)
+        seconds = (entry.closed or 0.0) - self._last_close
+        self._last_close = entry.closed or 0.0
+        spare, self._elsewhere = self._elsewhere, _Round()
+        errors = [report.relative_error for report in reports if report.relative_error is not None]
+        return StepRecord(
+            step=step,
+            epoch=step / self._steps_per_epoch,
+            loss=fmean(report.loss for report in reports),
+            lr=entry.lr,
+            workers=self._workers,
+            contributing=entry.contributors,
+            uplink_bytes=entry.up + spare.up,
+            downlink_bytes=entry.down + spare.down,
+            dropped=entry.dropped,
+            samples_per_second=samples / seconds if seconds > 0 else 0.0,
+            seconds=Seconds(
+                step=seconds,
+                forward_backward=fmean(report.forward_backward for report in reports),
+                encode=fmean(report.encode for report in reports),
+                wait=fmean(report.wait for report in reports),
+                decode=entry.seconds.get("decode", 0.0),
+                update=entry.seconds.get("update", 0.0),
+                downlink=entry.seconds.get("downlink", 0.0),
+            ),
+            relative_error=fmean(errors) if errors else None,
+            metrics={
+                name: sum(report.metrics.get(name, 0.0) for report in reports) / max(samples, 1)
+                for name in sorted({name for report in reports for name in report.metrics})
+            },
+        )

@@ -1,0 +1,53 @@
+"""Threads for the master's arithmetic: work of one group stays in order, groups run side by side."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+
+from psnode.transport.base import Inbox
+
+Work = Callable[[], object]
+_MOST = 4
+
+
+def lane_count(groups: int) -> int:
+    """As many lanes as there are cores to spare beside the transport's thread, at most one a group."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(_MOST, cores - 1, groups))
+
+
+class Lanes:
+    """`count` threads; what a piece of work returns (unless None) or raises is posted to `inbox`."""
+
+    def __init__(self, inbox: Inbox, count: int) -> None:
+        self._inbox = inbox
+        self._queues: list[queue.SimpleQueue[Work | None]] = [queue.SimpleQueue() for _ in range(count)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(work,), name=f"lane-{index}", daemon=True)
+            for index, work in enumerate(self._queues)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, group: int, work: Work) -> None:
+        """Queue `work` behind all earlier work of `group`."""
+        self._queues[group % len(self._queues)].put(work)
+
+    def close(self) -> None:
+        """Finish what is queued and end the threads."""
+        for work in self._queues:
+            work.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, queued: queue.SimpleQueue[Work | None]) -> None:
+        while (work := queued.get()) is not None:
+            try:
+                result = work()
+            except Exception as error:  # the owner of the inbox raises it
+                result = error
+            if result is not None:
+                self._inbox.post(result)

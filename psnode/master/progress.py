@@ -1,0 +1,105 @@
+"""What rank 0 shows while a run goes on: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from statistics import median
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from psnode.metrics import StepRecord, compression_ratio
+
+_RECENT = 50  # steps that the shown step time and ratio are taken over
+
+
+class ProgressView(Protocol):
+    """Shows records as they come."""
+
+    def write(self, record: StepRecord) -> None:
+        """One step is finished."""
+
+    def close(self) -> None:
+        """Nothing comes any more."""
+
+
+class _Figures:
+    """What there is to say, over the most recent steps."""
+
+    def __init__(self, coordinates: int) -> None:
+        self._coordinates = coordinates
+        self._seconds: deque[float] = deque(maxlen=_RECENT)
+        self._bytes: deque[int] = deque(maxlen=_RECENT)
+
+    def of(self, record: StepRecord) -> str:
+        self._seconds.append(record.seconds.step)
+        self._bytes.append(record.uplink_bytes + record.downlink_bytes)
+        ratio = compression_ratio(record.workers, self._coordinates, len(self._bytes), sum(self._bytes))
+        accuracy = f"  top1 {100 * record.metrics['top1']:5.1f} %" if "top1" in record.metrics else ""
+        return f"loss {record.loss:.4f}{accuracy}  {1e3 * median(self._seconds):.1f} ms/step  ratio {ratio or 0:.1f}"
+
+
+class Bar:
+    """A rich progress bar."""
+
+    def __init__(self, console: Console, coordinates: int, first: int, last: int) -> None:
+        self._figures = _Figures(coordinates)
+        columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+        self._progress = Progress(*columns, console=console)
+        self._task = self._progress.add_task("", total=last, completed=first)
+        self._progress.start()
+
+    def write(self, record: StepRecord) -> None:
+        self._progress.update(self._task, completed=record.step, description=self._figures.of(record))
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+class Lines:
+    """A plain line every `interval` steps and after the last."""
+
+    def __init__(self, coordinates: int, last: int, interval: int) -> None:
+        self._figures = _Figures(coordinates)
+        self._last = last
+        self._interval = interval
+
+    def write(self, record: StepRecord) -> None:
+        text = self._figures.of(record)
+        if record.step % self._interval == 0 or record.step in (1, self._last):
+            print(f"step {record.step}/{self._last}  epoch {record.epoch:.2f}  {text}", flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+def progress(coordinates: int, first: int, last: int, interval: int) -> ProgressView:
+    """The view that fits standard output."""
+    console = Console()
+    if sys.stdout.isatty():
+        return Bar(console, coordinates, first, last)
+    return Lines(coordinates, last, interval)
+
+
+class Fanout:
+    """Hands every record to several observers."""
+
+    def __init__(self, *observers: ProgressView) -> None:
+        self._observers = observers
+
+    def write(self, record: StepRecord) -> None:
+        for observer in self._observers:
+            observer.write(record)
+
+    def close(self) -> None:
+        for observer in self._observers:
+            observer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,106 @@
+"""From the first message to the first round: gather the workers, agree on the plan, hand out the weights."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+import xxhash
+
+from psnode import checkpoint
+from psnode.config import Config
+from psnode.errors import ConfigurationError, DeadlineExceededError
+from psnode.link import Link
+from psnode.master.downlink import Downlink
+from psnode.master.parameters import Parameters
+from psnode.messages import Ready, Setup, Start
+from psnode.plan import DEFAULT_GROUP_BYTES, Plan, Tensor, make_plan
+from psnode.run_directory import RunDirectory
+from psnode.schemes import Scheme
+from psnode.task import Task
+from psnode.wire import Frame, Kind
+
+MakeTask = Callable[[Config], Task]
+
+
+def gather_ready(link: Link, run: RunDirectory, workers: range, patience: float) -> dict[int, Ready]:
+    """Hand the configuration down and wait until every worker has built its model and data.
+
+    ConfigurationError if they do not agree on the model or on the number of examples.
+    """
+    setup = Setup(run.config.to_dict(), str(run.path), run.mark)
+    link.send(workers, Kind.CONFIG, setup.to_bytes())
+    found: dict[int, Ready] = {}
+    end = time.monotonic() + patience
+    while len(found) < len(workers):
+        try:
+            event = link.next(end - time.monotonic())
+        except DeadlineExceededError:
+            missing = ", ".join(str(rank) for rank in workers if rank not in found)
+            raise DeadlineExceededError(
+                f"workers {missing} did not build model and data within {patience:g} s: raise --deadline if they are only slow"
+            ) from None
+        if isinstance(event, Frame) and event.kind is Kind.READY:
+            found[event.sender] = Ready.from_bytes(event.body, event.sender)
+    first = found[workers[0]]
+    for rank, ready in found.items():
+        if ready.tensors != first.tensors or ready.examples != first.examples:
+            raise ConfigurationError(
+                f"rank {rank} has another model or another amount of data than rank {workers[0]}: "
+                "every host needs the same files and package versions"
+            )
+    return found
+
+
+def plan_for(ready: Ready, scheme: Scheme, config: Config) -> Plan:
+    """The plan by rule, in the order in which worker 1 saw gradients finish."""
+    shapes = {name: tuple(shape) for name, shape in ready.tensors}
+    order = ready.order if ready.order is not None else list(shapes)
+    return make_plan(
+        [Tensor(name, shapes[name]) for name in order],
+        scheme.codec,
+        group_by=config.group_by,  # type: ignore[arg-type]  # its choices are the literals
+        group_bytes=config.group_bytes or DEFAULT_GROUP_BYTES,
+        min_compress_bytes=config.min_compress_bytes,
+    )
+
+
+def job_digest(config: Config, plan: Plan, mark: str) -> int:
+    """What every frame of this job carries: configuration, plan and this start of it."""
+    text = json.dumps([config.digest(), plan.to_dict(), mark], sort_keys=True)
+    return max(1, xxhash.xxh3_64_intdigest(text.encode()))
+
+
+def restore(run: RunDirectory, parameters: Parameters, downlink: Downlink) -> None:
+    """Take weights, optimizer and replica from the checkpoint. CheckpointError if it does not fit or is damaged."""
+    found = run.before.checkpoint
+    if found is None:
+        return
+    parameters.load(found.tensors(checkpoint.MODEL), found.tensors(checkpoint.OPTIMIZER))
+    if downlink.differs:
+        torch.from_numpy(downlink.replica).copy_(found.tensors(checkpoint.REPLICA)["replica"])
+
+
+def send_start(
+    link: Link, run: RunDirectory, plan: Plan, ready: Mapping[int, Ready], *, job: int, last_step: int, steps_per_epoch: int
+) -> None:
+    """Tell every worker the plan and where to start; its state goes along where it cannot read it itself."""
+    found = run.before.checkpoint
+    for rank, answer in ready.items():
+        follows = found is not None and not answer.shared_directory
+        start = Start(
+            plan=plan.to_dict(),
+            job=job,
+            step=run.before.step,
+            last_step=last_step,
+            steps_per_epoch=steps_per_epoch,
+            restore=found.path.name if found else None,
+            state_follows=follows,
+        )
+        link.send(rank, Kind.PLAN, start.to_bytes())
+    link.job = job
+    for rank, answer in ready.items():
+        if found is not None and not answer.shared_directory:
+            link.send(rank, Kind.STATE, found.read(checkpoint.worker_file(rank)))

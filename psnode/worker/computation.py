@@ -1,0 +1,82 @@
+"""One step's forward and backward passes on a worker."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from psnode.device import to_device
+from psnode.errors import DivergedError
+from psnode.task import Batch, Task
+from psnode.worker.hooks import GroupHooks
+
+_DROPOUT = 2  # purpose in the seed of torch's generator
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a worker's passes gave: the mean loss over `samples`, sums of metrics, and seconds they took."""
+
+    loss: float
+    samples: int
+    metrics: dict[str, float]
+    seconds: float
+
+
+def seed_torch(seed: int, rank: int, step: int) -> None:
+    """Seed torch's generators for one step of one worker: dropout then needs no state in checkpoints."""
+    words = np.random.SeedSequence((seed, _DROPOUT, rank, step)).generate_state(1, np.uint64)
+    torch.manual_seed(int(words[0]))
+
+
+class Computation:
+    """Runs batches through the model so that gradients accumulate; hooks see the last backward pass of a step.
+
+    `turn` is held while torch computes: workers that are threads of one process share torch's generator.
+    """
+
+    def __init__(
+        self, task: Task, model: nn.Module, device: torch.device, *, rank: int, seed: int, turn: AbstractContextManager[Any]
+    ) -> None:
+        self._task = task
+        self._model = model
+        self._device = device
+        self._rank = rank
+        self._seed = seed
+        self._turn = turn
+
+    def run(self, step: int, batches: Sequence[Batch], hooks: GroupHooks | None) -> Outcome:
+        """Passes over all `batches`; the gradients' sum is the gradient of the mean of their losses.
+
+        Raises DivergedError before the backward pass of a loss that is not finite.
+        """
+        with self._turn:
+            start = time.perf_counter()
+            seed_torch(self._seed, self._rank, step)
+            self._model.train()
+            total, samples, sums = 0.0, 0, dict[str, float]()
+            for index, batch in enumerate(batches):
+                batch = to_device(batch, self._device)
+                loss, outputs = self._task.loss(self._model, batch)
+                value = float(loss.detach())
+                if not math.isfinite(value):
+                    raise DivergedError(f"loss is {value} on rank {self._rank} at step {step}: lower --lr or warm it up")
+                if hooks is not None and index == len(batches) - 1:
+                    hooks.arm()
+                (loss / len(batches) if len(batches) > 1 else loss).backward()  # type: ignore[no-untyped-call]
+                if hooks is not None:
+                    hooks.flush()
+                total += value / len(batches)
+                samples += self._task.size(batch)
+                with torch.no_grad():
+                    for name, metric in self._task.metrics(outputs, batch).items():
+                        sums[name] = sums.get(name, 0.0) + float(metric)
+            return Outcome(total, samples, sums, time.perf_counter() - start)

@@ -1,0 +1,108 @@
+"""From the first message to the first step: agree with the master on what is trained, how, and from where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from psnode import checkpoint
+from psnode.codecs import get_codec
+from psnode.config import Config
+from psnode.data.prefetch import Prefetch
+from psnode.data.sampler import Sampler
+from psnode.device import choose_device
+from psnode.feedback import get_feedback
+from psnode.link import Link
+from psnode.messages import Ready, Setup, Start
+from psnode.plan import Plan
+from psnode.schemes import resolve
+from psnode.task import Data, Task
+from psnode.timeline import Tracer
+from psnode.wire import Kind
+from psnode.worker.computation import Computation
+from psnode.worker.hooks import GroupHooks, finish_order
+from psnode.worker.loop import Worker
+from psnode.worker.replica import Replica, describe, trainable
+from psnode.worker.sender import GradientSender
+
+MakeTask = Callable[[Config], Task]
+
+
+def join(link: Link, patience: float, make_task: MakeTask, turn: AbstractContextManager[Any]) -> Worker:
+    """Take part in the start-up as a worker and return it ready for its first step.
+
+    `patience` bounds the wait for the configuration, in seconds; `turn` is held while torch computes.
+    """
+    setup = Setup.from_bytes(link.expect(Kind.CONFIG, patience).body, 0)
+    config = Config.from_dict(setup.config)
+    device = choose_device(config.enable_gpu, link.rank - 1)
+    torch.set_num_threads(max(1, config.threads))
+    with turn:
+        task = make_task(config)
+        torch.manual_seed(config.seed)
+        model = task.model().to(device)
+        data = task.train_data()
+        workers = link.transport.size - 1
+        sampler = Sampler(len(data), link.rank - 1, workers, config.batch_size, config.batches_per_step, config.seed)
+        computation = Computation(task, model, device, rank=link.rank, seed=config.seed, turn=turn)
+        order = _measure_order(computation, model, data, sampler) if link.rank == 1 else None
+    directory = _shared(Path(setup.train_dir), setup.mark)
+    tensors = [[tensor.name, list(tensor.shape)] for tensor in describe(model)]
+    link.send(0, Kind.READY, Ready(tensors, order, len(data), directory is not None).to_bytes())
+    start = Start.from_bytes(link.expect(Kind.PLAN, patience).body, 0)
+    link.job = start.job
+    plan = Plan.from_dict(start.plan)
+    replica = Replica(model, plan, device)
+    scheme = resolve(config)
+    sender = GradientSender(plan, get_feedback(scheme.feedback), link, replica.gradient, seed=config.seed)
+    if start.restore is not None:
+        _restore(start, link, directory, replica, sender, patience)
+    sender.warm_up()
+    return Worker(
+        link=link,
+        config=config,
+        plan=plan,
+        start=start,
+        directory=directory,
+        downlink=get_codec("identity" if scheme.downlink == "dense" else scheme.downlink).contractive(),
+        replica=replica,
+        sender=sender,
+        hooks=GroupHooks(replica.parameters, plan, sender.push),
+        computation=computation,
+        batches=Prefetch(data, sampler, start.step, start.last_step),
+        tracer=Tracer(link.rank, enabled=config.timeline),
+    )
+
+
+def _measure_order(computation: Computation, model: torch.nn.Module, data: Data, sampler: Sampler) -> list[str]:
+    """The order in which gradients finish, from one backward pass that leaves no trace."""
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    batch = data.batch(sampler.indices(1)[0], np.random.default_rng(0))
+    order = finish_order(trainable(model), lambda: (computation.run(0, [batch], None), None)[1])
+    model.load_state_dict(before)
+    return order
+
+
+def _shared(train_dir: Path, mark: str) -> Path | None:
+    """`train_dir` if this rank sees the master's file system there, else None."""
+    try:
+        found = (train_dir / checkpoint.MARK).read_text()
+    except OSError:
+        return None
+    return train_dir if found == mark else None
+
+
+def _restore(start: Start, link: Link, directory: Path | None, replica: Replica, sender: GradientSender, patience: float) -> None:
+    """Take this worker's feedback and buffers from the checkpoint, read here or sent by the master."""
+    name = checkpoint.worker_file(link.rank)
+    if start.state_follows or directory is None:
+        tensors = checkpoint.parse(bytes(link.expect(Kind.STATE, patience).body), name)
+    else:
+        tensors = checkpoint.Checkpoint.open(directory / checkpoint.CHECKPOINTS / str(start.restore)).tensors(name)
+    sender.load_state(tensors)
+    replica.load_buffers({key.removeprefix("buffer/"): value for key, value in tensors.items() if key.startswith("buffer/")})
