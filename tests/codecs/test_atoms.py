@@ -120,7 +120,16 @@ def test_a_budget_of_all_atoms_takes_them_all():
 
 @pytest.mark.parametrize(
     ("magnitudes", "budget"),
-    [([1.0, -1.0], 1), ([np.nan], 1), ([np.inf], 1), ([[1.0]], 1), ([1.0], 0), ([1.0], -1), ([1.0], np.nan), ([1.0], MAX_BUDGET + 1)],
+    [
+        ([1.0, -1.0], 1),
+        ([np.nan], 1),
+        ([np.inf], 1),
+        ([[1.0]], 1),
+        ([1.0], 0),
+        ([1.0], -1),
+        ([1.0], np.nan),
+        ([1.0], MAX_BUDGET + 1),
+    ],
 )
 def test_what_is_no_spectrum_or_budget_is_refused(magnitudes, budget):
     with pytest.raises(CodecValueError):

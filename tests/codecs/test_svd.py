@@ -100,8 +100,10 @@ def test_a_codec_is_what_its_repr_says(spec):
 
 @pytest.mark.parametrize(
     "spec",
-    ["svd:rank=0", "svd:rank=0.5", "svd:rank=-1", "svd:rank=nan", "svd:rank=inf", "svd:rank=99999", "svd:rank=three", "svd:rank="]
-    + ["svd:method=fast", "svd:method=", "svd:sample=maybe", "svd:levels=3"],
+    [
+        *(f"svd:rank={rank}" for rank in ("0", "0.5", "-1", "nan", "inf", "99999", "three", "")),
+        *("svd:method=fast", "svd:method=", "svd:sample=maybe", "svd:levels=3"),
+    ],
 )
 def test_what_cannot_be_configured_is_refused(spec):
     with pytest.raises(CodecSpecError, match="svd"):
@@ -215,7 +217,12 @@ def test_another_process_without_vector_instructions_decodes_the_same(tmp_path):
         "import sys; from psnode.codecs import Payload, get_codec;"
         "sys.stdout.buffer.write(get_codec('svd').decode(Payload.from_bytes(sys.stdin.buffer.read())).tobytes())"
     )
-    environment = {"PYTHONHASHSEED": "77", "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": str(tmp_path)}
+    environment = {
+        "PYTHONHASHSEED": "77",
+        "NUMBA_CPU_NAME": "generic",
+        "NUMBA_CPU_FEATURES": "",
+        "NUMBA_CACHE_DIR": str(tmp_path),
+    }
     result = subprocess.run(
         [sys.executable, "-c", program], input=payload.to_bytes(), env=os.environ | environment, capture_output=True, check=True
     )
@@ -277,7 +284,9 @@ def test_the_mean_of_decodes_is_x(rank, x):
     assert np.all(np.abs(samples.mean(axis=0)) <= 4 * deviation + 1e-6 * np.abs(x).max())
 
 
-@pytest.mark.parametrize(("rank", "x"), [(1, decays()), (2, decays()), (2.5, decays()), (3, gaussian(40, 60)), (4, gaussian(60, 40))])
+@pytest.mark.parametrize(
+    ("rank", "x"), [(1, decays()), (2, decays()), (2.5, decays()), (3, gaussian(40, 60)), (4, gaussian(60, 40))]
+)
 def test_omega_is_that_of_the_optimal_probabilities(rank, x):
     codec = Svd(rank=rank)
     rng = np.random.default_rng(7)
