@@ -1,0 +1,95 @@
+"""Memory that messages arrive in, kept and used again: a fresh page costs many times what a warm one does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+
+ALIGNMENT = 64
+_SMALLEST = 4096
+
+
+class Block(NamedTuple):
+    """`data` has exactly the length asked for; `release()` gives the memory back and may be called more than once."""
+
+    data: Bytes
+    release: Callable[[], None]
+
+
+class Pool:
+    """Blocks in size classes a quarter of a power of two apart. Any thread may use it.
+
+    Memory in use belongs to its user alone: a block that is never released is collected like any other
+    array. Memory that was released is kept, at most `limit` bytes of it.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._free: dict[int, list[Bytes]] = {}
+        self._kept = 0
+        self._limit = limit
+        self._lock = threading.Lock()
+
+    @property
+    def kept(self) -> int:
+        """Bytes that were released and wait for their next use."""
+        return self._kept
+
+    def take(self, nbytes: int) -> Block:
+        """A block of `nbytes` whose contents are arbitrary. Blocks below one page are not worth keeping."""
+        if nbytes < _SMALLEST:
+            return Block(np.empty(nbytes, np.uint8), _nothing)
+        size = size_class(nbytes)
+        with self._lock:
+            free = self._free.get(size)
+            memory = free.pop() if free else None
+            if memory is not None:
+                self._kept -= size
+        if memory is None:
+            memory = _aligned(size)
+        return Block(memory[:nbytes], _Return(self, memory))
+
+    def give(self, memory: Bytes) -> None:
+        """Keep a whole block for its next use, or drop it when enough is kept."""
+        with self._lock:
+            if self._kept + memory.size <= self._limit:
+                self._free.setdefault(memory.size, []).append(memory)
+                self._kept += memory.size
+
+
+class _Return:
+    """Gives a block back, once."""
+
+    __slots__ = ("_memory", "_pool")
+
+    def __init__(self, pool: Pool, memory: Bytes) -> None:
+        self._pool = pool
+        self._memory: list[Bytes] = [memory]
+
+    def __call__(self) -> None:
+        try:
+            memory = self._memory.pop()  # atomic, so that two releases give it back once
+        except IndexError:
+            return
+        self._pool.give(memory)
+
+
+def size_class(nbytes: int) -> int:
+    """The smallest k * 2**e >= nbytes with k in 4..7: at most a quarter more than was asked for."""
+    step = 1 << max(0, (nbytes - 1).bit_length() - 3)
+    return -(-nbytes // step) * step
+
+
+def _aligned(nbytes: int) -> Bytes:
+    memory = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + nbytes]
+
+
+def _nothing() -> None:
+    """Small blocks are left to the garbage collector."""
