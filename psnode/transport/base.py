@@ -9,7 +9,8 @@ from __future__ import annotations
 import queue
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -57,18 +58,26 @@ class Pending(ABC):
 class Inbox:
     """What one thread waits on: arrivals, losses of peers, and events posted by its own helper threads.
 
-    Events come out in the order in which they were put in.
+    Events come out in the order in which they were put in. An exception among them is to be raised: the
+    transport or a helper thread has failed.
     """
 
     def __init__(self) -> None:
         self._events: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._first: deque[object] = deque()
 
     def post(self, event: object) -> None:
         """Put an event in; any thread may call it."""
         self._events.put(event)
 
+    def put_back(self, events: Iterable[object]) -> None:
+        """Return events that were taken out, in the order in which they came; the thread that waits may call it."""
+        self._first.extendleft(reversed(list(events)))
+
     def poll(self) -> object | None:
         """The next event, or None if there is none now."""
+        if self._first:
+            return self._first.popleft()
         try:
             return self._events.get_nowait()
         except queue.Empty:
@@ -76,6 +85,8 @@ class Inbox:
 
     def wait(self, seconds: float) -> object:
         """The next event; DeadlineExceededError if there is none within `seconds`."""
+        if self._first:
+            return self._first.popleft()
         try:
             return self._events.get(timeout=max(0.0, seconds))
         except queue.Empty:
@@ -110,6 +121,7 @@ class Transport(ABC):
         """The next message if there is one. For callers that post no events of their own."""
         event = self.inbox.poll()
         while event is not None and not isinstance(event, Arrival):
+            _raise_if_error(event)
             event = self.inbox.poll()
         return event
 
@@ -120,9 +132,15 @@ class Transport(ABC):
             event = self.inbox.wait(end - time.monotonic())
             if isinstance(event, Arrival):
                 return event
+            _raise_if_error(event)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _raise_if_error(event: object) -> None:
+    if isinstance(event, Exception):
+        raise event
