@@ -1,0 +1,34 @@
+"""Who am I, before MPI is there: launchers tell every process its rank in environment variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+# Most specific first: mpirun inside a Slurm allocation must win over Slurm, whose own variables are believed
+# in a job step (srun) only, since a batch script has them too.
+_PAIRS = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("PMIX_RANK", "PMIX_SIZE"),
+    ("PMIX_RANK", "SLURM_NTASKS"),
+)
+
+
+class Place(NamedTuple):
+    """This process is `rank` of `size`."""
+
+    rank: int
+    size: int
+
+
+def place(environ: Mapping[str, str] = os.environ) -> Place | None:
+    """This process's place in its job; None when no launcher started it."""
+    pairs = _PAIRS + ((("SLURM_PROCID", "SLURM_NTASKS"),) if "SLURM_STEP_ID" in environ else ())
+    for rank_name, size_name in pairs:
+        rank, size = environ.get(rank_name, ""), environ.get(size_name, "")
+        if rank.isdecimal() and size.isdecimal() and int(rank) < int(size):
+            return Place(int(rank), int(size))
+    return None
