@@ -1,0 +1,43 @@
+"""The start of a job: every worker reports to rank 0, which names those that do not."""
+
+from __future__ import annotations
+
+import time
+
+from psnode.errors import DeadlineExceededError, MissingRanksError
+from psnode.transport.base import Arrival, PeerLost, Pending, Transport
+from psnode.transport.sending import MAX_TAG
+
+HELLO_TAG = MAX_TAG
+
+
+def send_hello(transport: Transport, hello: bytes) -> Pending:
+    """A worker's part: report to rank 0. What rank 0 sends next says that everybody has."""
+    return transport.send(0, HELLO_TAG, [hello])
+
+
+def gather_hello(transport: Transport, hello: bytes, seconds: float) -> dict[int, bytes]:
+    """Rank 0's part: what every rank said, rank 0's own `hello` included.
+
+    Events that are no hello stay in the inbox. Raises MissingRanksError naming all that have not reported
+    after `seconds`, or at once naming those that are lost.
+    """
+    end = time.monotonic() + seconds
+    heard = {transport.rank: hello}
+    others: list[object] = []
+    try:
+        while len(heard) < transport.size:
+            try:
+                event = transport.inbox.wait(end - time.monotonic())
+            except DeadlineExceededError:
+                raise MissingRanksError(set(range(transport.size)) - set(heard), seconds) from None
+            if isinstance(event, Arrival) and event.tag == HELLO_TAG:
+                heard[event.source] = event.data.tobytes()
+                event.release()
+            elif isinstance(event, PeerLost) and event.rank not in heard:
+                raise MissingRanksError([event.rank], seconds)
+            else:
+                others.append(event)
+    finally:
+        transport.inbox.put_back(others)
+    return dict(sorted(heard.items()))
