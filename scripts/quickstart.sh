@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# From nothing to a trained model: LeNet on scikit-learn's digits, a master, two workers, the ATOMO scheme, and an
+# evaluator that follows along. Needs Python 3.11 and nothing else; no root.
+#
+#   scripts/quickstart.sh [DIR]     DIR: where the run writes (default: a new directory in runs/)
+#   PSNODE_VENV, PSNODE_PYTHON      the virtual environment (.venv) and the Python to make it with
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/venv.sh
+
+venv=${PSNODE_VENV:-.venv}
+directory=${1:-runs/quickstart-$(date +%Y%m%d-%H%M%S)}
+prepare_venv "$venv" train,mpi
+export PATH="$PWD/$venv/bin:$PATH"
+[[ $venv == /* ]] && export PATH="$venv/bin:$PATH"
+
+# Open MPI refuses root and more ranks than cores unless told
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+began=$SECONDS
+
+psnode evaluate --train-dir "$directory" --patience 60 &
+evaluator=$!
+trap 'kill "$evaluator" 2>/dev/null || true' EXIT
+
+mpirun -n 3 --map-by :OVERSUBSCRIBE --bind-to none \
+    psnode train --network LeNet --dataset digits --scheme atomo --epochs 15 --lr 0.02 --eval-freq 100 --train-dir "$directory"
+wait "$evaluator"
+trap - EXIT
+
+python - "$directory" "$((SECONDS - began))" <<'PYTHON'
+import json
+import sys
+from pathlib import Path
+
+directory, seconds = Path(sys.argv[1]), sys.argv[2]
+summary = json.loads((directory / "summary.json").read_text())
+last = json.loads((directory / "evaluations.jsonl").read_text().splitlines()[-1])
+sent = summary["uplink_bytes"] + summary["downlink_bytes"]
+dense = sent * summary["compression_ratio"]
+up = summary["uplink_bytes"]
+print(f"""
+test accuracy   {100 * last["top1"]:.2f} % on {last["examples"]} digits never trained on, after {summary["steps"]} steps
+sent            {sent / 1e6:.1f} MB, where float32 both ways takes {dense / 1e6:.1f} MB; gradients alone {up / 1e6:.1f} MB instead of {dense / 2e6:.1f} MB
+time            {seconds} s
+written to      {directory.resolve()}
+                metrics.jsonl (every step), evaluations.jsonl, summary.json, checkpoints/, tensorboard/""")
+PYTHON

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Install what the tests need and run them all: ruff, mypy and shellcheck, then pytest. Arguments go to pytest, which
+# then runs alone:
+#
+#   scripts/test.sh
+#   scripts/test.sh tests/test_config.py -k digest
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/venv.sh
+
+venv=${PSNODE_VENV:-.venv}
+prepare_venv "$venv" train,mpi,bench,dev
+bin=$venv/bin
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+
+if [[ $# -gt 0 ]]; then
+    exec "$bin/python" -m pytest "$@"
+fi
+
+failed=0
+"$bin/ruff" check . || failed=1
+"$bin/ruff" format --check . || failed=1
+"$bin/mypy" || failed=1
+"$bin/shellcheck" -x scripts/*.sh .ci/run || failed=1
+"$bin/python" -m pytest -n 2 --dist loadgroup || failed=$?
+exit "$failed"
