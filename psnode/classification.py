@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 class Classification(Task):
     """Classify images with cross-entropy; follows top1 and top5.
 
-    Arguments as of `psnode.models.build` and `psnode.data.load`; `options` are the data set's. The constructor reads no examples, but refuses an
-    unknown name, missing training files, and a network that cannot take the images: ConfigurationError.
+    Arguments as of `psnode.models.build` and `psnode.data.load`; `options` are the data set's. The constructor
+    reads no examples, but refuses an unknown name, missing training files, and a network that cannot take the
+    images: ConfigurationError.
     """
 
     def __init__(
