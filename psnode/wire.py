@@ -178,7 +178,7 @@ def split_group(body: Bytes, segments: int, source: int | None = None) -> list[B
 
 
 _KINDS = frozenset(Kind)
-_KNOWN_FLAGS = Flag.CHECKPOINT | Flag.STOP
+_KNOWN_FLAGS = int(Flag.CHECKPOINT | Flag.STOP)
 
 
 def _checksum(buffer: Bytes) -> int:

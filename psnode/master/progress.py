@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import deque
 from statistics import median
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from psnode.metrics import StepRecord, compression_ratio
+from psnode.transport.environment import place
 
 _RECENT = 50  # steps that the shown step time and ratio are taken over
 
@@ -78,10 +80,21 @@ class Lines:
 
 def progress(coordinates: int, first: int, last: int, interval: int) -> ProgressView:
     """The view that fits standard output."""
-    console = Console()
-    if sys.stdout.isatty():
-        return Bar(console, coordinates, first, last)
+    if _watched():
+        return Bar(Console(), coordinates, first, last)
     return Lines(coordinates, last, interval)
+
+
+def _watched() -> bool:
+    """Whether standard output ends at a terminal. mpirun gives its ranks one even if its own output goes elsewhere."""
+    if not sys.stdout.isatty():
+        return False
+    if place() is None:
+        return True
+    try:
+        return os.readlink(f"/proc/{os.getppid()}/fd/1").startswith(("/dev/pts/", "/dev/tty"))
+    except OSError:
+        return False
 
 
 class Fanout:

@@ -1,0 +1,102 @@
+"""Checkpoints are complete or absent, and what was altered is not read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from psnode import checkpoint
+from psnode.checkpoint import Checkpoint, Draft
+from psnode.errors import CheckpointError
+
+
+def published(train_dir: Path, step: int, keep_last: int = 0) -> Path:
+    draft = Draft(train_dir, step)
+    draft.add("model.safetensors", checkpoint.dump({"w": torch.full((5,), float(step))}))
+    draft.add("state/optimizer.safetensors", checkpoint.dump({}))
+    return draft.publish({"workers": 2}, keep_last)
+
+
+def test_what_is_published_is_read_back(tmp_path: Path) -> None:
+    published(tmp_path, 7)
+    newest = checkpoint.latest(tmp_path)
+    assert newest is not None and newest.name == "step-00000007"
+    found = Checkpoint.open(newest)
+    assert found.step == 7 and found.facts["workers"] == 2
+    assert torch.equal(found.tensors("model.safetensors")["w"], torch.full((5,), 7.0))
+
+
+def test_a_draft_is_invisible(tmp_path: Path) -> None:
+    published(tmp_path, 1)
+    draft = Draft(tmp_path, 2)
+    draft.add("model.safetensors", b"half")
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["step-00000001"]
+    newest = checkpoint.latest(tmp_path)
+    assert newest is not None and newest.name == "step-00000001"
+
+
+def test_latest_is_none_before_the_first(tmp_path: Path) -> None:
+    assert checkpoint.latest(tmp_path) is None and checkpoint.complete(tmp_path) == []
+
+
+def test_steps_are_ordered_as_numbers(tmp_path: Path) -> None:
+    for step in (900_000_000, 20, 3):
+        published(tmp_path, step)
+    assert [checkpoint.step_of(path) for path in checkpoint.complete(tmp_path)] == [3, 20, 900_000_000]
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    for step in range(1, 6):
+        published(tmp_path, step, keep_last=2)
+    assert [checkpoint.step_of(path) for path in checkpoint.complete(tmp_path)] == [4, 5]
+
+
+@pytest.mark.parametrize("damage", ["truncate", "append", "flip", "remove"])
+def test_a_damaged_file_is_named(tmp_path: Path, damage: str) -> None:
+    path = published(tmp_path, 1)
+    file = path / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    if damage == "remove":
+        file.unlink()
+    else:
+        content[-1] ^= damage == "flip"
+        file.write_bytes({"truncate": content[:-1], "append": content + b"x", "flip": content}[damage])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        Checkpoint.open(path).tensors("model.safetensors")
+
+
+@pytest.mark.parametrize("manifest", [b"", b"{", b"[]", b'{"step": "x"}', b"{}"])
+def test_a_damaged_manifest_is_one_line(tmp_path: Path, manifest: bytes) -> None:
+    path = published(tmp_path, 1)
+    (path / "manifest.json").write_bytes(manifest)
+    with pytest.raises(CheckpointError, match="incomplete or damaged"):
+        Checkpoint.open(path)
+
+
+@pytest.mark.parametrize("content", ["", "../../etc", "step-1", "latest\n"])
+def test_a_pointer_to_anything_but_a_checkpoint_is_refused(tmp_path: Path, content: str) -> None:
+    published(tmp_path, 1)
+    (tmp_path / "checkpoints" / "latest").write_text(content)
+    with pytest.raises(CheckpointError):
+        checkpoint.latest(tmp_path)
+
+
+def test_tied_weights_are_saved_under_every_name() -> None:
+    weight = torch.arange(6.0)
+    content = checkpoint.dump({"encoder": weight, "decoder": weight})
+    found = checkpoint.parse(content, "test")
+    assert torch.equal(found["encoder"], weight) and torch.equal(found["decoder"], weight)
+
+
+def test_views_of_one_vector_are_saved_apart() -> None:
+    flat = torch.arange(10.0)
+    found = checkpoint.parse(checkpoint.dump({"a": flat[:4].view(2, 2), "b": flat[4:]}), "test")
+    assert found["a"].tolist() == [[0, 1], [2, 3]] and found["b"].tolist() == [4, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("content", [b"", b"1234567", b"\xff" * 100])
+def test_garbage_is_no_safetensors_file(content: bytes) -> None:
+    with pytest.raises(CheckpointError, match="thing"):
+        checkpoint.parse(content, "thing")

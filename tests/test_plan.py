@@ -1,0 +1,102 @@
+"""Plans: every coordinate in exactly one segment, small tensors uncoded, cuts where they may be."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from psnode.errors import ConfigurationError
+from psnode.plan import IDENTITY, PARTITION, Plan, Tensor, make_plan
+
+shapes = st.lists(st.integers(0, 70), min_size=0, max_size=4).map(tuple)
+
+
+def tensors_of(all_shapes: list[tuple[int, ...]]) -> list[Tensor]:
+    return [Tensor(f"layer{i // 2}.{'weight' if i % 2 == 0 else 'bias'}", shape) for i, shape in enumerate(all_shapes)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(shapes, min_size=1, max_size=12),
+    st.sampled_from(["qsgd", "svd:rank=3", "identity", "fp16"]),
+    st.sampled_from(["layer", "bytes", "model"]),
+    st.sampled_from([1 << 14, 1 << 17, 4 << 20]),
+)
+def test_segments_cover_every_coordinate_once_and_in_order(
+    all_shapes: list[tuple[int, ...]], codec: str, group_by: str, group_bytes: int
+) -> None:
+    tensors = tensors_of(all_shapes)
+    plan = make_plan(tensors, codec, group_by=group_by, group_bytes=group_bytes)
+    position = 0
+    for index, segment in enumerate(plan.segments):
+        assert (segment.index, segment.start) == (index, position)
+        position = segment.stop
+    assert position == plan.size == sum(tensor.size for tensor in tensors)
+    assert sorted(t.name for t in plan.tensors) == sorted(t.name for t in tensors)
+    assert [group.index for group in plan.groups] == list(range(len(plan.groups)))
+    for name, where in plan.slices().items():
+        tensor = next(t for t in tensors if t.name == name)
+        for segment in plan.segments:
+            overlaps = segment.start < where.stop and where.start < segment.stop
+            if overlaps and segment.codec != IDENTITY:
+                assert len(tensor.shape) > 1 and 4 * tensor.size >= 4096
+                if codec.startswith("svd"):
+                    assert (segment.start, segment.shape) == (where.start, tensor.shape)
+
+
+@given(st.lists(shapes, min_size=1, max_size=12), st.sampled_from(["qsgd", "svd:rank=3"]))
+@settings(max_examples=50, deadline=None)
+def test_a_plan_survives_json(all_shapes: list[tuple[int, ...]], codec: str) -> None:
+    plan = make_plan(tensors_of(all_shapes), codec)
+    assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+
+
+def test_vectors_small_tensors_and_what_would_not_shrink_travel_as_identity() -> None:
+    tensors = [Tensor("vector", (100_000,)), Tensor("small", (31, 32)), Tensor("square", (40, 40)), Tensor("large", (400, 400))]
+    plan = make_plan(tensors, "svd:rank=25", group_by="layer")
+    codec = {segment.size: segment.codec for segment in plan.segments}
+    assert codec[100_000 + 31 * 32 + 40 * 40] == IDENTITY  # 25 (40 + 40) > 40 * 40
+    assert codec[400 * 400] == "svd:rank=25"
+
+
+def test_fusion_makes_one_run_of_all_that_is_coded_alike_within_a_group() -> None:
+    plan = make_plan(tensors_of([(64, 64), (64,)] * 4), "qsgd", group_by="model")
+    assert [(s.codec, s.shape) for s in plan.segments] == [("qsgd", (4 * 64 * 64,)), (IDENTITY, (4 * 64,))]
+
+
+def test_layers_are_groups_of_their_own() -> None:
+    plan = make_plan(tensors_of([(64, 64), (64,)] * 3), "qsgd", group_by="layer")
+    assert [len(group.segments) for group in plan.groups] == [2, 2, 2]
+
+
+def test_large_flat_tensors_are_cut_at_multiples_of_4096_and_shaped_ones_are_not() -> None:
+    big = [Tensor("big.weight", (1000, 1237)), Tensor("big.bias", (1000,))]
+    flat = make_plan(big, "qsgd", group_bytes=1 << 20)
+    assert len(flat.groups) == 5
+    assert all(segment.start % PARTITION == 0 for segment in flat.segments if segment.codec == "qsgd")
+    assert max(4 * group.size for group in flat.groups) < 1.5 * (1 << 20)
+    shaped = make_plan(big, "svd", group_bytes=1 << 20)
+    assert [s.shape for s in shaped.segments] == [(1000, 1237), (1000,)]
+
+
+@pytest.mark.parametrize("group_bytes", [1 << 12, 1 << 16, 1 << 20, 1 << 24])
+def test_groups_by_bytes_stay_below_one_and_a_half_times_the_limit(group_bytes: int) -> None:
+    plan = make_plan(tensors_of([(256, 256), (256,), (64, 64), (9,)] * 3), "qsgd", group_bytes=group_bytes)
+    for group in plan.groups:
+        assert 4 * group.size < 1.5 * group_bytes + 4 * PARTITION or len(group.segments) == 1
+
+
+def test_a_plan_that_does_not_cover_its_tensors_is_refused() -> None:
+    data = make_plan([Tensor("a.weight", (64, 64))], "qsgd").to_dict()
+    data["groups"][0][0][2] = [math.prod((64, 64)) - 1]
+    with pytest.raises(ConfigurationError, match="cover 4095 of 4096"):
+        Plan.from_dict(data)
+
+
+def test_a_model_without_parameters_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="no trainable parameters"):
+        make_plan([], "qsgd")

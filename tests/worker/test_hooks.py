@@ -1,0 +1,116 @@
+"""Hooks report each group once, when its last gradient is there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from psnode.errors import ConfigurationError
+from psnode.plan import Plan, make_plan
+from psnode.worker.hooks import GroupHooks, finish_order
+from psnode.worker.replica import Replica, describe, trainable
+
+
+class Branches(nn.Module):
+    """Two layers in a row, and one that the loss does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.second = nn.Linear(8, 4)
+        self.unused = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.relu(self.first(x)))
+
+
+def prepared(group_by: str = "layer", group_bytes: int = 1 << 20) -> tuple[Branches, Plan, Replica, list[int], GroupHooks]:
+    model = Branches()
+    parameters = trainable(model)
+    order = finish_order(parameters, lambda: model(torch.ones(2, 8)).sum().backward())
+    tensors = {tensor.name: tensor for tensor in describe(model)}
+    plan = make_plan([tensors[name] for name in order], "identity", group_by=group_by, group_bytes=group_bytes)
+    replica = Replica(model, plan, torch.device("cpu"))
+    finished: list[int] = []
+    return model, plan, replica, finished, GroupHooks(replica.parameters, plan, finished.append)
+
+
+def test_gradients_finish_from_the_last_layer_to_the_first_and_unused_ones_come_last() -> None:
+    _, plan, _, _, _ = prepared()
+    names = [tensor.name for tensor in plan.tensors]
+    assert names[0].startswith("second") and names[2].startswith("first") and names[4].startswith("unused")
+
+
+def test_measuring_the_order_leaves_no_gradients() -> None:
+    model = Branches()
+    finish_order(trainable(model), lambda: model(torch.ones(2, 8)).sum().backward())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("group_by", "group_bytes"), [("layer", 1), ("bytes", 64), ("bytes", 1 << 20), ("model", 1)])
+def test_every_group_is_reported_once_a_pass_and_unused_ones_at_the_flush(group_by: str, group_bytes: int) -> None:
+    model, plan, replica, finished, hooks = prepared(group_by, group_bytes)
+    for _ in range(3):
+        finished.clear()
+        replica.zero_gradients()
+        hooks.arm()
+        model(torch.ones(2, 8)).sum().backward()
+        before_flush = list(finished)
+        hooks.flush()
+        assert sorted(finished) == [group.index for group in plan.groups]
+        if group_by == "layer":
+            assert before_flush == [0, 1] and finished == [0, 1, 2]
+
+
+def test_unarmed_passes_are_not_looked_at_but_accumulate() -> None:
+    model, plan, replica, finished, hooks = prepared()
+    model(torch.ones(2, 8)).sum().backward()
+    assert finished == []
+    hooks.arm()
+    model(torch.ones(2, 8)).sum().backward()
+    hooks.flush()
+    where = plan.slices()["second.bias"]
+    group = next(g for g in plan.groups if g.start <= where.start < g.stop)
+    gradient = replica.gradient(group)[where.start - group.start : where.stop - group.start]
+    assert gradient.tolist() == [4.0] * 4  # 2 examples a pass, d sum/d bias = 1 each
+
+
+def test_gradients_lie_in_the_flat_vector_where_the_plan_says() -> None:
+    model, plan, replica, _, hooks = prepared("model")
+    reference = Branches()
+    reference.load_state_dict(model.state_dict())
+    x = torch.randn(5, 8)
+    reference(x).square().sum().backward()
+    hooks.arm()
+    model(x).square().sum().backward()
+    hooks.flush()
+    flat = replica.gradient(plan.groups[0])
+    for name, parameter in reference.named_parameters():
+        found = torch.from_numpy(flat[plan.slices()[name]]).view(parameter.shape)
+        assert torch.equal(found, parameter.grad if parameter.grad is not None else torch.zeros_like(parameter))
+
+
+def test_weights_written_into_the_flat_vector_are_the_models() -> None:
+    model, plan, replica, _, _ = prepared("model")
+    replica.weights[:] = 3.0
+    assert all(bool((parameter == 3.0).all()) for parameter in model.parameters())
+
+
+def test_a_changed_weight_changes_the_digest() -> None:
+    model, _, replica, _, _ = prepared()
+    before = replica.digest()
+    with torch.no_grad():
+        model.first.weight[0, 0] += 1e-6
+    assert replica.digest() != before
+
+
+def test_sparse_gradients_are_refused() -> None:
+    model = nn.Sequential(nn.Embedding(10, 4, sparse=True))
+    with pytest.raises(ConfigurationError, match="sparse gradients"):
+        finish_order(trainable(model), lambda: model(torch.tensor([1, 2])).sum().backward())
+
+
+def test_weights_that_are_not_float32_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="float64"):
+        trainable(nn.Linear(2, 2).double())
