@@ -1,0 +1,126 @@
+"""`psnode launch`: mpirun with what a fault-tolerant job needs, and a hand on it until its last process is gone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from psnode.errors import ConfigurationError
+from psnode.supervision import supervise
+
+_ROOT_VARIABLES = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+
+
+def launch(
+    n_workers: int,
+    command: Sequence[str],
+    *,
+    hostfile: Path | str | None = None,
+    mpirun_args: Sequence[str] = (),
+    kill_after: float = 10.0,
+    program: Sequence[str] = (sys.executable, "-m", "psnode"),
+) -> int:
+    """Run `psnode COMMAND...` on one master and `n_workers` workers; returns mpirun's exit code, rank 0's.
+
+    Args:
+        hostfile: hosts, one a line, the master's first. Lines `NAME slots=N` are filled in order; a plain list of
+            addresses gets one rank a host in turn. None: all ranks on this host.
+        mpirun_args: handed on; they win over what psnode would choose itself.
+        kill_after: seconds from a request to stop (TERM, INT, USR1, HUP) until every process is killed.
+        program: what every rank runs, before `command`.
+
+    Raises ConfigurationError if there is no mpirun, no such hostfile, or n_workers < 1.
+    """
+    if n_workers < 1:
+        raise ConfigurationError(f"n_workers is {n_workers}: a job needs at least 1 worker")
+    environment = dict(os.environ)
+    if hasattr(os, "geteuid") and os.geteuid() == 0 and any(name not in environment for name in _ROOT_VARIABLES):
+        print(f"psnode: running as root, so {' and '.join(_ROOT_VARIABLES)} are set for mpirun", file=sys.stderr, flush=True)
+        environment.update(dict.fromkeys(_ROOT_VARIABLES, "1"))
+    line = mpirun_command(find_mpirun(), n_workers + 1, hostfile, mpirun_args, environment)
+    return supervise([*line, *program, *command], environment, kill_after)
+
+
+def find_mpirun() -> str:
+    """The mpirun of this Python's environment, else the first on the PATH."""
+    beside = Path(sys.executable).with_name("mpirun")
+    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    if found is None:
+        raise ConfigurationError("there is no mpirun: pip install psnode[mpi], or put your MPI's on the PATH")
+    return found
+
+
+def mpirun_command(
+    mpirun: str, ranks: int, hostfile: Path | str | None, mpirun_args: Sequence[str], environment: Mapping[str, str]
+) -> list[str]:
+    """The mpirun part of the command line, up to the program."""
+    line = [mpirun, "-n", str(ranks)]
+    if _is_open_mpi(mpirun):
+        line += _open_mpi_options(mpirun, ranks, hostfile, mpirun_args, environment)
+    elif hostfile is not None:
+        line += ["-f", str(_checked(hostfile))]
+    return [*line, *mpirun_args]
+
+
+def _open_mpi_options(
+    mpirun: str, ranks: int, hostfile: Path | str | None, mpirun_args: Sequence[str], environment: Mapping[str, str]
+) -> Iterator[str]:
+    def chosen(option: str) -> bool:
+        return option in mpirun_args or f"--{option}" in mpirun_args or f"OMPI_MCA_{option}" in environment
+
+    if _has_fault_tolerance(mpirun) and not chosen("with-ft"):
+        yield from ("--with-ft", "ulfm")
+        # The only ones that survive a death. Naming them also spares a second that probing for others takes.
+        if not chosen("pml"):
+            yield from ("--mca", "pml", "ob1")
+        if not chosen("btl"):
+            yield from ("--mca", "btl", "self,sm,tcp")
+    # A rank computes with several threads: bound to one core, as mpirun would do, they would share it.
+    if not chosen("bind-to"):
+        yield from ("--bind-to", "none")
+    if hostfile is not None:
+        hosts = _checked(hostfile)
+        yield from ("--hostfile", str(hosts))
+        if "slots" not in hosts.read_text() and not chosen("map-by"):
+            yield from ("--map-by", "node")
+        for name in environment:
+            if name.startswith("PSNODE_") or name == "OMP_NUM_THREADS":
+                yield from ("-x", name)
+    elif ranks > _cores():
+        yield "--oversubscribe"
+
+
+def _checked(hostfile: Path | str) -> Path:
+    path = Path(hostfile)
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--hostfile {path} cannot be read ({error}): give a text file of hosts, one a line") from None
+    if not any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines()):
+        raise ConfigurationError(f"--hostfile {path} names no host: write one a line, the master's first")
+    return path
+
+
+def _is_open_mpi(mpirun: str) -> bool:
+    return "Open MPI" in _output([mpirun, "--version"])
+
+
+def _has_fault_tolerance(mpirun: str) -> bool:
+    """Whether this Open MPI was built with ULFM, by what the ompi_info of the same installation says."""
+    beside = Path(mpirun).with_name("ompi_info")
+    return beside.exists() and "ft_mpi_support:yes" in _output([str(beside), "--parsable"])
+
+
+def _output(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False, stdin=subprocess.DEVNULL).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigurationError(f"{command[0]} cannot be run ({error}): check the MPI installation") from None
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
