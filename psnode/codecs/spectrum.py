@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,19 +46,34 @@ def matricise(shape: tuple[int, ...]) -> tuple[int, int, int]:
     return min(cuts, key=lambda cut: cut[1] + cut[2])
 
 
-@dataclass(frozen=True, slots=True)
-class Spectrum:
-    """Singular values of an m x n matrix, descending and positive, and what is needed to make its rank-one terms."""
+class Core(NamedTuple):
+    """A matrix of `shape` without its zero rows and columns, and where the others are."""
 
-    values: Float64s
-    """(r,), float64."""
-    vectors: Float64s
-    """(r, short side of `core`): orthonormal singular vectors of the short side."""
-    core: Float32s
-    """The matrix without its zero rows and columns."""
+    values: Float32s
     rows: Int64s
     columns: Int64s
     shape: tuple[int, int]
+
+    @property
+    def tall(self) -> bool:
+        """Whether columns are the short side."""
+        m, n = self.values.shape
+        return bool(m > n)
+
+
+@dataclass(frozen=True, slots=True)
+class Spectrum:
+    """Terms of a matrix: their lengths, and what is needed to make them."""
+
+    core: Core
+    values: Float64s
+    """(r,), float64, positive: the singular values, descending."""
+    vectors: Float64s
+    """(r, short side of the core): orthonormal vectors of the short side."""
+    products: Float64s | None = None
+    """(r, long side of the core): those of the other side, as long as the values. None: core^T vectors."""
+    excess: float = 0.0
+    """Variance that the terms have before any is left out: 0 unless one of them is random."""
 
     def terms(self, chosen: npt.ArrayLike) -> tuple[Float64s, Float64s]:
         """Factors (left, right) of the terms with the indices `chosen`: shapes (k, m) and (k, n), float64.
@@ -65,13 +81,14 @@ class Spectrum:
         The matrix is the sum over all i of left[i] right[i]^T; one of the two is a unit vector, the other as long as the
         singular value.
         """
-        short = self.vectors[np.asarray(chosen, dtype=np.int64)]
-        tall = self.core.shape[0] > self.core.shape[1]
-        long = _times(self.core, short) if tall else _transposed_times(self.core, short)
-        inner_left, inner_right = (long, short) if tall else (short, long)
-        left, right = np.zeros((len(short), self.shape[0])), np.zeros((len(short), self.shape[1]))
-        left[:, self.rows] = inner_left
-        right[:, self.columns] = inner_right
+        indices = np.asarray(chosen, dtype=np.int64)
+        short = self.vectors[indices]
+        long = project(self.core, short) if self.products is None else self.products[indices]
+        inner_left, inner_right = (long, short) if self.core.tall else (short, long)
+        m, n = self.core.shape
+        left, right = np.zeros((indices.size, m)), np.zeros((indices.size, n))
+        left[:, self.core.rows] = inner_left
+        right[:, self.core.columns] = inner_right
         return left, right
 
 
@@ -79,53 +96,57 @@ def spectrum(matrix: Float32s) -> Spectrum:
     """The spectrum of `matrix`, float32, 2-D, not empty. A zero matrix has an empty one.
 
     The signs of singular vectors are arbitrary: here the first entry of the largest magnitude of a short-side vector is
-    positive, so that they do not depend on the solver. Deterministic for a machine, library version and number of threads.
+    positive, so that they do not depend on the solver. Deterministic for a machine, library version and number of BLAS threads.
     Raises NonFiniteGradientError.
     """
-    rows, columns = np.flatnonzero(matrix.any(axis=1)), np.flatnonzero(matrix.any(axis=0))
-    core = matrix if (rows.size, columns.size) == matrix.shape else matrix[np.ix_(rows, columns)]
-    shape = (matrix.shape[0], matrix.shape[1])
-    if core.size == 0:
-        return Spectrum(np.zeros(0), np.zeros((0, 0)), core, rows, columns, shape)
+    core = trim(matrix)
     gram = _gram(core)
     if not np.isfinite(np.trace(gram)):  # squares of finite float32 do not overflow: the trace is finite if all entries are
         raise_nonfinite(matrix)
+    return Spectrum(core, *eigenpairs(gram))
+
+
+def trim(matrix: Float32s) -> Core:
+    """`matrix` without its zero rows and columns; not copied if it has none."""
+    rows, columns = np.flatnonzero(matrix.any(axis=1)), np.flatnonzero(matrix.any(axis=0))
+    values = matrix if (rows.size, columns.size) == matrix.shape else matrix[np.ix_(rows, columns)]
+    return Core(values, rows, columns, (matrix.shape[0], matrix.shape[1]))
+
+
+def eigenpairs(gram: Float64s) -> tuple[Float64s, Float64s]:
+    """Roots of the eigenvalues of a Gram matrix, descending and above the noise, and the eigenvectors as rows."""
+    if not gram.size:
+        return np.zeros(0), np.zeros(gram.shape)
     squares, basis = np.linalg.eigh(gram)
     values = np.sqrt(np.maximum(squares[::-1], 0.0))
     kept = int(np.count_nonzero(values > NOISE * values[0]))
     vectors = np.ascontiguousarray(basis.T[::-1][:kept])
     peaks = vectors[np.arange(kept), np.argmax(np.abs(vectors), axis=1)]
     vectors *= np.sign(peaks)[:, None]
-    return Spectrum(values[:kept].copy(), vectors, core, rows, columns, shape)
+    return values[:kept].copy(), vectors
 
 
-def _gram(core: Float32s) -> Float64s:
-    """core core^T or core^T core, whichever is smaller, in float64; the workspace is bounded by cutting the long side."""
-    m, n = core.shape
-    long, short = max(m, n), min(m, n)
-    step = max(short, _GRAM_BLOCK // short)
+def _gram(core: Core) -> Float64s:
+    """Gram matrix of the short side in float64; the workspace is bounded by cutting the long side."""
+    matrix = core.values.T if core.tall else core.values
+    short, long = matrix.shape
+    step = max(short, _GRAM_BLOCK // max(short, 1))
     total = np.zeros((short, short))
     for at in range(0, long, step):
-        block = (core[at : at + step].T if m > n else core[:, at : at + step]).astype(np.float64)
+        block = matrix[:, at : at + step].astype(np.float64)
         total += block @ block.T
     return total
 
 
-def _times(core: Float32s, vectors: Float64s) -> Float64s:
-    """(core vectors^T)^T for vectors (k, n): (k, m), accumulated in float64."""
-    m, n = core.shape
-    out = np.empty((len(vectors), m))
+def project(core: Core, vectors: Float64s) -> Float64s:
+    """The products of vectors (k, short side) with the core: (k, long side), accumulated in float64."""
+    m, n = core.values.shape
     step = max(1, _PROJECT_BLOCK // max(n, 1))
+    out = np.zeros((len(vectors), max(m, n)))
     for at in range(0, m, step):
-        out[:, at : at + step] = vectors @ core[at : at + step].T.astype(np.float64)
-    return out
-
-
-def _transposed_times(core: Float32s, vectors: Float64s) -> Float64s:
-    """vectors core for vectors (k, m): (k, n), accumulated in float64."""
-    m, n = core.shape
-    out = np.zeros((len(vectors), n))
-    step = max(1, _PROJECT_BLOCK // max(n, 1))
-    for at in range(0, m, step):
-        out += vectors[:, at : at + step] @ core[at : at + step].astype(np.float64)
+        block = core.values[at : at + step].astype(np.float64)
+        if core.tall:
+            out[:, at : at + step] = vectors @ block.T
+        else:
+            out += vectors[:, at : at + step] @ block
     return out

@@ -29,7 +29,9 @@ import numpy as np
 
 from psnode.codecs.atoms import MAX_BUDGET, TICK_BITS, TICKS, optimal_probabilities, sampling_error, systematic_sample, ticks
 from psnode.codecs.base import Bytes, Floats, Shape, Words, readonly
+from psnode.codecs.blas import one_thread
 from psnode.codecs.finite import raise_nonfinite
+from psnode.codecs.randomised import sketch
 from psnode.codecs.rank_one import add_terms, write_terms
 from psnode.codecs.rng import BLOCK, fill
 from psnode.codecs.spectrum import Float64s, Int64s, Spectrum, matricise, spectrum
@@ -42,45 +44,70 @@ _SIDE = 4
 
 @dataclass(frozen=True, repr=False)
 class Svd(Reducer):
-    """svd:rank=3,method=exact,sample=true.
+    """svd:rank=3,method=exact,sample=true,cover=false.
 
     `rank`: expected number of terms, real, at least 1 (below that messages would be empty, and the contractive form would
     send nothing). `sample=false` sends the floor(rank) largest terms unscaled instead: biased, and a contraction by
     1 - floor(rank) / min(m, n) or better, which is the form for feedback loops.
+
+    `method=randomised` looks for the largest terms only, in a random subspace: many times faster on large matrices, and
+    unsampled, as what lies outside the subspace is lost. `cover=true` samples and adds a random term for the rest: unbiased,
+    with the large variance that `omega` tells.
     """
 
     rank: float = 3.0
-    method: Literal["exact"] = "exact"
-    sample: bool = True
+    method: Literal["exact", "randomised"] = "exact"
+    sample: bool | None = None
+    """None: true if that is unbiased."""
+    cover: bool = False
 
     id = "svd"
     shaped = True
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a value out of bounds."""
+        """CodecSpecError for a value out of bounds or a contradiction."""
         if not 1 <= self.rank <= MAX_BUDGET:
             raise CodecSpecError(f"svd: rank={self.rank:g} must be in [1, {MAX_BUDGET}]: it is the number of terms sent")
-        if self.method != "exact":
-            raise CodecSpecError(f"svd: method={self.method!r} is not known: valid is exact")
+        if self.method not in ("exact", "randomised"):
+            raise CodecSpecError(f"svd: method={self.method!r} is not known: valid are exact, randomised")
+        if self.cover and self.method == "exact":
+            raise CodecSpecError("svd: cover=true needs method=randomised: the exact spectrum leaves nothing to cover")
+        covered = self.method == "exact" or self.cover
+        if self.sample and not covered:
+            raise CodecSpecError("svd: method=randomised,sample=true is biased: add cover=true, or leave sample out")
+        if self.cover and self.sample is False:
+            raise CodecSpecError("svd: cover=true,sample=false contradict each other: leave one of them out")
+        if self.sample is None:
+            object.__setattr__(self, "sample", covered)
 
     @property
     def unbiased(self) -> bool:
         """True if terms are sampled."""
-        return self.sample
+        return bool(self.sample)
 
     def contractive(self) -> Svd:
         """The largest terms, unsampled."""
-        return dataclasses.replace(self, sample=False) if self.sample else self
+        return dataclasses.replace(self, sample=False, cover=False) if self.sample else self
 
-    def omega(self, x: Floats) -> float:
-        """E||decode(encode(x)) - x||^2 / ||x||^2 for this very x, but for float32 rounding; 0 for a zero array."""
+    def omega(self, x: Floats, key: Words | None = None) -> float:
+        """E||decode(encode(x)) - x||^2 / ||x||^2 for this very x, but for float32 rounding; 0 for a zero array.
+
+        The randomised method's subspace is the one of `key` (two uint64; zeros if None): others differ little.
+        """
         split, m, n = self._cut(x.shape)
-        values = spectrum(np.ascontiguousarray(x).reshape(m, n)).values if split else np.zeros(0)
-        if not values.size:
+        energy = float(np.sum(np.square(x, dtype=np.float64)))
+        if not split or not energy:
             return 0.0
+        with one_thread():
+            found = self._find(np.ascontiguousarray(x).reshape(m, n), np.zeros(2, np.uint64) if key is None else key)
         if self.sample:
-            return sampling_error(values, optimal_probabilities(values, self.rank)) / float(np.sum(values**2))
-        return float(np.sum(values[int(self.rank) :] ** 2) / np.sum(values**2))
+            return (found.excess + sampling_error(found.values, optimal_probabilities(found.values, self.rank))) / energy
+        return max(0.0, 1 - float(np.sum(found.values[: int(self.rank)] ** 2)) / energy)
+
+    def _find(self, matrix: Floats, key: Words) -> Spectrum:
+        if self.method == "exact":
+            return spectrum(matrix)
+        return sketch(matrix, math.ceil(self.rank), key, cover=self.cover)
 
     def _cut(self, shape: Shape) -> tuple[int, int, int]:
         """(split, m, n) of the matrix to factorise; split 0 if terms would take as many values as the array has."""
@@ -99,17 +126,18 @@ class Svd(Reducer):
                 raise_nonfinite(x)
             fields[:] = 0, 0
             return _SIDE, x.reshape(-1)
-        atoms = spectrum(x.reshape(m, n))
-        chosen, probabilities = self._choose(atoms, key)
-        fields[:] = split, chosen.size
-        return _SIDE, _fold(*atoms.terms(chosen), probabilities)
+        with one_thread():
+            found = self._find(x.reshape(m, n), key)
+            chosen, probabilities = self._choose(found.values, key)
+            fields[:] = split, chosen.size
+            return _SIDE, _fold(*found.terms(chosen), probabilities)
 
-    def _choose(self, atoms: Spectrum, key: Words) -> tuple[Int64s, Float64s]:
+    def _choose(self, values: Float64s, key: Words) -> tuple[Int64s, Float64s]:
         """The indices of the terms to send, and the probabilities to divide them by."""
         if not self.sample:
-            chosen = np.arange(min(int(self.rank), atoms.values.size))
+            chosen = np.arange(min(int(self.rank), values.size))
             return chosen, np.ones(chosen.size)
-        shares = ticks(optimal_probabilities(atoms.values, self.rank), self.rank)
+        shares = ticks(optimal_probabilities(values, self.rank), self.rank)
         chosen = systematic_sample(shares, _start(key))
         return chosen, shares[chosen] / TICKS
 
