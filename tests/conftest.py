@@ -1,0 +1,61 @@
+"""What every test starts from: no settings in the environment, and hypothesis without a clock."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("psnode", deadline=None, print_blob=True)
+settings.load_profile("psnode")
+
+ROOT = Path(__file__).resolve().parents[1]
+SERIAL = ("mpi", "net")  # folders whose tests start jobs of several processes: never two of them at once
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Put the tests that start jobs into one group, which one worker of pytest-xdist runs (--dist loadgroup)."""
+    for item in items:
+        folder = item.path.relative_to(ROOT / "tests").parts[0]
+        if folder in SERIAL or item.get_closest_marker("serial"):
+            item.add_marker(pytest.mark.xdist_group("serial"))
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in os.environ:
+        if variable.startswith("PSNODE_"):
+            monkeypatch.delenv(variable)
+
+
+class Finished(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def psnode(tmp_path: Path) -> Callable[..., Finished]:
+    """Run `python -m psnode ARGS` in a process of its own, in an empty directory."""
+
+    def run(*args: str | Path, env: Mapping[str, str] | None = None, timeout: float = 50.0) -> Finished:
+        done = subprocess.run(
+            [sys.executable, "-m", "psnode", *map(str, args)],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **(env or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+        return Finished(done.returncode, done.stdout, done.stderr)
+
+    return run

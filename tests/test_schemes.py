@@ -1,0 +1,111 @@
+"""Schemes: every row of the table can be built, and overrides do what they say or are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from psnode.codecs import available, get_codec
+from psnode.config import Config
+from psnode.errors import ConfigurationError
+from psnode.feedback import get_feedback
+from psnode.schemes import DOWNLINKS, SCHEMES, resolve
+
+
+def parameters(**fields: Any) -> Any:
+    """The codec that a configuration ends up with: codecs are compared, not the spelling of their specs."""
+    return get_codec(resolve(Config(**fields)).codec)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_every_scheme_can_be_built(name: str) -> None:
+    scheme = resolve(Config(scheme=name))
+    assert scheme.name == name
+    assert get_codec(scheme.codec) == get_codec(SCHEMES[name].codec)
+    assert get_feedback(scheme.feedback)
+    assert scheme.aggregator == "mean"
+    assert scheme.downlink in DOWNLINKS
+    assert scheme.summary
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_names_and_aliases_are_unique_and_ignore_case(name: str) -> None:
+    for alias in (name, *SCHEMES[name].aliases):
+        assert resolve(Config(scheme=alias.upper())).name == name
+    spelled = [word for scheme in SCHEMES.values() for word in {scheme.name, *scheme.aliases}]
+    assert len(spelled) == len(set(spelled))
+
+
+@pytest.mark.parametrize("name", ["dense", "fp32", "sgd", "identity"])
+def test_names_of_the_baseline(name: str) -> None:
+    assert resolve(Config(scheme=name)).codec == "identity"
+
+
+def test_the_papers_defaults() -> None:
+    assert parameters(scheme="atomo") == get_codec("svd:rank=3")
+    assert parameters(scheme="qsgd") == get_codec("qsgd:levels=15,bucket=512,norm=l2")
+
+
+def test_parameters_of_a_scheme_go_to_its_codec() -> None:
+    assert parameters(scheme="atomo:rank=2") == get_codec("svd:rank=2")
+    assert parameters(scheme="qsgd:levels=3,norm=max") == get_codec("qsgd:levels=3,bucket=512,norm=max")
+
+
+@pytest.mark.parametrize(
+    ("fields", "spec"),
+    [
+        ({"scheme": "atomo", "svd_rank": 5}, "svd:rank=5"),
+        ({"scheme": "atomo", "codec": "svd", "svd_rank": 5}, "svd:rank=5"),
+        ({"scheme": "qsgd", "quantization_level": 2}, "qsgd:levels=3,bucket=512"),
+        ({"scheme": "qsgd", "quantization_level": 4}, "qsgd:levels=15,bucket=512"),
+        ({"scheme": "qsgd", "bucket_size": 128, "quantization_level": 1}, "qsgd:levels=1,bucket=128"),
+        ({"scheme": "qsgd:levels=7", "bucket_size": 128}, "qsgd:levels=7,bucket=128"),
+        ({"scheme": "qsgd:levels=7", "quantization_level": 3}, "qsgd:levels=7,bucket=512"),
+        ({"scheme": "atomo", "codec": "qsgd:levels=1"}, "qsgd:levels=1"),
+        ({"scheme": "dense", "codec": "svd:rank=2+qsgd:levels=7", "bucket_size": 64}, "svd:rank=2+qsgd:levels=7,bucket=64"),
+        ({"scheme": "dense", "codec": "contractive(qsgd:levels=7)", "bucket_size": 64}, "contractive(qsgd:levels=7,bucket=64)"),
+    ],
+)
+def test_overrides_of_the_codec(fields: dict[str, Any], spec: str) -> None:
+    assert parameters(**fields) == get_codec(spec)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"scheme": "atoms"}, "--scheme must be one of dense, fp16, bf16, qsgd, atomo, not 'atoms'; did you mean 'atomo'"),
+        ({"scheme": "qsgd:levls=3"}, "levls"),
+        ({"scheme": "qsgd:levels"}, "levels"),
+        ({"scheme": "qsgd:levels=0"}, "levels"),
+        ({"codec": "nothing"}, "nothing"),
+        ({"codec": "qsgd:levels=two"}, "levels"),
+        ({"scheme": "qsgd:levels=3", "codec": "svd"}, "--scheme sets 'levels=3' for a codec that --codec replaces"),
+        ({"scheme": "qsgd", "svd_rank": 2}, "--svd-rank 2 has no meaning for codec qsgd"),
+        ({"scheme": "dense", "bucket_size": 2}, "--bucket-size 2 has no meaning for codec identity"),
+        ({"scheme": "atomo", "codec": "svd:rank=4", "svd_rank": 2}, "--svd-rank 2 means rank=2 but the codec is given rank=4"),
+        ({"scheme": "atomo:rank=4", "svd_rank": 2}, "--svd-rank 2 means rank=2 but the codec is given rank=4"),
+        ({"scheme": "qsgd:levels=4", "quantization_level": 2}, "--quantization-level 2 means levels=3 but the codec is given levels=4"),
+        ({"feedback": "nothing"}, "feedback 'nothing'"),
+        ({"downlink": "qsgd"}, "--downlink qsgd is not yet supported: use dense or bf16"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_one_line(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        resolve(Config(**fields))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_feedback_downlink_and_momentum_of_the_configuration_win() -> None:
+    scheme = resolve(Config(scheme="atomo", feedback="ef", downlink="bf16", momentum=0.5))
+    assert (scheme.feedback, scheme.downlink, scheme.momentum) == ("ef", "bf16", 0.5)
+    untouched = resolve(Config(scheme="atomo"))
+    assert (untouched.feedback, untouched.downlink, untouched.momentum) == ("none", "dense", 0.9)
+    assert resolve(Config(momentum=0.0)).momentum == 0.0
+
+
+def test_each_lossy_codec_is_reached_by_a_scheme() -> None:
+    used = {get_codec(scheme.codec).id for scheme in SCHEMES.values()}
+    assert [name for name in available() if name not in used] == []
