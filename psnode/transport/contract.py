@@ -1,0 +1,296 @@
+"""What every transport must do, as checks that all ranks of a job run together.
+
+    for check in CHECKS:                  # every rank, in this order, on one connected group
+        check(Ranks(transport))
+    check_closing(transport)              # last
+
+A check that fails raises ContractError. Rank 0 <-> r is what a transport must carry, so that is what is
+checked; a rank's messages to itself must arrive like any others.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+
+from psnode.errors import DeadlineExceededError, TransportError
+from psnode.transport.base import Arrival, Bytes, Transport
+
+SECONDS = 30.0
+_MEET_TAG = 4000
+_SIZES = (0, 1, 2, 15, 16, 17, 1023, 1024, 1025, 4095, 4097, 65_535, 65_537, 1 << 20, (1 << 20) + 3)
+
+
+class ContractError(AssertionError):
+    """A transport does not do what it must."""
+
+
+class Ranks:
+    """One rank's view of a group under test: receives by source and tag, whatever order sources arrive in."""
+
+    def __init__(self, transport: Transport, big: int = 32 << 20) -> None:
+        self.transport, self.big = transport, big
+        self.rank, self.size = transport.rank, transport.size
+        self._waiting: defaultdict[tuple[int, int], deque[Arrival]] = defaultdict(deque)
+        self._meetings = 0
+
+    @property
+    def peers(self) -> range:
+        """Whom this rank talks to: rank 0 to everybody, itself included, others to rank 0."""
+        return range(self.size) if self.rank == 0 else range(1)
+
+    def take(self, source: int, tag: int) -> Arrival:
+        """The oldest message from `source` with `tag` that was not taken yet."""
+        if self._waiting[source, tag]:
+            return self._waiting[source, tag].popleft()
+        end = time.monotonic() + SECONDS
+        while True:
+            arrival = self.transport.wait(end - time.monotonic())
+            if (arrival.source, arrival.tag) == (source, tag):
+                return arrival
+            self.put_back(arrival)
+
+    def put_back(self, arrival: Arrival) -> None:
+        """Keep a message for a later `take`."""
+        self._waiting[arrival.source, arrival.tag].append(arrival)
+
+    def meet(self) -> None:
+        """Return when all ranks have called this equally often; nothing unexpected may have arrived by then."""
+        self._meetings += 1
+        word = b"%d" % self._meetings
+        others = range(1, self.size) if self.rank == 0 else range(1)
+        if self.rank != 0:
+            self.transport.send(0, _MEET_TAG, [word])
+        for peer in others:
+            expect(self.take(peer, _MEET_TAG).data.tobytes() == word, f"rank {peer} is at another check than rank {self.rank}")
+        if self.rank == 0:
+            for peer in others:
+                self.transport.send(peer, _MEET_TAG, [word])
+
+
+def expect(truth: bool, otherwise: str) -> None:
+    """ContractError unless `truth`."""
+    if not truth:
+        raise ContractError(otherwise)
+
+
+def pattern(sender: int, number: int, nbytes: int) -> Bytes:
+    """Bytes that tell who sent them as which message: the same at both ends."""
+    return np.random.default_rng((sender, number, nbytes)).integers(0, 256, nbytes, np.uint8)
+
+
+def expect_pattern(arrival: Arrival, number: int, nbytes: int) -> None:
+    """ContractError unless `arrival` is its sender's message `number`, complete and aligned."""
+    what = f"message {number} from rank {arrival.source}"
+    expect(arrival.data.nbytes == nbytes, f"{what} has {arrival.data.nbytes} bytes, {nbytes} were sent")
+    expect(arrival.data.ctypes.data % 16 == 0, f"{what} is not aligned to 16 bytes")
+    expect(np.array_equal(arrival.data, pattern(arrival.source, number, nbytes)), f"{what} has other contents than were sent")
+
+
+def check_sizes(ranks: Ranks) -> None:
+    """Every message arrives with exactly its own length and bytes, empty ones too."""
+    for peer in ranks.peers:
+        for number, nbytes in enumerate(_SIZES):
+            ranks.transport.send(peer, 1, [pattern(ranks.rank, number, nbytes)])
+    for peer in ranks.peers:
+        for number, nbytes in enumerate(_SIZES):
+            arrival = ranks.take(peer, 1)
+            expect_pattern(arrival, number, nbytes)
+            arrival.release()
+
+
+def check_big(ranks: Ranks) -> None:
+    """A message of `ranks.big` bytes each way at the same time, between all pairs."""
+    sends = [ranks.transport.send(peer, 2, [pattern(ranks.rank, 7, ranks.big)]) for peer in ranks.peers]
+    for peer in ranks.peers:
+        arrival = ranks.take(peer, 2)
+        expect_pattern(arrival, 7, ranks.big)
+        arrival.release()
+    for send in sends:
+        send.wait(SECONDS)
+
+
+def check_order(ranks: Ranks) -> None:
+    """Between two ranks a small message does not overtake a large one, whatever their tags."""
+    sizes = [(200_000, 8, 70_000, 0, 3000)[i % 5] for i in range(60)]
+    for peer in ranks.peers:
+        for number, nbytes in enumerate(sizes):
+            ranks.transport.send(peer, 10 + number % 3, [pattern(ranks.rank, number, nbytes)])
+    counts = dict.fromkeys(ranks.peers, 0)
+    end = time.monotonic() + SECONDS
+    while sum(counts.values()) < len(sizes) * len(ranks.peers):
+        arrival = ranks.transport.wait(end - time.monotonic())
+        if arrival.tag == _MEET_TAG:
+            ranks.put_back(arrival)
+            continue
+        number = counts[arrival.source]
+        expect(arrival.tag == 10 + number % 3, f"message {number} from rank {arrival.source} was overtaken")
+        expect_pattern(arrival, number, sizes[number])
+        counts[arrival.source] += 1
+        arrival.release()
+
+
+def check_many(ranks: Ranks) -> None:
+    """Two thousand small messages each way all arrive."""
+    for number in range(2000):
+        for peer in ranks.peers:
+            ranks.transport.send(peer, 3, [number.to_bytes(4, "little")])
+    for peer in ranks.peers:
+        for number in range(2000):
+            arrival = ranks.take(peer, 3)
+            expect(
+                int.from_bytes(arrival.data.tobytes(), "little") == number, f"small message {number} from rank {peer} is wrong"
+            )
+
+
+def check_tags(ranks: Ranks) -> None:
+    """Tags 0..4095 arrive as they were sent; other tags and ranks are refused."""
+    for peer in ranks.peers:
+        for tag in (0, 5, 4095):
+            ranks.transport.send(peer, tag, [b"%d" % tag])
+    for peer in ranks.peers:
+        for tag in (4095, 5, 0):
+            expect(ranks.take(peer, tag).data.tobytes() == b"%d" % tag, f"tag {tag} was not carried")
+    for rank, tag in ((0, -1), (0, 4096), (-1, 0), (ranks.size, 0)):
+        _expect_refused(partial(ranks.transport.send, rank, tag, [b""]), f"rank {rank}, tag {tag}")
+
+
+def check_buffers(ranks: Ranks) -> None:
+    """Any kinds of buffers are sent end to end, also strided ones and none at all."""
+    floats = np.arange(5, dtype=np.float32)
+    strided = memoryview(b"a-b-c-")[::2]
+    for peer in ranks.peers:
+        ranks.transport.send(peer, 4, [b"head", bytearray(b"er"), memoryview(b"!"), b"", floats.view(np.uint8), strided])
+        ranks.transport.send(peer, 4, [strided])
+        ranks.transport.send(peer, 4, [])
+    for peer in ranks.peers:
+        expected = (b"header!" + floats.tobytes() + b"abc", b"abc", b"")
+        expect(all(ranks.take(peer, 4).data.tobytes() == one for one in expected), "buffers were not sent end to end")
+
+
+def check_reuse_by_sender(ranks: Ranks) -> None:
+    """Once a send is done its buffer may be overwritten: the receiver has, or gets, what it held before."""
+    buffer = np.empty(300_000, np.uint8)
+    for number in range(6):
+        buffer[:] = pattern(ranks.rank, number, buffer.size)
+        for send in [ranks.transport.send(peer, 5, [buffer]) for peer in ranks.peers]:
+            send.wait(SECONDS)
+            expect(send.done, "a send that was waited for is not done")
+    for peer in ranks.peers:
+        for number in range(6):
+            expect_pattern(ranks.take(peer, 5), number, buffer.size)
+
+
+def check_reuse_by_receiver(ranks: Ranks) -> None:
+    """Memory that was released may be used again, even if released twice; memory that was not keeps its contents."""
+    kept: list[tuple[Arrival, int]] = []
+    for number in range(30):
+        for peer in ranks.peers:
+            ranks.transport.send(peer, 6, [pattern(ranks.rank, number, 50_000)])
+        for peer in ranks.peers:
+            arrival = ranks.take(peer, 6)
+            expect_pattern(arrival, number, 50_000)
+            if number % 3 == 0:
+                kept.append((arrival, number))
+            else:
+                arrival.release()
+                arrival.release()
+    for arrival, number in kept:
+        expect_pattern(arrival, number, 50_000)
+
+
+def check_threads(ranks: Ranks) -> None:
+    """Several threads send at once; each one's messages arrive in its order."""
+
+    def send_all(tag: int) -> None:
+        for number in range(100):
+            for peer in ranks.peers:
+                ranks.transport.send(peer, tag, [pattern(ranks.rank, number, 100 + 997 * (number % 7))])
+
+    tags = range(20, 24)
+    threads = [threading.Thread(target=send_all, args=(tag,)) for tag in tags]
+    for thread in threads:
+        thread.start()
+    for peer in ranks.peers:
+        for tag in tags:
+            for number in range(100):
+                expect_pattern(ranks.take(peer, tag), number, 100 + 997 * (number % 7))
+    for thread in threads:
+        thread.join()
+
+
+def check_deadline(ranks: Ranks) -> None:
+    """Waiting for what does not come ends with DeadlineExceededError, not early and not much too late."""
+    if ranks.rank == 0:  # first rank 0, then the others: nobody sends while somebody listens
+        _listen_in_vain(ranks.transport)
+        for peer in range(1, ranks.size):
+            ranks.transport.send(peer, 7, [b"your turn"])
+    else:
+        ranks.take(0, 7)
+        _listen_in_vain(ranks.transport)
+
+
+def _listen_in_vain(transport: Transport) -> None:
+    began = time.monotonic()
+    try:
+        transport.wait(0.2)
+    except DeadlineExceededError:
+        waited = time.monotonic() - began
+        expect(0.19 <= waited < SECONDS, f"a wait of .2 s took {waited:.3f} s")
+    else:
+        raise ContractError("a message arrived that nobody sent")
+    expect(transport.poll() is None, "poll found a message that nobody sent")
+
+
+def check_alive(ranks: Ranks) -> None:
+    """Everybody is alive while nobody has died."""
+    expect(ranks.transport.alive() == frozenset(range(ranks.size)), f"alive are {sorted(ranks.transport.alive())}")
+
+
+def check_closing(transport: Transport) -> None:
+    """Closing returns in time, may be repeated, and ends sending. To be run last, by all ranks."""
+    began = time.monotonic()
+    transport.close(SECONDS)
+    transport.close(SECONDS)
+    expect(time.monotonic() - began < SECONDS, "closing took more than its deadline although all ranks close")
+    _expect_refused(partial(transport.send, 0, 0, [b"late"]), "sending after close")
+
+
+CHECKS: tuple[Callable[[Ranks], None], ...] = (
+    check_alive,
+    check_sizes,
+    check_big,
+    check_order,
+    check_many,
+    check_tags,
+    check_buffers,
+    check_reuse_by_sender,
+    check_reuse_by_receiver,
+    check_threads,
+    check_deadline,
+)
+
+
+def run_contract(transport: Transport, big: int = 32 << 20) -> Iterator[str]:
+    """Run every check on this rank and close the transport; yields the name of each check that passed."""
+    ranks = Ranks(transport, big)
+    for check in CHECKS:
+        ranks.meet()
+        check(ranks)
+        yield check.__name__
+    ranks.meet()
+    check_closing(transport)
+    yield check_closing.__name__
+
+
+def _expect_refused(action: Callable[[], object], what: str) -> None:
+    try:
+        action()
+    except TransportError:
+        return
+    raise ContractError(f"{what} was not refused")

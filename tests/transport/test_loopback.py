@@ -1,0 +1,56 @@
+"""The loopback: the common contract, and death of a rank."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from psnode.errors import TransportError
+from psnode.transport.base import PeerLost, Transport
+from psnode.transport.contract import CHECKS, run_contract
+from psnode.transport.loopback import loopback_group
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_loopback_keeps_the_contract(size: int) -> None:
+    passed: dict[int, list[str]] = {}
+
+    def be(transport: Transport) -> None:
+        passed[transport.rank] = []
+        for name in run_contract(transport, big=4 << 20):
+            passed[transport.rank].append(name)
+
+    threads = [threading.Thread(target=be, args=(end,)) for end in loopback_group(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(50)
+    everything = [check.__name__ for check in CHECKS] + ["check_closing"]
+    assert passed == dict.fromkeys(range(size), everything)
+
+
+def test_a_message_is_a_copy_of_what_was_sent() -> None:
+    sender, receiver = loopback_group(2)
+    buffer = bytearray(b"before")
+    assert sender.send(1, 0, [buffer]).done
+    buffer[:] = b"after."
+    assert receiver.wait(1).data.tobytes() == b"before"
+
+
+def test_a_rank_that_dies_is_announced_to_all_others_after_its_last_message() -> None:
+    ends = loopback_group(3)
+    ends[2].send(0, 9, [b"last words"])
+    ends[2].die("its thread failed")
+    assert ends[0].wait(1).data.tobytes() == b"last words"
+    assert ends[0].inbox.wait(1) == PeerLost(2, "its thread failed")
+    assert ends[1].inbox.wait(1) == PeerLost(2, "its thread failed")
+    assert ends[0].alive() == {0, 1}
+    assert ends[0].send(2, 0, [b"dropped"]).done
+    with pytest.raises(TransportError, match="closed"):
+        ends[2].send(0, 0, [b"from beyond"])
+
+
+def test_a_group_without_ranks_is_refused() -> None:
+    with pytest.raises(TransportError, match="size is 0"):
+        loopback_group(0)
