@@ -51,12 +51,12 @@ def optimal_probabilities(magnitudes: npt.ArrayLike, budget: float) -> Float64s:
         probabilities[positive] = 1.0
         return probabilities
     order = positive[np.argsort(-lam[positive], kind="stable")]
-    ranked = lam[order] / lam[order[0]]
+    ranked = np.maximum(lam[order] / lam[order[0]], np.finfo(np.float64).tiny)
     tail = np.cumsum(ranked[::-1])[::-1]  # tail[k] = ranked[k:].sum(), the smallest added first
     left = budget - np.arange(ranked.size)
     certain = int(np.argmax(left * ranked <= tail))  # the first atom whose share is at most 1: exists, as size > budget
     share = np.ones(ranked.size)
-    share[certain:] = np.minimum(1.0, (left[certain] / tail[certain]) * ranked[certain:])
+    share[certain:] = np.minimum(1.0, left[certain] * (ranked[certain:] / tail[certain]))
     probabilities[order] = share
     return probabilities
 

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
@@ -166,6 +166,8 @@ def test_every_atom_is_taken_exactly_as_often_as_its_probability(name, budget):
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30), st.integers(1, 12))
+@example([1.0, 1.0, 5e-324, 5e-324], 3)
+@example([1e6, 5e-324, 5e-324, 5e-324], 2)
 def test_an_integral_budget_always_makes_that_many_atoms(magnitudes, budget):
     shares = ticks(optimal_probabilities(magnitudes, budget), budget)
     measure, sizes = inclusion(shares)
