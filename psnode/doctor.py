@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,9 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
+
+from psnode.errors import ConfigurationError
+from psnode.launch import find_mpirun
 
 State = Literal["ok", "missing", "optional"]
 _SECONDS = 60.0
@@ -37,8 +39,8 @@ print(json.dumps({"mpi4py": mpi4py.__version__, "library": MPI.Get_library_versi
 """
 _JOB = """
 from mpi4py import MPI
-total = MPI.COMM_WORLD.allreduce(1)
-if MPI.COMM_WORLD.rank == 0: print('{"ranks": %d}' % total)
+MPI.COMM_WORLD.Barrier()
+if MPI.COMM_WORLD.rank == 0: print('{"ranks": %d}' % MPI.COMM_WORLD.size)
 """
 _TORCH = """
 import json, torch
@@ -140,9 +142,10 @@ def _mpi() -> Iterator[Finding]:
     yield Finding(
         "MPI fault tolerance", "ok" if ulfm else "optional", "ULFM" if ulfm else "no ULFM", "" if ulfm else "use Open MPI 5"
     )
-    mpirun = find_mpirun()
-    if mpirun is None:
-        yield Finding("mpirun", "missing", "not on PATH", install)
+    try:
+        mpirun = find_mpirun()
+    except ConfigurationError as error:
+        yield Finding("mpirun", "missing", str(error), install)
         return
     job = [
         mpirun,
@@ -159,12 +162,6 @@ def _mpi() -> Iterator[Finding]:
     else:
         problem = ranks.get("error") or f"2 ranks were started and saw {ranks['ranks']}: mpirun and mpi4py are of different MPIs"
         yield Finding("mpirun", "missing", f"{mpirun}: {problem}", install)
-
-
-def find_mpirun() -> str | None:
-    """mpirun beside this Python (the wheel's), or on PATH."""
-    beside = Path(sys.executable).parent / "mpirun"
-    return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
 def _torch() -> Iterator[Finding]:

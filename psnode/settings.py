@@ -57,10 +57,10 @@ def option(default: Any, help: str, **rules: Any) -> Any:  # noqa: A002
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the choice closest to `word`, or an empty string when none is close."""
+    """`; did you mean x?` for the choice closest to `word`, or an empty string when none is close."""
     by_key = {choice.casefold(): choice for choice in choices}
     close = difflib.get_close_matches(word.casefold(), by_key, n=1, cutoff=0.5)
-    return f"; did you mean {by_key[close[0]]!r}?" if close else ""
+    return f"; did you mean {by_key[close[0]]}?" if close else ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

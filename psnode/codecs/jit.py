@@ -16,5 +16,5 @@ def kernel(function: F) -> F:
 
 
 def inlined(function: F) -> F:
-    """A small `function` for use inside kernels, always inlined by the compiler."""
-    return cast(F, njit(cache=True, nogil=True, error_model="numpy", forceinline=True)(function))
+    """A small `function` for use inside kernels. It becomes part of its caller: a call would count references to its arrays."""
+    return cast(F, njit(inline="always", error_model="numpy")(function))

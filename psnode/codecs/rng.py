@@ -69,6 +69,15 @@ def fill(out: Words32, key: Words, stream: int, first: int) -> None:
         out[3 * BLOCK + j] = np.uint32(d)
 
 
+@inlined
+def split_halves(words: Words32, out: Words32) -> None:
+    """16 random bits for each of 512 coordinates from the 256 words of `fill`: out[i] = low half of words[i], out[256+i] = high."""
+    for i in range(4 * BLOCK):
+        out[i] = words[i] & np.uint32(0xFFFF)
+    for i in range(4 * BLOCK):
+        out[4 * BLOCK + i] = words[i] >> np.uint32(16)
+
+
 @kernel
 def _one(counter: Words32, key: Words32) -> Words32:
     out = np.empty(4, np.uint32)

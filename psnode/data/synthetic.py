@@ -24,6 +24,7 @@ OPTIONS: tuple[str, ...] = ("shape", "classes", "examples")
 
 _NOISES = 64
 _COARSE = 8
+_MOST_VALUES = 2**22  # of patterns that are kept in full size
 
 
 def describe(request: Request) -> Description:
@@ -58,8 +59,10 @@ class Synthetic:
         self.image_shape, self.classes = image_shape, classes
         common = np.random.default_rng(seed)
         part = np.random.default_rng((seed, int(train)))
-        patterns = common.standard_normal((classes, channels, min(_COARSE, height), min(_COARSE, width)), np.float32)
-        self._patterns = torch.from_numpy(patterns)
+        coarse = common.standard_normal((classes, channels, min(_COARSE, height), min(_COARSE, width)), np.float32)
+        self._patterns = torch.from_numpy(coarse)
+        if classes * channels * height * width <= _MOST_VALUES:
+            self._patterns = self._enlarge(self._patterns)
         self._noises = torch.from_numpy(part.standard_normal((_NOISES, *image_shape), np.float32))
         self._labels = part.integers(classes, size=length)
 
@@ -71,5 +74,12 @@ class Synthetic:
         import torch
 
         labels = torch.from_numpy(self._labels[indices])
-        patterns = torch.nn.functional.interpolate(self._patterns[labels], size=self.image_shape[1:])
-        return patterns.add_(self._noises[torch.from_numpy(indices % _NOISES)]), labels
+        images = self._patterns.index_select(0, labels)
+        if images.shape[1:] != self.image_shape:
+            images = self._enlarge(images)
+        return images.add_(self._noises.index_select(0, torch.from_numpy(indices % _NOISES))), labels
+
+    def _enlarge(self, patterns: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        return torch.nn.functional.interpolate(patterns, size=self.image_shape[1:])

@@ -1,0 +1,222 @@
+"""Real MPI jobs: they train, are killed, resume, stop on a signal, and end on every rank when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psnode.config import Config
+from psnode.job import run
+
+pytestmark = pytest.mark.serial
+
+TRAIN = [
+    "-m",
+    "psnode",
+    "train",
+    "--batch-size",
+    "8",
+    "--threads",
+    "1",
+    "--no-tensorboard",
+    "--lr",
+    "0.02",
+    "--log-interval",
+    "1",
+]
+
+
+def summary(train_dir: Path) -> dict[str, Any]:
+    return dict(json.loads((train_dir / "summary.json").read_bytes()))
+
+
+def local(train_dir: Path, **changed: Any) -> Config:
+    """The same job as TRAIN with three workers, in this process."""
+    same = {"local": 3, "batch_size": 8, "threads": 1, "lr": 0.02, "eval_freq": 4, "tensorboard": False}
+    return Config(train_dir=train_dir, **{**same, **changed})
+
+
+def alive(text: str) -> list[int]:
+    """Processes whose command line holds `text`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if text in (entry / "cmdline").read_text():
+                    found.append(int(entry.name))
+            except OSError:
+                pass
+    return found
+
+
+def test_a_job_over_mpi_ends_as_the_same_job_in_one_process(mpirun: Any, tmp_path: Path) -> None:
+    flags = ["--scheme", "atomo", "--max-steps", "12", "--eval-freq", "4"]
+    done = mpirun(4, [*TRAIN, *flags, "--train-dir", tmp_path / "mpi"])
+    assert done.code == 0, done
+    assert run(local(tmp_path / "local", scheme="atomo", max_steps=12)) == 0
+    assert summary(tmp_path / "mpi")["model_hash"] == summary(tmp_path / "local")["model_hash"]
+    for direction in ("uplink_bytes", "downlink_bytes"):  # reports hold timings, whose length in JSON varies
+        assert summary(tmp_path / "mpi")[direction] == pytest.approx(summary(tmp_path / "local")[direction], rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "feedback", "killed_at"),
+    [("identity", "none", 1), ("qsgd", "none", 7), ("atomo", "none", 8), ("qsgd", "ef", 13), ("atomo", "ef", 18)],
+)
+def test_a_killed_job_resumes_to_the_same_weights(
+    mpirun: Any, tmp_path: Path, scheme: str, feedback: str, killed_at: int
+) -> None:
+    flags = [*TRAIN, "--scheme", scheme, "--feedback", feedback, "--max-steps", "20", "--eval-freq", "4"]
+    run(local(tmp_path / "whole", scheme=scheme, feedback=feedback, max_steps=20))
+    job = mpirun.start(4, [*flags, "--train-dir", tmp_path / "killed"])
+    job.wait_for(f"step {killed_at}/")
+    job.kill()
+    assert not (tmp_path / "killed" / "summary.json").exists()
+    resumed = mpirun(4, [*flags, "--train-dir", tmp_path / "killed", "--resume"])
+    assert resumed.code == 0, resumed
+    assert summary(tmp_path / "killed")["model_hash"] == summary(tmp_path / "whole")["model_hash"]
+    steps = [json.loads(line)["step"] for line in (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, 21))
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "reason"),
+    [(signal.SIGTERM, 75, "signal"), (signal.SIGUSR1, 75, "signal"), (signal.SIGINT, 130, "interrupted")],
+)
+def test_a_signal_to_the_master_leaves_a_checkpoint_to_go_on_from(
+    mpirun: Any, tmp_path: Path, number: int, code: int, reason: str
+) -> None:
+    flags = [*TRAIN, "--max-steps", "200", "--eval-freq", "1000", "--train-dir", tmp_path / "run"]
+    job = mpirun.start(3, flags)
+    job.wait_for("step 5/")
+    os.kill(job.rank_pids()[0], number)
+    done = job.wait(20)
+    assert done.code == code, done
+    ended = summary(tmp_path / "run")
+    assert ended["stop_reason"] == reason
+    assert 5 <= ended["steps"] < 200
+    assert (tmp_path / "run" / "checkpoints" / f"step-{ended['steps']:08d}").is_dir()
+    resumed = mpirun(
+        3, [*TRAIN, "--max-steps", str(ended["steps"] + 3), "--train-dir", tmp_path / "run", "--eval-freq", "1000", "--resume"]
+    )
+    assert resumed.code == 0, resumed
+
+
+def test_a_signal_to_a_worker_stops_the_job_with_a_checkpoint(mpirun: Any, tmp_path: Path) -> None:
+    job = mpirun.start(3, [*TRAIN, "--max-steps", "200", "--eval-freq", "1000", "--train-dir", tmp_path / "run"])
+    job.wait_for("step 5/")
+    os.kill(job.rank_pids()[2], signal.SIGTERM)
+    assert job.wait(20).code == 75
+    assert summary(tmp_path / "run")["stop_reason"] == "signal"
+
+
+BAD = [
+    (["--network", "LeNett"], 2, "LeNet"),
+    (["--dataset", "mnst"], 2, "mnist"),
+    (["--dataset", "mnist", "--data-dir", "nowhere"], 2, "--data-dir"),
+    (["--codec", "qsgd:level=3"], 2, "levels"),
+    (["--codec", "qsgd:levels=0"], 2, "levels"),
+    (["--scheme", "atmo"], 2, "atomo"),
+    (["--lr", "fast"], 2, "--lr"),
+    (["--unknown-flag"], 2, "--unknown-flag"),
+    (["--network", "VGG11", "--dataset", "digits"], 2, "at least 32x32"),
+    (["--consistency", "asp"], 2, "bsp"),
+    (["--num-aggregate", "1"], 2, "--num-aggregate"),
+    (["--task", "no/such/file.py"], 2, "no/such/file.py"),
+    (["--lr", "1e12"], 4, "rank"),
+]
+
+
+@pytest.mark.parametrize(("flags", "code", "hint"), BAD, ids=lambda value: " ".join(value) if isinstance(value, list) else None)
+def test_bad_input_is_one_line_and_ends_every_rank(mpirun: Any, tmp_path: Path, flags: list[str], code: int, hint: str) -> None:
+    train_dir = tmp_path / "some-run"
+    done = mpirun(3, [*TRAIN, "--max-steps", "20", "--train-dir", train_dir, *flags], timeout=30)
+    assert done.code == code, done
+    everything = done.out + done.err
+    lines = [line for line in everything.splitlines() if "psnode: error:" in line]
+    assert len(lines) == 1 and hint in lines[0], everything
+    assert "Traceback" not in everything
+    assert code == 4 or not train_dir.exists()
+    assert alive(str(train_dir)) == []
+
+
+def test_one_rank_is_not_a_job(mpirun: Any, tmp_path: Path) -> None:
+    done = mpirun(1, [*TRAIN, "--train-dir", tmp_path / "run"], timeout=30)
+    assert done.code == 2
+    assert "mpirun -n 3" in done.out + done.err
+
+
+def test_what_goes_wrong_on_one_worker_is_said_once_and_names_it(mpirun: Any, tmp_path: Path) -> None:
+    task = tmp_path / "task.py"
+    task.write_text(
+        "import os\n"
+        "from psnode.classification import Classification\n"
+        "class Mine(Classification):\n"
+        "    def __init__(self, options=None):\n"
+        "        super().__init__('LeNet', 'digits', seed=1)\n"
+        "    def loss(self, model, batch):\n"
+        "        if os.environ['OMPI_COMM_WORLD_RANK'] == '2':\n"
+        "            raise ValueError('my own mistake')\n"
+        "        return super().loss(model, batch)\n"
+    )
+    done = mpirun(3, [*TRAIN, "--task", f"{task}:Mine", "--max-steps", "5", "--train-dir", tmp_path / "run"], timeout=30)
+    assert done.code == 1
+    lines = [line for line in (done.out + done.err).splitlines() if "psnode: error:" in line]
+    assert len(lines) == 1
+    assert "rank 2" in lines[0]
+    assert "my own mistake" in lines[0]
+
+
+def test_a_missing_rank_is_named(mpirun: Any, tmp_path: Path) -> None:
+    job = mpirun.start(3, [*TRAIN, "--max-steps", "1000", "--deadline", "3", "--train-dir", tmp_path / "run"])
+    job.wait_for("step 5/")
+    stopped = job.rank_pids()[1]
+    os.kill(stopped, signal.SIGSTOP)
+    end = time.monotonic() + 25
+    while "waiting for ranks 1" not in "".join(job.output()) and time.monotonic() < end:
+        time.sleep(0.1)
+    out, err = job.output()
+    assert "waiting for ranks 1" in out + err
+    os.kill(stopped, signal.SIGCONT)
+    job.kill()
+
+
+def test_the_evaluator_follows_a_run_and_ends_with_it(mpirun: Any, tmp_path: Path) -> None:
+    train_dir = tmp_path / "run"
+    evaluator = subprocess.Popen(
+        [sys.executable, "-m", "psnode", "evaluate", "--train-dir", str(train_dir), "--interval", "0.1", "--patience", "30"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    done = mpirun(3, [*TRAIN, "--max-steps", "20", "--eval-freq", "6", "--train-dir", train_dir])
+    assert done.code == 0, done
+    out, _ = evaluator.communicate(timeout=30)
+    assert evaluator.returncode == 0
+    evaluated = [json.loads(line) for line in (train_dir / "evaluations.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in evaluated] == [6, 12, 18, 20]
+    assert all(record["examples"] == 360 and 0 <= record["top1"] <= record["top5"] <= 1 for record in evaluated)
+    assert out.count("top1") == 4
+
+
+def test_a_task_of_ones_own_runs_from_python(mpirun: Any, tmp_path: Path) -> None:
+    program = tmp_path / "mine.py"
+    program.write_text(
+        "import sys\n"
+        "import psnode\n"
+        "from psnode.classification import Classification\n"
+        "if __name__ == '__main__':\n"
+        "    task = Classification('LeNet', 'digits', seed=1)\n"
+        f"    config = psnode.Config(max_steps=5, train_dir={str(tmp_path / 'run')!r}, tensorboard=False)\n"
+        "    sys.exit(psnode.run(task, config))\n"
+    )
+    done = mpirun(3, [program], timeout=40)
+    assert done.code == 0, done
+    assert summary(tmp_path / "run")["steps"] == 5

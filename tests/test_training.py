@@ -1,0 +1,255 @@
+"""Whole runs in one process, over the loopback: what they compute, what they leave behind, how they resume."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from psnode import checkpoint
+from psnode.classification import Classification
+from psnode.config import Config
+from psnode.errors import CheckpointError, ConfigurationError, DivergedError, PsnodeError
+from psnode.job import run
+
+CODED = ["identity", "qsgd", "atomo"]
+
+
+def config(train_dir: Path, **changed: Any) -> Config:
+    settings = {
+        "scheme": "identity",
+        "batch_size": 8,
+        "max_steps": 12,
+        "eval_freq": 5,
+        "local": 2,
+        "threads": 1,
+        "lr": 0.02,
+        "tensorboard": False,
+    }
+    return Config(train_dir=train_dir, **{**settings, **changed})
+
+
+def summary(train_dir: Path) -> dict[str, Any]:
+    return dict(json.loads((train_dir / "summary.json").read_bytes()))
+
+
+def records(train_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (train_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def final_weights(train_dir: Path) -> dict[str, torch.Tensor]:
+    newest = checkpoint.latest(train_dir)
+    assert newest is not None
+    return checkpoint.Checkpoint.open(newest).tensors(checkpoint.MODEL)
+
+
+def sgd(steps: int, batch: int, lr: float) -> dict[str, torch.Tensor]:
+    """LeNet on digits by a plain torch loop in one process, on the batches that the shards of one epoch make up."""
+    task = Classification("LeNet", "digits", seed=1)
+    torch.manual_seed(1)
+    model = task.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    data = task.train_data()
+    order = np.random.Generator(np.random.PCG64(np.random.SeedSequence((1, int.from_bytes(b"shuf", "big"), 0)))).permutation(
+        len(data)
+    )
+    for step in range(steps):
+        loss, _ = task.loss(model, data.batch(order[step * batch : (step + 1) * batch], None))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return dict(model.state_dict())
+
+
+def test_one_worker_is_plain_sgd_bit_for_bit(tmp_path: Path) -> None:
+    run(config(tmp_path / "run", local=1, batch_size=16, max_steps=50))
+    expected = sgd(50, 16, 0.02)
+    found = final_weights(tmp_path / "run")
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("group_by", ["layer", "bytes", "model"])
+def test_three_workers_follow_sgd_on_the_joint_batch_to_rounding(tmp_path: Path, group_by: str) -> None:
+    run(config(tmp_path / "run", local=3, batch_size=8, max_steps=50, group_by=group_by))
+    expected = sgd(50, 24, 0.02)
+    found = final_weights(tmp_path / "run")
+    for name, value in expected.items():
+        assert float((found[name] - value).abs().max()) < 1e-5 * max(1.0, float(value.abs().max())), name
+
+
+def test_gradient_accumulation_is_a_larger_batch(tmp_path: Path) -> None:
+    run(config(tmp_path / "run", local=1, batch_size=8, batches_per_step=3, max_steps=20))
+    expected = sgd(20, 24, 0.02)
+    found = final_weights(tmp_path / "run")
+    for name, value in expected.items():
+        assert float((found[name] - value).abs().max()) < 1e-5 * max(1.0, float(value.abs().max())), name
+
+
+@pytest.mark.parametrize("scheme", CODED)
+def test_two_runs_with_three_workers_end_alike(tmp_path: Path, scheme: str) -> None:
+    for name in ("a", "b"):
+        run(config(tmp_path / name, local=3, scheme=scheme))
+    assert summary(tmp_path / "a")["model_hash"] == summary(tmp_path / "b")["model_hash"]
+
+
+def test_the_seed_changes_the_run(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        run(config(tmp_path / str(seed), seed=seed))
+    assert summary(tmp_path / "1")["model_hash"] != summary(tmp_path / "2")["model_hash"]
+
+
+@pytest.mark.parametrize("feedback", ["none", "ef"])
+@pytest.mark.parametrize("scheme", CODED)
+@pytest.mark.parametrize("downlink", ["dense", "bf16"])
+def test_a_resumed_run_ends_as_the_unbroken_one(tmp_path: Path, scheme: str, feedback: str, downlink: str) -> None:
+    changed = {"scheme": scheme, "feedback": feedback, "downlink": downlink}
+    run(config(tmp_path / "whole", **changed))
+    run(config(tmp_path / "parts", **changed, max_steps=7))
+    run(config(tmp_path / "parts", **changed, max_steps=10, resume=True))
+    run(config(tmp_path / "parts", **changed, resume=True))
+    assert summary(tmp_path / "parts")["model_hash"] == summary(tmp_path / "whole")["model_hash"]
+    assert [record["step"] for record in records(tmp_path / "parts")] == list(range(1, 13))
+    losses = [[record["loss"] for record in records(tmp_path / name)] for name in ("parts", "whole")]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
+def test_every_optimizer_resumes_exactly(tmp_path: Path, optimizer: str) -> None:
+    changed = {"optimizer": optimizer, "weight_decay": 0.01, "lr": 0.001}
+    run(config(tmp_path / "whole", **changed))
+    run(config(tmp_path / "parts", **changed, max_steps=7))
+    run(config(tmp_path / "parts", **changed, resume=True))
+    assert summary(tmp_path / "parts")["model_hash"] == summary(tmp_path / "whole")["model_hash"]
+
+
+def test_batch_norm_and_augmentation_resume_exactly(tmp_path: Path) -> None:
+    changed = {
+        "network": "ResNet20",
+        "dataset": "synthetic",
+        "synthetic_shape": (3, 16, 16),
+        "synthetic_examples": 256,
+        "max_steps": 6,
+        "eval_freq": 3,
+    }
+    run(config(tmp_path / "whole", **changed))
+    run(config(tmp_path / "parts", **{**changed, "max_steps": 3}))
+    run(config(tmp_path / "parts", **changed, resume=True))
+    whole, parts = final_weights(tmp_path / "whole"), final_weights(tmp_path / "parts")
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    assert int(next(value for name, value in whole.items() if name.endswith("num_batches_tracked"))) == 6
+
+
+def test_a_run_leaves_what_the_documentation_says(tmp_path: Path) -> None:
+    train_dir = tmp_path / "run"
+    assert run(config(train_dir, scheme="qsgd", timeline=True)) == 0
+    ended = summary(train_dir)
+    assert (ended["steps"], ended["stop_reason"], ended["exit_code"]) == (12, "completed", 0)
+    lines = records(train_dir)
+    assert [record["step"] for record in lines] == list(range(1, 13))
+    assert sum(record["uplink_bytes"] for record in lines) == ended["uplink_bytes"]
+    assert sum(record["downlink_bytes"] for record in lines) == ended["downlink_bytes"]
+    coordinates = 431_080
+    both_ways = ended["uplink_bytes"] + ended["downlink_bytes"]
+    assert ended["compression_ratio"] == pytest.approx(8 * 2 * coordinates * 12 / both_ways)
+    steps = [checkpoint.step_of(path) for path in checkpoint.complete(train_dir)]
+    assert steps == [5, 10, 12]
+    described = json.loads((train_dir / "config.json").read_bytes())
+    assert described["workers"] == 2
+    assert described["config"]["scheme"] == "qsgd"
+    assert "torch" in described["versions"]
+    trace = json.loads((train_dir / "timeline.json").read_bytes())["traceEvents"]
+    assert {event["pid"] for event in trace} == {0, 1, 2}
+    assert {"forward_backward", "decode", "update", "downlink"} <= {event["name"] for event in trace}
+
+
+def test_bytes_of_dense_steps_are_those_of_the_weights_and_little_more(tmp_path: Path) -> None:
+    run(config(tmp_path / "run", max_steps=4))
+    dense = 2 * 4 * 431_080
+    for record in records(tmp_path / "run")[1:3]:
+        assert dense < record["uplink_bytes"] < dense * 1.001 + 2000
+        assert dense < record["downlink_bytes"] < dense * 1.001 + 2000
+
+
+def test_bf16_halves_the_downlink(tmp_path: Path) -> None:
+    run(config(tmp_path / "run", max_steps=4, downlink="bf16"))
+    assert records(tmp_path / "run")[2]["downlink_bytes"] < 2 * 2 * 431_080 * 1.001 + 2000
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
+    run(config(tmp_path / "run", eval_freq=2, keep_last=2, max_steps=9))
+    assert [checkpoint.step_of(path) for path in checkpoint.complete(tmp_path / "run")] == [8, 9]
+
+
+def test_a_directory_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    run(config(tmp_path / "run", max_steps=2))
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(ConfigurationError, match="--resume"):
+        run(config(tmp_path / "run", max_steps=2))
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+
+
+def test_a_run_cannot_be_resumed_as_another(tmp_path: Path) -> None:
+    run(config(tmp_path / "run", max_steps=2))
+    for changed in ({"lr": 0.5}, {"scheme": "qsgd"}, {"local": 3}, {"seed": 9}):
+        with pytest.raises(ConfigurationError, match="resume"):
+            run(config(tmp_path / "run", max_steps=4, resume=True, **changed))
+
+
+def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="holds no run"):
+        run(config(tmp_path / "nothing", resume=True))
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:
+    run(config(tmp_path / "whole"))
+    shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    shutil.rmtree(tmp_path / "killed" / "checkpoints")
+    run(config(tmp_path / "killed", resume=True))
+    assert summary(tmp_path / "killed")["model_hash"] == summary(tmp_path / "whole")["model_hash"]
+    assert len(records(tmp_path / "killed")) == 12
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+    run(config(tmp_path / "run"))
+    before = summary(tmp_path / "run")
+    assert run(config(tmp_path / "run", resume=True)) == 0
+    after = summary(tmp_path / "run")
+    assert {**after, "final_loss": None} == {**before, "final_loss": None}
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "worker-002.safetensors", "state/optimizer.safetensors", "manifest.json"])
+@pytest.mark.parametrize("damage", ["truncate", "alter", "remove"])
+def test_a_damaged_checkpoint_is_refused_and_left_as_it_is(tmp_path: Path, name: str, damage: str) -> None:
+    run(config(tmp_path / "run", max_steps=2, feedback="ef", scheme="fp16"))
+    file = tmp_path / "run" / "checkpoints" / "step-00000002" / name
+    content = bytearray(file.read_bytes())
+    if damage == "remove":
+        file.unlink()
+    elif damage == "alter":
+        content[len(content) // 2] ^= 0x55
+        file.write_bytes(content)
+    else:
+        file.write_bytes(content[: len(content) // 2])
+    with pytest.raises(PsnodeError, match=r"checkpoint|manifest") as caught:
+        run(config(tmp_path / "run", max_steps=4, resume=True, feedback="ef", scheme="fp16"))
+    assert caught.value.exit_code == CheckpointError.exit_code
+    assert not (tmp_path / "run" / "checkpoints" / "step-00000004").exists()
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_4(tmp_path: Path) -> None:
+    with pytest.raises(PsnodeError, match=r"loss is (nan|inf)|gradient is") as caught:
+        run(config(tmp_path / "run", lr=1e12, max_steps=50))
+    assert caught.value.exit_code == DivergedError.exit_code
+    assert summary(tmp_path / "run")["stop_reason"] == "diverged"
+
+
+def test_more_examples_than_there_are_cannot_be_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(PsnodeError, match="--batch-size") as caught:
+        run(config(tmp_path / "run", batch_size=1000))
+    assert caught.value.exit_code == ConfigurationError.exit_code
