@@ -88,7 +88,7 @@ def test_what_the_command_line_would_print_parses_back(config: Config) -> None:
 
 def test_from_dict_refuses_unknown_and_missing_names() -> None:
     fields = Config().to_dict()
-    with pytest.raises(ConfigurationError, match="unknown setting 'lrr'; did you mean 'lr'"):
+    with pytest.raises(ConfigurationError, match="unknown setting 'lrr'; did you mean lr"):
         Config.from_dict({**fields, "lrr": 1})
     del fields["seed"]
     with pytest.raises(ConfigurationError, match="'seed' is missing"):
@@ -109,9 +109,9 @@ BAD = [
     ("momentum", 1.0, "from 0 to 0.9999", "leave it out"),
     ("threads", -1, "at least 0 or auto", "auto"),
     ("timeline", 1, "true or false", "false"),
-    ("optimizer", "adma", "one of sgd, adam, adamw", "did you mean 'adam'"),
+    ("optimizer", "adma", "one of sgd, adam, adamw", "did you mean adam"),
     ("optimizer", 3, "text", "sgd"),
-    ("lr_schedule", "cosin", "constant, shrink, multistep, cosine, poly", "did you mean 'cosine'"),
+    ("lr_schedule", "cosin", "constant, shrink, multistep, cosine, poly", "did you mean cosine"),
     ("consistency", "ssp", "not yet supported", "use bsp"),
     ("consistency", "whatever", "bsp", "--consistency"),
     ("aggregator", "majority", "not yet supported", "use mean"),
@@ -124,7 +124,9 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "value", "bound", "remedy"), BAD)
-def test_a_bad_value_is_refused_in_one_line_with_name_bound_value_and_remedy(name: str, value: Any, bound: str, remedy: str) -> None:
+def test_a_bad_value_is_refused_in_one_line_with_name_bound_value_and_remedy(
+    name: str, value: Any, bound: str, remedy: str
+) -> None:
     with pytest.raises(ConfigurationError, match=bound) as caught:
         Config(**{name: value})
     message = str(caught.value)
@@ -185,7 +187,8 @@ def test_task_options_keep_everything_after_the_first_equals_sign() -> None:
     ("fields", "expected"),
     [
         ({}, "runs/lenet-digits-atomo"),
-        ({"network": "torchvision:resnet18", "scheme": "qsgd:levels=7,bucket=64"}, "runs/torchvision-resnet18-digits-qsgd-levels=7-bucket=64"),
+        ({"network": "torchvision:vgg11"}, "runs/torchvision-vgg11-digits-atomo"),
+        ({"scheme": "qsgd:levels=7,bucket=64"}, "runs/lenet-digits-qsgd-levels=7-bucket=64"),
         ({"task": "examples/text/task.py"}, "runs/task-atomo"),
         ({"train_dir": "elsewhere"}, "elsewhere"),
     ],
@@ -196,8 +199,14 @@ def test_directory(fields: dict[str, Any], expected: str) -> None:
 
 @pytest.mark.parametrize(
     ("fields", "expected"),
-    [({}, 10 * 22), ({"epochs": 3}, 66), ({"max_steps": 1000}, 1000), ({"max_steps": 50, "epochs": 3}, 50), ({"max_steps": 70, "epochs": 3}, 66)],
-)  # fmt: skip
+    [
+        ({}, 10 * 22),
+        ({"epochs": 3}, 66),
+        ({"max_steps": 1000}, 1000),
+        ({"max_steps": 50, "epochs": 3}, 50),
+        ({"max_steps": 70, "epochs": 3}, 66),
+    ],
+)
 def test_the_first_of_steps_and_epochs_ends_the_run(fields: dict[str, Any], expected: int) -> None:
     assert Config(**fields).total_steps(22) == expected
 
@@ -266,7 +275,16 @@ def test_a_file_may_be_named_by_a_variable_and_a_flag_wins(tmp_path: Path) -> No
 def test_a_file_spells_every_type(tmp_path: Path) -> None:
     file = toml(
         tmp_path,
-        'lr = 2\nnesterov = true\nlr_milestones = [3, 6]\ndata-dir = "d"\ngroup-bytes = "auto"\n[task-option]\nwidth = 8\ndeep = true\n',
+        """
+        lr = 2
+        nesterov = true
+        lr_milestones = [3, 6]
+        data-dir = "d"
+        group-bytes = "auto"
+        [task-option]
+        width = 8
+        deep = true
+        """,
     )
     fields = load({}, {}, file)
     assert (fields.lr, fields.nesterov, fields.lr_milestones, fields.data_dir) == (2.0, True, (3, 6), Path("d"))
@@ -276,8 +294,8 @@ def test_a_file_spells_every_type(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("lrr = 1", "unknown key 'lrr' in .*run.toml; did you mean 'lr'"),
-        ("batch_sise = 1", "unknown key 'batch_sise' in .*; did you mean 'batch-size'"),
+        ("lrr = 1", "unknown key 'lrr' in .*run.toml; did you mean lr"),
+        ("batch_sise = 1", "unknown key 'batch_sise' in .*; did you mean batch-size"),
         ("lr = -1", "lr in .*run.toml must be a number above 0, not -1"),
         ("lr = '1'", "must be a number"),
         ("timeline = 'yes'", "must be true or false"),
@@ -300,7 +318,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("variable", "text", "message"),
     [
-        ("PSNODE_LRR", "1", "unknown variable PSNODE_LRR; did you mean 'PSNODE_LR'"),
+        ("PSNODE_LRR", "1", "unknown variable PSNODE_LRR; did you mean PSNODE_LR"),
         ("PSNODE_LR", "x", "PSNODE_LR must be a number above 0, not 'x'"),
         ("PSNODE_NESTEROV", "maybe", "PSNODE_NESTEROV must be true or false, not 'maybe'"),
     ],
@@ -316,7 +334,9 @@ def test_a_variable_spells_a_bool(text: str, value: bool) -> None:
 
 
 def test_variables_spell_lists_and_words() -> None:
-    config = load({}, {"PSNODE_LR_MILESTONES": "3, 6", "PSNODE_TASK_OPTION": "a=1,b=2", "PSNODE_THREADS": "auto", "PSNODE_VENV": "x"})
+    config = load(
+        {}, {"PSNODE_LR_MILESTONES": "3, 6", "PSNODE_TASK_OPTION": "a=1,b=2", "PSNODE_THREADS": "auto", "PSNODE_VENV": "x"}
+    )
     assert (config.lr_milestones, config.task_options(), config.threads) == ((3, 6), {"a": "1", "b": "2"}, 0)
 
 

@@ -1,0 +1,213 @@
+"""The layering of the package, read off its source: who may import whom, and what may be imported when a module is."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "psnode"
+
+# From the bottom to the top. A module imports from its own line and from those above it in this list.
+LAYERS = [
+    {"errors"},
+    {"naming", "settings", "codecs"},
+    {"config", "sources", "schedules", "schemes", "feedback", "plan"},
+    {"wire", "messages", "checkpoint", "metrics", "timeline", "run_directory"}
+    | {"models", "data", "task", "tasks", "classification", "torchvision_ops", "device"},
+    {"transport", "link"},
+    {"worker", "master", "evaluator"},
+    {"job", "launch", "supervision", "doctor", "listing", "bench"},
+    {"cli", "__main__"},
+]
+ROLES = {"worker", "master", "evaluator"}  # on one line, but strangers to each other
+
+# Packages that take long to import, and who may do so at its top. Everybody else imports them inside a function.
+HEAVY = {
+    "torch": {"models", "worker", "master", "evaluator"},
+    "torchvision": set(),
+    "mpi4py": set(),
+    "sklearn": set(),
+    "scipy": set(),
+    "safetensors": set(),
+    "tensorboard": set(),
+    "matplotlib": set(),
+    "cupy": set(),
+    "boto3": set(),
+    "psutil": set(),
+    "PIL": set(),
+}
+ONLY_HOME = {"mpi4py": {PACKAGE / "transport" / "mpi.py"}}  # not even inside a function elsewhere
+
+
+class Import(NamedTuple):
+    """`module` is imported by `path`; `lazy`: inside a function or for the type checker alone."""
+
+    path: Path
+    module: str
+    lazy: bool
+
+
+def imports_of(path: Path) -> Iterator[Import]:
+    yield from _walk(ast.parse(path.read_text()), path, lazy=False)
+
+
+def _walk(node: ast.AST, path: Path, lazy: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        inner = lazy or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            inner = True
+        if isinstance(child, ast.Import):
+            for alias in child.names:
+                yield Import(path, alias.name, lazy)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, f"{path}: relative import"
+            for alias in child.names:
+                full = f"{child.module}.{alias.name}"
+                yield Import(path, full if file_of(full) else str(child.module), lazy)
+        yield from _walk(child, path, inner)
+
+
+def file_of(module: str) -> Path | None:
+    """The file of a module of the package, None if there is none."""
+    base = ROOT.joinpath(*module.split("."))
+    return next(
+        (file for file in (base.with_suffix(".py"), base / "__init__.py") if module.startswith("psnode") and file.is_file()), None
+    )
+
+
+def part_of(path: Path) -> str:
+    """errors for psnode/errors.py, codecs for anything below psnode/codecs/."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def layer_of(part: str) -> int:
+    return next(index for index, parts in enumerate(LAYERS) if part in parts)
+
+
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+IMPORTS = [found for path in SOURCES for found in imports_of(path)]
+OWN = [found for found in IMPORTS if found.module.split(".")[0] == "psnode"]
+
+
+def shown(found: Import) -> str:
+    return f"{found.path.relative_to(ROOT)} imports {found.module}"
+
+
+def test_every_module_has_its_place() -> None:
+    placed = set().union(*LAYERS)
+    assert sorted({part_of(path) for path in SOURCES} - placed - {"__init__"}) == []
+
+
+def test_imports_point_downward() -> None:
+    breaches = []
+    for found in OWN:
+        target = file_of(found.module)
+        assert target is not None, shown(found)
+        source_part, target_part = part_of(found.path), part_of(target)
+        if "__init__" in (source_part, target_part):  # the package root: its version, and names imported on demand
+            continue
+        if layer_of(target_part) > layer_of(source_part):
+            breaches.append(shown(found))
+    assert breaches == []
+
+
+def test_the_roles_do_not_know_each_other() -> None:
+    crossings = []
+    for found in OWN:
+        source, target = part_of(found.path), part_of(file_of(found.module) or PACKAGE / "__init__.py")
+        if {source, target} <= ROLES and source != target:
+            crossings.append(shown(found))
+    assert crossings == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    edges: dict[Path, set[Path]] = {path: set() for path in SOURCES}
+    for found in OWN:
+        target = file_of(found.module)
+        # a package's __init__ and its modules always see each other; what counts is who needs whom to be loaded
+        if not found.lazy and target is not None and target.name != "__init__.py" and found.path.name != "__init__.py":
+            edges[found.path].add(target)
+    remaining = dict(edges)
+    while ready := [path for path, targets in remaining.items() if not targets & remaining.keys()]:
+        for path in ready:
+            del remaining[path]
+    assert [str(path.relative_to(ROOT)) for path in remaining] == []
+
+
+@pytest.mark.parametrize("package", HEAVY)
+def test_heavy_packages_are_imported_where_they_are_used(package: str) -> None:
+    early = [
+        shown(found)
+        for found in IMPORTS
+        if found.module.split(".")[0] == package and not found.lazy and part_of(found.path) not in HEAVY[package]
+    ]
+    assert early == []
+
+
+@pytest.mark.parametrize("package", ONLY_HOME)
+def test_packages_with_one_home(package: str) -> None:
+    homes = {found.path for found in IMPORTS if found.module.split(".")[0] == package}
+    assert homes == ONLY_HOME[package]
+
+
+def test_tools_import_nothing_of_psnode() -> None:
+    found = [shown(found) for path in (ROOT / "tools").rglob("*.py") for found in imports_of(path)]
+    assert [line for line in found if "imports psnode" in line] == []
+
+
+# What would execute what a peer or a file says. numpy.load is safe with its default, which is why naming the flag is forbidden.
+FORBIDDEN = {
+    "pickle": r"\b(c?[Pp]ickle|dill|cloudpickle|joblib|shelve|marshal)\b(?!\))",
+    "eval": r"(?<![\w.])(eval|exec)\(",
+    "torch.load": r"torch\.load\(",
+    "allow_pickle": r"allow_pickle\s*=\s*True",
+    "yaml": r"yaml\.(load|unsafe_load)\(",
+    "shell": r"shell\s*=\s*True|os\.system\(",
+    "MPI's lower case, which pickles": r"\b(comm|world|COMM_WORLD)\.(i?send|i?recv|sendrecv|bcast|(all)?gather|scatter|(all)?reduce)\(",
+}
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_nothing_executes_what_a_peer_sends(what: str) -> None:
+    places = []
+    for path in [*SOURCES, *(ROOT / "tools").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]:
+        for number, line in enumerate(code_of(path), 1):
+            if re.search(FORBIDDEN[what], line):
+                places.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
+    assert places == []
+
+
+def code_of(path: Path) -> list[str]:
+    """The lines of a file without its docstrings and comments."""
+    tree = ast.parse(path.read_text())
+    lines = path.read_text().splitlines()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            for index in range(node.lineno - 1, node.end_lineno or node.lineno):
+                lines[index] = ""
+    return [re.sub(r"(^|\s)#.*", "", line) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("what", "line"),
+    [
+        ("pickle", "import pickle"),
+        ("pickle", "x = pickle.loads(b)"),
+        ("eval", "y = eval(text)"),
+        ("torch.load", "state = torch.load(path)"),
+        ("MPI's lower case, which pickles", "comm.send(thing, dest=1)"),
+    ],
+)
+def test_the_search_would_find(what: str, line: str) -> None:
+    assert re.search(FORBIDDEN[what], line)
+
+
+@pytest.mark.parametrize("line", ["model.eval()", "comm.Isend(buffer)", "self.evaluate(x)"])
+def test_the_search_leaves_alone(line: str) -> None:
+    assert not any(re.search(pattern, line) for pattern in FORBIDDEN.values())
