@@ -32,6 +32,7 @@ def describe(request: Request) -> Description:
 
 
 def check(request: Request) -> None:
+    request.directory()
     if not request.download:
         _root(request)
 

@@ -16,6 +16,7 @@ import numpy as np
 from psnode.data.base import STATISTICS, Description, Request
 from psnode.data.download import one_at_a_time
 from psnode.data.images import Images, Pixels
+from psnode.errors import ConfigurationError
 
 OPTIONS: tuple[str, ...] = ()
 
@@ -25,14 +26,20 @@ def describe(request: Request) -> Description:
 
 
 def check(request: Request) -> None:
+    request.directory()
     if not request.download:
         _find(request)
 
 
 def load(request: Request) -> Images:
-    if request.download:
+    try:
+        paths = _find(request)
+    except ConfigurationError:
+        if not request.download:
+            raise
         _download(request.directory())
-    images, labels = (_read(path, request) for path in _find(request))
+        paths = _find(request)
+    images, labels = (_read(path, request) for path in paths)
     if images.ndim != 3 or labels.shape != images.shape[:1]:
         raise request.missing(f"its files hold images of shape {images.shape} and labels of shape {labels.shape}")
     return Images(images[:, None], labels.astype(np.int64), 10, STATISTICS["mnist"])

@@ -47,7 +47,14 @@ def test_only_the_wanted_part_needs_to_be_there(tmp_path):
 
 def test_without_a_directory_the_flag_is_named():
     with pytest.raises(ConfigurationError, match="say where with --data-dir"):
-        check("mnist")
+        check("mnist", download=True)
+
+
+def test_what_is_there_is_not_downloaded_again(tmp_path):
+    write(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    assert len(load("mnist", tmp_path, download=True)) == 30
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("directory", ["empty", "absent"])

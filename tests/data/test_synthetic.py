@@ -21,6 +21,13 @@ def test_any_shape(shape):
     assert len(data) == 20
 
 
+def test_patterns_enlarged_batch_by_batch_are_those_kept_enlarged(monkeypatch):
+    indices = np.arange(50)
+    kept = load("synthetic", options=SMALL).batch(indices, None)[0]
+    monkeypatch.setattr("psnode.data.synthetic._MOST_VALUES", 0)
+    assert torch.equal(load("synthetic", options=SMALL).batch(indices, None)[0], kept)
+
+
 def test_equal_seeds_give_equal_data_whatever_was_asked_before():
     first, same, other = (load("synthetic", seed=seed, options=SMALL) for seed in (1, 1, 2))
     first.batch(np.arange(100), np.random.default_rng(0))
