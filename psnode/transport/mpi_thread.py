@@ -22,6 +22,7 @@ from psnode.transport.pieces import Part, cut, join_tag
 from psnode.transport.pool import Block, Pool
 from psnode.transport.requests import Requests, Then
 from psnode.transport.sending import Send
+from psnode.transport.unlocked import finalize, init_thread
 
 # How long a lost rank's last messages may take to complete or fail before its loss is announced without them.
 _LAST_WORDS_SECONDS = 1.0
@@ -82,7 +83,7 @@ class MpiThread:
             self.started.set()
             self._poll_until_closed()
             if self._owner and self.agreed:
-                self._mpi.Finalize()
+                finalize(self._mpi)
         except Exception as error:
             self.agreed = False
             self.error = error
@@ -95,7 +96,7 @@ class MpiThread:
     def _begin(self) -> None:
         mpi = self._mpi
         self._owner = not mpi.Is_initialized()
-        level = mpi.Init_thread(mpi.THREAD_SERIALIZED) if self._owner else mpi.Query_thread()
+        level = init_thread(mpi) if self._owner else mpi.Query_thread()
         if not self._owner and level < mpi.THREAD_SERIALIZED:
             raise TransportError("MPI was initialised without thread support: initialise it with MPI_THREAD_SERIALIZED or more")
         self._world = mpi.COMM_WORLD
