@@ -12,6 +12,7 @@ To its end, and with a hand on its processes:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -102,10 +103,8 @@ class RunningJob:
     def kill(self) -> None:
         """End every process of the job at once."""
         for pid in _session(self.process.pid):
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         self.process.wait(10)
 
 

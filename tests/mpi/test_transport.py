@@ -1,0 +1,103 @@
+"""The MPI transport in real jobs: the common contract, death, missing ranks, idling, and leaving."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psnode.transport.contract import CHECKS
+
+PROGRAM = Path(__file__).with_name("transport_program.py")
+NAMES = [check.__name__ for check in CHECKS] + ["check_closing"]
+WHOLE = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("ranks", "piece_bytes", "big", "links"),
+    [
+        (1, WHOLE, 8 << 20, "self,sm"),
+        (2, WHOLE, 32 << 20, "self,sm"),
+        (5, WHOLE, 4 << 20, "self,sm"),
+        (2, WHOLE, 32 << 20, "self,tcp"),
+        (5, WHOLE, 4 << 20, "self,tcp"),
+        (2, 1024, 4 << 20, "self,sm"),
+        (3, 1000, 1 << 20, "self,tcp"),
+    ],
+)
+def test_mpi_keeps_the_contract(mpirun: Any, ranks: int, piece_bytes: int, big: int, links: str) -> None:
+    job = mpirun(ranks, [PROGRAM, "contract", piece_bytes, big], options=["--mca", "pml", "ob1", "--mca", "btl", links])
+    assert job.code == 0, job
+    for rank in range(ranks):
+        assert [line.split()[1] for line in job.out.splitlines() if line.endswith(f" {rank}")] == NAMES
+    assert job.out.count("clean True") == ranks, job.out
+
+
+def test_mpi_keeps_the_contract_without_any_option(mpirun: Any) -> None:
+    job = mpirun(2, [PROGRAM, "contract", WHOLE, 1 << 20])
+    assert job.code == 0, job
+    assert job.out.count("passed") == 2 * len(NAMES)
+
+
+@pytest.mark.parametrize("links", ["self,sm", "self,tcp"])
+def test_a_killed_worker_is_announced_and_the_others_go_on(mpirun: Any, links: str) -> None:
+    job = mpirun.start(4, [PROGRAM, "death"], fault_tolerant=True, options=["--mca", "btl", links])
+    job.wait_for("up 2", 20)
+    time.sleep(0.3)
+    killed = time.time()
+    os.kill(job.rank_pids()[2], signal.SIGKILL)
+    job.wait_for("lost 2", 10)
+    done = job.wait(30)
+    assert done.code == 0, done
+    words = next(line for line in done.out.splitlines() if line.startswith("lost")).split()
+    assert float(words[3]) - killed < 5.0
+    assert words[4:] == ["alive", "0", "1", "3"]
+    assert "answers after the loss 200" in done.out
+    assert sorted(line for line in done.out.splitlines() if "clean" in line) == [f"rank {r} clean False" for r in (0, 1, 3)]
+
+
+def test_a_rank_that_does_not_report_is_named(mpirun: Any) -> None:
+    job = mpirun(4, [PROGRAM, "missing"])
+    assert job.code == 0, job
+    assert "missing 2 | rank 2 did not report within 1 s" in job.out
+
+
+def test_a_rank_that_never_starts_mpi_does_not_hold_the_others_for_ever(mpirun: Any) -> None:
+    job = mpirun(2, [PROGRAM, "late"])
+    assert "refused: MPI_Init did not return within 1 s" in job.out, job
+
+
+def test_an_idle_rank_uses_little_of_a_core(mpirun: Any) -> None:
+    job = mpirun(3, [PROGRAM, "idle", 3])
+    shares = [float(line.split()[1]) for line in job.out.splitlines() if line.startswith("idle")]
+    assert len(shares) == 3, job
+    assert max(shares) <= 0.10
+
+
+def test_a_failure_of_the_mpi_thread_reaches_its_owner(mpirun: Any) -> None:
+    job = mpirun(2, [PROGRAM, "broken"], fault_tolerant=True)
+    assert "heard: MPI failed on rank 1: " in job.out, job
+    assert "refused: MPI failed on rank 1: " in job.out, job
+    assert "clean True" not in job.out
+
+
+def test_abort_ends_ranks_that_wait(mpirun: Any) -> None:
+    job = mpirun(3, [PROGRAM, "abort"], timeout=30)
+    assert job.code == 7, job
+
+
+def test_close_keeps_its_deadline_when_a_rank_stays(mpirun: Any) -> None:
+    job = mpirun(2, [PROGRAM, "stays"], timeout=30)
+    words = next(line for line in job.out.splitlines() if line.startswith("closed")).split()
+    assert float(words[2]) < 5.0
+    assert words[3:] == ["clean", "False"]
+    assert job.code == 5, job
+
+
+def test_piece_sizes_that_mpi_cannot_count_are_refused(mpirun: Any) -> None:
+    job = mpirun(1, [PROGRAM, "refused"])
+    assert job.out.count("ConfigurationError piece_bytes is ") == 2, job

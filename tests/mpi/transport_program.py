@@ -1,0 +1,159 @@
+"""What the ranks of the transport tests do: `python transport_program.py SCENE [ARGUMENTS]`, under mpirun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from psnode.errors import DeadlineExceededError, MissingRanksError, TransportError
+from psnode.transport import mpi
+from psnode.transport.barrier import gather_hello, send_hello
+from psnode.transport.base import Arrival, PeerLost
+from psnode.transport.contract import run_contract
+from psnode.transport.environment import place
+from psnode.transport.mpi_thread import Call
+
+
+def say(*words: object) -> None:
+    """One line, written at once so that ranks do not mix theirs."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
+def contract(piece_bytes: str, big: str) -> None:
+    """Every check of the contract."""
+    assert place() is not None
+    transport = mpi.start(piece_bytes=int(piece_bytes))
+    assert place() == (transport.rank, transport.size)
+    for name in run_contract(transport, int(big)):
+        say("passed", name, transport.rank)
+    say("clean", transport.clean)
+
+
+def death() -> None:
+    """Ranks talk to rank 0 until one is killed from outside; then the others go on, and leave."""
+    transport = mpi.start()
+    if transport.rank:
+        say("up", transport.rank)
+        while (arrival := transport.inbox.wait(30)) is not None:
+            if isinstance(arrival, Arrival):
+                if arrival.tag == 2:
+                    break
+                transport.send(0, 1, [arrival.data.tobytes() * 1000])
+    else:
+        _lead_through_death(mpi_transport=transport)
+    transport.close()
+    say("rank", transport.rank, "clean", transport.clean)
+    os._exit(0)
+
+
+def _lead_through_death(mpi_transport: mpi.MpiTransport) -> None:
+    transport = mpi_transport
+    workers = set(range(1, transport.size))
+    answers = 0
+    lost: int | None = None
+    for worker in workers:
+        transport.send(worker, 1, [b"x" * 1000])
+    end = time.monotonic() + 30
+    while lost is None or answers < 200:
+        event = transport.inbox.wait(end - time.monotonic())
+        if isinstance(event, PeerLost):
+            lost, answers = event.rank, 0
+            say("lost", event.rank, "at", time.time(), "alive", *sorted(transport.alive()))
+            assert transport.send(event.rank, 1, [b"to the dead"] * 2).wait(5) is None
+        elif isinstance(event, Arrival):
+            assert event.data.size == 1_000_000
+            event.release()
+            answers += 1
+            transport.send(event.source, 1, [b"x" * 1000])
+    say("answers after the loss", answers)
+    for worker in transport.alive() - {0}:
+        transport.send(worker, 2, [b"end"])
+
+
+def missing() -> None:
+    """Rank 2 starts MPI but never reports."""
+    transport = mpi.start()
+    if transport.rank == 0:
+        try:
+            gather_hello(transport, b"master", 1.0)
+        except MissingRanksError as error:
+            say("missing", *error.ranks, "|", error)
+    elif transport.rank != 2:
+        send_hello(transport, b"here")
+    transport.close(10.0)
+
+
+def late() -> None:
+    """Rank 1 does not call MPI_Init in time."""
+    found = place()
+    assert found is not None
+    if found.rank == 1:
+        time.sleep(5)
+        os._exit(0)
+    try:
+        mpi.start(seconds=1.0)
+    except DeadlineExceededError as error:
+        say("refused:", error)
+    os._exit(3)
+
+
+def idle(seconds: str) -> None:
+    """Nothing to do: how much of a core does a process use?"""
+    transport = mpi.start()
+    time.sleep(0.5)
+    cpu, wall = time.process_time(), time.monotonic()
+    time.sleep(float(seconds))
+    say("idle", (time.process_time() - cpu) / (time.monotonic() - wall))
+    transport.close(20.0)
+
+
+def broken() -> None:
+    """The MPI thread of rank 1 fails: its owner learns it from the inbox, from `wait`, and from the next send."""
+    transport = mpi.start()
+    if transport.rank == 1:
+        transport._body.orders.put(Call(lambda module: module.COMM_WORLD.Send([b"", module.BYTE], 99)))
+        try:
+            transport.wait(20)
+        except TransportError as error:
+            say("heard:", error)
+        try:
+            transport.send(0, 0, [b"more"])
+        except TransportError as error:
+            say("refused:", error)
+    transport.close(1.0)
+    say("clean", transport.clean)
+    os._exit(0)
+
+
+def abort() -> None:
+    """Rank 1 gives up while rank 0 waits."""
+    transport = mpi.start()
+    if transport.rank == 1:
+        transport.abort(7)
+    transport.wait(60)
+
+
+def stays() -> None:
+    """Rank 1 does not close: rank 0 still leaves within its deadline, and knows that it was not together."""
+    transport = mpi.start()
+    if transport.rank == 1:
+        signal.pause()
+    began = time.monotonic()
+    transport.close(0.5)
+    say("closed after", time.monotonic() - began, "clean", transport.clean)
+    os._exit(5)
+
+
+def refused() -> None:
+    """Piece sizes out of bounds."""
+    for piece_bytes in (0, (1 << 30) + 1):
+        try:
+            mpi.start(piece_bytes=piece_bytes)
+        except Exception as error:
+            say(type(error).__name__, error)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])
