@@ -169,7 +169,8 @@ FORBIDDEN = {
     "allow_pickle": r"allow_pickle\s*=\s*True",
     "yaml": r"yaml\.(load|unsafe_load)\(",
     "shell": r"shell\s*=\s*True|os\.system\(",
-    "MPI's lower case, which pickles": r"\b(comm|world|COMM_WORLD)\.(i?send|i?recv|sendrecv|bcast|(all)?gather|scatter|(all)?reduce)\(",
+    "MPI's lower case, which pickles": r"\b(comm|world|COMM_WORLD)\."
+    r"(i?send|i?recv|sendrecv|bcast|(all)?gather|scatter|(all)?reduce)\(",
 }
 
 

@@ -1,0 +1,141 @@
+"""The wheel: built from a clean copy, installed into an empty environment, every module of it imported.
+
+The environment sees the third-party packages of the one that runs the tests through a path file, at the end of its
+search path: downloading PyTorch again would take minutes and prove nothing about psnode. That the declared
+dependencies are the ones that are imported is checked on its own.
+"""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import psnode
+
+ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.xdist_group("package")  # one build for all of them
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+    done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what the wheel is made of, and of the tests, which must not get into it."""
+    source = tmp_path_factory.mktemp("source")
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "psnode", source / "psnode", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "tests", source / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    return source
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path) -> Path:
+    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", source / "dist", ".", cwd=source)
+    (built,) = (source / "dist").glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment that holds the wheel."""
+    folder = tmp_path_factory.mktemp("environment")
+    run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder)
+    executable = folder / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", executable, "install", "-q", "--no-deps", "--no-index", wheel, cwd=folder)
+    site = Path(run(executable, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip())
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return executable
+
+
+def test_every_module_of_the_wheel_can_be_imported(python: Path, source: Path, tmp_path: Path) -> None:
+    program = """
+import importlib, pkgutil, psnode, sys
+from pathlib import Path
+assert Path(psnode.__file__).is_relative_to(sys.prefix), psnode.__file__
+def names(package):
+    for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        yield found.name
+for name in names(psnode):
+    module = importlib.import_module(name)
+    assert Path(module.__file__).is_relative_to(sys.prefix), module
+    print(name)
+"""
+    imported = set(run(python, "-c", program, cwd=tmp_path).split())
+    expected = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for path in (ROOT / "psnode").rglob("*.py")
+    }
+    assert imported == expected - {"psnode"}
+
+
+def test_the_console_script_runs(python: Path, tmp_path: Path) -> None:
+    assert run(python.with_name("psnode"), "--version", cwd=tmp_path) == f"psnode {psnode.__version__}\n"
+
+
+def test_the_wheel_holds_the_package_with_its_data_and_nothing_else(source: Path, wheel: Path) -> None:
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    files = {path.relative_to(source).as_posix() for path in (source / "psnode").rglob("*") if path.is_file()}
+    assert names == files
+
+
+def test_metadata_names_version_license_extras_and_python(wheel: Path) -> None:
+    (found,) = metadata.distributions(path=[str(unpacked(wheel))])
+    assert found.version == psnode.__version__
+    assert (found.metadata["License-Expression"] or found.metadata["License"]) == "Apache-2.0"
+    assert found.metadata["Requires-Python"] == ">=3.11"
+    assert set(found.metadata.get_all("Provides-Extra") or ()) == {"train", "mpi", "ec2", "gpu", "bench", "dev"}
+
+
+def unpacked(wheel: Path) -> Path:
+    folder = wheel.parent / "unpacked"
+    zipfile.ZipFile(wheel).extractall(folder)
+    return folder
+
+
+def declared() -> dict[str, set[str]]:
+    """Distributions by extra, "" for the base, as setup.cfg has them."""
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    lists = {"": parser["options"]["install_requires"], **parser["options.extras_require"]}
+    return {extra: {canonical(line.split()[0]) for line in text.splitlines() if line.strip()} for extra, text in lists.items()}
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_whatever_is_imported_is_declared() -> None:
+    homes = metadata.packages_distributions()
+    wanted = set()
+    for path in (ROOT / "psnode").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            wanted |= {module.split(".")[0] for module in modules}
+    wanted -= {*sys.stdlib_module_names, "psnode"}
+    all_declared = set().union(*declared().values())
+    missing = [name for name in sorted(wanted) if not {canonical(home) for home in homes.get(name, [name])} & all_declared]
+    assert missing == []
+
+
+def test_every_declared_dependency_has_a_tested_version() -> None:
+    pinned = {canonical(line.split("==")[0]) for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
+    accelerators = declared()["gpu"] | declared()["ec2"]  # nothing of these runs in the tests yet
+    assert sorted(set().union(*declared().values()) - accelerators - pinned) == []
