@@ -148,6 +148,16 @@ def test_the_cover_is_unbiased_and_its_omega_is_what_it_says():
     assert measured == pytest.approx(told, rel=0.05)
 
 
+def test_the_random_term_has_the_expectation_of_what_is_left_out():
+    """<x, all terms> has the mean ||x||^2; 4 standard errors, a factor of (D - 1) / D would be 6 off."""
+    x = gaussian(40, 60)
+    energy = np.sum(x.astype(float) ** 2)
+    samples = np.array([np.sum(x * dense(sketch(x, 3, key(seed), cover=True))) / energy for seed in range(3000)])
+    assert abs(samples.mean() - 1) <= 4 * samples.std(ddof=1) / math.sqrt(samples.size)
+    # Half of the energy or more is left out here, 1/32 of it is many standard errors: the test can tell.
+    assert 0.5 / 32 >= 6 * samples.std(ddof=1) / math.sqrt(samples.size)
+
+
 def test_the_cover_of_white_noise_has_the_variance_of_the_theory():
     x = gaussian(40, 60)
     codec = Svd(rank=3, method="randomised", cover=True)

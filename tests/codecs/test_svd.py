@@ -327,6 +327,14 @@ def test_a_fractional_rank_is_met_on_average():
     assert max(encode(codec, x, seed).nbytes for seed in range(20)) == codec.max_nbytes((20, 30))
 
 
+@pytest.mark.parametrize("shape", [(30, 600), (600, 30)])
+def test_both_factors_of_a_term_have_entries_of_one_size(shape):
+    _, terms, values = read(encode(Svd(rank=4), gaussian(*shape)))
+    for pair in values.reshape(terms, 630).astype(float):
+        left, right = pair[: shape[0]], pair[shape[0] :]
+        assert np.sqrt(np.mean(left**2)) == pytest.approx(np.sqrt(np.mean(right**2)), rel=1e-5)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_no_shape_is_expanded(shape):
     for rank in (1, 3, 30):
