@@ -42,6 +42,10 @@ class Feedback(ABC):
         `codec` is what `form` returned. `out` is passed on to encode. The gradient is not modified.
         """
 
+    @abstractmethod
+    def lost(self, gradient: Floats, state: State, decoded: Floats) -> tuple[float, float]:
+        """||p - decoded||^2 and ||p||^2 for what the last push coded, p; `gradient` and `state` as that push left them."""
+
     def __repr__(self) -> str:
         return self.id
 
@@ -57,6 +61,9 @@ class NoFeedback(Feedback):
 
     def push(self, gradient: Floats, state: State, codec: Codec, rng: RandomSource, out: Bytes | None = None) -> Payload:
         return codec.encode(gradient, rng, out=out)
+
+    def lost(self, gradient: Floats, state: State, decoded: Floats) -> tuple[float, float]:
+        return _energy(gradient - decoded), _energy(gradient)
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,6 +86,14 @@ class ErrorFeedback(Feedback):
         residual = state["residual"].reshape(gradient.shape)
         np.add(residual, gradient, out=residual)
         return codec.encode(residual, rng, error=residual, out=out)
+
+    def lost(self, gradient: Floats, state: State, decoded: Floats) -> tuple[float, float]:
+        residual = state["residual"].reshape(gradient.shape)
+        return _energy(residual), _energy(residual + decoded)
+
+
+def _energy(values: Floats) -> float:
+    return float(np.sum(np.square(values, dtype=np.float64)))
 
 
 _RULES: dict[str, Callable[[], Feedback]] = {"none": NoFeedback, "ef": ErrorFeedback}

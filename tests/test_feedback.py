@@ -55,3 +55,18 @@ def test_without_feedback_there_is_no_memory_and_the_codec_stays_unbiased() -> N
 def test_unknown_rules_are_refused_with_the_choices() -> None:
     with pytest.raises(ConfigurationError, match="none, ef"):
         get_feedback("eff")
+
+
+@pytest.mark.parametrize("rule", [NoFeedback(), ErrorFeedback()])
+def test_what_was_lost_is_the_distance_to_what_was_coded(rule: NoFeedback | ErrorFeedback) -> None:
+    codec = rule.form(get_codec("qsgd:levels=3,bucket=64"))
+    rng = np.random.default_rng(5)
+    state = rule.init(1000)
+    coded = np.zeros(1000)
+    for _ in range(3):
+        gradient = rng.standard_normal(1000).astype(np.float32)
+        coded = gradient + (state["residual"].copy() if state else 0.0)
+        decoded = codec.decode(rule.push(gradient, state, codec, rng))
+        error, energy = rule.lost(gradient, state, decoded)
+        assert error == pytest.approx(np.sum((coded - decoded) ** 2), rel=1e-4)
+        assert energy == pytest.approx(np.sum(coded**2), rel=1e-4)

@@ -64,7 +64,7 @@ class Worker:
         with self.tracer.span("load", step=step):
             batches = next(self.batches)
         self.replica.zero_gradients()
-        self.sender.begin(step, version)
+        self.sender.begin(step, version, measure=step % self.config.log_interval == 0)
         with self.tracer.span("forward_backward", step=step):
             outcome = self.computation.run(step, batches, self.hooks)
         with self.tracer.span("drain", step=step):
@@ -119,7 +119,7 @@ class Worker:
             forward_backward=outcome.seconds,
             encode=encode,
             wait=wait,
-            relative_error=None,
+            relative_error=self.sender.relative_error,
             replica_hash=digest,
         )
         self.link.send(0, Kind.REPORT, report.to_bytes(), step=step, version=step - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -54,6 +55,7 @@ class GradientSender:
         self._step = 0
         self._version = 0
         self._seconds = 0.0
+        self._lost: tuple[float, float] | None = None
         self._error: Exception | None = None
         self._queue: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._idle = threading.Semaphore(0)
@@ -69,9 +71,13 @@ class GradientSender:
             zeros = np.zeros(coder.segment.shape, np.float32)
             coder.feedback.push(zeros, coder.feedback.init(zeros.size), coder.codec, Key.derive(0))
 
-    def begin(self, step: int, version: int) -> None:
-        """The groups to come belong to `step` and were computed on weights of `version`."""
+    def begin(self, step: int, version: int, *, measure: bool) -> None:
+        """The groups to come belong to `step` and were computed on weights of `version`.
+
+        `measure`: decode what is sent once more, for `relative_error`.
+        """
         self._step, self._version, self._seconds = step, version, 0.0
+        self._lost = (0.0, 0.0) if measure else None
 
     def push(self, index: int) -> None:
         """Group `index` is finished. Returns at once; any thread may call it."""
@@ -87,6 +93,11 @@ class GradientSender:
             if self._error is not None:
                 raise self._error
         return self._seconds
+
+    @property
+    def relative_error(self) -> float | None:
+        """||p - decoded|| / ||p|| over all that the step's codecs were given; None where it was not measured."""
+        return None if self._lost is None else math.sqrt(self._lost[0] / self._lost[1]) if self._lost[1] else 0.0
 
     def close(self) -> None:
         """End the thread."""
@@ -133,6 +144,9 @@ class GradientSender:
             key = Key.derive(self._seed, _PURPOSE, self._link.rank, self._step, group.index, segment.index)
             part = gradient[segment.start - group.start : segment.stop - group.start].reshape(segment.shape)
             payload = coder.feedback.push(part, coder.state, coder.codec, key, out=buffer[start:])
+            if self._lost is not None:
+                error, energy = coder.feedback.lost(part, coder.state, coder.codec.decode(payload))
+                self._lost = self._lost[0] + error, self._lost[1] + energy
             lengths.append(payload.nbytes)
             end = start + payload.nbytes
             start += wire.padded(payload.nbytes)
