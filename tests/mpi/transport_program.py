@@ -146,6 +146,23 @@ def stays() -> None:
     os._exit(5)
 
 
+def malformed(part: str, nbytes: str) -> None:
+    """Rank 1 sends what is no part of any message; rank 0 drops it as lost, and goes on with rank 2."""
+    transport = mpi.start()
+    if transport.rank == 1:
+        data = (1 << 62).to_bytes(8, "little") + bytes(1 << 16)
+        transport.call(lambda module: module.COMM_WORLD.Send([data, int(nbytes), module.BYTE], 0, int(part)), 10)
+    elif transport.rank == 2:
+        transport.send(0, 3, [b"all is well"])
+    else:
+        for event in sorted((transport.inbox.wait(20), transport.inbox.wait(20)), key=lambda event: type(event).__name__):
+            say(event.data.tobytes() if isinstance(event, Arrival) else event)
+        say("alive", *sorted(transport.alive()))
+        transport.send(1, 0, [b"dropped"]).wait(1)
+    transport.close(1.0)
+    os._exit(0)
+
+
 def refused() -> None:
     """Piece sizes out of bounds."""
     for piece_bytes in (0, (1 << 30) + 1):

@@ -1,0 +1,163 @@
+"""The parts of the MPI transport that need no MPI: pieces, pace, farewell, environment, barrier."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psnode.errors import MissingRanksError
+from psnode.transport.barrier import gather_hello, send_hello
+from psnode.transport.base import Arrival, Inbox
+from psnode.transport.environment import Place, place
+from psnode.transport.farewell import Farewell
+from psnode.transport.loopback import loopback_group
+from psnode.transport.pace import BUSY_LAST, IDLE_LAST, Pace
+from psnode.transport.pieces import Part, cut, join_tag, read_total, split_tag
+
+MPI_TAG_UB_AT_LEAST = 32767
+
+
+@given(st.integers(0, 4095), st.sampled_from(Part))
+def test_a_tag_and_a_part_travel_in_a_tag_that_every_mpi_grants(tag: int, part: Part) -> None:
+    assert 0 <= join_tag(tag, part) <= MPI_TAG_UB_AT_LEAST
+    assert split_tag(join_tag(tag, part)) == (tag, part)
+
+
+@given(st.binary(max_size=300), st.integers(1, 100))
+def test_pieces_put_together_are_the_message(message: bytes, piece_bytes: int) -> None:
+    parts = list(cut(np.frombuffer(message, np.uint8), 5, piece_bytes))
+    kinds = [split_tag(mpi_tag)[1] for _, mpi_tag in parts]
+    if len(message) <= piece_bytes:
+        assert kinds == [Part.WHOLE]
+        assert parts[0][0].tobytes() == message
+    else:
+        assert kinds == [Part.TOTAL] + [Part.PIECE] * -(-len(message) // piece_bytes)
+        assert read_total(parts[0][0]) == len(message)
+        assert max(data.size for data, _ in parts[1:]) <= piece_bytes
+        assert b"".join(data.tobytes() for data, _ in parts[1:]) == message
+
+
+def test_an_idle_thread_sleeps_longer_and_longer_up_to_a_millisecond() -> None:
+    pace = Pace()
+    pace.next(moved=True, busy=False)
+    sleeps = [pace.next(moved=False, busy=False) for _ in range(20)]
+    assert sleeps[0] == 0.2e-3
+    assert sleeps == sorted(sleeps)
+    assert sleeps[-1] == IDLE_LAST == 1e-3
+
+
+def test_a_fast_transfer_is_polled_without_sleep_and_a_slow_one_is_not() -> None:
+    pace = Pace()
+    assert all(pace.next(moved=True, busy=True) == 0 for _ in range(100))
+    sleeps = [pace.next(moved=False, busy=True) for _ in range(100)]
+    assert sleeps[0] == 0
+    assert sleeps[-1] == BUSY_LAST
+    assert pace.next(moved=True, busy=True) == 0
+
+
+def test_everybody_leaves_when_all_have_said_farewell_and_nobody_before() -> None:
+    everybody = frozenset(range(3))
+    master, first, second = Farewell(0), Farewell(1), Farewell(2)
+    assert first.due(everybody) == {0}
+    assert first.due(everybody) == frozenset()
+    master.hear(1)
+    assert master.due(everybody) == frozenset()
+    assert not master.agreed(everybody)
+    assert second.due(everybody) == {0}
+    master.hear(2)
+    assert master.due(everybody) == {1, 2}
+    assert master.agreed(everybody)
+    assert not first.agreed(everybody)
+    first.hear(0)
+    assert first.agreed(everybody)
+
+
+def test_the_dead_are_not_waited_for() -> None:
+    master, worker = Farewell(0), Farewell(1)
+    master.hear(1)
+    assert master.due(frozenset({0, 1})) == {1}
+    assert master.agreed(frozenset({0, 1}))
+    assert worker.due(frozenset({1, 2})) == {0}
+    assert worker.agreed(frozenset({1, 2}))  # rank 0 is dead
+
+
+def test_a_rank_alone_leaves_at_once() -> None:
+    alone = Farewell(0)
+    assert alone.due(frozenset({0})) == frozenset()
+    assert alone.agreed(frozenset({0}))
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "5"}, Place(2, 5)),
+        ({"PMI_RANK": "0", "PMI_SIZE": "3"}, Place(0, 3)),
+        ({"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "2"}, Place(1, 2)),
+        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}, Place(3, 4)),
+        ({"PMIX_RANK": "1", "SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}, Place(1, 4)),
+        # a batch script of Slurm is no rank
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, None),
+        # mpirun inside of a Slurm job
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "SLURM_PROCID": "0", "SLURM_NTASKS": "9"}, Place(1, 2)),
+        ({}, None),
+        ({"PMI_RANK": "zero", "PMI_SIZE": "3"}, None),
+        ({"PMI_RANK": "3", "PMI_SIZE": "3"}, None),
+    ],
+)
+def test_launchers_say_who_a_process_is(environ: dict[str, str], expected: Place | None) -> None:
+    assert place(environ) == expected
+
+
+def test_the_barrier_returns_what_everybody_said_and_leaves_other_messages_alone() -> None:
+    ends = loopback_group(3)
+    send_hello(ends[2], b"two")
+    ends[2].send(0, 5, [b"first"])
+    ends[2].send(0, 5, [b"second"])
+    send_hello(ends[1], b"one")
+    assert gather_hello(ends[0], b"zero", 5.0) == {0: b"zero", 1: b"one", 2: b"two"}
+    assert ends[0].wait(1).data.tobytes() == b"first"
+    assert ends[0].wait(1).data.tobytes() == b"second"
+
+
+def test_the_barrier_names_all_who_are_missing_once_the_time_is_over() -> None:
+    ends = loopback_group(5)
+    threading.Timer(0.1, send_hello, (ends[3], b"three")).start()
+    began = time.monotonic()
+    with pytest.raises(MissingRanksError, match=r"ranks 1, 2, 4 did not report within 0\.5 s") as caught:
+        gather_hello(ends[0], b"", 0.5)
+    assert caught.value.ranks == (1, 2, 4)
+    assert time.monotonic() - began >= 0.5
+
+
+def test_the_barrier_does_not_wait_for_a_rank_that_died() -> None:
+    ends = loopback_group(3)
+    ends[2].die("crashed")
+    with pytest.raises(MissingRanksError) as caught:
+        gather_hello(ends[0], b"", 60.0)
+    assert caught.value.ranks == (2,)
+
+
+def test_events_put_back_come_first_and_in_their_order() -> None:
+    inbox = Inbox()
+    for event in range(5):
+        inbox.post(event)
+    taken = [inbox.wait(1), inbox.wait(1)]
+    inbox.put_back(taken)
+    assert [inbox.poll() for _ in range(6)] == [0, 1, 2, 3, 4, None]
+
+
+def test_an_exception_in_the_inbox_is_raised_to_who_waits() -> None:
+    end = loopback_group(1)[0]
+    end.inbox.post(RuntimeError("a thread of mine failed"))
+    with pytest.raises(RuntimeError, match="of mine"):
+        end.wait(1)
+    end.inbox.post(RuntimeError("again"))
+    with pytest.raises(RuntimeError, match="again"):
+        end.poll()
+    end.send(0, 0, [b"x"])
+    assert isinstance(end.inbox.poll(), Arrival)
