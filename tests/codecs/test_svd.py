@@ -490,3 +490,56 @@ def test_the_number_of_blas_threads_does_not_change_the_bytes():
             for threads in "12"
         )
         assert one == two
+
+
+# Before a quantiser
+
+
+def test_quantised_factors_stay_unbiased():
+    x = decays()
+    codec = get_codec("svd:rank=2+qsgd:levels=7,bucket=64")
+    assert codec.unbiased
+    rng = np.random.default_rng(21)
+    u, _, vt = np.linalg.svd(x.astype(float), full_matrices=False)
+    tests = np.array([np.sign(x), *(np.outer(u[:, i], vt[i]) for i in range(len(vt)))], dtype=float).reshape(-1, x.size)
+    samples = np.array([tests @ (codec.decode(codec.encode(x, rng)).astype(float) - x).ravel() for _ in range(2000)])
+    deviation = samples.std(axis=0, ddof=1) / math.sqrt(len(samples))
+    assert np.all(np.abs(samples.mean(axis=0)) <= 4 * deviation)
+
+
+def test_eight_bits_an_entry_of_a_factor_cost_a_quarter_and_next_to_nothing_else():
+    x = decays(40, 600)
+    plain, quantised = get_codec("svd"), get_codec("svd+qsgd:levels=127")
+    assert encode(quantised, x).nbytes <= 0.26 * encode(plain, x).nbytes
+    rng = np.random.default_rng(22)
+    energy = np.sum(x.astype(float) ** 2)
+    measured = np.mean([np.sum((quantised.decode(quantised.encode(x, rng)).astype(float) - x) ** 2) for _ in range(2000)])
+    assert measured / energy == pytest.approx(theoretical_omega(x, 3), rel=0.05)
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (0, 3), (6, 6), (30, 20), (16, 8, 3, 3)])
+def test_a_chain_takes_any_shape(shape):
+    codec = get_codec("svd:rank=2+qsgd:levels=15")
+    x = gaussian(*shape)
+    payload = encode(codec, x)
+    assert payload.nbytes <= codec.max_nbytes(shape)
+    y = codec.decode(Payload.from_bytes(payload.to_bytes()))
+    assert y.shape == shape
+    out = np.ones_like(x)
+    codec.decode_add(payload, out, 0.5)
+    assert np.array_equal(out, 1 + np.float32(0.5) * y)
+    zeros = np.zeros_like(x)
+    assert not codec.decode(encode(codec, zeros)).any()
+
+
+def test_the_contractive_form_of_a_chain_stays_bounded():
+    codec = get_codec("svd:rank=3+qsgd:levels=15").contractive()
+    assert get_codec(repr(codec)) == codec
+    rng = np.random.default_rng(0)
+    residual = np.zeros((24, 40), np.float32)
+    norms = []
+    for _ in range(500):
+        g = rng.standard_normal((24, 40)).astype(np.float32)
+        codec.encode(g + residual, rng, error=residual)
+        norms.append(float(np.linalg.norm(residual)))
+    assert max(norms[250:]) <= 1.2 * max(norms[:250])
