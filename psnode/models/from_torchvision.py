@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -33,21 +34,18 @@ def torchvision_network(name: str, image_shape: tuple[int, int, int], classes: i
     """
     models = import_torchvision("models")
     name = choose("torchvision network", name, torchvision_names())
-    settings: dict[str, Any] = {"weights": None, "num_classes": classes, **_SETTINGS.get(name, {})}
-    _check_size(name, settings, image_shape)
-    network: nn.Module = models.get_model(name, **settings)
-    return network
-
-
-def _check_size(name: str, settings: dict[str, Any], image_shape: tuple[int, int, int]) -> None:
-    """One image through the network on the meta device: shapes only, no memory, no arithmetic."""
     if image_shape[0] != 3:
         raise ConfigurationError(
             f"network torchvision:{name} takes images of 3 channels, but the data set's have {image_shape[0]}: "
             "choose another network (lenet, resnet-18, ...) or data set"
         )
-    with torch.device("meta"):
-        network = import_torchvision("models").get_model(name, **settings).eval()
+    settings: dict[str, Any] = {"weights": None, "num_classes": classes, **_SETTINGS.get(name, {})}
+    network: nn.Module = models.get_model(name, **settings)
+    _check_size(name, network.eval(), image_shape)
+    return network.train()
+
+
+def _check_size(name: str, network: nn.Module, image_shape: tuple[int, int, int]) -> None:
     error = _failure(network, image_shape)
     if error is None:
         return
@@ -62,9 +60,12 @@ def _check_size(name: str, settings: dict[str, Any], image_shape: tuple[int, int
 
 
 def _failure(network: nn.Module, image_shape: tuple[int, int, int]) -> Exception | None:
+    """What one image raises on its way through the network on the meta device: shapes only, no arithmetic."""
+    tensors = itertools.chain(network.named_parameters(), network.named_buffers())
+    shapes = {key: torch.empty_like(tensor, device="meta") for key, tensor in tensors}
     try:
         with torch.no_grad():
-            network(torch.empty((1, *image_shape), device="meta"))
+            torch.func.functional_call(network, shapes, torch.empty((1, *image_shape), device="meta"))
     except Exception as error:  # each family fails in its own way on a size it was not made for
         return error
     return None

@@ -20,7 +20,8 @@ def test_resnet18_has_the_published_count_with_ten_classes():
 
 
 @pytest.mark.parametrize(
-    ("name", "side"), [("googlenet", 64), ("mobilenet_v2", 32), ("shufflenet_v2_x0_5", 32), ("squeezenet1_1", 32)]
+    ("name", "side"),
+    [("googlenet", 64), ("regnet_x_400mf", 32), ("shufflenet_v2_x0_5", 32), ("swin_t", 32), ("squeezenet1_1", 32)],
 )
 def test_classifiers_return_plain_logits_in_training(name, side):
     model = build(f"torchvision:{name}", (3, side, side), 7).train()
