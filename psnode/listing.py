@@ -29,7 +29,7 @@ def _describe(codec: Codec) -> dict[str, Any]:
     return {
         "id": codec.id,
         "default": repr(codec),
-        "summary": (inspect.getdoc(type(codec)) or "").partition("\n")[0],
+        "summary": (inspect.getdoc(inspect.getmodule(codec)) or "").partition("\n")[0],
         **{trait: getattr(codec, trait) for trait in _TRAITS},
         "max_bits": 8 * codec.max_nbytes(_MATRIX) / _SIZE,
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
     if config.resume:
         config = Config(**{**_recorded(config.directory), **values})
     config.validate(given)
-    return config
+    # the record must mean the same to an evaluator that was started elsewhere
+    return replace(config, data_dir=config.data_dir.expanduser().absolute()) if config.data_dir else config
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:

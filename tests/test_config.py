@@ -287,7 +287,7 @@ def test_a_file_spells_every_type(tmp_path: Path) -> None:
         """,
     )
     fields = load({}, {}, file)
-    assert (fields.lr, fields.nesterov, fields.lr_milestones, fields.data_dir) == (2.0, True, (3, 6), Path("d"))
+    assert (fields.lr, fields.nesterov, fields.lr_milestones, fields.data_dir) == (2.0, True, (3, 6), Path.cwd() / "d")
     assert fields.task_options() == {"width": "8", "deep": "true"}
 
 
