@@ -171,6 +171,20 @@ def bench() -> None:
     """Measure a part of psnode on this machine."""
 
 
+@bench.command(name="transport", short_help="How fast the master takes gradients in.")
+@click.option("--groups", type=click.IntRange(1), default=11, show_default=True, help="Groups a step.")
+@click.option("--group-bytes", type=click.IntRange(4), default=4_000_000, show_default=True, help="Size of each.")
+@click.option("--rounds", type=click.IntRange(2), default=12, show_default=True, help="How often everything is measured.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
+@click.option("--debug/--no-debug", default=False, help="Show the traceback of an error.")
+def bench_transport(debug: bool, **options: Any) -> int:
+    """Dense ingest at the master against MPI's own bandwidth in the same run, over shared memory and TCP on this host."""
+    with _traced(debug):
+        from psnode.bench.transport import main as measure
+
+        return measure(**options)
+
+
 @app.command(short_help="List codecs and schemes.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def codecs(as_json: bool) -> int:
