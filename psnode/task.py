@@ -24,8 +24,6 @@ from psnode.errors import ConfigurationError
 if TYPE_CHECKING:
     import torch
 
-    from psnode.config import Config
-
 # A batch is whatever Data.batch returns and the Task's own methods understand; tensors inside tuples, lists
 # and dicts are moved to the training device.
 Batch = Any
@@ -81,34 +79,6 @@ class Task(ABC):
     @abstractmethod
     def size(self, batch: Batch) -> int:
         """The number of examples (tokens, ...) in `batch` that loss and metrics are averages or sums over."""
-
-
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    """`batch` with its tensors, also those inside tuples, lists and dicts, on `device`."""
-    import torch
-
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(value, device) for value in batch))
-    if isinstance(batch, tuple | list):
-        return type(batch)(to_device(value, device) for value in batch)
-    return batch
-
-
-def make_task(config: Config) -> Task:
-    """The task that a configuration names: the user's own, or the built-in classification. Raises ConfigurationError."""
-    options = config.task_options()
-    if config.task is not None:
-        return load_task(config.task, options)
-    from psnode.classification import Classification
-
-    if config.dataset.casefold() == "synthetic":
-        shape, classes, examples = config.synthetic_shape, config.synthetic_classes, config.synthetic_examples
-        options = {"shape": ",".join(map(str, shape)), "classes": str(classes), "examples": str(examples)} | options
-    return Classification(config.network, config.dataset, config.data_dir, config.download, config.seed, options)
 
 
 def load_task(spec: str, options: Mapping[str, str] | None = None) -> Task:

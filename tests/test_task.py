@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from psnode.config import Config
+from psnode.device import to_device
 from psnode.errors import ConfigurationError
-from psnode.task import Task, load_task, make_task, to_device
+from psnode.task import Task, load_task
+from psnode.tasks import make_task
 
 BODY = """
     def model(self): return None
