@@ -98,6 +98,14 @@ def resolve(config: Config) -> Scheme:
     )
 
 
+def with_ratio(spec: str, ratio: float) -> str:
+    """`spec` with the ratio of its sparsifier set to `ratio`; unchanged if it has none."""
+    from psnode.codecs import get_codec
+
+    stages = parse(repr(get_codec(spec)))[1]
+    return _join(spec, {index: {"ratio": repr(ratio)} for index, stage in enumerate(stages) if "ratio" in stage.settings})
+
+
 def _settings(text: str) -> dict[str, str]:
     """The settings of `k=v,...`."""
     return parse(f"scheme:{text}")[1][0].settings if text else {}

@@ -11,7 +11,7 @@ import torch
 from psnode import wire
 from psnode.codecs import Payload, get_codec
 from psnode.errors import PayloadError
-from psnode.feedback import NoFeedback, get_feedback
+from psnode.feedback import get_feedback
 from psnode.master.accounts import Stopwatch
 from psnode.master.aggregator import get_aggregator
 from psnode.master.downlink import Downlink
@@ -54,7 +54,7 @@ class Reduction:
         self._tracer = tracer
         self._sum = np.zeros(plan.size, np.float32)
         codecs = [get_codec(segment.codec) for segment in plan.segments]
-        self._codecs = [(NoFeedback() if codec.lossless else feedback).form(codec) for codec in codecs]
+        self._codecs = [codec if codec.lossless else feedback.form(codec) for codec in codecs]
 
     def add(self, frame: Frame) -> None:
         """Queue a gradient frame's payloads for addition."""

@@ -6,7 +6,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,11 @@ from psnode import wire
 from psnode.codecs import Codec, get_codec
 from psnode.codecs.rng import Key
 from psnode.errors import CheckpointError
-from psnode.feedback import Feedback, NoFeedback, State
+from psnode.feedback import Context, Feedback, State, get_feedback
 from psnode.link import Link
 from psnode.plan import Group, Plan, Segment
+from psnode.schedules import Schedule
+from psnode.schemes import Scheme, with_ratio
 from psnode.transport.base import Pending
 from psnode.wire import Kind
 
@@ -28,15 +30,23 @@ _PURPOSE = "gradient"
 
 
 class SegmentCoder:
-    """One segment's codec, feedback rule and memory."""
+    """One segment's codec, feedback rule and memory.
 
-    def __init__(self, segment: Segment, feedback: Feedback) -> None:
+    `warmup`: the sparsifier's ratio in each of the first epochs, before the one that the plan names.
+    """
+
+    def __init__(self, segment: Segment, feedback: Feedback, warmup: Sequence[float] = ()) -> None:
         codec = get_codec(segment.codec)
         self.segment = segment
-        self.feedback: Feedback = NoFeedback() if codec.lossless else feedback
-        self.codec: Codec = self.feedback.form(codec)
+        self.feedback: Feedback = feedback.dense() if codec.lossless else feedback
+        specs = [with_ratio(segment.codec, ratio) for ratio in warmup if not codec.lossless]
+        self._phases: list[Codec] = [self.feedback.form(get_codec(spec)) for spec in (*specs, segment.codec)]
         self.state: State = self.feedback.init(segment.size)
-        self.max_nbytes = self.codec.max_nbytes(segment.shape)
+        self.max_nbytes = max(phase.max_nbytes(segment.shape) for phase in self._phases)
+
+    def codec(self, epoch: int) -> Codec:
+        """The codec to use in `epoch`."""
+        return self._phases[min(epoch, len(self._phases) - 1)]
 
 
 class GradientSender:
@@ -45,12 +55,29 @@ class GradientSender:
     `gradient(group)` gives a group's flat gradient. It must stay unchanged until `drain` has returned.
     """
 
-    def __init__(self, plan: Plan, feedback: Feedback, link: Link, gradient: Callable[[Group], Floats], *, seed: int) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        scheme: Scheme,
+        link: Link,
+        gradient: Callable[[Group], Floats],
+        *,
+        seed: int,
+        lr: Schedule,
+        steps_per_epoch: int,
+    ) -> None:
+        feedback = get_feedback(scheme.feedback)
         self._plan = plan
         self._link = link
         self._gradient = gradient
         self._seed = seed
-        self._coders = [[SegmentCoder(segment, feedback) for segment in group.segments] for group in plan.groups]
+        self._lr = lr
+        self._steps_per_epoch = steps_per_epoch
+        self._epoch = 0
+        self._context = Context()
+        self._coders = [
+            [SegmentCoder(segment, feedback, scheme.ratio_warmup) for segment in group.segments] for group in plan.groups
+        ]
         self._frames: list[tuple[Bytes, list[Pending]] | None] = [None] * len(plan.groups)
         self._step = 0
         self._version = 0
@@ -66,10 +93,10 @@ class GradientSender:
         """Compile the kernels by coding zeros, without touching any memory."""
         smallest: dict[str, SegmentCoder] = {}
         for coder in sorted((c for coders in self._coders for c in coders), key=lambda coder: coder.segment.size):
-            smallest.setdefault(repr(coder.codec), coder)
+            smallest.setdefault(coder.segment.codec, coder)
         for coder in smallest.values():
             zeros = np.zeros(coder.segment.shape, np.float32)
-            coder.feedback.push(zeros, coder.feedback.init(zeros.size), coder.codec, Key.derive(0))
+            coder.feedback.push(zeros, coder.feedback.init(zeros.size), coder.codec(0), Key.derive(0))
 
     def begin(self, step: int, version: int, *, measure: bool) -> None:
         """The groups to come belong to `step` and were computed on weights of `version`.
@@ -78,6 +105,9 @@ class GradientSender:
         """
         self._step, self._version, self._seconds = step, version, 0.0
         self._lost = (0.0, 0.0) if measure else None
+        self._epoch = (step - 1) // self._steps_per_epoch
+        lr = self._lr(step - 1)
+        self._context = Context(self._link.transport.size - 1, self._lr(step - 2) / lr if step > 1 and lr > 0 else 1.0)
 
     def push(self, index: int) -> None:
         """Group `index` is finished. Returns at once; any thread may call it."""
@@ -143,9 +173,10 @@ class GradientSender:
             segment = coder.segment
             key = Key.derive(self._seed, _PURPOSE, self._link.rank, self._step, group.index, segment.index)
             part = gradient[segment.start - group.start : segment.stop - group.start].reshape(segment.shape)
-            payload = coder.feedback.push(part, coder.state, coder.codec, key, out=buffer[start:])
+            codec = coder.codec(self._epoch)
+            payload = coder.feedback.push(part, coder.state, codec, key, buffer[start:], self._context)
             if self._lost is not None:
-                error, energy = coder.feedback.lost(part, coder.state, coder.codec.decode(payload))
+                error, energy = coder.feedback.lost(part, coder.state, codec.decode(payload))
                 self._lost = self._lost[0] + error, self._lost[1] + energy
             lengths.append(payload.nbytes)
             end = start + payload.nbytes

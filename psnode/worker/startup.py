@@ -16,10 +16,10 @@ from psnode.config import Config
 from psnode.data.prefetch import Prefetch
 from psnode.data.sampler import Sampler
 from psnode.device import choose_device
-from psnode.feedback import get_feedback
 from psnode.link import Link
 from psnode.messages import Ready, Setup, Start
 from psnode.plan import Plan
+from psnode.schedules import learning_rate
 from psnode.schemes import resolve
 from psnode.task import Data, Task
 from psnode.timeline import Tracer
@@ -59,7 +59,15 @@ def join(link: Link, patience: float, make_task: MakeTask, turn: AbstractContext
     plan = Plan.from_dict(start.plan)
     replica = Replica(model, plan, device)
     scheme = resolve(config)
-    sender = GradientSender(plan, get_feedback(scheme.feedback), link, replica.gradient, seed=config.seed)
+    sender = GradientSender(
+        plan,
+        scheme,
+        link,
+        replica.gradient,
+        seed=config.seed,
+        lr=learning_rate(config, start.steps_per_epoch),
+        steps_per_epoch=start.steps_per_epoch,
+    )
     if start.restore is not None:
         _restore(start, link, directory, replica, sender, patience)
     sender.warm_up()
