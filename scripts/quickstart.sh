@@ -2,17 +2,19 @@
 # From nothing to a trained model: LeNet on scikit-learn's digits, a master, two workers, the ATOMO scheme, and an
 # evaluator that follows along. Needs Python 3.11 and nothing else; no root.
 #
-#   scripts/quickstart.sh [DIR]     DIR: where the run writes (default: a new directory in runs/)
-#   PSNODE_VENV, PSNODE_PYTHON      the virtual environment (.venv) and the Python to make it with
+#   scripts/quickstart.sh [DIR [FLAG...]]   DIR: where the run writes (default: a new directory in runs/)
+#                                           FLAG: handed to psnode train
+#   PSNODE_VENV, PSNODE_PYTHON              the virtual environment (.venv) and the Python to make it with
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/venv.sh
 
 venv=${PSNODE_VENV:-.venv}
 directory=${1:-runs/quickstart-$(date +%Y%m%d-%H%M%S)}
+[[ $# -eq 0 ]] || shift
 prepare_venv "$venv" train,mpi
-export PATH="$PWD/$venv/bin:$PATH"
-[[ $venv == /* ]] && export PATH="$venv/bin:$PATH"
+PATH=$(cd "$venv/bin" && pwd):$PATH
+export PATH
 
 # Open MPI refuses root and more ranks than cores unless told
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
@@ -23,7 +25,7 @@ evaluator=$!
 trap 'kill "$evaluator" 2>/dev/null || true' EXIT
 
 mpirun -n 3 --map-by :OVERSUBSCRIBE --bind-to none \
-    psnode train --network LeNet --dataset digits --scheme atomo --downlink bf16 --epochs 10 --lr 0.02 --train-dir "$directory"
+    psnode train --network LeNet --dataset digits --scheme atomo --downlink bf16 --epochs 10 --lr 0.02 --train-dir "$directory" "$@"
 wait "$evaluator"
 trap - EXIT
 

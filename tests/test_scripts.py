@@ -1,0 +1,93 @@
+"""The shell scripts: clean, and doing what the README says."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPTS = [*sorted((ROOT / "scripts").glob("*.sh")), ROOT / ".ci" / "run"]
+VENV = Path(sys.prefix)
+
+
+def bash(program: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", program], cwd=ROOT, capture_output=True, text=True, env={**os.environ, **env}, stdin=subprocess.DEVNULL
+    )
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_shellcheck_finds_nothing(script: Path) -> None:
+    beside = VENV / "bin" / "shellcheck"
+    shellcheck = str(beside) if beside.exists() else shutil.which("shellcheck")
+    if shellcheck is None:
+        pytest.skip("no shellcheck: install the extra `dev`")
+    done = subprocess.run([shellcheck, "-x", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("script", [path for path in SCRIPTS if path.name != "venv.sh"], ids=lambda path: path.name)
+def test_a_script_is_executable_and_stops_at_the_first_failure(script: Path) -> None:
+    assert os.access(script, os.X_OK)
+    assert "\nset -euo pipefail\n" in script.read_text()
+
+
+def test_a_python_that_is_too_old_is_refused(tmp_path: Path) -> None:
+    old = tmp_path / "python3"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    done = bash(". scripts/venv.sh && find_python", PSNODE_PYTHON=str(old))
+    assert done.returncode == 2
+    assert re.fullmatch(r"bash: error: no Python 3.11 or newer at \S+: install one, or name it in PSNODE_PYTHON\n", done.stderr)
+
+
+def test_a_python_that_is_new_enough_is_found() -> None:
+    done = bash(". scripts/venv.sh && find_python", PSNODE_PYTHON=sys.executable)
+    assert (done.returncode, done.stdout.strip()) == (0, sys.executable)
+
+
+@pytest.mark.parametrize(
+    ("state", "extras", "expected"),
+    [
+        ("$(checkout_state)", "train", 0),
+        ("$(checkout_state)", "mpi,train", 0),
+        ("$(checkout_state)", "train,dev", 1),
+        ("$(checkout_state)", "trai", 1),
+        ("$(checkout_state) and older", "train", 1),
+    ],
+)
+def test_an_installation_is_repeated_only_when_something_changed(tmp_path: Path, state: str, extras: str, expected: int) -> None:
+    program = f'. scripts/venv.sh; printf "%s\\n%s\\n" "{state}" train,mpi > "{tmp_path}/.psnode-installed"'
+    assert bash(f'{program}; is_installed "{tmp_path}" "{extras}"').returncode == expected
+
+
+@pytest.mark.serial
+def test_quickstart_trains_evaluates_and_says_what_it_did(tmp_path: Path) -> None:
+    """The script itself, on the environment of the tests and with fewer epochs."""
+    ready = bash(f'. scripts/venv.sh && is_installed "{VENV}" train,mpi')
+    if ready.returncode != 0:
+        pytest.skip("this environment was not made by scripts/test.sh: the script would install into it")
+    run = tmp_path / "run"
+    done = bash(f"scripts/quickstart.sh '{run}' --epochs 3 --eval-freq 30", PSNODE_VENV=str(VENV))
+    assert done.returncode == 0, done.stdout + done.stderr
+    accuracy, megabytes, dense = re.search(  # type: ignore[union-attr]
+        r"test accuracy +([\d.]+) % on 360 digits.*\nsent +([\d.]+) MB, where float32 both ways takes ([\d.]+) MB", done.stdout
+    ).groups()
+    summary = json.loads((run / "summary.json").read_text())
+    evaluations = [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]
+    assert summary["exit_code"] == 0
+    assert summary["steps"] == 3 * 22
+    assert [entry["step"] for entry in evaluations] == [30, 60, 66]
+    assert float(accuracy) == pytest.approx(100 * evaluations[-1]["top1"], abs=0.006)
+    assert float(accuracy) > 80
+    # 431 080 parameters of LeNet, 2 workers, 4 bytes, 2 ways
+    assert float(dense) == pytest.approx(8 * 2 * 431_080 * 66 / 1e6, rel=1e-3)
+    assert float(megabytes) == pytest.approx((summary["uplink_bytes"] + summary["downlink_bytes"]) / 1e6, abs=0.06)
+    assert str(run) in done.stdout
