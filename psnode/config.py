@@ -83,7 +83,7 @@ class Config:
     # what crosses the links
     scheme: str = option("atomo", "A paper's combination, NAME[:k=v,...]; parameters go to its codec.", aliases=("--code",))
     codec: str | None = option(None, "Codec instead of the scheme's.", metavar="SPEC")
-    feedback: str | None = option(None, "Feedback instead of the scheme's: none or ef[:k=v,...].", metavar="SPEC")
+    feedback: str | None = option(None, "Feedback instead of the scheme's: none, ef, dgc or ema[:k=v,...].", metavar="SPEC")
     aggregator: str | None = option(None, "Aggregator instead of the scheme's.", choices=("mean",), later=("majority",))
     downlink: str | None = option(None, "How weights travel down instead of the scheme's way: dense or bf16.", metavar="SPEC")
     svd_rank: int | None = option(None, "rank of the scheme's svd codec.", minimum=1, maximum=4096)
