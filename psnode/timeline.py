@@ -57,8 +57,8 @@ def parse_events(content: bytes, rank: int) -> list[dict[str, Any]]:
     """The events another rank sent; WireError if they are no list of events of that rank."""
     try:
         events = json.loads(content)
-        if all(event["pid"] == rank and isinstance(event["name"], str) for event in events):
-            return list(events)
+        if isinstance(events, list) and all(event["pid"] == rank and isinstance(event["name"], str) for event in events):
+            return events
     except (ValueError, TypeError, KeyError):
         pass
     raise WireError("trace is no list of events", rank)

@@ -1,0 +1,79 @@
+"""Accounts: a record a step, once everything about the step is known, and no byte lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from psnode.master.accounts import Accounts, Stopwatch
+from psnode.messages import Report
+
+
+def report(loss: float = 1.0, samples: int = 8, **metrics: float) -> Report:
+    return Report(loss, samples, dict(metrics), 0.1, 0.2, 0.3, None, None)
+
+
+def test_a_record_is_due_when_the_round_is_closed_and_every_report_is_in() -> None:
+    accounts = Accounts(workers=2, steps_per_epoch=10, step=0)
+    accounts.report(1, report(loss=1.0, top1=2.0))
+    assert list(accounts.due()) == []
+    accounts.close(1, 0.1, 2, {"decode": 0.5})
+    assert list(accounts.due()) == []
+    accounts.report(1, report(loss=3.0, top1=6.0))
+    [record] = accounts.due()
+    assert (record.step, record.loss, record.epoch, record.contributing) == (1, 2.0, 0.1, 2)
+    assert record.metrics == {"top1": 0.5}
+    assert record.seconds.decode == 0.5
+    assert record.seconds.encode == pytest.approx(0.2)
+    assert list(accounts.due()) == []
+
+
+def test_records_come_in_order_even_if_a_later_step_is_complete_first() -> None:
+    accounts = Accounts(workers=1, steps_per_epoch=10, step=4)
+    accounts.close(6, 0.1, 1, {})
+    accounts.report(6, report())
+    assert list(accounts.due()) == []
+    accounts.close(5, 0.1, 1, {})
+    accounts.report(5, report())
+    assert [record.step for record in accounts.due()] == [5, 6]
+
+
+def test_every_byte_is_in_exactly_one_record() -> None:
+    accounts = Accounts(workers=1, steps_per_epoch=10, step=0)
+    accounts.up(1)
+    accounts.down(2)
+    seen_up = seen_down = 0
+    for step in (1, 2, 3):
+        accounts.up(10 * step, step)
+        accounts.up(1000, step + 1)  # the next round's frames may come before this step's last report
+        accounts.down(20 * step, step)
+        accounts.close(step, 0.1, 1, {})
+        accounts.report(step, report())
+        for record in accounts.due():
+            seen_up += record.uplink_bytes
+            seen_down += record.downlink_bytes
+        accounts.up(7, step)  # late, about a step whose record is out
+    assert seen_up == 1 + 10 * (1 + 2 + 3) + 1000 * 2 + 7 * 2
+    assert seen_down == 2 + 20 * (1 + 2 + 3)
+
+
+def test_a_late_report_is_ignored() -> None:
+    accounts = Accounts(workers=1, steps_per_epoch=10, step=7)
+    accounts.report(3, report())
+    accounts.close(8, 0.1, 1, {})
+    accounts.report(8, report(loss=5.0))
+    [record] = accounts.due()
+    assert record.loss == 5.0
+
+
+def test_the_stopwatch_adds_up_by_name_and_starts_afresh() -> None:
+    watch = Stopwatch()
+    with watch.timing("decode"):
+        pass
+    with watch.timing("decode"):
+        pass
+    with watch.timing("update"):
+        pass
+    taken = watch.take()
+    assert set(taken) == {"decode", "update"}
+    assert all(value >= 0 for value in taken.values())
+    assert watch.take() == {}

@@ -1,0 +1,99 @@
+"""The evaluator: every complete checkpoint once, broken ones reported and passed over."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from psnode import checkpoint
+from psnode.classification import Classification
+from psnode.config import Config
+from psnode.errors import CheckpointError, ConfigurationError
+from psnode.evaluator import follow
+from psnode.job import run
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with checkpoints after steps 4, 8, 12 and 14."""
+    train_dir = tmp_path_factory.mktemp("finished") / "run"
+    settings: dict[str, Any] = {"scheme": "dense", "local": 2, "threads": 1, "tensorboard": False}
+    run(Config(train_dir=train_dir, max_steps=14, eval_freq=4, lr=0.05, **settings))
+    return train_dir
+
+
+@pytest.fixture
+def train_dir(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def evaluations(train_dir: Path) -> list[dict[str, Any]]:
+    path = train_dir / "evaluations.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_every_checkpoint_is_measured_once(train_dir: Path) -> None:
+    assert follow(train_dir, interval=0.01) == 0
+    assert follow(train_dir, interval=0.01) == 0
+    assert [record["step"] for record in evaluations(train_dir)] == [4, 8, 12, 14]
+
+
+def test_the_figures_are_those_of_a_plain_loop_over_the_test_set(train_dir: Path) -> None:
+    follow(train_dir, checkpoint="14", batch_size=77)
+    [record] = evaluations(train_dir)
+    task = Classification("LeNet", "digits", seed=1)
+    model = task.model()
+    found = checkpoint.Checkpoint.open(train_dir / "checkpoints" / "step-00000014")
+    model.load_state_dict(found.tensors(checkpoint.MODEL))
+    model.eval()
+    import numpy as np
+
+    data = task.eval_data()
+    images, labels = data.batch(np.arange(len(data)), None)
+    with torch.no_grad():
+        logits = model(images)
+    assert record["examples"] == 360
+    assert record["top1"] == pytest.approx(float((logits.argmax(1) == labels).float().mean()))
+    assert record["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-5)
+    assert record["top1"] <= record["top5"] <= 1
+
+
+def test_a_checkpoint_may_be_named_by_step_or_path(train_dir: Path) -> None:
+    follow(train_dir, checkpoint="8")
+    follow(train_dir, checkpoint=str(train_dir / "checkpoints" / "step-00000004"))
+    assert [record["step"] for record in evaluations(train_dir)] == [8, 4]
+
+
+def test_an_unknown_checkpoint_is_refused_with_those_there_are(train_dir: Path) -> None:
+    with pytest.raises(ConfigurationError, match="4, 8, 12, 14"):
+        follow(train_dir, checkpoint="5")
+
+
+def test_broken_checkpoints_are_reported_and_the_others_measured(train_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = train_dir / "checkpoints" / "step-00000008" / "model.safetensors"
+    model.write_bytes(model.read_bytes()[:1000])
+    (train_dir / "checkpoints" / "step-00000012" / "manifest.json").write_text("{")
+    (train_dir / "checkpoints" / ".step-00000016").mkdir()
+    assert follow(train_dir, interval=0.01) == CheckpointError.exit_code
+    assert [record["step"] for record in evaluations(train_dir)] == [4, 14]
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert "step-00000008" in lines[0]
+    assert "step-00000012" in lines[1]
+
+
+def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="holds no run"):
+        follow(tmp_path, patience=0.1, interval=0.01)
+
+
+def test_a_run_that_stopped_to_be_continued_is_waited_for(train_dir: Path) -> None:
+    summary = json.loads((train_dir / "summary.json").read_bytes())
+    (train_dir / "summary.json").write_text(json.dumps({**summary, "exit_code": 75}))
+    assert follow(train_dir, interval=0.05, patience=0.3) == 0
+    assert len(evaluations(train_dir)) == 4

@@ -1,0 +1,100 @@
+"""Records: whole lines, totals that add up, files that are replaced in one step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from psnode.metrics import (
+    METRICS,
+    RunLog,
+    Seconds,
+    StepRecord,
+    Summary,
+    compression_ratio,
+    cut_after,
+    read_records,
+    write_atomically,
+)
+
+
+def record(step: int, up: int = 100, down: int = 200) -> StepRecord:
+    return StepRecord(
+        step=step,
+        epoch=step / 10,
+        loss=1.0 / step,
+        lr=0.1,
+        workers=2,
+        contributing=2,
+        uplink_bytes=up,
+        downlink_bytes=down,
+        dropped=0,
+        samples_per_second=10.0,
+        seconds=Seconds(0.5, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1),
+        relative_error=None,
+        metrics={"top1": 0.5},
+    )
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    with RunLog(tmp_path, tensorboard=False) as log:
+        for step in (1, 2, 3):
+            log.write(record(step))
+            assert [entry["step"] for entry in read_records(tmp_path / METRICS)] == list(range(1, step + 1))
+
+
+def test_tensorboard_gets_the_same_scalars(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with RunLog(tmp_path, tensorboard=True) as log:
+        log.write(record(1))
+        log.write(record(2, up=77))
+    found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    tags = set(found.Tags()["scalars"] + found.Tags()["tensors"])
+    assert {"train/loss", "train/top1", "comm/bytes_up", "comm/bytes_down", "time/encode"} <= tags
+        found.Tags()["scalars"] + found.Tags()["tensors"]
+    )
+
+
+def test_records_after_a_step_are_cut_and_the_rest_adds_up(tmp_path: Path) -> None:
+    with RunLog(tmp_path, tensorboard=False) as log:
+        for step in range(1, 8):
+            log.write(record(step))
+    assert cut_after(tmp_path / METRICS, 4) == (400, 800, 2.0)
+    assert [entry["step"] for entry in read_records(tmp_path / METRICS)] == [1, 2, 3, 4]
+
+
+def test_a_torn_last_line_is_left_out_and_cut(tmp_path: Path) -> None:
+    with RunLog(tmp_path, tensorboard=False) as log:
+        log.write(record(1))
+    with (tmp_path / METRICS).open("ab") as file:
+        file.write(b'{"step": 2, "ep')
+    assert [entry["step"] for entry in read_records(tmp_path / METRICS)] == [1]
+    cut_after(tmp_path / METRICS, 100)
+    assert (tmp_path / METRICS).read_bytes().endswith(b"}\n")
+
+
+def test_cutting_where_nothing_was_written_is_nothing(tmp_path: Path) -> None:
+    assert cut_after(tmp_path / METRICS, 3) == (0, 0, 0.0)
+    assert not (tmp_path / METRICS).exists()
+
+
+def test_the_ratio_is_dense_traffic_over_traffic() -> None:
+    assert compression_ratio(4, 1000, 10, 32_000) == 8 * 4 * 1000 * 10 / 32_000
+    assert compression_ratio(4, 1000, 0, 0) is None
+
+
+def test_a_summary_has_the_documented_fields(tmp_path: Path) -> None:
+    Summary(3, 1.0, 0.5, 10, 20, 2.0, "ab", "completed", 0).write(tmp_path)
+    expected = "steps seconds final_loss uplink_bytes downlink_bytes compression_ratio model_hash stop_reason exit_code"
+    assert set(json.loads((tmp_path / "summary.json").read_bytes())) == set(expected.split())
+
+
+def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "f", b"old")
+    write_atomically(tmp_path / "f", b"new contents")
+    assert (tmp_path / "f").read_bytes() == b"new contents"
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
