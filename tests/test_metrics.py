@@ -55,8 +55,6 @@ def test_tensorboard_gets_the_same_scalars(tmp_path: Path) -> None:
     found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     tags = set(found.Tags()["scalars"] + found.Tags()["tensors"])
     assert {"train/loss", "train/top1", "comm/bytes_up", "comm/bytes_down", "time/encode"} <= tags
-        found.Tags()["scalars"] + found.Tags()["tensors"]
-    )
 
 
 def test_records_after_a_step_are_cut_and_the_rest_adds_up(tmp_path: Path) -> None:
