@@ -185,6 +185,24 @@ def bench_transport(debug: bool, **options: Any) -> int:
         return measure(**options)
 
 
+@bench.command(name="convergence", short_help="Accuracy of several schemes after the same steps.")
+@click.option(
+    "--run", "runs", multiple=True, required=True, metavar="'SCHEME [FLAGS]'", help="A scheme, and flags of its own; repeat."
+)
+@click.option("--common", default="", metavar="FLAGS", help="Flags of train for all runs, as one text.")
+@click.option("-n", "--workers", type=click.IntRange(1), default=4, show_default=True, help="Workers of each job.")
+@click.option("--seed", "seeds", type=click.IntRange(0), multiple=True, default=(1,), show_default=True, help="Repeat for more.")
+@click.option("--output", type=click.Path(path_type=Path), required=True, help="Directory for the runs.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
+@click.option("--debug/--no-debug", default=False, help="Show the traceback of an error.")
+def bench_convergence(debug: bool, **options: Any) -> int:
+    """Train one model with several schemes for the same number of steps and evaluate what comes out."""
+    with _traced(debug):
+        from psnode.bench.convergence import main as measure
+
+        return measure(**options)
+
+
 @app.command(short_help="List codecs and schemes.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def codecs(as_json: bool) -> int:
