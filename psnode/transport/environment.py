@@ -32,3 +32,11 @@ def place(environ: Mapping[str, str] = os.environ) -> Place | None:
         if rank.isdecimal() and size.isdecimal() and int(rank) < int(size):
             return Place(int(rank), int(size))
     return None
+
+
+def job_name(environ: Mapping[str, str] = os.environ) -> str | None:
+    """A name that the ranks of this job share and no other job on this host has; None if the launcher gives none."""
+    for names in (("PMIX_NAMESPACE",), ("SLURM_JOB_ID", "SLURM_STEP_ID"), ("PMI_JOBID",)):
+        if all(environ.get(name) for name in names):
+            return ".".join(environ[name] for name in names)
+    return None

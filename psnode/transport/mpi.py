@@ -88,7 +88,7 @@ class MpiTransport(Transport):
             self.inbox.post(Arrival(rank, tag, block.data, block.release))
             send.finish()
         else:
-            self._order(Message(rank, tag, lay_out(buffers, self._pool, copy=False), send))
+            self._body.order(Message(rank, tag, lay_out(buffers, self._pool, copy=False), send))
         return send
 
     def alive(self) -> frozenset[int]:
@@ -106,7 +106,7 @@ class MpiTransport(Transport):
     def abort(self, code: int) -> NoReturn:
         """End every process of the job with exit code `code`, at once: for errors that leave the others waiting."""
         if not self._body.ended.is_set():
-            self._body.orders.put(Call(lambda mpi: mpi.COMM_WORLD.Abort(code)))
+            self._body.order(Call(lambda mpi: mpi.COMM_WORLD.Abort(code)))
             self._body.ended.wait(_ABORT_SECONDS)
         os._exit(code)
 
@@ -127,17 +127,12 @@ class MpiTransport(Transport):
                 errors.append(error)
             done.set()
 
-        self._order(Call(run))
+        self._body.order(Call(run))
         if not done.wait(seconds):
             raise DeadlineExceededError(f"a call in the MPI thread did not end within {seconds:g} s")
         if errors:
             raise errors[0]
         return outcome[0]
-
-    def _order(self, order: Message | Call) -> None:
-        self._body.orders.put(order)
-        if self._body.ended.is_set():
-            self._body.sweep()
 
     def _check_open(self) -> None:
         if self._body.error is not None:

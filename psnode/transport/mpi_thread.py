@@ -14,8 +14,10 @@ import numpy as np
 from psnode.errors import TransportError
 from psnode.transport.base import Arrival, Bytes, Inbox, PeerLost
 from psnode.transport.deaths import Deaths
+from psnode.transport.environment import job_name, place
 from psnode.transport.farewell import Farewell
 from psnode.transport.incoming import Incoming
+from psnode.transport.listening import Listener, Woken, can_listen
 from psnode.transport.outgoing import Outgoing
 from psnode.transport.pace import MOVED_NANOSECONDS, Pace
 from psnode.transport.pieces import Part, cut, join_tag
@@ -28,6 +30,7 @@ from psnode.transport.unlocked import finalize, init_thread
 _LAST_WORDS_SECONDS = 1.0
 # Messages matched between two tests of what is under way: enough for any burst, few enough not to hold up sends.
 _PROBES = 64
+_LOOK_SECONDS = 0.05
 _EMPTY = np.empty(0, np.uint8)
 
 
@@ -60,11 +63,22 @@ class MpiThread:
         self._owner = False
         self._closing_deadline: float | None = None
         self._dying: dict[int, tuple[float, str]] = {}
+        self._listener: Listener | None = None
+        self._listening = False
+        self._next_look = 0.0
+
+    def order(self, order: Message | Call | None) -> None:
+        """Leave an order; the thread gets to it at once unless MPI itself holds it up."""
+        self.orders.put(order)
+        if self._listening and self._listener is not None:
+            self._listener.wake()
+        if self.ended.is_set():
+            self.sweep()
 
     def close(self, seconds: float) -> None:
         """Ask the thread to finish what is queued, take leave of the others and end; returns at once."""
         self._closing_deadline = time.monotonic() + seconds
-        self.orders.put(None)
+        self.order(None)
 
     def sweep(self) -> None:
         """End every order that the thread will not carry out any more."""
@@ -95,6 +109,9 @@ class MpiThread:
 
     def _begin(self) -> None:
         mpi = self._mpi
+        found = place()
+        if can_listen():  # before MPI_Init, which is a barrier: whoever sends finds every doorbell
+            self._listener = Listener(job_name(), found.rank if found else 0)
         self._owner = not mpi.Is_initialized()
         level = init_thread(mpi) if self._owner else mpi.Query_thread()
         if not self._owner and level < mpi.THREAD_SERIALIZED:
@@ -114,18 +131,40 @@ class MpiThread:
         return Incoming(self._pool, self._irecv, partial(self._deliver, rank), partial(self._lose, rank))
 
     def _poll_until_closed(self) -> None:
-        pace = Pace()
+        pace, woken = Pace(self._listener is not None), None
         while not self._may_leave():
             before = time.thread_time_ns()
-            moved = self._probe()
-            moved |= self._requests.test()
-            moved |= time.thread_time_ns() - before > MOVED_NANOSECONDS
+            arrived = self._probe()
+            busy = len(self._requests) > 0
+            moved = self._requests.test() or arrived or (busy and time.thread_time_ns() - before > MOVED_NANOSECONDS)
             if not moved or self._dying:
                 self._look_for_deaths()
-            self._take_orders(pace.next(moved, len(self._requests) > 0))
+            if arrived and self._listener is not None:
+                if woken is Woken.TIMEOUT or (woken is None and pace.deaf):
+                    woken = self._listener.wait(0)  # could it have been heard, a moment later?
+                pace.judge(woken)
+                if woken is Woken.TIMEOUT:
+                    self._look_for_sockets()
+            nap = pace.next(moved, busy, woken)
+            woken = self._listen(nap.seconds) if nap.listening else None
+            self._take_orders(0.0 if nap.listening else nap.seconds)
+
+    def _listen(self, seconds: float) -> Woken:
+        assert self._listener is not None
+        self._listening = True  # from here on an order wakes the listener; what came before is in the queue
+        try:
+            return self._listener.wait(seconds) if self.orders.empty() else Woken.ORDER
+        finally:
+            self._listening = False
+
+    def _look_for_sockets(self) -> None:
+        """A message came unheard: MPI has opened a connection since the last look, or it has none."""
+        if self._listener is not None and time.monotonic() > self._next_look:
+            self._next_look = time.monotonic() + _LOOK_SECONDS
+            self._listener.look()
 
     def _take_orders(self, seconds: float) -> None:
-        """Carry out what is queued; sleep first if nothing is, but not beyond the first order."""
+        """Carry out what is queued; doze first if nothing is, but not beyond the first order."""
         try:
             order = self.orders.get(timeout=seconds) if seconds else self.orders.get_nowait()
             while True:
@@ -156,6 +195,8 @@ class MpiThread:
             left(error.Get_error_code())
         else:
             self._requests.add(request, left)
+            if self._listener is not None:
+                self._listener.knock(rank)
 
     def _irecv(self, handle: Any, data: Bytes, then: Then) -> None:
         try:
@@ -167,7 +208,8 @@ class MpiThread:
 
     def _probe(self) -> bool:
         """Match what has come, _PROBES messages at most; True if there was anything."""
-        for count in range(_PROBES):
+        found = misses = 0
+        while found < _PROBES and misses < 2:  # a probe that finds nothing makes MPI look, the next one sees it
             try:
                 handle = self._world.Improbe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, self._status)
             except self._mpi.Exception as error:
@@ -176,10 +218,12 @@ class MpiThread:
                 self._look_for_deaths()
                 return True
             if handle is None:
-                return count > 0
-            source, mpi_tag = self._status.Get_source(), self._status.Get_tag()
-            self._incoming[source].match(handle, mpi_tag, self._status.Get_count(self._mpi.BYTE))
-        return True
+                misses += 1
+            else:
+                found += 1
+                source, mpi_tag = self._status.Get_source(), self._status.Get_tag()
+                self._incoming[source].match(handle, mpi_tag, self._status.Get_count(self._mpi.BYTE))
+        return found > 0
 
     def _deliver(self, source: int, tag: int, part: Part, block: Block) -> None:
         if part is Part.FAREWELL:

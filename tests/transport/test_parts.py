@@ -1,7 +1,9 @@
-"""The parts of the MPI transport that need no MPI: pieces, pace, farewell, environment, barrier."""
+"""The parts of the MPI transport that need no MPI: pieces, pace, ears, farewell, environment, barrier."""
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
 
@@ -15,8 +17,9 @@ from psnode.transport.barrier import gather_hello, send_hello
 from psnode.transport.base import Arrival, Inbox
 from psnode.transport.environment import Place, place
 from psnode.transport.farewell import Farewell
+from psnode.transport.listening import Listener, Woken, can_listen
 from psnode.transport.loopback import loopback_group
-from psnode.transport.pace import BUSY_LAST, IDLE_LAST, Pace
+from psnode.transport.pace import BUSY_LAST, IDLE_LAST, LISTEN, Nap, Pace
 from psnode.transport.pieces import Part, cut, join_tag, read_total, split_tag
 
 MPI_TAG_UB_AT_LEAST = 32767
@@ -42,22 +45,90 @@ def test_pieces_put_together_are_the_message(message: bytes, piece_bytes: int) -
         assert b"".join(data.tobytes() for data, _ in parts[1:]) == message
 
 
-def test_an_idle_thread_sleeps_longer_and_longer_up_to_a_millisecond() -> None:
-    pace = Pace()
-    pace.next(moved=True, busy=False)
-    sleeps = [pace.next(moved=False, busy=False) for _ in range(20)]
-    assert sleeps[0] == 0.2e-3
-    assert sleeps == sorted(sleeps)
-    assert sleeps[-1] == IDLE_LAST == 1e-3
+def test_an_idle_thread_without_ears_sleeps_longer_and_longer_up_to_a_millisecond() -> None:
+    pace = Pace(ears=False)
+    pace.next(moved=True, busy=False, woken=None)
+    naps = [pace.next(moved=False, busy=False, woken=None) for _ in range(20)]
+    assert not any(nap.listening for nap in naps)
+    assert naps[0].seconds == 0.2e-3
+    assert naps == sorted(naps)
+    assert naps[-1].seconds == IDLE_LAST == 1e-3
+
+
+def test_an_idle_thread_with_ears_listens_and_pauses_after_a_sound_that_was_no_message() -> None:
+    pace = Pace(ears=True)
+    assert pace.next(moved=False, busy=False, woken=None) == Nap(LISTEN, listening=True)
+    assert pace.next(moved=False, busy=False, woken=Woken.SOUND) == Nap(0.2e-3)
+    assert pace.next(moved=False, busy=False, woken=None) == Nap(LISTEN, listening=True)
+
+
+def test_where_messages_make_no_sound_the_thread_soon_polls_like_one_without_ears_and_recovers() -> None:
+    pace = Pace(ears=True)
+    for _ in range(3):
+        pace.judge(Woken.TIMEOUT)
+    assert pace.deaf
+    naps = [pace.next(moved=False, busy=False, woken=None) for _ in range(20)]
+    assert naps[0] == Nap(0.2e-3)
+    assert max(nap.seconds for nap in naps) == IDLE_LAST
+    for _ in range(16):
+        pace.judge(Woken.SOUND)
+    assert not pace.deaf
 
 
 def test_a_fast_transfer_is_polled_without_sleep_and_a_slow_one_is_not() -> None:
-    pace = Pace()
-    assert all(pace.next(moved=True, busy=True) == 0 for _ in range(100))
-    sleeps = [pace.next(moved=False, busy=True) for _ in range(100)]
-    assert sleeps[0] == 0
-    assert sleeps[-1] == BUSY_LAST
-    assert pace.next(moved=True, busy=True) == 0
+    pace = Pace(ears=True)
+    assert all(pace.next(moved=True, busy=True, woken=None) == Nap(0) for _ in range(100))
+    naps = [pace.next(moved=False, busy=True, woken=None) for _ in range(100)]
+    assert naps[0] == Nap(0)
+    assert naps[-1] == Nap(BUSY_LAST)
+    assert pace.next(moved=True, busy=True, woken=None) == Nap(0)
+
+
+@pytest.mark.skipif(not can_listen(), reason="needs Linux")
+class TestListener:
+    """One second is far more than any of this takes; a timeout of 20 s would show as a hang."""
+
+    def test_silence_is_silence(self) -> None:
+        ears = Listener(f"test-{os.getpid()}", 0)
+        assert ears.wait(0.005) is Woken.TIMEOUT
+        ears.close()
+
+    def test_an_order_of_another_thread_ends_the_sleep_or_the_next_one(self) -> None:
+        ears = Listener(None, 0)
+        ears.wake()
+        assert ears.wait(20) is Woken.ORDER
+        threading.Timer(0.05, ears.wake).start()
+        assert ears.wait(20) is Woken.ORDER
+        assert ears.wait(0.001) is Woken.TIMEOUT
+        ears.close()
+
+    def test_a_knock_is_heard_by_the_rank_it_is_for(self) -> None:
+        job = f"test-{os.getpid()}"
+        ears = [Listener(job, rank) for rank in range(3)]
+        for _ in range(1000):  # more than any queue holds
+            ears[0].knock(1)
+        assert ears[1].wait(20) is Woken.SOUND
+        assert ears[1].wait(0.001) is Woken.TIMEOUT
+        assert ears[2].wait(0.001) is Woken.TIMEOUT
+        ears[0].knock(7)  # nobody there
+        for each in ears:
+            each.close()
+
+    def test_bytes_for_a_tcp_socket_are_heard_once_even_if_nobody_reads_them(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            sender = socket.create_connection(server.getsockname())
+            receiver, _ = server.accept()
+            ears = Listener(None, 0)
+            ears.look()
+            ears.wait(0.001)  # edges of what was there before
+            sender.send(b"x")
+            assert ears.wait(20) is Woken.SOUND
+            assert ears.wait(0.001) is Woken.TIMEOUT
+            sender.send(b"y")
+            assert ears.wait(20) is Woken.SOUND
+            ears.close()
+            sender.close()
+            receiver.close()
 
 
 def test_everybody_leaves_when_all_have_said_farewell_and_nobody_before() -> None:
