@@ -1,0 +1,1 @@
+"""`psnode bench`: measurements, as programs with dated results that name the hardware."""
