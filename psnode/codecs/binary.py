@@ -1,0 +1,94 @@
+"""What the codecs of one bit a coordinate have in common: a side of a few numbers, then the signs.
+
+    body   side   a multiple of 4 bytes
+           signs  1 bit a coordinate, 1 where it is negative: see psnode.codecs.signbits; zeros to a whole byte
+
+A zero takes either sign with probability 1/2, as an independent coin falls: over the steps it is pushed neither way.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+
+import numpy as np
+
+from psnode.codecs.base import Bytes, Floats, Shape, Words, readonly
+from psnode.codecs.signbits import apply
+from psnode.codecs.stages import Codes, Quantiser, Symbols
+from psnode.errors import PayloadError
+
+NO_FLOATS = np.empty(0, np.float32)
+
+
+class Binary(Quantiser):
+    """Codes every coordinate by its sign; the decoded value is one of two that its bucket has."""
+
+    @abstractmethod
+    def _side_nbytes(self, size: int) -> int:
+        """Bytes of side information that encode writes for `size` coordinates."""
+
+    @abstractmethod
+    def _sign(self, x: Floats, key: Words, side: Bytes, bits: Bytes) -> None:
+        """Write the side information and the signs of `x` (1-D). Raises NonFiniteGradientError."""
+
+    @abstractmethod
+    def _levels(self, side: Bytes, size: int) -> tuple[int, Floats, Floats]:
+        """The bucket (at least 1), and for every one the values of negative and of other coordinates. PayloadError."""
+
+    @abstractmethod
+    def _split(self, body: Bytes, size: int) -> int:
+        """Where the signs begin in a `body` of unknown origin."""
+
+    def _max_body(self, shape: Shape) -> int:
+        size = math.prod(shape)
+        return self._side_nbytes(size) + -(-size // 8)
+
+    def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
+        used, start = self._max_body(x.shape), self._side_nbytes(x.size)
+        self._sign(x.reshape(-1), key, body[:start], body[start:used])
+        return used
+
+    def _encode_error(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
+        used, start = self._encode(x, key, body), self._side_nbytes(x.size)
+        bucket, low, high = self._levels(readonly(body[:start]), x.size)
+        apply(readonly(body[start:used]), bucket, readonly(-low), readonly(-high), x.reshape(-1), error.reshape(-1))
+        return used
+
+    def _decode(self, body: Bytes, out: Floats) -> None:
+        bits, bucket, low, high = self._read(body, out.size)
+        apply(bits, bucket, readonly(low), readonly(high), readonly(NO_FLOATS), out.reshape(-1))
+
+    def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
+        bits, bucket, low, high = self._read(body, out.size)
+        flat = out.reshape(-1)
+        apply(bits, bucket, readonly(weight * low), readonly(weight * high), readonly(flat), flat)
+
+    def _read(self, body: Bytes, size: int) -> tuple[Bytes, int, Floats, Floats]:
+        start = self._split(body, size)
+        if body.size != start + -(-size // 8):
+            raise PayloadError(f"{self.id}: a body of {body.size} bytes instead of {start + -(-size // 8)}")
+        bits = body[start:]
+        if size % 8 and int(bits[-1]) >> size % 8:
+            raise PayloadError(f"{self.id}: bits follow that of the last coordinate")
+        return bits, *self._levels(body[:start], size)
+
+    def _max_symbols(self, size: int) -> tuple[int, int, int]:
+        return self._side_nbytes(size), size, 2
+
+    def _symbols(self, x: Floats, key: Words) -> Symbols:
+        side = np.empty(self._side_nbytes(x.size), np.uint8)
+        bits = np.empty(-(-x.size // 8), np.uint8)
+        self._sign(x, key, side, bits)
+        return Symbols(side, np.unpackbits(bits, count=x.size, bitorder="little"), 2)
+
+    def _read_side(self, side: Bytes, size: int) -> tuple[int, int]:
+        if side.size != self._split(side, size):
+            raise PayloadError(f"{self.id}: {side.size} bytes of side information for {size} coordinates")
+        self._levels(side, size)
+        return size, 2
+
+    def _from_symbols(self, side: Bytes, codes: Codes, out: Floats) -> None:
+        bucket, low, high = self._levels(side, out.size)
+        bits = np.packbits(codes, bitorder="little")
+        apply(readonly(bits), bucket, readonly(low), readonly(high), readonly(NO_FLOATS), out)
