@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint64]
 Indices = npt.NDArray[np.int64]
 
-T = TypeVar("T", bound=np.generic)
+Array = TypeVar("Array", bound=npt.NDArray[Any])
 
 __all__ = ["Bytes", "Codec", "Floats", "Indices", "Payload", "RandomSource", "Shape", "Words", "readonly"]
 
@@ -216,7 +216,7 @@ class Codec(ABC):
         return body
 
 
-def readonly(array: npt.NDArray[T]) -> npt.NDArray[T]:
+def readonly(array: Array) -> Array:
     """A view of `array` that cannot be written through: kernels are compiled for such inputs alone."""
     view = array.view()
     view.flags.writeable = False

@@ -1,0 +1,83 @@
+"""The form of an unbiased codec Q that may be used in a feedback loop: decodes c Q(x), c = <x, Q(x)> / <Q(x), Q(x)>.
+
+That c makes ||x - c Q(x)||^2 = ||x||^2 (1 - cos^2(x, Q(x))) the least there is on the line through Q(x), at most ||x||^2
+whatever Q's variance. The unbiased form has an error of omega ||x||^2 and grows without bound where omega >= 1.
+
+    body   float32 c, then the body of Q
+
+The inner products are computed in float64 and in a fixed order. c is 0 if Q(x) is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from psnode.codecs.base import Bytes, Codec, Floats, Indices, Shape, Words
+from psnode.errors import PayloadError
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True, repr=False)
+class Contractive(Codec):
+    """contractive(SPEC): wraps an unbiased codec; get one by `codec.contractive()`."""
+
+    codec: Codec
+
+    id = "contractive"
+
+    @property
+    def shaped(self) -> bool:
+        """As the wrapped codec."""
+        return self.codec.shaped
+
+    @property
+    def sparse(self) -> bool:
+        """As the wrapped codec."""
+        return self.codec.sparse
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """`contractive` and the wrapped codec's."""
+        return (self.id, *self.codec.stages)
+
+    def __repr__(self) -> str:
+        return f"{self.id}({self.codec!r})"
+
+    def _max_body(self, shape: Shape) -> int:
+        return 4 + self.codec._max_body(shape)
+
+    def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
+        used, xy, yy = self.codec._encode_dots(x, key, body[4:])
+        scale = xy / yy if yy else 0.0
+        body[:4].view(np.float32)[0] = max(-_LARGEST, min(scale, _LARGEST))
+        return 4 + used
+
+    def _decode(self, body: Bytes, out: Floats) -> None:
+        scale = self._scale(body)
+        self.codec._decode(body[4:], out)
+        out *= scale
+
+    def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
+        scale = self._scale(body)
+        if abs(math.frexp(float(weight))[0]) == 0.5:  # a power of two: (weight c) y rounds as weight (c y) does
+            self.codec._decode_add(body[4:], out, np.float32(weight * scale))
+        else:
+            super()._decode_add(body, out, weight)
+
+    def _support(self, body: Bytes, shape: Shape) -> Indices:
+        self._scale(body)
+        return self.codec._support(body[4:], shape)
+
+    def _scale(self, body: Bytes) -> np.float32:
+        if body.size < 4:
+            raise PayloadError(f"contractive: a body of {body.size} bytes ends inside the scale")
+        scale = np.float32(body[:4].view(np.float32)[0])
+        if not np.isfinite(scale):
+            raise PayloadError(f"contractive: the scale is {scale}")
+        return scale
+
+
