@@ -1,0 +1,177 @@
+"""Chains of stages, `[reducer +] [quantiser] [+ lossless]`: `topk:ratio=0.01+qsgd:levels=7+ans`, `svd+qsgd`, `qsgd+zstd`.
+
+    body of a chain         with a reducer: a section with its side information; then the coded values
+    coded values            without a lossless stage: the quantiser's body
+                            with one: a section with the quantiser's side information, then the lossless stage's bytes
+                            nothing if there are no values
+    section                 uint32 length, the bytes, zeros to a multiple of 4
+
+A chain is unbiased if its reducer and its quantiser are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from psnode.codecs import spec, table
+from psnode.codecs.base import Bytes, Codec, Floats, Indices, Shape, Words, readonly
+from psnode.codecs.stages import Lossless, Quantiser, Reducer, codes_like, padded, read_section, write_section
+from psnode.errors import CodecSpecError, PayloadError
+
+
+def build_chain(stages: Sequence[spec.Stage]) -> Codec:
+    """The chain of two or three stages as parsed. Raises CodecSpecError."""
+    built = [_build(stage) for stage in stages]
+    first, last = built[0], built[-1]
+    reducer = first if isinstance(first, Reducer) else None
+    lossless = last if isinstance(last, Lossless) else None
+    middle = built[reducer is not None : len(built) - (lossless is not None)]
+    if len(middle) != 1 or not isinstance(middle[0], Quantiser):
+        text = "+".join(stage.id for stage in stages)
+        raise CodecSpecError(f"{text} is no chain: write [selector or svd +] quantiser [+ lossless stage]")
+    return Chain(reducer, middle[0], lossless)
+
+
+def _build(stage: spec.Stage) -> object:
+    valid = [name for name, entry in (table.CODECS | table.LOSSLESS).items() if entry.target]
+    if stage.id not in valid:
+        raise spec.unknown("stage", stage.id, valid)
+    built: object = spec.construct(table.load(stage.id), stage)
+    return built
+
+
+@dataclass(frozen=True, repr=False)
+class Chain(Codec):
+    """A quantiser with a reducer before it, or a lossless stage behind it, or both. Built from a spec string."""
+
+    reducer: Reducer | None
+    quantiser: Quantiser
+    lossless_stage: Lossless | None
+
+    id = "chain"
+
+    @property
+    def _codecs(self) -> list[Codec]:
+        return [self.quantiser] if self.reducer is None else [self.reducer, self.quantiser]
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether reducer and quantiser are."""
+        return all(codec.unbiased for codec in self._codecs)
+
+    @property
+    def lossless(self) -> bool:
+        """Whether reducer and quantiser are."""
+        return all(codec.lossless for codec in self._codecs)
+
+    @property
+    def shaped(self) -> bool:
+        """Whether the reducer is."""
+        return self.reducer is not None and self.reducer.shaped
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the reducer is."""
+        return self.reducer is not None and self.reducer.sparse
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The ids of the stages, in order."""
+        return tuple(stage.id for stage in (self.reducer, self.quantiser, self.lossless_stage) if stage is not None)
+
+    def __repr__(self) -> str:
+        return "+".join(repr(stage) for stage in (self.reducer, self.quantiser, self.lossless_stage) if stage is not None)
+
+    def contractive(self) -> Codec:
+        """The chain with its reducer's contractive form, wrapped if its quantiser is unbiased and not lossless."""
+        from psnode.codecs.contractive import Contractive
+
+        reducer = self.reducer
+        if reducer is not None:
+            form = reducer.contractive()
+            if not isinstance(form, Reducer):
+                return Contractive(self)
+            reducer = form
+        chain = Chain(reducer, self.quantiser, self.lossless_stage)
+        return Contractive(chain) if self.quantiser.unbiased and not self.quantiser.lossless else chain
+
+    def _max_body(self, shape: Shape) -> int:
+        if self.reducer is None:
+            return self._max_coded(int(np.prod(shape, dtype=np.int64)))
+        side, values = self.reducer._max_parts(shape)
+        return 4 + padded(side) + self._max_coded(values)
+
+    def _max_coded(self, count: int) -> int:
+        if not count:
+            return 0
+        if self.lossless_stage is None:
+            return self.quantiser._max_body((count,))
+        side, codes, alphabet = self.quantiser._max_symbols(count)
+        return 4 + padded(side) + self.lossless_stage.max_nbytes(codes, alphabet)
+
+    def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
+        if self.reducer is None:
+            return self._encode_values(x.reshape(-1), key, body)
+        used, values = self.reducer._reduce(x, key, body[4 : 4 + self.reducer._max_parts(x.shape)[0]])
+        start = write_section(body, used)
+        return start + self._encode_values(readonly(np.ascontiguousarray(values)), key, body[start:])
+
+    def _encode_values(self, values: Floats, key: Words, body: Bytes) -> int:
+        if not values.size:
+            return 0
+        if self.lossless_stage is None:
+            return self.quantiser._encode(values, key, body)
+        side, codes, alphabet = self.quantiser._symbols(values, key)
+        body[4 : 4 + side.size] = side
+        start = write_section(body, side.size)
+        return start + self.lossless_stage.compress(codes, alphabet, body[start:])
+
+    def _split(self, body: Bytes, shape: Shape) -> tuple[Bytes, int, Bytes]:
+        """Of a chain with a reducer: its side information, the number of values, and their bytes."""
+        assert self.reducer is not None
+        side, coded = read_section(body)
+        count = self.reducer._count(side, shape)
+        if not count and coded.size:
+            raise PayloadError(f"{self.reducer.id}: {coded.size} bytes follow although no values were kept")
+        return side, count, coded
+
+    def _decode_values(self, coded: Bytes, out: Floats) -> None:
+        if not out.size:
+            return
+        if self.lossless_stage is None:
+            self.quantiser._decode(coded, out)
+            return
+        side, data = read_section(coded)
+        count, alphabet = self.quantiser._read_side(side, out.size)
+        codes = codes_like(count, alphabet)
+        self.lossless_stage.expand(data, codes, alphabet)
+        self.quantiser._from_symbols(side, codes, out)
+
+    def _decode(self, body: Bytes, out: Floats) -> None:
+        if self.reducer is None:
+            self._decode_values(body, out.reshape(-1))
+            return
+        side, count, coded = self._split(body, out.shape)
+        values = np.empty(count, np.float32)
+        self._decode_values(coded, values)
+        self.reducer._expand(side, readonly(values), out)
+
+    def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
+        if self.reducer is None:
+            if self.lossless_stage is None:
+                self.quantiser._decode_add(body, out.reshape(-1), weight)
+            else:
+                super()._decode_add(body, out, weight)
+            return
+        side, count, coded = self._split(body, out.shape)
+        values = np.empty(count, np.float32)
+        self._decode_values(coded, values)
+        self.reducer._expand_add(side, readonly(values), out, weight)
+
+    def _support(self, body: Bytes, shape: Shape) -> Indices:
+        if self.reducer is None:
+            return super()._support(body, shape)
+        return self.reducer._support_of(self._split(body, shape)[0], shape)
