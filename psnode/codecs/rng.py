@@ -22,6 +22,7 @@ Words32 = npt.NDArray[np.uint32]
 Word = np.uint64
 
 BLOCK = 64  # calls that `fill` makes at a time
+HALF = 4 * BLOCK  # words they give: 16 bits for each of 512 coordinates
 _LOW = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -67,15 +68,6 @@ def fill(out: Words32, key: Words, stream: int, first: int) -> None:
         out[BLOCK + j] = np.uint32(b)
         out[2 * BLOCK + j] = np.uint32(c)
         out[3 * BLOCK + j] = np.uint32(d)
-
-
-@inlined
-def split_halves(words: Words32, out: Words32) -> None:
-    """16 random bits for each of 512 coordinates from the 256 words of `fill`: out[i] = low half of words[i], out[256+i] = high."""
-    for i in range(4 * BLOCK):
-        out[i] = words[i] & np.uint32(0xFFFF)
-    for i in range(4 * BLOCK):
-        out[4 * BLOCK + i] = words[i] >> np.uint32(16)
 
 
 @kernel
