@@ -1,4 +1,4 @@
-"""Finding values that are not finite: in passing, while copying, and by index once one was noticed."""
+"""Loops over plain values: copying and adding them, and finding those that are not finite, in passing or by index."""
 
 from __future__ import annotations
 
@@ -19,10 +19,29 @@ def copy_finite(source: Floats, target: Floats) -> bool:
     top = np.uint32(0)
     for start in range(0, source.size, _BLOCK):
         stop = min(start + _BLOCK, source.size)
-        target[start:stop] = source[start:stop]
-        for i in range(start, stop):
-            top = max(top, np.uint32(bits[i] & np.uint32(0x7FFFFFFF)))
+        part, there, magnitudes = source[start:stop], target[start:stop], bits[start:stop]
+        for i in range(part.size):
+            there[i] = part[i]
+        for i in range(part.size):
+            top = max(top, np.uint32(magnitudes[i] & np.uint32(0x7FFFFFFF)))
     return bool(top < np.uint32(INFINITY_BITS))
+
+
+@kernel
+def all_finite(values: Floats) -> bool:
+    """Whether all of 1-D `values` is finite."""
+    bits = values.view(np.uint32)
+    top = np.uint32(0)
+    for i in range(bits.size):
+        top = max(top, np.uint32(bits[i] & np.uint32(0x7FFFFFFF)))
+    return bool(top < np.uint32(INFINITY_BITS))
+
+
+@kernel
+def add_scaled(values: Floats, out: Floats, weight: np.float32) -> None:
+    """out += weight * values, 1-D, both operations rounded to float32."""
+    for i in range(out.size):
+        out[i] += weight * values[i]
 
 
 def raise_nonfinite(x: Floats) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from psnode.codecs.base import Bytes, Codec, Floats, Shape, Words
-from psnode.codecs.finite import copy_finite, raise_nonfinite
+from psnode.codecs.finite import add_scaled, all_finite, copy_finite, raise_nonfinite
 from psnode.codecs.payload import Payload, header_nbytes, write_header
 from psnode.errors import CodecValueError, PayloadError
 
@@ -48,10 +48,12 @@ class Identity(Codec):
         out[...] = self._values(body, out.shape)
 
     def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
-        values = self._values(body, out.shape)
-        out += values if weight == 1 else weight * values
+        add_scaled(self._values(body, out.shape).reshape(-1), out.reshape(-1), weight)
 
     def _values(self, body: Bytes, shape: Shape) -> Floats:
         if body.size != 4 * math.prod(shape):
             raise PayloadError(f"identity: a body of {body.size} bytes cannot hold float32 values of shape {shape}")
-        return body.view(np.float32).reshape(shape)
+        values = body.view(np.float32)
+        if not all_finite(values):
+            raise PayloadError("identity: a value is not finite")
+        return values.reshape(shape)
