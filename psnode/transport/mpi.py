@@ -14,10 +14,11 @@ from typing import Any, NoReturn, TypeVar
 
 from psnode.errors import ConfigurationError, DeadlineExceededError, TransportError
 from psnode.transport.base import Arrival, Buffer, Inbox, Pending, Transport
-from psnode.transport.mpi_thread import Call, Message, MpiThread
+from psnode.transport.mpi_thread import Call, MpiThread
 from psnode.transport.pieces import DEFAULT_PIECE_BYTES
 from psnode.transport.pool import Pool
 from psnode.transport.sending import Send, check_address, lay_out
+from psnode.transport.traffic import Message
 
 T = TypeVar("T")
 
@@ -74,7 +75,7 @@ class MpiTransport(Transport):
     """
 
     def __init__(self, body: MpiThread, inbox: Inbox, pool: Pool) -> None:
-        self.rank, self.size, self.inbox = body.rank, body.size, inbox
+        self.rank, self.size, self.inbox = body.traffic.rank, body.traffic.size, inbox
         self.clean = False
         self._body, self._pool = body, pool
         self._closed = False
@@ -92,7 +93,7 @@ class MpiTransport(Transport):
         return send
 
     def alive(self) -> frozenset[int]:
-        return self._body.alive
+        return self._body.traffic.alive
 
     def close(self, seconds: float = 5.0) -> None:
         if self._closed:

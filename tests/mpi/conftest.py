@@ -126,7 +126,9 @@ class Mpirun:
         """Start a job and return at once."""
         command = [self.executable, "-n", str(n), "--oversubscribe", "--bind-to", "none"]
         if fault_tolerant:
-            command += ["--with-ft", "ulfm", "--mca", "pml", "ob1"]
+            command += ["--with-ft", "ulfm"]
+        if "btl" not in options:  # looking for other networks takes a second
+            command += ["--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp"]
         command += [*options, sys.executable, *map(str, args)]
         allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         defaults = {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}

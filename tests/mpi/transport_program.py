@@ -112,12 +112,19 @@ def idle(seconds: str) -> None:
 def broken() -> None:
     """The MPI thread of rank 1 fails: its owner learns it from the inbox, from `wait`, and from the next send."""
     transport = mpi.start()
-    if transport.rank == 1:
-        transport._body.orders.put(Call(lambda module: module.COMM_WORLD.Send([b"", module.BYTE], 99)))
+    if transport.rank == 0:
+        transport.call(lambda module: time.sleep(3), 10)  # takes nothing in
+    else:
+        pending = transport.send(0, 0, [bytes(10_000_000)])
+        transport._body.order(Call(lambda module: module.COMM_WORLD.Send([b"", module.BYTE], 99)))
         try:
             transport.wait(20)
         except TransportError as error:
             say("heard:", error)
+        try:
+            pending.wait(5)
+        except TransportError as error:
+            say("not sent:", error)
         try:
             transport.send(0, 0, [b"more"])
         except TransportError as error:
