@@ -1,0 +1,61 @@
+"""Top-k: the k entries of largest magnitude, exactly as they are.
+
+Biased: ||x - decode||^2 <= (1 - k / d) ||x||^2, a contraction for feedback loops. About k (log2(d / k) + 1.5) bits of indices
+and 32 k of values; zeros are not sent where k exceeds the number of other entries. Of equal magnitudes the lowest indices
+are sent.
+
+    body   see psnode.codecs.selector
+
+Sources: Stich, Cordonnier, Jaggi, "Sparsified SGD with memory", NeurIPS 2018; the sampled threshold: Lin, Han, Mao, Wang,
+Dally, "Deep Gradient Compression", ICLR 2018.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from psnode.codecs.base import Floats, Words
+from psnode.codecs.largest import Entries, at_least, bits_of, largest, sampled_limit
+from psnode.codecs.selector import Selector, check_ratio, share
+from psnode.codecs.table import number_of
+
+_FEWEST = 0.8
+_SMALL = 1 << 14
+
+
+@dataclass(frozen=True, repr=False)
+class Topk(Selector):
+    """topk:ratio=0.01,sampled=false.
+
+    `ratio`: k / d, in (0, 1]; k is at least 1. `sampled=true` estimates the threshold from 1 % of the coordinates (at most
+    32768), a random one of each of as many equal stretches, and is content with what reaches it: the k largest if that many
+    do, and all if at least 0.8 k do. Else it lowers the threshold. So it reads the array once, nearly always.
+    """
+
+    ratio: float = 0.01
+    sampled: bool = False
+
+    id = "topk"
+
+    def __post_init__(self) -> None:
+        """CodecSpecError for a value out of bounds."""
+        check_ratio(self)
+
+    def _most(self, size: int) -> int:
+        return share(self.ratio, size)
+
+    def _select(self, x: Floats, key: Words, target: Floats | None) -> Entries:
+        keep, stream = self._most(x.size), number_of(self.id)
+        if not self.sampled or x.size <= _SMALL:
+            return largest(x, keep, key, stream, target)
+        size = min(x.size // 100, 1 << 15)
+        rank = size * keep / x.size
+        rank += 1.5 * math.sqrt(rank) + 1
+        while True:
+            limit = sampled_limit(bits_of(x), size, rank, key, stream)
+            room = int(x.size / size * (rank + 3 * math.sqrt(rank)))
+            entries = at_least(x, limit, keep, room, target)
+            if entries.indices.size >= _FEWEST * keep or limit == 1:
+                return entries
+            rank *= 2
