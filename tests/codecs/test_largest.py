@@ -76,6 +76,18 @@ def test_the_sample_changes_nothing(seed):
     assert np.array_equal(largest.largest(x, 700, key, STREAM).indices, by_sorting(x, 700))
 
 
+def test_a_sample_that_misleads_costs_a_second_scan_and_nothing_else():
+    """All large entries lie where the sample looks: the threshold found there is reached by too few."""
+    places = np.empty(LONG // 64, np.uint32)
+    largest.sample(readonly(np.arange(LONG, dtype=np.uint32)), KEY, STREAM, places)
+    x = inputs(LONG)["normal"].copy()
+    x[places[::3]] += 100
+    for target in (None, np.empty_like(x)):
+        found = largest.largest(readonly(x), 700, KEY, STREAM, target)
+        assert np.array_equal(found.indices, by_sorting(x, 700))
+    assert np.array_equal(target, x)
+
+
 @pytest.mark.parametrize("name", ["normal", "ascending", "all equal", "62 % zeros"])
 @pytest.mark.parametrize("limit", [1, 0x40000000])
 @pytest.mark.parametrize("room", [0, 10, LONG])
