@@ -85,7 +85,9 @@ class Config:
     codec: str | None = option(None, "Codec instead of the scheme's.", metavar="SPEC")
     feedback: str | None = option(None, "Feedback instead of the scheme's: none, ef, dgc or ema[:k=v,...].", metavar="SPEC")
     aggregator: str | None = option(None, "Aggregator instead of the scheme's.", choices=("mean",), later=("majority",))
-    downlink: str | None = option(None, "How weights travel down instead of the scheme's way: dense or bf16.", metavar="SPEC")
+    downlink: str | None = option(
+        None, "How weights travel down instead of the scheme's way: dense, or the codec of their changes.", metavar="SPEC"
+    )
     svd_rank: int | None = option(None, "rank of the scheme's svd codec.", minimum=1, maximum=4096)
     quantization_level: int | None = option(
         None, "Bits a magnitude of the scheme's qsgd codec: levels=2**N-1.", minimum=1, maximum=8

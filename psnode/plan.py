@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
-from psnode.codecs import get_codec
+from psnode.codecs import Codec, get_codec
 from psnode.errors import ConfigurationError
 
 GroupBy = Literal["layer", "bytes", "model"]
 IDENTITY = "identity"
+DENSE = "dense"  # a downlink that replaces the weights
 PARTITION = 4096  # flat segments are cut at multiples of this many coordinates
 DEFAULT_GROUP_BYTES = 4 << 20
 MAX_SEGMENT = 1 << 28  # coordinates; a payload holds no more
@@ -134,6 +135,22 @@ class Plan:
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigurationError(f"the plan in config.json cannot be used: {error}") from error
         return plan
+
+
+def downlink_codecs(plan: Plan, spec: str) -> list[Codec] | None:
+    """The codec of every segment's part of a DELTA frame, in order; None if the downlink is dense.
+
+    Segments that travel up as they are, among others that are coded, travel down so too: they are the small tensors.
+    So does whatever the codec would not make smaller.
+    """
+    if spec == DENSE:
+        return None
+    codec, identity = get_codec(spec).contractive(), get_codec(IDENTITY)
+    some_coded = any(segment.codec != IDENTITY for segment in plan.segments)
+    return [
+        identity if (some_coded and segment.codec == IDENTITY) or codec.max_nbytes(segment.shape) >= 4 * segment.size else codec
+        for segment in plan.segments
+    ]
 
 
 def make_plan(

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from psnode.codecs.spec import Stage, parse
 from psnode.config import Config
 from psnode.errors import ConfigurationError
+from psnode.plan import DENSE
 from psnode.settings import nearest
 
-DOWNLINKS = ("dense", "bf16")
+if TYPE_CHECKING:
+    from psnode.codecs import Codec
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,7 @@ def resolve(config: Config) -> Scheme:
         codec=repr(get_codec(spec)),
         feedback=feedback,
         aggregator=config.aggregator or scheme.aggregator,
-        downlink=_downlink(config.downlink or scheme.downlink),
+        downlink=_downlink(config.downlink or scheme.downlink, get_codec(spec)),
         momentum=scheme.momentum if config.momentum is None else config.momentum,
     )
 
@@ -147,7 +150,15 @@ def _overridden(config: Config, spec: str, asked: Sequence[Stage]) -> str:
     return spec
 
 
-def _downlink(spec: str) -> str:
-    if spec not in DOWNLINKS:
-        raise ConfigurationError(f"--downlink {spec} is not yet supported: use {' or '.join(DOWNLINKS)}")
-    return spec
+def _downlink(spec: str, uplink: Codec) -> str:
+    """The full spec of a downlink, or `dense`."""
+    from psnode.codecs import get_codec
+
+    if spec == DENSE:
+        return spec
+    codec = get_codec(spec)
+    if codec.lossless:
+        raise ConfigurationError(f"--downlink {spec} is lossless: write dense, which sends the weights themselves")
+    if codec.shaped and not uplink.shaped:
+        raise ConfigurationError(f"--downlink {spec} needs tensors one by one, but {uplink!r} joins them: use svd up as well")
+    return repr(codec)

@@ -21,7 +21,7 @@ payloads, one a segment, each padded with zeros to a multiple of 4 bytes so that
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 
@@ -153,11 +153,39 @@ def padded(nbytes: int) -> int:
     return -(-nbytes // 4) * 4
 
 
-def write_group_table(body: Bytes, lengths: Sequence[int]) -> None:
-    """Write the count and the payload lengths at the start of a group frame's body."""
-    table = body[: group_table_bytes(len(lengths))].view("<u4")
-    table[0] = len(lengths)
-    table[1:] = lengths
+class GroupFrame:
+    """A group frame in the making: payloads are written one after another into `room`, then it is sealed.
+
+    `payloads` of together at most `nbytes` bytes, padding included. `reuse`: memory to write into if it is large enough.
+    """
+
+    def __init__(self, payloads: int, nbytes: int, reuse: Bytes | None = None) -> None:
+        need = HEADER_BYTES + group_table_bytes(payloads) + nbytes
+        self.buffer = reuse if reuse is not None and reuse.size >= need else np.empty(need, np.uint8)
+        self._lengths: list[int] = []
+        self._payloads = payloads
+        self._end = HEADER_BYTES + group_table_bytes(payloads)
+
+    @property
+    def room(self) -> Bytes:
+        """What is free; starts at a multiple of 4 bytes."""
+        return self.buffer[self._end :]
+
+    def take(self, nbytes: int) -> None:
+        """A payload of `nbytes` was written at the start of `room`."""
+        self._lengths.append(nbytes)
+        end = self._end + nbytes
+        self._end += padded(nbytes)
+        self.buffer[end : self._end] = 0
+
+    def seal(self, kind: Kind, *, sender: int, job: int, group: int, step: int, version: int) -> Bytes:
+        """The finished frame, a view of `buffer`."""
+        if len(self._lengths) != self._payloads:
+            raise ValueError(f"{len(self._lengths)} payloads were written, {self._payloads} were announced")
+        table = self.buffer[HEADER_BYTES : HEADER_BYTES + group_table_bytes(self._payloads)].view("<u4")
+        table[0] = self._payloads
+        table[1:] = self._lengths
+        return seal(self.buffer[: self._end], kind, sender=sender, job=job, group=group, step=step, version=version)
 
 
 def split_group(body: Bytes, segments: int, source: int | None = None) -> list[Bytes]:

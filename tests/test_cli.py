@@ -82,7 +82,7 @@ def test_a_flag_is_made_of_every_setting_and_of_nothing_else() -> None:
         (["train", "--codec", "qsgd:levels=0"], ["levels", "0"]),
         (["train", "--code", "atoom"], ["--scheme must be one of dense,", "did you mean atomo"]),
         (["train", "--feedback", "eff"], ["feedback 'eff'", "did you mean ef"]),
-        (["train", "--downlink", "topk"], ["--downlink topk is not yet supported: use dense or bf16"]),
+        (["train", "--downlink", "tpok"], ["tpok", "did you mean topk"]),
         (["train", "--consistency", "ssp"], ["--consistency ssp is not yet supported: use bsp"]),
         (["train", "--local", "2", "--num-aggregate", "1"], ["--num-aggregate must be the number of workers, 2"]),
         (["train", "--local", "2", "--network", "LeNett"], ["LeNett", "lenet", "vgg"]),

@@ -76,7 +76,7 @@ def test_layers_are_groups_of_their_own() -> None:
 def test_large_flat_tensors_are_cut_at_multiples_of_4096_and_shaped_ones_are_not() -> None:
     big = [Tensor("big.weight", (1000, 1237)), Tensor("big.bias", (1000,))]
     flat = make_plan(big, "qsgd", group_bytes=1 << 20)
-    assert len(flat.groups) == 5
+    assert sum(segment.codec == "qsgd" for segment in flat.segments) == 5
     assert all(segment.start % PARTITION == 0 for segment in flat.segments if segment.codec == "qsgd")
     assert max(4 * group.size for group in flat.groups) < 1.5 * (1 << 20)
     shaped = make_plan(big, "svd", group_bytes=1 << 20)

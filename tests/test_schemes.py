@@ -10,7 +10,7 @@ from psnode.codecs import get_codec
 from psnode.config import Config
 from psnode.errors import ConfigurationError
 from psnode.feedback import get_feedback
-from psnode.schemes import DOWNLINKS, SCHEMES, resolve
+from psnode.schemes import SCHEMES, resolve
 
 
 def parameters(**fields: Any) -> Any:
@@ -25,7 +25,7 @@ def test_every_scheme_can_be_built(name: str) -> None:
     assert get_codec(scheme.codec) == get_codec(SCHEMES[name].codec)
     assert get_feedback(scheme.feedback)
     assert scheme.aggregator == "mean"
-    assert scheme.downlink in DOWNLINKS
+    assert scheme.downlink == "dense" or get_codec(scheme.downlink)
     assert scheme.summary
 
 
@@ -91,7 +91,9 @@ def test_overrides_of_the_codec(fields: dict[str, Any], spec: str) -> None:
         ),
         ({"feedback": "nothing"}, "feedback 'nothing'"),
         ({"feedback": "ef:decy=0.5"}, "decy"),
-        ({"downlink": "qsgd"}, "--downlink qsgd is not yet supported: use dense or bf16"),
+        ({"downlink": "qsdg"}, "did you mean qsgd"),
+        ({"downlink": "identity"}, "--downlink identity is lossless: write dense"),
+        ({"scheme": "qsgd", "downlink": "svd"}, "--downlink svd needs tensors one by one"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_one_line(fields: dict[str, Any], message: str) -> None:

@@ -172,6 +172,21 @@ def test_bf16_halves_the_downlink(tmp_path: Path) -> None:
     assert records(tmp_path / "run")[2]["downlink_bytes"] < 2 * 2 * 431_080 * 1.001 + 2000
 
 
+@pytest.mark.parametrize(
+    ("scheme", "downlink"),
+    [("qsgd", "topk:ratio=0.05"), ("qsgd", "qsgd:levels=7"), ("atomo", "svd:rank=3"), ("topk", "topk:ratio=0.01+qsgd:levels=7")],
+)
+def test_a_coded_downlink_keeps_replicas_alike_and_resumes_exactly(tmp_path: Path, scheme: str, downlink: str) -> None:
+    """Hashes of the workers' weights are compared with the master's after every step."""
+    changed: dict[str, Any] = {"downlink": downlink, "hash_every": 1, "local": 3}
+    changed |= {"codec": "topk:ratio=0.05", "feedback": "ef", "scheme": "dense"} if scheme == "topk" else {"scheme": scheme}
+    run(config(tmp_path / "whole", **changed))
+    run(config(tmp_path / "parts", **changed, max_steps=7))
+    run(config(tmp_path / "parts", **changed, resume=True))
+    assert summary(tmp_path / "parts")["model_hash"] == summary(tmp_path / "whole")["model_hash"]
+    assert records(tmp_path / "whole")[5]["downlink_bytes"] < 0.25 * 3 * 4 * 431_080
+
+
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     run(config(tmp_path / "run", eval_freq=2, keep_last=2, max_steps=9))
     assert [checkpoint.step_of(path) for path in checkpoint.complete(tmp_path / "run")] == [8, 9]

@@ -11,13 +11,12 @@ from psnode import wire
 from psnode.codecs import get_codec
 from psnode.codecs.rng import Key
 from psnode.link import Link
-from psnode.plan import Group, Plan
+from psnode.plan import Group, Plan, downlink_codecs
 from psnode.transport.base import Pending
 from psnode.wire import Kind
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
-DENSE = "dense"
 _IDENTITY = get_codec("identity")
 _PURPOSE = "downlink"
 
@@ -25,16 +24,15 @@ _PURPOSE = "downlink"
 class Downlink:
     """Keeps y, the weights that every worker holds, and moves it towards x.
 
-    Dense: y is x, and a group's frame replaces it. Coded: the frame carries D = E(x - y) in the codec's contractive form, and
-    y += decode(D) here and on every worker, bit for bit alike. What D misses is part of the next x - y: y needs no
-    error feedback of its own.
+    Dense: y is x, and a group's frame replaces it. Coded: the frame carries D = E(x - y) segment by segment, E in the codec's
+    contractive form, and y += decode(D) here and on every worker, bit for bit alike. What D misses is part of the
+    next x - y: y needs no error feedback of its own.
     """
 
     def __init__(self, spec: str, weights: Floats, plan: Plan, link: Link, workers: Sequence[int], *, seed: int) -> None:
-        self._codec = None if spec == DENSE else get_codec(spec).contractive()
+        self._codecs = downlink_codecs(plan, spec)
         self._x = weights
-        self.replica = weights if self._codec is None else weights.copy()
-        self._plan = plan
+        self.replica = weights if self._codecs is None else weights.copy()
         self._link = link
         self._workers = tuple(workers)
         self._seed = seed
@@ -47,32 +45,34 @@ class Downlink:
 
     def send(self, group: Group, version: int) -> int:
         """Send the group's part of `version` to every worker; the bytes of all frames. One thread a group at a time."""
-        return self._send(group, version, dense=self._codec is None)
+        if self._codecs is None:
+            return self.send_dense(group, version)
+        codecs = [self._codecs[segment.index] for segment in group.segments]
+        room = [wire.padded(codec.max_nbytes(s.shape)) for codec, s in zip(codecs, group.segments, strict=True)]
+        frame = self._room(group, len(codecs), sum(room))
+        for segment, codec in zip(group.segments, codecs, strict=True):
+            replica = self.replica[segment.start : segment.stop]
+            change = (self._x[segment.start : segment.stop] - replica).reshape(segment.shape)
+            key = Key.derive(self._seed, _PURPOSE, 0, version, group.index, segment.index)
+            payload = codec.encode(change, key, out=frame.room)
+            codec.decode_add(payload, replica)
+            frame.take(payload.nbytes)
+        return self._post(group, frame, Kind.DELTA, version)
 
     def send_dense(self, group: Group, version: int) -> int:
         """Send the group's y as it is: to workers that have none yet."""
-        return self._send(group, version, dense=True)
+        frame = self._room(group, 1, wire.padded(_IDENTITY.max_nbytes((group.size,))))
+        payload = _IDENTITY.encode(self.replica[group.start : group.stop], Key.derive(0), out=frame.room)
+        frame.take(payload.nbytes)
+        return self._post(group, frame, Kind.WEIGHTS, version)
 
-    def _send(self, group: Group, version: int, *, dense: bool) -> int:
-        codec = _IDENTITY if dense or self._codec is None else self._codec
-        replica = self.replica[group.start : group.stop]
-        values = replica if dense else self._x[group.start : group.stop] - replica
-        table = wire.HEADER_BYTES + wire.group_table_bytes(1)
-        buffer = self._buffer(group, table + wire.padded(codec.max_nbytes((group.size,))))
-        key = Key.derive(self._seed, _PURPOSE, 0, version, group.index, 0)
-        payload = codec.encode(values, key, out=buffer[table:])
-        if not dense:
-            codec.decode_add(payload, replica)
-        stop = table + wire.padded(payload.nbytes)
-        buffer[table + payload.nbytes : stop] = 0
-        wire.write_group_table(buffer[wire.HEADER_BYTES : table], [payload.nbytes])
-        kind = Kind.WEIGHTS if dense else Kind.DELTA
-        frame = wire.seal(buffer[:stop], kind, sender=0, job=self._link.job, group=group.index, step=version, version=version)
-        self._frames[group.index] = (buffer, self._link.send_frame(self._workers, frame))
-        return frame.size * len(self._workers)
+    def _post(self, group: Group, frame: wire.GroupFrame, kind: Kind, version: int) -> int:
+        sealed = frame.seal(kind, sender=0, job=self._link.job, group=group.index, step=version, version=version)
+        self._frames[group.index] = (frame.buffer, self._link.send_frame(self._workers, sealed))
+        return sealed.size * len(self._workers)
 
-    def _buffer(self, group: Group, nbytes: int) -> Bytes:
+    def _room(self, group: Group, payloads: int, nbytes: int) -> wire.GroupFrame:
+        """A frame in the making: in last version's memory if that has left (fresh pages are slow), else in new."""
         last = self._frames[group.index]
-        if last is not None and last[0].size >= nbytes and all(pending.done for pending in last[1]):
-            return last[0]
-        return np.empty(nbytes, np.uint8)
+        free = last is not None and all(pending.done for pending in last[1])
+        return wire.GroupFrame(payloads, nbytes, last[0] if last is not None and free else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from psnode.worker.hooks import GroupHooks
 from psnode.worker.replica import Replica
 from psnode.worker.sender import GradientSender
 
-_DENSE = get_codec("identity")
+_IDENTITY = get_codec("identity")
 _FIRST_ROUNDS = 3  # with a longer deadline: kernels compile, caches fill
 
 
@@ -34,7 +35,7 @@ class Worker:
     plan: Plan
     start: Start
     directory: Path | None  # the run's, if this rank sees it
-    downlink: Codec  # of DELTA frames
+    downlink: Sequence[Codec] | None  # of the segments in DELTA frames
     replica: Replica
     sender: GradientSender
     hooks: GroupHooks
@@ -101,13 +102,15 @@ class Worker:
         """Put a group's weights in place, or add their change. Only called between backward and the next forward pass."""
         group = self.plan.groups[frame.group]
         with self.tracer.span("apply", group=frame.group):
-            [data] = wire.split_group(frame.body, 1, frame.sender)
-            payload = Payload.from_bytes(data)
-            weights = self.replica.weights[group.start : group.stop]
+            weights = self.replica.weights
             if frame.kind is Kind.WEIGHTS:
-                _DENSE.decode(payload, out=weights)
-            else:
-                self.downlink.decode_add(payload, weights)
+                [data] = wire.split_group(frame.body, 1, frame.sender)
+                _IDENTITY.decode(Payload.from_bytes(data), out=weights[group.start : group.stop])
+            elif self.downlink is not None:
+                parts = wire.split_group(frame.body, len(group.segments), frame.sender)
+                for segment, data in zip(group.segments, parts, strict=True):
+                    codec = self.downlink[segment.index]
+                    codec.decode_add(Payload.from_bytes(data), weights[segment.start : segment.stop])
             frame.release()
             self.replica.publish(group)
 

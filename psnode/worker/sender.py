@@ -166,34 +166,31 @@ class GradientSender:
     def _send(self, group: Group) -> None:
         gradient = self._gradient(group)
         coders = self._coders[group.index]
-        buffer = self._buffer(group)
-        start = table = wire.HEADER_BYTES + wire.group_table_bytes(len(coders))
-        lengths = []
+        frame = self._room(group)
         for coder in coders:
             segment = coder.segment
             key = Key.derive(self._seed, _PURPOSE, self._link.rank, self._step, group.index, segment.index)
             part = gradient[segment.start - group.start : segment.stop - group.start].reshape(segment.shape)
             codec = coder.codec(self._epoch)
-            payload = coder.feedback.push(part, coder.state, codec, key, buffer[start:], self._context)
+            payload = coder.feedback.push(part, coder.state, codec, key, frame.room, self._context)
             if self._lost is not None:
                 error, energy = coder.feedback.lost(part, coder.state, codec.decode(payload))
                 self._lost = self._lost[0] + error, self._lost[1] + energy
-            lengths.append(payload.nbytes)
-            end = start + payload.nbytes
-            start += wire.padded(payload.nbytes)
-            buffer[end:start] = 0
-        wire.write_group_table(buffer[wire.HEADER_BYTES : table], lengths)
-        frame = wire.seal(
-            buffer[:start], Kind.GRADIENT, sender=self._link.rank, job=self._link.job, group=group.index, step=self._step,
+            frame.take(payload.nbytes)
+        sealed = frame.seal(
+            Kind.GRADIENT,
+            sender=self._link.rank,
+            job=self._link.job,
+            group=group.index,
+            step=self._step,
             version=self._version,
-        )  # fmt: skip
-        self._frames[group.index] = (buffer, self._link.send_frame(0, frame))
+        )
+        self._frames[group.index] = (frame.buffer, self._link.send_frame(0, sealed))
 
-    def _buffer(self, group: Group) -> Bytes:
-        """Room for the group's frame: last step's, if that has left (fresh pages are slow), else new."""
+    def _room(self, group: Group) -> wire.GroupFrame:
+        """A frame in the making: in last step's memory if that has left (fresh pages are slow), else in new."""
         last = self._frames[group.index]
-        if last is not None and all(pending.done for pending in last[1]):
-            return last[0]
+        free = last is not None and all(pending.done for pending in last[1])
         coders = self._coders[group.index]
         room = sum(wire.padded(coder.max_nbytes) for coder in coders)
-        return np.empty(wire.HEADER_BYTES + wire.group_table_bytes(len(coders)) + room, np.uint8)
+        return wire.GroupFrame(len(coders), room, last[0] if last is not None and free else None)

@@ -11,14 +11,13 @@ import numpy as np
 import torch
 
 from psnode import checkpoint
-from psnode.codecs import get_codec
 from psnode.config import Config
 from psnode.data.prefetch import Prefetch
 from psnode.data.sampler import Sampler
 from psnode.device import choose_device
 from psnode.link import Link
 from psnode.messages import Ready, Setup, Start
-from psnode.plan import Plan
+from psnode.plan import Plan, downlink_codecs
 from psnode.schedules import learning_rate
 from psnode.schemes import resolve
 from psnode.task import Data, Task
@@ -77,7 +76,7 @@ def join(link: Link, patience: float, make_task: MakeTask, turn: AbstractContext
         plan=plan,
         start=start,
         directory=directory,
-        downlink=get_codec("identity" if scheme.downlink == "dense" else scheme.downlink).contractive(),
+        downlink=downlink_codecs(plan, scheme.downlink),
         replica=replica,
         sender=sender,
         hooks=GroupHooks(replica.parameters, plan, sender.push),
