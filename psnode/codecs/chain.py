@@ -12,12 +12,12 @@ A chain is unbiased if its reducer and its quantiser are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from psnode.codecs import spec, table
-from psnode.codecs.base import Bytes, Codec, Floats, Indices, Shape, Words, readonly
+from psnode.codecs.base import Bytes, Codec, Floats, Indices, RandomSource, Shape, Words, readonly
 from psnode.codecs.stages import Lossless, Quantiser, Reducer, codes_like, padded, read_section, write_section
 from psnode.errors import CodecSpecError, PayloadError
 
@@ -97,6 +97,15 @@ class Chain(Codec):
             reducer = form
         chain = Chain(reducer, self.quantiser, self.lossless_stage)
         return Contractive(chain) if self.quantiser.unbiased and not self.quantiser.lossless else chain
+
+    def fit(self, x: Floats, rng: RandomSource) -> Chain:
+        """With the quantiser fitted to what reaches it of `x`."""
+        values = np.asarray(x, order="C")
+        if self.reducer is not None:
+            side = np.empty(padded(self.reducer._max_parts(x.shape)[0]), np.uint8)
+            key = np.asarray(rng.integers(2**64, size=2, dtype=np.uint64))
+            values = self.reducer._reduce(readonly(values), key, side)[1]
+        return replace(self, quantiser=self.quantiser.fit(values.reshape(-1), rng))
 
     def _max_body(self, shape: Shape) -> int:
         if self.reducer is None:

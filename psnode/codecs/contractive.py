@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Codec, Floats, Indices, Shape, Words
+from psnode.codecs.base import Bytes, Codec, Floats, Indices, RandomSource, Shape, Words
 from psnode.errors import PayloadError
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -46,6 +46,10 @@ class Contractive(Codec):
 
     def __repr__(self) -> str:
         return f"{self.id}({self.codec!r})"
+
+    def fit(self, x: Floats, rng: RandomSource) -> Contractive:
+        """With the wrapped codec fitted to `x`."""
+        return Contractive(self.codec.fit(x, rng))
 
     def _max_body(self, shape: Shape) -> int:
         return 4 + self.codec._max_body(shape)
