@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from psnode.errors import CodecSpecError
 
 _WRAPPER = "contractive("
+_WORDS = {int: "an integer", float: "a number", bool: "true or false"}
 
 
 class Stage(NamedTuple):
@@ -89,7 +90,7 @@ def _value(owner: str, key: str, text: str, kind: Any) -> Any:
     if bool in options and text in ("true", "false"):
         return text == "true"
     if options & {int, float, bool}:
-        wanted = " or ".join(sorted("true/false" if o is bool else o.__name__ for o in options & {int, float, bool}))
+        wanted = " or ".join(words for option, words in _WORDS.items() if option in options)
         raise CodecSpecError(f"{owner}: {key}={text!r} is not {wanted}")
     return text
 
