@@ -1,0 +1,93 @@
+"""Rand-k: k random entries, which ones both ends derive from a key. No indices are sent.
+
+All sets of k of the d coordinates are equally likely. Values are scaled by d / k: E decode = x and E||decode - x||^2 =
+(d / k - 1) ||x||^2 exactly. Unscaled, for feedback loops, it is a contraction by 1 - k / d on average.
+
+    side information   uint64 key[2], uint32 k; the set is psnode.codecs.subset's
+    values             x_i d / k, rounded to float32 once, ascending i; saturating, never infinite
+
+Source: Stich, Cordonnier, Jaggi, "Sparsified SGD with memory", NeurIPS 2018.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from psnode.codecs.base import Bytes, Floats, Shape, Words
+from psnode.codecs.bitmasks import Words32
+from psnode.codecs.finite import copy_finite, raise_nonfinite
+from psnode.codecs.largest import Entries
+from psnode.codecs.norms import max_norm
+from psnode.codecs.selector import Selector, check_ratio, share
+from psnode.codecs.subset import draw
+from psnode.codecs.table import number_of
+from psnode.errors import PayloadError
+
+_SIDE = 20
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True, repr=False)
+class Randk(Selector):
+    """randk:ratio=0.01,scaled=true.
+
+    `ratio`: k / d, in (0, 1]; k is at least 1. `scaled=false` sends the entries as they are: biased, the form for feedback loops.
+    """
+
+    ratio: float = 0.01
+    scaled: bool = True
+
+    id = "randk"
+
+    def __post_init__(self) -> None:
+        """CodecSpecError for a value out of bounds."""
+        check_ratio(self)
+
+    @property
+    def unbiased(self) -> bool:
+        """True if entries are scaled."""
+        return self.scaled
+
+    def contractive(self) -> Randk:
+        """The entries unscaled."""
+        return dataclasses.replace(self, scaled=False) if self.scaled else self
+
+    def _most(self, size: int) -> int:
+        return share(self.ratio, size)
+
+    def _max_parts(self, shape: Shape) -> tuple[int, int]:
+        return _SIDE, self._most(math.prod(shape))
+
+    def _select(self, x: Floats, key: Words, target: Floats | None) -> Entries:
+        flat = x.reshape(-1)
+        finite = max_norm(flat) >= 0 if target is None else copy_finite(flat, target.reshape(-1))
+        if not finite:
+            raise_nonfinite(x)
+        count = self._most(x.size)
+        indices = draw(count, x.size, key, number_of(self.id))
+        values = flat[indices]
+        if self.scaled and count < x.size:
+            scaled = values.astype(np.float64) * (x.size / count)
+            values = np.clip(scaled, -_LARGEST, _LARGEST).astype(np.float32)
+        return Entries(indices, values)
+
+    def _write_indices(self, selected: Words32, key: Words, size: int, side: Bytes) -> int:
+        side[:16].view(np.uint32)[:] = key.view(np.uint32)
+        side[16:20].view(np.uint32)[0] = selected.size
+        return _SIDE
+
+    def _read_indices(self, side: Bytes, size: int) -> Words32:
+        key = side[:16].view(np.uint32).copy().view(np.uint64)
+        return draw(self._count(side, (size,)), size, key, number_of(self.id))
+
+    def _count(self, side: Bytes, shape: Shape) -> int:
+        if side.size != _SIDE:
+            raise PayloadError(f"randk: {side.size} bytes of side information instead of {_SIDE}")
+        count = int(side[16:20].view(np.uint32)[0])
+        if count > math.prod(shape):
+            raise PayloadError(f"randk: {count} entries of an array of shape {shape}")
+        return count
