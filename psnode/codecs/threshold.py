@@ -1,0 +1,78 @@
+"""Threshold: the entries whose magnitude is at least tau, exactly as they are.
+
+Biased. Within a feedback loop no residual ever reaches a fixed tau.
+
+    body   see psnode.codecs.selector
+
+Source: Dutta et al., "On the discrepancy between the theoretical analysis and practical implementations of compressed
+communication for distributed deep learning", AAAI 2020 (hard threshold); Sahu et al., "Rethinking gradient sparsification
+as total error minimization", NeurIPS 2021.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from psnode.codecs.base import Floats, Words
+from psnode.codecs.bounds import check_real
+from psnode.codecs.finite import raise_nonfinite
+from psnode.codecs.largest import Entries, at_least, largest
+from psnode.codecs.norms import NOT_FINITE, l2_norm
+from psnode.codecs.selector import Selector
+from psnode.codecs.table import number_of
+
+_RMS = 3.0
+_ROOM = 16
+_SCRATCH = 576  # float32 that l2_norm works in
+_LARGEST = float(np.finfo(np.float32).max)
+_LEAST = 1e-45  # the least that float32 can tell from zero, rounded
+
+
+@dataclass(frozen=True, repr=False)
+class Threshold(Selector):
+    """threshold:tau=.
+
+    `tau`: an absolute value > 0. The scale of gradients differs between models, layers and steps, so there is no good number to
+    start from. Without one tau is three times the array's RMS: what exceeds it are outliers whatever the scale, 0.3 % of
+    a Gaussian and never more than a ninth of the entries. If none does, the largest alone is sent, so that feedback
+    loops cannot stall.
+    """
+
+    tau: float | None = None
+
+    id = "threshold"
+
+    def __post_init__(self) -> None:
+        """CodecSpecError for a value out of bounds."""
+        if self.tau is not None:
+            check_real(self, "tau", _LEAST, _LARGEST)
+
+    def _most(self, size: int) -> int:
+        return size if self.tau is not None else max(1, size // int(_RMS**2))
+
+    def _select(self, x: Floats, key: Words, target: Floats | None) -> Entries:
+        tau = _RMS * _rms(x) if self.tau is None else self.tau
+        limit = max(1, _bits_from(tau))
+        most = self._most(x.size)
+        entries = at_least(x, limit, most, x.size // _ROOM, target)
+        if self.tau is None and not entries.indices.size:
+            return largest(x, 1, key, number_of(self.id))
+        return entries
+
+
+def _rms(x: Floats) -> float:
+    norm = l2_norm(x.reshape(-1), np.empty(_SCRATCH, np.float32))
+    if norm == NOT_FINITE:
+        raise_nonfinite(x)
+    return norm / math.sqrt(x.size)
+
+
+def _bits_from(tau: float) -> int:
+    """The bits of the smallest float32 that is not below tau, which is within float32's range."""
+    rounded = np.float32(min(tau, _LARGEST))
+    if float(rounded) < tau < _LARGEST:
+        rounded = np.nextafter(rounded, np.float32(np.inf))
+    return int(rounded.view(np.uint32))
