@@ -1,0 +1,47 @@
+"""GradDrop: the entries that reach a threshold estimated from a sample, one threshold for the whole segment.
+
+The threshold is the magnitude that a share `ratio` of the sampled entries reach: 0.1 % of the coordinates (at least 4096 of them
+or all, at most 65536), a random one of each of as many equal stretches. How many entries reach it is random, near ratio d; of
+more than twice as many the largest are sent, the lowest indices first where equal. Zeros never are. Biased; at least one
+entry is sent unless all are zero.
+
+    body   see psnode.codecs.selector
+
+Source: Aji, Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from psnode.codecs.base import Floats, Words
+from psnode.codecs.largest import Entries, at_least, bits_of, sampled_limit
+from psnode.codecs.selector import Selector, check_ratio, share
+from psnode.codecs.table import number_of
+
+
+@dataclass(frozen=True, repr=False)
+class Graddrop(Selector):
+    """graddrop:ratio=0.01.
+
+    `ratio`: the share of entries to keep, in (0, 1]; the paper drops 99 %.
+    """
+
+    ratio: float = 0.01
+
+    id = "graddrop"
+
+    def __post_init__(self) -> None:
+        """CodecSpecError for a value out of bounds."""
+        check_ratio(self)
+
+    def _most(self, size: int) -> int:
+        return min(2 * share(self.ratio, size), size)
+
+    def _select(self, x: Floats, key: Words, target: Floats | None) -> Entries:
+        size = min(max(x.size // 1000, 4096), 1 << 16, x.size)
+        rank = share(self.ratio, size)
+        limit = sampled_limit(bits_of(x), size, rank, key, number_of(self.id)) if rank < size else 1
+        room = int(x.size / size * (rank + 3 * math.sqrt(rank)))
+        return at_least(x, limit, self._most(x.size), room, target)
