@@ -122,7 +122,7 @@ app.add_command(
 )  # fmt: skip
 
 
-@app.command(short_help="Train on P workers through mpirun, fault tolerant.")
+@app.command(short_help="Train on P workers through mpirun, fault tolerant.", context_settings={"allow_interspersed_args": False})
 @click.option(
     "-n", "--workers", type=click.IntRange(1), required=True, metavar="P", help="Number of workers; the master comes on top."
 )

@@ -96,6 +96,7 @@ def test_a_flag_is_made_of_every_setting_and_of_nothing_else() -> None:
         (["launch", "-n", "0", "--", "train"], ["'-n'"]),
         (["launch", "--", "train"], ["-n", "--workers"]),
         (["launch", "-n", "2", "--", "train", "--lrr", "1"], ["unknown option --lrr", "did you mean --lr"]),
+        (["launch", "-n", "2", "train", "--lrr", "1"], ["unknown option --lrr", "did you mean --lr"]),
         (["evaluate"], ["--train-dir"]),
         (["evaluate", "--train-dir", "nothing", "--once"], ["nothing holds no run"]),
         (["bench", "nothing"], ["unknown command 'nothing'"]),
