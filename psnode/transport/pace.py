@@ -13,12 +13,12 @@ LISTEN = 5e-3
 TRUST_FULL = 16
 TRUST_ENOUGH = 8
 TRUST_LOST_BY_A_MISS = 4
-BUSY_SPINS = 25
+BUSY_SPINS = 8
 BUSY_FIRST = 0.05e-3
 BUSY_LAST = 0.5e-3
 BUSY_GROWTH = 2.0
-# A call that ran for longer than this has copied some 64 kB: the transfer is worth the core while it lasts.
-MOVED_NANOSECONDS = 12_000
+# A poll that ran for longer than this has copied some 100 kB: the transfer is worth the core while it lasts.
+MOVED_NANOSECONDS = 40_000
 
 
 class Nap(NamedTuple):
