@@ -65,7 +65,7 @@ def measure(transport: mpi.MpiTransport, size: Size) -> dict[str, list[float]]:
     for _ in range(size.rounds):
         found["raw"] += transport.call(lambda module: raw_seconds(module, 0, buffers), SECONDS)
         found["ingest"] += [_ingest(transport, sums) for _ in range(_REPEATS)]
-        found["checksum"] += [_timed(lambda: [crc32c(buffer, 0, True) for buffer in buffers]) for _ in range(_REPEATS)]
+        found["checksum"] += [_timed(lambda: [crc32c(buffer.data, 0, True) for buffer in buffers]) for _ in range(_REPEATS)]
         found["accumulate"] += [_timed(lambda: _add(buffers, sums)) for _ in range(_REPEATS)]
         found["ping"] += [_timed(lambda: _ping(transport)) for _ in range(_PINGS)]
         for _ in range(_PINGS):

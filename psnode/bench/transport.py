@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from psnode.bench.hardware import hardware
-from psnode.errors import TransportError
+from psnode.errors import ConfigurationError, TransportError
 from psnode.launch import launch
 
 LINKS = {"shared memory": "self,sm", "tcp": "self,tcp"}
@@ -35,8 +35,10 @@ def run(
 ) -> dict[str, Any]:
     """Measure on this host, one mpirun job for each of `links` (keys of LINKS). `summarise` tells what is returned.
 
-    Raises TransportError if a job fails.
+    Raises TransportError if a job fails, ConfigurationError if groups hold no whole float32.
     """
+    if group_bytes < 4 or group_bytes % 4:
+        raise ConfigurationError(f"group_bytes is {group_bytes}: choose a multiple of 4, the size of a float32")
     nbytes = groups * group_bytes
     found = {link: _run_link(LINKS[link], [groups, group_bytes, rounds, idle_seconds]) for link in links}
     return {
