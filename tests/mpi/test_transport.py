@@ -61,6 +61,20 @@ def test_a_killed_worker_is_announced_and_the_others_go_on(mpirun: Any, links: s
     assert sorted(line for line in done.out.splitlines() if "clean" in line) == [f"rank {r} clean False" for r in (0, 1, 3)]
 
 
+def test_workers_learn_of_the_death_of_the_master_and_leave(mpirun: Any) -> None:
+    job = mpirun.start(3, [PROGRAM, "orphans"], fault_tolerant=True)
+    for rank in range(3):
+        job.wait_for(f"up {rank}", 20)
+    os.kill(job.rank_pids()[0], signal.SIGKILL)
+    done = job.wait(20)
+    assert sorted(line for line in done.out.splitlines() if line.startswith("rank")) == [
+        f"rank {rank}: PeerLost(rank=0, reason='its process has died')" for rank in (1, 2)
+    ]
+    leaving = [line.split() for line in done.out.splitlines() if line.startswith("left")]
+    assert [words[3:] for words in leaving] == [["clean", "False"]] * 2
+    assert max(float(words[2]) for words in leaving) < 5.0
+
+
 def test_a_rank_that_does_not_report_is_named(mpirun: Any) -> None:
     job = mpirun(4, [PROGRAM, "missing"])
     assert job.code == 0, job

@@ -72,6 +72,18 @@ def _lead_through_death(mpi_transport: mpi.MpiTransport) -> None:
         transport.send(worker, 2, [b"end"])
 
 
+def orphans() -> None:
+    """Rank 0 is killed from outside: the workers learn it and leave in time."""
+    transport = mpi.start()
+    say("up", transport.rank)
+    event = transport.inbox.wait(30)
+    say(f"rank {transport.rank}:", event)
+    began = time.monotonic()
+    transport.close(10.0)
+    say("left after", time.monotonic() - began, "clean", transport.clean)
+    os._exit(0)
+
+
 def missing() -> None:
     """Rank 2 starts MPI but never reports."""
     transport = mpi.start()
