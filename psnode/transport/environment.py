@@ -34,6 +34,12 @@ def place(environ: Mapping[str, str] = os.environ) -> Place | None:
     return None
 
 
+def on_one_host(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether all ranks are known to run on this host."""
+    found = place(environ)
+    return found is not None and environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(found.size)
+
+
 def job_name(environ: Mapping[str, str] = os.environ) -> str | None:
     """A name that the ranks of this job share and no other job on this host has; None if the launcher gives none."""
     for names in (("PMIX_NAMESPACE",), ("SLURM_JOB_ID", "SLURM_STEP_ID"), ("PMI_JOBID",)):

@@ -62,16 +62,18 @@ class Listener:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_write(self._orders, 1)
 
-    def knock(self, rank: int) -> None:
-        """Wake `rank` if it is on this host."""
+    def knock(self, rank: int) -> bool:
+        """Wake `rank` if it is on this host; False if no such rank listens here."""
         if self._job is None or rank in self._silent:
-            return
+            return False
         try:
             self._doorbell.sendto(b"", _address(self._job, rank))
         except BlockingIOError:
             pass  # others have knocked already
         except OSError:
             self._silent.add(rank)  # another host, or none of ours
+            return False
+        return True
 
     def look(self) -> None:
         """Find the sockets that MPI has opened since: it connects when two ranks first talk."""

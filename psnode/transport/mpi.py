@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from psnode.errors import ConfigurationError, DeadlineExceededError, TransportError
+from psnode.errors import ConfigurationError, DeadlineExceededError, MissingRanksError, TransportError
 from psnode.transport.base import Arrival, Buffer, Inbox, Pending, Transport
 from psnode.transport.mpi_thread import Call, MpiThread
 from psnode.transport.pieces import DEFAULT_PIECE_BYTES
@@ -35,7 +35,8 @@ def start(*, seconds: float = 60.0, piece_bytes: int = DEFAULT_PIECE_BYTES, pool
         pool_bytes: how much memory of released messages is kept for the next ones.
 
     Raises:
-        DeadlineExceededError: MPI_Init is stuck. Leave with `os._exit`: nothing can end that call.
+        MissingRanksError, DeadlineExceededError: some rank has not called MPI_Init in time; named if all are on this host.
+            Leave with `os._exit`: nothing can end that call.
         TransportError: MPI cannot be initialised or was initialised without thread support.
         ConfigurationError: mpi4py is not installed, or an argument is out of bounds.
     """
@@ -46,6 +47,8 @@ def start(*, seconds: float = 60.0, piece_bytes: int = DEFAULT_PIECE_BYTES, pool
     thread = threading.Thread(target=body.run, name="psnode-mpi", daemon=True)
     thread.start()
     if not body.started.wait(seconds):
+        if absent := body.absent():
+            raise MissingRanksError(absent, seconds)
         raise DeadlineExceededError(f"MPI_Init did not return within {seconds:g} s: some rank has not started")
     if body.error is not None:
         raise TransportError(f"MPI could not be started: {body.error}") from body.error

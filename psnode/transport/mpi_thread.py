@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from psnode.errors import TransportError
 from psnode.transport.base import Inbox
-from psnode.transport.environment import job_name, place
+from psnode.transport.environment import job_name, on_one_host, place
 from psnode.transport.listening import Listener, Woken, can_listen
 from psnode.transport.pace import MOVED_NANOSECONDS, Pace
 from psnode.transport.pool import Pool
@@ -53,6 +53,13 @@ class MpiThread:
             self._listener.wake()
         if self.ended.is_set():
             self._sweep()
+
+    def absent(self) -> list[int]:
+        """While MPI_Init does not return: the ranks that have not come to it, if all are on this host; else none."""
+        found = place()
+        if found is None or self._listener is None or job_name() is None or not on_one_host():
+            return []
+        return [rank for rank in range(found.size) if not self._listener.knock(rank)]
 
     def close(self, seconds: float) -> None:
         """Ask the thread to finish what is queued, take leave of the others and end; returns at once."""
@@ -159,5 +166,5 @@ def _rank() -> int:
     return found.rank if found is not None else 0
 
 
-def _nobody_listens(rank: int) -> None:
-    """Where there are no doorbells nobody knocks."""
+def _nobody_listens(rank: int) -> bool:
+    return False

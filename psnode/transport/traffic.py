@@ -39,7 +39,7 @@ class Message(NamedTuple):
 class Traffic:
     """`mpi` is the module mpi4py.MPI, initialised. `sent(rank)` is called after each MPI message to `rank`."""
 
-    def __init__(self, mpi: Any, inbox: Inbox, pool: Pool, piece_bytes: int, sent: Callable[[int], None]) -> None:
+    def __init__(self, mpi: Any, inbox: Inbox, pool: Pool, piece_bytes: int, sent: Callable[[int], object]) -> None:
         self._mpi, self._world = mpi, mpi.COMM_WORLD
         self._inbox, self._pool, self._piece_bytes, self._sent = inbox, pool, piece_bytes, sent
         self._world.Set_errhandler(mpi.ERRORS_RETURN)

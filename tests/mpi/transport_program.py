@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 
-from psnode.errors import DeadlineExceededError, MissingRanksError, TransportError
+from psnode.errors import MissingRanksError, TransportError
 from psnode.transport import mpi
 from psnode.transport.barrier import gather_hello, send_hello
 from psnode.transport.base import Arrival, PeerLost
@@ -105,8 +105,8 @@ def late() -> None:
         time.sleep(5)
         os._exit(0)
     try:
-        mpi.start(seconds=1.0)
-    except DeadlineExceededError as error:
+        mpi.start(seconds=1.5)
+    except MissingRanksError as error:
         say("refused:", error)
     os._exit(3)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from psnode.errors import MissingRanksError
 from psnode.transport.barrier import gather_hello, send_hello
 from psnode.transport.base import Arrival, Inbox
-from psnode.transport.environment import Place, place
+from psnode.transport.environment import Place, job_name, on_one_host, place
 from psnode.transport.farewell import Farewell
 from psnode.transport.listening import Listener, Woken, can_listen
 from psnode.transport.loopback import loopback_group
@@ -182,6 +182,19 @@ def test_a_rank_alone_leaves_at_once() -> None:
 )
 def test_launchers_say_who_a_process_is(environ: dict[str, str], expected: Place | None) -> None:
     assert place(environ) == expected
+
+
+def test_the_ranks_of_a_job_share_a_name_that_no_other_job_has() -> None:
+    assert job_name({"PMIX_NAMESPACE": "prterun-host-12@1", "SLURM_JOB_ID": "7"}) == "prterun-host-12@1"
+    assert job_name({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}) == "7.0"
+    assert job_name({"SLURM_JOB_ID": "7"}) is None
+
+
+def test_all_ranks_are_on_one_host_only_if_the_launcher_says_so() -> None:
+    world = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "3"}
+    assert on_one_host({**world, "OMPI_COMM_WORLD_LOCAL_SIZE": "3"})
+    assert not on_one_host({**world, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
+    assert not on_one_host(world)
 
 
 def test_the_barrier_returns_what_everybody_said_and_leaves_other_messages_alone() -> None:
