@@ -23,10 +23,10 @@ CODECS = {
     "bf16": Entry(3, "bf16:Bf16"),
     "svd": Entry(4, "svd:Svd"),
     "qsgd": Entry(5, "qsgd:Qsgd"),
-    "nuqsgd": Entry(6),
-    "natural": Entry(7),
-    "dithered": Entry(8),
-    "terngrad": Entry(9),
+    "nuqsgd": Entry(6, "nuqsgd:Nuqsgd"),
+    "natural": Entry(7, "natural:Natural"),
+    "dithered": Entry(8, "dithered:Dithered"),
+    "terngrad": Entry(9, "terngrad:TernGrad"),
     "minmax": Entry(10),
     "onebit": Entry(11, "onebit:OneBit"),
     "sign": Entry(12, "sign:Sign"),
@@ -47,8 +47,8 @@ CODECS = {
 }
 LOSSLESS = {
     "zstd": Entry(64, "zstd:Zstd"),
-    "ans": Entry(65),
-    "rice": Entry(66),
+    "ans": Entry(65, "ans:Ans"),
+    "rice": Entry(66, "rice:Rice"),
 }
 WRAPPERS = {
     "contractive": Entry(96, "contractive:Contractive"),

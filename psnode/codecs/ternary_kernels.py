@@ -1,0 +1,105 @@
+"""The loops of terngrad: 2560 coordinates at a time, five rows of 512 that are packed into 512 bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from psnode.codecs.base import Bytes, Floats, Words
+from psnode.codecs.dots import Float64s
+from psnode.codecs.jit import inlined, kernel
+from psnode.codecs.norms import inner_512
+from psnode.codecs.rng import HALF
+from psnode.codecs.stages import Codes
+from psnode.codecs.stochastic import ROW, round_rows
+from psnode.codecs.trits import DIGITS, is_packed, pack, unpack
+
+BLOCK = DIGITS * ROW
+
+
+@kernel
+def encode(
+    x: Floats, scale: np.float32, up: np.float32, factor: np.float32, clip: bool, key: Words, stream: int,
+    packed: Bytes, codes: Codes, error: Floats, copy: bool, dots: Float64s,
+) -> None:  # fmt: skip
+    """Digits 0, 1, 2 of `x` to `packed` or `codes`, the other of which is empty; error = x - decoded, or empty.
+
+    A value v is cut off at +-scale if `clip`, and |v| up factor is its chance of a digit other than 1, times 2^16. `copy`: the
+    memory of `error` is not that of `x`. dots, or empty: <x, d> and <d, d> of d = digits - 1 are added.
+    """
+    words, row = np.empty(HALF, np.uint32), np.empty(BLOCK, np.float32)
+    digits = np.empty(BLOCK, np.uint8)
+    for start in range(0, x.size, BLOCK):
+        block = x[start : start + BLOCK]
+        if clip or block.size < BLOCK or up != 1:
+            row[block.size :] = 0
+            for i in range(block.size):
+                row[i] = min(max(block[i], -scale), scale) * up
+            round_rows(row, factor, -1, key, stream, start, words, digits)
+            digits[block.size :] = 0
+        else:
+            round_rows(block, factor, -1, key, stream, start, words, digits)
+        if codes.size:
+            codes[start : start + BLOCK] = digits[: block.size]
+        else:
+            pack(digits, packed[start // DIGITS : (start + BLOCK) // DIGITS])
+        if dots.size:
+            _add_dots(block, digits, row, dots)
+        if error.size:
+            lost = error[start : start + BLOCK]
+            if copy:
+                lost[:] = block
+            add(digits, -scale, lost)
+
+
+@kernel
+def _add_dots(x: Floats, digits: Bytes, row: Floats, dots: Float64s) -> None:
+    lanes, v = np.empty(ROW, np.float32), np.zeros(ROW, np.float32)
+    write(digits, np.float32(1), row)
+    for start in range(0, x.size, ROW):
+        d = row[start : start + ROW]
+        v[x.size - start :] = 0
+        v[: x.size - start] = x[start : start + ROW]
+        dots[0] += np.float64(inner_512(v, d, lanes))
+        dots[1] += np.float64(inner_512(d, d, lanes))
+
+
+@inlined
+def _value(digit: np.uint8, scale: np.float32) -> np.float32:
+    return np.float32(np.int32(digit) - np.int32(1)) * scale
+
+
+@kernel
+def add(digits: Bytes, scale: np.float32, out: Floats) -> None:
+    """out += (digit - 1) scale."""
+    for i in range(out.size):
+        out[i] += _value(digits[i], scale)
+
+
+@kernel
+def write(digits: Bytes, scale: np.float32, out: Floats) -> None:
+    """out = (digit - 1) scale."""
+    for i in range(out.size):
+        out[i] = _value(digits[i], scale)
+
+
+@kernel
+def decode(packed: Bytes, scale: np.float32, out: Floats, adding: bool) -> None:
+    """out = decoded, or out += decoded."""
+    digits = np.empty(BLOCK, np.uint8)
+    for start in range(0, out.size, BLOCK):
+        unpack(packed[start // DIGITS : (start + BLOCK) // DIGITS], digits)
+        if adding:
+            add(digits, scale, out[start : start + BLOCK])
+        else:
+            write(digits, scale, out[start : start + BLOCK])
+
+
+@kernel
+def is_valid(packed: Bytes, size: int) -> bool:
+    """Whether `packed` is what encode makes of some array of `size` values."""
+    if packed.size != (size + DIGITS - 1) // DIGITS:
+        return False
+    for start in range(0, size, BLOCK):
+        if not is_packed(packed[start // DIGITS : (start + BLOCK) // DIGITS], min(BLOCK, size - start)):
+            return False
+    return True
