@@ -1,0 +1,55 @@
+"""How many Mbit/s one emulated host gets from another; scripts/netlab.sh runs it on both.
+
+goodput.py send|receive ADDRESS BYTES      ADDRESS: the receiver's; BYTES: how many to time
+
+The receiver prints the rate at which BYTES came after a head start that uses up the bursts of two shapers.
+"""
+
+import socket
+import sys
+import time
+
+PORT = 5001
+HEAD_START = 640 << 10  # two bursts of 256 KiB, and some
+SECONDS = 30.0
+
+
+def send(address: str, size: int) -> None:
+    """Send `size` bytes to `address` as soon as somebody listens there."""
+    end = time.monotonic() + SECONDS
+    while True:
+        try:
+            link = socket.create_connection((address, PORT), timeout=SECONDS)
+            break
+        except ConnectionRefusedError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.01)
+    block = bytes(1 << 16)
+    for start in range(0, size, len(block)):
+        link.sendall(block[: size - start])
+    link.close()
+
+
+def receive(address: str) -> float:
+    """Mbit/s after the head start, until the sender closes."""
+    with socket.create_server((address, PORT)) as server:
+        server.settimeout(SECONDS)
+        link, _ = server.accept()
+    link.settimeout(SECONDS)
+    block = bytearray(1 << 16)
+    got, marks = 0, list[tuple[float, int]]()
+    while count := link.recv_into(block):
+        got += count
+        if got >= HEAD_START:
+            marks.append((time.perf_counter(), got))
+    (began, first), (ended, last) = marks[0], marks[-1]
+    return (last - first) * 8e-6 / (ended - began)
+
+
+if __name__ == "__main__":
+    role, where, timed = sys.argv[1:]
+    if role == "send":
+        send(where, HEAD_START + int(timed))
+    else:
+        print(f"{receive(where):.1f}")

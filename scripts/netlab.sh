@@ -1,0 +1,205 @@
+#!/usr/bin/env bash
+# Emulated hosts on this machine: network namespaces with host names of their own, joined by a bridge, every link shaped
+# at both ends. Makes them, checks that the links carry what was asked for, runs a command on them, and removes them.
+#
+#   scripts/netlab.sh [--hosts N] [--rate RATE] [--counters FILE] [--each] -- COMMAND [ARG...]
+#
+#   --hosts N        how many [3]
+#   --rate RATE      of every link, each way: 100mbit, 1gbit, ...; none: as fast as this machine is [100mbit]
+#   --counters FILE  write what the hosts' interfaces counted, before and after COMMAND, as JSON
+#   --each           run COMMAND on every host, with RANK, WORLD_SIZE, MASTER_ADDR, ... as torch.distributed wants them;
+#                    without it once, beside the hosts, where every mpirun starts its ranks on them, one a host
+#
+# Needs root, ip, tc and Python. The exit code is COMMAND's; 2 if hosts cannot be made here, 1 if a link is off its rate.
+# shellcheck disable=SC2016 # what stands in single quotes is for another program
+set -euo pipefail
+
+refuse() {
+    echo "$0: error: $1" >&2
+    exit 2
+}
+
+# sweep LAB DIR: end whatever runs on the hosts of LAB, remove them and DIR.
+sweep() {
+    local host running
+    for host in $(ip netns list | grep -o "^$1-[0-9]*"); do
+        for _ in {1..100}; do
+            mapfile -t running < <(ip netns pids "$host")
+            [[ ${#running[@]} -gt 0 ]] || break
+            kill -KILL "${running[@]}" 2>/dev/null || sleep 0.05
+        done
+        ip netns delete "$host"
+    done
+    rm -rf -- "$2"
+}
+
+hosts=3 rate=100mbit counters='' each=''
+while [[ $# -gt 0 && $1 != -- ]]; do
+    case $1 in
+    --hosts | --rate | --counters) [[ $# -ge 2 ]] || refuse "$1 needs a value" ;;&
+    --hosts) hosts=$2 && shift 2 ;;
+    --rate) rate=$2 && shift 2 ;;
+    --counters) counters=$2 && shift 2 ;;
+    --each) each=yes && shift ;;
+    --sweep) # the process that a lab has beside it: sweeps when its maker is gone, killed or not
+        trap '' INT TERM HUP USR1
+        cat >/dev/null
+        sweep "$2" "$3"
+        exit
+        ;;
+    *) refuse "unknown option $1: the head of this script lists them" ;;
+    esac
+done
+[[ $# -ge 2 ]] || refuse "no command: end the options with -- COMMAND"
+shift
+[[ $hosts =~ ^[1-9][0-9]{0,2}$ && $hosts -ge 2 && $hosts -le 250 ]] || refuse "--hosts must be 2 to 250, not $hosts"
+[[ $rate =~ ^([1-9][0-9]*[mg]bit|none)$ ]] || refuse "--rate must be such as 100mbit, 1gbit or none, not $rate"
+mbit=${rate/none/0}
+mbit=${mbit/gbit/000}
+mbit=${mbit%mbit}
+[[ $(id -u) -eq 0 ]] || refuse "network namespaces need root: run it as root"
+for tool in ip tc unshare setsid; do
+    command -v $tool >/dev/null || refuse "there is no $tool: install iproute2 and util-linux"
+done
+
+# The names carry the process id and all devices lie inside the namespaces: no lab meets another, or the machine's own.
+lab=netlab-$$ switch=netlab-$$-0 work=$(mktemp -d)
+exec 9> >(exec setsid --wait "${BASH_SOURCE[0]}" --sweep "$lab" "$work")
+sweeper=$!
+trap 'exec 9>&-; wait "$sweeper" || true' EXIT
+
+# shape NAMESPACE DEVICE: bound what DEVICE sends.
+shape() {
+    [[ $rate == none ]] || tc -n "$1" qdisc add dev "$2" root tbf rate "$rate" burst 256kb latency 400ms
+}
+
+# make I: host I and its link to the switch.
+make() {
+    local host=$lab-$1
+    ip netns add "$host"
+    ip netns exec "$host" sh -c 'f=/proc/sys/net/ipv6/conf/default/disable_ipv6; [ ! -e $f ] || echo 1 >$f'
+    ip -n "$host" link set lo up
+    ip -n "$switch" link add name "port$1" type veth peer name eth0 netns "$host"
+    ip -n "$switch" link set "port$1" master switch up
+    ip -n "$host" address add "10.77.0.$1/24" dev eth0
+    ip -n "$host" link set eth0 up
+    shape "$host" eth0
+    shape "$switch" "port$1"
+}
+
+# goodput FROM TO: print the Mbit/s that TO gets from FROM once the shapers' bursts are used up.
+goodput() {
+    local python=("${PSNODE_PYTHON:-python3}" -I -S "${BASH_SOURCE[0]%/*}/goodput.py")
+    local timed=$((mbit ? mbit * 125000 / 2 : 128000000)) sender
+    ip netns exec "$lab-$1" "${python[@]}" send "10.77.0.$2" "$timed" &
+    sender=$!
+    ip netns exec "$lab-$2" "${python[@]}" receive "10.77.0.$2" "$timed"
+    wait "$sender"
+}
+
+# verify FROM TO: a goodput within reason of the rate; what is off is tried again, for others may use this machine too.
+verify() {
+    local found
+    for _ in 1 2 3; do
+        found=$(goodput "$1" "$2")
+        if awk -v found="$found" -v mbit="$mbit" 'BEGIN {exit !(!mbit || (found >= 0.85 * mbit && found <= 1.02 * mbit))}'; then
+            carried+=("$found")
+            return
+        fi
+    done
+    echo "$0: error: a link of $rate carries $found Mbit/s: is the machine busy, or shaped elsewhere?" >&2
+    return 1
+}
+
+# count: what the interface of every host has counted, an object a line.
+count() {
+    local i
+    for ((i = 1; i <= hosts; i++)); do
+        ip netns exec "$lab-$i" awk '$1 == "eth0:" {
+            printf "{\"rx_bytes\": %s, \"rx_packets\": %s, \"tx_bytes\": %s, \"tx_packets\": %s}\n", $2, $3, $10, $11
+        }' /proc/net/dev
+    done
+}
+
+# report BEFORE AFTER: both counts, the rate and what the links carried, as JSON.
+report() {
+    paste -d '|' <(echo "$1") <(echo "$2") | awk -F '|' -v rate="$rate" -v lab="$lab" -v carried="${carried[*]}" '
+        BEGIN {gsub(" ", ", ", carried); printf "{\"rate\": \"%s\", \"goodput_mbit\": [%s], \"hosts\": [", rate, carried}
+        {printf "%s\n  {\"name\": \"%s-%d\", \"before\": %s, \"after\": %s}", (NR > 1 ? "," : ""), lab, NR, $1, $2}
+        END {print "\n]}"}'
+}
+
+declare -A running
+# begin HOST COMMAND...: start COMMAND on HOST.
+begin() {
+    ip netns exec "$1" unshare --uts sh -c 'echo "$0" >/proc/sys/kernel/hostname && exec "$@"' "$@" 9>&- </dev/null &
+    running[$!]=$1
+}
+
+forward() {
+    [[ ${#running[@]} -eq 0 ]] || kill -s "$1" "${!running[@]}" 2>/dev/null || true
+}
+
+# finish: wait until all that was started has ended; the first failure ends the others and is returned.
+finish() {
+    local ended got code=0
+    while [[ ${#running[@]} -gt 0 ]]; do
+        ended='' got=0
+        wait -n -p ended "${!running[@]}" || got=$?
+        [[ -n ${ended:-} ]] || continue # it was a signal, forwarded by now
+        unset "running[$ended]"
+        if ((got && !code)); then
+            code=$got
+            forward TERM
+        fi
+    done
+    return "$code"
+}
+
+ip netns add "$switch" 2>/dev/null || refuse "this system makes no network namespaces: run it where root may"
+ip -n "$switch" link set lo up
+shape "$switch" lo 2>/dev/null || refuse "this kernel does not shape with tbf: load sch_tbf, or ask for --rate none"
+ip -n "$switch" link add name switch type bridge
+ip -n "$switch" address add 10.77.0.254/24 dev switch
+ip -n "$switch" link set switch up
+for ((i = 1; i <= hosts; i++)); do
+    make $i
+done
+carried=()
+for ((i = 1; i <= hosts; i++)); do
+    verify $i $((i % hosts + 1))
+done
+echo "netlab: $hosts hosts, links of $rate, goodput ${carried[*]} Mbit/s" >&2
+before=$(count)
+
+set -m # what runs in the background then has a process group of its own, and heeds INT
+for signal in INT TERM HUP USR1; do
+    # shellcheck disable=SC2064 # the name is known now
+    trap "forward $signal" $signal
+done
+if [[ $each ]]; then
+    export WORLD_SIZE=$hosts LOCAL_RANK=0 MASTER_ADDR=10.77.0.1 MASTER_PORT=29500 GLOO_SOCKET_IFNAME=eth0
+    for ((i = 1; i <= hosts; i++)); do
+        RANK=$((i - 1)) begin "$lab-$i" "$@"
+    done
+else
+    printf '%s slots=1\n' $(seq -f "$lab-%g" "$hosts") >"$work/hosts"
+    cat >"$work/agent" <<'AGENT'
+#!/bin/sh
+# in the place of ssh
+host=$1
+shift
+exec ip netns exec "$host" unshare --uts sh -c "echo $host >/proc/sys/kernel/hostname && $*"
+AGENT
+    chmod +x "$work/agent"
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+    export PRTE_MCA_plm_ssh_agent=$work/agent PRTE_MCA_prte_default_hostfile=$work/hosts PRTE_MCA_prte_tmpdir_base=$work
+    # bound to a core, as mpirun would do on every host, all ranks would share the machine's first
+    export PRTE_MCA_hwloc_default_binding_policy=none
+    export OMPI_MCA_pml=ob1 OMPI_MCA_btl=tcp,self OMPI_MCA_btl_tcp_if_include=eth0
+    begin "$switch" "$@"
+fi
+code=0
+finish || code=$?
+[[ -z $counters ]] || report "$before" "$(count)" >"$counters"
+exit "$code"
