@@ -1,0 +1,102 @@
+"""The fixture `netlab`: scripts/netlab.sh, where this system lets us make network namespaces and shape them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "netlab.sh"
+HEADERS = 66  # bytes of a packet that are not payload: Ethernet 14, IPv4 20, TCP 20 and its timestamps 12
+
+
+class Finished(NamedTuple):
+    """How the script ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Netlab:
+    """Starts scripts/netlab.sh with this Python, its mpirun, and one thread a process."""
+
+    def start(self, *args: object) -> subprocess.Popen[str]:
+        """Start the script and return at once."""
+        env = {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PSNODE_PYTHON": sys.executable,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+        }
+        return subprocess.Popen(
+            [SCRIPT, *map(str, args)],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(self, *args: object, timeout: float = 50.0) -> Finished:
+        """Run the script to its end."""
+        process = self.start(*args)
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()  # its hosts go with it
+            out, err = process.communicate()
+            pytest.fail(f"no end within {timeout:g} s\n{out}\n{err}")
+        return Finished(process.returncode, out, err)
+
+    def namespaces(self, pid: int) -> list[str]:
+        """Those of the lab that process `pid` made."""
+        listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+        return [line.split()[0] for line in listed.splitlines() if line.startswith(f"netlab-{pid}-")]
+
+    def payload(self, counters: Path) -> list[int]:
+        """Bytes that every host sent while the command ran, without the headers of the packets they travelled in."""
+        hosts: list[dict[str, Any]] = json.loads(counters.read_text())["hosts"]
+        spans = [(host["before"], host["after"]) for host in hosts]
+        return [
+            after["tx_bytes"] - before["tx_bytes"] - HEADERS * (after["tx_packets"] - before["tx_packets"])
+            for before, after in spans
+        ]
+
+
+def obstacle() -> str | None:
+    """Why no hosts can be emulated here; found out without the script, so that it cannot excuse itself."""
+    if os.geteuid() != 0:
+        return "emulated hosts need root"
+    if missing := [tool for tool in ("ip", "tc") if shutil.which(tool) is None]:
+        return f"emulated hosts need {missing[0]}: install iproute2"
+    name = f"probe-{os.getpid()}"
+    if _fails("ip", "netns", "add", name):
+        return "this system makes no network namespaces"
+    try:
+        shaper = ["root", "tbf", "rate", "1mbit", "burst", "256kb", "latency", "400ms"]
+        if _fails("tc", "-n", name, "qdisc", "add", "dev", "lo", *shaper):
+            return "this kernel does not shape with tbf"
+    finally:
+        _fails("ip", "netns", "delete", name)
+    return None
+
+
+def _fails(*command: str) -> bool:
+    return subprocess.run(command, capture_output=True).returncode != 0
+
+
+@pytest.fixture(scope="session")
+def netlab() -> Netlab:
+    """Emulated hosts; skipped where there can be none."""
+    if reason := obstacle():
+        pytest.skip(reason)
+    return Netlab()

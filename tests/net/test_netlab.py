@@ -1,0 +1,179 @@
+"""scripts/netlab.sh: hosts that are apart, links that hold their rate, and nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "netlab.sh"
+
+# host 0 sends argv[1] bytes to host 1, which tells how many came and the seconds from the first to the last
+TRANSFER = """
+import os, socket, sys, time
+if os.environ["RANK"] == "0":
+    time.sleep(0.5)
+    with socket.create_connection(("10.77.0.2", 6000)) as link:
+        link.sendall(bytes(int(sys.argv[1])))
+else:
+    with socket.create_server(("10.77.0.2", 6000)) as server:
+        link, _ = server.accept()
+    began, got = time.perf_counter(), 0
+    while count := len(link.recv(65536)):
+        got += count
+    print(got, time.perf_counter() - began)
+"""
+
+RANK = """
+import json, os, socket
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+told = world.gather((socket.gethostname(), sorted(os.sched_getaffinity(0))))
+if world.rank == 0:
+    print(json.dumps(told))
+"""
+
+
+def eventually(fact: Callable[[], bool], seconds: float = 20.0) -> bool:
+    end = time.monotonic() + seconds
+    while not fact() and time.monotonic() < end:
+        time.sleep(0.05)
+    return fact()
+
+
+def alive(mark: str) -> list[int]:
+    """Processes whose command line holds `mark`, other than the script itself."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                line = (entry / "cmdline").read_text().replace("\0", " ")
+                if mark in line and SCRIPT.name not in line:
+                    found.append(int(entry.name))
+    return found
+
+
+def test_each_host_has_a_name_an_address_and_a_rank_of_its_own(netlab: Any) -> None:
+    told = 'echo "$RANK $WORLD_SIZE $(uname -n) $(ip -o -4 address show dev eth0)"'
+    done = netlab("--hosts", 3, "--rate", "none", "--each", "--", "sh", "-c", told)
+    assert done.code == 0, done
+    lines = [line.split() for line in sorted(done.out.splitlines())]
+    assert [(rank, size) for rank, size, *_ in lines] == [("0", "3"), ("1", "3"), ("2", "3")]
+    assert [line[line.index("inet") + 1] for line in lines] == ["10.77.0.1/24", "10.77.0.2/24", "10.77.0.3/24"]
+    assert len({*(name for _, _, name, *_ in lines), os.uname().nodename}) == 4
+
+
+def test_mpirun_starts_a_rank_on_every_host_and_binds_none(netlab: Any, tmp_path: Path) -> None:
+    """Bound, as mpirun does with two ranks unless told, both would sit on core 0."""
+    pytest.importorskip("mpi4py")
+    program = tmp_path / "rank.py"
+    program.write_text(RANK)
+    done = netlab("--hosts", 2, "--", "mpirun", "-n", 2, sys.executable, program)
+    assert done.code == 0, done
+    (first, cores), (second, others) = json.loads(done.out)
+    assert first != second
+    assert cores == others == sorted(os.sched_getaffinity(0))
+
+
+def test_a_link_is_no_faster_than_asked_and_its_packets_carry_66_bytes_of_headers(netlab: Any, tmp_path: Path) -> None:
+    """20 Mbit/s are 2.5 MB/s; what may pass at once is the 256 KiB burst of the sender's shaper and of the switch's."""
+    size, rate, bursts = 5_000_000, 20e6 / 8, 2 * (256 << 10)
+    counters = tmp_path / "counters.json"
+    done = netlab("--hosts", 2, "--rate", "20mbit", "--counters", counters, "--each", "--", sys.executable, "-c", TRANSFER, size)
+    assert done.code == 0, done
+    got, seconds = done.out.split()
+    assert int(got) == size
+    assert float(seconds) >= (size - bursts) / rate
+    there, back = netlab.payload(counters)
+    # beside the payload there are two packets with 8 bytes of options more (SYN), and perhaps an ARP's 42 bytes
+    assert there == pytest.approx(size, abs=100)
+    assert back == pytest.approx(0, abs=100)
+    assert all(0.8 * 20 < rate < 20.5 for rate in json.loads(counters.read_text())["goodput_mbit"])
+
+
+def test_the_first_failure_ends_the_other_hosts_and_is_the_exit_code(netlab: Any) -> None:
+    done = netlab("--hosts", 2, "--rate", "none", "--each", "--", "sh", "-c", "[ $RANK = 1 ] && exit 7; exec sleep 4711.5")
+    assert done.code == 7
+    assert alive("4711.5") == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_when_the_lab_is_ended(netlab: Any, number: int) -> None:
+    process = netlab.start("--hosts", 2, "--rate", "none", "--each", "--", "sleep", f"{number}.{os.getpid()}")
+    assert eventually(lambda: len(alive(f"sleep {number}.{os.getpid()}")) == 2), process.communicate()
+    assert len(netlab.namespaces(process.pid)) == 3
+    process.send_signal(number)
+    process.communicate(timeout=20)
+    assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    assert eventually(lambda: netlab.namespaces(process.pid) == [])
+    assert alive(f"sleep {number}.{os.getpid()}") == []
+
+
+def test_nothing_is_left_of_a_job_whose_processes_refuse_to_end(netlab: Any) -> None:
+    stubborn = f"trap '' TERM INT; while :; do sleep 0.1{os.getpid()}; done"
+    process = netlab.start("--hosts", 2, "--rate", "none", "--each", "--", "sh", "-c", stubborn)
+    assert eventually(lambda: len(alive(f"sleep 0.1{os.getpid()}")) >= 2)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.kill()
+    process.communicate(timeout=20)
+    assert eventually(lambda: netlab.namespaces(process.pid) == [])
+    assert alive(str(stubborn)) == []
+
+
+def test_nothing_is_left_when_the_command_fails(netlab: Any) -> None:
+    process = netlab.start("--hosts", 2, "--rate", "none", "--", "sh", "-c", "sleep 4712.5 & exit 3")
+    process.communicate(timeout=30)
+    assert process.returncode == 3
+    assert netlab.namespaces(process.pid) == []
+    assert alive("4712.5") == []
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        (["--hosts", "1", "--", "true"], "--hosts must be 2 to 250, not 1"),
+        (["--hosts", "many", "--", "true"], "--hosts must be 2 to 250, not many"),
+        (["--rate", "100", "--", "true"], "--rate must be such as 100mbit, 1gbit or none, not 100"),
+        (["--rate"], "--rate needs a value"),
+        (["--host", "3", "--", "true"], "unknown option --host"),
+        (["--hosts", "3"], "no command"),
+    ],
+)
+def test_a_bad_command_line_is_refused_in_one_line(options: list[str], hint: str) -> None:
+    done = subprocess.run([SCRIPT, *options], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"{SCRIPT}: error: {hint}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_who_is_not_root_is_refused_in_one_line() -> None:
+    nobody = {"user": 65534} if os.geteuid() == 0 else {}
+    done = subprocess.run(["bash", "-s", "--", "--", "true"], input=SCRIPT.read_text(), capture_output=True, text=True, **nobody)
+    assert done.returncode == 2
+    assert done.stderr.endswith("error: network namespaces need root: run it as root\n")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("missing", ["ip", "tc"])
+@pytest.mark.skipif(os.geteuid() != 0, reason="it is refused for want of root before it looks for tools")
+def test_a_missing_tool_is_named_in_one_line(tmp_path: Path, missing: str) -> None:
+    for tool in {"bash", "id", "ip", "tc", "unshare", "setsid"} - {missing}:
+        (tmp_path / tool).symlink_to(shutil.which(tool) or "/bin/true")
+    bash = shutil.which("bash")
+    assert bash is not None
+    done = subprocess.run([bash, SCRIPT, "--", "true"], env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == f"{SCRIPT}: error: there is no {missing}: install iproute2 and util-linux\n"
