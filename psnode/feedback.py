@@ -41,6 +41,7 @@ class Feedback(ABC):
 
     id: ClassVar[str]
     memory: ClassVar[str | None] = None
+    momentum_of_its_own: ClassVar[bool] = False
 
     @abstractmethod
     def init(self, size: int) -> State:
@@ -158,6 +159,7 @@ class MomentumCorrection(Feedback):
 
     id: ClassVar[str] = "dgc"
     memory: ClassVar[str | None] = "velocity"
+    momentum_of_its_own: ClassVar[bool] = True
 
     momentum: float = 0.9
     nesterov: bool = False
@@ -201,6 +203,7 @@ class LocalMomentum(Feedback):
     """
 
     id: ClassVar[str] = "momentum"
+    momentum_of_its_own: ClassVar[bool] = True
 
     momentum: float = 0.9
     nesterov: bool = False
@@ -234,6 +237,7 @@ class MomentumAverage(Feedback):
     """Signum: m = beta m + (1 - beta) g is coded in the place of g (Bernstein et al., "signSGD", ICML 2018, algorithm 2)."""
 
     id: ClassVar[str] = "ema"
+    momentum_of_its_own: ClassVar[bool] = True
 
     beta: float = 0.9
 

@@ -55,6 +55,15 @@ _TABLE = (
         "atomo", "svd:rank=3", "a few singular triples, sampled with the least variance, unbiased",
         "Wang et al., ATOMO, NeurIPS 2018",
     ),
+    Scheme(
+        "topk", "topk:ratio=0.01", "the largest of every hundred coordinates, the rest remembered",
+        "Stich et al., Sparsified SGD with memory, NeurIPS 2018", feedback="ef",
+    ),
+    Scheme(
+        "dgc", "topk:ratio=0.001,sampled=true", "deep gradient compression: momentum before sparsification",
+        "Lin et al., Deep gradient compression, ICLR 2018", feedback="dgc:momentum=0.9", momentum=0.0,
+        ratio_warmup=(0.25, 0.0625, 0.015625, 0.004),
+    ),
 )  # fmt: skip
 
 SCHEMES: Mapping[str, Scheme] = MappingProxyType({scheme.name: scheme for scheme in _TABLE})
@@ -90,7 +99,11 @@ def resolve(config: Config) -> Scheme:
         asked = _settings(parameters)
         spec = _overridden(config, _join(scheme.codec, {0: asked}), (Stage("", asked),))
     feedback = config.feedback or scheme.feedback
-    get_feedback(feedback)
+    rule = get_feedback(feedback)
+    if config.momentum and rule.momentum_of_its_own:
+        raise ConfigurationError(
+            f"--momentum {config.momentum:g} would come on top of that of feedback {feedback}: set it there, and leave this out"
+        )
     return replace(
         scheme,
         codec=repr(get_codec(spec)),

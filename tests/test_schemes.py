@@ -10,7 +10,7 @@ from psnode.codecs import get_codec
 from psnode.config import Config
 from psnode.errors import ConfigurationError
 from psnode.feedback import get_feedback
-from psnode.schemes import SCHEMES, resolve
+from psnode.schemes import SCHEMES, resolve, with_ratio
 
 
 def parameters(**fields: Any) -> Any:
@@ -74,7 +74,7 @@ def test_overrides_of_the_codec(fields: dict[str, Any], spec: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"scheme": "atoms"}, "--scheme must be one of dense, fp16, bf16, qsgd, atomo, not 'atoms'; did you mean atomo"),
+        ({"scheme": "atoms"}, "not 'atoms'; did you mean atomo"),
         ({"scheme": "qsgd:levls=3"}, "levls"),
         ({"scheme": "qsgd:levels"}, "levels"),
         ({"scheme": "qsgd:levels=0"}, "levels"),
@@ -110,3 +110,14 @@ def test_feedback_downlink_and_momentum_of_the_configuration_win() -> None:
     untouched = resolve(Config(scheme="atomo"))
     assert (untouched.feedback, untouched.downlink, untouched.momentum) == ("none", "dense", 0.9)
     assert resolve(Config(momentum=0.0)).momentum == 0.0
+
+
+def test_momentum_on_both_sides_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="on top of that of feedback dgc"):
+        resolve(Config(scheme="dgc", momentum=0.9))
+    assert resolve(Config(scheme="dgc", momentum=0.0)).momentum == 0
+
+
+def test_the_ratio_of_a_chain_can_be_set_and_of_others_left() -> None:
+    assert get_codec(with_ratio("topk:ratio=0.01+qsgd:levels=7", 0.25)) == get_codec("topk:ratio=0.25+qsgd:levels=7")
+    assert get_codec(with_ratio("qsgd:levels=7", 0.25)) == get_codec("qsgd:levels=7")
