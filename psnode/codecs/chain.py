@@ -128,6 +128,18 @@ class Chain(Codec):
         start = write_section(body, used)
         return start + self._encode_values(readonly(np.ascontiguousarray(values)), key, body[start:])
 
+    def _encode_dots(self, x: Floats, key: Words, body: Bytes) -> tuple[int, float, float]:
+        """For a sparse reducer over the entries sent alone; nothing else of the decoded array is not zero."""
+        if not self.sparse or self.reducer is None:
+            return super()._encode_dots(x, key, body)
+        from psnode.codecs.dots import inner_products
+
+        used = self._encode(x, key, body)
+        side, count, coded = self._split(readonly(body[:used]), x.shape)
+        values = np.empty(count, np.float32)
+        self._decode_values(coded, values)
+        return used, *inner_products(x.reshape(-1)[self.reducer._support_of(side, x.shape)], values)
+
     def _encode_values(self, values: Floats, key: Words, body: Bytes) -> int:
         if not values.size:
             return 0

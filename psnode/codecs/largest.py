@@ -77,7 +77,8 @@ def sample(bits: Words32, key: Words, stream: int, found: Words32) -> None:
         j = i % (4 * CALLS)
         if j == 0:
             fill(words, key, stream, i // 4)
-        found[i] = bits[min(np.int64((i + words[j] * 2.0**-32) * stretch), bits.size - 1)]
+        place = np.int64((i + words[j] * 2.0**-32) * stretch)
+        found[i] = bits[min(place, np.int64(bits.size - 1))]
 
 
 def _longer(array: Words32, most: int) -> Words32:

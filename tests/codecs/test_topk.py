@@ -311,6 +311,23 @@ def test_a_chain_quantises_the_kept_values_and_nothing_else():
     assert not np.delete(y, kept).any()
 
 
+@pytest.mark.parametrize("spec", ["topk:ratio=0.01+qsgd:levels=7", "topk+qsgd:levels=2+zstd", "topk:sampled=true+qsgd"])
+def test_the_contractive_form_of_a_chain_decodes_the_best_multiple_without_a_dense_temporary(spec):
+    x = normal(1 << 18)
+    chain = get_codec(spec)
+    form = chain.contractive()
+    q = chain.decode(chain.encode(x, rng(3))).astype(float)
+    payload = form.encode(x, rng(3))
+    assert np.abs(form.decode(payload) - q * (x @ q) / (q @ q)).max() <= 1e-5 * np.abs(q).max()
+    error = x.copy()
+    tracemalloc.start()
+    form.encode(error, rng(3), error=error)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 0.3 * x.nbytes
+    assert np.isin(np.flatnonzero(error != x), form.support(payload)).all()
+
+
 # Bytes that are no payload
 
 
