@@ -1,0 +1,85 @@
+"""What the contract tests run over: every registered codec, some further forms and chains, and the inputs they meet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from psnode.codecs import available, table
+
+Floats = npt.NDArray[np.float32]
+
+# Further forms of codecs, and chains. Those whose stages do not exist are left out.
+VARIANTS = [
+    "qsgd:levels=1",
+    "qsgd:levels=2,bucket=7,norm=max",
+    "qsgd:levels=255,bucket=100000",
+    "qsgd+zstd",
+    "qsgd:levels=300+zstd",
+    "bf16+zstd",
+    "svd+qsgd",
+    "svd:rank=1+fp16+zstd",
+    "topk+qsgd:levels=7",
+    "topk+qsgd+zstd",
+    "randk+bf16",
+    "qsgd+ans",
+    "qsgd:levels=1+rice",
+]
+
+
+def ids_in(spec: str) -> list[str]:
+    """The ids of the stages of a spec."""
+    return [stage.partition(":")[0] for stage in spec.split("+")]
+
+
+def forms() -> list[str]:
+    """Every codec id, and the variants that can be built."""
+    known = {*available(), *(name for name, entry in table.LOSSLESS.items() if entry.target)}
+    return [*available(), *(spec for spec in VARIANTS if known.issuperset(ids_in(spec)))]
+
+
+def gaussian(*shape: int, seed: int = 0) -> Floats:
+    """N(0, 1)."""
+    return np.asarray(np.random.default_rng(seed).standard_normal(shape), np.float32)
+
+
+def student(*shape: int, seed: int = 0) -> Floats:
+    """Student-t with 3 degrees of freedom."""
+    return np.asarray(np.random.default_rng(seed).standard_t(3, shape), np.float32)
+
+
+def recorded() -> Floats:
+    """A real gradient, shape (24, 24, 3, 3), 89 % exact zeros.
+
+    The corner of layer4.0.conv2 of torchvision's resnet18 in its third step on 16 handwritten digits at 3x32x32.
+    """
+    return np.asarray(np.load(Path(__file__).with_name("recorded.npy")), np.float32)
+
+
+def spikes(n: int) -> Floats:
+    """Zeros but for one full-scale value in the middle."""
+    x = np.zeros(n, np.float32)
+    x[n // 2] = np.finfo(np.float32).max
+    return x
+
+
+SHAPES = [(), (0,), (3, 0, 2), (1,), (1, 1), (7,), (511,), (512,), (513,), (1031,), (40, 24), (24, 40), (8, 3, 3, 3), (1, 300)]
+
+VALUES = {
+    "zeros": np.zeros(700, np.float32),
+    "negative zeros": np.full(700, -0.0, np.float32),
+    "one-hot": spikes(700),
+    "full scale": np.finfo(np.float32).max * np.sign(gaussian(700)),
+    "denormals": (gaussian(30, 20) * 1e-41).astype(np.float32),
+    "smallest": np.full(600, np.float32(1e-45)),
+    "1e-30": gaussian(30, 20) * np.float32(1e-30),
+    "1e30": gaussian(30, 20) * np.float32(1e30),
+    "heavy tails": student(30, 20) ** 3,
+    "mixed scales": gaussian(700) * np.float32(10.0) ** np.random.default_rng(1).integers(-30, 30, 700).astype(np.float32),
+    "constant": np.full((20, 30), 0.1, np.float32),
+    "recorded": recorded(),
+}
+
+STATED = {"gaussian": gaussian(40, 60), "student": student(40, 60), "recorded": recorded()}

@@ -1,0 +1,267 @@
+"""What every codec promises, over the whole registry: interface, shapes, values, determinism, errors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from psnode.codecs import Codec, Payload, get_codec
+from psnode.codecs.registry import decoder_of
+from psnode.codecs.rng import Key
+from psnode.errors import CodecTypeError, CodecValueError, NonFiniteGradientError, PayloadError
+from tests.codecs.family import SHAPES, VALUES, Floats, forms, gaussian
+
+ROOT = Path(__file__).resolve().parents[2]
+KEY = Key.derive(7, "test")
+PARTS = 6  # kernels are compiled anew for the plain processor: seconds a codec
+
+
+@pytest.fixture(params=forms(), scope="module")
+def codec(request: pytest.FixtureRequest) -> Codec:
+    return get_codec(request.param)
+
+
+@pytest.fixture(params=[*forms(), *(f"contractive({spec})" for spec in forms())], scope="module")
+def form(request: pytest.FixtureRequest) -> Codec:
+    """A codec or its contractive form."""
+    return get_codec(request.param)
+
+
+class Counting:
+    """A generator that remembers what was drawn from it."""
+
+    def __init__(self) -> None:
+        self.draws: list[tuple[int, int, type]] = []
+
+    def integers(self, low: int, *, size: int, dtype: type) -> np.ndarray:
+        self.draws.append((low, size, dtype))
+        return np.arange(size, dtype=dtype)
+
+
+def test_repr_is_a_spec_that_makes_an_equal_codec(form: Codec) -> None:
+    again = get_codec(repr(form))
+    assert again == form
+    assert hash(again) == hash(form)
+    assert repr(again) == repr(form)
+
+
+def test_contractive_form_is_its_own_contractive_form(form: Codec) -> None:
+    assert form.contractive().contractive() == form.contractive()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_shape_comes_back(form: Codec, shape: tuple[int, ...]) -> None:
+    x = gaussian(*shape)
+    payload = form.encode(x, KEY)
+    decoded = form.decode(payload)
+    assert (decoded.shape, decoded.dtype) == (shape, np.float32)
+    assert payload.shape == shape
+    assert payload.nbytes == len(payload.to_bytes()) <= form.max_nbytes(shape)
+    assert payload.stages == form.stages
+    assert np.isfinite(decoded).all()
+    if form.lossless:
+        np.testing.assert_array_equal(decoded, x)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_every_finite_value_gives_finite_values_and_the_stated_error(form: Codec, name: str) -> None:
+    x = VALUES[name]
+    before = x.copy()
+    error = np.empty_like(x)
+    payload = form.encode(x, KEY, error=error)
+    np.testing.assert_array_equal(x.view(np.uint32), before.view(np.uint32))
+    decoded = form.decode(payload)
+    assert np.isfinite(decoded).all()
+    np.testing.assert_allclose(error, x.astype(np.float64) - decoded, rtol=1e-6, atol=np.abs(x).max() * 2e-7 + 1e-44)
+
+
+def test_bytes_are_a_function_of_input_configuration_and_two_words(form: Codec) -> None:
+    x, source = gaussian(40, 30), Counting()
+    payload = form.encode(x, source)
+    assert source.draws == [(2**64, 2, np.uint64)]
+    assert get_codec(repr(form)).encode(x.copy(), Counting()) == payload
+    assert form.encode(np.zeros(0, np.float32), source).size == 0
+    assert len(source.draws) == 2
+
+
+def test_any_array_layout_gives_the_same_bytes(form: Codec) -> None:
+    x = gaussian(24, 36)
+    payload = form.encode(x, KEY)
+    fortran, strided, frozen = np.asfortranarray(x), np.repeat(x, 2, axis=1)[:, ::2], x.copy()
+    frozen.flags.writeable = False
+    for other in (fortran, strided, frozen):
+        assert form.encode(other, KEY) == payload
+        error = np.full((36, 48), np.nan, np.float32)[::-1, ::2].T
+        form.encode(other, KEY, error=error)
+        expected = np.empty_like(x)
+        form.encode(x, KEY, error=expected)
+        np.testing.assert_array_equal(error, expected)
+
+
+def test_the_error_may_be_written_over_the_input(form: Codec) -> None:
+    x = gaussian(40, 30)
+    error = np.empty_like(x)
+    payload = form.encode(x, KEY, error=error)
+    over = x.copy()
+    assert form.encode(over, KEY, error=over) == payload
+    np.testing.assert_array_equal(over, error)
+    assert form.encode(x, KEY) == payload
+    overlapping = np.zeros((41, 30), np.float32)
+    overlapping[1:] = x
+    assert form.encode(overlapping[1:], KEY, error=overlapping[:-1]) == payload
+    np.testing.assert_array_equal(overlapping[:-1], error)
+
+
+def test_a_payload_can_be_written_into_a_buffer_of_the_callers(form: Codec) -> None:
+    x = gaussian(40, 30)
+    buffer = np.full(form.max_nbytes(x.shape) + 8, 0xAA, np.uint8)
+    payload = form.encode(x, KEY, out=buffer[4:])
+    assert payload == form.encode(x, KEY)
+    assert np.shares_memory(payload.data, buffer)
+    assert set(buffer[:4].tolist()) == {0xAA}
+    assert set(buffer[-4:].tolist()) == {0xAA}
+    assert not payload.data.flags.writeable
+    np.testing.assert_array_equal(form.decode(Payload.from_bytes(payload.to_bytes())), form.decode(payload))
+    with pytest.raises(CodecValueError, match="needs max_nbytes"):
+        form.encode(x, KEY, out=buffer[: form.max_nbytes(x.shape) - 1])
+
+
+def test_decode_add_adds_what_decode_gives(form: Codec) -> None:
+    x = gaussian(33, 47)
+    payload = form.encode(x, KEY)
+    decoded = form.decode(payload)
+    for weight in (1.0, -1.0, 0.25, 1 / 3, 0.0):
+        start = gaussian(33, 47, seed=2)
+        sums = start.copy()
+        form.decode_add(payload, sums, weight)
+        np.testing.assert_array_equal(sums, start + np.float32(weight) * decoded)
+        flat = start.reshape(-1).copy()
+        form.decode_add(payload, flat, weight)
+        np.testing.assert_array_equal(flat, sums.reshape(-1))
+
+
+def test_decode_overwrites_an_array_of_the_callers(form: Codec) -> None:
+    payload = form.encode(gaussian(33, 47), KEY)
+    decoded = form.decode(payload)
+    for shape in ((33, 47), (33 * 47,)):
+        out = np.full(shape, np.nan, np.float32)
+        assert form.decode(payload, out) is out
+        np.testing.assert_array_equal(out.reshape(33, 47), decoded)
+
+
+def test_another_instance_decodes_the_bytes_alone(form: Codec) -> None:
+    payload = form.encode(gaussian(40, 30), KEY)
+    bare = decoder_of(Payload.from_bytes(payload.to_bytes()))
+    np.testing.assert_array_equal(bare.decode(payload), form.decode(payload))
+
+
+def test_support_holds_every_coordinate_that_is_not_zero(form: Codec) -> None:
+    payload = form.encode(gaussian(40, 30), KEY)
+    support = form.support(payload)
+    assert support.dtype == np.int64
+    assert (np.diff(support) > 0).all()
+    assert np.isin(np.flatnonzero(form.decode(payload)), support).all()
+    if not form.sparse:
+        assert support.size == 1200
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("index", [0, 530, 1199])
+def test_a_value_that_is_not_finite_is_refused_by_index(form: Codec, value: float, index: int) -> None:
+    x = gaussian(40, 30)
+    x.reshape(-1)[index] = value
+    with pytest.raises(NonFiniteGradientError) as caught:
+        form.encode(x, KEY)
+    assert caught.value.index == index
+
+
+def test_wrong_arguments_are_refused(codec: Codec) -> None:
+    x = gaussian(6, 5)
+    payload = codec.encode(x, KEY)
+    for wrong in (x.astype(np.float64), x.tolist(), x.astype(">f4"), x.view(np.int32), None):
+        with pytest.raises(CodecTypeError):
+            codec.encode(wrong, KEY)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        codec.encode(x, KEY, error=x.astype(np.float64))  # type: ignore[arg-type]
+    with pytest.raises(CodecValueError):
+        codec.encode(x, KEY, error=np.empty(30, np.float32))
+    with pytest.raises(CodecValueError):
+        codec.encode(np.zeros((1,) * 9, np.float32), KEY)
+    with pytest.raises(CodecTypeError):
+        codec.decode(payload.to_bytes())  # type: ignore[arg-type]
+    for out in (np.zeros((5, 6), np.float32), np.zeros(29, np.float32), np.zeros((12, 5), np.float32)[::2]):
+        with pytest.raises(CodecValueError):
+            codec.decode(payload, out)
+        with pytest.raises(ValueError, match="out"):
+            codec.decode_add(payload, out)
+    with pytest.raises(CodecTypeError):
+        codec.decode_add(payload, np.zeros((6, 5)))  # type: ignore[arg-type]
+
+
+def test_the_payload_of_another_codec_is_refused(codec: Codec) -> None:
+    other = get_codec("fp16" if codec.stages == ("identity",) else "identity")
+    with pytest.raises(PayloadError, match="was handed to"):
+        codec.decode(other.encode(gaussian(5), KEY))
+
+
+def test_only_linear_codecs_merge(codec: Codec) -> None:
+    parts = [gaussian(9, 8, seed=seed) for seed in range(3)]
+    payloads = [codec.encode(part, KEY) for part in parts]
+    if codec.linear:
+        merged = codec.decode(codec.merge(payloads))
+        np.testing.assert_allclose(merged, sum(codec.decode(payload) for payload in payloads), rtol=1e-5, atol=1e-6)
+    else:
+        with pytest.raises(Exception, match="not linear"):
+            codec.merge(payloads)
+
+
+DECODER = """
+import hashlib, json, sys
+from pathlib import Path
+from psnode.codecs import Payload
+from psnode.codecs.registry import decoder_of
+
+digests = {}
+for path in sorted(Path(sys.argv[1]).iterdir()):
+    payload = Payload.from_bytes(path.read_bytes())
+    digests[path.name] = hashlib.sha256(decoder_of(payload).decode(payload).tobytes()).hexdigest()
+print(json.dumps(digests))
+"""
+
+
+def decode_elsewhere(folder: Path, **environment: str) -> dict[str, str]:
+    """The digests of what a fresh process decodes from the files in `folder`."""
+    command = [sys.executable, "-c", DECODER, str(folder)]
+    done = subprocess.run(
+        command, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
+    )
+    return dict(json.loads(done.stdout))
+
+
+def expected_digests(folder: Path, specs: list[str], x: Floats) -> dict[str, str]:
+    found = {}
+    for number, spec in enumerate(specs):
+        codec = get_codec(spec)
+        payload = codec.encode(x, KEY)
+        (folder / str(number)).write_bytes(payload.to_bytes())
+        found[str(number)] = hashlib.sha256(codec.decode(payload).tobytes()).hexdigest()
+    return found
+
+
+def test_a_process_with_another_hash_seed_decodes_the_same_values(tmp_path: Path) -> None:
+    specs = [form for spec in forms() for form in (spec, f"contractive({spec})")]
+    expected = expected_digests(tmp_path, specs, gaussian(40, 60))
+    assert decode_elsewhere(tmp_path, PYTHONHASHSEED="12345", PYTHONPATH=str(ROOT)) == expected
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_processor_without_vector_instructions_decodes_the_same_values(tmp_path: Path, part: int) -> None:
+    expected = expected_digests(tmp_path, forms()[part::PARTS], gaussian(40, 60))
+    assert decode_elsewhere(tmp_path, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="", PYTHONPATH=str(ROOT)) == expected

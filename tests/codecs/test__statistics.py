@@ -1,0 +1,85 @@
+"""What every codec promises on average: no bias, a contraction, error feedback that stays bounded. Over the whole registry.
+
+Seeds are fixed, so a test passes always or never; where a bound is k standard errors, the share of seeds on which a right
+program would fail it is stated.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from psnode.codecs import Codec, get_codec
+from psnode.codecs.rng import Key
+from tests.codecs.family import STATED, Floats, forms, gaussian
+
+CLASSES = 8
+DECODES = 1000
+STEPS = 500
+
+
+@pytest.fixture(params=[spec for spec in forms() if get_codec(spec).unbiased], scope="module")
+def unbiased(request: pytest.FixtureRequest) -> Codec:
+    return get_codec(request.param)
+
+
+@pytest.fixture(params=forms(), scope="module")
+def contraction(request: pytest.FixtureRequest) -> Codec:
+    return get_codec(request.param).contractive()
+
+
+def classes_of(x: Floats) -> list[np.ndarray]:
+    """Coordinates of the flat x, by rank of their magnitude: zeros are apart."""
+    flat = x.reshape(-1)
+    order = np.argsort(np.abs(flat), kind="stable")
+    filled = order[flat[order] != 0]
+    zeros = order[flat[order] == 0]
+    return [part for part in (*np.array_split(filled, CLASSES), zeros) if part.size]
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_unbiased_at_every_class_of_coordinates(unbiased: Codec, name: str) -> None:
+    """The mean of 1000 decodes, summed over a class with the signs of x, within 4 standard errors: 3e-4 of seeds would fail."""
+    x = STATED[name] if name != "recorded" else STATED[name][:12, :12]
+    classes, flat = classes_of(x), x.reshape(-1).astype(np.float64)
+    signs = np.where(flat < 0, -1.0, 1.0)
+    sums = np.empty((DECODES, len(classes)))
+    for number in range(DECODES):
+        decoded = unbiased.decode(unbiased.encode(x, Key.derive(number))).reshape(-1)
+        assert name != "recorded" or np.isfinite(decoded).all()
+        sums[number] = [np.dot(signs[part], decoded[part]) for part in classes]
+    expected = np.array([np.dot(signs[part], flat[part]) for part in classes])
+    spread = sums.std(axis=0, ddof=1) / np.sqrt(DECODES)
+    rounding = 1e-6 * np.abs(flat).sum()
+    assert (np.abs(sums.mean(axis=0) - expected) <= 4 * spread + rounding).all()
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_contractive_form_shrinks_what_it_is_given(contraction: Codec, name: str) -> None:
+    """||x - C(x)|| <= ||x|| on average over 20 keys, as a contraction must, and less for most."""
+    x = STATED[name]
+    losses = []
+    for number in range(20):
+        decoded = contraction.decode(contraction.encode(x, Key.derive(number)))
+        losses.append(np.sum((x.astype(np.float64) - decoded) ** 2) / np.sum(x.astype(np.float64) ** 2))
+    assert np.mean(losses) <= 1 + 1e-6
+    assert min(losses) < 1
+
+
+def test_feedback_loses_nothing_and_stays_bounded_over_500_steps(contraction: Codec) -> None:
+    """sum of what was sent + residual = sum of gradients, and the residual levels off.
+
+    One that nothing were taken from would double in the second half of the steps, one fed with an omega above 1 explode.
+    """
+    residual = np.zeros((20, 32), np.float32)
+    gradients, sent = np.zeros((20, 32)), np.zeros((20, 32))
+    lengths = np.empty(STEPS)
+    for step in range(STEPS):
+        gradient = gaussian(20, 32, seed=step % 50) + np.float32(0.1)
+        gradients += gradient
+        residual += gradient
+        payload = contraction.encode(residual, Key.derive(step), error=residual)
+        sent += contraction.decode(payload)
+        lengths[step] = np.linalg.norm(residual)
+    np.testing.assert_allclose(sent + residual, gradients, atol=1e-5 * STEPS)
+    assert lengths[STEPS // 2 :].max() <= 1.6 * lengths[: STEPS // 2].max()
