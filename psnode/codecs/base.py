@@ -166,10 +166,11 @@ class Codec(ABC):
 
     def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
         """Add weight * decoded to `out`; must raise PayloadError before the first write."""
+        from psnode.codecs.finite import add_scaled
+
         decoded = np.empty_like(out)
         self._decode(body, decoded)
-        decoded *= weight
-        out += decoded
+        add_scaled(decoded.reshape(-1), out.reshape(-1), weight)
 
     def _encode_error(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
         """_encode, and error = x - decoded. `error` is contiguous and is either the memory of x or apart from it."""

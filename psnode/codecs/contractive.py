@@ -5,7 +5,7 @@ whatever Q's variance. The unbiased form has an error of omega ||x||^2 and grows
 
     body   float32 c, then the body of Q
 
-The inner products are computed in float64 and in a fixed order. c is 0 if Q(x) is.
+The inner products are computed in float64 and in a fixed order. c is 0 if Q(x) is, and within -1..1 if c Q(x) might otherwise leave float32's range.
 """
 
 from __future__ import annotations
@@ -57,13 +57,16 @@ class Contractive(Codec):
     def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
         used, xy, yy = self.codec._encode_dots(x, key, body[4:])
         scale = xy / yy if yy else 0.0
-        body[:4].view(np.float32)[0] = max(-_LARGEST, min(scale, _LARGEST))
+        if abs(scale) * math.sqrt(yy) > _LARGEST:  # c Q might leave float32: stay on the segment from 0 to Q
+            scale = max(-1.0, min(scale, 1.0))
+        body[:4].view(np.float32)[0] = scale
         return 4 + used
 
     def _decode(self, body: Bytes, out: Floats) -> None:
         scale = self._scale(body)
         self.codec._decode(body[4:], out)
-        out *= scale
+        with np.errstate(over="ignore"):
+            out *= scale
 
     def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
         scale = self._scale(body)

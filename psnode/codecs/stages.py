@@ -70,10 +70,11 @@ class Reducer(Codec):
 
     def _expand_add(self, side: Bytes, values: Floats, out: Floats, weight: np.float32) -> None:
         """Add weight * expanded to `out`, without a dense temporary where that can be."""
+        from psnode.codecs.finite import add_scaled
+
         dense = np.empty_like(out)
         self._expand(side, values, dense)
-        dense *= weight
-        out += dense
+        add_scaled(dense.reshape(-1), out.reshape(-1), weight)
 
     def _support_of(self, side: Bytes, shape: Shape) -> Indices:
         """The flat indices that `side` selects, ascending."""
