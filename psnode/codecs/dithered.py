@@ -1,0 +1,188 @@
+"""Dithered quantisation (ECDQ): rounding to a lattice that a dither, known to both sides, shifts at random.
+
+With v a coordinate in units of its bucket's root mean square, and u uniform in +-step / 2, a function of key and index,
+q = round((v + u) / step) is sent and q step - u decoded. The error is uniform in +-step / 2 whatever v is: E decode = v, and
+E||decode - v||^2 = step^2 / 12 ||v||^2. q costs h(v + u) - log2 step bits if it is coded given u: for any step within a quarter
+of a bit of the least that an unbiased codec of Gaussian values can spend. Hence `dithered+ans`.
+
+Within a block of 512 coordinates the |u| of j, 128 + j, 256 + j, 384 + j lie in the four quarters of 0..step / 2, in random order: of one
+coordinate the law is the one above, but the four know of each other. So the symbols, sorted by quarter, have four
+distributions in four runs of equal length, and a coder that adapts comes within .003 bit of coding given u.
+Symbols are q or -q, whichever the sign of u makes likelier to be positive; they are never clipped.
+
+    body   float32 step; uint32 bucket B; two uint64 key words
+           float32 root mean square of every bucket
+           uint8 bits of a code in every bucket, 0..15; zeros to a multiple of 4 bytes
+           of every bucket the codes: 0 for 0, then 1 for the sign that u favours, 2 for the other, ...; see psnode.codecs.planes
+
+    side information before a lossless stage   the first two lines; uint32 alphabet, uint32 escaped integers; the third line;
+                                               int16 escaped integers (symbol 255), zeros to a multiple of 4 bytes
+
+Source: Ziv, "On universal quantization", IEEE Trans. IT 1985; Zamir, Feder, "On universal quantization by randomized uniform /
+lattice quantizers", IEEE Trans. IT 1992.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from psnode.codecs import dithered_loops as loops
+from psnode.codecs.base import Bytes, Floats, Shape, Words, readonly
+from psnode.codecs.bounds import check_integer, check_real
+from psnode.codecs.finite import INFINITY_BITS, raise_nonfinite
+from psnode.codecs.planes import BLOCK, packed_nbytes
+from psnode.codecs.stages import Codes, Quantiser, Symbols, padded
+from psnode.codecs.table import number_of
+from psnode.errors import CodecSpecError, PayloadError
+
+MIN_STEP, MAX_STEP = 2.0**-5, 2.0**6
+MAX_BUCKET = 65536
+MAX_WIDTH = 15
+_FIELDS = 24
+_COUNTS = 8
+_SURE_ESCAPE = 127  # integers whose code is 255 or more lie farther from 0
+_NO_FLOATS = np.empty(0, np.float32)
+
+
+@dataclass(frozen=True, repr=False)
+class Dithered(Quantiser):
+    """dithered:step=1,bucket=4096.
+
+    `step`: distance of the lattice's points in units of the bucket's root mean square, 2^-5..2^6; omega = step^2 / 12.
+    `bucket`: coordinates that share a scale, a multiple of 512 up to 65536.
+    """
+
+    step: float = 1.0
+    bucket: int = 4096
+
+    id = "dithered"
+    unbiased = True
+
+    def __post_init__(self) -> None:
+        """CodecSpecError for a value out of bounds."""
+        check_real(self, "step", MIN_STEP, MAX_STEP)
+        check_integer(self, "bucket", BLOCK, MAX_BUCKET)
+        if self.bucket % BLOCK:
+            raise CodecSpecError(f"dithered: bucket={self.bucket} must be a multiple of {BLOCK}")
+
+    def _largest(self, size: int) -> int:
+        """No |q| is larger: a value is at most sqrt(coordinates) times the root mean square."""
+        return math.ceil(1.001 * math.sqrt(min(size, self.bucket)) / self.step) + 1
+
+    def _max_body(self, shape: Shape) -> int:
+        size = math.prod(shape)
+        buckets = -(-size // self.bucket)
+        bits = (2 * self._largest(size)).bit_length()
+        return _FIELDS + 4 * buckets + padded(buckets) + packed_nbytes(size, bits)
+
+    def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
+        return self._write(x, key, body, _NO_FLOATS)
+
+    def _encode_error(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
+        return self._write(x, key, body, error.reshape(-1))
+
+    def _write(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
+        buckets = -(-x.size // self.bucket)
+        self._write_fields(key, body)
+        scales, end = _FIELDS + 4 * buckets, _FIELDS + 4 * buckets + padded(buckets)
+        body[scales:end] = 0
+        rms, widths = body[_FIELDS:scales].view(np.float32), body[scales : scales + buckets]
+        flat = x.reshape(-1)
+        used = loops.encode(flat, *self._settings(), key, number_of(self.id), rms, widths, body[end:], error)
+        if used == loops.NOT_FINITE:
+            raise_nonfinite(x)
+        return end + used
+
+    def _settings(self) -> tuple[float, int]:
+        return float(np.float32(self.step)), self.bucket
+
+    def _write_fields(self, key: Words, body: Bytes) -> None:
+        body[:4].view(np.float32)[0] = self.step
+        body[4:8].view(np.uint32)[0] = self.bucket
+        body[8:_FIELDS].view(np.uint32)[:] = key.view(np.uint32)
+
+    def _decode(self, body: Bytes, out: Floats) -> None:
+        self._read(body, out, np.float32(1), False)
+
+    def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
+        self._read(body, out, weight, True)
+
+    def _read(self, body: Bytes, out: Floats, weight: np.float32, add: bool) -> None:
+        step, bucket, key = _fields(body)
+        buckets = -(-out.size // bucket)
+        scales, end = _FIELDS + 4 * buckets, _FIELDS + 4 * buckets + padded(buckets)
+        rms, widths = _scales(body[_FIELDS:scales], buckets), body[scales : scales + buckets]
+        if body.size < end or body[scales + buckets : end].any() or int(widths.max()) > MAX_WIDTH:
+            raise PayloadError(f"dithered: a body of {body.size} bytes ends inside its widths, or one exceeds {MAX_WIDTH}")
+        if body.size != end + _packed_nbytes(out.size, bucket, widths):
+            raise PayloadError(f"dithered: a body of {body.size} bytes cannot hold {out.size} codes with the widths it states")
+        loops.decode(step, bucket, key, number_of(self.id), rms, widths, body[end:], out.reshape(-1), weight, add)
+
+    def _max_symbols(self, size: int) -> tuple[int, int, int]:
+        side = _FIELDS + _COUNTS + 4 * -(-size // self.bucket) + padded(2 * self._max_escapes(size))
+        return side, size, min(loops.ESCAPE + 1, 2 * self._largest(size) + 1)
+
+    def _max_escapes(self, size: int) -> int:
+        """Values beyond t times the root mean square are at most 1 / t^2 of all."""
+        return min(size, int(size / (_SURE_ESCAPE * self.step) ** 2) + 1) if 2 * self._largest(size) >= loops.ESCAPE else 0
+
+    def _symbols(self, x: Floats, key: Words) -> Symbols:
+        start = _FIELDS + _COUNTS + 4 * -(-x.size // self.bucket)
+        side = np.empty(self._max_symbols(x.size)[0], np.uint8)
+        self._write_fields(key, side)
+        rms, escapes = side[_FIELDS + _COUNTS : start].view(np.float32), side[start:].view(np.int16)
+        codes = np.empty(x.size, np.uint8)
+        found, top = loops.encode_symbols(x, *self._settings(), key, number_of(self.id), rms, codes, escapes)
+        if found == loops.NOT_FINITE:
+            raise_nonfinite(x)
+        side[_FIELDS : _FIELDS + _COUNTS].view(np.uint32)[:] = top + 1, found
+        escapes[found:] = 0
+        return Symbols(side[: start + padded(2 * found)], codes, top + 1)
+
+    def _read_side(self, side: Bytes, size: int) -> tuple[int, int]:
+        _, bucket, _ = _fields(side)
+        buckets = -(-size // bucket)
+        start = _FIELDS + _COUNTS + 4 * buckets
+        alphabet, escapes = side[_FIELDS : _FIELDS + _COUNTS].view(np.uint32).tolist() if side.size >= start else (0, 0)
+        if not 1 <= alphabet <= loops.ESCAPE + 1 or escapes > size or side.size != start + padded(2 * escapes):
+            raise PayloadError(f"dithered: {side.size} bytes of side information for {size} coordinates, {alphabet=}, {escapes=}")
+        _scales(side[_FIELDS + _COUNTS : start], buckets)
+        if side[start + 2 * escapes :].any():
+            raise PayloadError("dithered: the escaped integers are not padded with zeros")
+        return size, alphabet
+
+    def _from_symbols(self, side: Bytes, codes: Codes, out: Floats) -> None:
+        step, bucket, key = _fields(side)
+        start = _FIELDS + _COUNTS + 4 * -(-out.size // bucket)
+        escapes = side[start:].view(np.int16)[: int(side[_FIELDS + 4 : _FIELDS + _COUNTS].view(np.uint32)[0])]
+        rms = side[_FIELDS + _COUNTS : start].view(np.float32)
+        used = loops.decode_symbols(step, bucket, key, number_of(self.id), rms, readonly(codes), escapes, out)
+        if used != escapes.size:
+            raise PayloadError(f"dithered: {escapes.size} escaped integers do not fit the symbols")
+
+
+def _fields(body: Bytes) -> tuple[float, int, Words]:
+    """Step, bucket and key, the first two valid."""
+    if body.size < _FIELDS:
+        raise PayloadError(f"dithered: a body of {body.size} bytes ends inside its fields")
+    step, bucket = float(body[:4].view(np.float32)[0]), int(body[4:8].view(np.uint32)[0])
+    if not MIN_STEP <= step <= MAX_STEP or not BLOCK <= bucket <= MAX_BUCKET or bucket % BLOCK:
+        raise PayloadError(f"dithered: {step=}, {bucket=} are not valid")
+    return step, bucket, readonly(body[8:_FIELDS].copy().view(np.uint64))
+
+
+def _scales(data: Bytes, buckets: int) -> Floats:
+    """The root mean squares, finite and not negative."""
+    if data.size != 4 * buckets or int(data.view(np.uint32).max()) >= INFINITY_BITS:
+        raise PayloadError("dithered: a scale is missing, negative or not finite")
+    return data.view(np.float32)
+
+
+def _packed_nbytes(size: int, bucket: int, widths: Bytes) -> int:
+    """Bytes of the codes of `size` coordinates."""
+    full = widths[: size // bucket].astype(np.int64)
+    rest = size % bucket
+    return int(full.sum()) * (bucket // 8) + (packed_nbytes(rest, int(widths[-1])) if rest else 0)
