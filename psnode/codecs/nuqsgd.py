@@ -1,0 +1,135 @@
+"""NUQSGD: every coordinate rounded at random, without bias, to 0 or a power of two of its bucket's norm.
+
+In a bucket with norm n the magnitudes are 0, 2^-s n, ..., n / 2, n; a value between two neighbours a < |v| < b goes to b with
+probability (|v| - a) / (b - a), which adds (b - |v|)(|v| - a) to the squared error: at most v^2 / 8 from 2^-s n on. So
+small values of a long-tailed bucket cost less than on the even levels of qsgd.
+
+    body   uint32 s, uint32 bucket B
+           float32 norm of every bucket
+           codes of bit_length(2 s + 2) bits, see psnode.codecs.planes: 0 for 0, 1 + 2 j + (1 if negative) for +-2^-j n
+
+s = 2^b - 2 makes use of all codes of b + 1 bits: 2, 6, 14, 30, 62.
+
+Source: Ramezani-Kebrya, Faghri, Markov, Aksenov, Alistarh, Roy, "NUQSGD: Provably Communication-efficient Data-parallel SGD via
+Nonuniform Quantization", JMLR 2021.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from psnode.codecs import powers_kernels as kernels
+from psnode.codecs.base import Bytes, Floats, Shape, Words, readonly
+from psnode.codecs.bounds import check_choice, check_integer
+from psnode.codecs.finite import INFINITY_BITS, raise_nonfinite
+from psnode.codecs.planes import BLOCK, packed_nbytes
+from psnode.codecs.stages import Codes, Quantiser, Symbols, codes_like
+from psnode.codecs.table import number_of
+from psnode.errors import CodecSpecError, PayloadError
+
+MAX_LEVELS = 62
+MAX_BUCKET = 2**28
+_FIELDS = 8
+_NO_BYTES = np.empty(0, np.uint8)
+_NO_FLOATS = np.empty(0, np.float32)
+
+
+@dataclass(frozen=True, repr=False)
+class Nuqsgd(Quantiser):
+    """nuqsgd:levels=7,bucket=512,norm=l2.
+
+    `levels`: s, 1..62; the smallest magnitude is 2^-s. `bucket`: coordinates that share a norm, a multiple of 512. `norm`: l2, the
+    paper's, or max, which has less variance.
+    """
+
+    levels: int = 7
+    bucket: int = 512
+    norm: Literal["l2", "max"] = "l2"
+
+    id = "nuqsgd"
+    unbiased = True
+
+    def __post_init__(self) -> None:
+        """CodecSpecError for a value out of bounds."""
+        check_integer(self, "levels", 1, MAX_LEVELS)
+        check_integer(self, "bucket", BLOCK, MAX_BUCKET)
+        check_choice(self, "norm", ("l2", "max"))
+        if self.bucket % BLOCK:
+            raise CodecSpecError(f"nuqsgd: bucket={self.bucket} must be a multiple of {BLOCK}")
+
+    def _max_body(self, shape: Shape) -> int:
+        size = math.prod(shape)
+        return _side_nbytes(size, self.bucket) + packed_nbytes(size, _bits(self.levels))
+
+    def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
+        return self._encode_error(x, key, body, _NO_FLOATS)
+
+    def _encode_error(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
+        side, used = _side_nbytes(x.size, self.bucket), self._max_body(x.shape)
+        self._quantise(x, key, body[:side], body[side:used], _NO_BYTES, error.reshape(-1))
+        return used
+
+    def _quantise(self, x: Floats, key: Words, side: Bytes, *outputs: Any) -> None:
+        """Write the fields and norms to `side`, the rest to the last arguments of the kernel."""
+        norms = np.empty(-(-x.size // self.bucket))
+        kind = kernels.L2 if self.norm == "l2" else kernels.MAX
+        settings = self.levels, _bits(self.levels), self.bucket, kind
+        if not kernels.encode(x.reshape(-1), *settings, norms, key, number_of(self.id), *outputs):
+            raise_nonfinite(x)
+        side[:_FIELDS].view(np.uint32)[:] = self.levels, self.bucket
+        side[_FIELDS:].view(np.float32)[:] = norms
+
+    def _decode(self, body: Bytes, out: Floats) -> None:
+        self._read(body, out, np.float32(1), False)
+
+    def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
+        self._read(body, out, weight, True)
+
+    def _read(self, body: Bytes, out: Floats, weight: np.float32, add: bool) -> None:
+        levels, bucket, norms = _fields(body, out.size)
+        side, bits = _side_nbytes(out.size, bucket), _bits(levels)
+        if body.size != side + packed_nbytes(out.size, bits):
+            raise PayloadError(f"nuqsgd: a body of {body.size} bytes cannot hold {out.size} codes with {levels=}, {bucket=}")
+        kernels.decode(levels, bits, bucket, norms, body[side:], readonly(_NO_BYTES), out.reshape(-1), weight, add)
+
+    def _max_symbols(self, size: int) -> tuple[int, int, int]:
+        return _side_nbytes(size, self.bucket), size, 2 * self.levels + 3
+
+    def _symbols(self, x: Floats, key: Words) -> Symbols:
+        side_nbytes, count, alphabet = self._max_symbols(x.size)
+        side, codes = np.empty(side_nbytes, np.uint8), codes_like(count, alphabet)
+        self._quantise(x, key, side, _NO_BYTES, codes, _NO_FLOATS)
+        return Symbols(side, codes, alphabet)
+
+    def _read_side(self, side: Bytes, size: int) -> tuple[int, int]:
+        levels, bucket, _ = _fields(side, size)
+        if side.size != _side_nbytes(size, bucket):
+            raise PayloadError(f"nuqsgd: {side.size} bytes of side information for {size} coordinates with {bucket=}")
+        return size, 2 * levels + 3
+
+    def _from_symbols(self, side: Bytes, codes: Codes, out: Floats) -> None:
+        levels, bucket, norms = _fields(side, out.size)
+        kernels.decode(levels, _bits(levels), bucket, norms, side[:0], readonly(codes), out, np.float32(1), False)
+
+
+def _bits(levels: int) -> int:
+    return (2 * levels + 2).bit_length()
+
+
+def _side_nbytes(size: int, bucket: int) -> int:
+    return _FIELDS + 4 * -(-size // bucket)
+
+
+def _fields(body: Bytes, size: int) -> tuple[int, int, Any]:
+    """Levels, bucket and the norms as float64, all of them valid."""
+    levels, bucket = body[:_FIELDS].view(np.uint32).tolist() if body.size >= _FIELDS else (0, 0)
+    if not 1 <= levels <= MAX_LEVELS or not BLOCK <= bucket <= MAX_BUCKET or bucket % BLOCK:
+        raise PayloadError(f"nuqsgd: {levels=}, {bucket=} in a body of {body.size} bytes")
+    end = _side_nbytes(size, bucket)
+    if body.size < end or int(body[_FIELDS:end].view(np.uint32).max()) >= INFINITY_BITS:
+        raise PayloadError("nuqsgd: the norm of a bucket is missing, negative or not finite")
+    return levels, bucket, body[_FIELDS:end].view(np.float32).astype(np.float64)
