@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import settings
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: several test processes share few cores
 settings.register_profile("psnode", deadline=None, print_blob=True)
 settings.load_profile("psnode")
 
