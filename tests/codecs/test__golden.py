@@ -1,0 +1,71 @@
+"""Stored payloads: today's code writes the same bytes, and a decoder that shares no code reads them as it does.
+
+    REWRITE_GOLDEN=1 python -m pytest tests/codecs/test__golden.py
+
+writes them anew. That breaks every payload stored or sent by an earlier version: raise psnode.codecs.payload.FORMAT.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from psnode.codecs import Payload, get_codec
+from psnode.codecs.rng import Key
+from tests.codecs.golden_reader import read
+
+FOLDER = Path(__file__).with_name("golden")
+REWRITE = os.environ.get("REWRITE_GOLDEN") == "1"
+SPECS = {
+    "identity": "identity",
+    "fp16": "fp16",
+    "bf16": "bf16",
+    "qsgd": "qsgd",
+    "qsgd-ternary": "qsgd:levels=1,bucket=7,norm=max",
+    "qsgd-wide": "qsgd:levels=300,bucket=1000",
+    "qsgd-zstd": "qsgd+zstd",
+    "qsgd-wide-zstd": "qsgd:levels=300+zstd",
+    "bf16-zstd": "bf16+zstd",
+    "svd": "svd",
+    "svd-qsgd": "svd+qsgd",
+    "svd-fp16-zstd": "svd+fp16+zstd",
+    "contractive-qsgd": "contractive(qsgd:levels=1)",
+}
+# What these encode depends on the version of a library (LAPACK, libzstd), what they decode to does not.
+LIBRARY_DEPENDENT = {"svd", "zstd"}
+
+
+def fixed_input() -> np.ndarray:
+    """A (41, 27) float32 array made of integers alone: heavy tails, exact zeros, denormals, 1e30, one bucket beyond 2^50."""
+    number = np.arange(41 * 27, dtype=np.uint64)
+    hashed = (number * np.uint64(2654435761) + np.uint64(12345)) % np.uint64(1 << 32)
+    uniform = hashed.astype(np.float64) / 2.0**31 - 1
+    x = (uniform**5 / (1.01 - np.abs(uniform))).astype(np.float32)
+    x[number % np.uint64(5) == 0] = 0
+    x[:20] = np.float32(1e-42)
+    x[700:720] *= np.float32(1e-30)
+    x[1030:] *= np.float32(1e30)
+    return x.reshape(41, 27)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_golden_bytes(name: str) -> None:
+    path, codec = FOLDER / f"{name}.bin", get_codec(SPECS[name])
+    x = fixed_input() if "svd" not in name else fixed_input()[:35, 6:]
+    payload = codec.encode(x, Key.derive(1, "golden"))
+    if REWRITE:
+        path.write_bytes(payload.to_bytes())
+    stored = Payload.from_bytes(path.read_bytes())
+    if not LIBRARY_DEPENDENT.intersection(codec.stages):
+        assert payload == stored
+    decoded = codec.decode(stored)
+    np.testing.assert_array_equal(decoded, read(stored.to_bytes()))
+    assert decoded.shape == x.shape
+
+
+def test_golden_bytes_are_rewritten_only_on_request() -> None:
+    assert not REWRITE, "the golden bytes were written anew: look at the difference, then run again without REWRITE_GOLDEN"
+    assert {path.stem for path in FOLDER.glob("*.bin")} >= set(SPECS)
