@@ -15,7 +15,8 @@ from pathlib import Path
 _POLL_SECONDS = 0.1
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 _LOOK_SECONDS = 1.0
-_TERM_SHARE = 0.75
+# On TERM mpirun kills the ranks within half a second: what is left until then belongs to their checkpoint.
+_TERM_BEFORE_KILL = 1.5
 _PROC = Path("/proc")
 _RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK", b"PMI_RANK", b"PMIX_RANK")
 
@@ -23,8 +24,8 @@ _RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK", b"PMI_RANK", b"PMIX_RANK")
 def supervise(command: Sequence[str], environment: Mapping[str, str], kill_after: float) -> int:
     """Run `command` (an mpirun) in a session of its own until no process of it is left; returns its exit code.
 
-    TERM, INT, USR1 or HUP sent to this process: mpirun gets USR1, which it hands to the ranks, TERM after three
-    quarters of `kill_after` seconds, and the whole session gets KILL at `kill_after`. A second INT is a TERM at once.
+    TERM, INT, USR1 or HUP sent to this process: mpirun gets USR1, which it hands to the ranks, TERM shortly before
+    `kill_after` seconds are over, and then the whole session gets KILL. A second INT is a TERM at once.
     When rank 0 has ended on this host and mpirun does not follow within `kill_after`, the ranks that hold
     it up are killed, and after as long again mpirun itself.
     """
@@ -53,7 +54,7 @@ class Escalation:
     """Which signal is due after a request to stop. Times are time.monotonic()."""
 
     def __init__(self, kill_after: float) -> None:
-        self._term_after = _TERM_SHARE * kill_after
+        self._term_after = max(kill_after / 2, kill_after - _TERM_BEFORE_KILL)
         self._plan = [(signal.SIGUSR1, 0.0), (signal.SIGTERM, self._term_after), (signal.SIGKILL, kill_after)]
         self._since: float | None = None
         self._interrupts = 0
