@@ -145,7 +145,7 @@ finish() {
     local ended got code=0
     while [[ ${#running[@]} -gt 0 ]]; do
         ended='' got=0
-        wait -n -p ended "${!running[@]}" || got=$?
+        wait -n -p ended "${!running[@]}" 2>/dev/null || got=$?
         [[ -n ${ended:-} ]] || continue # it was a signal, forwarded by now
         unset "running[$ended]"
         if ((got && !code)); then
