@@ -1,0 +1,219 @@
+"""QSGD against its formulas, and against an encoder in NumPy that shares no code."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from psnode.codecs import Payload, get_codec
+from psnode.codecs.rng import Key
+from psnode.errors import CodecSpecError, PayloadError
+from tests.codecs.family import gaussian, recorded, student
+from tests.codecs.golden_reader import unpack_planes
+from tests.codecs.philox_oracle import halves, stage_words
+
+NUMBER = 5  # of qsgd on the wire
+TIES = NUMBER + 256
+FORMS = [
+    ("qsgd", 15, 512, "l2"),
+    ("qsgd:levels=1", 1, 512, "l2"),
+    ("qsgd:levels=2,bucket=7,norm=max", 2, 7, "max"),
+    ("qsgd:levels=127,bucket=1000", 127, 1000, "l2"),
+    ("qsgd:levels=128,bucket=64", 128, 64, "l2"),
+    ("qsgd:levels=32767,bucket=100000,norm=max", 32767, 100000, "max"),
+]
+
+
+def parts_of(payload: Payload) -> tuple[int, int, np.ndarray, np.ndarray]:
+    """levels, bucket, norms, codes, by the byte table."""
+    data = payload.to_bytes()
+    body = data[8 + 4 * data[2] :]
+    levels, bucket = struct.unpack_from("<II", body)
+    end = 8 + 4 * -(-payload.size // bucket)
+    codes = unpack_planes(body[end:], payload.size, (2 * levels).bit_length())
+    return levels, bucket, np.frombuffer(body[8:end], "<f4"), codes
+
+
+def spread(norms: np.ndarray, bucket: int, size: int) -> np.ndarray:
+    return np.repeat(norms, bucket)[:size]
+
+
+def variance(x: np.ndarray, levels: int, bucket: int, norm: str) -> float:
+    """E||Q(x) - x||^2: a coordinate at f above a level is rounded up with probability f, variance f (1 - f) (norm / s)^2."""
+    total = 0.0
+    for start in range(0, x.size, bucket):
+        v = np.abs(x[start : start + bucket].astype(np.float64))
+        length = np.linalg.norm(v) if norm == "l2" else v.max()
+        a = v * levels / length if length else v
+        total += float(np.sum((a % 1) * (1 - a % 1)) * (length / levels) ** 2)
+    return total
+
+
+@pytest.mark.parametrize(("spec", "levels", "bucket", "norm"), FORMS)
+def test_bytes_equal_an_encoder_in_numpy(spec: str, levels: int, bucket: int, norm: str) -> None:
+    """Fixed point, random halves and ties, coordinate by coordinate, on 400 000 coordinates (about six ties)."""
+    x = student(400_003)
+    key = Key.derive(5)
+    stated_levels, stated_bucket, norms, codes = parts_of(get_codec(spec).encode(x, key))
+    assert (stated_levels, stated_bucket) == (levels, bucket)
+    n = spread(norms, bucket, x.size)
+    factor = (levels * 65536.0 / n.astype(np.float64)).astype(np.float32)
+    top = np.float32(levels * 65536)
+    a = np.clip(x * factor, -top, top)
+    total = np.floor(a).astype(np.int64) + halves(key.words, NUMBER, x.size).astype(np.int64) + (levels << 16)
+    expected = total >> 16
+    ties = np.flatnonzero(total % 65536 == 65535)
+    assert ties.size
+    for index in ties:
+        fraction = int((float(a[index]) - np.floor(float(a[index]))) * 2.0**128)
+        w = stage_words(key.words, TIES, int(index) + 1)[index]
+        drawn = sum(int(word) << (96 - 32 * number) for number, word in enumerate(w))
+        expected[index] += drawn < fraction
+    np.testing.assert_array_equal(codes, expected)
+
+
+@pytest.mark.parametrize(("spec", "levels", "bucket", "norm"), FORMS)
+@pytest.mark.parametrize("scale", [1.0, 1e-6, 1e-30, 1e30])
+def test_norms_are_those_of_the_buckets(spec: str, levels: int, bucket: int, norm: str, scale: float) -> None:
+    x = (student(3001) * scale).astype(np.float32)
+    norms = parts_of(get_codec(spec).encode(x, Key.derive(1)))[2]
+    buckets = [x[start : start + bucket].astype(np.float64) for start in range(0, x.size, bucket)]
+    expected = [np.linalg.norm(v) if norm == "l2" else np.abs(v).max() for v in buckets]
+    np.testing.assert_allclose(norms, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("spec", "levels", "bucket", "norm"), FORMS)
+@pytest.mark.parametrize("make", [gaussian, student, lambda n: recorded().reshape(-1)[:n]])
+def test_variance_is_that_of_the_formula(spec: str, levels: int, bucket: int, norm: str, make: object) -> None:
+    """Mean over 300 encodes within 5 %; the formula is within the bound min(B / s^2, sqrt(B) / s) of the paper."""
+    x = make(5000)  # type: ignore[operator]
+    codec = get_codec(spec)
+    losses = [np.sum((codec.decode(codec.encode(x, Key.derive(r))) - x.astype(np.float64)) ** 2) for r in range(300)]
+    expected = variance(x, levels, bucket, norm)
+    assert np.mean(losses) == pytest.approx(expected, rel=0.05)
+    if norm == "l2":
+        size = min(bucket, x.size)
+        assert expected <= min(size / levels**2, np.sqrt(size) / levels) * np.sum(x.astype(np.float64) ** 2)
+
+
+@pytest.mark.parametrize("share", [1e-4, 1e-5])
+def test_entries_far_below_the_smallest_level_are_not_lost(share: float) -> None:
+    """A million entries of 1e-4 and 1e-5 of the norm, one level: 16 bits alone would lose 8 % and all of them.
+
+    The sum over 200 encodes counts hits, a Poisson variable: within 5 of its standard errors; 6e-7 of seeds would fail.
+    """
+    n, repetitions = 1 << 20, 200
+    x = np.full(n, share, np.float32)
+    x[0] = 1
+    codec = get_codec(f"qsgd:levels=1,bucket={n},norm=max")
+    out, buffer = np.empty(n, np.float32), np.empty(codec.max_nbytes(x.shape), np.uint8)
+    total = sum(int(codec.decode(codec.encode(x, Key.derive(r), out=buffer), out)[1:].sum()) for r in range(repetitions))
+    expected = float(np.float32(share)) * (n - 1) * repetitions
+    assert abs(total - expected) < 5 * np.sqrt(expected)
+
+
+def test_rounding_is_independent_between_coordinates() -> None:
+    """The two halves of a word, neighbours, and equal places of two blocks: correlations within 5 standard errors."""
+    n = 1 << 18
+    x = np.full(n, 0.5, np.float32)
+    x[::512] = 1
+    codes = parts_of(get_codec("qsgd:levels=1,norm=max").encode(x, Key.derive(2)))[3]
+    up = (2.0 * codes.reshape(-1, 512) - 3)[:, 1:]
+    for left, right in ((up[:, :255], up[:, 256:]), (up[:, :-1], up[:, 1:]), (up[:-1], up[1:])):
+        assert abs((left * right).mean()) < 5 / np.sqrt(left.size)
+
+
+@pytest.mark.parametrize("spec", [form[0] for form in FORMS])
+def test_zero_and_one_hot_and_full_scale_are_exact(spec: str) -> None:
+    codec = get_codec(spec)
+    for n in (1, 5, 512, 1500):
+        zeros = np.zeros(n, np.float32)
+        np.testing.assert_array_equal(codec.decode(codec.encode(zeros, Key.derive(1))), zeros)
+        for value in (1.0, -3.7, 3.4e38, 1e-40):
+            x = zeros.copy()
+            x[n // 2] = value
+            for seed in range(20):
+                np.testing.assert_allclose(codec.decode(codec.encode(x, Key.derive(seed))), x, rtol=3e-7)
+
+
+@pytest.mark.parametrize(("spec", "levels", "bucket", "norm"), FORMS)
+@pytest.mark.parametrize("n", [1, 511, 512, 513, 100_000])
+def test_bytes_are_exact_codes_and_one_norm_a_bucket(spec: str, levels: int, bucket: int, norm: str, n: int) -> None:
+    payload = get_codec(spec).encode(gaussian(n), Key.derive(1))
+    bits = int(np.ceil(np.log2(2 * levels + 1)))
+    theory = n * bits / 8 + 4 * -(-n // bucket)
+    assert 0 <= payload.nbytes - (8 + 4) - 8 - theory < 4
+
+
+@given(
+    x=arrays(np.float32, st.integers(1, 1300), elements=st.floats(width=32, allow_nan=False, allow_infinity=False)),
+    levels=st.integers(1, 400),
+    bucket=st.integers(1, 1400),
+    norm=st.sampled_from(["l2", "max"]),
+    seed=st.integers(0, 2**64 - 1),
+)
+def test_every_code_is_next_to_its_value(x: np.ndarray, levels: int, bucket: int, norm: str, seed: int) -> None:
+    """Whatever the values: the code is floor or ceil of v s / norm, and the decoded value has the sign of v."""
+    codec = get_codec(f"qsgd:levels={levels},bucket={bucket},norm={norm}")
+    payload = codec.encode(x, Key.derive(seed))
+    norms, codes = parts_of(payload)[2:]
+    n = spread(norms, bucket, x.size).astype(np.float64)
+    a = np.divide(x.astype(np.float64) * levels, n, out=np.zeros(x.size), where=n > 0)
+    signed = codes - levels
+    slack = 1e-6 * levels
+    assert (np.floor(a - slack) <= signed).all()
+    assert (signed <= np.ceil(a + slack)).all()
+    assert (np.abs(signed) <= levels).all()
+    decoded = codec.decode(payload)
+    assert np.isfinite(decoded).all()
+    assert (decoded.astype(np.float64) * x >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("qsgd:levels=0", r"levels=0 must be an integer in 1\.\.32767"),
+        ("qsgd:levels=32768", "levels=32768"),
+        ("qsgd:bucket=0", "bucket=0"),
+        ("qsgd:levels=1.5", "is not an integer"),
+        ("qsgd:norm=l1", "valid are l2, max"),
+        ("qsgd:level=3", "did you mean levels"),
+    ],
+)
+def test_parameters_are_bounded(spec: str, message: str) -> None:
+    with pytest.raises(CodecSpecError, match=message):
+        get_codec(spec)
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "message"),
+    [
+        (0, 0, "levels=0"),
+        (0, 40000, "levels=40000"),
+        (4, 0, "bucket=0"),
+        (4, 2**31, "bucket="),
+        (4, 1, "lacks norms"),
+        (8, 0x7F800000, "not finite"),
+        (8, 0x80000001, "negative"),
+        (0, 255, "cannot hold"),
+    ],
+)
+def test_hostile_fields_are_named(at: int, value: int, message: str) -> None:
+    codec = get_codec("qsgd")
+    data = bytearray(codec.encode(gaussian(600), Key.derive(1)).to_bytes())
+    data[12 + at : 16 + at] = value.to_bytes(4, "little")
+    with pytest.raises(PayloadError, match=message):
+        codec.decode(Payload.from_bytes(bytes(data)))
+
+
+def test_codes_that_encode_does_not_write_count_as_the_largest() -> None:
+    codec = get_codec("qsgd:levels=2,norm=max")
+    x = np.linspace(-1, 1, 512, dtype=np.float32)
+    data = bytearray(codec.encode(x, Key.derive(1)).to_bytes())
+    data[12 + 12 :] = b"\xff" * (len(data) - 24)
+    np.testing.assert_array_equal(codec.decode(Payload.from_bytes(bytes(data))), np.ones(512, np.float32))
