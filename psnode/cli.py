@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from psnode.errors import PsnodeError
 from psnode.settings import Setting, nearest
 from psnode.transport.environment import place
 
+_GRACE = 5.0  # seconds that rank 0 has to speak before the others do
 # the first setting of each part of `psnode train --help`
 _PARTS = {
     "task": "What is trained",
@@ -270,14 +272,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PsnodeError as error:
         return _fail(" ".join(str(error).split()), error.exit_code)
     except Exception as error:  # whatever else arrives here is a bug of psnode or of the user's task
-        here = place()
-        where = f"rank {here.rank}: " if here else ""
-        message = " ".join(f"{where}{type(error).__name__}: {error}".split())
-        click.echo(f"psnode: error: {message} (unexpected: --debug shows the traceback)", err=True)
-        return 1
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        return _fail(f"{message} (unexpected: --debug shows the traceback)", 1)
 
 
 def _fail(message: str, code: int) -> int:
-    if _speaks():
-        click.echo(f"psnode: error: {message}", err=True)
+    """Say what is wrong. Before MPI starts all ranks find the same fault: rank 0 tells it, and its end is that of all."""
+    here = place()
+    if here is not None and here.rank > 0:
+        time.sleep(_GRACE)  # an earlier end than rank 0's would have mpirun kill it before it has spoken
+        message = f"rank {here.rank}: {message}"
+    click.echo(f"psnode: error: {message}", err=True)
     return code

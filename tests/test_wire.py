@@ -64,13 +64,12 @@ def test_crc32c_of_the_standard_check_string() -> None:
     version=st.integers(0, 2**64 - 1),
     job=st.integers(0, 2**64 - 1),
 )
-def test_what_is_packed_comes_out(
-    kind: Kind, body: bytes, sender: int, group: int, step: int, version: int, job: int
-) -> None:
+def test_what_is_packed_comes_out(kind: Kind, body: bytes, sender: int, group: int, step: int, version: int, job: int) -> None:
     data = wire.pack(kind, body, sender=sender, job=job, group=group, step=step, version=version)
     frame = wire.unpack(data, job=job, source=sender)
     assert (frame.kind, frame.sender, frame.group, frame.step, frame.version) == (kind, sender, group, step, version)
-    assert frame.body.tobytes() == body and frame.flags is Flag.NONE
+    assert frame.body.tobytes() == body
+    assert frame.flags is Flag.NONE
 
 
 def test_a_body_cannot_be_written_through_its_frame() -> None:
@@ -113,9 +112,7 @@ def test_a_sender_that_is_not_the_source_is_foreign_and_the_source_is_named() ->
     ("offset", "value", "error"),
     [(0, b"X", ForeignFrameError), (4, b"\x02", ForeignFrameError), (5, b"\xff", WireError), (6, b"\x80", WireError)],
 )
-def test_a_resealed_frame_of_another_kind_protocol_or_flag_is_refused(
-    offset: int, value: bytes, error: type[WireError]
-) -> None:
+def test_a_resealed_frame_of_another_kind_protocol_or_flag_is_refused(offset: int, value: bytes, error: type[WireError]) -> None:
     data = bytearray(a_frame().tobytes())
     data[offset : offset + 1] = value
     with pytest.raises(error):
@@ -137,9 +134,7 @@ def test_the_payloads_of_a_group_come_apart_again(payloads: list[bytes]) -> None
 
 
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=4), st.integers(0, 200), st.integers(0, 2**32 - 1))
-def test_a_group_whose_lengths_do_not_add_up_is_refused_or_in_bounds(
-    payloads: list[bytes], position: int, value: int
-) -> None:
+def test_a_group_whose_lengths_do_not_add_up_is_refused_or_in_bounds(payloads: list[bytes], position: int, value: int) -> None:
     body = group_body(payloads)
     words = body.view("<u4")
     words[position % (1 + len(payloads))] = value

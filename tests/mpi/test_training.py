@@ -142,7 +142,8 @@ def test_bad_input_is_one_line_and_ends_every_rank(mpirun: Any, tmp_path: Path, 
     assert done.code == code, done
     everything = done.out + done.err
     lines = [line for line in everything.splitlines() if "psnode: error:" in line]
-    assert len(lines) == 1 and hint in lines[0], everything
+    assert len(lines) == 1, everything
+    assert hint in lines[0]
     assert "Traceback" not in everything
     assert code == 4 or not train_dir.exists()
     assert alive(str(train_dir)) == []
@@ -220,3 +221,40 @@ def test_a_task_of_ones_own_runs_from_python(mpirun: Any, tmp_path: Path) -> Non
     done = mpirun(3, [program], timeout=40)
     assert done.code == 0, done
     assert summary(tmp_path / "run")["steps"] == 5
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="hiding a directory from a rank needs root")
+def test_workers_that_do_not_see_the_directory_send_their_state(mpirun: Any, tmp_path: Path) -> None:
+    """Worker 2 runs in a mount namespace of its own where the run's parent directory is empty."""
+    (tmp_path / "hidden").mkdir()
+    wrapper = tmp_path / "wrapper.py"
+    wrapper.write_text(
+        "import os, sys\n"
+        "command = [sys.executable, *sys.argv[1:]]\n"
+        "if os.environ['OMPI_COMM_WORLD_RANK'] == '2':\n"
+        f"    hide = 'mount -t tmpfs none {tmp_path / 'hidden'} && exec \"$@\"'\n"
+        "    command = ['unshare', '--mount', 'sh', '-c', hide, 'sh', *command]\n"
+        "os.execvp(command[0], command)\n"
+    )
+    train_dir = tmp_path / "hidden" / "run"
+    flags = [*TRAIN, "--scheme", "qsgd", "--feedback", "ef", "--eval-freq", "4"]
+    run(local(tmp_path / "whole", scheme="qsgd", feedback="ef", max_steps=10))
+    first = mpirun(4, [wrapper, *flags, "--max-steps", "6", "--train-dir", train_dir])
+    assert first.code == 0, first
+    assert sorted(path.name for path in (train_dir / "checkpoints" / "step-00000006").glob("worker-*")) == [
+        "worker-001.safetensors",
+        "worker-002.safetensors",
+        "worker-003.safetensors",
+    ]
+    second = mpirun(4, [wrapper, *flags, "--max-steps", "10", "--train-dir", train_dir, "--resume"])
+    assert second.code == 0, second
+    assert summary(train_dir)["model_hash"] == summary(tmp_path / "whole")["model_hash"]
+
+
+def test_launch_runs_a_job_and_returns_its_exit_code(tmp_path: Path) -> None:
+    flags = ["--max-steps", "3", "--batch-size", "8", "--threads", "1", "--train-dir", str(tmp_path / "run")]
+    command = [sys.executable, "-m", "psnode", "launch", "-n", "2", "--", "train", *flags]
+    for code in (0, 2):  # the second time the directory holds a run
+        done = subprocess.run(command, capture_output=True, text=True, timeout=55, check=False)
+        assert done.returncode == code, done.stdout + done.stderr
+    assert "already holds a run" in done.stdout + done.stderr
