@@ -144,8 +144,7 @@ class ErrorFeedback(Feedback):
         factor = np.float32(self.decay * (context.lr_ratio if self.rescale else 1.0))
         if factor != 1:
             np.multiply(residual, factor, out=residual)
-        np.add(residual, gradient, out=residual)
-        return codec.encode(residual, rng, error=residual, out=out)
+        return codec.encode_sum(gradient, rng, residual, out=out)
 
 
 @dataclass(frozen=True, repr=False)

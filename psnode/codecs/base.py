@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
@@ -86,19 +86,22 @@ class Codec(ABC):
         Raises NonFiniteGradientError (`error` is undefined then), CodecTypeError, CodecValueError.
         """
         source = _checked(x, "x")
-        check_shape(x.shape)
-        key = np.asarray(rng.integers(2**64, size=2, dtype=np.uint64))
-        limit = self.max_nbytes(x.shape)
-        buffer = np.empty(limit, np.uint8) if out is None else _checked_buffer(out, limit)
-        start = used = write_header(buffer, self.stages, x.shape)
-        if error is not None:
-            _check_error(error, x.shape)
-            used += self._with_error(source, key, buffer[start:limit], error)
-        elif source.size:
-            used += self._encode(readonly(source), key, buffer[start:limit])
-        if out is None and used < 0.75 * limit:
-            buffer = buffer[:used].copy()
-        return Payload(buffer[:used])
+        if error is None:
+            return self._payload(x.shape, rng, out, lambda key, body: self._encode(readonly(source), key, body))
+        _check_error(error, x.shape)
+        return self._payload(x.shape, rng, out, lambda key, body: self._with_error(source, key, body, error))
+
+    def encode_sum(self, x: Floats, rng: RandomSource, residual: Floats, *, out: Bytes | None = None) -> Payload:
+        """One step of error feedback: residual += x, then encode(residual, rng, error=residual, out=out).
+
+        The same values in one sweep over memory where the codec can. `residual`: float32, the shape of x, apart from it.
+        """
+        source = _checked(x, "x")
+        _check_error(residual, x.shape)
+        if not residual.flags.c_contiguous or np.may_share_memory(residual, source):
+            np.add(residual, source, out=residual)
+            return self.encode(residual, rng, error=residual, out=out)
+        return self._payload(x.shape, rng, out, lambda key, body: self._encode_sum(readonly(source), key, body, residual))
 
     def decode(self, payload: Payload, out: Floats | None = None) -> Floats:
         """The decoded array, float32 of payload.shape: a new one, or `out` (that shape or flat, contiguous) overwritten.
@@ -180,6 +183,11 @@ class Codec(ABC):
         self._decode_add(readonly(body[:used]), error, np.float32(-1))
         return used
 
+    def _encode_sum(self, x: Floats, key: Words, body: Bytes, residual: Floats) -> int:
+        """residual += x, and _encode_error of it in place. `residual` is contiguous and apart from x."""
+        np.add(residual, x, out=residual)
+        return self._encode_error(readonly(residual), key, body, residual)
+
     def _encode_dots(self, x: Floats, key: Words, body: Bytes) -> tuple[int, float, float]:
         """_encode, and the inner products <x, y> and <y, y> with the decoded y, in float64 and in a fixed order."""
         from psnode.codecs.dots import inner_products
@@ -193,9 +201,20 @@ class Codec(ABC):
         """The flat indices sent, ascending."""
         return np.arange(math.prod(shape), dtype=np.int64)
 
+    def _payload(self, shape: Shape, rng: RandomSource, out: Bytes | None, write: Callable[[Words, Bytes], int]) -> Payload:
+        """Header and the body that `write` fills from a key, in `out` or in a buffer of its own."""
+        check_shape(shape)
+        key = np.asarray(rng.integers(2**64, size=2, dtype=np.uint64))
+        limit = self.max_nbytes(shape)
+        buffer = np.empty(limit, np.uint8) if out is None else _checked_buffer(out, limit)
+        used = write_header(buffer, self.stages, shape)
+        if math.prod(shape):
+            used += write(key, buffer[used:limit])
+        if out is None and used < 0.75 * limit:
+            buffer = buffer[:used].copy()
+        return Payload(buffer[:used])
+
     def _with_error(self, source: Floats, key: Words, body: Bytes, error: Floats) -> int:
-        if not source.size:
-            return 0
         if error.flags.c_contiguous:
             if error.ctypes.data != source.ctypes.data and np.may_share_memory(error, source):
                 source = source.copy()

@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from psnode.codecs.base import Floats, Words
-from psnode.codecs.largest import Entries, at_least, bits_of, sampled_limit
+from psnode.codecs.base import Words
+from psnode.codecs.largest import Entries, Scan
 from psnode.codecs.selector import Selector, check_ratio, share
 from psnode.codecs.table import number_of
 
@@ -39,9 +39,9 @@ class Graddrop(Selector):
     def _most(self, size: int) -> int:
         return min(2 * share(self.ratio, size), size)
 
-    def _select(self, x: Floats, key: Words, target: Floats | None) -> Entries:
-        size = min(max(x.size // 1000, 4096), 1 << 16, x.size)
-        rank = share(self.ratio, size)
-        limit = sampled_limit(bits_of(x), size, rank, key, number_of(self.id)) if rank < size else 1
-        room = int(x.size / size * (rank + 3 * math.sqrt(rank)))
-        return at_least(x, limit, self._most(x.size), room, target)
+    def _select(self, scan: Scan, key: Words) -> Entries:
+        size = scan.x.size
+        sampled = min(max(size // 1000, 4096), 1 << 16, size)
+        rank = share(self.ratio, sampled)
+        limit = scan.limit(sampled, rank, key, number_of(self.id))
+        return scan.at_least(limit, self._most(size), int(size / sampled * (rank + 3 * math.sqrt(rank))))

@@ -15,16 +15,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from psnode.codecs.base import Floats, Words
+from psnode.codecs.base import Floats, Words, readonly
 from psnode.codecs.bitmasks import LANES, MAGNITUDE, Words32, lowest_one, mask_at_least
 from psnode.codecs.finite import INFINITY_BITS, raise_nonfinite
-from psnode.codecs.jit import kernel
+from psnode.codecs.jit import inlined, kernel
 from psnode.codecs.ranking import keep_largest, kth_largest, peak
 from psnode.codecs.rng import BLOCK as CALLS
 from psnode.codecs.rng import fill
 
 STRIP = 4096
-_NO_TARGET = np.empty(0, np.uint32)
+_NOTHING = np.empty(0, np.float32)
 
 
 class Entries(NamedTuple):
@@ -34,51 +34,76 @@ class Entries(NamedTuple):
     values: Floats
 
 
-@kernel
-def gather(
-    bits: Words32, start: int, limit: np.uint32, target: Words32, indices: Words32, found: Words32, count: int
-) -> tuple[int, int]:
-    """Append the coordinates from `start` on whose magnitude is at least `limit` to `indices` and `found`, from `count` on.
+@inlined
+def _scan(bits: Words32, start: int, stop: int, limit: np.uint32, masks: Words, out: Words32, found: Words32, count: int) -> int:
+    """Append bits[start:stop] of at least `limit` and their indices; the new count."""
+    rows = (stop - start) // LANES
+    for row in range(rows):
+        masks[row] = mask_at_least(bits, start + row * LANES, limit)
+    for row in range(rows):
+        mask = masks[row]
+        while mask:
+            i = start + row * LANES + lowest_one(mask)
+            out[count] = i
+            found[count] = bits[i]
+            count += 1
+            mask &= mask - np.uint64(1)
+    for i in range(start + rows * LANES, stop):
+        if np.uint32(bits[i] & np.uint32(MAGNITUDE)) >= limit:
+            out[count] = i
+            found[count] = bits[i]
+            count += 1
+    return count
 
-    Returns (stop, count): stop is bits.size, or where the scan must go on because less than STRIP places were left.
-    What was scanned is copied to `target` unless that is empty.
+
+@kernel
+def gather(x: Floats, start: int, limit: np.uint32, indices: Words32, found: Words32, count: int) -> tuple[int, int]:
+    """Append the coordinates from `start` on whose magnitude has bits of at least `limit`, from place `count` on.
+
+    Returns (stop, count): stop is x.size, or where the scan must go on because less than STRIP places were left.
     """
     masks = np.empty(STRIP // LANES, np.uint64)
-    while start < bits.size and count + STRIP <= indices.size:
-        stop = min(start + STRIP, bits.size)
-        if target.size:
-            target[start:stop] = bits[start:stop]
-        rows = (stop - start) // LANES
-        for row in range(rows):
-            masks[row] = mask_at_least(bits, start + row * LANES, limit)
-        for row in range(rows):
-            mask = masks[row]
-            while mask:
-                i = start + row * LANES + lowest_one(mask)
-                indices[count] = i
-                found[count] = bits[i]
-                count += 1
-                mask &= mask - np.uint64(1)
-        for i in range(start + rows * LANES, stop):
-            if np.uint32(bits[i] & np.uint32(MAGNITUDE)) >= limit:
-                indices[count] = i
-                found[count] = bits[i]
-                count += 1
+    bits = x.view(np.uint32)
+    while start < x.size and count + STRIP <= indices.size:
+        stop = min(start + STRIP, x.size)
+        count = _scan(bits, start, stop, limit, masks, indices, found, count)
         start = stop
     return start, count
 
 
 @kernel
-def sample(bits: Words32, key: Words, stream: int, found: Words32) -> None:
-    """One coordinate at random of each of found.size equal stretches of `bits`."""
+def gather_into(
+    x: Floats, target: Floats, add: bool, start: int, limit: np.uint32, indices: Words32, found: Words32, count: int
+) -> tuple[int, int]:
+    """`gather` of `target` as it becomes strip by strip: a copy of `x`, or `x` added to it."""
+    masks = np.empty(STRIP // LANES, np.uint64)
+    bits = target.view(np.uint32)
+    while start < x.size and count + STRIP <= indices.size:
+        stop = min(start + STRIP, x.size)
+        source, strip = x[start:stop], target[start:stop]
+        if add:
+            for i in range(source.size):
+                strip[i] += source[i]
+        else:
+            for i in range(source.size):
+                strip[i] = source[i]
+        count = _scan(bits, start, stop, limit, masks, indices, found, count)
+        start = stop
+    return start, count
+
+
+@kernel
+def sample(x: Floats, residual: Floats, key: Words, stream: int, found: Words32) -> None:
+    """The bits of one coordinate at random of each of found.size equal stretches of x + residual; of x if that is empty."""
     words = np.empty(4 * CALLS, np.uint32)
-    stretch = bits.size / found.size
+    values = found.view(np.float32)
+    stretch = x.size / found.size
     for i in range(found.size):
         j = i % (4 * CALLS)
         if j == 0:
             fill(words, key, stream, i // 4)
-        place = np.int64((i + words[j] * 2.0**-32) * stretch)
-        found[i] = bits[min(place, np.int64(bits.size - 1))]
+        place = min(np.int64((i + words[j] * 2.0**-32) * stretch), np.int64(x.size - 1))
+        values[i] = x[place] + residual[place] if residual.size else x[place]
 
 
 def _longer(array: Words32, most: int) -> Words32:
@@ -87,60 +112,72 @@ def _longer(array: Words32, most: int) -> Words32:
     return longer
 
 
-def bits_of(x: Floats) -> Words32:
-    """The bits of `x` as a vector."""
-    return x.reshape(-1).view(np.uint32)
+class Scan(NamedTuple):
+    """What is scanned: `x`, or `target` (contiguous, apart from x) after `x` was copied or, if `add`, added to it."""
 
+    x: Floats
+    target: Floats | None = None
+    add: bool = False
 
-def sampled_limit(bits: Words32, size: int, rank: float, key: Words, stream: int) -> int:
-    """The magnitude, at least 1, of the rank-th largest of `size` sampled coordinates; 1 if the rank exceeds the sample."""
-    if rank >= size:
-        return 1
-    found = np.empty(size, np.uint32)
-    sample(bits, key, stream, found)
-    return max(1, int(kth_largest(found, max(1, math.ceil(rank)))[0]))
+    def done(self) -> Scan:
+        """The same once the target has been written."""
+        return self if self.target is None else Scan(readonly(self.target))
 
+    def written(self) -> Scan:
+        """The same with the target written now."""
+        if self.target is not None:
+            np.add(self.target, self.x, out=self.target) if self.add else np.copyto(self.target, self.x)
+        return self.done()
 
-def at_least(x: Floats, limit: int, most: int, room: int, target: Floats | None = None) -> Entries:
-    """The coordinates of `x` whose magnitude has bits of at least `limit` >= 1; of more than `most` the largest.
+    def limit(self, size: int, rank: float, key: Words, stream: int) -> int:
+        """The bits, at least 1, of the rank-th largest of `size` sampled magnitudes; 1 if the rank exceeds the sample."""
+        if rank >= size:
+            return 1
+        found = np.empty(size, np.uint32)
+        residual = self.target.reshape(-1) if self.add and self.target is not None else _NOTHING
+        sample(self.x.reshape(-1), readonly(residual), key, stream, found)
+        return max(1, int(kth_largest(found, max(1, math.ceil(rank)))[0]))
 
-    `room`: how many are expected; a multiple of it is allocated when there are more. `target`, if given, receives a copy
-    of x. Raises NonFiniteGradientError.
-    """
-    bits = bits_of(x)
-    copy = _NO_TARGET if target is None else bits_of(target)
-    full = min(most + max(most // 2, STRIP), x.size) + STRIP
-    room = min(room + STRIP, full)
-    indices, found = np.empty(room, np.uint32), np.empty(room, np.uint32)
-    stop = count = 0
-    while True:
-        stop, count = gather(bits, stop, np.uint32(limit), copy, indices, found, count)
-        if stop == x.size:
-            break
-        if indices.size < full:
-            indices, found = _longer(indices, full), _longer(found, full)
-        else:
-            limit = int(keep_largest(indices, found, count, most)) + 1
+    def at_least(self, limit: int, most: int, room: int) -> Entries:
+        """The coordinates whose magnitude has bits of at least `limit` >= 1; of more than `most` the largest.
+
+        `room`: how many are expected; a multiple of it is allocated when there are more. Raises NonFiniteGradientError.
+        """
+        x, target = self.x.reshape(-1), None if self.target is None else self.target.reshape(-1)
+        full = min(most + max(most // 2, STRIP), x.size) + STRIP
+        room = min(room + STRIP, full)
+        indices, found = np.empty(room, np.uint32), np.empty(room, np.uint32)
+        stop = count = 0
+        while True:
+            if target is None:
+                stop, count = gather(x, stop, np.uint32(limit), indices, found, count)
+            else:
+                stop, count = gather_into(x, target, self.add, stop, np.uint32(limit), indices, found, count)
+            if stop == x.size:
+                break
+            if indices.size < full:
+                indices, found = _longer(indices, full), _longer(found, full)
+            else:
+                limit = int(keep_largest(indices, found, count, most)) + 1
+                count = most
+        if count > most:
+            keep_largest(indices, found, count, most)
             count = most
-    if count > most:
-        keep_largest(indices, found, count, most)
-        count = most
-    if int(peak(found[:count])) >= INFINITY_BITS:
-        raise_nonfinite(x)
-    return Entries(indices[:count], found[:count].view(np.float32))
+        if int(peak(found[:count])) >= INFINITY_BITS:
+            raise_nonfinite(self.done().x)
+        return Entries(indices[:count], found[:count].view(np.float32))
 
-
-def largest(x: Floats, keep: int, key: Words, stream: int, target: Floats | None = None) -> Entries:
-    """The `keep` >= 1 largest of `x`, exactly; all that are not zero if there are fewer."""
-    limit = 1
-    room = x.size
-    if x.size > 4 * STRIP:
-        size = min(x.size // 64, 1 << 14)
-        expected = size * keep / x.size
-        rank = expected + 4 * math.sqrt(expected) + 3  # fewer than one scan in 10^4 finds too few
-        room = int(x.size / size * (rank + 4 * math.sqrt(rank)))
-        limit = sampled_limit(bits_of(x), size, rank, key, stream)
-    entries = at_least(x, limit, keep, room, target)
-    if entries.indices.size < keep and limit > 1:
-        return at_least(x, 1, keep, room)
-    return entries
+    def largest(self, keep: int, key: Words, stream: int) -> Entries:
+        """The `keep` >= 1 largest, exactly; all that are not zero if there are fewer."""
+        limit, size = 1, self.x.size
+        room = size
+        if size > 4 * STRIP:
+            sampled = min(size // 64, 1 << 14)
+            expected = sampled * keep / size
+            rank = expected + 4 * math.sqrt(expected) + 3  # fewer than one scan in 10^4 finds too few
+            room = int(size / sampled * (rank + 4 * math.sqrt(rank)))
+            limit = self.limit(sampled, rank, key, stream)
+        entries = self.at_least(limit, keep, room)
+        if entries.indices.size < keep and limit > 1:
+            return self.done().at_least(1, keep, room)
+        return entries

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Shape, Words
+from psnode.codecs.base import Bytes, Shape, Words
 from psnode.codecs.bitmasks import Words32
-from psnode.codecs.finite import copy_finite, raise_nonfinite
-from psnode.codecs.largest import Entries
-from psnode.codecs.norms import max_norm
+from psnode.codecs.finite import raise_nonfinite
+from psnode.codecs.largest import Entries, Scan
+from psnode.codecs.norms import NOT_FINITE, max_norm
 from psnode.codecs.selector import Selector, check_ratio, share
 from psnode.codecs.subset import draw
 from psnode.codecs.table import number_of
@@ -62,16 +62,15 @@ class Randk(Selector):
     def _max_parts(self, shape: Shape) -> tuple[int, int]:
         return _SIDE, self._most(math.prod(shape))
 
-    def _select(self, x: Floats, key: Words, target: Floats | None) -> Entries:
-        flat = x.reshape(-1)
-        finite = max_norm(flat) >= 0 if target is None else copy_finite(flat, target.reshape(-1))
-        if not finite:
-            raise_nonfinite(x)
-        count = self._most(x.size)
-        indices = draw(count, x.size, key, number_of(self.id))
+    def _select(self, scan: Scan, key: Words) -> Entries:
+        flat = scan.written().x.reshape(-1)
+        if max_norm(flat) == NOT_FINITE:
+            raise_nonfinite(flat)
+        count = self._most(flat.size)
+        indices = draw(count, flat.size, key, number_of(self.id))
         values = flat[indices]
-        if self.scaled and count < x.size:
-            scaled = values.astype(np.float64) * (x.size / count)
+        if self.scaled and count < flat.size:
+            scaled = values.astype(np.float64) * (flat.size / count)
             values = np.clip(scaled, -_LARGEST, _LARGEST).astype(np.float32)
         return Entries(indices, values)
 

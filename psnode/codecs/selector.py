@@ -16,7 +16,7 @@ from psnode.codecs.base import Bytes, Floats, Indices, Shape, Words
 from psnode.codecs.bitmasks import Words32
 from psnode.codecs.bounds import check_real
 from psnode.codecs.jit import kernel
-from psnode.codecs.largest import Entries
+from psnode.codecs.largest import Entries, Scan
 from psnode.codecs.payload import MAX_COORDINATES
 from psnode.codecs.stages import Reducer, write_section
 
@@ -31,8 +31,8 @@ class Selector(Reducer):
         """The most entries kept of `size` > 0 coordinates."""
 
     @abstractmethod
-    def _select(self, x: Floats, key: Words, target: Floats | None) -> Entries:
-        """The entries to send. `target`, if given, receives a copy of `x`. Raises NonFiniteGradientError."""
+    def _select(self, scan: Scan, key: Words) -> Entries:
+        """The entries to send of what is scanned. Raises NonFiniteGradientError."""
 
     def _write_indices(self, selected: Words32, key: Words, size: int, side: Bytes) -> int:
         return indices.write(selected, size, side)
@@ -46,12 +46,19 @@ class Selector(Reducer):
         return indices.max_nbytes(most, size), most
 
     def _reduce(self, x: Floats, key: Words, side: Bytes) -> tuple[int, Floats]:
-        entries = self._select(x, key, None)
+        entries = self._select(Scan(x), key)
         return self._write_indices(entries.indices, key, x.size, side), entries.values
 
     def _encode_error(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
-        entries = self._select(x, key, None if error.ctypes.data == x.ctypes.data else error)
-        used = self._write_indices(entries.indices, key, x.size, body[4 : 4 + self._max_parts(x.shape)[0]])
+        return self._without(Scan(x, None if error.ctypes.data == x.ctypes.data else error), key, body, error)
+
+    def _encode_sum(self, x: Floats, key: Words, body: Bytes, residual: Floats) -> int:
+        return self._without(Scan(x, residual, add=True), key, body, residual)
+
+    def _without(self, scan: Scan, key: Words, body: Bytes, error: Floats) -> int:
+        """Write the body, and take from `error`, which the scan leaves as the array to code, what is sent."""
+        entries = self._select(scan, key)
+        used = self._write_indices(entries.indices, key, error.size, body[4 : 4 + self._max_parts(error.shape)[0]])
         start = write_section(body, used)
         end = start + 4 * entries.values.size
         body[start:end].view(np.float32)[:] = entries.values

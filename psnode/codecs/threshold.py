@@ -19,7 +19,7 @@ import numpy as np
 from psnode.codecs.base import Floats, Words
 from psnode.codecs.bounds import check_real
 from psnode.codecs.finite import raise_nonfinite
-from psnode.codecs.largest import Entries, at_least, largest
+from psnode.codecs.largest import Entries, Scan
 from psnode.codecs.norms import NOT_FINITE, l2_norm
 from psnode.codecs.selector import Selector
 from psnode.codecs.table import number_of
@@ -53,14 +53,15 @@ class Threshold(Selector):
     def _most(self, size: int) -> int:
         return size if self.tau is not None else max(1, size // int(_RMS**2))
 
-    def _select(self, x: Floats, key: Words, target: Floats | None) -> Entries:
-        tau = _RMS * _rms(x) if self.tau is None else self.tau
-        limit = max(1, _bits_from(tau))
-        most = self._most(x.size)
-        entries = at_least(x, limit, most, x.size // _ROOM, target)
-        if self.tau is None and not entries.indices.size:
-            return largest(x, 1, key, number_of(self.id))
-        return entries
+    def _select(self, scan: Scan, key: Words) -> Entries:
+        size = scan.x.size
+        most, room = self._most(size), size // _ROOM
+        if self.tau is not None:
+            return scan.at_least(_bits_from(self.tau), most, room)
+        scan = scan.written()
+        limit = max(1, _bits_from(_RMS * _rms(scan.x)))
+        entries = scan.at_least(limit, most, room)
+        return entries if entries.indices.size else scan.largest(1, key, number_of(self.id))
 
 
 def _rms(x: Floats) -> float:

@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from psnode.codecs.base import Floats, Words
-from psnode.codecs.largest import Entries, at_least, bits_of, largest, sampled_limit
+from psnode.codecs.base import Words
+from psnode.codecs.largest import Entries, Scan
 from psnode.codecs.selector import Selector, check_ratio, share
 from psnode.codecs.table import number_of
 
@@ -45,17 +45,18 @@ class Topk(Selector):
     def _most(self, size: int) -> int:
         return share(self.ratio, size)
 
-    def _select(self, x: Floats, key: Words, target: Floats | None) -> Entries:
-        keep, stream = self._most(x.size), number_of(self.id)
-        if not self.sampled or x.size <= _SMALL:
-            return largest(x, keep, key, stream, target)
-        size = min(x.size // 100, 1 << 15)
-        rank = size * keep / x.size
+    def _select(self, scan: Scan, key: Words) -> Entries:
+        size = scan.x.size
+        keep, stream = self._most(size), number_of(self.id)
+        if not self.sampled or size <= _SMALL:
+            return scan.largest(keep, key, stream)
+        sampled = min(size // 100, 1 << 15)
+        rank = sampled * keep / size
         rank += 1.5 * math.sqrt(rank) + 1
         while True:
-            limit = sampled_limit(bits_of(x), size, rank, key, stream)
-            room = int(x.size / size * (rank + 3 * math.sqrt(rank)))
-            entries = at_least(x, limit, keep, room, target)
+            limit = scan.limit(sampled, rank, key, stream)
+            entries = scan.at_least(limit, keep, int(size / sampled * (rank + 3 * math.sqrt(rank))))
             if entries.indices.size >= _FEWEST * keep or limit == 1:
                 return entries
             rank *= 2
+            scan = scan.done()

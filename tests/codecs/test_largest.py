@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from psnode.codecs import largest
 from psnode.codecs.base import readonly
+from psnode.codecs.largest import Scan, sample
 from psnode.codecs.ranking import kth_largest
 from psnode.errors import NonFiniteGradientError
 
@@ -55,7 +55,7 @@ def test_the_k_largest_are_those_of_a_stable_sort(name, size):
     for keep in sorted({1, 2, size // 1000, size // 100, size // 10, size // 2, size - 1, size} - {0}):
         if keep > size:
             continue
-        found = largest.largest(x, keep, KEY, STREAM)
+        found = Scan(x).largest(keep, KEY, STREAM)
         assert np.array_equal(found.indices, by_sorting(x, keep))
         assert np.array_equal(found.values.view(np.uint32), x[found.indices].view(np.uint32))
 
@@ -66,24 +66,23 @@ def test_the_k_largest_are_those_of_a_stable_sort(name, size):
 )
 def test_any_short_vector(x, keep):
     keep = min(keep, x.size)
-    assert np.array_equal(largest.largest(readonly(x), keep, KEY, STREAM).indices, by_sorting(x, keep))
+    assert np.array_equal(Scan(readonly(x)).largest(keep, KEY, STREAM).indices, by_sorting(x, keep))
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_sample_changes_nothing(seed):
     x = inputs(LONG)["62 % zeros"]
     key = np.random.default_rng(seed).integers(2**64, size=2, dtype=np.uint64)
-    assert np.array_equal(largest.largest(x, 700, key, STREAM).indices, by_sorting(x, 700))
+    assert np.array_equal(Scan(x).largest(700, key, STREAM).indices, by_sorting(x, 700))
 
 
 def test_a_sample_that_misleads_costs_a_second_scan_and_nothing_else():
     """All large entries lie where the sample looks: the threshold found there is reached by too few."""
-    places = np.empty(LONG // 64, np.uint32)
-    largest.sample(readonly(np.arange(LONG, dtype=np.uint32)), KEY, STREAM, places)
+    places = sampled(LONG // 64, LONG, KEY)
     x = inputs(LONG)["normal"].copy()
     x[places[::3]] += 100
     for target in (None, np.empty_like(x)):
-        found = largest.largest(readonly(x), 700, KEY, STREAM, target)
+        found = Scan(readonly(x), target).largest(700, KEY, STREAM)
         assert np.array_equal(found.indices, by_sorting(x, 700))
     assert np.array_equal(target, x)
 
@@ -94,7 +93,7 @@ def test_a_sample_that_misleads_costs_a_second_scan_and_nothing_else():
 def test_more_candidates_than_were_expected_change_nothing(name, limit, room):
     x = inputs(LONG)[name]
     for most in (1, 100, 5000, LONG):
-        found = largest.at_least(x, limit, most, room)
+        found = Scan(x).at_least(limit, most, room)
         reach = x * (np.abs(x).view(np.uint32) >= limit)
         assert np.array_equal(found.indices, by_sorting(reach, most))
 
@@ -102,14 +101,14 @@ def test_more_candidates_than_were_expected_change_nothing(name, limit, room):
 def test_a_threshold_is_inclusive():
     x = readonly(np.array([0.5, -2.0, np.nextafter(np.float32(2), np.float32(0)), 2.0, 3.0], np.float32))
     limit = int(np.float32(2).view(np.uint32))
-    assert largest.at_least(x, limit, 5, 5).indices.tolist() == [1, 3, 4]
+    assert Scan(x).at_least(limit, 5, 5).indices.tolist() == [1, 3, 4]
 
 
 def test_the_target_receives_a_copy():
     x = inputs(LONG)["normal"]
     for keep in (3, LONG // 2):
         target = np.full(LONG, 9, np.float32)
-        found = largest.largest(x, keep, KEY, STREAM, target)
+        found = Scan(x, target).largest(keep, KEY, STREAM)
         assert np.array_equal(target, x)
         assert found.indices.size == keep
 
@@ -121,20 +120,20 @@ def test_one_value_that_is_not_finite_is_found(value, index):
     x[index] = value
     for keep in (1, 70, LONG):
         with pytest.raises(NonFiniteGradientError) as caught:
-            largest.largest(readonly(x), keep, KEY, STREAM)
+            Scan(readonly(x)).largest(keep, KEY, STREAM)
         assert caught.value.index == index
 
 
 def test_nothing_but_nans_is_found_too():
     with pytest.raises(NonFiniteGradientError) as caught:
-        largest.largest(readonly(np.full(LONG, np.nan, np.float32)), 5, KEY, STREAM)
+        Scan(readonly(np.full(LONG, np.nan, np.float32))).largest(5, KEY, STREAM)
     assert caught.value.index == 0
 
 
 def test_the_largest_float32_is_finite():
     x = np.zeros(100, np.float32)
     x[7] = -np.finfo(np.float32).max
-    assert largest.largest(readonly(x), 3, KEY, STREAM).indices.tolist() == [7]
+    assert Scan(readonly(x)).largest(3, KEY, STREAM).indices.tolist() == [7]
 
 
 @given(hnp.arrays(np.uint32, st.integers(1, 200), elements=st.integers(0, 2**32 - 1) | st.integers(0, 3)), st.data())
@@ -146,15 +145,20 @@ def test_the_rank_and_its_ties_are_those_of_a_sort(found, data):
     assert ties == rank - np.count_nonzero(magnitudes > limit)
 
 
+def sampled(count: int, size: int, key: np.ndarray) -> np.ndarray:
+    """The places that a sample of `count` of `size` coordinates looks at."""
+    found = np.empty(count, np.uint32)
+    sample(readonly(np.arange(size, dtype=np.float32)), readonly(np.empty(0, np.float32)), key, STREAM, found)
+    return found.view(np.float32).astype(int)
+
+
 def test_a_sample_holds_one_coordinate_of_every_stretch_each_as_likely():
     """1000 stretches of 70 or 71: chi-square over the place within, alone wrong once in 10^4 seeds."""
     from scipy.stats import chisquare
 
-    x = np.arange(LONG, dtype=np.uint32)
     places = np.zeros(70, int)
     for seed in range(40):
-        found = np.empty(1000, np.uint32)
-        largest.sample(readonly(x), np.array([seed, 1], np.uint64), STREAM, found)
+        found = sampled(1000, LONG, np.array([seed, 1], np.uint64))
         start = np.arange(1000) * (LONG / 1000)
         assert np.all((found >= np.floor(start)) & (found <= start + LONG / 1000))
         places += np.bincount(np.minimum(69, ((found - start + 0.5) / LONG * 1000 * 70).astype(int)), minlength=70)
@@ -162,7 +166,25 @@ def test_a_sample_holds_one_coordinate_of_every_stretch_each_as_likely():
 
 
 def test_a_sample_of_everything_is_everything():
-    x = readonly(np.arange(777, dtype=np.uint32))
-    found = np.empty(777, np.uint32)
-    largest.sample(x, KEY, STREAM, found)
-    assert np.array_equal(found, x)
+    assert np.array_equal(sampled(777, 777, KEY), np.arange(777))
+
+
+@pytest.mark.parametrize("name", inputs(1))
+@pytest.mark.parametrize("keep", [1, 700, LONG // 2])
+def test_a_sum_is_scanned_as_if_it_had_been_added_before(name, keep):
+    x = inputs(LONG)[name]
+    residual = inputs(LONG)["heavy tail"].copy()
+    with np.errstate(over="ignore"):
+        total = residual + x
+    found = Scan(x, residual, add=True).largest(keep, KEY, STREAM)
+    assert np.array_equal(residual, total)
+    assert np.array_equal(found.indices, by_sorting(total, keep))
+    assert np.array_equal(found.values, total[found.indices])
+
+
+def test_a_sum_that_overflows_is_named():
+    x = np.zeros(LONG, np.float32)
+    x[40_000] = np.finfo(np.float32).max
+    with pytest.raises(NonFiniteGradientError) as caught:
+        Scan(readonly(x), x.copy(), add=True).largest(5, KEY, STREAM)
+    assert caught.value.index == 40_000

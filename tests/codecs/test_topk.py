@@ -137,10 +137,10 @@ def test_a_sampled_threshold_that_too_few_reach_is_lowered():
     """Large entries only where the sample looks: 400 of the 2000 sampled, so the first threshold lies among those."""
     size = 200_000
     key = rng(1).integers(2**64, size=2, dtype=np.uint64)
-    places = np.empty(2000, np.uint32)
-    sample(readonly(np.arange(size, dtype=np.uint32)), key, number_of("topk"), places)
+    found = np.empty(2000, np.uint32)
+    sample(readonly(np.arange(size, dtype=np.float32)), readonly(np.empty(0, np.float32)), key, number_of("topk"), found)
     x = normal(size)
-    x[places[::5]] += 1000 + np.arange(400)
+    x[found.view(np.float32)[::5].astype(int)] += 1000 + np.arange(400)
     codec = Topk(ratio=0.01, sampled=True)
     support = codec.support(codec.encode(x, rng(1)))
     assert 1600 <= support.size <= 2000
@@ -181,6 +181,37 @@ def test_the_error_in_place_changes_the_support_and_nothing_else(spec):
     expected[support] = x[support] - codec.decode(payload)[support]
     for error in (apart, inside):
         assert np.array_equal(error.view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *BOTH,
+        "topk:ratio=0.4",
+        "graddrop",
+        "threshold",
+        "threshold:tau=2",
+        "randk",
+        "randk:scaled=false",
+        "topk+qsgd",
+        "entrywise",
+    ],
+)
+def test_a_step_of_error_feedback_is_a_sum_and_an_encoding(spec):
+    codec = get_codec(spec)
+    for shape in ((30_000,), (40, 7), (1,), (0,), ()):
+        x, residual = np.asarray(normal(*shape)), np.asarray(3 * normal(*shape, seed=1))
+        before = x.copy()
+        expected = np.asarray(residual + x)
+        payload = codec.encode(expected, rng(4), error=expected)
+        fused = residual.copy()
+        assert codec.encode_sum(x, rng(4), fused) == payload
+        assert np.array_equal(fused.view(np.uint32), expected.view(np.uint32))
+        assert np.array_equal(x, before)
+    strided, itself = np.zeros((40, 14), np.float32)[:, ::2], normal(40, 7)
+    x = normal(40, 7)
+    assert codec.encode_sum(x, rng(4), strided) == codec.encode(x, rng(4))
+    assert codec.encode_sum(itself, rng(4), itself) == codec.encode(x + x, rng(4))
 
 
 def test_no_dense_temporary_is_made():
