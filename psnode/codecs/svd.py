@@ -11,6 +11,7 @@ sum lambda_i^2 (1 - p_i) / p_i, the least that any such p has. A message costs a
 
 The factors share the singular value and 1 / p so that their entries have equal RMS: neither leaves float32's range, and a
 quantiser behind svd (`svd+qsgd`) sees one scale. Their product is unbiased if their quantisation is, as it is independent.
+Where the sum of the terms would exceed float32 (gradients beyond 1e36), all of it is scaled down until it fits.
 
 Arrays that terms would not make smaller (vectors, scalars, small or narrow matrices) travel as they are.
 
@@ -28,8 +29,9 @@ from typing import Literal
 import numpy as np
 
 from psnode.codecs.atoms import MAX_BUDGET, TICK_BITS, TICKS, optimal_probabilities, sampling_error, systematic_sample, ticks
-from psnode.codecs.base import Bytes, Floats, Shape, Words, readonly
+from psnode.codecs.base import Bytes, Floats, Shape, Words
 from psnode.codecs.blas import one_thread
+from psnode.codecs.factors import fold, unfold
 from psnode.codecs.finite import raise_nonfinite
 from psnode.codecs.randomised import sketch
 from psnode.codecs.rank_one import add_terms, write_terms
@@ -130,7 +132,7 @@ class Svd(Reducer):
             found = self._find(x.reshape(m, n), key)
             chosen, probabilities = self._choose(found.values, key)
             fields[:] = split, chosen.size
-            return _SIDE, _fold(*found.terms(chosen), probabilities)
+            return _SIDE, fold(*found.terms(chosen), probabilities)
 
     def _choose(self, values: Float64s, key: Words) -> tuple[Int64s, Float64s]:
         """The indices of the terms to send, and the probabilities to divide them by."""
@@ -156,14 +158,14 @@ class Svd(Reducer):
     def _expand(self, side: Bytes, values: Floats, out: Floats) -> None:
         split, terms, m, n = _sizes(side, out.shape)
         if split:
-            write_terms(*_unfold(values, terms, m, n), out.reshape(m, n))
+            write_terms(*unfold(values, terms, m, n), out.reshape(m, n))
         else:
             out[...] = values.reshape(out.shape)
 
     def _expand_add(self, side: Bytes, values: Floats, out: Floats, weight: np.float32) -> None:
         split, terms, m, n = _sizes(side, out.shape)
         if split:
-            add_terms(*_unfold(values, terms, m, n), out.reshape(m, n), weight)
+            add_terms(*unfold(values, terms, m, n), out.reshape(m, n), weight)
         else:
             out += weight * values.reshape(out.shape)
 
@@ -179,21 +181,3 @@ def _start(key: Words) -> int:
     words = np.empty(4 * BLOCK, np.uint32)
     fill(words, key, number_of("svd"), 0)
     return (int(words[0]) << 32 | int(words[BLOCK])) >> (64 - TICK_BITS)
-
-
-def _fold(left: Float64s, right: Float64s, probabilities: Float64s) -> Floats:
-    """Factors (k, m) and (k, n) over their probabilities as one float32 vector, entries of equal RMS."""
-    (k, m), n = left.shape, right.shape[1]
-    tiny = np.finfo(np.float64).tiny
-    lengths_left, lengths_right = (np.maximum(np.linalg.norm(side, axis=1), tiny) for side in (left, right))
-    scale = np.sqrt(lengths_right / lengths_left / probabilities) * (m / n) ** 0.25
-    values = np.empty((k, m + n), np.float32)
-    values[:, :m] = left * scale[:, None]
-    values[:, m:] = right / (scale * probabilities)[:, None]
-    return values.reshape(-1)
-
-
-def _unfold(values: Floats, terms: int, m: int, n: int) -> tuple[Floats, Floats]:
-    """The factors, (terms, m) and (terms, n)."""
-    table = values.reshape(terms, m + n)
-    return readonly(np.ascontiguousarray(table[:, :m])), readonly(np.ascontiguousarray(table[:, m:]))

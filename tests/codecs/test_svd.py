@@ -175,6 +175,34 @@ def test_scale_changes_nothing_but_the_scale(scale):
     assert np.abs(y - reference).max() <= (1e-2 if scale < 1e-37 else 1e-5) * np.abs(reference).max()
 
 
+@pytest.mark.parametrize("spec", ["svd", "svd:rank=1", "svd:sample=false", "svd:method=randomised"])
+@pytest.mark.parametrize("kind", ["signs", "one-hot", "diagonal", "equal"])
+def test_the_largest_floats_decode_to_finite_ones(kind, spec):
+    largest = np.finfo(np.float32).max
+    x = {
+        "signs": np.sign(gaussian(40, 60)),
+        "one-hot": np.eye(40, 60, 7),
+        "diagonal": np.eye(40, 60),
+        "equal": np.ones((40, 60)),
+    }[kind]
+    if kind == "one-hot":
+        x[1:] = 0
+    codec = get_codec(spec)
+    for seed in range(5):
+        y = codec.decode(encode(codec, (x * largest).astype(np.float32), seed))
+        assert np.isfinite(y).all()
+        if kind in ("one-hot", "equal"):
+            assert np.abs(y - x * largest).max() <= 1e-5 * largest
+
+
+def test_what_fits_into_float32_is_not_scaled_down():
+    x = (1e36 * decays() / np.abs(decays()).max()).astype(np.float32)
+    codec = Svd(rank=2)
+    small = codec.decode(encode(codec, decays(), 3)).astype(float)
+    large = codec.decode(encode(codec, x, 3)).astype(float)
+    assert np.abs(large * np.abs(decays()).max() / 1e36 - small).max() <= 1e-5 * np.abs(small).max()
+
+
 def test_dead_rows_and_columns_stay_exactly_zero():
     x = gaussian(64, 90)
     x[::3] = 0
