@@ -107,5 +107,5 @@ def _show(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
-        return repr(float(value)).removesuffix(".0")
+        return repr(float(value)).removesuffix(".0").replace("e+", "e")  # + joins stages
     return str(value)
