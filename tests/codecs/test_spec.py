@@ -1,0 +1,93 @@
+"""Spec strings: what is accepted, and what an error says."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psnode.codecs import get_codec, spec
+from psnode.errors import CodecSpecError, ConfigurationError
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """One field of every kind."""
+
+    count: int = 1
+    ratio: float = 0.5
+    flag: bool = False
+    kind: Literal["a", "b"] = "a"
+    limit: float | None = None
+    size: int | None = None
+
+
+@given(
+    st.builds(
+        Example,
+        count=st.integers(),
+        ratio=st.floats(allow_nan=False, allow_infinity=False),
+        flag=st.booleans(),
+        kind=st.sampled_from(["a", "b"]),
+        limit=st.none() | st.floats(allow_nan=False, allow_infinity=False),
+        size=st.none() | st.integers(),
+    )
+)
+def test_what_is_shown_is_parsed_back(example: Example) -> None:
+    wrapped, stages = spec.parse(spec.show("example", example))
+    assert not wrapped
+    assert spec.construct(Example, stages[0]) == example
+
+
+def test_values_are_shown_as_short_as_can_be() -> None:
+    assert spec.show("example", Example(3, 1.0, True, "b", 1e-5)) == "example:count=3,ratio=1,flag=true,kind=b,limit=1e-05,size="
+    assert repr(get_codec("identity")) == "identity"
+    assert repr(get_codec("qsgd")) == "qsgd:levels=15,bucket=512,norm=l2"
+
+
+def test_space_around_parts_is_ignored() -> None:
+    assert get_codec(" qsgd : levels = 3 , bucket=64 + zstd ") == get_codec("qsgd:levels=3,bucket=64+zstd")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "empty stage"),
+        ("qsgd+", "empty stage"),
+        (":levels=3", "empty stage"),
+        ("qsgd:", "where name=value is expected"),
+        ("qsgd:levels", "where name=value is expected"),
+        ("qsgd:=3", "where name=value is expected"),
+        ("qsgd:levels=3,levels=4", "sets 'levels' twice"),
+        ("qsgd:levels=three", "levels='three' is not an integer"),
+        ("qsgd:levels=", "levels='' is not an integer"),
+        ("contractive(qsgd", "closing parenthesis"),
+        ("qsgf", r"unknown codec 'qsgf' \(did you mean qsgd\?\): valid are .*identity"),
+        ("qsgd:levls=3", r"unknown parameter of codec qsgd: 'levls' \(did you mean levels\?\): valid are bucket, levels, norm"),
+        ("identity:x=1", "valid are none"),
+        ("contractive(contractive(qsgd))", "unknown codec"),
+        ("chain", "unknown codec"),
+    ],
+)
+def test_what_cannot_be_read_is_explained(text: str, message: str) -> None:
+    with pytest.raises(CodecSpecError, match=message) as caught:
+        get_codec(text)
+    assert isinstance(caught.value, ConfigurationError)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_spec_is_text() -> None:
+    with pytest.raises(CodecSpecError, match="is a string"):
+        get_codec(None)  # type: ignore[arg-type]
+
+
+@given(st.text(max_size=40))
+def test_no_text_gives_anything_but_a_codec_or_a_spec_error(text: str) -> None:
+    try:
+        codec = get_codec(text)
+    except CodecSpecError:
+        return
+    assert get_codec(repr(codec)) == codec
