@@ -56,6 +56,46 @@ _TABLE = (
         "Wang et al., ATOMO, NeurIPS 2018",
     ),
     Scheme(
+        "atomo-entrywise", "entrywise", "coordinates sampled with the least variance, unbiased",
+        "Wang et al., ATOMO, NeurIPS 2018",
+    ),
+    Scheme(
+        "nuqsgd", "nuqsgd:levels=7", "stochastic rounding to powers of two of a bucket's norm, unbiased",
+        "Ramezani-Kebrya et al., NUQSGD, JMLR 22, 2021",
+    ),
+    Scheme(
+        "natural", "natural", "stochastic rounding to powers of two, unbiased",
+        "Horvath et al., Natural compression, arXiv:1905.10988",
+    ),
+    Scheme(
+        "dithered", "dithered+ans", "a lattice shifted by a dither that both sides know, entropy coded, unbiased",
+        "Zamir and Feder, On universal quantization, IEEE Trans. Inf. Theory 38, 1992",
+    ),
+    Scheme(
+        "terngrad", "terngrad:clip=2.5", "-1, 0 or 1 times the clipped maximum",
+        "Wen et al., TernGrad, NeurIPS 2017",
+    ),
+    Scheme(
+        "minmax", "minmax:bits=4", "equidistant values between the extremes, what HiPress calls TernGrad, unbiased",
+        "Bai et al., HiPress, SOSP 2021",
+    ),
+    Scheme(
+        "onebit", "onebit", "two values, the means of the entries below and above zero, the rest remembered",
+        "Seide et al., 1-bit stochastic gradient descent, Interspeech 2014", feedback="ef",
+    ),
+    Scheme(
+        "efsignsgd", "scaledsign", "signs times the mean magnitude, the rest remembered",
+        "Karimireddy et al., Error feedback fixes SignSGD, ICML 2019", feedback="ef",
+    ),
+    Scheme(
+        "randk", "randk:ratio=0.01", "one coordinate in a hundred, drawn by a shared seed, the rest remembered",
+        "Stich et al., Sparsified SGD with memory, NeurIPS 2018", feedback="ef",
+    ),
+    Scheme(
+        "graddrop", "graddrop:ratio=0.01", "what exceeds a sampled threshold, the rest remembered",
+        "Aji and Heafield, Sparse communication for distributed gradient descent, EMNLP 2017", feedback="ef",
+    ),
+    Scheme(
         "topk", "topk:ratio=0.01", "the largest of every hundred coordinates, the rest remembered",
         "Stich et al., Sparsified SGD with memory, NeurIPS 2018", feedback="ef",
     ),

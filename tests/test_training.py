@@ -16,6 +16,7 @@ from psnode.classification import Classification
 from psnode.config import Config
 from psnode.errors import CheckpointError, ConfigurationError, DivergedError, PsnodeError
 from psnode.job import run
+from psnode.schemes import SCHEMES
 
 CODED = ["identity", "qsgd", "atomo"]
 
@@ -185,6 +186,15 @@ def test_a_coded_downlink_keeps_replicas_alike_and_resumes_exactly(tmp_path: Pat
     run(config(tmp_path / "parts", **changed, resume=True))
     assert summary(tmp_path / "parts")["model_hash"] == summary(tmp_path / "whole")["model_hash"]
     assert records(tmp_path / "whole")[5]["downlink_bytes"] < 0.25 * 3 * 4 * 431_080
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_scheme_trains_and_sends_less_than_float32(tmp_path: Path, scheme: str) -> None:
+    run(config(tmp_path / "run", scheme=scheme, max_steps=6, hash_every=2))
+    lines = records(tmp_path / "run")
+    assert all(np.isfinite(record["loss"]) for record in lines)
+    if scheme != "dense":
+        assert max(record["uplink_bytes"] for record in lines[1:]) < 0.6 * 2 * 4 * 431_080
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
