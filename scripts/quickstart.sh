@@ -25,7 +25,7 @@ evaluator=$!
 trap 'kill "$evaluator" 2>/dev/null || true' EXIT
 
 mpirun -n 3 --map-by :OVERSUBSCRIBE --bind-to none \
-    psnode train --network LeNet --dataset digits --scheme atomo --downlink bf16 --epochs 10 --lr 0.02 --train-dir "$directory" "$@"
+    psnode train --network LeNet --dataset digits --scheme atomo --downlink qsgd --epochs 10 --lr 0.02 --train-dir "$directory" "$@"
 wait "$evaluator"
 trap - EXIT
 
