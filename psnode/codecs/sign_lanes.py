@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
 

@@ -31,7 +31,7 @@ CODECS = {
     "onebit": Entry(11, "onebit:OneBit"),
     "sign": Entry(12, "sign:Sign"),
     "scaledsign": Entry(13, "scaledsign:ScaledSign"),
-    "tbq": Entry(14),
+    "tbq": Entry(14, "tbq:Tbq"),
     "entrywise": Entry(15, "entrywise:Entrywise"),
     "topk": Entry(16, "topk:Topk"),
     "randk": Entry(17, "randk:Randk"),

@@ -1,0 +1,115 @@
+"""Threshold quantisation: -tau, 0 or tau a coordinate, whichever side of the thresholds it is on.
+
+A value of tau or more decodes to tau, of -tau or less to -tau, others to 0. What is left, x - decode, belongs to the error
+feedback that the codec is made for; there it grows where |gradient| > tau in every step.
+
+    body   float32 tau, positive; 0 if all coordinates are 0
+           blocks: see psnode.codecs.tbq_kernels. At most 1.6 bits a coordinate, 16 a value sent
+
+Without a tau it is 0.88 times the root of the mean square. That takes most from a Gaussian, 66 % of its energy, and something
+from any array, as one coordinate at least is as large as the root of the mean square: a contraction, which a fixed tau is not.
+
+Source: Strom, "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing", Interspeech 2015.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from psnode.codecs import tbq_kernels as kernels
+from psnode.codecs.base import Bytes, Floats, Shape, Words, readonly
+from psnode.codecs.bounds import check_real
+from psnode.codecs.finite import INFINITY_BITS, raise_nonfinite
+from psnode.codecs.moments import root_mean_square
+from psnode.codecs.stages import Codes, Quantiser, Symbols
+from psnode.codecs.ternary_kernels import write
+from psnode.codecs.trits import DIGITS
+from psnode.errors import PayloadError
+
+SHARE = 0.88  # maximises 4 t pdf(t) - 2 t^2 (1 - cdf(t)), the energy that thresholds +-t take from N(0, 1)
+_SIDE = 4
+_LEAST, _MOST = 1e-37, 1e38
+_NO_FLOATS = np.empty(0, np.float32)
+
+
+@dataclass(frozen=True, repr=False)
+class Tbq(Quantiser):
+    """tbq:tau=. `tau`: the threshold and the value sent; without one it follows the array."""
+
+    tau: float | None = None
+
+    id = "tbq"
+
+    def __post_init__(self) -> None:
+        """CodecSpecError for a tau out of bounds."""
+        if self.tau is not None:
+            check_real(self, "tau", _LEAST, _MOST)
+
+    def _max_body(self, shape: Shape) -> int:
+        size = math.prod(shape)
+        return _SIDE + 2 * -(-size // kernels.BLOCK) + -(-size // DIGITS)
+
+    def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
+        return self._write(x, _NO_FLOATS, body, _NO_FLOATS, False)
+
+    def _encode_error(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
+        return self._write(x, _NO_FLOATS, body, error.reshape(-1), error.ctypes.data != x.ctypes.data)
+
+    def _encode_sum(self, x: Floats, key: Words, body: Bytes, residual: Floats) -> int:
+        if self.tau is None:
+            return super()._encode_sum(x, key, body, residual)
+        return self._write(readonly(residual), x.reshape(-1), body, residual.reshape(-1), False)
+
+    def _write(self, x: Floats, addend: Floats, body: Bytes, error: Floats, copy: bool) -> int:
+        tau, threshold = self._thresholds(x.reshape(-1), body[:_SIDE])
+        used = kernels.encode(x.reshape(-1), readonly(addend), tau, threshold, body[_SIDE:], error, copy)
+        if used < 0:
+            raise_nonfinite(x)
+        return _SIDE + used
+
+    def _thresholds(self, x: Floats, side: Bytes) -> tuple[np.float32, np.float32]:
+        """tau, written to `side`, and what a magnitude is compared with."""
+        tau = np.float32(SHARE * root_mean_square(x) if self.tau is None else self.tau)
+        if tau < 0:
+            raise_nonfinite(x)
+        side.view(np.float32)[0] = tau
+        return tau, tau or np.float32(np.inf)
+
+    def _decode(self, body: Bytes, out: Floats) -> None:
+        kernels.decode(*self._read(body, out.size), out.reshape(-1), False)
+
+    def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
+        blocks, tau = self._read(body, out.size)
+        kernels.decode(blocks, np.float32(weight * tau), out.reshape(-1), True)
+
+    def _read(self, body: Bytes, size: int) -> tuple[Bytes, np.float32]:
+        """Blocks and tau of a body that is valid."""
+        tau, blocks = _tau(body[:_SIDE]), body[_SIDE:]
+        if not kernels.is_valid(blocks, size):
+            raise PayloadError(f"tbq: {blocks.size} bytes that are not blocks of {size} coordinates")
+        return blocks, tau
+
+    def _max_symbols(self, size: int) -> tuple[int, int, int]:
+        return _SIDE, size, 3
+
+    def _symbols(self, x: Floats, key: Words) -> Symbols:
+        side, codes = np.empty(_SIDE, np.uint8), np.empty(x.size, np.uint8)
+        if not kernels.to_digits(x, self._thresholds(x, side)[1], codes):
+            raise_nonfinite(x)
+        return Symbols(side, codes, 3)
+
+    def _read_side(self, side: Bytes, size: int) -> tuple[int, int]:
+        _tau(side)
+        return size, 3
+
+    def _from_symbols(self, side: Bytes, codes: Codes, out: Floats) -> None:
+        write(np.asarray(codes, np.uint8), _tau(side), out)
+
+
+def _tau(side: Bytes) -> np.float32:
+    if side.size != _SIDE or int(side.view(np.uint32)[0]) >= INFINITY_BITS:
+        raise PayloadError("tbq: tau is missing, negative or not finite")
+    return np.float32(side.view(np.float32)[0])
