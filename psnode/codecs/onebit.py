@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from psnode.codecs.base import Bytes, Floats, Words, readonly
-from psnode.codecs.binary import Binary
+from psnode.codecs.binary import NO_FLOATS, Binary
 from psnode.codecs.finite import raise_nonfinite
 from psnode.codecs.sign_kernels import DOWN, signs_and_sums
 from psnode.codecs.table import number_of
@@ -37,14 +37,15 @@ class OneBit(Binary):
     def _side_nbytes(self, size: int) -> int:
         return _SIDE
 
-    def _sign(self, x: Floats, key: Words, side: Bytes, bits: Bytes) -> None:
-        sums = np.zeros(2)
-        negatives = signs_and_sums(x, key, number_of(self.id), bits, sums)
+    def _sign(self, x: Floats, key: Words, side: Bytes, bits: Bytes, addend: Floats, total: Floats) -> None:
+        sums, stream = np.zeros(2), number_of(self.id)
+        negatives = signs_and_sums(x, addend, total, key, stream, bits, sums)
         if not np.isfinite(sums).all():
             if not np.isfinite(x).all():
                 raise_nonfinite(x)
             sums[:] = 0
-            signs_and_sums(readonly(x * np.float32(DOWN)), key, number_of(self.id), np.empty_like(bits), sums)
+            small = readonly(x * np.float32(DOWN))
+            signs_and_sums(small, readonly(NO_FLOATS), NO_FLOATS, key, stream, np.empty_like(bits), sums)
             sums /= DOWN
         positive, negative = sums.tolist()
         high = min(positive / max(x.size - negatives, 1), _LARGEST)

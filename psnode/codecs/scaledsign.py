@@ -44,16 +44,17 @@ class ScaledSign(Binary):
     def _side_nbytes(self, size: int) -> int:
         return _FIELD + 4 * -(-size // (self.bucket or size))
 
-    def _sign(self, x: Floats, key: Words, side: Bytes, bits: Bytes) -> None:
-        bucket = self.bucket or x.size
+    def _sign(self, x: Floats, key: Words, side: Bytes, bits: Bytes, addend: Floats, total: Floats) -> None:
+        bucket, nothing = self.bucket or x.size, readonly(NO_FLOATS)
         sums = np.zeros(-(-x.size // bucket))
         settings = bucket, key, number_of(self.id)
-        signs_and_magnitudes(x, *settings, bits, sums, NO_FLOATS)
+        signs_and_magnitudes(x, addend, total, *settings, bits, sums, NO_FLOATS)
         if not np.isfinite(sums).all():
             if not np.isfinite(x).all():
                 raise_nonfinite(x)
             sums[:] = 0
-            signs_and_magnitudes(readonly(x * np.float32(DOWN)), *settings, np.empty_like(bits), sums, NO_FLOATS)
+            small = readonly(x * np.float32(DOWN))
+            signs_and_magnitudes(small, nothing, NO_FLOATS, *settings, np.empty_like(bits), sums, NO_FLOATS)
             sums /= DOWN
         counts = np.full(sums.size, bucket)
         counts[-1] = x.size - bucket * (sums.size - 1)

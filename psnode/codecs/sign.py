@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Words
+from psnode.codecs.base import Bytes, Floats, Words, readonly
 from psnode.codecs.binary import NO_FLOATS, Binary
 from psnode.codecs.finite import raise_nonfinite
 from psnode.codecs.scaledsign import ScaledSign
@@ -34,18 +34,18 @@ class Sign(Binary):
     def _side_nbytes(self, size: int) -> int:
         return 0
 
-    def _sign(self, x: Floats, key: Words, side: Bytes, bits: Bytes) -> None:
-        self._pack(x, key, bits, NO_FLOATS)
+    def _sign(self, x: Floats, key: Words, side: Bytes, bits: Bytes, addend: Floats, total: Floats) -> None:
+        self._pack(x, addend, total, key, bits, NO_FLOATS)
 
     def _encode_error(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
         used = self._max_body(x.shape)
-        self._pack(x.reshape(-1), key, body[:used], error.reshape(-1))
+        self._pack(x.reshape(-1), readonly(NO_FLOATS), NO_FLOATS, key, body[:used], error.reshape(-1))
         return used
 
-    def _pack(self, x: Floats, key: Words, bits: Bytes, error: Floats) -> None:
-        total = np.zeros(1)
-        signs_and_magnitudes(x, x.size, key, number_of(self.id), bits, total, error)
-        if not np.isfinite(total[0]) and not np.isfinite(x).all():
+    def _pack(self, x: Floats, addend: Floats, total: Floats, key: Words, bits: Bytes, error: Floats) -> None:
+        magnitude = np.zeros(1)
+        signs_and_magnitudes(x, addend, total, x.size, key, number_of(self.id), bits, magnitude, error)
+        if not np.isfinite(magnitude[0]) and not np.isfinite(x).all():
             raise_nonfinite(x)
 
     def _split(self, body: Bytes, size: int) -> int:

@@ -109,15 +109,27 @@ def _magnitude(x: Floats, lanes: Floats) -> float:
 
 
 @kernel
-def signs_and_magnitudes(x: Floats, bucket: int, key: Words, stream: int, bits: Bytes, sums: Float64s, error: Floats) -> None:
-    """Pack the signs of `x`, add the sum of |x| of every bucket to `sums`; error = x - sign (may be x), unless it is empty."""
+def _add(more: Floats, total: Floats) -> None:
+    for i in range(more.size):
+        total[i] += more[i]
+
+
+@kernel
+def signs_and_magnitudes(
+    x: Floats, addend: Floats, total: Floats, bucket: int, key: Words, stream: int, bits: Bytes, sums: Float64s, error: Floats
+) -> None:
+    """Pack the signs of `x`, add the sum of |x| of every bucket to `sums`; error = x - sign (may be x), unless it is empty.
+
+    If `addend` is not empty, `total` is the memory of `x`, and `addend` is added to it beforehand.
+    """
     coins, zero = np.empty(HALF, np.uint32), np.empty(PIECE // 8, np.uint8)
     lanes = np.empty(_LANES, np.float32)
     minus, plus = np.full(1, 1, np.float32), np.full(1, -1, np.float32)
     for start in range(0, x.size, PIECE):
         piece = x[start : start + PIECE]
+        _add(addend[start : start + PIECE], total[start : start + PIECE])
         packed = bits[start // 8 : (start + PIECE) // 8]
-        total = _piece(piece, packed, zero[: packed.size], lanes)
+        magnitude = _piece(piece, packed, zero[: packed.size], lanes)
         _settle(key, stream, start, packed, zero[: packed.size], coins)
         at = start
         while bucket < x.size and at < start + piece.size:
@@ -126,18 +138,22 @@ def signs_and_magnitudes(x: Floats, bucket: int, key: Words, stream: int, bits: 
             sums[b] += _magnitude(x[at:end], lanes)
             at = end
         if bucket >= x.size:
-            sums[0] += total
+            sums[0] += magnitude
         if error.size:
             apply(packed, PIECE, minus, plus, piece, error[start : start + PIECE])
 
 
 @kernel
-def signs_and_sums(x: Floats, key: Words, stream: int, bits: Bytes, sums: Float64s) -> int:
-    """Pack the signs of `x`, add the sums of max(x, 0) and of max(-x, 0) to `sums`; the number of negative signs."""
+def signs_and_sums(x: Floats, addend: Floats, total: Floats, key: Words, stream: int, bits: Bytes, sums: Float64s) -> int:
+    """Pack the signs of `x`, add the sums of max(x, 0) and of max(-x, 0) to `sums`; the number of negative signs.
+
+    `addend`, `total`: as above.
+    """
     negatives = 0
     coins, zero = np.empty(HALF, np.uint32), np.empty(PIECE // 8, np.uint8)
     plus, minus = np.empty(_LANES, np.float32), np.empty(_LANES, np.float32)
     for start in range(0, x.size, PIECE):
+        _add(addend[start : start + PIECE], total[start : start + PIECE])
         packed = bits[start // 8 : (start + PIECE) // 8]
         a, b = _signed_piece(x[start : start + PIECE], packed, zero[: packed.size], plus, minus)
         _settle(key, stream, start, packed, zero[: packed.size], coins)
