@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from psnode.codecs import ans_kernels as kernels
 from psnode.codecs.ans_kernels import LANES, LOWEST, PAIR_PAD, Words16
@@ -29,6 +30,7 @@ from psnode.codecs.stages import Codes, Lossless, codes_like, padded, read_secti
 from psnode.errors import PayloadError
 
 _STATES = 4 * LANES
+_SCAN = 256  # codes looked at together for one that is rare
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,13 +66,13 @@ class Ans(Lossless):
         p = words.size
         start = 0
         for section in sections:
-            part = codes[start : start + section.count]
+            part = codes[start : start + section.size]
             p = _decode_section(section, part, alphabet, words, p, states)
             if p < 0:
                 raise PayloadError("ans: the words end before the codes")
             if section.escape:
                 rest = _fill_in(part, _stand_in(section), rest, alphabet)
-            start += section.count
+            start += section.size
         if p or np.any(states != LOWEST) or rest.size:
             raise PayloadError(f"ans: {p} words and {rest.size} bytes of escaped codes are left, or a state is wrong")
 
@@ -79,7 +81,7 @@ def _compress(codes: Codes, alphabet: int, out: Bytes) -> int:
     """The bytes written, or 0 if they do not fit."""
     sections = choose_sections(codes, alphabet)
     head = b"".join(section.to_bytes() for section in sections)
-    escaped = _escaped(codes, sections, alphabet).tobytes()
+    escaped = _escaped(codes, sections, alphabet)
     start = 4 + padded(len(head) + len(escaped))
     if start + _STATES > out.size:
         return 0
@@ -90,10 +92,10 @@ def _compress(codes: Codes, alphabet: int, out: Bytes) -> int:
     p = 0
     end = codes.size
     for section in reversed(sections):
-        p = _encode_section(section, codes[end - section.count : end], alphabet, words, p, states)
+        p = _encode_section(section, codes[end - section.size : end], alphabet, words, p, states)
         if p < 0:
             return 0
-        end -= section.count
+        end -= section.size
     out[start : start + _STATES].view(np.uint32)[:] = states
     return start + _STATES + 2 * p
 
@@ -138,31 +140,40 @@ def _stand_in(section: Section) -> int:
     return int(gaps[0]) if gaps.size else section.symbols.size
 
 
-def _escaped(codes: Codes, sections: list[Section], alphabet: int) -> Codes:
+def _escaped(codes: Codes, sections: list[Section], alphabet: int) -> bytes:
     """The codes without a table entry, in order."""
-    found = []
+    found = b""
     start = 0
     for section in sections:
         if section.escape:
-            part = codes[start : start + section.count]
+            part = codes[start : start + section.size]
             rare = np.ones(alphabet, np.bool_)
             rare[section.symbols] = False
-            values = codes_like(part.size, alphabet)
-            found.append(values[: _take_rare(part, rare, int(np.argmax(rare)), values)].copy())
-        start += section.count
-    return np.concatenate(found) if found else codes[:0]
+            values = codes_like(section.max_escaped(alphabet), alphabet)
+            low, width = _common_range(section)
+            found += values[: _take_rare(part, rare, low, width, values)].tobytes()
+        start += section.size
+    return found
+
+
+def _common_range(section: Section) -> tuple[int, int]:
+    """The most frequent explicit symbols in a row: the first, and how many follow it."""
+    runs = np.split(np.arange(section.symbols.size), np.flatnonzero(np.diff(section.symbols) > 1) + 1)
+    run = max(runs, key=lambda run: int(section.freqs[run + section.escape].sum()))
+    return (int(section.symbols[run[0]]), run.size - 1) if run.size else (0, -1)
 
 
 @kernel
-def _take_rare(codes: Codes, rare: np.ndarray, lowest: int, found: Codes) -> int:
-    """Collect the codes with rare[code]; `lowest` is the first of these."""
+def _take_rare(codes: Codes, rare: npt.NDArray[np.bool_], low: int, width: int, found: Codes) -> int:
+    """Collect the codes with rare[code]; none of low .. low + width is. The number of them."""
     count = 0
-    for start in range(0, codes.size, 64):
-        block = codes[start : start + 64]
-        top = block[0]
-        for code in block:
-            top = max(top, code)
-        if top >= lowest:
+    first = codes.dtype.type(low)
+    for start in range(0, codes.size, _SCAN):
+        block = codes[start : start + _SCAN]
+        top = codes.dtype.type(0)
+        for i in range(block.size):
+            top = max(top, codes.dtype.type(block[i] - first))  # codes below `low` wrap around
+        if top > width:
             for code in block:
                 if rare[code]:
                     found[count] = code

@@ -87,18 +87,18 @@ def encode(symbols: Codes, pad: int, table: Words, words: Words16, used: int, st
         if p > np.uint64(limit):
             return FULL
         last -= LANES
-        i = np.uint64(last)
-        x7, p = _put(x7, symbols[i | np.uint64(7)], wide, table, words, p)
-        x6, p = _put(x6, symbols[i | np.uint64(6)], wide, table, words, p)
-        x5, p = _put(x5, symbols[i | np.uint64(5)], wide, table, words, p)
-        x4, p = _put(x4, symbols[i | np.uint64(4)], wide, table, words, p)
-        x3, p = _put(x3, symbols[i | np.uint64(3)], wide, table, words, p)
-        x2, p = _put(x2, symbols[i | np.uint64(2)], wide, table, words, p)
-        x1, p = _put(x1, symbols[i | np.uint64(1)], wide, table, words, p)
-        x0, p = _put(x0, symbols[i], wide, table, words, p)
+        j = np.uint64(last)
+        x7, p = _put(x7, symbols[j | np.uint64(7)], wide, table, words, p)
+        x6, p = _put(x6, symbols[j | np.uint64(6)], wide, table, words, p)
+        x5, p = _put(x5, symbols[j | np.uint64(5)], wide, table, words, p)
+        x4, p = _put(x4, symbols[j | np.uint64(4)], wide, table, words, p)
+        x3, p = _put(x3, symbols[j | np.uint64(3)], wide, table, words, p)
+        x2, p = _put(x2, symbols[j | np.uint64(2)], wide, table, words, p)
+        x1, p = _put(x1, symbols[j | np.uint64(1)], wide, table, words, p)
+        x0, p = _put(x0, symbols[j], wide, table, words, p)
     states[0], states[1], states[2], states[3] = x0, x1, x2, x3
     states[4], states[5], states[6], states[7] = x4, x5, x6, x7
-    return np.int64(p)
+    return int(np.int64(p))
 
 
 @kernel
@@ -165,8 +165,8 @@ def decode(out: Codes, slots: Words16, rows: Words, words: Words16, used: int, s
             i += np.uint64(LANES)
         states[0], states[1], states[2], states[3] = x0, x1, x2, x3
         states[4], states[5], states[6], states[7] = x4, x5, x6, x7
-        at = np.int64(i)
-        used = np.int64(p)
+        at = int(np.int64(i))
+        used = int(np.int64(p))
         if at < last:
             used = _get_last(out[at : at + LANES], slots, rows, words, used, states)
             if used < 0:

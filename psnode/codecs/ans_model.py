@@ -42,7 +42,7 @@ def _log2(n: int) -> int:
         mantissa = (mantissa * mantissa) >> np.uint64(31)
         carry = mantissa >> np.uint64(32)
         mantissa >>= carry
-        result = 2 * result + np.int64(carry)
+        result = 2 * result + int(np.int64(carry))
     return result
 
 

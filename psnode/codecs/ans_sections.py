@@ -25,15 +25,15 @@ from psnode.errors import PayloadError
 MAX_SECTIONS = 65
 _SHORTEST = 4096
 _PAIRS_FROM = 1 << 14  # codes in a section: below, its table of pairs would cost more time than it saves
-_PAIRS_LOSS = 9  # pairs may be longer than single codes by 2^-9
-_RARE = (14, 12)  # a code is explicit if its share exceeds 2^-14; with more than 256 codes, 2^-12
+_PAIRS_LOSS = 10  # pairs may be longer than single codes by 2^-10
+_RARE = (14, 12)  # a code is explicit if its share exceeds 2^-14; 2^-12 if there are too many of these
 _HEAD = 7
 
 
 class Section(NamedTuple):
-    """`count` codes whose explicit `symbols` (ascending) have frequencies `freqs`; the escape, if any, is the first of these."""
+    """`size` codes whose explicit `symbols` (ascending) have frequencies `freqs`; the escape, if any, is the first of these."""
 
-    count: int
+    size: int
     pairs: bool
     escape: bool
     symbols: Int64s
@@ -44,6 +44,10 @@ class Section(NamedTuple):
     def is_constant(self) -> bool:
         """Whether there is one symbol, so that nothing need be coded."""
         return self.freqs.size == 1
+
+    def max_escaped(self, alphabet: int) -> int:
+        """The most codes that are too rare for a table entry."""
+        return min(self.size, self.size * alphabet >> _RARE[1])
 
     def lut(self, alphabet: int) -> Int64s:
         """The position in `freqs` of every code."""
@@ -59,21 +63,23 @@ class Section(NamedTuple):
 
     def to_bytes(self) -> bytes:
         """The section as in the table above."""
-        head = bytes([self.pairs + 2 * self.escape]) + self.count.to_bytes(4, "little")
+        head = bytes([self.pairs + 2 * self.escape]) + self.size.to_bytes(4, "little")
         return head + len(self.table).to_bytes(2, "little") + self.table
 
     @classmethod
     def of(cls, counts: Int64s) -> Self:
         """The section that suits codes with these counts."""
         total = int(counts.sum())
-        explicit = counts << _RARE[counts.size > 256] > total
+        explicit = counts << _RARE[0] > total
+        if np.count_nonzero(explicit) >= MAX_SYMBOLS:
+            explicit = counts << _RARE[1] > total
         rare = total - int(counts[explicit].sum())
         dense = np.where(explicit, counts, 0)[: int(np.flatnonzero(explicit).max(initial=-1)) + 1]
         coded = np.concatenate([[rare], dense]) if rare else dense
         weights = np.empty(coded.size, np.uint8)
         model.weight_bytes(coded, weights)
         section = cls._with(total, rare > 0, weights, _pack_zeros(weights))
-        return section._replace(pairs=section._prefers_pairs(coded[weights > 0]))
+        return section._replace(pairs=counts.size <= 256 and section._prefers_pairs(coded[weights > 0]))
 
     @classmethod
     def _with(cls, count: int, escape: bool, weights: Bytes, table: bytes) -> Self:
@@ -82,7 +88,7 @@ class Section(NamedTuple):
         return cls(count, False, escape, np.flatnonzero(weights[escape:]), _frequencies(expanded[weights > 0]), table)
 
     def _prefers_pairs(self, counts: Int64s) -> bool:
-        if self.count < _PAIRS_FROM or self.count % 2 or not 1 < self.freqs.size**2 <= MAX_SYMBOLS:
+        if self.size < _PAIRS_FROM or self.size % 2 or not 1 < self.freqs.size**2 <= MAX_SYMBOLS:
             return False
         single = model.coded_cost(counts, self.freqs)
         return bool(model.pair_cost(counts, self.pair_freqs()) <= single + (single >> _PAIRS_LOSS))
@@ -97,10 +103,12 @@ class Section(NamedTuple):
         pairs, escape = kind & 1 == 1, kind & 2 == 2
         weights = _unpack_zeros(data[_HEAD:end], alphabet + escape)
         used = int(np.count_nonzero(weights))
-        if kind > 3 or not count or end > data.size or not 1 <= used <= MAX_SYMBOLS or (escape and not weights[0]):
-            raise PayloadError(f"ans: a section of kind {kind} has {count} codes, {used} symbols, ends at {end} of {data.size} bytes")
-        if (pairs and (count % 2 or start % 2 or used**2 > MAX_SYMBOLS or alphabet > 256)) or (used - escape == alphabet and escape):
-            raise PayloadError(f"ans: {used} symbols, {count} codes from {start} on cannot be a section of kind {kind}")
+        if kind > 3 or not count or end > data.size or not 1 <= used <= MAX_SYMBOLS:
+            raise PayloadError(f"ans: a section of kind {kind}, {count} codes, {used} symbols, {end} of {data.size} bytes")
+        if pairs and (count % 2 or start % 2 or used**2 > MAX_SYMBOLS or alphabet > 256):
+            raise PayloadError(f"ans: {count} codes from {start} on with {used} symbols cannot be a section of pairs")
+        if escape and (not weights[0] or used > alphabet):
+            raise PayloadError(f"ans: {used} symbols, the escape among them, for an alphabet of {alphabet}")
         return cls._with(count, escape, weights, data[_HEAD:end].tobytes())._replace(pairs=pairs), end
 
 
@@ -172,7 +180,7 @@ def read_sections(data: Bytes, count: int, alphabet: int) -> tuple[list[Section]
     while start < count and len(sections) < MAX_SECTIONS:
         section, used = Section.read(data, start, alphabet)
         sections.append(section)
-        start += section.count
+        start += section.size
         data = data[used:]
     if start != count:
         raise PayloadError(f"ans: the sections have {start} codes instead of {count}")

@@ -5,9 +5,9 @@ q = round((v + u) / step) is sent and q step - u decoded. The error is uniform i
 E||decode - v||^2 = step^2 / 12 ||v||^2. q costs h(v + u) - log2 step bits if it is coded given u: for any step within a quarter
 of a bit of the least that an unbiased codec of Gaussian values can spend. Hence `dithered+ans`.
 
-Within a block of 512 coordinates the |u| of j, 128 + j, 256 + j, 384 + j lie in the four quarters of 0..step / 2, in random order: of one
-coordinate the law is the one above, but the four know of each other. So the symbols, sorted by quarter, have four
-distributions in four runs of equal length, and a coder that adapts comes within .003 bit of coding given u.
+Within a block of 512 coordinates the |u| of j, 128 + j, 256 + j, 384 + j lie in the four quarters of 0..step / 2, in random
+order: of one coordinate the law is the one above, but the four know of each other. So the symbols, sorted by quarter, have
+four distributions in four runs of equal length, and a coder that adapts comes within .005 bit of coding given u.
 Symbols are q or -q, whichever the sign of u makes likelier to be positive; they are never clipped.
 
     body   float32 step; uint32 bucket B; two uint64 key words
@@ -159,7 +159,7 @@ class Dithered(Quantiser):
         start = _FIELDS + _COUNTS + 4 * -(-out.size // bucket)
         escapes = side[start:].view(np.int16)[: int(side[_FIELDS + 4 : _FIELDS + _COUNTS].view(np.uint32)[0])]
         rms = side[_FIELDS + _COUNTS : start].view(np.float32)
-        used = loops.decode_symbols(step, bucket, key, number_of(self.id), rms, readonly(codes), escapes, out)
+        used = loops.decode_symbols(step, bucket, key, number_of(self.id), rms, readonly(codes.view(np.uint8)), escapes, out)
         if used != escapes.size:
             raise PayloadError(f"dithered: {escapes.size} escaped integers do not fit the symbols")
 

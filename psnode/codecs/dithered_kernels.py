@@ -18,7 +18,7 @@ import numpy.typing as npt
 from psnode.codecs.base import Floats, Words
 from psnode.codecs.jit import inlined, kernel
 from psnode.codecs.planes import BLOCK, Words32
-from psnode.codecs.rng import HALF, fill
+from psnode.codecs.rng import fill
 from psnode.codecs.ties import chance
 
 Int32s = npt.NDArray[np.int32]
@@ -49,8 +49,8 @@ def block_dither(key: Words, stream: int, block: int, words: Words32, orders: Wo
         r = np.uint32(np.uint32(a >> np.uint32(13)) & np.uint32(3))
         orders[j] = r
         k[j] = _dither(np.uint32(a & ones), r)
-        k[QUARTER + j] = _dither(np.uint32(a >> np.uint32(16)), np.uint32(r ^ np.uint32(1)))
-        k[2 * QUARTER + j] = _dither(np.uint32(b & ones), np.uint32(r ^ np.uint32(2)))
+        k[QUARTER + j] = _dither(np.uint32(b & ones), np.uint32(r ^ np.uint32(1)))
+        k[2 * QUARTER + j] = _dither(np.uint32(a >> np.uint32(16)), np.uint32(r ^ np.uint32(2)))
         k[3 * QUARTER + j] = _dither(np.uint32(b >> np.uint32(16)), np.uint32(r ^ np.uint32(3)))
 
 
@@ -113,8 +113,8 @@ def reconstruct(q: Int32s, delta: float, k: Words32, y: Floats) -> None:
             y[i] = (np.float32(np.int32(w)) - np.float32(0.5)) * unit
     else:
         for i in range(BLOCK):
-            w = np.float64(np.int64(q[i]) * 65536 + 32768 - np.int64(k[i])) - 0.5
-            y[i] = np.float32(min(max(w * (delta / _UNIT), -_LARGEST), _LARGEST))
+            value = (np.float64(np.int64(q[i]) * 65536 + 32768 - np.int64(k[i])) - 0.5) * (delta / _UNIT)
+            y[i] = np.float32(min(max(value, -_LARGEST), _LARGEST))
 
 
 @kernel

@@ -110,7 +110,7 @@ def decode(
     for start in range(0, out.size, BLOCK):
         part = out[start : start + BLOCK]
         b = start // bucket
-        bits = np.int64(widths[b])
+        bits = int(np.int64(widths[b]))
         used += unpack_block(packed[used:], part.size, bits, low, high)
         from_rows(low, high, codes)
         block_dither(key, stream, start // BLOCK, words, orders, k)
@@ -175,7 +175,7 @@ def encode_symbols(
         else:
             for i in range(part.size):
                 symbols[start + i] = np.uint8(codes[i])
-    return found, np.int64(top)
+    return found, int(np.int64(top))
 
 
 @kernel

@@ -42,8 +42,8 @@ _NO_FLOATS = np.empty(0, np.float32)
 class Nuqsgd(Quantiser):
     """nuqsgd:levels=7,bucket=512,norm=l2.
 
-    `levels`: s, 1..62; the smallest magnitude is 2^-s. `bucket`: coordinates that share a norm, a multiple of 512. `norm`: l2, the
-    paper's, or max, which has less variance.
+    `levels`: s, 1..62; the smallest magnitude is 2^-s. `bucket`: coordinates that share a norm, a multiple of 512. `norm`: l2,
+    the paper's, or max, which has less variance.
     """
 
     levels: int = 7

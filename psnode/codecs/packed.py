@@ -102,7 +102,7 @@ def _unpack(data: Bytes, bits: int, codes: Codes) -> int:
             part[i] = np.uint16(np.uint16(low[i]) | np.uint16(np.uint16(high[i]) << np.uint16(8)))
         for i in range(part.size):
             top = max(top, np.uint32(part[i]))
-    return np.int64(top)
+    return int(np.int64(top))
 
 
 def pack(codes: Codes, alphabet: int, out: Bytes) -> int:
@@ -115,7 +115,7 @@ def pack(codes: Codes, alphabet: int, out: Bytes) -> int:
 
 
 def unpack(data: Bytes, codes: Codes, alphabet: int, owner: str) -> None:
-    """Overwrite `codes` from `data`, 4-aligned. PayloadError, in the name of `owner`, unless it holds just codes below `alphabet`."""
+    """Overwrite `codes` from `data`, 4-aligned. PayloadError, naming `owner`, unless it holds just codes below `alphabet`."""
     bits = bits_for(alphabet)
     expected = packed_nbytes(codes.size, bits)
     if data.size != expected:

@@ -48,7 +48,7 @@ def _careful_code(v: float, r: float, s: int, k: int, key: Words, stream: int, i
     if r == 0.0:
         return 0
     mantissa, exponent = math.frexp(r)
-    level = max(s + np.int64(exponent), 0)  # r lies in 2^(level - s - 1) .. 2^(level - s), or below 2^-s
+    level = max(s + exponent, 0)  # r lies in 2^(level - s - 1) .. 2^(level - s), or below 2^-s
     fraction = 2.0 * mantissa - 1.0 if level else r * 2.0**s
     scaled = fraction * _UNIT
     whole = np.int64(scaled)
@@ -73,12 +73,13 @@ def _vector_quantise(
     for i in range(BLOCK):
         t = _binade(r[i], bits[i], k[i], linear, end, least)
         ties = max(ties, np.uint32(t << np.uint32(9)))
-        code = np.uint32(np.uint32(highest - np.uint32(np.uint32(t >> np.uint32(23)) << np.uint32(1))) + (signs[i] >> np.uint32(31)))
+        positive = np.uint32(highest - np.uint32(np.uint32(t >> np.uint32(23)) << np.uint32(1)))
+        code = np.uint32(positive + np.uint32(signs[i] >> np.uint32(31)))
         codes[i] = code if t >= least else np.uint32(0)
     if ties >= tie:
         for i in range(BLOCK):
             if np.uint32(_binade(r[i], bits[i], k[i], linear, end, least) << np.uint32(9)) >= tie:
-                codes[i] = _careful_code(v[i], np.float64(r[i]), s, np.int64(k[i]), key, stream, start + i)
+                codes[i] = _careful_code(v[i], np.float64(r[i]), s, int(np.int64(k[i])), key, stream, start + i)
 
 
 @inlined
@@ -101,14 +102,11 @@ def quantise(v: Floats, norm: float, s: int, k: Words32, key: Words, stream: int
         factor = np.float32(1.0 / norm)
         for i in range(BLOCK):
             r[i] = min(np.float32(abs(v[i]) * factor), np.float32(1))
-        direct = s <= _DIRECT
-        if not direct:
-            direct = _smallest(r) >= np.uint32(max(_ONE - (s << 23), 1 << 23))
-        if direct:
+        if s <= _DIRECT or _smallest(r) >= np.uint32(max(_ONE - (s << 23), 1 << 23)):
             _vector_quantise(v, r, s, np.float32(2.0 ** min(s + 16, _DIRECT + 16)), k, key, stream, start, codes)
             return
     for i in range(BLOCK):
-        codes[i] = _careful_code(v[i], min(abs(np.float64(v[i])) / norm, 1.0), s, np.int64(k[i]), key, stream, start + i)
+        codes[i] = _careful_code(v[i], min(abs(np.float64(v[i])) / norm, 1.0), s, int(np.int64(k[i])), key, stream, start + i)
 
 
 @kernel
@@ -222,4 +220,4 @@ def extremes(x: Floats) -> tuple[int, int]:
             magnitude = np.uint32(part[i] & np.uint32(0x7FFFFFFF))
             top = max(top, magnitude)
             least = min(least, np.uint32(magnitude - np.uint32(1)))
-    return np.int64(top), np.int64(np.uint32(least + np.uint32(1)))
+    return int(np.int64(top)), int(np.int64(np.uint32(least + np.uint32(1))))

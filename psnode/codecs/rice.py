@@ -90,9 +90,10 @@ def _lengths(ranks: Int64s, parameter: int, largest_bits: int) -> Int64s:
 def _best_parameter(counts: Int64s) -> tuple[int, int]:
     """k, and the bits it takes in total, for ranks 0, 1, ... that occur `counts` times."""
     ranks = np.arange(counts.size)
-    totals = [int(counts @ _lengths(ranks, k, bits_for(counts.size))) for k in range(bits_for(counts.size) + 1)]
+    tried = range(min(bits_for(counts.size), _MAX_PARAMETER) + 1)
+    totals = [int(counts @ _lengths(ranks, k, bits_for(counts.size))) for k in tried]
     k = int(np.argmin(totals))
-    return min(k, _MAX_PARAMETER), totals[k]
+    return k, totals[k]
 
 
 def _codewords(order: Int64s, alphabet: int, parameter: int) -> tuple[Int64s, Int64s]:

@@ -43,8 +43,8 @@ def _read(held: np.uint64, k: int, largest_bits: int) -> tuple[int, int]:
         held >>= np.uint64(1)
         quotient += 1
     if quotient == LONGEST_RUN:
-        return np.int64(held & np.uint64((1 << largest_bits) - 1)), LONGEST_RUN + largest_bits
-    return (quotient << k) | np.int64((held >> np.uint64(1)) & np.uint64((1 << k) - 1)), quotient + 1 + k
+        return int(np.int64(held & np.uint64((1 << largest_bits) - 1))), LONGEST_RUN + largest_bits
+    return (quotient << k) | int(np.int64((held >> np.uint64(1)) & np.uint64((1 << k) - 1))), quotient + 1 + k
 
 
 @kernel
@@ -52,9 +52,9 @@ def decode(words: Words32, bits: int, symbols: Words16, k: int, largest_bits: in
     """Overwrite `codes` from the first `bits` bits of `words`; NOT_VALID unless that is exactly what they hold."""
     table = np.zeros(1 << _PEEK, np.uint32)  # length, and the symbol times 2^8; 0: look closer
     for index in range(1 << _PEEK):
-        rank, length = _read(np.uint64(index), k, largest_bits)
-        if length <= _PEEK and rank < symbols.size:
-            table[index] = np.uint32(length) | (np.uint32(symbols[rank]) << np.uint32(8))
+        rank, wide = _read(np.uint64(index), k, largest_bits)
+        if wide <= _PEEK and rank < symbols.size:
+            table[index] = np.uint32(wide) | (np.uint32(symbols[rank]) << np.uint32(8))
     held = np.uint64(0)
     count = np.uint64(0)
     p = np.uint64(0)
@@ -77,6 +77,6 @@ def decode(words: Words32, bits: int, symbols: Words16, k: int, largest_bits: in
             return NOT_VALID
         held >>= length
         count -= length
-        left -= np.int64(length)
+        left -= int(np.int64(length))
         codes[i] = np.uint16(symbol)
     return left == 0 and held == 0

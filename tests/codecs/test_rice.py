@@ -1,0 +1,132 @@
+"""rice against its length formula, an independent reader, every kind of histogram and bytes that nobody meant."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from psnode.codecs import get_codec
+from psnode.codecs.base import readonly
+from psnode.codecs.rice import Rice
+from psnode.codecs.rng import Key
+from psnode.codecs.stages import Codes, codes_like
+from psnode.errors import PayloadError
+from tests.codecs.family import gaussian
+from tests.codecs.symbols_oracle import entropy, read_rice
+from tests.codecs.test_ans import drawn, geometric, histograms
+
+GUARD = 64
+
+
+def compress(codes: Codes, alphabet: int) -> np.ndarray:
+    out = np.full(Rice().max_nbytes(codes.size, alphabet) + GUARD, 0xAA, np.uint8)
+    used = Rice().compress(readonly(codes), alphabet, out)
+    assert used <= out.size - GUARD
+    assert (out[-GUARD:] == 0xAA).all()
+    return out[:used].copy()
+
+
+def expand(data: np.ndarray, count: int, alphabet: int) -> Codes:
+    guarded = codes_like(count + 2 * GUARD, alphabet)
+    guarded[:] = 0xA5
+    Rice().expand(readonly(data), guarded[GUARD : GUARD + count], alphabet)
+    assert (guarded[:GUARD] == 0xA5).all()
+    assert (guarded[GUARD + count :] == 0xA5).all()
+    return guarded[GUARD : GUARD + count].copy()
+
+
+def coded(codes: np.ndarray, alphabet: int) -> np.ndarray:
+    given_codes = codes.astype(np.uint8 if alphabet <= 256 else np.uint16)
+    data = compress(given_codes, alphabet)
+    np.testing.assert_array_equal(expand(data, codes.size, alphabet), given_codes)
+    return data
+
+
+@settings(max_examples=250, deadline=None)
+@given(histograms())
+def test_every_histogram_comes_back(case: tuple[np.ndarray, int]) -> None:
+    coded(*case)
+
+
+@settings(max_examples=60, deadline=None)
+@given(histograms())
+def test_an_independent_reader_agrees(case: tuple[np.ndarray, int]) -> None:
+    codes, alphabet = case[0][:5000], case[1]
+    np.testing.assert_array_equal(read_rice(coded(codes, alphabet).tobytes(), codes.size, alphabet), codes)
+
+
+@pytest.mark.parametrize("ratio", [0.2, 0.5, 0.8, 0.95])
+def test_the_length_is_that_of_the_best_golomb_rice_code(ratio: float) -> None:
+    """Brute force over k of the textbook lengths, symbols ranked by frequency."""
+    codes = drawn(geometric(120, ratio), 100_000)
+    counts = np.sort(np.bincount(codes))[::-1]
+    ranks, width = np.arange(counts.size), int(counts[counts > 0].size - 1).bit_length()
+    lengths = []
+    for k in range(12):
+        each = np.where(ranks >> k < 16, (ranks >> k) + 1 + k, 16 + width)
+        lengths.append(int(counts @ each))
+    assert coded(codes, 120).size - min(lengths) / 8 == pytest.approx(8 + np.count_nonzero(counts), abs=8)
+
+
+@pytest.mark.parametrize("ratio", [0.5, 0.75, 0.9, 0.97])
+def test_geometric_symbols_cost_at_most_four_percent_more_than_their_entropy(ratio: float) -> None:
+    """Gallager and van Voorhis, 1975: with the best parameter a Golomb code loses little; powers of two alone, a little more."""
+    codes = drawn(geometric(250, ratio), 1 << 18)
+    assert 8 * coded(codes, 250).size <= 1.04 * codes.size * entropy(codes) + 8 * 300
+
+
+@pytest.mark.parametrize(("alphabet", "bits"), [(32, 5), (256, 8), (65536, 16)])
+def test_what_cannot_be_compressed_is_packed(alphabet: int, bits: int) -> None:
+    codes = np.random.default_rng(0).integers(0, alphabet, 51_200)
+    assert coded(codes, alphabet).size == 4 + codes.size * bits // 8 == Rice().max_nbytes(codes.size, alphabet)
+
+
+def cases() -> list[tuple[np.ndarray, int]]:
+    return [
+        (drawn(geometric(9, 0.5), 700), 9),
+        (drawn(geometric(300, 0.9), 3000), 300),
+        (drawn(geometric(100, 0.8), 5000), 100),
+        (np.where(np.arange(9000) % 700 == 3, 200, drawn(geometric(40, 0.3), 9000)), 201),
+        (drawn(np.ones(7), 600), 7),
+    ]
+
+
+@pytest.mark.parametrize("case", range(5))
+def test_every_byte_altered_ends_in_an_error_or_codes_of_the_alphabet(case: int) -> None:
+    codes, alphabet = cases()[case]
+    data = coded(codes, alphabet)
+    rng = np.random.default_rng(case)
+    for number in range(1500):
+        changed = data.copy()
+        at = int(rng.integers(min(40, data.size))) if number % 2 else int(rng.integers(data.size))
+        changed[at] = rng.integers(256)
+        try:
+            found = expand(changed, codes.size, alphabet)
+        except PayloadError:
+            continue
+        assert found.max() < alphabet
+
+
+@pytest.mark.parametrize("case", range(5))
+def test_cut_longer_or_other_numbers_are_refused(case: int) -> None:
+    codes, alphabet = cases()[case]
+    data = coded(codes, alphabet)
+    for length in [*range(min(data.size, 80)), *range(80, data.size, 37)]:
+        with pytest.raises(PayloadError):
+            expand(data[:length], codes.size, alphabet)
+    for extra in (1, 2, 4):
+        with pytest.raises(PayloadError):
+            expand(np.concatenate([data, np.zeros(extra, np.uint8)]), codes.size, alphabet)
+    for count in (1, codes.size - 1, codes.size + 1, 2 * codes.size):
+        if case < 4:
+            with pytest.raises(PayloadError):
+                expand(data, count, alphabet)
+
+
+def test_the_chain_decodes_what_the_quantiser_alone_decodes() -> None:
+    x = gaussian(5001)
+    for spec in ("qsgd", "qsgd:levels=300", "nuqsgd", "natural", "dithered", "terngrad"):
+        plain, chain = get_codec(spec), get_codec(f"{spec}+rice")
+        payload = chain.encode(x, Key.derive(5))
+        np.testing.assert_array_equal(chain.decode(payload), plain.decode(plain.encode(x, Key.derive(5))))
