@@ -184,7 +184,7 @@ def test_entries_far_below_the_step_are_kept_on_average() -> None:
 
 @pytest.mark.parametrize("fraction", [0.0, 0.25, 0.8125, 2.0**-7])
 def test_where_sixteen_bits_end_in_a_tie_the_rest_of_the_value_decides(fraction: float) -> None:
-    """With k = 65535 - floor(2^16 a) mod 2^16 every coordinate is a tie. Binomial over 51 200, 4 standard errors: 6e-5 of seeds."""
+    """With k = 65535 - floor(2^16 a) mod 2^16 every coordinate is a tie. Binomial, 4 standard errors: 6e-5 of seeds."""
     v = np.full(512, np.float32((1000 + fraction) / 65536))
     k, q, raised = np.full(512, 65535 - 1000, np.uint32), np.empty(512, np.int32), 0
     for number in range(100):
