@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from psnode.codecs import Codec, Payload
+from psnode.codecs.base import RandomSource
+from psnode.codecs.sign import Sign
 from psnode.errors import ConfigurationError
 
 Floats = npt.NDArray[np.float32]
@@ -22,8 +24,8 @@ class Aggregator(ABC):
         """Add one worker's payload of a segment to the segment's accumulator `out` (flat, zeros at first)."""
 
     @abstractmethod
-    def finish(self, out: Floats, count: int) -> None:
-        """Turn the accumulator of `count` workers into the gradient to apply, in place."""
+    def finish(self, out: Floats, count: int, rng: RandomSource | None = None) -> None:
+        """Turn the accumulator of `count` workers into the gradient to apply, in place; what is left to chance is `rng`'s."""
 
 
 class Mean(Aggregator):
@@ -32,12 +34,35 @@ class Mean(Aggregator):
     def add(self, codec: Codec, payload: Payload, out: Floats) -> None:
         codec.decode_add(payload, out)
 
-    def finish(self, out: Floats, count: int) -> None:
+    def finish(self, out: Floats, count: int, rng: RandomSource | None = None) -> None:
         if count > 1:
             out *= np.float32(1 / count)
 
 
-_AGGREGATORS: dict[str, Callable[[], Aggregator]] = {"mean": Mean}
+class Majority(Aggregator):
+    """The sign that most workers sent: 1 or -1. Tied votes, and coordinates nobody voted on, fall as a coin does.
+
+    A worker's vote is the sign of what it sent, so that tensors which travel as they are vote too; 0 abstains. The coin is that
+    of the codec `sign`, drawn anew with every `rng`.
+
+    Bernstein et al., "signSGD with Majority Vote is Communication Efficient and Fault Tolerant", ICLR 2019.
+    """
+
+    def add(self, codec: Codec, payload: Payload, out: Floats) -> None:
+        if codec.id == Sign.id:
+            codec.decode_add(payload, out)
+        else:
+            votes = codec.decode(payload).reshape(-1)
+            out += np.sign(votes, out=votes)
+
+    def finish(self, out: Floats, count: int, rng: RandomSource | None = None) -> None:
+        if rng is None:
+            raise TypeError("a majority vote needs rng: ties must not fall alike in every step")
+        sign = Sign()
+        sign.decode(sign.encode(out, rng), out)
+
+
+_AGGREGATORS: dict[str, Callable[[], Aggregator]] = {"mean": Mean, "majority": Majority}
 
 
 def get_aggregator(name: str) -> Aggregator:
