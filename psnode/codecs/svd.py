@@ -32,7 +32,7 @@ from psnode.codecs.atoms import MAX_BUDGET, TICK_BITS, TICKS, optimal_probabilit
 from psnode.codecs.base import Bytes, Floats, Shape, Words
 from psnode.codecs.blas import one_thread
 from psnode.codecs.factors import fold, unfold
-from psnode.codecs.finite import raise_nonfinite
+from psnode.codecs.finite import all_finite, raise_nonfinite
 from psnode.codecs.randomised import sketch
 from psnode.codecs.rank_one import add_terms, write_terms
 from psnode.codecs.rng import BLOCK, fill
@@ -154,6 +154,12 @@ class Svd(Reducer):
         if split >= len(shape) or terms > min(m, n):
             raise PayloadError(f"svd: {terms} terms, split after dimension {split}, cannot belong to shape {shape}")
         return terms * (m + n)
+
+    def _parts(self, body: Bytes, shape: Shape) -> tuple[Bytes, Floats]:
+        side, values = super()._parts(body, shape)
+        if not all_finite(values):
+            raise PayloadError("svd: a value is not finite")
+        return side, values
 
     def _expand(self, side: Bytes, values: Floats, out: Floats) -> None:
         split, terms, m, n = _sizes(side, out.shape)

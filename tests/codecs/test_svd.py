@@ -468,6 +468,8 @@ def test_bodies_that_no_encoder_writes_are_refused():
         "split far outside": struct.pack("<IHH", 4, 65535, 3) + body[8:],
         "more terms than values": struct.pack("<IHH", 4, 1, 4) + body[8:],
         "more terms than the short side": struct.pack("<IHH", 4, 1, 31) + bytes(4 * 31 * 70),
+        "NaN in a factor": body[:8] + struct.pack("<f", np.nan) + body[12:],
+        "infinity in a factor": body[:-4] + struct.pack("<f", -np.inf),
         "65535 terms": struct.pack("<IHH", 4, 1, 65535) + body[8:],
     }
     for name, garbage in bad.items():
