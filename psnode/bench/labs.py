@@ -1,0 +1,63 @@
+"""Commands on emulated hosts: scripts/netlab.sh of the checkout that psnode runs from."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psnode
+from psnode.errors import ConfigurationError, TransportError
+
+_ROOT = Path(psnode.__file__).resolve().parents[1]
+SCRIPT = _ROOT / "scripts" / "netlab.sh"
+
+
+def on_hosts(
+    command: Sequence[str], *, hosts: int, rate: str, each: bool, counters: Path, seconds: float
+) -> tuple[dict[str, Any], str]:
+    """Run `command` on emulated hosts with one thread a process; what the script wrote to `counters`, and all output.
+
+    Arguments as the script's options. Raises ConfigurationError if it refuses to make hosts here, TransportError if the
+    command fails or takes longer than `seconds`.
+    """
+    if not SCRIPT.exists():
+        raise ConfigurationError(f"there is no {SCRIPT}: measure from a checkout of psnode, which has it")
+    line = [str(SCRIPT), "--hosts", str(hosts), "--rate", rate, "--counters", str(counters), *(["--each"] if each else []), "--"]
+    try:
+        done = subprocess.run(
+            [*line, *command], env=_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, timeout=seconds,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise TransportError(f"no end within {seconds:g} s: raise --run-seconds, or take fewer --steps") from None
+    refusal = [text for text in done.stdout.splitlines() if text.startswith(f"{SCRIPT}: error: ")]
+    if done.returncode == 2 and refusal:
+        raise ConfigurationError(refusal[0].removeprefix(f"{SCRIPT}: error: "))
+    if done.returncode != 0:
+        raise TransportError(f"exit code {done.returncode}: {(refusal or [_reason(done.stdout)])[0]}")
+    return json.loads(counters.read_text()), done.stdout
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without settings that would reach `psnode train`, and with this Python's own commands first."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PSNODE_")}
+    return {
+        **kept,
+        "PSNODE_PYTHON": sys.executable,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}",
+        "PYTHONPATH": f"{_ROOT}{os.pathsep}{kept.get('PYTHONPATH', '')}".rstrip(os.pathsep),
+        "OMP_NUM_THREADS": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
+
+
+def _reason(output: str) -> str:
+    """The line of a failed command's output that says most."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    telling = [line for line in lines if "rror" in line or "what():" in line]
+    return (telling or lines or ["no message"])[0]

@@ -1,0 +1,90 @@
+"""When each step of a worker begins, and what its host's interface has counted by then, noted by the task itself.
+
+The same task runs under psnode and under its peers, so that both are timed and counted by the same lines: by the
+worker's clock, which emulated hosts share, and by the interface, which knows nothing of anybody's own accounts.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from psnode.classification import Classification
+from psnode.task import Batch
+
+if TYPE_CHECKING:
+    import torch
+
+INTERFACE = "eth0"  # of an emulated host
+# What a packet carries beside its payload: Ethernet 14, IPv4 20, TCP 20 and its timestamps 12. A packet counted by the
+# interface may be a large one that the network card of a real host would cut; its headers are then counted once too.
+HEADER_BYTES = 66
+
+
+class Mark(NamedTuple):
+    """`seconds` on the monotonic clock; bytes, headers included, and packets since the host was made."""
+
+    seconds: float
+    rx_bytes: int
+    rx_packets: int
+    tx_bytes: int
+    tx_packets: int
+
+    @classmethod
+    def now(cls) -> Mark:
+        """That of this host at this moment; zeros where it has no such interface."""
+        for line in Path("/proc/net/dev").read_text().splitlines():
+            name, _, counts = line.partition(":")
+            if name.strip() == INTERFACE:
+                found = [int(word) for word in counts.split()]
+                return cls(time.monotonic(), found[0], found[1], found[8], found[9])
+        return cls(time.monotonic(), 0, 0, 0, 0)
+
+
+class Traffic(NamedTuple):
+    """Bytes of one host between two marks, headers included; the payloads are without the headers of packets."""
+
+    sent: int
+    received: int
+    sent_payload: int
+    received_payload: int
+
+    @classmethod
+    def between(cls, first: Mark, last: Mark) -> Traffic:
+        sent, received = last.tx_bytes - first.tx_bytes, last.rx_bytes - first.rx_bytes
+        out, back = last.tx_packets - first.tx_packets, last.rx_packets - first.rx_packets
+        return cls(sent, received, sent - HEADER_BYTES * out, received - HEADER_BYTES * back)
+
+
+class Metered(Classification):
+    """Image classification that leaves a mark in the directory `marks` whenever a loss is to be computed.
+
+    `options`: marks, network, dataset, data_dir, seed; the others go to the data set.
+    """
+
+    def __init__(self, options: Mapping[str, str] | None = None) -> None:
+        rest = dict(options or {})
+        own = {name: rest.pop(name, None) for name in ("marks", "network", "dataset", "data_dir", "seed")}
+        self._path = Path(own["marks"] or ".") / f"{socket.gethostname()}.jsonl"
+        super().__init__(
+            own["network"] or "LeNet", own["dataset"] or "digits", own["data_dir"], seed=int(own["seed"] or 0), options=rest
+        )
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """As of Classification, after the mark."""
+        with self._path.open("a") as file:
+            file.write(json.dumps(Mark.now()) + "\n")
+        return super().loss(model, batch)
+
+
+def read_marks(directory: Path, steps: int) -> list[list[Mark]]:
+    """The marks of the last `steps` steps of every worker, by the number of its host.
+
+    What a worker computed before its first step, such as a trial pass, is left out.
+    """
+    files = sorted(directory.glob("*.jsonl"), key=lambda path: int(path.stem.rpartition("-")[2]))
+    return [[Mark(*json.loads(line)) for line in path.read_text().splitlines()][-steps:] for path in files]

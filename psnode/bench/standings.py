@@ -1,0 +1,127 @@
+"""Rows from trials: medians, spreads, ratios within each round, and a table and a plot of them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from psnode.bench.contenders import Contender
+from psnode.bench.trial import Trial
+
+_WIDTH = 150  # of a table that goes to a file
+_HEADS = ("step, ms", "quartiles", "/ floor", "/ best DDP", "/ unshaped DDP", "out, MB", "in, MB", "all, MB", "booked")
+_LEGEND = (
+    "step: median of the rounds' medians; out, in: of a worker's interface a step, all: out of all hosts; booked: psnode's own "
+    "accounts over what the interfaces counted without the headers of packets"
+)
+
+
+def row(contender: Contender, rounds: Sequence[Trial | None], target: float | None) -> dict[str, Any]:
+    """A contender at one rate; None stands for a round that failed, but not for all.
+
+    `step_ms`: the median over rounds of each round's median, and quartiles over all steps. `curves`: per round, points as
+    of `Trial`; `to_target`: the first of them at `target` or above.
+    """
+    trials = [trial for trial in rounds if trial is not None]
+    medians = [None if trial is None else 1e3 * statistics.median(trial.steps) for trial in rounds]
+    low, _, high = statistics.quantiles([1e3 * step for trial in trials for step in trial.steps], n=4)
+    middle = statistics.median(median for median in medians if median is not None)
+    return {
+        "name": contender.name,
+        "kind": contender.kind,
+        "step_ms": {"median": middle, "low": low, "high": high, "rounds": medians},
+        "bytes": {
+            field: statistics.fmean(getattr(trial, field) for trial in trials) for field in ("sent", "received", "sent_by_all")
+        },
+        "booked": None if trials[0].booked is None else statistics.fmean(trial.booked or 0.0 for trial in trials),
+        "top1": [trial.curve[-1].top1 for trial in trials if trial.curve],
+        "to_target": [_reached(trial, target) for trial in trials if trial.curve] if target is not None else [],
+        "curves": [[point._asdict() for point in trial.curve] for trial in trials],
+    }
+
+
+def _reached(trial: Trial, target: float) -> dict[str, Any] | None:
+    return next((point._asdict() for point in trial.curve if point.top1 >= target), None)
+
+
+def with_ratios(rates: Mapping[str, Sequence[dict[str, Any]]]) -> None:
+    """Add `ratios` to every row: its step over that of the floor, of the best DDP at its rate, and of dense unshaped DDP.
+
+    Each is the median over the rounds; None where the other was not measured.
+    """
+    unshaped = next((row for row in rates.get("none", ()) if row["name"].startswith("DDP fp32")), None)
+    for rows in rates.values():
+        peers = [row for row in rows if row["kind"] == "ddp"]
+        others = {
+            "floor": next((row for row in rows if row["kind"] == "floor"), None),
+            "best_ddp": min(peers, key=lambda row: float(row["step_ms"]["median"]), default=None),
+            "unshaped_ddp": unshaped,
+        }
+        for each in rows:
+            each["ratios"] = {name: _ratio(each, other) for name, other in others.items()}
+
+
+def _ratio(one: dict[str, Any], other: dict[str, Any] | None) -> float | None:
+    if other is None:
+        return None
+    pairs = zip(one["step_ms"]["rounds"], other["step_ms"]["rounds"], strict=True)
+    ratios = [mine / theirs for mine, theirs in pairs if mine is not None and theirs is not None]
+    return statistics.median(ratios) if ratios else None
+
+
+def show(result: Mapping[str, Any]) -> None:
+    """A table for every rate."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH)
+    ground = result["ground"]
+    for rate, found in result["rates"].items():
+        title = f"{ground['network']}, {ground['dataset']}, {ground['workers']} workers x {ground['batch']}, links of {rate}"
+        table = Table(title=title, caption=f"{result['cpu']}, {result['cores']} cores, {result['date']}")
+        table.add_column("", overflow="fold")
+        heads = [*_HEADS, *(["top1, %"] if ground["evaluate_every"] else []), *(["to target, s"] if result["target"] else [])]
+        for head in heads:
+            table.add_column(head, justify="right", no_wrap=True)
+        for each in found["rows"]:
+            table.add_row(each["name"], *_cells(each)[: len(heads)])
+        console.print(table)
+        for name, error in found["failed"].items():
+            console.print(f"failed: {name}: {error}", markup=False)
+    console.print(_LEGEND)
+    console.print(", ".join(f"{name} {version}" for name, version in result["versions"].items()), markup=False)
+
+
+def _cells(each: Mapping[str, Any]) -> list[str]:
+    step, nbytes, ratios = each["step_ms"], each["bytes"], each["ratios"]
+    cells = [f"{step['median']:.1f}", f"{step['low']:.1f}-{step['high']:.1f}"]
+    cells += ["" if ratios[name] is None else f"{ratios[name]:.2f}" for name in ("floor", "best_ddp", "unshaped_ddp")]
+    cells += [f"{nbytes[name] / 1e6:.3f}" for name in ("sent", "received", "sent_by_all")]
+    cells.append("" if each["booked"] is None else f"{each['booked']:.4f}")
+    cells.append(" ".join(f"{100 * top1:.2f}" for top1 in each["top1"]))
+    if each["top1"]:
+        cells.append(" ".join("never" if point is None else f"{point['seconds']:.1f}" for point in each["to_target"]))
+    return cells
+
+
+def plot(result: Mapping[str, Any], path: Path) -> None:
+    """Test accuracy over wall-clock and over bytes, a line a contender (its first round), a row of panels a rate."""
+    from matplotlib.figure import Figure
+
+    rates = result["rates"]
+    figure = Figure(figsize=(12, 4.5 * len(rates)), layout="constrained")
+    for panels, (rate, found) in zip(figure.subplots(len(rates), 2, squeeze=False), rates.items(), strict=True):
+        axes = (("seconds", 1.0, "seconds of training"), ("nbytes", 1e-6, "MB sent by all hosts"))
+        for panel, (field, unit, label) in zip(panels, axes, strict=True):
+            for each in found["rows"]:
+                points = each["curves"][0]
+                if points:
+                    panel.plot([p[field] * unit for p in points], [100 * p["top1"] for p in points], ".-", label=each["name"])
+            panel.set(xscale="log", xlabel=label, ylabel="test accuracy, %", title=f"links of {rate}")
+        panels[1].legend(fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,213 @@
+"""psnode against DDP: the same training on both sides, counted alike, and arithmetic that can be checked by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional
+
+from psnode.bench import peers
+from psnode.bench.contenders import Ddp, Ground, Psnode
+from psnode.bench.ddp import Communication
+from psnode.bench.marks import Mark, Metered, Traffic, read_marks
+from psnode.bench.standings import plot, row, show, with_ratios
+from psnode.bench.trial import Point, Trial, step_durations
+from psnode.classification import Classification
+from psnode.data.sampler import Sampler
+from psnode.errors import ConfigurationError
+
+PARAMETERS = 431_080  # of LeNet
+TINY = Ground(network="LeNet", dataset="digits", workers=2, batch=8, lr=0.02, steps=8, evaluate_every=8)
+
+
+def measured(ground: Ground, **options: Any) -> dict[str, Any]:
+    """`peers.run` without rate; skipped, with the reason, where hosts cannot be emulated."""
+    pytest.importorskip("mpi4py")
+    try:
+        return peers.run(ground, rates=["none"], warmup=2, run_seconds=50, **options)
+    except ConfigurationError as error:
+        pytest.skip(str(error))
+
+
+def sgd(ground: Ground) -> dict[str, torch.Tensor]:
+    """The weights after `ground.steps` steps of one process on the batches of all workers together, from PyTorch alone."""
+    task = Classification(ground.network, ground.dataset, seed=ground.seed)
+    torch.manual_seed(ground.seed)
+    model, data = task.model(), task.train_data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=ground.lr, momentum=0.9)
+    shares = [Sampler(len(data), rank, ground.workers, ground.batch, 1, ground.seed) for rank in range(ground.workers)]
+    for step in range(1, ground.steps + 1):
+        images, labels = data.batch(np.concatenate([share.indices(step)[0] for share in shares]), None)
+        optimizer.zero_grad()
+        functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+@pytest.mark.serial
+def test_psnode_and_ddp_train_as_one_process_does_and_send_what_theory_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Float32 both ways: a ring of 2 sends 2 (2-1)/2 x 4 bytes a parameter, a worker of a star 4."""
+    result = measured(TINY, schemes=["dense"], ddp=["fp32"], keep=tmp_path / "runs")
+    assert result["rates"]["none"]["failed"] == {}
+    ddp, star = result["rates"]["none"]["rows"]
+    for found in (ddp, star):
+        assert found["bytes"]["sent"] == pytest.approx(4 * PARAMETERS, rel=0.03)
+        assert found["bytes"]["received"] == pytest.approx(4 * PARAMETERS, rel=0.03)
+    assert ddp["bytes"]["sent_by_all"] == pytest.approx(2 * 4 * PARAMETERS, rel=0.03)
+    assert star["bytes"]["sent_by_all"] == pytest.approx(4 * 4 * PARAMETERS, rel=0.03)
+    assert star["booked"] == pytest.approx(1, abs=0.03)
+    expected = sgd(TINY)
+    paths = sorted((tmp_path / "runs").rglob("*model.safetensors")) + sorted((tmp_path / "runs").rglob("step-*.safetensors"))
+    assert len(paths) == 2
+    for path in paths:
+        weights = load_file(path)
+        assert weights.keys() == expected.keys()
+        for name, value in weights.items():
+            torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5)
+    assert ddp["top1"] == star["top1"]
+
+    show(result)
+    table = capsys.readouterr().out
+    assert all(name in table for name in ("DDP fp32", "psnode dense", f"torch (with DDP and gloo) {torch.__version__}"))
+    pytest.importorskip("matplotlib")
+    plot(result, tmp_path / "plots" / "peers.png")
+    assert (tmp_path / "plots" / "peers.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.serial
+def test_the_command_measures_the_floor_and_powersgd_and_writes_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "out" / "peers.json"
+    try:
+        code = peers.main(
+            network="LeNet", dataset="digits", data_dir=None, workers=2, batch_size=8, lr=0.02, seed=1, steps=3, warmup=2,
+            evaluate_every=3, schemes=(), ddp=("powersgd:rank=1",), rates=("none",), rounds=1, target=0.0, run_seconds=50.0,
+            keep=None, json_file=file, plot_file=None,
+        )  # fmt: skip
+    except ConfigurationError as error:
+        pytest.skip(str(error))
+    assert code == 0
+    assert "no communication" in capsys.readouterr().out
+    floor, peer = json.loads(file.read_text())["rates"]["none"]["rows"]
+    assert [point["step"] for point in peer["curves"][0]] == [3, 6]
+    assert peer["to_target"][0]["step"] == 3
+    assert floor["bytes"]["sent"] < 1000
+    # Rank 1 of LeNet's four matrices, and its four vectors; small messages, so that headers may be as much again.
+    factors = sum(m + n for m, n in ((20, 25), (50, 500), (500, 800), (10, 500)))
+    assert 1 < peer["bytes"]["sent"] / (4 * (factors + 20 + 50 + 500 + 10)) < 2
+    assert floor["ratios"] == {"floor": 1.0, "best_ddp": pytest.approx(1 / peer["ratios"]["floor"]), "unshaped_ddp": None}
+
+
+def test_a_metered_task_is_the_task_and_marks_every_loss(tmp_path: Path) -> None:
+    options = {"marks": str(tmp_path), "network": "LeNet", "dataset": "synthetic", "seed": "3", "shape": "1,28,28"}
+    metered = Metered(options)
+    plain = Classification("LeNet", "synthetic", seed=3, options={"shape": "1,28,28"})
+    torch.manual_seed(0)
+    model = metered.model()
+    batch = metered.train_data().batch(np.arange(4), None)
+    losses = [float(metered.loss(model, batch)[0].detach()) for _ in range(5)]
+    assert losses == [float(plain.loss(model, plain.train_data().batch(np.arange(4), None))[0].detach())] * 5
+    [file] = tmp_path.iterdir()
+    file.rename(tmp_path / "some-host-2.jsonl")
+    [marks] = read_marks(tmp_path, 3)
+    assert len(marks) == 3
+    assert marks == sorted(marks)
+
+
+def test_marks_come_by_the_number_of_the_host(tmp_path: Path) -> None:
+    for host in (10, 2, 9):
+        (tmp_path / f"netlab-77-{host}.jsonl").write_text(json.dumps([host, 0, 0, 0, 0]) + "\n")
+    assert [worker[0].seconds for worker in read_marks(tmp_path, 1)] == [2, 9, 10]
+
+
+def test_traffic_and_durations_are_differences() -> None:
+    first, last = Mark(1.0, 1000, 10, 500, 5), Mark(2.5, 11000, 20, 700, 7)
+    assert Traffic.between(first, last) == Traffic(200, 10000, 200 - 2 * 66, 10000 - 10 * 66)
+    assert step_durations([[first, last], [first, first._replace(seconds=1.5)]]) == [pytest.approx((1.5 + 0.5) / 2)]
+
+
+def trial(*milliseconds: float) -> Trial:
+    steps = tuple(each / 1e3 for each in milliseconds)
+    curve = (Point(1, 1.0, 10, 0.5), Point(2, 2.0, 20, 0.9))
+    return Trial(steps, sent=1.0, received=2.0, sent_by_all=3.0, booked=None, goodput=(90.0,), curve=curve)
+
+
+def test_ratios_are_medians_over_rounds_that_both_finished() -> None:
+    floor = row(Ddp("none"), [trial(10, 10), trial(20, 20), trial(10, 10)], None)
+    peer = row(Ddp("fp32"), [trial(30, 50), trial(40, 40), None], 0.8)
+    ours = row(Psnode("dense"), [trial(20, 20), trial(10, 10), trial(30, 30)], 0.95)
+    assert peer["step_ms"]["rounds"] == [pytest.approx(40), pytest.approx(40), None]
+    assert peer["step_ms"]["median"] == pytest.approx(40)
+    with_ratios({"100mbit": [floor, ours], "none": [floor, peer]})
+    assert ours["ratios"] == {"floor": pytest.approx(2.0), "best_ddp": None, "unshaped_ddp": pytest.approx((0.5 + 0.25) / 2)}
+    assert peer["ratios"] == {"floor": pytest.approx((4 + 2) / 2), "best_ddp": 1.0, "unshaped_ddp": 1.0}
+    assert [point["step"] for point in peer["to_target"]] == [2, 2]
+    assert ours["to_target"] == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("fp32", {"bucket": 25}),
+        ("fp16:bucket=1", {"bucket": 1}),
+        ("powersgd:rank=4", {"rank": 4, "start": 2, "bucket": 1000}),
+        ("none", {}),
+    ],
+)
+def test_communication_of_ddp(spec: str, expected: dict[str, int]) -> None:
+    assert Communication.parse(spec).parameters == expected
+
+
+@pytest.mark.parametrize(
+    ("spec", "hint"),
+    [
+        ("powersg", "did you mean powersgd"),
+        ("fp32:rank=2", "takes bucket=1 or more, not 'rank=2'"),
+        ("powersgd:rank=0", "not 'rank=0'"),
+        ("powersgd:rank", "not 'rank'"),
+        ("none:bucket=1", "takes no parameters"),
+    ],
+)
+def test_a_bad_communication_is_refused(spec: str, hint: str) -> None:
+    with pytest.raises(ConfigurationError, match=hint):
+        Ddp(spec)
+
+
+@pytest.mark.parametrize(
+    ("flags", "hint"),
+    [
+        ("densee", "did you mean dense"),
+        ("dense --codec qsgd:level=1", "levels"),
+        ("dense --downlnk bf16", "unknown flag --downlnk; did you mean --downlink"),
+        ("dense --batch-size 3", "the same for all that is compared"),
+        ("dense --max-steps=3", "the same for all that is compared"),
+        ("dense --downlink", "--downlink needs a value"),
+    ],
+)
+def test_bad_flags_of_a_scheme_are_refused_before_anything_runs(flags: str, hint: str) -> None:
+    with pytest.raises(ConfigurationError, match=hint):
+        Psnode(flags)
+
+
+@pytest.mark.parametrize(
+    ("changed", "options", "hint"),
+    [
+        ({"network": "LeNett"}, {}, "LeNet"),
+        ({"steps": 8}, {"warmup": 6}, "1 measured steps have no spread"),
+        ({"evaluate_every": 0}, {"target": 0.5}, "--target needs accuracies"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(changed: dict[str, Any], options: dict[str, Any], hint: str) -> None:
+    from dataclasses import replace
+
+    with pytest.raises(ConfigurationError, match=hint):
+        peers.run(replace(TINY, **changed), **options)
