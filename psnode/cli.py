@@ -205,6 +205,35 @@ def bench_convergence(debug: bool, **options: Any) -> int:
         return measure(**options)
 
 
+@bench.command(name="peers", short_help="Against PyTorch DDP, on emulated hosts; needs root.")
+@click.option("--network", default="torchvision:resnet18", show_default=True, help="As of train.")
+@click.option("--dataset", default="synthetic", show_default=True, help="As of train.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="As of train.")
+@click.option("--workers", type=click.IntRange(2), default=4, show_default=True, help="Hosts that compute.")
+@click.option("--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Examples a worker takes in a step.")
+@click.option("--lr", type=click.FloatRange(0, min_open=True), default=0.01, show_default=True, help="Of all of them.")
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the first round; then the next.")
+@click.option("--rate", "rates", multiple=True, default=("100mbit",), show_default=True, help="Of the links, or none; repeat.")
+@click.option("--scheme", "schemes", multiple=True, metavar="'NAME [FLAG VALUE]...'", help="Of psnode; repeat.")
+@click.option("--ddp", multiple=True, metavar="fp32|fp16|bf16|powersgd[:k=v,...]", help="DDP's hook; repeat.")
+@click.option("--rounds", type=click.IntRange(1), default=1, show_default=True, help="How often everything is measured.")
+@click.option("--steps", type=click.IntRange(2), default=30, show_default=True, help="Steps to measure.")
+@click.option("--warmup", type=click.IntRange(0), default=5, show_default=True, help="Steps before them.")
+@click.option("--evaluate-every", type=click.IntRange(0), default=0, show_default=True, help="Steps between accuracies; 0: none.")
+@click.option("--target", type=click.FloatRange(0, 1), help="Test accuracy to reach.")
+@click.option("--run-seconds", type=click.FloatRange(1), default=900.0, show_default=True, help="The longest a run may take.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
+@click.option("--plot", "plot_file", type=click.Path(path_type=Path), help="Draw accuracy over time and bytes into this file.")
+@click.option("--keep", type=click.Path(path_type=Path), help="Leave what the runs wrote in this empty directory.")
+@click.option("--debug/--no-debug", default=False, help="Show the traceback of an error.")
+def bench_peers(debug: bool, schemes: tuple[str, ...], ddp: tuple[str, ...], **options: Any) -> int:
+    """psnode's schemes against PyTorch DDP over gloo: step time, bytes on the wire, accuracy; on emulated hosts."""
+    with _traced(debug):
+        from psnode.bench import peers
+
+        return peers.main(schemes=schemes or peers.SCHEMES, ddp=ddp or peers.PEERS, **options)
+
+
 @app.command(short_help="List codecs and schemes.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def codecs(as_json: bool) -> int:
