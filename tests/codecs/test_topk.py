@@ -17,6 +17,8 @@ from psnode.codecs.largest import sample
 from psnode.codecs.table import number_of
 from psnode.codecs.topk import Topk
 from psnode.errors import CodecSpecError, NonFiniteGradientError, PayloadError
+from tests.codecs.golden_reader import read as read_golden
+from tests.codecs.golden_store import check_golden
 from tests.codecs.index_oracle import body_of, log2_binomial, read_selection, sections
 
 BOTH = ["topk:ratio=0.01", "topk:ratio=0.01,sampled=true"]
@@ -416,3 +418,23 @@ def test_altered_bytes_are_refused_or_decode_to_some_array(spec):
         else:
             assert y.shape == x.shape
     assert refused
+
+
+GOLDEN = {
+    "topk": "topk:ratio=0.05",
+    "topk-dense": "topk:ratio=0.4",
+    "topk-all": "topk:ratio=1",
+    "topk-qsgd": "topk:ratio=0.1+qsgd:levels=7",
+    "topk-qsgd-zstd": "topk:ratio=0.1+qsgd+zstd",
+    "contractive-topk-qsgd": "contractive(topk:ratio=0.1+qsgd:levels=7)",
+    "randk": "randk:ratio=0.1",
+    "randk-dense": "randk:ratio=0.7,scaled=false",
+    "threshold": "threshold",
+    "threshold-fixed": "threshold:tau=0.01",
+    "graddrop": "graddrop:ratio=0.1",
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_bytes(name):
+    check_golden(name, GOLDEN[name], read_golden, same_bytes="zstd" not in name)
