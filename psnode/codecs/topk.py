@@ -29,7 +29,7 @@ class Topk(Selector):
     """topk:ratio=0.01,sampled=false.
 
     `ratio`: k / d, in (0, 1]; k is at least 1. `sampled=true` estimates the threshold from 1 % of the coordinates (at most
-    32768), a random one of each of as many equal stretches, and is content with what reaches it: the k largest if that many
+    16384), a random one of each of as many equal stretches, and is content with what reaches it: the k largest if that many
     do, and all if at least 0.8 k do. Else it lowers the threshold. So it reads the array once, nearly always.
     """
 
@@ -50,9 +50,9 @@ class Topk(Selector):
         keep, stream = self._most(size), number_of(self.id)
         if not self.sampled or size <= _SMALL:
             return scan.largest(keep, key, stream)
-        sampled = min(size // 100, 1 << 15)
+        sampled = min(size // 100, 1 << 14)
         rank = sampled * keep / size
-        rank += 1.5 * math.sqrt(rank) + 1
+        rank += 2 * math.sqrt(rank) + 1
         while True:
             limit = scan.limit(sampled, rank, key, stream)
             entries = scan.at_least(limit, keep, int(size / sampled * (rank + 3 * math.sqrt(rank))))
