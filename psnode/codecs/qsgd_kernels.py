@@ -7,7 +7,7 @@ import numpy as np
 from psnode.codecs.base import Bytes, Floats, Words
 from psnode.codecs.dots import Float64s
 from psnode.codecs.jit import inlined, kernel
-from psnode.codecs.norms import inner_512, l2_norm, max_norm
+from psnode.codecs.norms import fold, inner_512, l2_norm, max_norm
 from psnode.codecs.planes import BLOCK, ROW, Words32, pack_codes, pack_row, unpack_codes, unpack_row
 from psnode.codecs.qsgd_blocks import (
     add_values_plain,
@@ -50,12 +50,34 @@ def _add_dots(v: Floats, y: Floats, lanes: Floats, ordinary: bool, dots: Float64
             dots[1] += np.float64(y[i]) * np.float64(y[i])
 
 
+@inlined
+def _term(v: Floats, low: Bytes, s: np.int32, i: int) -> np.float32:
+    return np.float32(v[i] * np.float32(np.int32(np.int32(low[i]) - s)))
+
+
+@inlined
+def _add_dots_plain(v: Floats, low: Bytes, levels: int, step: np.float32, lanes: Floats, dots: Float64s) -> None:
+    """_add_dots for a plain block, from its codes: <v, y> = step sum v q, <y, y> = step^2 sum q^2."""
+    s = np.int32(levels)
+    for i in range(64):
+        a = (_term(v, low, s, i) + _term(v, low, s, 64 + i)) + (_term(v, low, s, 128 + i) + _term(v, low, s, 192 + i))
+        b = (_term(v, low, s, 256 + i) + _term(v, low, s, 320 + i)) + (_term(v, low, s, 384 + i) + _term(v, low, s, 448 + i))
+        lanes[i] = a + b
+    squares = np.int32(0)
+    for i in range(BLOCK):
+        q = np.int32(np.int32(low[i]) - s)
+        squares = np.int32(squares + np.int32(q * q))
+    dots[0] += np.float64(step) * np.float64(fold(lanes))
+    dots[1] += np.float64(step) * np.float64(step) * np.float64(squares)
+
+
 @kernel
 def encode(
     x: Floats, levels: int, bits: int, bucket: int, l2: bool, key: Words, stream: int,
     norms: Floats, packed: Words32, tail: Bytes, symbols: Codes, error: Floats, dots: Float64s,
 ) -> bool:
-    """Quantise `x`; False if it is not finite. Outputs of size 0 are not wanted; of `packed`/`tail` and `symbols` one is.
+    """Quantise `x`; False if it is not finite. Outputs of size 0 are not wanted: one of `packed`/`tail` and `symbols` is, and
+    at most one of `error` and `dots`.
 
     norms: one a bucket. packed, tail: the full blocks and the last, incomplete one. error: x - decoded, may be x. dots:
     <x, y> and <y, y>, float64, added to.
@@ -91,13 +113,14 @@ def encode(
                 symbols[start + i] = codes[i]
             if not symbols.size:
                 pack_codes(codes, count, bits, low, low_words, high, high_words, packed[start // 32 * bits :], tail)
-        if error.size or dots.size:
-            ordinary = True
-            if plain:
-                _load(part, v)
-                values_plain(low, levels, step_of(first, levels), y)
-            else:
-                ordinary = values(codes, norms, start, count, bucket, levels, scales, y)
+        if dots.size and plain:
+            _add_dots_plain(part, low, levels, step_of(first, levels), scratch, dots)
+        elif error.size and plain:
+            _load(part, v)
+            values_plain(low, levels, step_of(first, levels), y)
+            _subtract(v, y, error[start : start + count])
+        elif error.size or dots.size:
+            ordinary = values(codes, norms, start, count, bucket, levels, scales, y)
             if error.size:
                 _subtract(v, y, error[start : start + count])
             if dots.size:
