@@ -18,8 +18,9 @@ import numpy as np
 from psnode.codecs.base import Floats, Words, readonly
 from psnode.codecs.bitmasks import MAGNITUDE, Words32
 from psnode.codecs.dots import Float64s
+from psnode.codecs.gather import sample
 from psnode.codecs.jit import kernel
-from psnode.codecs.largest import Entries, Scan, sample
+from psnode.codecs.largest import Entries, Scan
 from psnode.codecs.rng import words
 
 UNIT_BITS = 43  # 512 probabilities of at most 1 add up exactly in a float64

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from psnode.codecs.base import readonly
-from psnode.codecs.largest import Scan, sample
+from psnode.codecs.gather import sample
+from psnode.codecs.largest import Scan
 from psnode.codecs.ranking import kth_largest
 from psnode.errors import NonFiniteGradientError
 
