@@ -1,0 +1,135 @@
+"""NUQSGD against its levels, the variance of an unbiased choice, and a reader that shares no code."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+
+from psnode.codecs import Payload, get_codec
+from psnode.codecs.nuqsgd import Nuqsgd
+from psnode.codecs.payload import header_nbytes
+from psnode.codecs.powers_kernels import quantise
+from psnode.codecs.rng import Key
+from psnode.codecs.table import number_of
+from psnode.errors import CodecSpecError, PayloadError
+from tests.codecs.family import VALUES, Floats, gaussian, recorded, student
+from tests.codecs.golden_store import check_golden
+from tests.codecs.powers_oracle import neighbours, read, variance
+
+KEY = Key((3, 4))
+INPUTS = {"gaussian": gaussian(1536), "student": student(1536), "recorded": recorded().reshape(-1)[:1536]}
+
+
+def norms(x: Floats, kind: str, bucket: int = 512) -> np.ndarray:
+    parts = x.astype(np.float64).reshape(-1, bucket)
+    return np.repeat(np.sqrt((parts**2).sum(1)) if kind == "l2" else np.abs(parts).max(1), bucket)
+
+
+@pytest.mark.parametrize("kind", ["l2", "max"])
+@pytest.mark.parametrize("levels", [1, 3, 7, 62])
+@pytest.mark.parametrize("name", INPUTS)
+def test_every_value_becomes_one_of_its_two_neighbours(name: str, levels: int, kind: str) -> None:
+    x = INPUTS[name]
+    codec = Nuqsgd(levels=levels, norm=kind)
+    low, high = neighbours(x, norms(x, kind), levels)
+    for number in range(20):
+        decoded = codec.decode(codec.encode(x, Key.derive(number))).astype(np.float64)
+        near = np.minimum(np.abs(np.abs(decoded) - low), np.abs(np.abs(decoded) - high))
+        assert np.all(near <= 1e-6 * high)
+        assert np.all(decoded * x >= 0)
+
+
+@pytest.mark.parametrize("kind", ["l2", "max"])
+@pytest.mark.parametrize("levels", [1, 3, 7])
+@pytest.mark.parametrize("name", INPUTS)
+def test_mean_and_variance_are_those_of_an_unbiased_choice(name: str, levels: int, kind: str) -> None:
+    """1500 keys: squared error within 5 % of theory; the mean of each of 8 classes by magnitude within 4 standard errors.
+
+    144 such means: 9e-3 of seeds would fail one.
+    """
+    x = INPUTS[name]
+    codec = Nuqsgd(levels=levels, norm=kind)
+    expected = variance(x, norms(x, kind), levels)
+    errors = np.array([codec.decode(codec.encode(x, Key.derive(number, "var"))) for number in range(1500)], np.float64) - x
+    assert np.mean(np.sum(errors**2, axis=1)) == pytest.approx(expected.sum(), rel=0.05)
+    for part in np.array_split(np.argsort(np.abs(x), kind="stable"), 8):
+        sums = (errors[:, part] * np.where(x[part] < 0, -1, 1)).sum(axis=1)
+        assert abs(sums.mean()) <= 4 * np.sqrt(expected[part].sum() / 1500) + 1e-6 * np.abs(x[part]).sum()
+
+
+def test_entries_far_below_the_smallest_level_are_kept_on_average() -> None:
+    """A million entries of 1e-4 of the largest: their mean within 4 standard errors, which is 5 % of it."""
+    x = np.full(1 << 20, np.float32(1e-4))
+    x[::512] = 1.0
+    small = np.arange(x.size) % 512 != 0
+    codec = Nuqsgd(norm="max")
+    mean = np.mean([codec.decode(codec.encode(x, Key.derive(n)))[small].mean(dtype=np.float64) for n in range(4)])
+    assert abs(mean - 1e-4) <= 4 * np.sqrt(1e-4 * 2.0**-7 / (4 * small.sum()))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
+def test_the_scale_of_a_bucket_changes_nothing_but_the_scale(scale: float) -> None:
+    """Powers of two commute with every operation, inside and outside the range that is computed in float32."""
+    power = np.float32(2.0 ** np.round(np.log2(scale)))
+    codec = get_codec("nuqsgd")
+    x = gaussian(2048)
+    one, other = (codec.decode(codec.encode(y, KEY)) for y in (x, x * power))
+    assert np.mean(one * power != other) <= 0.001  # float64 instead of float32 may move a value across a random threshold
+
+
+@pytest.mark.parametrize("fraction", [0.25, 0.875])
+@pytest.mark.parametrize("level", [0, 3])
+def test_where_sixteen_bits_end_in_a_tie_the_rest_of_the_value_decides(level: int, fraction: float) -> None:
+    """k is made such that every coordinate is a tie: up with probability `fraction`, within 4 standard errors (6e-5)."""
+    share = (1000 + fraction) / 65536
+    value = share * 2.0**-7 if level == 0 else 2.0 ** (level - 8) * (1 + share)
+    v, r, codes, up = np.full(512, np.float32(value)), np.empty(512, np.float32), np.empty(512, np.uint32), 0
+    for number in range(100):
+        key = np.array([number, 9], np.uint64)
+        quantise(v, 1.0, 7, np.full(512, 65535 - 1000, np.uint32), key, number_of("nuqsgd"), 512 * number, r, codes)
+        low, high = (0 if level == 0 else 1 + 2 * (8 - level)), 1 + 2 * (7 - level)
+        assert set(codes.tolist()) <= {low, high}
+        up += int(np.count_nonzero(codes == high))
+    assert abs(up - 51_200 * fraction) <= 4 * np.sqrt(51_200 * fraction * (1 - fraction))
+
+
+@pytest.mark.parametrize("levels", [1, 2, 6, 7, 14, 62])
+def test_the_payload_has_the_stated_bits(levels: int) -> None:
+    bits = int(np.ceil(np.log2(2 * levels + 3)))
+    payload = Nuqsgd(levels=levels).encode(gaussian(5120), KEY)
+    assert payload.nbytes == header_nbytes(1) + 8 + 4 * 10 + 5120 * bits // 8
+
+
+@pytest.mark.parametrize("spec", ["nuqsgd", "nuqsgd:levels=62,norm=max", "nuqsgd:levels=1,bucket=1024", "nuqsgd+ans"])
+def test_an_independent_reader_agrees(spec: str) -> None:
+    codec = get_codec(spec)
+    for x in (gaussian(5000), recorded(), gaussian(3), *VALUES.values()):
+        payload = codec.encode(x, KEY)
+        np.testing.assert_array_equal(codec.decode(payload).reshape(-1), read(payload.to_bytes()))
+
+
+@pytest.mark.parametrize("spec", ["nuqsgd", "nuqsgd+ans"])
+def test_golden_bytes(spec: str) -> None:
+    check_golden(spec.replace("+", "-"), spec, read)
+
+
+def test_codes_that_are_not_written_decode_to_zero() -> None:
+    payload = bytearray(get_codec("nuqsgd").encode(gaussian(512), KEY).to_bytes())
+    payload[header_nbytes(1) + 12 :] = b"\xff" * (512 * 5 // 8)
+    assert not get_codec("nuqsgd").decode(Payload.from_bytes(bytes(payload))).any()
+
+
+@pytest.mark.parametrize(("offset", "value"), [(0, 0), (0, 63), (4, 0), (4, 100), (8, 0x7F800000), (8, 0x80000000)])
+def test_fields_out_of_bounds_are_refused(offset: int, value: int) -> None:
+    data = bytearray(get_codec("nuqsgd").encode(gaussian(512), KEY).to_bytes())
+    struct.pack_into("<I", data, header_nbytes(1) + offset, value)
+    with pytest.raises(PayloadError):
+        get_codec("nuqsgd").decode(Payload.from_bytes(bytes(data)))
+
+
+@pytest.mark.parametrize("setting", ["levels=0", "levels=63", "levels=2.5", "bucket=0", "bucket=500", "norm=l1", "step=1"])
+def test_what_cannot_be_configured_is_refused(setting: str) -> None:
+    with pytest.raises(CodecSpecError, match=setting.partition("=")[0]):
+        get_codec(f"nuqsgd:{setting}")
