@@ -84,7 +84,7 @@ class Config:
     scheme: str = option("atomo", "A paper's combination, NAME[:k=v,...]; parameters go to its codec.", aliases=("--code",))
     codec: str | None = option(None, "Codec instead of the scheme's.", metavar="SPEC")
     feedback: str | None = option(None, "Feedback instead of the scheme's: none, ef, dgc or ema[:k=v,...].", metavar="SPEC")
-    aggregator: str | None = option(None, "Aggregator instead of the scheme's.", choices=("mean",), later=("majority",))
+    aggregator: str | None = option(None, "Aggregator instead of the scheme's.", choices=("mean", "majority"))
     downlink: str | None = option(
         None, "How weights travel down instead of the scheme's way: dense, or the codec of their changes.", metavar="SPEC"
     )

@@ -84,6 +84,20 @@ _TABLE = (
         "Seide et al., 1-bit stochastic gradient descent, Interspeech 2014", feedback="ef",
     ),
     Scheme(
+        "signsgd", "sign", "signs, decided by majority vote at the master",
+        "Bernstein et al., signSGD with majority vote, ICLR 2019", aggregator="majority", momentum=0.0,
+        rule="every coordinate moves by lr: a hundredth of dense SGD's lr and less",
+    ),
+    Scheme(
+        "signum", "sign", "signs of the momentum average, decided by majority vote",
+        "Bernstein et al., signSGD with majority vote, ICLR 2019", feedback="ema:beta=0.9", aggregator="majority", momentum=0.0,
+        rule="every coordinate moves by lr: a hundredth of dense SGD's lr and less",
+    ),
+    Scheme(
+        "tbq", "tbq", "entries beyond a threshold, as its value, the rest remembered",
+        "Strom, Scalable distributed DNN training using commodity GPU cloud computing, Interspeech 2015", feedback="ef",
+    ),
+    Scheme(
         "efsignsgd", "scaledsign", "signs times the mean magnitude, the rest remembered",
         "Karimireddy et al., Error feedback fixes SignSGD, ICML 2019", feedback="ef",
     ),
@@ -144,11 +158,16 @@ def resolve(config: Config) -> Scheme:
         raise ConfigurationError(
             f"--momentum {config.momentum:g} would come on top of that of feedback {feedback}: set it there, and leave this out"
         )
+    aggregator = config.aggregator or scheme.aggregator
+    if aggregator == "majority" and (config.momentum or config.weight_decay):
+        raise ConfigurationError(
+            "a majority vote takes neither --momentum nor --weight-decay: what moves a weight is its sign alone; leave them out"
+        )
     return replace(
         scheme,
         codec=repr(get_codec(spec)),
         feedback=feedback,
-        aggregator=config.aggregator or scheme.aggregator,
+        aggregator=aggregator,
         downlink=_downlink(config.downlink or scheme.downlink, get_codec(spec)),
         momentum=scheme.momentum if config.momentum is None else config.momentum,
     )

@@ -114,7 +114,6 @@ BAD = [
     ("lr_schedule", "cosin", "constant, shrink, multistep, cosine, poly", "did you mean cosine"),
     ("consistency", "ssp", "not yet supported", "use bsp"),
     ("consistency", "whatever", "bsp", "--consistency"),
-    ("aggregator", "majority", "not yet supported", "use mean"),
     ("lr_milestones", 30, "a list", "whole number"),
     ("lr_milestones", (30, 0), "at least 1", "leave it out"),
     ("task", "a\nb", "one line", "--task"),

@@ -24,7 +24,7 @@ def test_every_scheme_can_be_built(name: str) -> None:
     assert scheme.name == name
     assert get_codec(scheme.codec) == get_codec(SCHEMES[name].codec)
     assert get_feedback(scheme.feedback)
-    assert scheme.aggregator == "mean"
+    assert scheme.aggregator in ("mean", "majority")
     assert scheme.downlink == "dense" or get_codec(scheme.downlink)
     assert scheme.summary
 
@@ -121,3 +121,9 @@ def test_momentum_on_both_sides_is_refused() -> None:
 def test_the_ratio_of_a_chain_can_be_set_and_of_others_left() -> None:
     assert get_codec(with_ratio("topk:ratio=0.01+qsgd:levels=7", 0.25)) == get_codec("topk:ratio=0.25+qsgd:levels=7")
     assert get_codec(with_ratio("qsgd:levels=7", 0.25)) == get_codec("qsgd:levels=7")
+
+
+@pytest.mark.parametrize("fields", [{"momentum": 0.9}, {"weight_decay": 0.1}])
+def test_a_vote_takes_no_momentum_or_decay_on_the_master(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="majority vote takes neither"):
+        resolve(Config(scheme="signsgd", **fields))

@@ -75,7 +75,7 @@ def _lead(link: Link, config: Config, make_task: Callable[[Config], Task], worke
             workers=workers,
             parameters=parameters,
             downlink=downlink,
-            reduction=Reduction(plan, scheme, parameters, downlink, lanes, watch, tracer),
+            reduction=Reduction(plan, scheme, parameters, downlink, lanes, watch, tracer, seed=config.seed),
             watch=watch,
             accounts=Accounts(len(workers), steps_per_epoch, run.before.step),
             schedule=learning_rate(config, steps_per_epoch),

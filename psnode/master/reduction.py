@@ -10,6 +10,7 @@ import torch
 
 from psnode import wire
 from psnode.codecs import Payload, get_codec
+from psnode.codecs.rng import Key
 from psnode.errors import PayloadError
 from psnode.feedback import get_feedback
 from psnode.master.accounts import Stopwatch
@@ -21,6 +22,8 @@ from psnode.plan import Group, Plan
 from psnode.schemes import Scheme
 from psnode.timeline import Tracer
 from psnode.wire import Frame
+
+_PURPOSE = "vote"
 
 
 class GroupClosed(NamedTuple):
@@ -43,6 +46,8 @@ class Reduction:
         lanes: Lanes,
         watch: Stopwatch,
         tracer: Tracer,
+        *,
+        seed: int,
     ) -> None:
         feedback = get_feedback(scheme.feedback)
         self._plan = plan
@@ -52,6 +57,7 @@ class Reduction:
         self._lanes = lanes
         self._watch = watch
         self._tracer = tracer
+        self._seed = seed
         self._sum = np.zeros(plan.size, np.float32)
         codecs = [get_codec(segment.codec) for segment in plan.segments]
         self._codecs = [codec if codec.lossless else feedback.form(codec) for codec in codecs]
@@ -80,7 +86,7 @@ class Reduction:
     def _close(self, group: Group, version: int, count: int, lr: float) -> GroupClosed:
         gradient = self._sum[group.start : group.stop]
         with self._watch.timing("update"), self._tracer.span("update", group=group.index, version=version):
-            self._aggregator.finish(gradient, count)
+            self._aggregator.finish(gradient, count, Key.derive(self._seed, _PURPOSE, 0, version, group.index, 0))
             self._parameters.update(group.index, torch.from_numpy(gradient), lr)
             gradient[:] = 0
         with self._watch.timing("downlink"), self._tracer.span("downlink", group=group.index, version=version):
