@@ -54,7 +54,8 @@ def encode(
 @kernel
 def _add_dots(x: Floats, digits: Bytes, row: Floats, dots: Float64s) -> None:
     lanes, v = np.empty(ROW, np.float32), np.zeros(ROW, np.float32)
-    write(digits, np.float32(1), row)
+    write(digits, np.float32(1), row[: x.size])
+    row[x.size :] = 0
     for start in range(0, x.size, ROW):
         d = row[start : start + ROW]
         v[x.size - start :] = 0
