@@ -153,10 +153,6 @@ def _default_threads(config: Config) -> int:
 
 
 def _limit_threads(threads: int) -> None:
-    """`threads` for torch, one for numpy's linear algebra: it runs beside torch, in the thread that codes."""
-    import numpy as np  # noqa: F401  # its pool must exist to be limited
-    import threadpoolctl
     import torch
 
-    threadpoolctl.threadpool_limits(1, user_api="blas")
     torch.set_num_threads(threads)
