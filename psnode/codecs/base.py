@@ -178,6 +178,9 @@ class Codec(ABC):
     def _encode_error(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
         """_encode, and error = x - decoded. `error` is contiguous and is either the memory of x or apart from it."""
         used = self._encode(x, key, body)
+        if self.lossless:
+            error.fill(0)
+            return used
         if error.ctypes.data != x.ctypes.data:
             np.copyto(error, x)
         self._decode_add(readonly(body[:used]), error, np.float32(-1))
