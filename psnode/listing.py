@@ -43,10 +43,8 @@ def show() -> None:
     found = everything()
     codecs = Table("codec", "default", "max bits", "traits", "what it does", title="Codecs", title_justify="left")
     for entry in found["codecs"]:
-        traits = " ".join(trait for trait in _TRAITS if entry[trait])
-        codecs.add_row(
-            entry["id"], entry["default"].partition(":")[2], f"{entry['max_bits']:.2f}", traits or "biased", entry["summary"]
-        )
+        traits = " ".join(["" if entry["unbiased"] else "biased", *(trait for trait in _TRAITS if entry[trait])]).strip()
+        codecs.add_row(entry["id"], entry["default"].partition(":")[2], f"{entry['max_bits']:.2f}", traits, entry["summary"])
     schemes = Table("scheme", "codec", "feedback", "what it does", "paper", title="Schemes", title_justify="left")
     for entry in found["schemes"]:
         name = entry["name"] + "".join(f", {alias}" for alias in entry["aliases"] if alias != entry["name"])
