@@ -52,6 +52,20 @@ def _careful_l2(v: Floats) -> float:
 
 
 @kernel
+def max_norm(v: Floats) -> float:
+    """The largest magnitude in `v`, or NOT_FINITE."""
+    bits = v.view(np.uint32)
+    top = np.uint32(0)
+    for i in range(bits.size):
+        top = max(top, np.uint32(bits[i] & np.uint32(0x7FFFFFFF)))
+    if top >= np.uint32(0x7F800000):
+        return NOT_FINITE
+    cell = np.empty(1, np.uint32)
+    cell[0] = top
+    return float(cell.view(np.float32)[0])
+
+
+@kernel
 def l2_norm(v: Floats, scratch: Floats) -> float:
     """The L2 norm of `v` as a float64 within float32's range, or NOT_FINITE. `scratch`: 576 float32."""
     total = 0.0
@@ -69,18 +83,6 @@ def l2_norm(v: Floats, scratch: Floats) -> float:
         total += np.float64(inner_512(rest, rest, scratch))
     if _SAFE_LOW <= total <= _SAFE_HIGH:
         return float(np.sqrt(total))
+    if total == 0 and max_norm(v) == 0:
+        return 0.0
     return _careful_l2(v)
-
-
-@kernel
-def max_norm(v: Floats) -> float:
-    """The largest magnitude in `v`, or NOT_FINITE."""
-    bits = v.view(np.uint32)
-    top = np.uint32(0)
-    for i in range(bits.size):
-        top = max(top, np.uint32(bits[i] & np.uint32(0x7FFFFFFF)))
-    if top >= np.uint32(0x7F800000):
-        return NOT_FINITE
-    cell = np.empty(1, np.uint32)
-    cell[0] = top
-    return float(cell.view(np.float32)[0])

@@ -99,9 +99,12 @@ def encode(
             known += 1
         part = x[start : start + count]
         first = norms[start // bucket]
-        fill(words, key, stream, start // BLOCK * 64)
         plain = symbols.size == 0 and is_plain(start, count, bits, bucket, norms)
-        if plain:
+        if plain and first == 0:  # a layer that had no gradient: zeros need no random bits
+            low[:BLOCK] = levels
+        else:
+            fill(words, key, stream, start // BLOCK * 64)
+        if plain and first > 0:
             plain = quantise_plain(part, factor_of(first, levels), levels, words, low)
         if plain:
             pack_row(low_words, bits, packed[start // 32 * bits :])
