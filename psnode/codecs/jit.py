@@ -1,4 +1,8 @@
-"""The one way to compile a kernel: cached on disk, without the GIL, without reassociation of floating point."""
+"""The one way to compile a kernel: cached on disk, without the GIL, without reassociation of floating point.
+
+The cache is renewed when the module of a kernel changes, not when one that it calls into does: while changing a shared
+function, delete psnode/codecs/__pycache__.
+"""
 
 from __future__ import annotations
 
