@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,9 +20,23 @@ VENV = Path(sys.prefix)
 
 
 def bash(program: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", "-c", program], cwd=ROOT, capture_output=True, text=True, env={**os.environ, **env}, stdin=subprocess.DEVNULL
+    """Run a program at the root of the project; whatever it started is ended with it."""
+    started = subprocess.Popen(
+        ["bash", "-c", program],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **env},
+        start_new_session=True,
     )
+    try:
+        out, err = started.communicate()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(program, started.returncode, out, err)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
@@ -69,6 +85,7 @@ def test_an_installation_is_repeated_only_when_something_changed(tmp_path: Path,
 
 
 @pytest.mark.serial
+@pytest.mark.timeout(150)  # 15 s on two idle cores
 def test_quickstart_trains_evaluates_and_says_what_it_did(tmp_path: Path) -> None:
     """The script itself, on the environment of the tests and with fewer epochs."""
     ready = bash(f'. scripts/venv.sh && is_installed "{VENV}" train,mpi')
@@ -83,11 +100,11 @@ def test_quickstart_trains_evaluates_and_says_what_it_did(tmp_path: Path) -> Non
     summary = json.loads((run / "summary.json").read_text())
     evaluations = [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]
     assert summary["exit_code"] == 0
-    assert summary["steps"] == 3 * 22
-    assert [entry["step"] for entry in evaluations] == [30, 60, 66]
+    assert summary["steps"] == 2 * 22
+    assert [entry["step"] for entry in evaluations] == [30, 44]
     assert float(accuracy) == pytest.approx(100 * evaluations[-1]["top1"], abs=0.006)
-    assert float(accuracy) > 80
+    assert float(accuracy) > 60
     # 431 080 parameters of LeNet, 2 workers, 4 bytes, 2 ways
-    assert float(dense) == pytest.approx(8 * 2 * 431_080 * 66 / 1e6, rel=1e-3)
+    assert float(dense) == pytest.approx(8 * 2 * 431_080 * 44 / 1e6, rel=1e-3)
     assert float(megabytes) == pytest.approx((summary["uplink_bytes"] + summary["downlink_bytes"]) / 1e6, abs=0.06)
     assert str(run) in done.stdout
