@@ -103,14 +103,18 @@ def encode(
 
     (v up - shift) factor is the code that v should have, times 2^16. `copy`: the memory of `error` is not that of `x`.
     """
-    words, row = np.empty(HALF, np.uint32), np.zeros(BLOCK, np.float32)
+    words, row = np.empty(HALF, np.uint32), np.empty(BLOCK, np.float32)
     cells = np.zeros(BLOCK // 4 + 2, np.uint32)
     code = cells.view(np.uint8)
     for start in range(0, x.size, BLOCK):
         v = x[start : start + BLOCK]
-        for i in range(v.size):
-            row[i] = v[i] * up - shift
-        round_rows(row, factor, 0, key, stream, start, words, code)
+        if up == 1 and v.size == BLOCK:
+            round_rows(v, shift, factor, 0, key, stream, start, words, code)
+        else:
+            row[v.size :] = shift
+            for i in range(v.size):
+                row[i] = v[i] * up
+            round_rows(row, shift, factor, 0, key, stream, start, words, code)
         if error.size:
             lost = error[start : start + BLOCK]
             if copy:

@@ -26,6 +26,7 @@ def encode(
     A value v is cut off at +-scale if `clip`, and |v| up factor is its chance of a digit other than 1, times 2^16. `copy`: the
     memory of `error` is not that of `x`. dots, or empty: <x, d> and <d, d> of d = digits - 1 are added.
     """
+    nothing = np.float32(0)
     words, row = np.empty(HALF, np.uint32), np.empty(BLOCK, np.float32)
     digits = np.empty(BLOCK, np.uint8)
     for start in range(0, x.size, BLOCK):
@@ -34,10 +35,10 @@ def encode(
             row[block.size :] = 0
             for i in range(block.size):
                 row[i] = min(max(block[i], -scale), scale) * up
-            round_rows(row, factor, -1, key, stream, start, words, digits)
+            round_rows(row, nothing, factor, -1, key, stream, start, words, digits)
             digits[block.size :] = 0
         else:
-            round_rows(block, factor, -1, key, stream, start, words, digits)
+            round_rows(block, nothing, factor, -1, key, stream, start, words, digits)
         if codes.size:
             codes[start : start + BLOCK] = digits[: block.size]
         else:
@@ -65,22 +66,24 @@ def _add_dots(x: Floats, digits: Bytes, row: Floats, dots: Float64s) -> None:
 
 
 @inlined
-def _value(digit: np.uint8, scale: np.float32) -> np.float32:
-    return np.float32(np.int32(digit) - np.int32(1)) * scale
+def _value(digit: np.uint8, minus: np.float32, zero: np.float32, plus: np.float32) -> np.float32:
+    return plus if digit == np.uint8(2) else (minus if digit == np.uint8(0) else zero)
 
 
 @kernel
 def add(digits: Bytes, scale: np.float32, out: Floats) -> None:
     """out += (digit - 1) scale."""
+    minus, zero = -scale, np.float32(0) * scale
     for i in range(out.size):
-        out[i] += _value(digits[i], scale)
+        out[i] += _value(digits[i], minus, zero, scale)
 
 
 @kernel
 def write(digits: Bytes, scale: np.float32, out: Floats) -> None:
     """out = (digit - 1) scale."""
+    minus, zero = -scale, np.float32(0) * scale
     for i in range(out.size):
-        out[i] = _value(digits[i], scale)
+        out[i] = _value(digits[i], minus, zero, scale)
 
 
 @kernel
