@@ -92,7 +92,7 @@ def test_quickstart_trains_evaluates_and_says_what_it_did(tmp_path: Path) -> Non
     if ready.returncode != 0:
         pytest.skip("this environment was not made by scripts/test.sh: the script would install into it")
     run = tmp_path / "run"
-    done = bash(f"scripts/quickstart.sh '{run}' --epochs 3 --eval-freq 30", PSNODE_VENV=str(VENV))
+    done = bash(f"scripts/quickstart.sh '{run}' --epochs 2 --eval-freq 30", PSNODE_VENV=str(VENV))
     assert done.returncode == 0, done.stdout + done.stderr
     accuracy, megabytes, dense = re.search(  # type: ignore[union-attr]
         r"test accuracy +([\d.]+) % on 360 digits.*\nsent +([\d.]+) MB, where float32 both ways takes ([\d.]+) MB", done.stdout
