@@ -5,7 +5,8 @@ whatever Q's variance. The unbiased form has an error of omega ||x||^2 and grows
 
     body   float32 c, then the body of Q
 
-The inner products are computed in float64 and in a fixed order. c is 0 if Q(x) is, and within -1..1 if c Q(x) might otherwise leave float32's range.
+The inner products are added up in float64 and in a fixed order. c is 0 if Q(x) is, and within -1..1 if c Q(x) might
+otherwise leave float32's range.
 """
 
 from __future__ import annotations
