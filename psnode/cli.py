@@ -234,6 +234,43 @@ def bench_peers(debug: bool, schemes: tuple[str, ...], ddp: tuple[str, ...], **o
         return peers.main(schemes=schemes or peers.SCHEMES, ddp=ddp or peers.PEERS, **options)
 
 
+@bench.command(name="codecs", short_help="Speed, bits and error of every codec.")
+@click.option("--codec", "specs", multiple=True, metavar="SPEC", help="Measure this one; repeat; default: all.")
+@click.option("--size", type=click.IntRange(1024), default=2**24, show_default=True, help="Values of the two distributions.")
+@click.option("--gradient", type=click.Path(path_type=Path), metavar="FILE", help="A file of bench record, measured too.")
+@click.option("--seconds", type=click.FloatRange(0), default=0.5, show_default=True, help="What each figure may take.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
+@click.option("--plot", "plot_file", type=click.Path(path_type=Path), help="Draw rate and distortion, as PNG and as SVG.")
+@click.option("--debug/--no-debug", default=False, help="Show the traceback of an error.")
+def bench_codecs(debug: bool, **options: Any) -> int:
+    """Every codec on N(0,1), Student-t(3) and a recorded gradient, on one core, against memory and theory."""
+    with _traced(debug):
+        from psnode.bench.codecs import main as measure
+
+        return measure(**options)
+
+
+@bench.command(name="record", short_help="Save a gradient for bench codecs.")
+@click.option("--output", type=click.Path(path_type=Path), required=True, metavar="FILE", help="Where to: FILE.safetensors.")
+@click.option("--steps", type=click.IntRange(0), default=10, show_default=True, help="Steps of training before it.")
+@click.option("--task", help="As of train.")
+@click.option("--task-option", multiple=True, metavar="KEY=VALUE", help="As of train.")
+@click.option("--network", default="ResNet18", show_default=True, help="As of train.")
+@click.option("--dataset", default="synthetic", show_default=True, help="As of train.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="As of train.")
+@click.option("--download/--no-download", default=False, help="As of train.")
+@click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="As of train.")
+@click.option("--lr", type=click.FloatRange(0, min_open=True), default=0.01, show_default=True, help="As of train.")
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="As of train.")
+@click.option("--debug/--no-debug", default=False, help="Show the traceback of an error.")
+def bench_record(output: Path, steps: int, debug: bool, **options: Any) -> int:
+    """Train a few steps on one process and save one gradient: a float32 tensor a parameter."""
+    with _traced(debug):
+        from psnode.bench.record import main as save
+
+        return save(output, steps, Config(**options))
+
+
 @app.command(short_help="List codecs and schemes.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def codecs(as_json: bool) -> int:

@@ -1,0 +1,25 @@
+"""r: what one core reads from memory, the yardstick of every codec's speed, measured in the same run."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from psnode.bench.timing import rate
+from psnode.codecs.base import Floats
+from psnode.codecs.jit import kernel
+
+
+@kernel
+def fold(words: npt.NDArray[np.uint64]) -> np.uint64:
+    """The exclusive or of all words: one pass that LLVM vectorises, and that cannot be left out."""
+    result = np.uint64(0)
+    for i in range(words.size):
+        result ^= words[i]
+    return result
+
+
+def read_bandwidth(x: Floats, seconds: float = 0.1) -> dict[str, float]:
+    """GB/s at which one core reads `x` (1-D, float32, contiguous): median and quartiles."""
+    words = x[: x.size // 2 * 2].view(np.uint64)
+    return rate(lambda: fold(words), words.nbytes, seconds)

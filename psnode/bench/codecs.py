@@ -1,0 +1,175 @@
+"""`psnode bench codecs`: speed, bits, error and memory of every codec, on one core, against what memory and theory allow.
+
+For every setting and input: GB/s of float32 in encode, encode with its error, decode and decode_add, also as shares of the
+read bandwidth r measured beside it; bits a coordinate of the payload, header included; ||x - decode||^2 / ||x||^2; how many
+bits that is above the fewest that are enough for every input, and above the input's own R(D); the most memory allocated, as a
+share of the input.
+"""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from psnode.bench import inputs, operators
+from psnode.bench.bandwidth import read_bandwidth
+from psnode.bench.hardware import hardware
+from psnode.bench.inputs import Input
+from psnode.bench.rate_distortion import Curve, curve, least_bits, shrunk
+from psnode.bench.timing import rate
+from psnode.codecs import Codec, Payload, available, get_codec
+from psnode.codecs.base import Bytes, Floats
+from psnode.codecs.rng import Key
+
+KEY = Key.derive(1, "bench")
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "dithered": ("dithered", *(f"dithered:step={step}+ans" for step in (0.25, 0.5, 1, 2, 3.5))),
+    "qsgd": ("qsgd", "qsgd:levels=1+ans", "qsgd:levels=7+ans", "qsgd+ans", "qsgd+rice", "qsgd+zstd", "qsgd:levels=255"),
+    "nuqsgd": ("nuqsgd", "nuqsgd+ans"),
+    "natural": ("natural", "natural+ans"),
+    "terngrad": ("terngrad", "terngrad+ans", "terngrad:clip=2.5"),
+    "minmax": ("minmax:bits=1", "minmax:bits=2", "minmax", "minmax:bits=8"),
+    "topk": (
+        "topk", "topk:sampled=true", "topk:ratio=0.001", "topk:ratio=0.001,sampled=true", "topk:ratio=0.1+qsgd:levels=7+ans",
+    ),
+    "svd": ("svd", "svd:method=randomised", "svd+qsgd:levels=127+ans"),
+    "polar": ("polar:rate=0.5", "polar", "polar:rate=2"),
+}
+
+
+def settings(specs: Sequence[str]) -> list[str]:
+    """`specs`, or every codec there is at the settings above that can be built, or bare."""
+    return list(specs) or [spec for name in available() for spec in SETTINGS.get(name, (name,))]
+
+
+def run(specs: Sequence[str], size: int, gradient: Path | None, seconds: float) -> dict[str, Any]:
+    """Measure; `seconds` is what each figure may take. A setting that fails has `failed`, with the reason, instead of figures."""
+    codecs = [(spec, get_codec(spec)) for spec in settings(specs)]
+    sources = [inputs.gaussian(size), inputs.student(size), *([inputs.recorded(gradient)] if gradient else [])]
+    found = {}
+    for source in sources:
+        theory = curve(source.flat)
+        found[source.name] = {
+            "size": source.flat.size,
+            "zeros": float(np.mean(source.flat == 0)),
+            "curve": {"bits": theory.bits.tolist(), "errors": theory.errors.tolist()},
+            "rows": [_row(spec, codec, source, theory, seconds) for spec, codec in codecs],
+        }
+    return {**hardware(), "sources": found}
+
+
+def _row(spec: str, codec: Codec, source: Input, theory: Curve, seconds: float) -> dict[str, Any]:
+    parts = source.parts(codec)
+    row: dict[str, Any] = {"spec": spec, "size": sum(part.size for part in parts)}
+    row |= {"unbiased": codec.unbiased, "lossless": codec.lossless}
+    try:
+        row |= _quality(codec, parts, theory)
+        row |= _speed(codec, parts, seconds)
+        row["allocated"] = _allocated(codec, parts)
+    except Exception as error:  # one codec that cannot be measured must not end the others' run
+        return row | {"failed": " ".join(f"{type(error).__name__}: {error}".split())}
+    row["read"] = read_bandwidth(source.flat)
+    for name in ("encode", "encode_error", "decode", "decode_add"):
+        row[name]["share"] = row[name]["median"] / row["read"]["median"]
+    row["operators"] = operators.measure(spec, source.flat, seconds)
+    return row
+
+
+def _quality(codec: Codec, parts: list[Floats], theory: Curve) -> dict[str, Any]:
+    nbytes, missed, energy = 0, 0.0, 0.0
+    for part in parts:
+        payload = codec.encode(part, KEY)
+        nbytes += payload.nbytes
+        missed += _squares(part - codec.decode(payload))
+        energy += _squares(part)
+    bits = 8 * nbytes / sum(part.size for part in parts)
+    error = missed / energy if energy else 0.0
+    least, own = (least_bits(error, codec.unbiased), theory.bits_at(shrunk(error, codec.unbiased))) if error else (None, None)
+    return {
+        "bits": bits,
+        "error": error,
+        "shrunk": shrunk(error, codec.unbiased),
+        "over_bound": None if least is None else bits - least,
+        "over_source": None if own is None else bits - own,
+    }
+
+
+def _squares(x: Floats) -> float:
+    return sum(float(np.dot(part, part)) for part in _pieces(x.reshape(-1)))
+
+
+def _pieces(x: Floats) -> Iterator[np.ndarray]:
+    for start in range(0, x.size, 1 << 20):
+        yield x[start : start + (1 << 20)].astype(np.float64)
+
+
+class _Buffers:
+    """What a user of the codec would keep between steps: payload buffers, and an array for what comes out."""
+
+    def __init__(self, codec: Codec, parts: list[Floats]) -> None:
+        self.codec, self.parts = codec, parts
+        self.bodies: list[Bytes] = [np.zeros(codec.max_nbytes(part.shape), np.uint8) for part in parts]
+        self.targets = [np.zeros_like(part) for part in parts]
+        self.payloads: list[Payload] = []
+
+    def encode(self) -> None:
+        pairs = zip(self.parts, self.bodies, strict=True)
+        self.payloads = [self.codec.encode(part, KEY, out=body) for part, body in pairs]
+
+    def encode_error(self) -> None:
+        for part, body, target in zip(self.parts, self.bodies, self.targets, strict=True):
+            self.codec.encode(part, KEY, error=target, out=body)
+
+    def decode(self) -> None:
+        for payload, target in zip(self.payloads, self.targets, strict=True):
+            self.codec.decode(payload, target)
+
+    def decode_add(self) -> None:
+        for payload, target in zip(self.payloads, self.targets, strict=True):
+            self.codec.decode_add(payload, target, 0.25)
+
+
+def _speed(codec: Codec, parts: list[Floats], seconds: float) -> dict[str, Any]:
+    buffers = _Buffers(codec, parts)
+    nbytes = sum(part.nbytes for part in parts)
+    actions = {name: getattr(buffers, name) for name in ("encode", "encode_error", "decode", "decode_add")}
+    return {name: rate(action, nbytes, seconds) for name, action in actions.items()}
+
+
+def _allocated(codec: Codec, parts: list[Floats]) -> dict[str, float]:
+    """The most bytes that Python and NumPy hold beside the buffers of the caller, as shares of the input."""
+    buffers = _Buffers(codec, parts)
+    nbytes = sum(part.nbytes for part in parts)
+    buffers.encode()
+    shares = {}
+    for name in ("encode", "decode", "decode_add"):
+        tracemalloc.start()
+        try:
+            getattr(buffers, name)()
+            shares[name] = tracemalloc.get_traced_memory()[1] / nbytes
+        finally:
+            tracemalloc.stop()
+    return shares
+
+
+def main(
+    specs: Sequence[str], size: int, gradient: Path | None, seconds: float, json_file: Path | None, plot_file: Path | None
+) -> int:
+    """Measure, print a table an input, write JSON and the plot; the exit code."""
+    from psnode.bench.tables import show
+
+    result = run(specs, size, gradient, seconds)
+    show(result)
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps(result, indent=1) + "\n")
+    if plot_file is not None:
+        from psnode.bench.plots import draw
+
+        draw(result, plot_file)
+    return 0

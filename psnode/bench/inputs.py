@@ -1,0 +1,63 @@
+"""What codecs are measured on: two distributions, and a gradient that `psnode bench record` saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from psnode.codecs import Codec
+from psnode.codecs.base import Floats
+from psnode.errors import ConfigurationError
+
+_MATRIX = (512, 4608)  # a 3x3 convolution of 512 to 512 channels
+_SEED = 1
+
+
+class Input(NamedTuple):
+    """`flat`: what codecs of flat vectors see. `tensors`: what codecs that need shapes see, one at a time."""
+
+    name: str
+    flat: Floats
+    tensors: list[Floats]
+
+    def parts(self, codec: Codec) -> list[Floats]:
+        """The arrays that `codec` is measured on, one encode each."""
+        return self.tensors if codec.shaped else [self.flat]
+
+
+def gaussian(size: int) -> Input:
+    """N(0, 1)."""
+    flat = np.random.default_rng(_SEED).standard_normal(size, np.float32)
+    return Input("gaussian", flat, [_matrix(flat)])
+
+
+def student(size: int) -> Input:
+    """Student-t with 3 degrees of freedom."""
+    flat = np.random.default_rng(_SEED).standard_t(3, size).astype(np.float32)
+    return Input("student", flat, [_matrix(flat)])
+
+
+def _matrix(flat: Floats) -> Floats:
+    rows = min(_MATRIX[0], max(1, int(flat.size**0.5)))
+    columns = min(_MATRIX[1], flat.size // rows)
+    return flat[: rows * columns].reshape(rows, columns).copy()
+
+
+def recorded(path: Path) -> Input:
+    """The tensors with at least two dimensions of a file of `psnode bench record`. ConfigurationError."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ConfigurationError(f"--gradient {path} cannot be read: {error}; psnode bench record writes such a file") from error
+    kept = [np.ascontiguousarray(each, np.float32) for each in tensors.values() if each.ndim > 1 and each.size]
+    if not kept:
+        raise ConfigurationError(f"--gradient {path} has no tensor with two dimensions or more: there is nothing to compress")
+    flat = np.concatenate([each.reshape(-1) for each in kept])
+    if not np.isfinite(flat).all() or not flat.any():
+        raise ConfigurationError(f"--gradient {path} has values that are not finite, or zeros alone: record another one")
+    return Input(path.stem, flat, kept)

@@ -1,0 +1,69 @@
+"""Codecs the way one writes them with PyTorch's operators: the figure to beat, measured in the same run on one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from psnode.bench.timing import rate
+from psnode.codecs.base import Floats
+
+if TYPE_CHECKING:
+    import torch
+
+
+def _topk(x: torch.Tensor, keep: int) -> tuple[torch.Tensor, torch.Tensor]:
+    indices = x.abs().topk(keep, sorted=False).indices
+    return indices, x[indices]
+
+
+def _qsgd(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    import torch
+
+    buckets = x.view(-1, 512)
+    norms = buckets.norm(dim=1, keepdim=True)
+    scaled = buckets.abs() * (15 / norms)
+    low = scaled.floor()
+    level = low + (torch.rand_like(scaled) < scaled - low)
+    return norms, (level * buckets.sign()).to(torch.int8)
+
+
+def _terngrad(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    import torch
+
+    scale = x.abs().max()
+    keep = torch.rand_like(x) * scale < x.abs()
+    return scale, (x.sign() * keep).to(torch.int8)
+
+
+def _sign(x: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return x.sign().to(torch.int8)
+
+
+OPERATORS: dict[str, Callable[[torch.Tensor], object]] = {
+    "topk": lambda x: _topk(x, max(1, x.numel() // 100)),
+    "topk:ratio=0.001": lambda x: _topk(x, max(1, x.numel() // 1000)),
+    "topk:ratio=0.001,sampled=true": lambda x: _topk(x, max(1, x.numel() // 1000)),
+    "topk:sampled=true": lambda x: _topk(x, max(1, x.numel() // 100)),
+    "qsgd": _qsgd,
+    "terngrad": _terngrad,
+    "sign": _sign,
+}
+
+
+def measure(spec: str, x: Floats, seconds: float) -> dict[str, float] | None:
+    """GB/s at which PyTorch's operators do what the codec `spec` does to `x`; None without such a version, or without torch."""
+    if spec not in OPERATORS or find_spec("torch") is None:
+        return None
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        tensor = torch.from_numpy(x[: x.size // 512 * 512])
+        return rate(lambda: OPERATORS[spec](tensor), 4 * tensor.numel(), seconds, least=3) if tensor.numel() else None
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,100 @@
+"""What theory allows: the bounds that hold for every input, and a source's own rate-distortion function.
+
+With R bits a coordinate there are inputs whose squared error is at least 4^-R ||x||^2 (alpha), or 1 / (4^R - 1) ||x||^2 (omega)
+if the codec is unbiased. Gaussian vectors are such inputs, others may be easier. R(D) of a source of independent values is
+computed from its histogram by Blahut's algorithm.
+
+Source: Safaryan, Shulgin, Richtarik, "Uncertainty principle for communication compression in distributed and federated learning
+and the search for an optimal compressor", Information and Inference 2022; Blahut, "Computation of channel capacity and
+rate-distortion functions", IEEE Trans. IT 1972.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from psnode.codecs.base import Floats
+
+Float64s = npt.NDArray[np.float64]
+
+_CELLS = 401
+_KNEE = 0.1  # in root mean squares: cells are even below it, geometric above
+_SLOPES = 40
+_MOST_STEPS = 200
+_CLOSE = 5e-4  # bits between Blahut's two bounds at which a point is done
+_DEEPEST = 4.0**-6
+
+
+def least_bits(error: float, unbiased: bool) -> float:
+    """The fewest bits a coordinate with which alpha, or omega if `unbiased`, can be `error` on every input."""
+    return 0.5 * math.log2(1 + 1 / error) if unbiased else max(0.0, -0.5 * math.log2(error))
+
+
+def shrunk(error: float, unbiased: bool) -> float:
+    """The error after the best constant factor: omega / (1 + omega), which makes unbiased codecs comparable; alpha itself."""
+    return error / (1 + error) if unbiased else error
+
+
+class Curve(NamedTuple):
+    """R(D) of a source: `bits` a coordinate, ascending, and the squared error relative to the source's energy."""
+
+    bits: Float64s
+    errors: Float64s
+
+    def bits_at(self, error: float) -> float:
+        """R(D) at D = `error` < 1, between and beyond the points in proportion to log D."""
+        if error >= 1:
+            return 0.0
+        logs = np.log2(self.errors)
+        k = int(np.clip(np.searchsorted(-logs, -math.log2(error)), 1, logs.size - 1))
+        slope = (self.bits[k] - self.bits[k - 1]) / (logs[k] - logs[k - 1])
+        return max(0.0, float(self.bits[k] + slope * (math.log2(error) - logs[k])))
+
+
+def histogram(x: Floats, cells: int = _CELLS) -> tuple[Float64s, Float64s]:
+    """Means and shares of the filled cells of `x`, scaled to a root mean square of 1. Exact zeros have a cell of their own."""
+    values = x.reshape(-1).astype(np.float64)
+    values /= math.sqrt(float(np.mean(values**2))) or 1.0
+    bent = np.arcsinh(values / _KNEE)
+    half = (cells - 1) / 2
+    numbers = np.rint(bent * (half / max(float(np.abs(bent).max()), 1e-9)) + half).astype(np.int64)
+    numbers[values == 0] = cells
+    counts = np.bincount(numbers, minlength=cells + 1)
+    sums = np.bincount(numbers, weights=values, minlength=cells + 1)
+    filled = counts > 0
+    return sums[filled] / counts[filled], counts[filled] / values.size
+
+
+def curve(x: Floats) -> Curve:
+    """R(D) of independent values distributed as those of `x`, down to D = 4^-6 of the energy."""
+    points, shares = histogram(x)
+    energy = float(shares @ points**2)
+    distances = (points[:, None] - points[None, :]) ** 2
+    bits, errors = [0.0], [1.0]
+    output = np.full(points.size, 1 / points.size)
+    shallowest = 0.5 / max(float(np.max(points**2)), 1.0)  # below it nothing is sent: the largest value alone is not worth a bit
+    for slope in np.geomspace(shallowest, 0.5 / _DEEPEST, _SLOPES):
+        kernel = np.exp(-slope * distances)
+        output = _converged(kernel, shares, 0.9 * output + 0.1 * shares)  # nothing that was given up stays so
+        norms = kernel @ output
+        error = float((shares / norms) @ ((kernel * distances) @ output))
+        rate = -(slope * error + float(shares @ np.log(norms))) / math.log(2)
+        if rate > bits[-1] and error / energy < errors[-1]:
+            bits.append(rate)
+            errors.append(error / energy)
+    return Curve(np.array(bits), np.array(errors))
+
+
+def _converged(kernel: Float64s, shares: Float64s, output: Float64s) -> Float64s:
+    """Blahut's iteration for the distribution of the decoded values."""
+    for _ in range(_MOST_STEPS):
+        growth: Float64s = (shares / (kernel @ output)) @ kernel
+        output = output * growth
+        if math.log2(float(growth.max())) - float(output @ np.log2(np.maximum(growth, 1e-300))) < _CLOSE:
+            break
+    normalised: Float64s = output / output.sum()
+    return normalised
