@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from psnode.codecs.base import Floats, Words
-from psnode.codecs.bitmasks import LANES, MAGNITUDE, Words32, lowest_one, mask_at_least
+from psnode.codecs.bitmasks import LANES, MAGNITUDE, Words32, lowest_one, mask_added, mask_at_least, mask_copied
 from psnode.codecs.jit import inlined, kernel
 from psnode.codecs.rng import BLOCK as CALLS
 from psnode.codecs.rng import fill
@@ -17,11 +17,11 @@ STRIP = 4096
 
 
 @inlined
-def _scan(bits: Words32, start: int, stop: int, limit: np.uint32, masks: Words, out: Words32, found: Words32, count: int) -> int:
-    """Append bits[start:stop] of at least `limit` and their indices; the new count."""
+def _collect(
+    bits: Words32, start: int, stop: int, limit: np.uint32, masks: Words, out: Words32, found: Words32, count: int
+) -> int:
+    """Append what `masks` mark of full rows and what is at least `limit` of the last one; the new count."""
     rows = (stop - start) // LANES
-    for row in range(rows):
-        masks[row] = mask_at_least(bits, start + row * LANES, limit)
     for row in range(rows):
         mask = masks[row]
         while mask:
@@ -48,7 +48,9 @@ def gather(x: Floats, start: int, limit: np.uint32, indices: Words32, found: Wor
     bits = x.view(np.uint32)
     while start < x.size and count + STRIP <= indices.size:
         stop = min(start + STRIP, x.size)
-        count = _scan(bits, start, stop, limit, masks, indices, found, count)
+        for row in range((stop - start) // LANES):
+            masks[row] = mask_at_least(bits, start + row * LANES, limit)
+        count = _collect(bits, start, stop, limit, masks, indices, found, count)
         start = stop
     return start, count
 
@@ -57,19 +59,21 @@ def gather(x: Floats, start: int, limit: np.uint32, indices: Words32, found: Wor
 def gather_into(
     x: Floats, target: Floats, add: bool, start: int, limit: np.uint32, indices: Words32, found: Words32, count: int
 ) -> tuple[int, int]:
-    """`gather` of `target` as it becomes strip by strip: a copy of `x`, or `x` added to it."""
+    """`gather` of `target` as it is written: a copy of `x`, or `x` added to it."""
     masks = np.empty(STRIP // LANES, np.uint64)
     bits = target.view(np.uint32)
     while start < x.size and count + STRIP <= indices.size:
         stop = min(start + STRIP, x.size)
-        source, strip = x[start:stop], target[start:stop]
+        rows = (stop - start) // LANES
         if add:
-            for i in range(source.size):
-                strip[i] += source[i]
+            for row in range(rows):
+                masks[row] = mask_added(x, target, start + row * LANES, limit)
         else:
-            for i in range(source.size):
-                strip[i] = source[i]
-        count = _scan(bits, start, stop, limit, masks, indices, found, count)
+            for row in range(rows):
+                masks[row] = mask_copied(x, target, start + row * LANES, limit)
+        for i in range(start + rows * LANES, stop):
+            target[i] = target[i] + x[i] if add else x[i]
+        count = _collect(bits, start, stop, limit, masks, indices, found, count)
         start = stop
     return start, count
 
