@@ -86,7 +86,7 @@ class Chain(Codec):
         return "+".join(repr(stage) for stage in (self.reducer, self.quantiser, self.lossless_stage) if stage is not None)
 
     def contractive(self) -> Codec:
-        """The chain with its reducer's contractive form, wrapped if its quantiser is unbiased and not lossless."""
+        """The chain with the contractive forms of its reducer and its quantiser, wrapped where one of them has to be."""
         from psnode.codecs.contractive import Contractive
 
         reducer = self.reducer
@@ -95,8 +95,10 @@ class Chain(Codec):
             if not isinstance(form, Reducer):
                 return Contractive(self)
             reducer = form
-        chain = Chain(reducer, self.quantiser, self.lossless_stage)
-        return Contractive(chain) if self.quantiser.unbiased and not self.quantiser.lossless else chain
+        quantiser = self.quantiser.contractive()
+        if isinstance(quantiser, Quantiser):
+            return Chain(reducer, quantiser, self.lossless_stage)
+        return Contractive(Chain(reducer, self.quantiser, self.lossless_stage))
 
     def fit(self, x: Floats, rng: RandomSource) -> Chain:
         """With the quantiser fitted to what reaches it of `x`."""

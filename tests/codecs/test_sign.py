@@ -84,6 +84,15 @@ def test_its_contractive_form_is_scaledsign_the_multiple_of_least_error() -> Non
     np.testing.assert_allclose(form.decode(form.encode(x, Key.derive(0))), best * signs, rtol=1e-6)
 
 
+@pytest.mark.parametrize("chain", ["{}+zstd", "topk:ratio=0.1+{}", "topk:ratio=0.1+{}+zstd"])
+def test_in_a_chain_too_its_contractive_form_is_scaledsign(chain: str) -> None:
+    """Plain signs of a small array are larger than the array."""
+    form = get_codec(chain.format("sign")).contractive()
+    assert form == get_codec(chain.format("scaledsign"))
+    x = gaussian(3000) * np.float32(1e-3)
+    assert np.sum((x - form.decode(form.encode(x, Key.derive(0)))).astype(np.float64) ** 2) < np.sum(x.astype(np.float64) ** 2)
+
+
 def test_it_is_neither_unbiased_nor_lossless_nor_linear_and_takes_no_parameters() -> None:
     codec = get_codec("sign")
     assert not any([codec.unbiased, codec.lossless, codec.linear, codec.sparse, codec.shaped])

@@ -130,6 +130,12 @@ def test_the_contractive_form_is_right_at_any_scale(scale: float) -> None:
     np.testing.assert_allclose(decoded, best * y, rtol=1e-5, atol=1e-44 / scale)
 
 
+@pytest.mark.parametrize("clip", [0, 2.5])
+def test_in_a_chain_too_the_contractive_form_is_scaled(clip: float) -> None:
+    spec = f"terngrad:clip={clip}+zstd"
+    assert get_codec(spec).contractive().stages == ("contractive", "terngrad", "zstd")
+
+
 def test_five_digits_make_a_byte_and_a_byte_five_digits() -> None:
     """All 243 of them, digit k counting 3^k."""
     every = np.array(list(itertools.product(range(3), repeat=5)), np.uint8).T
