@@ -35,7 +35,11 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "terngrad": ("terngrad", "terngrad+ans", "terngrad:clip=2.5"),
     "minmax": ("minmax:bits=1", "minmax:bits=2", "minmax", "minmax:bits=8"),
     "topk": (
-        "topk", "topk:sampled=true", "topk:ratio=0.001", "topk:ratio=0.001,sampled=true", "topk:ratio=0.1+qsgd:levels=7+ans",
+        "topk",
+        "topk:sampled=true",
+        "topk:ratio=0.001",
+        "topk:ratio=0.001,sampled=true",
+        "topk:ratio=0.1+qsgd:levels=7+ans",
     ),
     "svd": ("svd", "svd:method=randomised", "svd+qsgd:levels=127+ans"),
     "polar": ("polar:rate=0.5", "polar", "polar:rate=2"),

@@ -87,5 +87,3 @@ class Contractive(Codec):
         if not np.isfinite(scale):
             raise PayloadError(f"contractive: the scale is {scale}")
         return scale
-
-

@@ -99,8 +99,16 @@ def encode(
 
 @kernel
 def decode(
-    step: float, bucket: int, key: Words, stream: int, rms: Floats, widths: Bytes, packed: Bytes,
-    out: Floats, weight: np.float32, add: bool,
+    step: float,
+    bucket: int,
+    key: Words,
+    stream: int,
+    rms: Floats,
+    widths: Bytes,
+    packed: Bytes,
+    out: Floats,
+    weight: np.float32,
+    add: bool,
 ) -> None:
     """out = decoded, or out += weight * decoded. `packed` has the length that `widths` ask for."""
     words, orders, k = np.empty(HALF, np.uint32), np.empty(QUARTER, np.uint32), np.empty(BLOCK, np.uint32)

@@ -55,9 +55,7 @@ class Natural(Quantiser):
         body[2:_FIELDS].view(np.uint16)[0] = exponents
         return used
 
-    def _quantise(
-        self, x: Floats, top: int, exponents: int, key: Words, packed: Bytes, symbols: Codes, error: Floats
-    ) -> None:
+    def _quantise(self, x: Floats, top: int, exponents: int, key: Words, packed: Bytes, symbols: Codes, error: Floats) -> None:
         settings = max(exponents - 1, 0), (2 * exponents).bit_length(), _whole(x.size), kernels.GIVEN
         stream = number_of(self.id)
         kernels.encode(x.reshape(-1), *settings, _norm(top, exponents), key, stream, packed, symbols, error)

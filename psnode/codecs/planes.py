@@ -158,8 +158,15 @@ def unpack_tail(data: Bytes, count: int, bits: int, codes: Bytes) -> int:
 
 @inlined
 def pack_codes(
-    codes: Words32, count: int, bits: int, low: Bytes, low_words: Words32, high: Bytes, high_words: Words32,
-    packed: Words32, tail: Bytes,
+    codes: Words32,
+    count: int,
+    bits: int,
+    low: Bytes,
+    low_words: Words32,
+    high: Bytes,
+    high_words: Words32,
+    packed: Words32,
+    tail: Bytes,
 ) -> None:
     """Codes of `bits` <= 16 bits, one a word, to `packed` if count is 512, else to `tail`. Two rows of scratch."""
     for i in range(BLOCK):
@@ -179,8 +186,15 @@ def pack_codes(
 
 @inlined
 def unpack_codes(
-    codes: Words32, count: int, bits: int, low: Bytes, low_words: Words32, high: Bytes, high_words: Words32,
-    packed: Words32, tail: Bytes,
+    codes: Words32,
+    count: int,
+    bits: int,
+    low: Bytes,
+    low_words: Words32,
+    high: Bytes,
+    high_words: Words32,
+    packed: Words32,
+    tail: Bytes,
 ) -> None:
     """Inverse of pack_codes; overwrites all 512 codes."""
     if count == BLOCK:

@@ -135,8 +135,17 @@ def _halves(words: Words32, k: Words32) -> None:
 
 @kernel
 def encode(
-    x: Floats, s: int, bits: int, bucket: int, kind: int, norms: Float64s, key: Words, stream: int,
-    packed: Bytes, symbols: Codes, error: Floats,
+    x: Floats,
+    s: int,
+    bits: int,
+    bucket: int,
+    kind: int,
+    norms: Float64s,
+    key: Words,
+    stream: int,
+    packed: Bytes,
+    symbols: Codes,
+    error: Floats,
 ) -> bool:
     """Quantise `x`; False if it is not finite. Outputs of size 0 are not wanted. `error`: x - decoded, may be x.
 

@@ -122,8 +122,18 @@ def _spread(norms: Floats, start: int, count: int, bucket: int, levels: int, enc
 
 @kernel
 def quantise(
-    v: Floats, norms: Floats, start: int, count: int, bucket: int, levels: int,
-    words: Words32, key: Words, stream: int, factors: Floats, ends: Words32, codes: Words32,
+    v: Floats,
+    norms: Floats,
+    start: int,
+    count: int,
+    bucket: int,
+    levels: int,
+    words: Words32,
+    key: Words,
+    stream: int,
+    factors: Floats,
+    ends: Words32,
+    codes: Words32,
 ) -> None:
     """Codes of any block. `v` and `factors` (scratch) are zero beyond `count`, so the codes there stand for zero."""
     ordinary = _spread(norms, start, count, bucket, levels, True, factors)
@@ -150,8 +160,16 @@ def quantise(
 
 @kernel
 def _quantise_wide(
-    v: Floats, norms: Floats, start: int, count: int, bucket: int, levels: int,
-    words: Words32, key: Words, stream: int, codes: Words32,
+    v: Floats,
+    norms: Floats,
+    start: int,
+    count: int,
+    bucket: int,
+    levels: int,
+    words: Words32,
+    key: Words,
+    stream: int,
+    codes: Words32,
 ) -> None:
     """Codes of those coordinates of a block whose norm is not ordinary, in float64."""
     top = levels * _UNIT
@@ -168,9 +186,7 @@ def _quantise_wide(
 
 
 @kernel
-def values(
-    codes: Words32, norms: Floats, start: int, count: int, bucket: int, levels: int, steps: Floats, y: Floats
-) -> bool:
+def values(codes: Words32, norms: Floats, start: int, count: int, bucket: int, levels: int, steps: Floats, y: Floats) -> bool:
     """Codes of any block to values; whether all norms are ordinary. `steps`: scratch."""
     ordinary = _spread(norms, start, count, bucket, levels, False, steps)
     s = np.int32(levels)

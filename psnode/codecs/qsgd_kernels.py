@@ -73,8 +73,19 @@ def _add_dots_plain(v: Floats, low: Bytes, levels: int, step: np.float32, lanes:
 
 @kernel
 def encode(
-    x: Floats, levels: int, bits: int, bucket: int, l2: bool, key: Words, stream: int,
-    norms: Floats, packed: Words32, tail: Bytes, symbols: Codes, error: Floats, dots: Float64s,
+    x: Floats,
+    levels: int,
+    bits: int,
+    bucket: int,
+    l2: bool,
+    key: Words,
+    stream: int,
+    norms: Floats,
+    packed: Words32,
+    tail: Bytes,
+    symbols: Codes,
+    error: Floats,
+    dots: Float64s,
 ) -> bool:
     """Quantise `x`; False if it is not finite. Outputs of size 0 are not wanted: one of `packed`/`tail` and `symbols` is, and
     at most one of `error` and `dots`.
@@ -133,8 +144,16 @@ def encode(
 
 @kernel
 def decode(
-    levels: int, bits: int, bucket: int, norms: Floats, packed: Words32, tail: Bytes, symbols: Codes,
-    out: Floats, weight: np.float32, add: bool,
+    levels: int,
+    bits: int,
+    bucket: int,
+    norms: Floats,
+    packed: Words32,
+    tail: Bytes,
+    symbols: Codes,
+    out: Floats,
+    weight: np.float32,
+    add: bool,
 ) -> None:
     """out = decoded, or out += weight * decoded; from `symbols` if it is not empty, else from `packed` and `tail`."""
     codes = np.zeros(BLOCK, np.uint32)

@@ -161,4 +161,3 @@ class Lossless(ABC):
 def codes_like(count: int, alphabet: int) -> Codes:
     """An uninitialised array for `count` codes below `alphabet`."""
     return np.empty(count, np.uint8) if alphabet <= 256 else np.empty(count, np.uint16)
-
