@@ -2,7 +2,8 @@
 
     offset  bytes  field           little-endian
          0      4  m               how many indices are coded; at most half of all
-         4      1  form            bits 0..5: b of a Golomb-Rice code (0..28), or 63 for a bitmap; bit 7: m are left out
+         4      1  form            bits 0..5: b of a code of gaps (0..28), 62 if it has a b for each 32 gaps, 63 for a bitmap;
+                                   bit 7: m are left out
          5         code            psnode.codecs.gaps or .bitmap; nothing if m = 0
 
 Within 3 % of log2 binomial(size, count) for random sets of any density, but for these 5 bytes and 16 of a bitmap's states.
@@ -19,6 +20,7 @@ from psnode.codecs.jit import kernel
 from psnode.errors import PayloadError
 
 _HEAD = 5
+_FITTED = 62
 _BITMAP = 63
 _COMPLEMENT = 128
 _DENSE = 8  # gaps need no bitmap beside them where fewer than one index in eight is coded
@@ -33,14 +35,16 @@ def write(indices: Words32, size: int, out: Bytes) -> int:
     """Code ascending, distinct indices below `size` (at most 2^28); the bytes written to `out`."""
     complement = 2 * indices.size > size
     coded = _others(indices, size) if complement else indices
-    b, nbytes = gaps.choose(coded, size) if coded.size else (0, 0)
-    form = b
-    code = bitmap.write(coded, size) if _DENSE * coded.size > size else None
-    if code is not None and code.size < nbytes:
-        form, nbytes = _BITMAP, code.size
-        out[_HEAD : _HEAD + nbytes] = code
-    elif coded.size:
-        gaps.write(coded, b, out[_HEAD : _HEAD + nbytes])
+    form = nbytes = 0
+    if coded.size:
+        chosen = gaps.choose(coded, size)
+        nbytes, form = chosen.nbytes, _FITTED if chosen.b is None else chosen.b
+        code = bitmap.write(coded, size) if _DENSE * coded.size > size else None
+        if code is not None and code.size < nbytes:
+            form, nbytes = _BITMAP, code.size
+            out[_HEAD : _HEAD + nbytes] = code
+        else:
+            gaps.write(coded, chosen, out[_HEAD : _HEAD + nbytes])
     out[:4] = np.frombuffer(np.uint32(coded.size).tobytes(), np.uint8)
     out[4] = form | _COMPLEMENT * complement
     return _HEAD + nbytes
@@ -68,7 +72,7 @@ def read(data: Bytes, size: int) -> Words32:
     elif form == _BITMAP:
         indices = bitmap.read(data[_HEAD:], coded, size)
     else:
-        indices = gaps.read(data[_HEAD:], form, coded, size)
+        indices = gaps.read(data[_HEAD:], None if form == _FITTED else form, coded, size)
     return _others(indices, size) if complement else indices
 
 

@@ -39,13 +39,22 @@ def read_set(data: bytes, size: int) -> np.ndarray:
         indices = np.flatnonzero(np.unpackbits(_bitmap(data[5:], coded, size), bitorder="little"))
         assert indices.size == coded
     else:
-        low_bits = form & 63
-        split = -(-coded * low_bits // 8) * 8
-        low = bits[: coded * low_bits].reshape(coded, low_bits).astype(np.int64) @ (1 << np.arange(low_bits))
+        widths, start = [form & 63] * coded, 0
+        if form & 63 == 62:
+            groups = -(-coded // 32)
+            widths = [int(bits[5 * i : 5 * i + 5] @ (1 << np.arange(5))) for i in np.arange(groups).repeat(32)[:coded]]
+            start = -(-5 * groups // 8) * 8
+        ends = start + np.cumsum(widths)
+        split = -(-int(ends[-1]) // 8) * 8
         ones = np.flatnonzero(bits[split:])
         assert ones.size == coded
-        high = np.diff(ones, prepend=-1) - 1
-        indices = np.cumsum((high << low_bits) + low + 1) - 1
+        assert -(-(ones[-1] + 1) // 8) * 8 == bits[split:].size
+        high = (np.diff(ones, prepend=-1) - 1).tolist()
+        gaps = []
+        for end, width, quotient in zip(ends.tolist(), widths, high, strict=True):
+            low = int(bits[end - width : end].astype(np.int64) @ (1 << np.arange(width)))
+            gaps.append((quotient << width) + low)
+        indices = np.cumsum(np.array(gaps) + 1) - 1
     if form & 128:
         indices = np.setdiff1d(np.arange(size), indices)
     return indices

@@ -23,6 +23,13 @@ SIZES = [1, 2, 3, 7, 8, 9, 63, 64, 65, 100, 511, 1000, 4096, 10007]
 DENSITIES = [0, 0.001, 0.01, 0.05, 0.1, 0.124, 0.13, 0.2, 0.25, 0.3, 0.38, 0.45, 0.499, 0.5, 0.501, 0.62, 0.9, 0.99, 1]
 
 
+def clusters(size: int, seed: int = 0) -> np.ndarray:
+    """Stretches of 1000 in which one index in 300, 30 or 3 is a member, as the large entries of a gradient lie."""
+    rng = np.random.default_rng(seed)
+    density = rng.choice([0.0, 1 / 300, 1 / 30, 1 / 3], p=[0.6, 0.2, 0.15, 0.05], size=-(-size // 1000)).repeat(1000)[:size]
+    return np.flatnonzero(rng.random(size) < density).astype(np.uint32)
+
+
 def random_set(size: int, count: int, seed: int = 0) -> np.ndarray:
     chosen = np.random.default_rng([seed, size, count]).permutation(size)[:count]
     return np.sort(chosen).astype(np.uint32)
@@ -94,6 +101,18 @@ def test_no_set_takes_more_than_max_nbytes(size, count):
             assert written(members[:fewer].astype(np.uint32), size).size <= indices.max_nbytes(count, size)
 
 
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("size", [3000, 100_000, 1_000_003])
+def test_clusters_take_fewer_bits_than_any_code_of_the_density_alone(size, seed):
+    members = clusters(size, seed)
+    data = written(members, size)
+    assert np.array_equal(indices.read(data, size), members)
+    assert np.array_equal(read_set(data.tobytes(), size), members)
+    if size > 3000:
+        assert data[4] == 62
+        assert 8 * data.size <= 0.9 * log2_binomial(size, members.size)
+
+
 def test_max_nbytes_holds_for_fewer_and_never_exceeds_a_bitmap_by_more_than_the_head():
     for size in (1, 10, 1000, 4099):
         bounds = [indices.max_nbytes(count, size) for count in range(size + 1)]
@@ -106,21 +125,26 @@ def test_the_code_of_gaps_is_the_shortest_of_all_its_parameters():
         members = random_set(20000, round(density * 20000))
         distances = np.diff(members.astype(int), prepend=-1) - 1
         lengths = [-(-members.size * b // 8) + -(-int(np.sum((distances >> b) + 1)) // 8) for b in range(20)]
-        assert gaps.choose(members, 20000) == (int(np.argmin(lengths)), min(lengths))
+        chosen = gaps.choose(members, 20000)
+        assert (chosen.b, chosen.nbytes) == (int(np.argmin(lengths)), min(lengths))
+        assert np.array_equal(chosen.bits, np.full(-(-members.size // 32), chosen.b))
 
 
-@pytest.mark.parametrize(("name", "every", "size"), [("gaps", 30, 3001), ("bitmap", 3, 20_011), ("bitmap-others", -3, 20_011)])
+@pytest.mark.parametrize(
+    ("name", "every", "size"), [("gaps", 30, 3001), ("clusters", 0, 30_011), ("bitmap", 3, 20_011), ("bitmap-others", -3, 20_011)]
+)
 def test_golden_bytes(name, every, size):
-    """A set by a hash of the index; the switch is that of test__golden."""
+    """A set by a hash of the index, of one density or of several in turn; the switch is that of test__golden."""
     number = np.arange(size, dtype=np.uint64)
-    chosen = (number * np.uint64(2654435761) >> np.uint64(7)) % np.uint64(abs(every)) == 0
-    members = np.flatnonzero(chosen if every > 0 else ~chosen).astype(np.uint32)
+    period = every or np.array([3, 50, 1000, 20], np.uint64)[number // np.uint64(500) % np.uint64(4)]
+    chosen = (number * np.uint64(2654435761) >> np.uint64(7)) % np.abs(period).astype(np.uint64) == 0
+    members = np.flatnonzero(chosen if every >= 0 else ~chosen).astype(np.uint32)
     path = FOLDER / f"indices-{name}.bin"
     data = written(members, size).tobytes()
     if REWRITE:
         path.write_bytes(data)
     assert data == path.read_bytes()
-    assert (data[4] & 63 == 63) == ("bitmap" in name)
+    assert {"gaps": data[4] < 29, "clusters": data[4] == 62}.get(name, data[4] & 63 == 63)
     assert np.array_equal(read_set(data, size), members)
 
 
@@ -130,6 +154,7 @@ def test_golden_bytes(name, every, size):
 GOOD = {
     "gaps": (random_set(1000, 50), 1000),
     "gaps of many": (random_set(5000, 2), 5000),
+    "clusters": (clusters(3000, 3), 3000),
     "complement": (random_set(1000, 950), 1000),
     "bitmap": (random_set(4096, 1300), 4096),
     "bitmap of the others": (random_set(4096, 2900), 4096),
