@@ -136,22 +136,28 @@ begin() {
     running[$!]=$1
 }
 
+# forward SIGNAL CODE: to all that runs; CODE is what it ends with.
 forward() {
+    told=$2
     [[ ${#running[@]} -eq 0 ]] || kill -s "$1" "${!running[@]}" 2>/dev/null || true
 }
 
 # finish: wait until all that was started has ended; the first failure ends the others and is returned.
 finish() {
-    local ended got code=0
+    local ended pid got code=0
     while [[ ${#running[@]} -gt 0 ]]; do
         ended='' got=0
         wait -n -p ended "${!running[@]}" 2>/dev/null || got=$?
-        [[ -n ${ended:-} ]] || continue # it was a signal, forwarded by now
-        unset "running[$ended]"
-        if ((got && !code)); then
-            code=$got
-            forward TERM
-        fi
+        # nothing ended, but a signal came, forwarded by now; bash may forget what ended in that moment, and how
+        for pid in ${ended:-"${!running[@]}"}; do
+            [[ ${ended:-} ]] || ! kill -0 "$pid" 2>/dev/null || continue
+            unset "running[$pid]"
+            [[ ${ended:-} ]] || got=$told
+            if ((got && !code)); then
+                code=$got
+                forward TERM 143
+            fi
+        done
     done
     return "$code"
 }
@@ -175,7 +181,7 @@ before=$(count)
 set -m # what runs in the background then has a process group of its own, and heeds INT
 for signal in INT TERM HUP USR1; do
     # shellcheck disable=SC2064 # the name is known now
-    trap "forward $signal" $signal
+    trap "forward $signal $((128 + $(kill -l $signal)))" $signal
 done
 if [[ $each ]]; then
     export WORLD_SIZE=$hosts LOCAL_RANK=0 MASTER_ADDR=10.77.0.1 MASTER_PORT=29500 GLOO_SOCKET_IFNAME=eth0
