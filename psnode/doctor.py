@@ -49,7 +49,7 @@ print(json.dumps({"version": torch.__version__, "devices": devices}))
 """
 _CACHE = """
 import json, os
-from psnode.codecs.finite import copy_finite
+from psnode.codecs.kernels.finite import copy_finite
 path = copy_finite.stats.cache_path
 os.makedirs(path, exist_ok=True)
 print(json.dumps({"path": path, "writable": os.access(path, os.W_OK)}))

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from psnode.codecs import Codec, Payload, spec
 from psnode.codecs.base import Bytes, RandomSource
-from psnode.codecs.jit import kernel
+from psnode.codecs.kernels.jit import kernel
 from psnode.errors import CodecSpecError, ConfigurationError
 
 Floats = npt.NDArray[np.float32]

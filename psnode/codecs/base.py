@@ -169,7 +169,7 @@ class Codec(ABC):
 
     def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
         """Add weight * decoded to `out`; must raise PayloadError before the first write."""
-        from psnode.codecs.finite import add_scaled
+        from psnode.codecs.kernels.finite import add_scaled
 
         decoded = np.empty_like(out)
         self._decode(body, decoded)
@@ -193,7 +193,7 @@ class Codec(ABC):
 
     def _encode_dots(self, x: Floats, key: Words, body: Bytes) -> tuple[int, float, float]:
         """_encode, and the inner products <x, y> and <y, y> with the decoded y, in float64 and in a fixed order."""
-        from psnode.codecs.dots import inner_products
+        from psnode.codecs.kernels.dots import inner_products
 
         used = self._encode(x, key, body)
         decoded = np.empty_like(x)

@@ -1,7 +1,7 @@
 """What the codecs of one bit a coordinate have in common: a side of a few numbers, then the signs.
 
     body   side   a multiple of 4 bytes
-           signs  1 bit a coordinate, 1 where it is negative: see psnode.codecs.signbits; zeros to a whole byte
+           signs  1 bit a coordinate, 1 where it is negative: see psnode.codecs.kernels.signbits; zeros to a whole byte
 
 A zero takes either sign with probability 1/2, as an independent coin falls: over the steps it is pushed neither way.
 """
@@ -14,7 +14,7 @@ from abc import abstractmethod
 import numpy as np
 
 from psnode.codecs.base import Bytes, Floats, Shape, Words, readonly
-from psnode.codecs.signbits import apply
+from psnode.codecs.kernels.signbits import apply
 from psnode.codecs.stages import Codes, Quantiser, Symbols
 from psnode.errors import PayloadError
 

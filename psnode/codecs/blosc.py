@@ -21,8 +21,8 @@ import numpy as np
 
 from psnode.codecs.base import Bytes, Codec, Floats, Shape, Words
 from psnode.codecs.bounds import check_choice, check_integer
-from psnode.codecs.finite import raise_nonfinite
-from psnode.codecs.norms import NOT_FINITE, max_norm
+from psnode.codecs.kernels.finite import raise_nonfinite
+from psnode.codecs.kernels.norms import NOT_FINITE, max_norm
 from psnode.errors import CodecSpecError, PayloadError
 
 _HEAD = 16

@@ -134,7 +134,7 @@ class Chain(Codec):
         """For a sparse reducer over the entries sent alone; nothing else of the decoded array is not zero."""
         if not self.sparse or self.reducer is None:
             return super()._encode_dots(x, key, body)
-        from psnode.codecs.dots import inner_products
+        from psnode.codecs.kernels.dots import inner_products
 
         used = self._encode(x, key, body)
         side, count, coded = self._split(readonly(body[:used]), x.shape)

@@ -13,7 +13,7 @@ Symbols are q or -q, whichever the sign of u makes likelier to be positive; they
     body   float32 step; uint32 bucket B; two uint64 key words
            float32 root mean square of every bucket
            uint8 bits of a code in every bucket, 0..15; zeros to a multiple of 4 bytes
-           of every bucket the codes: 0 for 0, then 1 for the sign that u favours, 2 for the other, ...; see psnode.codecs.planes
+           of every bucket the codes: 0 for 0, then 1 for the sign that u favours, 2 for the other, ...; see kernels.planes
 
     side information before a lossless stage   the first two lines; uint32 alphabet, uint32 escaped integers; the third line;
                                                int16 escaped integers (symbol 255), zeros to a multiple of 4 bytes
@@ -29,11 +29,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs import dithered_loops as loops
 from psnode.codecs.base import Bytes, Floats, Shape, Words, readonly
 from psnode.codecs.bounds import check_integer, check_real
-from psnode.codecs.finite import INFINITY_BITS, raise_nonfinite
-from psnode.codecs.planes import BLOCK, packed_nbytes
+from psnode.codecs.kernels import dithered_loops as loops
+from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
+from psnode.codecs.kernels.planes import BLOCK, packed_nbytes
 from psnode.codecs.stages import Codes, Quantiser, Symbols, padded
 from psnode.codecs.table import number_of
 from psnode.errors import CodecSpecError, PayloadError

@@ -6,7 +6,7 @@ E||decode - x||^2 = sum_i (V - |x_i|) |x_i| over |x_i| < V. A message holds floo
 zero where s covers them.
 
     float32 V
-    section    the indices sent, among d: psnode.codecs.indices (a section: uint32 length, bytes, zeros to a multiple of 4)
+    section    the indices sent, among d: selection.indices (a section: uint32 length, bytes, zeros to a multiple of 4)
     section    those with p = 1, among the ones sent, the same way
     section    sign bits of the others, lowest bit first, 1 is negative
     float32    the values with p = 1
@@ -22,18 +22,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs import indices
 from psnode.codecs.base import Bytes, Codec, Floats, Indices, Shape, Words
-from psnode.codecs.bitmasks import Words32
 from psnode.codecs.bounds import check_real
-from psnode.codecs.dots import inner_products
-from psnode.codecs.jit import kernel
-from psnode.codecs.largest import Entries
+from psnode.codecs.kernels.bitmasks import Words32
+from psnode.codecs.kernels.dots import inner_products
+from psnode.codecs.kernels.jit import kernel
+from psnode.codecs.kernels.water import draw, level_of
 from psnode.codecs.payload import MAX_COORDINATES
-from psnode.codecs.selector import add_at, put_at
+from psnode.codecs.selection import indices
+from psnode.codecs.selection.largest import Entries
+from psnode.codecs.selection.selector import add_at, put_at
 from psnode.codecs.stages import padded, read_section, write_section
 from psnode.codecs.table import number_of
-from psnode.codecs.water import draw, level_of
 from psnode.errors import PayloadError
 
 _SHARE = 1 / 16

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from psnode.codecs.base import Floats
-from psnode.codecs.jit import inlined, kernel
-from psnode.codecs.planes import Words32
+from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.planes import Words32
 from psnode.codecs.sixteen import Halves, SixteenBits
 
 _BLOCK = 512

@@ -5,7 +5,7 @@ or all, at most 65536), a random one of each of as many equal stretches. How man
 more than twice as many the largest are sent, the lowest indices first where equal. Zeros never are. Biased; at least one
 entry is sent unless all are zero.
 
-    body   see psnode.codecs.selector
+    body   see psnode.codecs.selection.selector
 
 Source: Aji, Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017.
 """
@@ -16,8 +16,8 @@ import math
 from dataclasses import dataclass
 
 from psnode.codecs.base import Words
-from psnode.codecs.largest import Entries, Scan
-from psnode.codecs.selector import Selector, check_ratio, share
+from psnode.codecs.selection.largest import Entries, Scan
+from psnode.codecs.selection.selector import Selector, check_ratio, share
 from psnode.codecs.table import number_of
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from psnode.codecs.base import Bytes, Codec, Floats, Shape, Words
-from psnode.codecs.finite import add_scaled, all_finite, copy_finite, raise_nonfinite
+from psnode.codecs.kernels.finite import add_scaled, all_finite, copy_finite, raise_nonfinite
 from psnode.codecs.payload import Payload, header_nbytes, write_header
 from psnode.errors import CodecValueError, PayloadError
 

@@ -5,7 +5,7 @@ is f (1 - f) (r / n)^2 <= (r / n)^2 / 4 with f the fraction of (v - min) n / r. 
 
     body   uint32 bits b
            float32 min, float32 max
-           codes of b bits: see psnode.codecs.planes
+           codes of b bits: see psnode.codecs.kernels.planes
 
 Source: the quantiser that Bai et al., "Gradient Compression Supercharged High-Performance Data Parallel DNN Training" (HiPress),
 SOSP 2021, call TernGrad with a bit width.
@@ -19,14 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from psnode.codecs import minmax_kernels as kernels
 from psnode.codecs.base import Bytes, Floats, Shape, Words, readonly
-from psnode.codecs.finite import raise_nonfinite
-from psnode.codecs.minmax_kernels import Levels
-from psnode.codecs.planes import packed_nbytes
+from psnode.codecs.kernels import minmax as kernels
+from psnode.codecs.kernels.finite import raise_nonfinite
+from psnode.codecs.kernels.minmax import Levels
+from psnode.codecs.kernels.planes import packed_nbytes
+from psnode.codecs.kernels.stochastic import ROW, factor_of
 from psnode.codecs.rng import Words32
 from psnode.codecs.stages import Codes, Quantiser, Symbols
-from psnode.codecs.stochastic import ROW, factor_of
 from psnode.codecs.table import number_of
 from psnode.errors import CodecSpecError, PayloadError
 

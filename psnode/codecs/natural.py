@@ -4,7 +4,7 @@
 The exponents that occur decide the bits of a code: 6 for a million Gaussian values, at most 9.
 
     body   int16 t, uint16 exponents that occur, L (0..255)
-           codes of bit_length(2 L) bits, see psnode.codecs.planes: 0 for 0, 1 + 2 j + (1 if negative) for +-2^(t - j)
+           codes of bit_length(2 L) bits, see kernels.planes: 0 for 0, 1 + 2 j + (1 if negative) for +-2^(t - j)
 
 2^128 stands for the largest float32. Magnitudes below 2^(t - L + 1), which are there only if the exponents span more than 255,
 go to that or to 0, without bias too.
@@ -19,10 +19,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs import powers_kernels as kernels
 from psnode.codecs.base import Bytes, Floats, Shape, Words, readonly
-from psnode.codecs.finite import INFINITY_BITS, raise_nonfinite
-from psnode.codecs.planes import BLOCK, packed_nbytes
+from psnode.codecs.kernels import powers as kernels
+from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
+from psnode.codecs.kernels.planes import BLOCK, packed_nbytes
 from psnode.codecs.stages import Codes, Quantiser, Symbols, codes_like
 from psnode.codecs.table import number_of
 from psnode.errors import PayloadError

@@ -6,7 +6,7 @@ small values of a long-tailed bucket cost less than on the even levels of qsgd.
 
     body   uint32 s, uint32 bucket B
            float32 norm of every bucket
-           codes of bit_length(2 s + 2) bits, see psnode.codecs.planes: 0 for 0, 1 + 2 j + (1 if negative) for +-2^-j n
+           codes of bit_length(2 s + 2) bits, see kernels.planes: 0 for 0, 1 + 2 j + (1 if negative) for +-2^-j n
 
 s = 2^b - 2 makes use of all codes of b + 1 bits: 2, 6, 14, 30, 62.
 
@@ -22,11 +22,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from psnode.codecs import powers_kernels as kernels
 from psnode.codecs.base import Bytes, Floats, Shape, Words, readonly
 from psnode.codecs.bounds import check_choice, check_integer
-from psnode.codecs.finite import INFINITY_BITS, raise_nonfinite
-from psnode.codecs.planes import BLOCK, packed_nbytes
+from psnode.codecs.kernels import powers as kernels
+from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
+from psnode.codecs.kernels.planes import BLOCK, packed_nbytes
 from psnode.codecs.stages import Codes, Quantiser, Symbols, codes_like
 from psnode.codecs.table import number_of
 from psnode.errors import CodecSpecError, PayloadError

@@ -19,8 +19,8 @@ import numpy as np
 
 from psnode.codecs.base import Bytes, Floats, Words, readonly
 from psnode.codecs.binary import NO_FLOATS, Binary
-from psnode.codecs.finite import raise_nonfinite
-from psnode.codecs.sign_kernels import DOWN, signs_and_sums
+from psnode.codecs.kernels.finite import raise_nonfinite
+from psnode.codecs.kernels.sign import DOWN, signs_and_sums
 from psnode.codecs.table import number_of
 from psnode.errors import PayloadError
 

@@ -6,7 +6,7 @@ At most 1 + log2(s + 1) bits a coordinate, exactly that if s = 2^k - 1, and 32 b
 
     body   uint32 levels s, uint32 bucket B
            float32 norm of every bucket
-           codes l + s, signed l, of bit_length(2 s) bits: see psnode.codecs.planes
+           codes l + s, signed l, of bit_length(2 s) bits: see psnode.codecs.kernels.planes
 
 Source: Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding",
 NIPS 2017.
@@ -20,13 +20,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from psnode.codecs import qsgd_kernels as kernels
 from psnode.codecs.base import Bytes, Floats, Shape, Words, readonly
 from psnode.codecs.bounds import check_choice, check_integer
-from psnode.codecs.dots import Float64s
-from psnode.codecs.finite import INFINITY_BITS, raise_nonfinite
+from psnode.codecs.kernels import qsgd as kernels
+from psnode.codecs.kernels.dots import Float64s
+from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
+from psnode.codecs.kernels.planes import BLOCK, Words32, packed_nbytes
 from psnode.codecs.payload import MAX_COORDINATES
-from psnode.codecs.planes import BLOCK, Words32, packed_nbytes
 from psnode.codecs.stages import Codes, Quantiser, Symbols, codes_like
 from psnode.codecs.table import number_of
 from psnode.errors import PayloadError

@@ -3,7 +3,7 @@
 All sets of k of the d coordinates are equally likely. Values are scaled by d / k: E decode = x and E||decode - x||^2 =
 (d / k - 1) ||x||^2 exactly. Unscaled, for feedback loops, it is a contraction by 1 - k / d on average.
 
-    side information   uint64 key[2], uint32 k; the set is psnode.codecs.subset's
+    side information   uint64 key[2], uint32 k; the set is psnode.codecs.selection.subset's
     values             x_i d / k, rounded to float32 once, ascending i; saturating, never infinite
 
 Source: Stich, Cordonnier, Jaggi, "Sparsified SGD with memory", NeurIPS 2018.
@@ -18,12 +18,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from psnode.codecs.base import Bytes, Shape, Words
-from psnode.codecs.bitmasks import Words32
-from psnode.codecs.finite import raise_nonfinite
-from psnode.codecs.largest import Entries, Scan
-from psnode.codecs.norms import NOT_FINITE, max_norm
-from psnode.codecs.selector import Selector, check_ratio, share
-from psnode.codecs.subset import draw
+from psnode.codecs.kernels.bitmasks import Words32
+from psnode.codecs.kernels.finite import raise_nonfinite
+from psnode.codecs.kernels.norms import NOT_FINITE, max_norm
+from psnode.codecs.selection.largest import Entries, Scan
+from psnode.codecs.selection.selector import Selector, check_ratio, share
+from psnode.codecs.selection.subset import draw
 from psnode.codecs.table import number_of
 from psnode.errors import PayloadError
 

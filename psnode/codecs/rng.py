@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from psnode.codecs.base import Words
-from psnode.codecs.jit import inlined, kernel
+from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.errors import CodecValueError
 
 Words32 = npt.NDArray[np.uint32]

@@ -19,9 +19,9 @@ import numpy as np
 from psnode.codecs.base import Bytes, Floats, Words, readonly
 from psnode.codecs.binary import NO_FLOATS, Binary
 from psnode.codecs.bounds import check_integer
-from psnode.codecs.finite import INFINITY_BITS, raise_nonfinite
+from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
+from psnode.codecs.kernels.sign import DOWN, signs_and_magnitudes
 from psnode.codecs.payload import MAX_COORDINATES
-from psnode.codecs.sign_kernels import DOWN, signs_and_magnitudes
 from psnode.codecs.table import number_of
 from psnode.errors import PayloadError
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from psnode.codecs.base import Bytes, Floats, Words, readonly
 from psnode.codecs.binary import NO_FLOATS, Binary
-from psnode.codecs.finite import raise_nonfinite
+from psnode.codecs.kernels.finite import raise_nonfinite
+from psnode.codecs.kernels.sign import signs_and_magnitudes
 from psnode.codecs.scaledsign import ScaledSign
-from psnode.codecs.sign_kernels import signs_and_magnitudes
 from psnode.codecs.table import number_of
 
 

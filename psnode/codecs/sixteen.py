@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from psnode.codecs.base import Bytes, Floats, Shape, Words, readonly
-from psnode.codecs.finite import raise_nonfinite
-from psnode.codecs.jit import kernel
+from psnode.codecs.kernels.finite import raise_nonfinite
+from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.stages import Codes, Quantiser, Symbols
 from psnode.errors import PayloadError
 

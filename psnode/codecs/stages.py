@@ -70,7 +70,7 @@ class Reducer(Codec):
 
     def _expand_add(self, side: Bytes, values: Floats, out: Floats, weight: np.float32) -> None:
         """Add weight * expanded to `out`, without a dense temporary where that can be."""
-        from psnode.codecs.finite import add_scaled
+        from psnode.codecs.kernels.finite import add_scaled
 
         dense = np.empty_like(out)
         self._expand(side, values, dense)

@@ -28,15 +28,23 @@ from typing import Literal
 
 import numpy as np
 
-from psnode.codecs.atoms import MAX_BUDGET, TICK_BITS, TICKS, optimal_probabilities, sampling_error, systematic_sample, ticks
 from psnode.codecs.base import Bytes, Floats, Shape, Words
-from psnode.codecs.blas import one_thread
-from psnode.codecs.factors import fold, unfold
-from psnode.codecs.finite import all_finite, raise_nonfinite
-from psnode.codecs.randomised import sketch
-from psnode.codecs.rank_one import add_terms, write_terms
+from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
+from psnode.codecs.lowrank.atoms import (
+    MAX_BUDGET,
+    TICK_BITS,
+    TICKS,
+    optimal_probabilities,
+    sampling_error,
+    systematic_sample,
+    ticks,
+)
+from psnode.codecs.lowrank.blas import one_thread
+from psnode.codecs.lowrank.factors import fold, unfold
+from psnode.codecs.lowrank.randomised import sketch
+from psnode.codecs.lowrank.rank_one import add_terms, write_terms
+from psnode.codecs.lowrank.spectrum import Float64s, Int64s, Spectrum, matricise, spectrum
 from psnode.codecs.rng import BLOCK, fill
-from psnode.codecs.spectrum import Float64s, Int64s, Spectrum, matricise, spectrum
 from psnode.codecs.stages import Reducer
 from psnode.codecs.table import number_of
 from psnode.errors import CodecSpecError, PayloadError

@@ -46,9 +46,9 @@ CODECS = {
     "powersgd": Entry(26),
 }
 LOSSLESS = {
-    "zstd": Entry(64, "zstd:Zstd"),
-    "ans": Entry(65, "ans:Ans"),
-    "rice": Entry(66, "rice:Rice"),
+    "zstd": Entry(64, "entropy.zstd:Zstd"),
+    "ans": Entry(65, "entropy.ans:Ans"),
+    "rice": Entry(66, "entropy.rice:Rice"),
 }
 WRAPPERS = {
     "contractive": Entry(96, "contractive:Contractive"),

@@ -4,7 +4,7 @@ A value of tau or more decodes to tau, of -tau or less to -tau, others to 0. Wha
 feedback that the codec is made for; there it grows where |gradient| > tau in every step.
 
     body   float32 tau, positive; 0 if all coordinates are 0
-           blocks: see psnode.codecs.tbq_kernels. At most 1.6 bits a coordinate, 16 a value sent
+           blocks: see psnode.codecs.kernels.tbq. At most 1.6 bits a coordinate, 16 a value sent
 
 Without a tau it is 0.88 times the root of the mean square. That takes most from a Gaussian, 66 % of its energy, and something
 from any array, as one coordinate at least is as large as the root of the mean square: a contraction, which a fixed tau is not.
@@ -19,14 +19,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs import tbq_kernels as kernels
 from psnode.codecs.base import Bytes, Floats, Shape, Words, readonly
 from psnode.codecs.bounds import check_real
-from psnode.codecs.finite import INFINITY_BITS, raise_nonfinite
-from psnode.codecs.moments import root_mean_square
+from psnode.codecs.kernels import tbq as kernels
+from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
+from psnode.codecs.kernels.moments import root_mean_square
+from psnode.codecs.kernels.ternary import write
+from psnode.codecs.kernels.trits import DIGITS
 from psnode.codecs.stages import Codes, Quantiser, Symbols
-from psnode.codecs.ternary_kernels import write
-from psnode.codecs.trits import DIGITS
 from psnode.errors import PayloadError
 
 SHARE = 0.88  # maximises 4 t pdf(t) - 2 t^2 (1 - cdf(t)), the energy that thresholds +-t take from N(0, 1)

@@ -5,7 +5,7 @@ E||decode - v||^2 = s ||v||_1 - ||v||^2, which is the largest magnitude that mat
 Cut off at 2.5 standard deviations, as the paper trains, it is biased and omega falls below 1.
 
     body   float32 s, not negative
-           digits 0 (-s), 1 (0), 2 (s), five to a byte: see psnode.codecs.trits
+           digits 0 (-s), 1 (0), 2 (s), five to a byte: see psnode.codecs.kernels.trits
 
 Five digits to a byte instead of four save a fifth of the traffic, cost no time that a link would notice (unpacking is three
 times as fast as adding what it unpacks), and are within 1 % of log2(3) bits. `terngrad+ans` goes below that.
@@ -22,17 +22,17 @@ from typing import Any
 
 import numpy as np
 
-from psnode.codecs import ternary_kernels as kernels
 from psnode.codecs.base import Bytes, Codec, Floats, Shape, Words
 from psnode.codecs.bounds import check_real
-from psnode.codecs.dots import Float64s
-from psnode.codecs.finite import INFINITY_BITS, raise_nonfinite
-from psnode.codecs.moments import root_mean_square
-from psnode.codecs.norms import max_norm
+from psnode.codecs.kernels import ternary as kernels
+from psnode.codecs.kernels.dots import Float64s
+from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
+from psnode.codecs.kernels.moments import root_mean_square
+from psnode.codecs.kernels.norms import max_norm
+from psnode.codecs.kernels.stochastic import factor_of
+from psnode.codecs.kernels.trits import DIGITS
 from psnode.codecs.stages import Codes, Quantiser, Symbols
-from psnode.codecs.stochastic import factor_of
 from psnode.codecs.table import number_of
-from psnode.codecs.trits import DIGITS
 from psnode.errors import PayloadError
 
 _SIDE = 4

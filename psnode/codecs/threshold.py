@@ -2,7 +2,7 @@
 
 Biased. Within a feedback loop no residual ever reaches a fixed tau.
 
-    body   see psnode.codecs.selector
+    body   see psnode.codecs.selection.selector
 
 Source: Dutta et al., "On the discrepancy between the theoretical analysis and practical implementations of compressed
 communication for distributed deep learning", AAAI 2020 (hard threshold); Sahu et al., "Rethinking gradient sparsification
@@ -18,10 +18,10 @@ import numpy as np
 
 from psnode.codecs.base import Floats, Words
 from psnode.codecs.bounds import check_real
-from psnode.codecs.finite import raise_nonfinite
-from psnode.codecs.largest import Entries, Scan
-from psnode.codecs.norms import NOT_FINITE, l2_norm
-from psnode.codecs.selector import Selector
+from psnode.codecs.kernels.finite import raise_nonfinite
+from psnode.codecs.kernels.norms import NOT_FINITE, l2_norm
+from psnode.codecs.selection.largest import Entries, Scan
+from psnode.codecs.selection.selector import Selector
 from psnode.codecs.table import number_of
 
 _RMS = 3.0

@@ -4,7 +4,7 @@ Biased: ||x - decode||^2 <= (1 - k / d) ||x||^2, a contraction for feedback loop
 and 32 k of values; zeros are not sent where k exceeds the number of other entries. Of equal magnitudes the lowest indices
 are sent.
 
-    body   see psnode.codecs.selector
+    body   see psnode.codecs.selection.selector
 
 Sources: Stich, Cordonnier, Jaggi, "Sparsified SGD with memory", NeurIPS 2018; the sampled threshold: Lin, Han, Mao, Wang,
 Dally, "Deep Gradient Compression", ICLR 2018.
@@ -16,8 +16,8 @@ import math
 from dataclasses import dataclass
 
 from psnode.codecs.base import Words
-from psnode.codecs.largest import Entries, Scan
-from psnode.codecs.selector import Selector, check_ratio, share
+from psnode.codecs.selection.largest import Entries, Scan
+from psnode.codecs.selection.selector import Selector, check_ratio, share
 from psnode.codecs.table import number_of
 
 _FEWEST = 0.8

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psnode.codecs import ans_model as model
 from psnode.codecs import get_codec
-from psnode.codecs.ans import Ans
-from psnode.codecs.ans_sections import MAX_SECTIONS, choose_sections
 from psnode.codecs.base import readonly
+from psnode.codecs.entropy import ans_model as model
+from psnode.codecs.entropy.ans import Ans
+from psnode.codecs.entropy.ans_sections import MAX_SECTIONS, choose_sections
 from psnode.codecs.rng import Key
 from psnode.codecs.stages import Codes, codes_like
 from psnode.errors import PayloadError

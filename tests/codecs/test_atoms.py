@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from psnode.codecs.atoms import MAX_BUDGET, TICKS, optimal_probabilities, sampling_error, systematic_sample, ticks
+from psnode.codecs.lowrank.atoms import MAX_BUDGET, TICKS, optimal_probabilities, sampling_error, systematic_sample, ticks
 from psnode.errors import CodecValueError
 
 

@@ -11,7 +11,7 @@ from scipy import stats
 from psnode.codecs import Payload, get_codec
 from psnode.codecs.base import readonly
 from psnode.codecs.dithered import Dithered
-from psnode.codecs.dithered_kernels import quantise
+from psnode.codecs.kernels.dithered import quantise
 from psnode.codecs.payload import header_nbytes
 from psnode.codecs.rng import Key
 from psnode.codecs.table import number_of

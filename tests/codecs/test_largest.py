@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from psnode.codecs.base import readonly
-from psnode.codecs.gather import sample
-from psnode.codecs.largest import Scan
-from psnode.codecs.ranking import kth_largest
+from psnode.codecs.kernels.gather import sample
+from psnode.codecs.selection.largest import Scan
+from psnode.codecs.selection.ranking import kth_largest
 from psnode.errors import NonFiniteGradientError
 
 KEY = np.array([3, 7], np.uint64)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from psnode.codecs import Payload, get_codec
+from psnode.codecs.kernels.powers import quantise
 from psnode.codecs.nuqsgd import Nuqsgd
 from psnode.codecs.payload import header_nbytes
-from psnode.codecs.powers_kernels import quantise
 from psnode.codecs.rng import Key
 from psnode.codecs.table import number_of
 from psnode.errors import CodecSpecError, PayloadError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from psnode.codecs import get_codec
-from psnode.codecs.randomised import OVERSAMPLING, sketch
+from psnode.codecs.lowrank.randomised import OVERSAMPLING, sketch
 from psnode.codecs.svd import Svd
 from psnode.errors import CodecSpecError, NonFiniteGradientError
 

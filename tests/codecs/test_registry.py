@@ -25,7 +25,7 @@ STAGES = table.CODECS | table.LOSSLESS | table.WRAPPERS
 def concrete_classes() -> set[type]:
     """Every codec and lossless stage that some module of psnode.codecs defines."""
     found = set()
-    for module in pkgutil.iter_modules(psnode.codecs.__path__, "psnode.codecs."):
+    for module in pkgutil.walk_packages(psnode.codecs.__path__, "psnode.codecs."):
         for _, cls in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
             if issubclass(cls, Codec | Lossless) and not inspect.isabstract(cls) and cls.__module__ == module.name:
                 found.add(cls)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from psnode.codecs import get_codec
 from psnode.codecs.base import readonly
-from psnode.codecs.rice import Rice
+from psnode.codecs.entropy.rice import Rice
 from psnode.codecs.rng import Key
 from psnode.codecs.stages import Codes, codes_like
 from psnode.errors import PayloadError

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psnode.codecs.spectrum import NOISE, matricise, spectrum
+from psnode.codecs.lowrank.spectrum import NOISE, matricise, spectrum
 from psnode.errors import NonFiniteGradientError
 
 RNG = np.random.default_rng(11)
@@ -122,7 +122,7 @@ def test_the_sign_of_a_term_is_that_of_its_peak():
 
 def test_the_number_of_threads_changes_nothing_that_float32_shows():
     program = (
-        "import numpy as np, sys; from psnode.codecs.spectrum import spectrum;"
+        "import numpy as np, sys; from psnode.codecs.lowrank.spectrum import spectrum;"
         "a = np.random.default_rng(5).standard_normal((200, 700)).astype(np.float32);"
         "s = spectrum(a); l, r = s.terms([0, 1, 2]); sys.stdout.buffer.write(np.concatenate([s.values, *l, *r]).tobytes())"
     )

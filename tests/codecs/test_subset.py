@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from psnode.codecs.subset import draw
+from psnode.codecs.selection.subset import draw
 from tests.codecs import index_oracle
 
 STREAM = 17

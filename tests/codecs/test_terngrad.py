@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from psnode.codecs import Payload, get_codec
+from psnode.codecs.kernels.trits import pack, unpack
 from psnode.codecs.rng import Key
-from psnode.codecs.trits import pack, unpack
 from psnode.errors import CodecSpecError, PayloadError
 from tests.codecs.family import gaussian, recorded, student
 from tests.codecs.low_bit_oracle import TERNGRAD, body_of, digits_of, largest_factor, rounded

@@ -13,7 +13,7 @@ import pytest
 
 from psnode.codecs import Payload, get_codec
 from psnode.codecs.base import readonly
-from psnode.codecs.gather import sample
+from psnode.codecs.kernels.gather import sample
 from psnode.codecs.table import number_of
 from psnode.codecs.topk import Topk
 from psnode.errors import CodecSpecError, NonFiniteGradientError, PayloadError

@@ -1,0 +1,175 @@
+"""The loops of ans: eight 32-bit rANS states side by side, renormalised 16 bits at a time.
+
+Symbol i of a section goes through state i mod 8. Encoding runs from the last symbol to the first and appends words, so
+decoding, from the first to the last, takes words from the end. Encoding a symbol of frequency f and cumulated frequency c
+takes state x to (x div f) 2^14 + c + x mod f, after a word if x >= f 2^18; that bound makes the division a multiplication
+by ceil(2^46 / f), exactly.
+
+Source: Duda, "Asymmetric numeral systems", arXiv:1311.2540; Giesen, "Interleaved entropy coders", arXiv:1402.3392.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from psnode.codecs.base import Words
+from psnode.codecs.entropy.ans_model import PRECISION, TOTAL, Int64s
+from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.stages import Codes
+
+Words16 = npt.NDArray[np.uint16]
+
+LANES = 8
+LOWEST = 1 << 16  # states lie in 2^16 .. 2^32 - 1; every one begins here
+FULL = -1
+PAIR_PAD = 8  # a pair (a, b), as a uint16 a + 256 b, has index a + (256 + 8) b: rows of 2^n would share cache sets
+
+
+@kernel
+def encoding_rows(freqs: Int64s, rows: Words) -> None:
+    """Two words a symbol: the reciprocal, and (limit 2^-32, cumulated frequency, 2^14 - frequency) as 32, 16, 16 bits."""
+    start = 0
+    for k in range(freqs.size):
+        f = freqs[k]
+        rows[2 * k] = np.uint64(((np.int64(1) << (32 + PRECISION)) + f - 1) // f)
+        rows[2 * k + 1] = np.uint64((f << (64 - PRECISION)) | (start << 16) | (TOTAL - f))
+        start += f
+
+
+@kernel
+def code_table(rows: Words, lut: Int64s, table: Words) -> None:
+    """table[code] = rows[lut[code]]."""
+    for s in range(lut.size):
+        table[2 * s] = rows[2 * lut[s]]
+        table[2 * s + 1] = rows[2 * lut[s] + 1]
+
+
+@kernel
+def pair_table(rows: Words, lut: Int64s, m: int, table: Words) -> None:
+    """table[a + 264 b] = rows[m lut[a] + lut[b]]."""
+    for b in range(lut.size):
+        for a in range(lut.size):
+            at = 2 * (a + (256 + PAIR_PAD) * b)
+            row = 2 * (m * lut[a] + lut[b])
+            table[at] = rows[row]
+            table[at + 1] = rows[row + 1]
+
+
+@inlined
+def _put(x: np.uint64, symbol: int, pad: np.uint64, table: Words, words: Words16, p: np.uint64) -> tuple[np.uint64, np.uint64]:
+    s = np.uint64(symbol)
+    index = (s + pad * (s >> np.uint64(8))) << np.uint64(1)
+    reciprocal = table[index]
+    row = table[index | np.uint64(1)]
+    words[p] = np.uint16(x)
+    full = np.uint64(x >= (row >> np.uint64(32)))
+    x >>= full << np.uint64(4)
+    quotient = (x * reciprocal) >> np.uint64(32 + PRECISION)
+    x += quotient * (row & np.uint64(0xFFFF)) + ((row >> np.uint64(16)) & np.uint64(0xFFFF))
+    return x, p + full
+
+
+@kernel
+def encode(symbols: Codes, pad: int, table: Words, words: Words16, used: int, states: Words) -> int:
+    """Append the words of one section to words[:used]; the new length, or FULL. `pad`: 0, or PAIR_PAD for pairs."""
+    limit = words.size - LANES
+    if used > limit:
+        return FULL
+    p = np.uint64(used)  # indices are unsigned throughout: a signed one costs a test for negative values
+    wide = np.uint64(pad)
+    last = symbols.size // LANES * LANES
+    for i in range(symbols.size - 1, last - 1, -1):
+        states[i - last], p = _put(states[i - last], symbols[i], wide, table, words, p)
+    x0, x1, x2, x3 = states[0], states[1], states[2], states[3]
+    x4, x5, x6, x7 = states[4], states[5], states[6], states[7]
+    for _ in range(last // LANES):
+        if p > np.uint64(limit):
+            return FULL
+        last -= LANES
+        j = np.uint64(last)
+        x7, p = _put(x7, symbols[j | np.uint64(7)], wide, table, words, p)
+        x6, p = _put(x6, symbols[j | np.uint64(6)], wide, table, words, p)
+        x5, p = _put(x5, symbols[j | np.uint64(5)], wide, table, words, p)
+        x4, p = _put(x4, symbols[j | np.uint64(4)], wide, table, words, p)
+        x3, p = _put(x3, symbols[j | np.uint64(3)], wide, table, words, p)
+        x2, p = _put(x2, symbols[j | np.uint64(2)], wide, table, words, p)
+        x1, p = _put(x1, symbols[j | np.uint64(1)], wide, table, words, p)
+        x0, p = _put(x0, symbols[j], wide, table, words, p)
+    states[0], states[1], states[2], states[3] = x0, x1, x2, x3
+    states[4], states[5], states[6], states[7] = x4, x5, x6, x7
+    return int(np.int64(p))
+
+
+@kernel
+def decoding_slots(freqs: Int64s, symbols: Words16, slots: Words16, rows: Words) -> None:
+    """slots[cumulated frequency ..] = k; rows[k] = (frequency, cumulated frequency, symbol) as 32, 16, 16 bits."""
+    start = 0
+    for k in range(freqs.size):
+        slots[start : start + freqs[k]] = k
+        rows[k] = np.uint64((freqs[k] << 32) | (start << 16) | np.int64(symbols[k]))
+        start += freqs[k]
+
+
+@inlined
+def _step(x: np.uint64, slots: Words16, rows: Words) -> tuple[np.uint64, np.uint64]:
+    slot = x & np.uint64(TOTAL - 1)
+    row = rows[slots[slot]]
+    x = (x >> np.uint64(PRECISION)) * (row >> np.uint64(32)) + slot - ((row >> np.uint64(16)) & np.uint64(0xFFFF))
+    return row, x
+
+
+@inlined
+def _get(x: np.uint64, slots: Words16, rows: Words, words: Words16, p: np.uint64) -> tuple[np.uint16, np.uint64, np.uint64]:
+    row, x = _step(x, slots, rows)
+    word = np.uint64(words[p - np.uint64(1)])
+    empty = x < np.uint64(LOWEST)
+    x = ((x << np.uint64(16)) | word) if empty else x
+    return np.uint16(row & np.uint64(0xFFFF)), x, p - np.uint64(empty)
+
+
+@kernel
+def _get_last(out: Codes, slots: Words16, rows: Words, words: Words16, used: int, states: Words) -> int:
+    """At most 8 symbols where there may be too few words; the new length, or FULL if there were."""
+    for lane in range(out.size):
+        row, x = _step(states[lane], slots, rows)
+        if x < np.uint64(LOWEST):
+            if used == 0:
+                return FULL
+            used -= 1
+            x = (x << np.uint64(16)) | np.uint64(words[used])
+        states[lane] = x
+        out[lane] = np.uint16(row & np.uint64(0xFFFF))
+    return used
+
+
+@kernel
+def decode(out: Codes, slots: Words16, rows: Words, words: Words16, used: int, states: Words) -> int:
+    """Overwrite `out` with the symbols of one section, from the end of words[:used]; the new length, or FULL."""
+    last = out.size // LANES * LANES
+    at = 0
+    while at < last:
+        i = np.uint64(at)
+        p = np.uint64(used)
+        x0, x1, x2, x3 = states[0], states[1], states[2], states[3]
+        x4, x5, x6, x7 = states[4], states[5], states[6], states[7]
+        while i < np.uint64(last) and p >= np.uint64(LANES):
+            out[i], x0, p = _get(x0, slots, rows, words, p)
+            out[i | np.uint64(1)], x1, p = _get(x1, slots, rows, words, p)
+            out[i | np.uint64(2)], x2, p = _get(x2, slots, rows, words, p)
+            out[i | np.uint64(3)], x3, p = _get(x3, slots, rows, words, p)
+            out[i | np.uint64(4)], x4, p = _get(x4, slots, rows, words, p)
+            out[i | np.uint64(5)], x5, p = _get(x5, slots, rows, words, p)
+            out[i | np.uint64(6)], x6, p = _get(x6, slots, rows, words, p)
+            out[i | np.uint64(7)], x7, p = _get(x7, slots, rows, words, p)
+            i += np.uint64(LANES)
+        states[0], states[1], states[2], states[3] = x0, x1, x2, x3
+        states[4], states[5], states[6], states[7] = x4, x5, x6, x7
+        at = int(np.int64(i))
+        used = int(np.int64(p))
+        if at < last:
+            used = _get_last(out[at : at + LANES], slots, rows, words, used, states)
+            if used < 0:
+                return FULL
+            at += LANES
+    return _get_last(out[last:], slots, rows, words, used, states)

@@ -1,0 +1,158 @@
+"""The model behind ans: where a run of codes changes its statistics, and the probabilities of each section.
+
+Probabilities are known to both sides through weights of one byte a symbol: weight byte b >= 1 stands for
+(16 + (b - 1) mod 16) 2^((b - 1) div 16), up to 192. Everything is integer arithmetic: equal on every machine.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from psnode.codecs.base import Bytes
+from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.stages import Codes
+
+Int64s = npt.NDArray[np.int64]
+
+PRECISION = 14
+TOTAL = 1 << PRECISION  # what frequencies add up to
+MAX_SYMBOLS = TOTAL // 4  # with more, frequencies of 1 would take too large a share
+TOP_BYTE = 192
+_TOP_WEIGHT = 31 << 11
+_FRACTION = 24  # bits behind the point of logarithms: a sum over 2^24 codes is right to a bit
+
+
+@inlined
+def _bit_length(n: int) -> int:
+    length = 0
+    while n:
+        n >>= 1
+        length += 1
+    return length
+
+
+@kernel
+def _log2(n: int) -> int:
+    """log2(n) in units of 2^-24, n >= 1: the mantissa is squared 24 times, a bit each."""
+    exponent = _bit_length(n) - 1
+    mantissa = np.uint64(n << (31 - exponent)) if exponent <= 31 else np.uint64(n >> (exponent - 31))
+    result = exponent
+    for _ in range(_FRACTION):
+        mantissa = (mantissa * mantissa) >> np.uint64(31)
+        carry = mantissa >> np.uint64(32)
+        mantissa >>= carry
+        result = 2 * result + int(np.int64(carry))
+    return result
+
+
+@kernel
+def histogram(codes: Codes, counts: Int64s) -> None:
+    """Add the number of occurrences of every code to `counts`."""
+    lanes = np.zeros((4, counts.size), np.uint32)
+    full = codes.size // 4 * 4
+    for i in range(0, full, 4):
+        lanes[0, codes[i]] += np.uint32(1)
+        lanes[1, codes[i + 1]] += np.uint32(1)
+        lanes[2, codes[i + 2]] += np.uint32(1)
+        lanes[3, codes[i + 3]] += np.uint32(1)
+    for i in range(full, codes.size):
+        lanes[0, codes[i]] += np.uint32(1)
+    for lane in range(4):
+        for s in range(counts.size):
+            counts[s] += np.int64(lanes[lane, s])
+
+
+@kernel
+def section_cost(counts: Int64s) -> int:
+    """Bits, in units of 2^-24, of a section with these counts: its entropy, and about a byte a symbol for the table."""
+    total = 0
+    cost = 64
+    bits = 0
+    for count in counts:
+        if count:
+            total += count
+            cost += 8
+            bits -= count * _log2(count)
+    return (cost << _FRACTION) + bits + total * _log2(total)
+
+
+@kernel
+def weight_bytes(counts: Int64s, codes: Bytes) -> None:
+    """The weight byte of every count in proportion to the largest; 0 for a count of 0."""
+    largest = max(counts.max(), 1)
+    for s in range(counts.size):
+        weight = counts[s] * _TOP_WEIGHT // largest
+        exponent = max(_bit_length(weight) - 5, 0)
+        mantissa = (weight + ((1 << exponent) >> 1)) >> exponent
+        if mantissa == 32:
+            mantissa = 16
+            exponent += 1
+        byte = 1 + 16 * exponent + max(mantissa - 16, 0)
+        codes[s] = min(byte, TOP_BYTE) if counts[s] else 0
+
+
+@kernel
+def weights_of(codes: Bytes, weights: Int64s) -> None:
+    """The weights that weight bytes stand for."""
+    for s in range(codes.size):
+        b = np.int64(codes[s]) - 1
+        weights[s] = (16 + (b & 15)) << (b >> 4) if b >= 0 else 0
+
+
+@kernel
+def frequencies(weights: Int64s, result: Int64s) -> None:
+    """Frequencies in proportion to positive `weights`, at most MAX_SYMBOLS of them, that are at least 1 and add up to TOTAL.
+
+    Symbols whose share is below 1.5 get 1; the others divide what is left, rounded cumulatively.
+    """
+    total = weights.sum()
+    left = TOTAL
+    mass = 0
+    for weight in weights:
+        if 2 * TOTAL * weight < 3 * total:
+            left -= 1
+        else:
+            mass += weight
+    before = 0
+    cumulated = 0
+    for k in range(weights.size):
+        if 2 * TOTAL * weights[k] < 3 * total:
+            result[k] = 1
+        else:
+            cumulated += weights[k]
+            here = cumulated * left // mass
+            result[k] = here - before
+            before = here
+
+
+@kernel
+def coded_cost(counts: Int64s, freqs: Int64s) -> int:
+    """Bits, in units of 2^-24, of symbols with these counts under `freqs`."""
+    bits = 0
+    for k in range(counts.size):
+        bits += counts[k] * ((PRECISION << _FRACTION) - _log2(freqs[k]))
+    return bits
+
+
+@kernel
+def pair_weights(freqs: Int64s, result: Int64s) -> None:
+    """result[m a + b] = freqs[a] freqs[b]: pairs of independent symbols."""
+    m = freqs.size
+    for a in range(m):
+        for b in range(m):
+            result[m * a + b] = freqs[a] * freqs[b]
+
+
+@kernel
+def pair_cost(counts: Int64s, freqs: Int64s) -> int:
+    """Bits, in units of 2^-24, of codes with these counts, taken as independent, in pairs under `freqs` of pairs (a, b)."""
+    m = counts.size
+    total = counts.sum()
+    bits = 0
+    for a in range(m):
+        row = 0
+        for b in range(m):
+            row += counts[b] * ((PRECISION << _FRACTION) - _log2(freqs[m * a + b]))
+        bits += counts[a] * (row // total)
+    return bits // 2

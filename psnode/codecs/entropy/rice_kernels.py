@@ -1,0 +1,82 @@
+"""The loops of rice: codewords of at most 32 bits in and out of a 64-bit accumulator."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from psnode.codecs.entropy.ans_model import Int64s
+from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.planes import Words32
+from psnode.codecs.stages import Codes
+
+Words16 = npt.NDArray[np.uint16]
+
+LONGEST_RUN = 16  # ones before the rank itself
+NOT_VALID = False
+_PEEK = 12  # bits that the table of short codewords looks at
+
+
+@kernel
+def encode(codes: Codes, words: Int64s, lengths: Int64s, out: Words32) -> None:
+    """Concatenate the codewords; `out` is exactly as long as they are."""
+    held = np.uint64(0)
+    count = np.uint64(0)
+    p = np.uint64(0)
+    for code in codes:
+        held |= np.uint64(words[code]) << count
+        count += np.uint64(lengths[code])
+        if count >= np.uint64(32):
+            out[p] = np.uint32(held & np.uint64(0xFFFFFFFF))
+            p += np.uint64(1)
+            held >>= np.uint64(32)
+            count -= np.uint64(32)
+    if count:
+        out[p] = np.uint32(held)
+
+
+@inlined
+def _read(held: np.uint64, k: int, largest_bits: int) -> tuple[int, int]:
+    """The rank at the lowest bits of `held`, and the bits it takes."""
+    quotient = 0
+    while quotient < LONGEST_RUN and held & np.uint64(1):
+        held >>= np.uint64(1)
+        quotient += 1
+    if quotient == LONGEST_RUN:
+        return int(np.int64(held & np.uint64((1 << largest_bits) - 1))), LONGEST_RUN + largest_bits
+    return (quotient << k) | int(np.int64((held >> np.uint64(1)) & np.uint64((1 << k) - 1))), quotient + 1 + k
+
+
+@kernel
+def decode(words: Words32, bits: int, symbols: Words16, k: int, largest_bits: int, codes: Codes) -> bool:
+    """Overwrite `codes` from the first `bits` bits of `words`; NOT_VALID unless that is exactly what they hold."""
+    table = np.zeros(1 << _PEEK, np.uint32)  # length, and the symbol times 2^8; 0: look closer
+    for index in range(1 << _PEEK):
+        rank, wide = _read(np.uint64(index), k, largest_bits)
+        if wide <= _PEEK and rank < symbols.size:
+            table[index] = np.uint32(wide) | (np.uint32(symbols[rank]) << np.uint32(8))
+    held = np.uint64(0)
+    count = np.uint64(0)
+    p = np.uint64(0)
+    left = bits
+    for i in range(codes.size):
+        if count < np.uint64(32) and p < np.uint64(words.size):
+            held |= np.uint64(words[p]) << count
+            p += np.uint64(1)
+            count += np.uint64(32)
+        entry = np.uint64(table[held & np.uint64((1 << _PEEK) - 1)])
+        length = entry & np.uint64(0xFF)
+        symbol = entry >> np.uint64(8)
+        if length == 0:
+            rank, wide = _read(held, k, largest_bits)
+            if rank >= symbols.size:
+                return NOT_VALID
+            length = np.uint64(wide)
+            symbol = np.uint64(symbols[rank])
+        if length > count:
+            return NOT_VALID
+        held >>= length
+        count -= length
+        left -= int(np.int64(length))
+        codes[i] = np.uint16(symbol)
+    return left == 0 and held == 0

@@ -1,0 +1,1 @@
+"""Loops over arrays, compiled: one pass over memory each, and the same bytes on every machine."""

@@ -1,0 +1,157 @@
+"""Dithering a block of 512 coordinates, in loops that LLVM vectorises.
+
+In units of step * rms, a is a coordinate and u = (k + 1/2) / 2^16 - 1/2 its dither, k uniform in 0..65535. q is the integer
+part of (2^16 a + k) / 2^16, and y = q - u. Where the 16 low bits of floor(2^16 a) + k are all ones, once in 2^16, the fraction of
+2^16 a decides against more random bits: as if the dither had them, whose mean is what the decoder subtracts.
+
+Coordinates j, 128 + j, 256 + j and 384 + j of a block have their |u| in the four quarters of 0..1/2, in one of four orders (the
+class of coordinate 128 g + j is g xor r_j, r_j uniform in 0..3); signs and the other bits of u are independent.
+
+Blocks whose step * rms lies outside 2^-50..2^50 are computed in float64, one coordinate at a time.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from psnode.codecs.base import Floats, Words
+from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.planes import BLOCK, Words32
+from psnode.codecs.kernels.ties import chance
+from psnode.codecs.rng import fill
+
+Int32s = npt.NDArray[np.int32]
+
+QUARTER = BLOCK // 4
+_UNIT = 65536.0
+_LOW = 2.0**-50
+_HIGH = 2.0**50
+_LARGEST = float(np.finfo(np.float32).max)
+_ENDS_IN_ONES = 0xFFFF
+
+
+@inlined
+def _dither(half: np.uint32, quarter: np.uint32) -> np.uint32:
+    """k from 16 random bits, of which bits 13 and 14 are replaced: the quarter of |u|."""
+    magnitude = np.uint32(half & np.uint32(0x1FFF)) | np.uint32(quarter << np.uint32(13))
+    return np.uint32(magnitude ^ np.uint32(np.uint32(0x7FFF) + np.uint32(half >> np.uint32(15))))
+
+
+@kernel
+def block_dither(key: Words, stream: int, block: int, words: Words32, orders: Words32, k: Words32) -> None:
+    """The dither k of 512 coordinates, and the 128 r_j. `words`: 256 of scratch."""
+    fill(words, key, stream, block * 64)
+    ones = np.uint32(0xFFFF)
+    for j in range(QUARTER):
+        a = words[j]
+        b = words[QUARTER + j]
+        r = np.uint32(np.uint32(a >> np.uint32(13)) & np.uint32(3))
+        orders[j] = r
+        k[j] = _dither(np.uint32(a & ones), r)
+        k[QUARTER + j] = _dither(np.uint32(b & ones), np.uint32(r ^ np.uint32(1)))
+        k[2 * QUARTER + j] = _dither(np.uint32(a >> np.uint32(16)), np.uint32(r ^ np.uint32(2)))
+        k[3 * QUARTER + j] = _dither(np.uint32(b >> np.uint32(16)), np.uint32(r ^ np.uint32(3)))
+
+
+@inlined
+def _fixed_point(v: np.float32, factor: np.float32, k: np.uint32) -> np.uint32:
+    """floor(v factor) + k."""
+    return np.uint32(np.uint32(np.int32(np.floor(v * factor))) + k)
+
+
+@kernel
+def _settle_ties(v: Floats, factor: np.float32, k: Words32, key: Words, stream: int, start: int, q: Int32s) -> None:
+    """Raise the integers whose further random bits say so."""
+    ones = np.uint32(_ENDS_IN_ONES)
+    for i in range(BLOCK):
+        if np.uint32(_fixed_point(v[i], factor, k[i]) & ones) == ones:
+            a = np.float64(v[i] * factor)
+            if chance(a - np.floor(a), key, stream, start + i):
+                q[i] += np.int32(1)
+
+
+@kernel
+def _careful_quantise(v: Floats, factor: float, k: Words32, key: Words, stream: int, start: int, q: Int32s) -> None:
+    for i in range(BLOCK):
+        a = np.float64(v[i]) * factor
+        whole = np.floor(a)
+        t = np.int64(whole) + np.int64(k[i])
+        if t & _ENDS_IN_ONES == _ENDS_IN_ONES and chance(a - whole, key, stream, start + i):
+            t += 1
+        q[i] = t >> 16
+
+
+@kernel
+def quantise(v: Floats, delta: float, k: Words32, key: Words, stream: int, start: int, q: Int32s) -> None:
+    """The integers q of the 512 coordinates from `start` on, which are `v`; delta = step * rms."""
+    if delta == 0:
+        q[:] = 0
+    elif _LOW <= delta <= _HIGH:
+        factor = np.float32(_UNIT / delta)
+        ones = np.uint32(_ENDS_IN_ONES)
+        worst = np.uint32(0)
+        for i in range(BLOCK):
+            t = _fixed_point(v[i], factor, k[i])
+            worst = max(worst, np.uint32(t & ones))
+            q[i] = np.int32(np.int32(t) >> np.int32(16))
+        if worst == ones:
+            _settle_ties(v, factor, k, key, stream, start, q)
+    else:
+        _careful_quantise(v, _UNIT / delta, k, key, stream, start, q)
+
+
+@kernel
+def reconstruct(q: Int32s, delta: float, k: Words32, y: Floats) -> None:
+    """y = (q - u) delta, within the range of float32."""
+    if delta == 0:
+        y[:] = np.float32(0)
+    elif _LOW <= delta <= _HIGH:
+        unit = np.float32(delta / _UNIT)
+        for i in range(BLOCK):
+            w = np.uint32(np.uint32(np.uint32(q[i]) << np.uint32(16)) + np.uint32(np.uint32(32768) - k[i]))
+            y[i] = (np.float32(np.int32(w)) - np.float32(0.5)) * unit
+    else:
+        for i in range(BLOCK):
+            value = (np.float64(np.int64(q[i]) * 65536 + 32768 - np.int64(k[i])) - 0.5) * (delta / _UNIT)
+            y[i] = np.float32(min(max(value, -_LARGEST), _LARGEST))
+
+
+@kernel
+def to_codes(q: Int32s, k: Words32, codes: Words32) -> np.uint32:
+    """0 for 0, then the integer next to it that the dither favours, then the other one, and so on. Returns the largest."""
+    top = np.uint32(0)
+    for i in range(BLOCK):
+        flip = np.int32(-np.int32(k[i] >> np.uint32(15)))
+        s = np.int32(np.int32(q[i] ^ flip) - flip)
+        codes[i] = np.uint32(np.int32(np.int32(s << np.int32(1)) ^ np.int32(s >> np.int32(31))))
+        top = max(top, codes[i])
+    return top
+
+
+@kernel
+def from_codes(codes: Words32, k: Words32, q: Int32s) -> None:
+    """Inverse of to_codes."""
+    for i in range(BLOCK):
+        s = np.int32(np.int32(codes[i] >> np.uint32(1)) ^ np.int32(-np.int32(codes[i] & np.uint32(1))))
+        flip = np.int32(-np.int32(k[i] >> np.uint32(15)))
+        q[i] = np.int32(np.int32(s ^ flip) - flip)
+
+
+@kernel
+def by_class(codes: Words32, orders: Words32) -> None:
+    """Exchange the codes of coordinates 128 g + j so that place g has class g. Its own inverse."""
+    for j in range(QUARTER):
+        odd = np.uint32(-np.int32(orders[j] & np.uint32(1)))
+        high = np.uint32(-np.int32(orders[j] >> np.uint32(1)))
+        a, b = codes[j], codes[QUARTER + j]
+        c, d = codes[2 * QUARTER + j], codes[3 * QUARTER + j]
+        ab = np.uint32(np.uint32(a ^ b) & odd)
+        cd = np.uint32(np.uint32(c ^ d) & odd)
+        a, b, c, d = a ^ ab, b ^ ab, c ^ cd, d ^ cd
+        ac = np.uint32(np.uint32(a ^ c) & high)
+        bd = np.uint32(np.uint32(b ^ d) & high)
+        codes[j] = a ^ ac
+        codes[QUARTER + j] = b ^ bd
+        codes[2 * QUARTER + j] = c ^ ac
+        codes[3 * QUARTER + j] = d ^ bd

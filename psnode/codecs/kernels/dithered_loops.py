@@ -1,0 +1,220 @@
+"""dithered over whole arrays, bucket by bucket: codes packed at the width that each bucket needs, or as symbols of a byte.
+
+The symbols of full blocks come first, a run for each of the four classes of the dither, because a class has a distribution of its
+own; then those of the last block, if it is not full, in their order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from psnode.codecs.base import Bytes, Floats, Words
+from psnode.codecs.kernels.dithered import QUARTER, block_dither, by_class, from_codes, quantise, reconstruct, to_codes
+from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.norms import l2_norm
+from psnode.codecs.kernels.packed import from_rows, pack_block, to_rows, unpack_block
+from psnode.codecs.kernels.planes import BLOCK, ROW, Words32
+from psnode.codecs.rng import HALF
+
+Int16s = npt.NDArray[np.int16]
+
+NOT_FINITE = -1
+NOT_VALID = -1
+ESCAPE = 255  # the symbol of an integer whose code does not fit into a byte
+_TINIEST = float(np.finfo(np.float32).smallest_subnormal)
+
+
+@kernel
+def bucket_rms(v: Floats, scratch: Floats) -> np.float32:
+    """The root of the mean square, rounded up; negative if a value is not finite."""
+    norm = l2_norm(v, scratch)
+    if norm <= 0:
+        return np.float32(norm)
+    rms = max(norm / np.sqrt(np.float64(v.size)), _TINIEST)
+    result = np.float32(rms)
+    return result if np.float64(result) >= rms else np.nextafter(result, np.float32(np.inf))
+
+
+@inlined
+def _load(x: Floats, v: Floats) -> None:
+    """`x` into the block `v`, zeros after it."""
+    if x.size == BLOCK:
+        for i in range(BLOCK):
+            v[i] = x[i]
+    else:
+        v[:] = 0
+        v[: x.size] = x
+
+
+@inlined
+def _store(y: Floats, out: Floats, weight: np.float32, add: bool) -> None:
+    if add:
+        for i in range(out.size):
+            out[i] += weight * y[i]
+    else:
+        for i in range(out.size):
+            out[i] = y[i]
+
+
+@kernel
+def encode(
+    x: Floats, step: float, bucket: int, key: Words, stream: int, rms: Floats, widths: Bytes, packed: Bytes, error: Floats
+) -> int:
+    """Write what the body needs, return the bytes of `packed` used, or NOT_FINITE. `error`, if not empty, gets x - decoded."""
+    words, orders, k = np.empty(HALF, np.uint32), np.empty(QUARTER, np.uint32), np.empty(BLOCK, np.uint32)
+    q, codes = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.uint32)
+    v, y, scratch = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.empty(BLOCK + 64, np.float32)
+    low, high, row = np.empty(bucket, np.uint8), np.empty(bucket, np.uint8), np.zeros(ROW, np.uint8)
+    used = 0
+    for b in range(rms.size):
+        first = b * bucket
+        size = min(bucket, x.size - first)
+        rms[b] = bucket_rms(x[first : first + size], scratch)
+        if rms[b] < 0:
+            return NOT_FINITE
+        delta = step * np.float64(rms[b])
+        top = np.uint32(0)
+        for start in range(first, first + size, BLOCK):
+            end = min(start + BLOCK, first + size)
+            _load(x[start:end], v)
+            block_dither(key, stream, start // BLOCK, words, orders, k)
+            quantise(v, delta, k, key, stream, start, q)
+            top = max(top, to_codes(q, k, codes))
+            to_rows(codes, low[start - first : start - first + BLOCK], high[start - first : start - first + BLOCK])
+            if error.size:
+                reconstruct(q, delta, k, y)
+                part = error[start:end]
+                for i in range(part.size):
+                    part[i] = v[i] - y[i]
+        bits = 0
+        while top >> np.uint32(bits):
+            bits += 1
+        widths[b] = bits
+        for start in range(0, size, BLOCK):
+            count = min(BLOCK, size - start)
+            used += pack_block(low[start : start + BLOCK], high[start : start + BLOCK], count, bits, row, packed[used:])
+    return used
+
+
+@kernel
+def decode(
+    step: float,
+    bucket: int,
+    key: Words,
+    stream: int,
+    rms: Floats,
+    widths: Bytes,
+    packed: Bytes,
+    out: Floats,
+    weight: np.float32,
+    add: bool,
+) -> None:
+    """out = decoded, or out += weight * decoded. `packed` has the length that `widths` ask for."""
+    words, orders, k = np.empty(HALF, np.uint32), np.empty(QUARTER, np.uint32), np.empty(BLOCK, np.uint32)
+    q, codes, y = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.uint32), np.empty(BLOCK, np.float32)
+    low, high = np.zeros(ROW, np.uint8), np.zeros(ROW, np.uint8)
+    used = 0
+    for start in range(0, out.size, BLOCK):
+        part = out[start : start + BLOCK]
+        b = start // bucket
+        bits = int(np.int64(widths[b]))
+        used += unpack_block(packed[used:], part.size, bits, low, high)
+        from_rows(low, high, codes)
+        block_dither(key, stream, start // BLOCK, words, orders, k)
+        from_codes(codes, k, q)
+        reconstruct(q, step * np.float64(rms[b]), k, y)
+        _store(y, part, weight, add)
+
+
+@inlined
+def _scatter(codes: Words32, orders: Words32, block: int, run: int, symbols: Bytes) -> None:
+    """Write a block's symbols to the four runs of length `run`."""
+    by_class(codes, orders)
+    for c in range(4):
+        at = c * run + block * QUARTER
+        part = symbols[at : at + QUARTER]
+        for j in range(QUARTER):
+            part[j] = np.uint8(codes[c * QUARTER + j])
+
+
+@inlined
+def _gather(symbols: Bytes, orders: Words32, block: int, run: int, codes: Words32) -> None:
+    """Inverse of _scatter."""
+    for c in range(4):
+        at = c * run + block * QUARTER
+        part = symbols[at : at + QUARTER]
+        for j in range(QUARTER):
+            codes[c * QUARTER + j] = np.uint32(part[j])
+    by_class(codes, orders)
+
+
+@kernel
+def encode_symbols(
+    x: Floats, step: float, bucket: int, key: Words, stream: int, rms: Floats, symbols: Bytes, escapes: Int16s
+) -> tuple[int, int]:
+    """Write a symbol a coordinate; the number of escaped integers, or NOT_FINITE, and the largest symbol."""
+    words, orders, k = np.empty(HALF, np.uint32), np.empty(QUARTER, np.uint32), np.empty(BLOCK, np.uint32)
+    q, codes = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.uint32)
+    v, scratch = np.empty(BLOCK, np.float32), np.empty(BLOCK + 64, np.float32)
+    run = x.size // BLOCK * QUARTER
+    found = 0
+    top = np.uint32(0)
+    for start in range(0, x.size, BLOCK):
+        b = start // bucket
+        if start == b * bucket:
+            rms[b] = bucket_rms(x[start : start + bucket], scratch)
+            if rms[b] < 0:
+                return NOT_FINITE, 0
+        part = x[start : start + BLOCK]
+        _load(part, v)
+        block_dither(key, stream, start // BLOCK, words, orders, k)
+        quantise(v, step * np.float64(rms[b]), k, key, stream, start, q)
+        largest = to_codes(q, k, codes)
+        if largest >= ESCAPE:
+            for i in range(BLOCK):
+                if codes[i] >= ESCAPE:
+                    codes[i] = ESCAPE
+                    escapes[found] = q[i]
+                    found += 1
+        top = max(top, min(largest, np.uint32(ESCAPE)))
+        if part.size == BLOCK:
+            _scatter(codes, orders, start // BLOCK, run, symbols)
+        else:
+            for i in range(part.size):
+                symbols[start + i] = np.uint8(codes[i])
+    return found, int(np.int64(top))
+
+
+@kernel
+def decode_symbols(
+    step: float, bucket: int, key: Words, stream: int, rms: Floats, symbols: Bytes, escapes: Int16s, out: Floats
+) -> int:
+    """Overwrite `out`; the number of escaped integers used, or NOT_VALID if there are too few."""
+    words, orders, k = np.empty(HALF, np.uint32), np.empty(QUARTER, np.uint32), np.empty(BLOCK, np.uint32)
+    q, codes, y = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.uint32), np.empty(BLOCK, np.float32)
+    run = out.size // BLOCK * QUARTER
+    used = 0
+    for start in range(0, out.size, BLOCK):
+        part = out[start : start + BLOCK]
+        block_dither(key, stream, start // BLOCK, words, orders, k)
+        if part.size == BLOCK:
+            _gather(symbols, orders, start // BLOCK, run, codes)
+        else:
+            codes[:] = 0
+            for i in range(part.size):
+                codes[i] = np.uint32(symbols[start + i])
+        from_codes(codes, k, q)
+        top = np.uint32(0)
+        for i in range(BLOCK):
+            top = max(top, codes[i])
+        if top == ESCAPE:
+            for i in range(BLOCK):
+                if codes[i] == ESCAPE:
+                    if used == escapes.size:
+                        return NOT_VALID
+                    q[i] = escapes[used]
+                    used += 1
+        reconstruct(q, step * np.float64(rms[start // bucket]), k, y)
+        _store(y, part, np.float32(1), False)
+    return used

@@ -1,0 +1,51 @@
+"""Loops over plain values: copying and adding them, and finding those that are not finite, in passing or by index."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from psnode.codecs.base import Floats
+from psnode.codecs.kernels.jit import kernel
+from psnode.errors import NonFiniteGradientError
+
+INFINITY_BITS = 0x7F800000  # of the magnitudes, seen as integers, those from here on are infinity and NaN
+_BLOCK = 4096
+
+
+@kernel
+def copy_finite(source: Floats, target: Floats) -> bool:
+    """Copy 1-D `source` to `target` in one pass; whether all of it is finite."""
+    bits = source.view(np.uint32)
+    top = np.uint32(0)
+    for start in range(0, source.size, _BLOCK):
+        stop = min(start + _BLOCK, source.size)
+        part, there, magnitudes = source[start:stop], target[start:stop], bits[start:stop]
+        for i in range(part.size):
+            there[i] = part[i]
+        for i in range(part.size):
+            top = max(top, np.uint32(magnitudes[i] & np.uint32(0x7FFFFFFF)))
+    return bool(top < np.uint32(INFINITY_BITS))
+
+
+@kernel
+def all_finite(values: Floats) -> bool:
+    """Whether all of 1-D `values` is finite."""
+    bits = values.view(np.uint32)
+    top = np.uint32(0)
+    for i in range(bits.size):
+        top = max(top, np.uint32(bits[i] & np.uint32(0x7FFFFFFF)))
+    return bool(top < np.uint32(INFINITY_BITS))
+
+
+@kernel
+def add_scaled(values: Floats, out: Floats, weight: np.float32) -> None:
+    """out += weight * values, 1-D, both operations rounded to float32."""
+    for i in range(out.size):
+        out[i] += weight * values[i]
+
+
+def raise_nonfinite(x: Floats) -> None:
+    """Raise NonFiniteGradientError for the first NaN or infinity of `x`."""
+    flat = x.reshape(-1)
+    index = int(np.flatnonzero(~np.isfinite(flat))[0])
+    raise NonFiniteGradientError(index, float(flat[index]))

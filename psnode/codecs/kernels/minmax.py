@@ -1,0 +1,151 @@
+"""The loops of minmax: the extremes in one pass, then 2048 coordinates at a time, in rows of 512."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from psnode.codecs.base import Bytes, Floats, Words
+from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.planes import pack_row, pack_tail, unpack_row, unpack_tail
+from psnode.codecs.kernels.stochastic import ROW, round_rows
+from psnode.codecs.rng import HALF, Words32
+from psnode.codecs.stages import Codes
+
+BLOCK = 4 * ROW
+_CELLS = ROW // 4
+_MAGNITUDE = 0x7FFFFFFF
+_INFINITE = 0x7F800000
+
+
+class Levels(NamedTuple):
+    """The value of code c is (base + c step) back."""
+
+    base: np.float32
+    step: np.float32
+    back: np.float32
+
+
+@inlined
+def _ordered(bits: np.int32) -> np.int32:
+    """An integer that is ordered as the float32 with `bits` is; its own inverse."""
+    return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(_MAGNITUDE)))
+
+
+@kernel
+def extremes(x: Floats, ends: Floats) -> bool:
+    """ends = least and greatest value of `x`; whether all are finite."""
+    values = x.view(np.int32)
+    low, high = np.int32(_MAGNITUDE), np.int32(~_MAGNITUDE)
+    for i in range(values.size):
+        place = _ordered(values[i])
+        low = min(low, place)
+        high = max(high, place)
+    cells = ends.view(np.int32)
+    cells[0], cells[1] = _ordered(low), _ordered(high)
+    return bool(np.int32(~_INFINITE) < low and high < np.int32(_INFINITE))
+
+
+@inlined
+def _value(code: np.uint8, levels: Levels) -> np.float32:
+    return levels.base + np.float32(np.int32(code)) * levels.step
+
+
+@kernel
+def write(codes: Codes, levels: Levels, out: Floats) -> None:
+    """out = the values of the codes."""
+    if levels.back == 1:
+        for i in range(out.size):
+            out[i] = _value(codes[i], levels)
+    else:
+        for i in range(out.size):
+            out[i] = _value(codes[i], levels) * levels.back
+
+
+@kernel
+def add(codes: Bytes, levels: Levels, weight: np.float32, out: Floats) -> None:
+    """out += weight * values."""
+    if levels.back == 1:
+        for i in range(out.size):
+            out[i] += weight * _value(codes[i], levels)
+    else:
+        for i in range(out.size):
+            out[i] += weight * (_value(codes[i], levels) * levels.back)
+
+
+@inlined
+def _pack(cells: Words32, count: int, bits: int, packed: Words32, tail: Bytes) -> None:
+    """The codes of a block, four in a cell: full rows to `packed`, the rest to `tail`."""
+    step = ROW // 32 * bits
+    for k in range(count // ROW):
+        pack_row(cells[k * _CELLS : (k + 1) * _CELLS], bits, packed[k * step : (k + 1) * step])
+    if count % ROW:
+        pack_tail(cells.view(np.uint8)[count // ROW * ROW :], count % ROW, bits, tail)
+
+
+@inlined
+def _unpack(packed: Words32, tail: Bytes, count: int, bits: int, cells: Words32) -> None:
+    """Inverse of _pack."""
+    step = ROW // 32 * bits
+    for k in range(count // ROW):
+        unpack_row(packed[k * step : (k + 1) * step], bits, cells[k * _CELLS : (k + 1) * _CELLS])
+    if count % ROW:
+        unpack_tail(tail, count % ROW, bits, cells.view(np.uint8)[count // ROW * ROW :])
+
+
+@kernel
+def encode(
+    x: Floats, bits: int, up: np.float32, shift: np.float32, factor: np.float32, levels: Levels, key: Words, stream: int,
+    packed: Words32, tail: Bytes, codes: Codes, error: Floats, copy: bool,
+) -> None:  # fmt: skip
+    """Codes of `x` to `packed` and `tail`, or to `codes`; what is not wanted is empty. error = x - decoded, or empty.
+
+    (v up - shift) factor is the code that v should have, times 2^16. `copy`: the memory of `error` is not that of `x`.
+    """
+    words, row = np.empty(HALF, np.uint32), np.empty(BLOCK, np.float32)
+    cells = np.zeros(BLOCK // 4 + 2, np.uint32)
+    code = cells.view(np.uint8)
+    for start in range(0, x.size, BLOCK):
+        v = x[start : start + BLOCK]
+        if up == 1 and v.size == BLOCK:
+            round_rows(v, shift, factor, 0, key, stream, start, words, code)
+        else:
+            row[v.size :] = shift
+            for i in range(v.size):
+                row[i] = v[i] * up
+            round_rows(row, shift, factor, 0, key, stream, start, words, code)
+        if error.size:
+            lost = error[start : start + BLOCK]
+            if copy:
+                lost[:] = v
+            add(code, levels, np.float32(-1), lost)
+        if codes.size:
+            codes[start : start + BLOCK] = code[: v.size]
+        else:
+            _pack(cells, v.size, bits, packed[start // 32 * bits :], tail)
+
+
+@kernel
+def decode(packed: Words32, tail: Bytes, bits: int, levels: Levels, weight: np.float32, out: Floats, adding: bool) -> None:
+    """out = decoded, or out += weight * decoded."""
+    cells = np.empty(BLOCK // 4 + 2, np.uint32)
+    code = cells.view(np.uint8)
+    for start in range(0, out.size, BLOCK):
+        part = out[start : start + BLOCK]
+        _unpack(packed[start // 32 * bits :], tail, part.size, bits, cells)
+        if adding:
+            add(code, levels, weight, part)
+        else:
+            write(code, levels, part)
+
+
+@kernel
+def is_padded(tail: Bytes, count: int, bits: int) -> bool:
+    """Whether no bit is 1 behind the last of `count` codes of an incomplete row."""
+    code = np.empty(ROW + 8, np.uint8)
+    unpack_tail(tail, count, bits, code)
+    some = np.uint8(0)
+    for i in range(count, code.size):
+        some |= code[i]
+    return bool(some == 0)

@@ -1,0 +1,88 @@
+"""The norm of a bucket: one pass, a fixed order of summation, values that are not finite noticed on the way.
+
+An L2 norm sums the squares of each 512 coordinates in float32 by a tree (lane l of 64 takes coordinates l mod 64, then 64 lanes
+fold to 16 and 16 to 1) and the 512s in float64. Sums outside 2^-120..2^120 are taken again in float64, coordinate by coordinate.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from psnode.codecs.base import Floats
+from psnode.codecs.kernels.jit import inlined, kernel
+
+CHUNK = 512
+NOT_FINITE = -1.0
+_LARGEST = float(np.finfo(np.float32).max)
+_SAFE_LOW = 2.0**-120
+_SAFE_HIGH = 2.0**120
+
+
+@inlined
+def fold(v: Floats) -> np.float32:
+    """The sum of the first 64 values of `v`, which are overwritten."""
+    for i in range(16):
+        v[i] = (v[i] + v[16 + i]) + (v[32 + i] + v[48 + i])
+    a = ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]))
+    b = ((v[8] + v[9]) + (v[10] + v[11])) + ((v[12] + v[13]) + (v[14] + v[15]))
+    return np.float32(a + b)
+
+
+@inlined
+def inner_512(v: Floats, w: Floats, lanes: Floats) -> np.float32:
+    """The sum of v[i] w[i] over 512 coordinates, by the tree. `lanes`: 64 float32 of scratch."""
+    for i in range(64):
+        a = (v[i] * w[i] + v[64 + i] * w[64 + i]) + (v[128 + i] * w[128 + i] + v[192 + i] * w[192 + i])
+        b = (v[256 + i] * w[256 + i] + v[320 + i] * w[320 + i]) + (v[384 + i] * w[384 + i] + v[448 + i] * w[448 + i])
+        lanes[i] = a + b
+    return fold(lanes)
+
+
+@kernel
+def _careful_l2(v: Floats) -> float:
+    total = 0.0
+    top = 0.0
+    for i in range(v.size):
+        a = abs(np.float64(v[i]))
+        if not np.isfinite(a):
+            return NOT_FINITE
+        total += a * a
+        top = max(top, a)
+    return float(min(max(np.sqrt(total), top), _LARGEST))
+
+
+@kernel
+def max_norm(v: Floats) -> float:
+    """The largest magnitude in `v`, or NOT_FINITE."""
+    bits = v.view(np.uint32)
+    top = np.uint32(0)
+    for i in range(bits.size):
+        top = max(top, np.uint32(bits[i] & np.uint32(0x7FFFFFFF)))
+    if top >= np.uint32(0x7F800000):
+        return NOT_FINITE
+    cell = np.empty(1, np.uint32)
+    cell[0] = top
+    return float(cell.view(np.float32)[0])
+
+
+@kernel
+def l2_norm(v: Floats, scratch: Floats) -> float:
+    """The L2 norm of `v` as a float64 within float32's range, or NOT_FINITE. `scratch`: 576 float32."""
+    total = 0.0
+    full = v.size // CHUNK * CHUNK
+    for start in range(0, full, CHUNK):
+        part = v[start : start + CHUNK]
+        total += np.float64(inner_512(part, part, scratch))
+    if full < v.size:
+        rest = scratch[64:]
+        last = v[full:]
+        for i in range(CHUNK):
+            rest[i] = 0
+        for i in range(last.size):
+            rest[i] = last[i]
+        total += np.float64(inner_512(rest, rest, scratch))
+    if _SAFE_LOW <= total <= _SAFE_HIGH:
+        return float(np.sqrt(total))
+    if total == 0 and max_norm(v) == 0:
+        return 0.0
+    return _careful_l2(v)

@@ -1,0 +1,126 @@
+"""Whole arrays of codes of b bits, in the planes of psnode.codecs.kernels.planes, and the blocks of them inside other kernels.
+
+In kernels a block of 512 codes is uint32; its bytes are two rows, of low and of high bytes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from psnode.codecs.base import Bytes, readonly
+from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.planes import BLOCK, ROW, Words32, pack_row, pack_tail, packed_nbytes, unpack_row, unpack_tail
+from psnode.codecs.stages import Codes
+from psnode.errors import PayloadError
+
+
+def bits_for(alphabet: int) -> int:
+    """Bits that a code below `alphabet` needs; 0 if there is one code alone."""
+    return (alphabet - 1).bit_length()
+
+
+@inlined
+def to_rows(codes: Words32, low: Bytes, high: Bytes) -> None:
+    """The bytes of 512 codes."""
+    for i in range(BLOCK):
+        low[i] = np.uint8(codes[i])
+    for i in range(BLOCK):
+        high[i] = np.uint8(codes[i] >> np.uint32(8))
+
+
+@inlined
+def from_rows(low: Bytes, high: Bytes, codes: Words32) -> None:
+    """Inverse of to_rows."""
+    for i in range(BLOCK):
+        codes[i] = np.uint32(low[i]) | np.uint32(np.uint32(high[i]) << np.uint32(8))
+
+
+@inlined
+def pack_block(low: Bytes, high: Bytes, count: int, bits: int, row: Bytes, out: Bytes) -> int:
+    """Pack `count` codes of `bits` bits (0..16) from their rows; the bytes written. `row`: ROW bytes of scratch."""
+    used = 64 * bits
+    if count == BLOCK:
+        words = out[:used].view(np.uint32)
+        pack_row(low.view(np.uint32), min(bits, 8), words)
+        if bits > 8:
+            pack_row(high.view(np.uint32), bits - 8, words[BLOCK // 4 :])
+    else:
+        row[:BLOCK] = low
+        used = pack_tail(row, count, min(bits, 8), out)
+        if bits > 8:
+            row[:BLOCK] = high
+            used += pack_tail(row, count, bits - 8, out[used:])
+    return used
+
+
+@inlined
+def unpack_block(data: Bytes, count: int, bits: int, low: Bytes, high: Bytes) -> int:
+    """Inverse of pack_block; the bytes read. `low`, `high`: ROW bytes, zero at first."""
+    used = 64 * bits
+    if count == BLOCK:
+        words = data[:used].view(np.uint32)
+        unpack_row(words, min(bits, 8), low.view(np.uint32))
+        if bits > 8:
+            unpack_row(words[BLOCK // 4 :], bits - 8, high.view(np.uint32))
+        else:
+            high[:] = 0
+    else:
+        high[:] = 0
+        used = unpack_tail(data, count, min(bits, 8), low)
+        if bits > 8:
+            used += unpack_tail(data[used:], count, bits - 8, high)
+    return used
+
+
+@kernel
+def _pack(codes: Codes, bits: int, out: Bytes) -> None:
+    low = np.zeros(BLOCK, np.uint8)
+    high = np.zeros(BLOCK, np.uint8)
+    row = np.zeros(ROW, np.uint8)
+    used = 0
+    for start in range(0, codes.size, BLOCK):
+        part = codes[start : start + BLOCK]
+        for i in range(part.size):
+            low[i] = np.uint8(part[i])
+        if bits > 8:
+            for i in range(part.size):
+                high[i] = np.uint8(np.uint16(part[i]) >> np.uint16(8))
+        used += pack_block(low, high, part.size, bits, row, out[used:])
+
+
+@kernel
+def _unpack(data: Bytes, bits: int, codes: Codes) -> int:
+    """Overwrite `codes`; the largest."""
+    low = np.zeros(ROW, np.uint8)
+    high = np.zeros(ROW, np.uint8)
+    used = 0
+    top = np.uint32(0)
+    for start in range(0, codes.size, BLOCK):
+        part = codes[start : start + BLOCK]
+        used += unpack_block(data[used:], part.size, bits, low, high)
+        for i in range(part.size):
+            part[i] = np.uint16(np.uint16(low[i]) | np.uint16(np.uint16(high[i]) << np.uint16(8)))
+        for i in range(part.size):
+            top = max(top, np.uint32(part[i]))
+    return int(np.int64(top))
+
+
+def pack(codes: Codes, alphabet: int, out: Bytes) -> int:
+    """Write `codes`, each below `alphabet` (at most 65536), to `out`, 4-aligned; the bytes written."""
+    bits = bits_for(alphabet)
+    used = packed_nbytes(codes.size, bits)
+    if used:
+        _pack(readonly(codes), bits, out[:used])
+    return used
+
+
+def unpack(data: Bytes, codes: Codes, alphabet: int, owner: str) -> None:
+    """Overwrite `codes` from `data`, 4-aligned. PayloadError, naming `owner`, unless it holds just codes below `alphabet`."""
+    bits = bits_for(alphabet)
+    expected = packed_nbytes(codes.size, bits)
+    if data.size != expected:
+        raise PayloadError(f"{owner}: {data.size} bytes of packed codes instead of {expected}")
+    if not bits:
+        codes[:] = 0
+    elif codes.size and _unpack(readonly(data), bits, codes) >= alphabet:
+        raise PayloadError(f"{owner}: a packed code is not below {alphabet}")

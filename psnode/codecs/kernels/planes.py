@@ -1,0 +1,212 @@
+"""Codes of b bits, packed 512 at a time in planes so that packing and unpacking are vertical operations.
+
+b is written as a sum of widths 8, 8, 4, 2, 1 (largest first, each power but 8 at most once); the plane of the first width
+holds the lowest bits of every code, the next plane the bits above them. In a plane of width w, a block of t codes
+(512, the last block what is left) takes S = ceil(t w / 8) bytes; bits w k .. w k + w - 1 of byte j belong to code j + S k.
+The planes of a block lie one after the other.
+
+In kernels a block of codes is a row of bytes (two rows, low and high bytes, where b > 8: two calls). Full blocks handle four
+codes as one uint32, in which no field crosses its byte.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from psnode.codecs.base import Bytes
+from psnode.codecs.kernels.jit import inlined
+
+Words32 = npt.NDArray[np.uint32]
+
+BLOCK = 512
+ROW = BLOCK + 8  # a plane's last byte may reach beyond the last code
+_STEP = BLOCK // 32  # uint32 words in a plane of width 1
+_ONES = 0x01010101
+
+
+def packed_nbytes(count: int, bits: int) -> int:
+    """Bytes that `count` codes of `bits` bits (1..16) take."""
+    rest = count % BLOCK
+    widths = [8] * (bits // 8) + [width for width in (4, 2, 1) if bits % 8 & width]
+    return count // BLOCK * (BLOCK // 8) * bits + sum(-(-rest * width // 8) for width in widths)
+
+
+@inlined
+def _pack4(codes: Words32, out: Words32) -> None:
+    mask = np.uint32(15 * _ONES)
+    for j in range(4 * _STEP):
+        out[j] = (codes[j] & mask) | ((codes[4 * _STEP + j] & mask) << np.uint32(4))
+
+
+@inlined
+def _pack2(codes: Words32, shift: np.uint32, out: Words32) -> None:
+    mask = np.uint32(3 * _ONES)
+    for j in range(2 * _STEP):
+        a = ((codes[j] >> shift) & mask) | (((codes[2 * _STEP + j] >> shift) & mask) << np.uint32(2))
+        b = ((codes[4 * _STEP + j] >> shift) & mask) | (((codes[6 * _STEP + j] >> shift) & mask) << np.uint32(2))
+        out[j] = a | (b << np.uint32(4))
+
+
+@inlined
+def _pack1(codes: Words32, shift: np.uint32, out: Words32) -> None:
+    mask = np.uint32(_ONES)
+    for j in range(_STEP):
+        a = ((codes[j] >> shift) & mask) | (((codes[_STEP + j] >> shift) & mask) << np.uint32(1))
+        b = ((codes[2 * _STEP + j] >> shift) & mask) | (((codes[3 * _STEP + j] >> shift) & mask) << np.uint32(1))
+        c = ((codes[4 * _STEP + j] >> shift) & mask) | (((codes[5 * _STEP + j] >> shift) & mask) << np.uint32(1))
+        d = ((codes[6 * _STEP + j] >> shift) & mask) | (((codes[7 * _STEP + j] >> shift) & mask) << np.uint32(1))
+        out[j] = (a | (b << np.uint32(2))) | ((c | (d << np.uint32(2))) << np.uint32(4))
+
+
+@inlined
+def pack_row(codes: Words32, bits: int, out: Words32) -> None:
+    """Pack 512 bytes below 2**bits, bits <= 8, into out[: 16 * bits]."""
+    if bits == 8:
+        for j in range(8 * _STEP):
+            out[j] = codes[j]
+    if bits & 4:
+        _pack4(codes, out)
+    if bits & 2:
+        _pack2(codes, np.uint32(bits & 4), out[(bits & 4) * _STEP :])
+    if bits & 1:
+        _pack1(codes, np.uint32(bits & 6), out[(bits & 6) * _STEP :])
+
+
+@inlined
+def _unpack4(data: Words32, codes: Words32) -> None:
+    mask = np.uint32(15 * _ONES)
+    for j in range(4 * _STEP):
+        codes[j] = data[j] & mask
+        codes[4 * _STEP + j] = (data[j] >> np.uint32(4)) & mask
+
+
+@inlined
+def _unpack2(data: Words32, shift: np.uint32, codes: Words32) -> None:
+    mask = np.uint32(3 * _ONES)
+    for j in range(2 * _STEP):
+        codes[j] |= (data[j] & mask) << shift
+        codes[2 * _STEP + j] |= ((data[j] >> np.uint32(2)) & mask) << shift
+        codes[4 * _STEP + j] |= ((data[j] >> np.uint32(4)) & mask) << shift
+        codes[6 * _STEP + j] |= ((data[j] >> np.uint32(6)) & mask) << shift
+
+
+@inlined
+def _unpack1(data: Words32, shift: np.uint32, codes: Words32) -> None:
+    mask = np.uint32(_ONES)
+    for j in range(_STEP):
+        codes[j] |= (data[j] & mask) << shift
+        codes[_STEP + j] |= ((data[j] >> np.uint32(1)) & mask) << shift
+        codes[2 * _STEP + j] |= ((data[j] >> np.uint32(2)) & mask) << shift
+        codes[3 * _STEP + j] |= ((data[j] >> np.uint32(3)) & mask) << shift
+        codes[4 * _STEP + j] |= ((data[j] >> np.uint32(4)) & mask) << shift
+        codes[5 * _STEP + j] |= ((data[j] >> np.uint32(5)) & mask) << shift
+        codes[6 * _STEP + j] |= ((data[j] >> np.uint32(6)) & mask) << shift
+        codes[7 * _STEP + j] |= ((data[j] >> np.uint32(7)) & mask) << shift
+
+
+@inlined
+def unpack_row(data: Words32, bits: int, codes: Words32) -> None:
+    """Inverse of pack_row: overwrites codes[:128]."""
+    if bits == 8:
+        for j in range(8 * _STEP):
+            codes[j] = data[j]
+    elif bits & 4:
+        _unpack4(data, codes)
+    else:
+        for j in range(8 * _STEP):
+            codes[j] = 0
+    if bits & 2:
+        _unpack2(data[(bits & 4) * _STEP :], np.uint32(bits & 4), codes)
+    if bits & 1:
+        _unpack1(data[(bits & 6) * _STEP :], np.uint32(bits & 6), codes)
+
+
+@inlined
+def pack_tail(codes: Bytes, count: int, bits: int, out: Bytes) -> int:
+    """Pack codes[:count] below 2**bits, count < 512, bits <= 8; zeroes what follows them. Returns the bytes written."""
+    codes[count:] = 0
+    used = 0
+    for width in (8, 4, 2, 1):
+        if bits & width:
+            stride = (count * width + 7) // 8
+            shift = bits & ~(2 * width - 1)
+            for j in range(stride):
+                byte = 0
+                for k in range(8 // width):
+                    byte |= ((codes[k * stride + j] >> shift) & ((1 << width) - 1)) << (width * k)
+                out[used + j] = byte
+            used += stride
+    return used
+
+
+@inlined
+def unpack_tail(data: Bytes, count: int, bits: int, codes: Bytes) -> int:
+    """Inverse of pack_tail; returns the bytes read."""
+    codes[:] = 0
+    used = 0
+    for width in (8, 4, 2, 1):
+        if bits & width:
+            stride = (count * width + 7) // 8
+            shift = bits & ~(2 * width - 1)
+            for j in range(stride):
+                for k in range(8 // width):
+                    codes[k * stride + j] |= ((data[used + j] >> (width * k)) & ((1 << width) - 1)) << shift
+            used += stride
+    return used
+
+
+@inlined
+def pack_codes(
+    codes: Words32,
+    count: int,
+    bits: int,
+    low: Bytes,
+    low_words: Words32,
+    high: Bytes,
+    high_words: Words32,
+    packed: Words32,
+    tail: Bytes,
+) -> None:
+    """Codes of `bits` <= 16 bits, one a word, to `packed` if count is 512, else to `tail`. Two rows of scratch."""
+    for i in range(BLOCK):
+        low[i] = np.uint8(codes[i])
+    if bits > 8:
+        for i in range(BLOCK):
+            high[i] = np.uint8(codes[i] >> np.uint32(8))
+    if count == BLOCK:
+        pack_row(low_words, min(bits, 8), packed)
+        if bits > 8:
+            pack_row(high_words, bits - 8, packed[8 * _STEP :])
+    else:
+        used = pack_tail(low, count, min(bits, 8), tail)
+        if bits > 8:
+            pack_tail(high, count, bits - 8, tail[used:])
+
+
+@inlined
+def unpack_codes(
+    codes: Words32,
+    count: int,
+    bits: int,
+    low: Bytes,
+    low_words: Words32,
+    high: Bytes,
+    high_words: Words32,
+    packed: Words32,
+    tail: Bytes,
+) -> None:
+    """Inverse of pack_codes; overwrites all 512 codes."""
+    if count == BLOCK:
+        unpack_row(packed, min(bits, 8), low_words)
+        if bits > 8:
+            unpack_row(packed[8 * _STEP :], bits - 8, high_words)
+    else:
+        used = unpack_tail(tail, count, min(bits, 8), low)
+        if bits > 8:
+            unpack_tail(tail[used:], count, bits - 8, high)
+    for i in range(BLOCK):
+        codes[i] = np.uint32(low[i])
+    if bits > 8:
+        for i in range(BLOCK):
+            codes[i] |= np.uint32(high[i]) << np.uint32(8)

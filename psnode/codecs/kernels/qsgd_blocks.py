@@ -1,0 +1,201 @@
+"""The arithmetic of qsgd on a block of 512 coordinates: simple loops over scratch in the first-level cache.
+
+A code is q + s, 0..2s, for the signed level q. In units of 2^-16, a = v s / norm and q is the integer part (towards minus
+infinity) of a + r with r uniform in 0..65535: 16 random bits. Where floor(a) + r ends in 16 ones, once in 2^16, the fraction of
+a in those units decides, against up to 128 more random bits: the expectation of q is exactly a.
+
+An ordinary norm lies in 2^-50..2^50, or is 0. Other buckets are computed in float64, one coordinate at a time. A plain block
+is full, belongs to one bucket with an ordinary norm, and has codes of one byte: its loops are the fast ones.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from psnode.codecs.base import Bytes, Floats, Words
+from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.planes import BLOCK, Words32
+from psnode.codecs.rng import HALF, call
+
+_LOW_NORM = 2.0**-50
+_HIGH_NORM = 2.0**50
+_LARGEST = float(np.finfo(np.float32).max)
+_UNIT = 65536.0
+_ONES = 0xFFFF
+_TIES = 256  # added to the stage's number: the stream of the bits that settle ties
+
+
+@inlined
+def _ordinary(norm: np.float32) -> bool:
+    return bool(norm == 0 or _LOW_NORM <= norm <= _HIGH_NORM)
+
+
+@inlined
+def is_plain(start: int, count: int, bits: int, bucket: int, norms: Floats) -> bool:
+    """Whether the block of coordinates start..start+count-1 is plain."""
+    b = start // bucket
+    return count == BLOCK and bits <= 8 and (b + 1) * bucket >= start + BLOCK and _ordinary(norms[b])
+
+
+@inlined
+def factor_of(norm: np.float32, levels: int) -> np.float32:
+    """s 2^16 / norm, 0 for norm 0."""
+    return np.float32(levels * _UNIT / np.float64(norm)) if norm > 0 else np.float32(0)
+
+
+@inlined
+def step_of(norm: np.float32, levels: int) -> np.float32:
+    """norm / s."""
+    return np.float32(norm / np.float32(levels))
+
+
+@inlined
+def _fixed_point(v: np.float32, factor: np.float32, top: np.float32, zero: np.uint32, random: np.uint32) -> np.uint32:
+    """floor(v factor) + zero + random, the product cut off at +-top."""
+    return np.uint32(np.uint32(np.int32(np.floor(min(max(v * factor, -top), top)))) + zero + random)
+
+
+@inlined
+def quantise_plain(v: Floats, factor: np.float32, levels: int, words: Words32, low: Bytes) -> bool:
+    """Codes of a plain block; False if there was a tie. Coordinate i < 256 takes the low half of word i, i + 256 the high."""
+    top = np.float32(levels * _UNIT)
+    zero = np.uint32(levels << 16)
+    ones = np.uint32(_ONES)
+    sixteen = np.uint32(16)
+    worst = np.uint32(0)
+    for i in range(HALF):
+        t = _fixed_point(v[i], factor, top, zero, words[i] & ones)
+        u = _fixed_point(v[HALF + i], factor, top, zero, words[i] >> sixteen)
+        worst = max(worst, max(np.uint32(t & ones), np.uint32(u & ones)))
+        low[i] = np.uint8(t >> sixteen)
+        low[HALF + i] = np.uint8(u >> sixteen)
+    return bool(worst != _ONES)
+
+
+@inlined
+def values_plain(low: Bytes, levels: int, step: np.float32, y: Floats) -> None:
+    """Codes of a plain block to values. A code above 2s, which encode does not write, counts as 2s: here and below."""
+    s = np.int32(levels)
+    for i in range(BLOCK):
+        y[i] = np.float32(min(np.int32(np.int32(low[i]) - s), s)) * step
+
+
+@inlined
+def add_values_plain(low: Bytes, levels: int, step: np.float32, weight: np.float32, out: Floats) -> None:
+    """Add weight * values of a plain block to `out`."""
+    s = np.int32(levels)
+    for i in range(BLOCK):
+        out[i] += weight * (np.float32(min(np.int32(np.int32(low[i]) - s), s)) * step)
+
+
+@kernel
+def _below(fraction: float, key: Words, stream: int, index: int) -> bool:
+    """Whether a uniform number of 128 bits is below `fraction`, which lies in [0, 1)."""
+    for word in call(key, stream + _TIES, index):
+        fraction *= 2.0**32
+        high = np.uint64(fraction)
+        if word != high:
+            return bool(word < high)
+        fraction -= np.float64(high)
+    return False
+
+
+@inlined
+def _spread(norms: Floats, start: int, count: int, bucket: int, levels: int, encoding: bool, out: Floats) -> bool:
+    """The factor or step of every coordinate, 0 where the norm is not ordinary; whether all norms are."""
+    ordinary = True
+    at = 0
+    while at < count:
+        b = (start + at) // bucket
+        end = min((b + 1) * bucket - start, count)
+        scale = np.float32(0)
+        if _ordinary(norms[b]):
+            scale = factor_of(norms[b], levels) if encoding else step_of(norms[b], levels)
+        else:
+            ordinary = False
+        part = out[at:end]
+        for i in range(part.size):
+            part[i] = scale
+        at = end
+    return ordinary
+
+
+@kernel
+def quantise(
+    v: Floats,
+    norms: Floats,
+    start: int,
+    count: int,
+    bucket: int,
+    levels: int,
+    words: Words32,
+    key: Words,
+    stream: int,
+    factors: Floats,
+    ends: Words32,
+    codes: Words32,
+) -> None:
+    """Codes of any block. `v` and `factors` (scratch) are zero beyond `count`, so the codes there stand for zero."""
+    ordinary = _spread(norms, start, count, bucket, levels, True, factors)
+    top = np.float32(levels * _UNIT)
+    zero = np.uint32(levels << 16)
+    worst = np.uint32(0)
+    for i in range(HALF):
+        t = _fixed_point(v[i], factors[i], top, zero, words[i] & np.uint32(_ONES))
+        u = _fixed_point(v[HALF + i], factors[HALF + i], top, zero, words[i] >> np.uint32(16))
+        codes[i] = t >> np.uint32(16)
+        codes[HALF + i] = u >> np.uint32(16)
+        ends[i] = t & np.uint32(_ONES)
+        ends[HALF + i] = u & np.uint32(_ONES)
+        worst = max(worst, max(ends[i], ends[HALF + i]))
+    if worst == _ONES:
+        for i in range(count):
+            if ends[i] == _ONES:
+                a = np.float64(min(max(v[i] * factors[i], -top), top))
+                if _below(a - np.floor(a), key, stream, start + i):
+                    codes[i] += np.uint32(1)
+    if not ordinary:
+        _quantise_wide(v, norms, start, count, bucket, levels, words, key, stream, codes)
+
+
+@kernel
+def _quantise_wide(
+    v: Floats,
+    norms: Floats,
+    start: int,
+    count: int,
+    bucket: int,
+    levels: int,
+    words: Words32,
+    key: Words,
+    stream: int,
+    codes: Words32,
+) -> None:
+    """Codes of those coordinates of a block whose norm is not ordinary, in float64."""
+    top = levels * _UNIT
+    for i in range(count):
+        norm = norms[(start + i) // bucket]
+        if not _ordinary(norm):
+            a = min(max(np.float64(v[i]) * (top / np.float64(norm)), -top), top)
+            whole = np.floor(a)
+            half = (words[i % HALF] >> (16 * (i // HALF))) & _ONES
+            t = np.int64(whole) + np.int64(half) + (levels << 16)
+            if t & _ONES == _ONES and _below(a - whole, key, stream, start + i):
+                t += 1
+            codes[i] = t >> 16
+
+
+@kernel
+def values(codes: Words32, norms: Floats, start: int, count: int, bucket: int, levels: int, steps: Floats, y: Floats) -> bool:
+    """Codes of any block to values; whether all norms are ordinary. `steps`: scratch."""
+    ordinary = _spread(norms, start, count, bucket, levels, False, steps)
+    s = np.int32(levels)
+    for i in range(BLOCK):
+        y[i] = np.float32(min(np.int32(np.int32(codes[i]) - s), s)) * steps[i]
+    if not ordinary:
+        for i in range(count):
+            norm = norms[(start + i) // bucket]
+            if not _ordinary(norm):
+                q = float(min(int(codes[i]) - levels, levels))
+                y[i] = np.float32(min(max(q * np.float64(norm) / levels, -_LARGEST), _LARGEST))
+    return ordinary

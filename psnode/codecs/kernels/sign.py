@@ -1,0 +1,163 @@
+"""The encoders of one bit a coordinate: signs and sums in one pass, 8192 coordinates at a time in the first-level cache.
+
+Sums have a fixed order. In every piece of 8192 coordinates (and bucket) lane l of 64 adds coordinates l mod 64 in float32,
+eight rows at a time by a tree; the 64 lanes are folded to one, and the pieces are added in float64. A sum that is not finite
+shows that a coordinate is not, or that float32 overflowed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from psnode.codecs.base import Bytes, Floats, Words
+from psnode.codecs.kernels.dots import Float64s
+from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.norms import fold
+from psnode.codecs.kernels.signbits import ROW, apply, count, pack_rest, pack_row, some, toss
+from psnode.codecs.rng import BLOCK, HALF, Words32, fill
+
+PIECE = 32 * HALF
+DOWN = 2.0**-16  # an array times this has sums that do not overflow
+_LANES = 64
+
+
+@inlined
+def _positive(value: np.float32) -> np.float32:
+    """max(value, 0), but NaN if it is NaN."""
+    return np.float32(0) if value < np.float32(0) else value
+
+
+@inlined
+def _add_magnitudes(w: Floats, lanes: Floats) -> None:
+    for i in range(_LANES):
+        a = (abs(w[i]) + abs(w[64 + i])) + (abs(w[128 + i]) + abs(w[192 + i]))
+        b = (abs(w[256 + i]) + abs(w[320 + i])) + (abs(w[384 + i]) + abs(w[448 + i]))
+        lanes[i] += a + b
+
+
+@inlined
+def _add_positive(w: Floats, lanes: Floats) -> None:
+    for i in range(_LANES):
+        a = (_positive(w[i]) + _positive(w[64 + i])) + (_positive(w[128 + i]) + _positive(w[192 + i]))
+        b = (_positive(w[256 + i]) + _positive(w[320 + i])) + (_positive(w[384 + i]) + _positive(w[448 + i]))
+        lanes[i] += a + b
+
+
+@inlined
+def _add_negative(w: Floats, lanes: Floats) -> None:
+    for i in range(_LANES):
+        a = (_positive(-w[i]) + _positive(-w[64 + i])) + (_positive(-w[128 + i]) + _positive(-w[192 + i]))
+        b = (_positive(-w[256 + i]) + _positive(-w[320 + i])) + (_positive(-w[384 + i]) + _positive(-w[448 + i]))
+        lanes[i] += a + b
+
+
+@kernel
+def _settle(key: Words, stream: int, start: int, bits: Bytes, zero: Bytes, coins: Words32) -> None:
+    """Draw the signs of the zeros of the piece that begins at coordinate `start`."""
+    if some(zero):
+        fill(coins, key, stream, start // PIECE * BLOCK)
+        toss(bits, zero, coins.view(np.uint8))
+
+
+@kernel
+def _piece(x: Floats, bits: Bytes, zero: Bytes, lanes: Floats) -> float:
+    """Pack a piece, note its zeros, return the sum of |x|."""
+    values = x.view(np.uint32)
+    lanes[:] = 0
+    full = x.size // ROW * ROW
+    for row in range(0, full, ROW):
+        pack_row(values, row, bits, zero, row // 8)
+        _add_magnitudes(x[row : row + ROW], lanes)
+    if full < x.size:
+        rest = np.zeros(ROW, np.float32)
+        rest[: x.size - full] = x[full:]
+        pack_rest(rest.view(np.uint32), x.size - full, bits[full // 8 :], zero[full // 8 :])
+        _add_magnitudes(rest, lanes)
+    return np.float64(fold(lanes))
+
+
+@kernel
+def _signed_piece(x: Floats, bits: Bytes, zero: Bytes, plus: Floats, minus: Floats) -> tuple[float, float]:
+    """Pack a piece, note its zeros, return the sums of max(x, 0) and max(-x, 0)."""
+    values = x.view(np.uint32)
+    plus[:] = 0
+    minus[:] = 0
+    full = x.size // ROW * ROW
+    for row in range(0, full, ROW):
+        pack_row(values, row, bits, zero, row // 8)
+        _add_positive(x[row : row + ROW], plus)
+        _add_negative(x[row : row + ROW], minus)
+    if full < x.size:
+        rest = np.zeros(ROW, np.float32)
+        rest[: x.size - full] = x[full:]
+        pack_rest(rest.view(np.uint32), x.size - full, bits[full // 8 :], zero[full // 8 :])
+        _add_positive(rest, plus)
+        _add_negative(rest, minus)
+    return np.float64(fold(plus)), np.float64(fold(minus))
+
+
+@kernel
+def _magnitude(x: Floats, lanes: Floats) -> float:
+    """The sum of |x|."""
+    lanes[:] = 0
+    full = x.size // ROW * ROW
+    for row in range(0, full, ROW):
+        _add_magnitudes(x[row : row + ROW], lanes)
+    for i in range(full, x.size):
+        lanes[i % _LANES] += abs(x[i])
+    return np.float64(fold(lanes))
+
+
+@kernel
+def _add(more: Floats, total: Floats) -> None:
+    for i in range(more.size):
+        total[i] += more[i]
+
+
+@kernel
+def signs_and_magnitudes(
+    x: Floats, addend: Floats, total: Floats, bucket: int, key: Words, stream: int, bits: Bytes, sums: Float64s, error: Floats
+) -> None:
+    """Pack the signs of `x`, add the sum of |x| of every bucket to `sums`; error = x - sign (may be x), unless it is empty.
+
+    If `addend` is not empty, `total` is the memory of `x`, and `addend` is added to it beforehand.
+    """
+    coins, zero = np.empty(HALF, np.uint32), np.empty(PIECE // 8, np.uint8)
+    lanes = np.empty(_LANES, np.float32)
+    minus, plus = np.full(1, 1, np.float32), np.full(1, -1, np.float32)
+    for start in range(0, x.size, PIECE):
+        piece = x[start : start + PIECE]
+        _add(addend[start : start + PIECE], total[start : start + PIECE])
+        packed = bits[start // 8 : (start + PIECE) // 8]
+        magnitude = _piece(piece, packed, zero[: packed.size], lanes)
+        _settle(key, stream, start, packed, zero[: packed.size], coins)
+        at = start
+        while bucket < x.size and at < start + piece.size:
+            b = at // bucket
+            end = min((b + 1) * bucket, start + piece.size)
+            sums[b] += _magnitude(x[at:end], lanes)
+            at = end
+        if bucket >= x.size:
+            sums[0] += magnitude
+        if error.size:
+            apply(packed, PIECE, minus, plus, piece, error[start : start + PIECE])
+
+
+@kernel
+def signs_and_sums(x: Floats, addend: Floats, total: Floats, key: Words, stream: int, bits: Bytes, sums: Float64s) -> int:
+    """Pack the signs of `x`, add the sums of max(x, 0) and of max(-x, 0) to `sums`; the number of negative signs.
+
+    `addend`, `total`: as above.
+    """
+    negatives = 0
+    coins, zero = np.empty(HALF, np.uint32), np.empty(PIECE // 8, np.uint8)
+    plus, minus = np.empty(_LANES, np.float32), np.empty(_LANES, np.float32)
+    for start in range(0, x.size, PIECE):
+        _add(addend[start : start + PIECE], total[start : start + PIECE])
+        packed = bits[start // 8 : (start + PIECE) // 8]
+        a, b = _signed_piece(x[start : start + PIECE], packed, zero[: packed.size], plus, minus)
+        _settle(key, stream, start, packed, zero[: packed.size], coins)
+        sums[0] += a
+        sums[1] += b
+        negatives += count(packed)
+    return negatives

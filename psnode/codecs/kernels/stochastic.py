@@ -1,0 +1,92 @@
+"""Stochastic rounding of 512 coordinates at a time: floor(a + U), U uniform in [0, 1), which has the expectation a.
+
+With a in units of 2^-16, the code is the integer part of floor(a) + r, r uniform in 0..65535: 16 random bits. Where floor(a) + r
+ends in 16 ones, once in 2^16, the fraction of a in those units decides against up to 128 more random bits: the expectation is
+exactly a = (v - shift) factor as float32 arithmetic has it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from psnode.codecs.base import Bytes, Floats, Words
+from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.rng import BLOCK, Words32, call, fill
+
+ROW = 512
+UNIT = 2**16
+_HALF = ROW // 2
+_ONES = UNIT - 1
+_SIXTEEN = 16
+_TIES = 256  # added to the stage's number: the stream of the bits that settle ties
+
+
+def factor_of(span: np.float32, steps: int) -> np.float32:
+    """The largest float32 f with span f <= 2^16 steps, as float32 multiplies; 0 if span is 0. `span` in 2^-100..2^125."""
+    if not span:
+        return np.float32(0)
+    factor = np.float32(steps * UNIT / float(span))
+    while span * factor > steps * UNIT:
+        factor = np.nextafter(factor, np.float32(0))
+    return factor
+
+
+@inlined
+def _fixed_point(value: np.float32, shift: np.float32, factor: np.float32, zero: np.uint32, random: np.uint32) -> np.uint32:
+    return np.uint32(np.uint32(np.int32(np.floor((value - shift) * factor))) + zero + random)
+
+
+@inlined
+def _round_row(v: Floats, shift: np.float32, factor: np.float32, zero: np.uint32, words: Words32, codes: Bytes) -> bool:
+    """Codes of 512 values; whether there is a tie. Coordinate i < 256 takes the low half of words[i], i + 256 the high one."""
+    ones, sixteen = np.uint32(_ONES), np.uint32(_SIXTEEN)
+    worst = np.uint32(0)
+    for i in range(_HALF):
+        t = _fixed_point(v[i], shift, factor, zero, words[i] & ones)
+        u = _fixed_point(v[_HALF + i], shift, factor, zero, words[i] >> sixteen)
+        worst = max(worst, max(np.uint32(t & ones), np.uint32(u & ones)))
+        codes[i] = np.uint8(t >> sixteen)
+        codes[_HALF + i] = np.uint8(u >> sixteen)
+    return bool(worst == ones)
+
+
+@kernel
+def _below(fraction: float, key: Words, stream: int, index: int) -> bool:
+    """Whether a uniform number of 128 bits is below `fraction`, which lies in [0, 1)."""
+    for word in call(key, stream + _TIES, index):
+        fraction *= 2.0**32
+        high = np.uint64(fraction)
+        if word != high:
+            return bool(word < high)
+        fraction -= np.float64(high)
+    return False
+
+
+@kernel
+def _settle_ties(
+    v: Floats, shift: np.float32, factor: np.float32, zero: np.uint32, words: Words32, key: Words, stream: int, first: int,
+    codes: Bytes,
+) -> None:  # fmt: skip
+    for i in range(ROW):
+        word = np.uint32(words[i] & np.uint32(_ONES)) if i < _HALF else np.uint32(words[i - _HALF] >> np.uint32(_SIXTEEN))
+        if _fixed_point(v[i], shift, factor, zero, word) & np.uint32(_ONES) == np.uint32(_ONES):
+            a = np.float64((v[i] - shift) * factor)
+            if _below(a - np.floor(a), key, stream, first + i):
+                codes[i] += np.uint8(1)
+
+
+@kernel
+def round_rows(
+    v: Floats, shift: np.float32, factor: np.float32, lowest: int, key: Words, stream: int, first: int, words: Words32,
+    codes: Bytes,
+) -> None:  # fmt: skip
+    """codes = floor((v - shift) factor / 2^16 + U) - lowest, in 0..255, of full rows; the first begins at coordinate `first`.
+
+    Row n of the array takes the words of calls 64 n .. 64 n + 63. `words`: scratch, 256.
+    """
+    zero = np.uint32(-lowest * UNIT)
+    for start in range(0, v.size, ROW):
+        fill(words, key, stream, (first + start) // ROW * BLOCK)
+        row, place = v[start : start + ROW], codes[start : start + ROW]
+        if _round_row(row, shift, factor, zero, words, place):
+            _settle_ties(row, shift, factor, zero, words, key, stream, first + start, place)

@@ -1,0 +1,183 @@
+"""The loops of tbq: blocks of 20480 coordinates, each dense (five digits to a byte) or sparse (2 bytes a value), the smaller.
+
+    block   uint16 m: the values sent, or 65535 for a dense block
+            m times uint16: place in the block, plus 32768 where negative, ascending;
+            or digits 0 (-tau), 1 (0), 2 (tau), five to a byte: see psnode.codecs.kernels.trits
+
+A value that is sent is found by its bits: as integers they are ordered as magnitudes are.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from psnode.codecs.base import Bytes, Floats, Words
+from psnode.codecs.kernels.bitmasks import LANES, MAGNITUDE, lowest_one, mask_at_least, ones
+from psnode.codecs.kernels.finite import INFINITY_BITS
+from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.ternary import add, write
+from psnode.codecs.kernels.trits import DIGITS, is_packed, pack, unpack
+
+Words16 = npt.NDArray[np.uint16]
+
+BLOCK = 20480
+NOT_FINITE = -1
+_DENSE = 0xFFFF
+_NEGATIVE = 0x8000
+
+
+@kernel
+def _find(v: Floats, threshold: np.uint32, masks: Words) -> int:
+    """Bit j mod 64 of masks[j // 64] is 1 where |v[j]| has bits of `threshold` or more; how many there are."""
+    bits = v.view(np.uint32)
+    full = bits.size // LANES
+    sent = 0
+    for g in range(full):
+        masks[g] = mask_at_least(bits, LANES * g, threshold)
+        sent += ones(masks[g])
+    if bits.size > LANES * full:
+        row = np.zeros(LANES, np.uint32)
+        row[: bits.size - LANES * full] = bits[LANES * full :]
+        masks[full] = mask_at_least(row, 0, threshold)
+        sent += ones(masks[full])
+    return sent
+
+
+@kernel
+def _list(v: Floats, masks: Words, entries: Words16) -> bool:
+    """The entries of a block in which not all bits of `masks` are 0; whether their values are finite."""
+    bits = v.view(np.uint32)
+    worst = np.uint32(0)
+    k = 0
+    for g in range((v.size + LANES - 1) // LANES):
+        mask = masks[g]
+        while mask:
+            place = LANES * g + lowest_one(mask)
+            mask &= mask - np.uint64(1)
+            worst = max(worst, np.uint32(bits[place] & np.uint32(MAGNITUDE)))
+            entries[k] = place | ((bits[place] >> 31) << 15)
+            k += 1
+    return bool(worst < np.uint32(INFINITY_BITS))
+
+
+@kernel
+def to_digits(v: Floats, threshold: np.float32, digits: Bytes) -> bool:
+    """Digits of `v`, zeros behind them; whether all values are finite."""
+    bits = v.view(np.uint32)
+    worst = np.uint32(0)
+    for i in range(v.size):
+        digits[i] = np.uint8(np.int32(1) + np.int32(v[i] >= threshold) - np.int32(v[i] <= -threshold))
+        worst = max(worst, np.uint32(bits[i] & np.uint32(MAGNITUDE)))
+    digits[v.size :] = 0
+    return bool(worst < np.uint32(INFINITY_BITS))
+
+
+@kernel
+def _add_entries(entries: Words16, tau: np.float32, out: Floats) -> None:
+    for entry in entries:
+        out[entry & (_NEGATIVE - 1)] += -tau if entry & _NEGATIVE else tau
+
+
+@inlined
+def _prepare(v: Floats, addend: Floats, lost: Floats, copy: bool) -> None:
+    for i in range(addend.size):
+        lost[i] += addend[i]
+    if copy:
+        lost[:] = v
+
+
+@kernel
+def encode(
+    x: Floats, addend: Floats, tau: np.float32, threshold: np.float32, body: Bytes, error: Floats, copy: bool
+) -> int:  # fmt: skip
+    """Write blocks to `body`; the bytes written, or NOT_FINITE.
+
+    error = x - decoded, or empty. `addend`: added to `error`, whose memory is then that of `x`, beforehand; or empty. `copy`: the
+    memory of `error` is not that of `x`.
+    """
+    digits, masks = np.empty(BLOCK, np.uint8), np.empty(BLOCK // LANES, np.uint64)
+    limit = np.full(1, threshold, np.float32).view(np.uint32)[0]
+    used = 0
+    for start in range(0, x.size, BLOCK):
+        v, lost = x[start : start + BLOCK], error[start : start + BLOCK]
+        _prepare(v, addend[start : start + BLOCK], lost, copy)
+        sent, dense = _find(v, limit, masks), (v.size + DIGITS - 1) // DIGITS
+        sparse = 2 * sent < dense
+        body[used : used + 2].view(np.uint16)[0] = sent if sparse else _DENSE
+        used += 2
+        if sparse:
+            entries = body[used : used + 2 * sent].view(np.uint16)
+            finite = _list(v, masks, entries)
+            if error.size:
+                _add_entries(entries, -tau, lost)
+            used += 2 * sent
+        else:
+            finite = to_digits(v, threshold, digits)
+            pack(digits, body[used : used + dense])
+            if error.size:
+                add(digits, -tau, lost)
+            used += dense
+        if not finite:
+            return NOT_FINITE
+    return used
+
+
+@kernel
+def toto_digits(x: Floats, threshold: np.float32, codes: Bytes) -> bool:
+    """codes = the digits of `x`; whether all of it is finite."""
+    return to_digits(x, threshold, codes)
+
+
+@kernel
+def decode(body: Bytes, tau: np.float32, out: Floats, adding: bool) -> None:
+    """out = decoded, or out += decoded, from a valid body."""
+    digits = np.empty(BLOCK, np.uint8)
+    used = 0
+    for start in range(0, out.size, BLOCK):
+        part = out[start : start + BLOCK]
+        sent = int(body[used]) + 256 * int(body[used + 1])
+        used += 2
+        if sent == _DENSE:
+            dense = (part.size + DIGITS - 1) // DIGITS
+            unpack(body[used : used + dense], digits)
+            used += dense
+            if adding:
+                add(digits, tau, part)
+            else:
+                write(digits, tau, part)
+        else:
+            if not adding:
+                part[:] = 0
+            _add_entries(body[used : used + 2 * sent].view(np.uint16), tau, part)
+            used += 2 * sent
+
+
+@kernel
+def is_valid(body: Bytes, size: int) -> bool:
+    """Whether `body` holds what encode writes for some array of `size` values, and nothing else."""
+    used = 0
+    for start in range(0, size, BLOCK):
+        count = min(BLOCK, size - start)
+        dense = (count + DIGITS - 1) // DIGITS
+        if used + 2 > body.size:
+            return False
+        sent = int(body[used]) + 256 * int(body[used + 1])
+        used += 2
+        length = dense if sent == _DENSE else 2 * sent
+        if used + length > body.size:
+            return False
+        if sent == _DENSE:
+            if not is_packed(body[used : used + length], count):
+                return False
+        elif 2 * sent >= dense:
+            return False
+        else:
+            last = -1
+            for entry in body[used : used + length].view(np.uint16):
+                place = int(entry) & (_NEGATIVE - 1)
+                if place <= last or place >= count:
+                    return False
+                last = place
+        used += length
+    return used == body.size

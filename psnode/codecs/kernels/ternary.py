@@ -1,0 +1,109 @@
+"""The loops of terngrad: 2560 coordinates at a time, five rows of 512 that are packed into 512 bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from psnode.codecs.base import Bytes, Floats, Words
+from psnode.codecs.kernels.dots import Float64s
+from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.norms import inner_512
+from psnode.codecs.kernels.stochastic import ROW, round_rows
+from psnode.codecs.kernels.trits import DIGITS, is_packed, pack, unpack
+from psnode.codecs.rng import HALF
+from psnode.codecs.stages import Codes
+
+BLOCK = DIGITS * ROW
+
+
+@kernel
+def encode(
+    x: Floats, scale: np.float32, up: np.float32, factor: np.float32, clip: bool, key: Words, stream: int,
+    packed: Bytes, codes: Codes, error: Floats, copy: bool, dots: Float64s,
+) -> None:  # fmt: skip
+    """Digits 0, 1, 2 of `x` to `packed` or `codes`, the other of which is empty; error = x - decoded, or empty.
+
+    A value v is cut off at +-scale if `clip`, and |v| up factor is its chance of a digit other than 1, times 2^16. `copy`: the
+    memory of `error` is not that of `x`. dots, or empty: <x, d> and <d, d> of d = digits - 1 are added.
+    """
+    nothing = np.float32(0)
+    words, row = np.empty(HALF, np.uint32), np.empty(BLOCK, np.float32)
+    digits = np.empty(BLOCK, np.uint8)
+    for start in range(0, x.size, BLOCK):
+        block = x[start : start + BLOCK]
+        if clip or block.size < BLOCK or up != 1:
+            row[block.size :] = 0
+            for i in range(block.size):
+                row[i] = min(max(block[i], -scale), scale) * up
+            round_rows(row, nothing, factor, -1, key, stream, start, words, digits)
+            digits[block.size :] = 0
+        else:
+            round_rows(block, nothing, factor, -1, key, stream, start, words, digits)
+        if codes.size:
+            codes[start : start + BLOCK] = digits[: block.size]
+        else:
+            pack(digits, packed[start // DIGITS : (start + BLOCK) // DIGITS])
+        if dots.size:
+            _add_dots(block, digits, row, dots)
+        if error.size:
+            lost = error[start : start + BLOCK]
+            if copy:
+                lost[:] = block
+            add(digits, -scale, lost)
+
+
+@kernel
+def _add_dots(x: Floats, digits: Bytes, row: Floats, dots: Float64s) -> None:
+    lanes, v = np.empty(ROW, np.float32), np.zeros(ROW, np.float32)
+    write(digits, np.float32(1), row[: x.size])
+    row[x.size :] = 0
+    for start in range(0, x.size, ROW):
+        d = row[start : start + ROW]
+        v[x.size - start :] = 0
+        v[: x.size - start] = x[start : start + ROW]
+        dots[0] += np.float64(inner_512(v, d, lanes))
+        dots[1] += np.float64(inner_512(d, d, lanes))
+
+
+@inlined
+def _value(digit: np.uint8, minus: np.float32, zero: np.float32, plus: np.float32) -> np.float32:
+    return plus if digit == np.uint8(2) else (minus if digit == np.uint8(0) else zero)
+
+
+@kernel
+def add(digits: Bytes, scale: np.float32, out: Floats) -> None:
+    """out += (digit - 1) scale."""
+    minus, zero = -scale, np.float32(0) * scale
+    for i in range(out.size):
+        out[i] += _value(digits[i], minus, zero, scale)
+
+
+@kernel
+def write(digits: Bytes, scale: np.float32, out: Floats) -> None:
+    """out = (digit - 1) scale."""
+    minus, zero = -scale, np.float32(0) * scale
+    for i in range(out.size):
+        out[i] = _value(digits[i], minus, zero, scale)
+
+
+@kernel
+def decode(packed: Bytes, scale: np.float32, out: Floats, adding: bool) -> None:
+    """out = decoded, or out += decoded."""
+    digits = np.empty(BLOCK, np.uint8)
+    for start in range(0, out.size, BLOCK):
+        unpack(packed[start // DIGITS : (start + BLOCK) // DIGITS], digits)
+        if adding:
+            add(digits, scale, out[start : start + BLOCK])
+        else:
+            write(digits, scale, out[start : start + BLOCK])
+
+
+@kernel
+def is_valid(packed: Bytes, size: int) -> bool:
+    """Whether `packed` is what encode makes of some array of `size` values."""
+    if packed.size != (size + DIGITS - 1) // DIGITS:
+        return False
+    for start in range(0, size, BLOCK):
+        if not is_packed(packed[start // DIGITS : (start + BLOCK) // DIGITS], min(BLOCK, size - start)):
+            return False
+    return True

@@ -1,0 +1,73 @@
+"""Digits 0, 1, 2, five to a byte: 1.6 bits each, where their ternary digit needs 1.585.
+
+A block of t digits takes S = ceil(t / 5) bytes; byte j is the sum over k = 0..4 of 3^k times digit j + S k (0 beyond the last).
+So a byte is at most 242, and packing and unpacking are vertical operations.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from psnode.codecs.base import Bytes
+from psnode.codecs.kernels.jit import inlined, kernel
+
+DIGITS = 5  # in a byte
+_TOP = 242
+
+
+@inlined
+def _more(byte: np.uint8, digit: np.uint8) -> np.uint8:
+    return np.uint8(np.uint8(np.uint8(byte + byte) + byte) + digit)
+
+
+@kernel
+def pack(digits: Bytes, out: Bytes) -> None:
+    """Pack 5 * out.size digits, those beyond the last of the block being 0."""
+    n = out.size
+    a, b, c, d, e = digits[:n], digits[n : 2 * n], digits[2 * n : 3 * n], digits[3 * n : 4 * n], digits[4 * n : 5 * n]
+    for j in range(n):
+        out[j] = _more(_more(_more(_more(e[j], d[j]), c[j]), b[j]), a[j])
+
+
+@inlined
+def _top_digit(byte: np.uint8, power: int) -> np.uint8:
+    """The digit of 3^k = `power` in `byte` < 3 power."""
+    return np.uint8(np.uint8(byte >= np.uint8(power)) + np.uint8(byte >= np.uint8(2 * power)))
+
+
+@inlined
+def _rest(byte: np.uint8, power: int) -> np.uint8:
+    """`byte` without its digit of 3^k = `power`."""
+    twice, once = np.uint8(2 * power), np.uint8(power)
+    return np.uint8(byte - (twice if byte >= twice else (once if byte >= once else np.uint8(0))))
+
+
+@kernel
+def unpack(data: Bytes, digits: Bytes) -> None:
+    """Inverse of pack: overwrites digits[: 5 * data.size] with values 0, 1, 2, whatever the bytes."""
+    n = data.size
+    a, b, c, d, e = digits[:n], digits[n : 2 * n], digits[2 * n : 3 * n], digits[3 * n : 4 * n], digits[4 * n : 5 * n]
+    for j in range(n):
+        byte = min(data[j], np.uint8(_TOP))
+        e[j] = _top_digit(byte, 81)
+        byte = _rest(byte, 81)
+        d[j] = _top_digit(byte, 27)
+        byte = _rest(byte, 27)
+        c[j] = _top_digit(byte, 9)
+        byte = _rest(byte, 9)
+        b[j] = _top_digit(byte, 3)
+        a[j] = _rest(byte, 3)
+
+
+@kernel
+def is_packed(data: Bytes, count: int) -> bool:
+    """Whether `data` is what pack makes of `count` digits: no byte above 242, zeros beyond the last digit."""
+    top = np.uint8(0)
+    for j in range(data.size):
+        top = max(top, data[j])
+    if data.size != (count + DIGITS - 1) // DIGITS or top > np.uint8(_TOP):
+        return False
+    rest = 0
+    for i in range(count, DIGITS * data.size):
+        rest += int(data[i % data.size]) // 3 ** (i // data.size) % 3
+    return rest == 0

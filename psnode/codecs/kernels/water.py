@@ -1,0 +1,153 @@
+"""Entry-wise ATOMO on long vectors: the level that probabilities are cut at, and the draw, each in O(d).
+
+With budget s the optimal probabilities are p_i = min(1, |x_i| / V). Entries above the level V are certain; V is the L1 norm of
+the others over what the certain ones leave of the budget. psnode.codecs.lowrank.atoms has the same by sorting, for few atoms.
+
+The draw is systematic: entries lie one after another on a line, entry i over p_i, and those on a point u, u + 1, u + 2, ... are
+taken. Probabilities are integers in units of 2^-43; one more uniform number, the same for all entries, rounds them up or down
+so that their expectations are exact. Any number of entries can share it, as E decode is a matter of each entry alone.
+
+Sources: Wang et al., "ATOMO: Communication-efficient Learning via Atomic Sparsification", NeurIPS 2018, Theorem 3; Madow, "On
+the theory of systematic sampling", 1949.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from psnode.codecs.base import Floats, Words, readonly
+from psnode.codecs.kernels.bitmasks import MAGNITUDE, Words32
+from psnode.codecs.kernels.dots import Float64s
+from psnode.codecs.kernels.gather import sample
+from psnode.codecs.kernels.jit import kernel
+from psnode.codecs.rng import words
+from psnode.codecs.selection.largest import Entries, Scan
+
+UNIT_BITS = 43  # 512 probabilities of at most 1 add up exactly in a float64
+UNITS = 1 << UNIT_BITS
+_BLOCK = 512
+_GROUP = 32
+_LANES = 64
+_SMALL = 1 << 14
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@kernel
+def sum_below(x: Floats, limit: np.uint32) -> float:
+    """The sum in float64 of the magnitudes of `x` whose bits are below `limit`; lane l of 64 adds coordinates l mod 64."""
+    bits = x.view(np.uint32)
+    lanes = np.zeros(_LANES, np.float64)
+    full = x.size // _LANES * _LANES
+    for start in range(0, full, _LANES):
+        for lane in range(_LANES):
+            below = np.uint32(bits[start + lane] & np.uint32(MAGNITUDE)) < limit
+            lanes[lane] += np.float64(abs(x[start + lane])) if below else 0.0
+    for i in range(full, x.size):
+        if np.uint32(bits[i] & np.uint32(MAGNITUDE)) < limit:
+            lanes[i - full] += np.float64(abs(x[i]))
+    total = 0.0
+    for lane in range(_LANES):
+        total += lanes[lane]
+    return total
+
+
+@kernel
+def solve(magnitudes: Float64s, rest: float, budget: float) -> float:
+    """The level for entries of `magnitudes`, which are overwritten, and others of sum `rest`, none of them above the level.
+
+    Entries above the level are taken out and the level is set anew from what is left until none is above it. It falls, so
+    every entry taken stays certain. 0 if the budget covers all entries.
+    """
+    left = budget
+    count = magnitudes.size
+    while True:
+        total = rest
+        for i in range(count):
+            total += magnitudes[i]
+        level = total / left
+        kept = 0
+        for i in range(count):
+            magnitude = magnitudes[i]
+            magnitudes[kept] = magnitude
+            kept += magnitude <= level
+        if kept == count or count - kept >= left:
+            return level
+        left -= count - kept
+        count = kept
+
+
+def level_of(x: Floats, budget: float, key: Words, stream: int) -> tuple[np.float32, float]:
+    """The level rounded up to a float32, and what magnitudes are to be divided by to give probabilities.
+
+    Both are the same but for a level beyond float32's range. Raises NonFiniteGradientError.
+    """
+    flat = x.reshape(-1)
+    limit = 1
+    if x.size > _SMALL:
+        found = np.empty(min(x.size // 64, _SMALL), np.uint32)
+        sample(flat, readonly(np.empty(0, np.float32)), key, stream, found)
+        magnitudes = np.abs(found.view(np.float32)).astype(np.float64)
+        limit = _half(solve(magnitudes[np.isfinite(magnitudes)], 0.0, budget * found.size / x.size))
+    while True:
+        above = np.abs(Scan(x).at_least(limit, x.size, x.size // 64).values).astype(np.float64)
+        exact = solve(above, sum_below(flat, np.uint32(limit)), budget)
+        level = np.float32(min(exact, _LARGEST))
+        if float(level) < exact < _LARGEST:
+            level = np.nextafter(level, np.float32(np.inf))
+        if limit == 1 or int(level.view(np.uint32)) >= limit:
+            return level, max(float(level), exact)
+        limit = _half(exact)
+
+
+def _half(level: float) -> int:
+    """The bits, at least 1, of half the level as a float32."""
+    return max(1, int(np.float32(min(level / 2, _LARGEST)).view(np.uint32)))
+
+
+@kernel
+def _draw(x: Floats, level: np.float32, scale: float, dither: float, point: np.uint64, indices: Words32, values: Floats) -> int:
+    """Fill `indices` and `values`, one group longer than need be, with the entries above `level` and those drawn; how many."""
+    units = np.zeros(_BLOCK, np.uint64)
+    certain = np.zeros(_BLOCK, np.uint64)
+    count = np.int64(0)
+    most = indices.size - _GROUP
+    for start in range(0, x.size, _BLOCK):
+        part = x[start : start + _BLOCK]
+        for i in range(part.size):
+            a = abs(part[i])
+            unit = min(np.floor(np.float64(a) * scale + dither), np.float64(UNITS))
+            units[i] = np.uint64(0) if a > level else np.uint64(np.int64(unit))
+            certain[i] = np.uint64(1) if a > level else np.uint64(0)
+        units[part.size :] = 0
+        certain[part.size :] = 0
+        for first in range(0, part.size, _GROUP):
+            after = point
+            above = np.uint64(0)
+            for i in range(_GROUP):
+                after += units[first + i]
+                above |= certain[first + i]
+            if above == 0 and after ^ point < np.uint64(UNITS):
+                point = after
+                continue
+            for i in range(first, min(first + _GROUP, part.size)):
+                indices[count] = start + i
+                values[count] = part[i]
+                after = point + units[i]
+                count += np.int64(certain[i] | ((after ^ point) >> np.uint64(UNIT_BITS) & np.uint64(1)))
+                point = after
+            if count >= most:
+                return most
+    return int(count)
+
+
+def draw(x: Floats, level: np.float32, divisor: float, most: int, key: Words, stream: int) -> Entries:
+    """The entries above `level` and a systematic sample of the others, each taken with probability |x| / divisor.
+
+    `most`: the most entries that can be.
+    """
+    first, second, third, _ = words(key, stream, 1)[0].tolist()
+    indices, values = np.empty(most + _GROUP, np.uint32), np.empty(most + _GROUP, np.float32)
+    point = (first << 32 | second) >> (64 - UNIT_BITS)
+    scale = UNITS / divisor if divisor else 0.0
+    count = _draw(x.reshape(-1), level, scale, third * 2.0**-32, np.uint64(point), indices, values)
+    return Entries(indices[:count], values[:count])

@@ -1,0 +1,94 @@
+"""The largest terms of a matrix from a random subspace: a few passes instead of a decomposition.
+
+With the short side in front, Q is an orthonormal basis of A A^T G for a Gaussian G of a few more columns than terms wanted
+(one power iteration, float32). Q^T A (float64) is small: its singular value decomposition gives terms whose sum is Q Q^T A.
+
+That leaves out E = A - Q Q^T A. For feedback loops it may. For an unbiased estimate `cover` adds one random term: for z
+uniform on the unit sphere of Q's complement, of dimension D, D z z^T A has expectation E and squared length D ||E||^2 on
+average. The sampling treats it as an atom of length sqrt(D) ||E||; its own variance is (D - 1) ||E||^2: next to useless
+unless E is small.
+
+Source: Halko, Martinsson, Tropp, "Finding structure with randomness", SIAM Review 53(2), 2011, Algorithms 4.3 and 5.1.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from psnode.codecs.base import Words
+from psnode.codecs.kernels.finite import raise_nonfinite
+from psnode.codecs.lowrank.spectrum import NOISE, Core, Float32s, Float64s, Spectrum, eigenpairs, project, spectrum, trim
+from psnode.codecs.rng import BLOCK, fill
+from psnode.codecs.table import number_of
+
+OVERSAMPLING = 5
+_STREAM = number_of("svd") | 1 << 8
+_SAFE = 2.0**60
+
+
+def sketch(matrix: Float32s, count: int, key: Words, *, cover: bool = False) -> Spectrum:
+    """At least the `count` largest terms of `matrix`, nearly, descending; with `cover` one random term after them.
+
+    Deterministic in `matrix` and `key` for a machine, library version and number of BLAS threads. A matrix whose short side has
+    no more than count + 5 entries is decomposed exactly. Raises NonFiniteGradientError.
+    """
+    core = trim(matrix)
+    short = min(core.values.shape)
+    width = count + OVERSAMPLING
+    if short <= width:
+        return spectrum(matrix)
+    normals = _normals(key, short * (width + 1)).reshape(width + 1, short)
+    basis = _range(core, normals[:width], matrix)
+    products = project(core, basis)
+    values, turns = eigenpairs(products @ products.T)
+    found = Spectrum(core, values, turns @ basis, turns @ products)
+    return _covered(found, basis, normals[width]) if cover else found
+
+
+def _range(core: Core, normals: Float64s, matrix: Float32s) -> Float64s:
+    """Orthonormal rows (width, short) that span nearly the leading subspace of the short side."""
+    a = core.values.T if core.tall else core.values
+    start = normals.astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        first = start @ a
+        peak = float(np.max(np.abs(first)))
+        second = (first / np.float32(peak)) @ a.T
+    if not (1 / _SAFE < peak < _SAFE and np.isfinite(second).all()):
+        largest = float(np.max(np.abs(a)))
+        if not math.isfinite(largest):
+            raise_nonfinite(matrix)
+        scaled = np.ldexp(a, -math.frexp(largest)[1]).astype(np.float32, copy=False)
+        second = (start @ scaled) @ scaled.T
+    return np.ascontiguousarray(np.linalg.qr(second.T.astype(np.float64))[0].T)
+
+
+def _covered(found: Spectrum, basis: Float64s, direction: Float64s) -> Spectrum:
+    """`found` and a random term for what it leaves out."""
+    assert found.products is not None
+    energy = sum(float(np.sum(np.square(row, dtype=np.float64))) for row in found.core.values)
+    missing = energy - float(np.sum(found.values**2))
+    if missing <= NOISE**2 * energy:
+        return found
+    for _ in range(2):  # once is orthogonal to rounding relative to what is left, twice to rounding
+        direction = direction - (basis @ direction) @ basis
+        direction = direction / np.linalg.norm(direction)
+    dimension = direction.size - len(basis)
+    return Spectrum(
+        found.core,
+        np.append(found.values, math.sqrt(dimension * missing)),
+        np.vstack([found.vectors, direction]),
+        np.vstack([found.products, dimension * project(found.core, direction[None])]),
+        (dimension - 1) * missing,
+    )
+
+
+def _normals(key: Words, count: int) -> Float64s:
+    """Independent N(0, 1) values: Box and Muller's transform of pairs of words of a stream."""
+    words = np.empty((-(-count // (4 * BLOCK)), 4 * BLOCK), np.uint32)
+    for at, row in enumerate(words):
+        fill(row, key, _STREAM, at * BLOCK)
+    uniform = (words.reshape(2, -1) + 0.5) * 2.0**-32
+    radius, angle = np.sqrt(-2 * np.log(uniform[0])), 2 * np.pi * uniform[1]
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]

@@ -1,0 +1,74 @@
+"""Sums of rank-one matrices: out = sum_k left[k] right[k]^T, and out += weight times that, without a dense temporary.
+
+Each entry is the float32 sum of the float32 products left[k, i] * right[k, j] in ascending k, times the weight, added to
+what is there: the same operations in the same order on every machine, and the same for `add_terms` as for `write_terms`
+followed by a multiplication and an addition.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from psnode.codecs.base import Floats
+from psnode.codecs.kernels.jit import inlined, kernel
+
+_BLOCK = 1024
+
+
+@inlined
+def _row(left: Floats, right: Floats, i: int, start: int, stop: int, total: Floats) -> None:
+    """total[:stop - start] = row i of the sum, columns start to stop; four terms a sweep, added in ascending order."""
+    rank = left.shape[0]
+    a = left[0, i]
+    first = right[0, start:stop]
+    n = stop - start
+    if rank == 1:
+        for j in range(n):
+            total[j] = a * first[j]
+        return
+    b = left[1, i]
+    second = right[1, start:stop]
+    if rank == 2:
+        for j in range(n):
+            total[j] = a * first[j] + b * second[j]
+        return
+    c = left[2, i]
+    third = right[2, start:stop]
+    for j in range(n):
+        total[j] = (a * first[j] + b * second[j]) + c * third[j]
+    for k in range(3, rank):
+        d = left[k, i]
+        other = right[k, start:stop]
+        for j in range(n):
+            total[j] += d * other[j]
+
+
+@kernel
+def write_terms(left: Floats, right: Floats, out: Floats) -> None:
+    """Overwrite `out` (m, n) with the sum over left (r, m) and right (r, n)."""
+    rank, m = left.shape
+    n = right.shape[1]
+    if rank == 0:
+        out[:] = np.float32(0)
+        return
+    for start in range(0, n, _BLOCK):
+        stop = min(start + _BLOCK, n)
+        for i in range(m):
+            _row(left, right, i, start, stop, out[i, start:stop])
+
+
+@kernel
+def add_terms(left: Floats, right: Floats, out: Floats, weight: np.float32) -> None:
+    """Add `weight` times the sum over left (r, m) and right (r, n) to `out` (m, n)."""
+    rank, m = left.shape
+    n = right.shape[1]
+    if rank == 0:
+        return
+    total = np.empty(_BLOCK, np.float32)
+    for start in range(0, n, _BLOCK):
+        stop = min(start + _BLOCK, n)
+        for i in range(m):
+            _row(left, right, i, start, stop, total)
+            row = out[i, start:stop]
+            for j in range(stop - start):
+                row[j] += weight * total[j]

@@ -1,0 +1,1 @@
+"""Sparsifiers: which coordinates are sent, and their indices in few bytes."""

@@ -1,0 +1,124 @@
+"""Ascending indices as the gaps between them in a Golomb-Rice code: within 1 % of the least there is at low densities.
+
+A gap g >= 0 (coordinates skipped) is sent as its b low bits and, in unary, g >> b. The low bits of all gaps come first,
+then the unary parts: g >> b zeros and a one. Both streams are filled from the lowest bit of every byte up and end with zeros.
+
+For k of d coordinates, chosen at random, b near log2(ln 2 d / k) costs about k (log2(d / k) + 1.5) bits; whatever they are, no
+more than k (1 + b) + (d - k) / 2^b. The large entries of a gradient lie in clusters: a b for each 32 gaps, 5 bits each before
+the two streams, then takes up to a quarter less than log2 binomial(d, k). The shorter of the two is sent.
+
+Source: Golomb, "Run-length encodings", IEEE Trans. Inf. Theory 12, 1966; Rice and Plaunt, "Adaptive variable-length coding
+for efficient compression of spacecraft television data", IEEE Trans. Commun. 19, 1971.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from psnode.codecs.base import Bytes, Words
+from psnode.codecs.kernels.bitmasks import Words32
+from psnode.codecs.selection.gap_kernels import GROUP, fit, read_streams, unary_bits, write_streams
+from psnode.errors import PayloadError
+
+MAX_LOW_BITS = 28
+_PARAMETER_BITS = 5
+_GAIN = 49 / 50  # what is expected of a b for each group before it is tried
+
+
+class Code(NamedTuple):
+    """How a set is coded: bytes in all, the one b or None, and the b of every group of 32 gaps (uint8)."""
+
+    nbytes: int
+    b: int | None
+    bits: Bytes
+
+
+def widest(count: int, size: int) -> int:
+    """The b that bounds the length for any `count` >= 1 of `size` indices: 2^b is at most the mean gap, 2^(b+1) is above."""
+    return max(0, ((size - count) // count).bit_length() - 1)
+
+
+def max_nbytes(count: int, size: int) -> int:
+    """The most bytes that `count` or fewer of `size` indices take, count <= size / 2."""
+    if not count:
+        return 0
+    b = widest(count, size)
+    return _bytes(count * (1 + b) + (size - count >> b)) + 2  # streams end with bytes of their own; fewer may take a bit more
+
+
+def choose(indices: Words32, size: int) -> Code:
+    """The shortest code of at least one ascending index below `size`."""
+    groups = -(-indices.size // GROUP)
+    wide = widest(indices.size, size)
+    fixed = min(
+        (_code(indices, np.full(groups, b, np.uint8), b) for b in range(max(0, wide - 1), wide + 2)), key=lambda code: code.nbytes
+    )
+    bits = np.empty(groups, np.uint8)
+    expected, expected_fixed = fit(indices, bits)
+    if expected + _PARAMETER_BITS * groups > _GAIN * expected_fixed:
+        return fixed
+    fitted = _code(indices, bits, None)
+    return fitted if fitted.nbytes < fixed.nbytes else fixed
+
+
+def _code(indices: Words32, bits: Bytes, b: int | None) -> Code:
+    return Code(sum(_lengths(indices.size, bits, b)) + _bytes(unary_bits(indices, bits)), b, bits)
+
+
+def _lengths(count: int, bits: Bytes, b: int | None) -> tuple[int, int]:
+    """Bytes of the parameters and of the low bits."""
+    low = GROUP * int(bits.sum(dtype=np.int64)) - (-count % GROUP) * int(bits[-1])
+    return 0 if b is not None else _bytes(_PARAMETER_BITS * bits.size), _bytes(low)
+
+
+def _bytes(bits: int) -> int:
+    return -(-bits // 8)
+
+
+def write(indices: Words32, code: Code, out: Bytes) -> None:
+    """Write the `code` that was chosen for `indices` to exactly its bytes."""
+    head, split = _lengths(indices.size, code.bits, code.b)
+    split += head
+    low = np.empty((split - head) // 8 + 1, np.uint64)
+    unary = np.zeros((out.size - split) // 8 + 1, np.uint64)
+    write_streams(indices, code.bits, low, unary)
+    if head:
+        parameters = code.bits[:, None] >> np.arange(_PARAMETER_BITS, dtype=np.uint8) & 1
+        out[:head] = np.packbits(parameters, bitorder="little")
+    out[head:split] = low.view(np.uint8)[: split - head]
+    out[split:] = unary.view(np.uint8)[: out.size - split]
+
+
+def read(data: Bytes, b: int | None, count: int, size: int) -> Words32:
+    """`count` >= 1 ascending indices below `size` from all of `data`; b None: one for each 32 gaps. Raises PayloadError."""
+    groups = -(-count // GROUP)
+    if b is None:
+        head = _bytes(_PARAMETER_BITS * groups)
+        if data.size < head + _bytes(count):
+            raise PayloadError(f"{data.size} bytes are too few for {count} indices")
+        flags = np.unpackbits(data[:head], bitorder="little")
+        bits = np.packbits(flags[: _PARAMETER_BITS * groups].reshape(groups, _PARAMETER_BITS), axis=1, bitorder="little")[:, 0]
+        spare = bool(flags[_PARAMETER_BITS * groups :].any()) or int(bits.max()) > MAX_LOW_BITS
+    elif b > MAX_LOW_BITS or data.size < _bytes(count * b) + _bytes(count):
+        raise PayloadError(f"{data.size} bytes are too few for {count} indices of {b} bits and more")
+    else:
+        bits, spare = np.full(groups, b, np.uint8), False
+    head, split = _lengths(count, bits, b)
+    split += head
+    if spare or data.size < split + _bytes(count):
+        raise PayloadError(f"{data.size} bytes are too few for {count} indices, or their parameters are wrong")
+    low, unary = _words(data[head:split], (split - head) // 8 + 2), _words(data[split:], (data.size - split) // 8 + 1)
+    indices = np.empty(count, np.uint32)
+    used, low_used = read_streams(low, unary, bits, size, indices)
+    unused = int(data[split - 1]) >> (low_used % 8 or 8) if split > head else 0
+    if used < 0 or _bytes(used) != data.size - split or unused:
+        raise PayloadError(f"{data.size} bytes do not hold {count} ascending indices below {size}, and nothing else")
+    return indices
+
+
+def _words(data: Bytes, count: int) -> Words:
+    words = np.zeros(count, np.uint64)
+    words.view(np.uint8)[: data.size] = data
+    return words

@@ -1,0 +1,95 @@
+"""Sets of indices in few bytes: gaps or an entropy-coded bitmap, of the set or of what it leaves out, whichever is shorter.
+
+    offset  bytes  field           little-endian
+         0      4  m               how many indices are coded; at most half of all
+         4      1  form            bits 0..5: b of a code of gaps (0..28), 62 if it has a b for each 32 gaps, 63 for a bitmap;
+                                   bit 7: m are left out
+         5         code            psnode.codecs.selection.gaps or .bitmap; nothing if m = 0
+
+Within 3 % of log2 binomial(size, count) for random sets of any density, but for these 5 bytes and 16 of a bitmap's states.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from psnode.codecs.base import Bytes
+from psnode.codecs.kernels.bitmasks import Words32
+from psnode.codecs.kernels.jit import kernel
+from psnode.codecs.selection import bitmap, gaps
+from psnode.errors import PayloadError
+
+_HEAD = 5
+_FITTED = 62
+_BITMAP = 63
+_COMPLEMENT = 128
+_DENSE = 8  # gaps need no bitmap beside them where fewer than one index in eight is coded
+
+
+def max_nbytes(count: int, size: int) -> int:
+    """The most bytes that `count` or fewer indices below `size` take."""
+    return _HEAD + gaps.max_nbytes(min(count, size // 2), size)
+
+
+def write(indices: Words32, size: int, out: Bytes) -> int:
+    """Code ascending, distinct indices below `size` (at most 2^28); the bytes written to `out`."""
+    complement = 2 * indices.size > size
+    coded = _others(indices, size) if complement else indices
+    form = nbytes = 0
+    if coded.size:
+        chosen = gaps.choose(coded, size)
+        nbytes, form = chosen.nbytes, _FITTED if chosen.b is None else chosen.b
+        code = bitmap.write(coded, size) if _DENSE * coded.size > size else None
+        if code is not None and code.size < nbytes:
+            form, nbytes = _BITMAP, code.size
+            out[_HEAD : _HEAD + nbytes] = code
+        else:
+            gaps.write(coded, chosen, out[_HEAD : _HEAD + nbytes])
+    out[:4] = np.frombuffer(np.uint32(coded.size).tobytes(), np.uint8)
+    out[4] = form | _COMPLEMENT * complement
+    return _HEAD + nbytes
+
+
+def count(data: Bytes, size: int) -> int:
+    """How many indices `data` claims to hold. Raises PayloadError if they cannot lie below `size`."""
+    if data.size < _HEAD:
+        raise PayloadError(f"{data.size} bytes are too few for a set of indices")
+    coded = int.from_bytes(data[:4].tobytes(), "little")
+    if coded > size // 2:
+        raise PayloadError(f"{coded} indices are coded, of {size} at most half can be")
+    return size - coded if int(data[4]) & _COMPLEMENT else coded
+
+
+def read(data: Bytes, size: int) -> Words32:
+    """The ascending indices (uint32) below `size` that `data`, all of it, holds. Raises PayloadError."""
+    selected = count(data, size)
+    complement, form = bool(data[4] & _COMPLEMENT), int(data[4]) & ~_COMPLEMENT
+    coded = size - selected if complement else selected
+    if not coded:
+        if data.size > _HEAD or form:
+            raise PayloadError(f"{data.size} bytes and form {form} for a set without a coded index")
+        indices = np.empty(0, np.uint32)
+    elif form == _BITMAP:
+        indices = bitmap.read(data[_HEAD:], coded, size)
+    else:
+        indices = gaps.read(data[_HEAD:], None if form == _FITTED else form, coded, size)
+    return _others(indices, size) if complement else indices
+
+
+def _others(indices: Words32, size: int) -> Words32:
+    others = np.empty(size - indices.size, np.uint32)
+    _fill_others(indices, size, others)
+    return others
+
+
+@kernel
+def _fill_others(indices: Words32, size: int, others: Words32) -> None:
+    """The indices below `size` that are not in `indices`."""
+    at = 0
+    start = np.int64(0)
+    for i in range(indices.size + 1):
+        stop = np.int64(indices[i]) if i < indices.size else np.int64(size)
+        for index in range(start, stop):
+            others[at] = index
+            at += 1
+        start = stop + 1

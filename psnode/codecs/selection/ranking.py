@@ -1,0 +1,68 @@
+"""Ranks of magnitudes among a few float32 values, given by their bits: by counting digits, without sorting."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from psnode.codecs.kernels.bitmasks import MAGNITUDE, Words32
+from psnode.codecs.kernels.jit import kernel
+
+_BINS = 4096
+
+
+@kernel
+def kth_largest(found: Words32, rank: int) -> tuple[np.uint32, int]:
+    """(T, q): T is the rank-th largest magnitude, rank >= 1, and q of those equal to T are among the `rank` largest.
+
+    By counting digits from the highest down: twelve bits at a time of what the range of the magnitudes leaves.
+    """
+    counts = np.empty(_BINS, np.int64)
+    low, high = np.uint32(MAGNITUDE), np.uint32(0)
+    for i in range(found.size):
+        magnitude = np.uint32(found[i] & np.uint32(MAGNITUDE))
+        low, high = min(low, magnitude), max(high, magnitude)
+    while True:
+        width = np.uint32(high - low)
+        shift = np.uint32(0)
+        while np.uint32(width >> shift) >= np.uint32(_BINS):
+            shift += np.uint32(1)
+        counts[:] = 0
+        for i in range(found.size):
+            offset = np.uint32(np.uint32(found[i] & np.uint32(MAGNITUDE)) - low)
+            if offset <= width:
+                counts[offset >> shift] += 1
+        b = np.int64(width >> shift)
+        while counts[b] < rank:
+            rank -= counts[b]
+            b -= 1
+        low = np.uint32(low + (np.uint32(b) << shift))
+        if shift == 0:
+            return low, rank
+        high = min(high, np.uint32(low + (np.uint32(1) << shift) - np.uint32(1)))
+
+
+@kernel
+def keep_largest(indices: Words32, found: Words32, count: int, keep: int) -> np.uint32:
+    """Leave the `keep` < count largest in indices[:keep], found[:keep], in their order; the smallest magnitude left."""
+    limit, ties = kth_largest(found[:count], keep)
+    kept = 0
+    for i in range(count):
+        index, value = indices[i], found[i]
+        magnitude = np.uint32(value & np.uint32(MAGNITUDE))
+        indices[kept] = index
+        found[kept] = value
+        tie = magnitude == limit and ties > 0
+        ties -= tie
+        kept += int(magnitude > limit or tie)
+        if kept == keep:
+            break
+    return limit
+
+
+@kernel
+def peak(found: Words32) -> np.uint32:
+    """The largest magnitude; 0 if there is none."""
+    high = np.uint32(0)
+    for i in range(found.size):
+        high = max(high, np.uint32(found[i] & np.uint32(MAGNITUDE)))
+    return high

@@ -1,0 +1,104 @@
+"""What the sparsifiers have in common: a codec that sends some coordinates of an array, as they are or scaled.
+
+The body is a section (uint32 length, bytes, zeros to a multiple of 4) with the indices, see selection.indices, and then the
+values: as float32, or as the quantiser of a chain codes them.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+
+import numpy as np
+
+from psnode.codecs.base import Bytes, Floats, Indices, Shape, Words
+from psnode.codecs.bounds import check_real
+from psnode.codecs.kernels.bitmasks import Words32
+from psnode.codecs.kernels.jit import kernel
+from psnode.codecs.payload import MAX_COORDINATES
+from psnode.codecs.selection import indices
+from psnode.codecs.selection.largest import Entries, Scan
+from psnode.codecs.stages import Reducer, write_section
+
+
+class Selector(Reducer):
+    """A subclass says which entries it keeps, and of how many coordinates at most."""
+
+    sparse = True
+
+    @abstractmethod
+    def _most(self, size: int) -> int:
+        """The most entries kept of `size` > 0 coordinates."""
+
+    @abstractmethod
+    def _select(self, scan: Scan, key: Words) -> Entries:
+        """The entries to send of what is scanned. Raises NonFiniteGradientError."""
+
+    def _write_indices(self, selected: Words32, key: Words, size: int, side: Bytes) -> int:
+        return indices.write(selected, size, side)
+
+    def _read_indices(self, side: Bytes, size: int) -> Words32:
+        return indices.read(side, size)
+
+    def _max_parts(self, shape: Shape) -> tuple[int, int]:
+        size = math.prod(shape)
+        most = self._most(size)
+        return indices.max_nbytes(most, size), most
+
+    def _reduce(self, x: Floats, key: Words, side: Bytes) -> tuple[int, Floats]:
+        entries = self._select(Scan(x), key)
+        return self._write_indices(entries.indices, key, x.size, side), entries.values
+
+    def _encode_error(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
+        return self._without(Scan(x, None if error.ctypes.data == x.ctypes.data else error), key, body, error)
+
+    def _encode_sum(self, x: Floats, key: Words, body: Bytes, residual: Floats) -> int:
+        return self._without(Scan(x, residual, add=True), key, body, residual)
+
+    def _without(self, scan: Scan, key: Words, body: Bytes, error: Floats) -> int:
+        """Write the body, and take from `error`, which the scan leaves as the array to code, what is sent."""
+        entries = self._select(scan, key)
+        used = self._write_indices(entries.indices, key, error.size, body[4 : 4 + self._max_parts(error.shape)[0]])
+        start = write_section(body, used)
+        end = start + 4 * entries.values.size
+        body[start:end].view(np.float32)[:] = entries.values
+        add_at(error.reshape(-1), entries.indices, entries.values, np.float32(-1))
+        return end
+
+    def _count(self, side: Bytes, shape: Shape) -> int:
+        """How many values belong to `side`. The indices themselves are checked by _expand, before it writes anything."""
+        return indices.count(side, math.prod(shape))
+
+    def _expand(self, side: Bytes, values: Floats, out: Floats) -> None:
+        put_at(out.reshape(-1), self._read_indices(side, out.size), values)
+
+    def _expand_add(self, side: Bytes, values: Floats, out: Floats, weight: np.float32) -> None:
+        add_at(out.reshape(-1), self._read_indices(side, out.size), values, weight)
+
+    def _support_of(self, side: Bytes, shape: Shape) -> Indices:
+        return self._read_indices(side, math.prod(shape)).astype(np.int64)
+
+
+def share(ratio: float, size: int) -> int:
+    """`ratio` of `size` coordinates, to the nearest integer and at least one."""
+    return max(1, round(ratio * size))
+
+
+def check_ratio(owner: object) -> None:
+    """The attribute `ratio` of `owner` must lie in (0, 1]: CodecSpecError."""
+    check_real(owner, "ratio", 1 / MAX_COORDINATES, 1)
+
+
+@kernel
+def put_at(out: Floats, selected: Words32, values: Floats) -> None:
+    """`out` becomes zero but for `values` at the ascending indices `selected`."""
+    out[:] = 0
+    for i in range(selected.size):
+        out[selected[i]] = values[i]
+
+
+@kernel
+def add_at(out: Floats, selected: Words32, values: Floats, weight: np.float32) -> None:
+    """Add weight * value, both operations rounded to float32, at the indices `selected`."""
+    for i in range(selected.size):
+        out[selected[i]] += weight * values[i]
