@@ -56,13 +56,7 @@ def dump(tensors: Mapping[str, torch.Tensor]) -> bytes:
     """Tensors as safetensors bytes."""
     from safetensors.torch import save
 
-    apart: dict[str, torch.Tensor] = {}
-    seen = set[int]()
-    for name, tensor in tensors.items():  # tied weights: the format has no aliases, every name gets its copy
-        tensor = tensor.detach().contiguous()
-        apart[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
-        seen.add(tensor.data_ptr())
-    return bytes(save(apart))
+    return bytes(save(_without_aliases(tensors)))
 
 
 def parse(content: bytes, source: str) -> dict[str, torch.Tensor]:
@@ -85,6 +79,31 @@ def write_file(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write and fsync a safetensors file of an unfinished checkpoint, straight from the tensors' memory. OSError if it cannot."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        save_file(_without_aliases(tensors), path)
+    except SafetensorError as error:
+        raise OSError(f"{path} could not be written: {error}") from error
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _without_aliases(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Contiguous tensors that share no memory: the format has no aliases, so every name of tied weights gets its copy."""
+    apart: dict[str, torch.Tensor] = {}
+    seen = set[int]()
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().contiguous()
+        apart[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
+        seen.add(tensor.data_ptr())
+    return apart
+
+
 def draft_path(train_dir: Path, step: int) -> Path:
     """Where the unfinished checkpoint of `step` is written."""
     return train_dir / CHECKPOINTS / f".{step_directory(step)}"
@@ -103,6 +122,10 @@ class Draft:
     def add(self, name: str, content: bytes) -> None:
         """Write file `name` (a relative path)."""
         write_file(self.path / name, content)
+
+    def add_tensors(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Write safetensors file `name` without a copy of the tensors in memory."""
+        write_tensors(self.path / name, tensors)
 
     def publish(self, facts: Mapping[str, Any], keep_last: int = 0) -> Path:
         """Seal the checkpoint with `facts`, make it the latest, and delete all but the newest `keep_last` (0: none)."""

@@ -14,7 +14,7 @@ from psnode.errors import CheckpointError
 
 def published(train_dir: Path, step: int, keep_last: int = 0) -> Path:
     draft = Draft(train_dir, step)
-    draft.add("model.safetensors", checkpoint.dump({"w": torch.full((5,), float(step))}))
+    draft.add_tensors("model.safetensors", {"w": torch.full((5,), float(step))})
     draft.add("state/optimizer.safetensors", checkpoint.dump({}))
     return draft.publish({"workers": 2}, keep_last)
 

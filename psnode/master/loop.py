@@ -190,11 +190,11 @@ class Master:
         """Every worker has contributed and none has sent a later gradient yet, so x is still that of the draft's step."""
         with self.tracer.span("checkpoint", step=draft.step):
             model = {**self.parameters.model.state_dict(), **_mean_buffers(list(self._states.values()))}
-            draft.add(checkpoint.MODEL, checkpoint.dump(model))
-            draft.add(checkpoint.OPTIMIZER, checkpoint.dump(self.parameters.state()))
+            draft.add_tensors(checkpoint.MODEL, model)
+            draft.add_tensors(checkpoint.OPTIMIZER, self.parameters.state())
             if self.downlink.differs:
                 replica = torch.from_numpy(self.downlink.replica)
-                draft.add(checkpoint.REPLICA, checkpoint.dump({"replica": replica}))
+                draft.add_tensors(checkpoint.REPLICA, {"replica": replica})
             draft.publish({"workers": len(self.workers)}, self.config.keep_last)
 
     def _count_up(self, frame: Frame, step: int | None = None) -> None:

@@ -135,7 +135,7 @@ class Worker:
                 content = checkpoint.dump({**self.sender.state(), **buffers})
             else:
                 path = checkpoint.draft_path(self.directory, step) / checkpoint.worker_file(self.link.rank)
-                checkpoint.write_file(path, checkpoint.dump({**self.sender.state(), **buffers}))
+                checkpoint.write_tensors(path, {**self.sender.state(), **buffers})
                 content = checkpoint.dump(buffers)
             self.link.send(0, Kind.STATE, content, step=step, version=step)
 
