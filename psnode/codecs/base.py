@@ -56,7 +56,7 @@ class Codec(ABC):
 
     @property
     def linear(self) -> bool:
-        """Whether payloads can be summed undecoded, by `merge`."""
+        """Whether payloads that were encoded under one key can be summed undecoded, by `merge`."""
         return False
 
     @property
@@ -144,7 +144,7 @@ class Codec(ABC):
         return self
 
     def merge(self, payloads: Sequence[Payload]) -> Payload:
-        """The payload that decodes to the sum of what `payloads` decode to; linear codecs only."""
+        """The payload of the sum of the arrays in `payloads`, all encoded under one key; linear codecs only. PayloadError."""
         raise CodecError(f"{self!r} is not linear: its payloads cannot be merged, decode and add them")
 
     def max_nbytes(self, shape: Shape) -> int:

@@ -41,8 +41,8 @@ CODECS = {
     "polar": Entry(21),
     "lss": Entry(22),
     "sketchml": Entry(23),
-    "countsketch": Entry(24),
-    "countmean": Entry(25),
+    "countsketch": Entry(24, "countsketch:CountSketch"),
+    "countmean": Entry(25, "countmean:CountMean"),
     "powersgd": Entry(26),
 }
 LOSSLESS = {

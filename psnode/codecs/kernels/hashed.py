@@ -1,0 +1,100 @@
+"""The loops of linear sketches: coordinates are added to hashed cells with hashed signs, and estimated from them.
+
+For coordinate i of block b = i div 256, the word that rng.fill leaves at i mod 256 of calls 64 b .. 64 b + 63 decides in row j,
+under stream + 256 j: its lowest bit is the sign (1: minus), the other 31, as a fraction of 2^31, times the columns is the cell.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from psnode.codecs.base import Floats, Words
+from psnode.codecs.kernels.dots import Float64s
+from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.rng import BLOCK, HALF, Words32, fill
+
+
+@inlined
+def _places(words: Words32, columns: int, start: int, places: Words32, signs: Words32) -> None:
+    """Cells and sign bits for the 256 `words`; the first cell of the row is `start`."""
+    wide = np.uint64(columns)
+    for i in range(HALF):
+        places[i] = np.uint32(((np.uint64(words[i] >> np.uint32(1)) * wide) >> np.uint64(31)) + np.uint64(start))
+    for i in range(HALF):
+        signs[i] = words[i] << np.uint32(31)
+
+
+@kernel
+def insert(x: Floats, rows: int, key: Words, stream: int, cells: Float64s) -> None:
+    """Add `x` to `cells`, rows * columns of them, in ascending order of coordinates."""
+    columns = cells.size // rows
+    words, places, signs = np.empty(HALF, np.uint32), np.empty(HALF, np.uint32), np.empty(HALF, np.uint32)
+    signed = np.empty(HALF, np.uint32)
+    values = signed.view(np.float32)
+    bits = x.view(np.uint32)
+    for start in range(0, x.size, HALF):
+        part = bits[start : start + HALF]
+        for row in range(rows):
+            fill(words, key, stream + 256 * row, start // HALF * BLOCK)
+            _places(words, columns, row * columns, places, signs)
+            for i in range(part.size):
+                signed[i] = part[i] ^ signs[i]
+            for i in range(part.size):
+                cells[places[i]] += np.float64(values[i])
+
+
+@inlined
+def _median(table: Floats, rows: int, result: Floats) -> None:
+    """The median of every column of `table`, which is sorted by transpositions of neighbouring rows."""
+    for turn in range(rows):
+        for row in range(turn % 2, rows - 1, 2):
+            upper, lower = table[row], table[row + 1]
+            for i in range(HALF):
+                a = upper[i]
+                b = lower[i]
+                upper[i] = min(a, b)
+                lower[i] = max(a, b)
+    middle, before = table[rows // 2], table[(rows - 1) // 2]
+    for i in range(HALF):
+        result[i] = middle[i]
+    if rows % 2 == 0:
+        for i in range(HALF):
+            result[i] = np.float32(0.5) * before[i] + np.float32(0.5) * middle[i]
+
+
+@inlined
+def _mean(table: Floats, rows: int, sums: Float64s, result: Floats) -> None:
+    sums[:] = 0
+    for row in range(rows):
+        line = table[row]
+        for i in range(HALF):
+            sums[i] += np.float64(line[i])
+    for i in range(HALF):
+        result[i] = np.float32(sums[i] / np.float64(rows))
+
+
+@kernel
+def estimate(cells: Floats, rows: int, key: Words, stream: int, median: bool, out: Floats, weight: np.float32, add: bool) -> None:
+    """Every coordinate from its cell in every row, by their median or mean: `out`, or out += weight * it."""
+    columns = cells.size // rows
+    words, places, signs = np.empty(HALF, np.uint32), np.empty(HALF, np.uint32), np.empty(HALF, np.uint32)
+    table, sums, result = np.empty((rows, HALF), np.float32), np.empty(HALF, np.float64), np.empty(HALF, np.float32)
+    bits, found = cells.view(np.uint32), table.view(np.uint32)
+    for start in range(0, out.size, HALF):
+        for row in range(rows):
+            fill(words, key, stream + 256 * row, start // HALF * BLOCK)
+            _places(words, columns, row * columns, places, signs)
+            line = found[row]
+            for i in range(HALF):
+                line[i] = bits[places[i]] ^ signs[i]
+        if median:
+            _median(table, rows, result)
+        else:
+            _mean(table, rows, sums, result)
+        there = out[start : start + HALF]
+        if add:
+            for i in range(there.size):
+                there[i] += weight * result[i]
+        else:
+            for i in range(there.size):
+                there[i] = result[i]

@@ -1,0 +1,1 @@
+"""Sketches: arrays much shorter than what they summarise, filled by hashing."""

@@ -1,0 +1,141 @@
+"""What the linear sketches have in common: r rows of cells, and in each every coordinate is added to one cell with a sign.
+
+    cell[j][c] = sum of s_j(i) x_i over the i with h_j(i) = c
+
+Cells h and signs s are functions of the key, the row and the coordinate alone, so that sketches under one key can be added:
+the sum is the sketch of the sum of the arrays. s_j(i) cell[j][h_j(i)] has the mean x_i, and as its variance the squares of
+the coordinates that fall into the same cell, about (||x||^2 - x_i^2) / columns.
+
+    body   uint64 key[2], uint32 rows, uint32 columns, float32 cells row by row
+
+Cells are sums in float64, rounded once, and cut off where a decoded value could not be subtracted from x within float32.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from psnode.codecs.base import Bytes, Codec, Floats, Payload, Shape, Words, readonly
+from psnode.codecs.bounds import check_integer, check_real
+from psnode.codecs.kernels import hashed
+from psnode.codecs.kernels.dots import inner_products
+from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
+from psnode.codecs.kernels.norms import NOT_FINITE, max_norm
+from psnode.codecs.payload import MAX_COORDINATES, header_nbytes
+from psnode.codecs.table import number_of
+from psnode.errors import PayloadError
+
+MAX_ROWS = 16
+_HEAD = 24
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+class _Table(NamedTuple):
+    """A sketch as it was read: two words, and the cells of all rows."""
+
+    key: Words
+    rows: int
+    cells: Floats
+
+
+@dataclass(frozen=True, repr=False)
+class LinearSketch(Codec):
+    """rows=5,ratio=0.1,damped=false.
+
+    `rows`: how many times a coordinate is hashed, 1..16; `ratio`: cells a coordinate, all rows together, in (0, 1].
+    `damped=true` multiplies the cells by c = <x, Q> / <Q, Q> for the decoded Q: a contraction instead of an unbiased code.
+    """
+
+    rows: int = 5
+    ratio: float = 0.1
+    damped: bool = False
+
+    linear = True
+
+    def __post_init__(self) -> None:
+        """CodecSpecError for a value out of bounds."""
+        check_integer(self, "rows", 1, MAX_ROWS)
+        check_real(self, "ratio", 1 / MAX_COORDINATES, 1)
+
+    @property
+    @abstractmethod
+    def median(self) -> bool:
+        """Whether a coordinate is estimated by the median of its cells, not their mean."""
+
+    @property
+    def unbiased(self) -> bool:
+        """True unless damped."""
+        return not self.damped
+
+    def contractive(self) -> Self:
+        """The damped form."""
+        return dataclasses.replace(self, damped=True)
+
+    def merge(self, payloads: Sequence[Payload]) -> Payload:
+        """The sketch of the sum. The payloads must have one shape, one number of rows, and one key: PayloadError."""
+        if not payloads:
+            raise PayloadError(f"{self.id}: nothing to merge")
+        first = payloads[0]
+        start = header_nbytes(len(first.shape)) + _HEAD
+        if any(payload.data[:start].tobytes() != first.data[:start].tobytes() for payload in payloads):
+            raise PayloadError(f"{self.id}: sketches of different shapes, rows or keys cannot be merged")
+        merged = first.data.copy()
+        if first.size:
+            total = np.zeros((merged.size - start) // 4, np.float64)
+            for payload in payloads:
+                total += self._read(self._body(payload)).cells
+            merged[start:].view(np.float32)[:] = np.clip(total, -_LARGEST, _LARGEST)
+        return Payload(merged)
+
+    def _columns(self, shape: Shape) -> int:
+        return max(1, round(self.ratio * math.prod(shape) / self.rows))
+
+    def _max_body(self, shape: Shape) -> int:
+        return _HEAD + 4 * self.rows * self._columns(shape)
+
+    def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
+        flat, used = x.reshape(-1), self._max_body(x.shape)
+        top = max_norm(flat)
+        if top == NOT_FINITE:
+            raise_nonfinite(x)
+        limit = _LARGEST - top
+        columns = self._columns(x.shape)
+        sums = np.zeros(self.rows * columns, np.float64)
+        hashed.insert(flat, self.rows, key, number_of(self.id), sums)
+        cells = body[_HEAD:used].view(np.float32)
+        cells[:] = np.clip(sums, -limit, limit)
+        if self.damped:
+            decoded = np.empty_like(flat)
+            self._estimate(_Table(key, self.rows, readonly(cells)), decoded, np.float32(1), False)
+            xy, yy = inner_products(flat, decoded)
+            cells[:] = np.clip(sums * (xy / yy if yy else 0.0), -limit, limit)
+        body[:16].view(np.uint32)[:] = key.view(np.uint32)
+        body[16:_HEAD].view(np.uint32)[:] = self.rows, columns
+        return used
+
+    def _decode(self, body: Bytes, out: Floats) -> None:
+        self._estimate(self._read(body), out.reshape(-1), np.float32(1), False)
+
+    def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
+        self._estimate(self._read(body), out.reshape(-1), weight, True)
+
+    def _estimate(self, table: _Table, out: Floats, weight: np.float32, add: bool) -> None:
+        hashed.estimate(table.cells, table.rows, table.key, number_of(self.id), self.median, out, weight, add)
+
+    def _read(self, body: Bytes) -> _Table:
+        if body.size < _HEAD:
+            raise PayloadError(f"{self.id}: a body of {body.size} bytes ends inside its head")
+        rows, columns = body[16:_HEAD].view(np.uint32).tolist()
+        if not 1 <= rows <= MAX_ROWS or not columns or body.size != _HEAD + 4 * rows * columns:
+            raise PayloadError(f"{self.id}: {rows} rows of {columns} cells do not make a body of {body.size} bytes")
+        cells = body[_HEAD:].view(np.float32)
+        if not all_finite(cells):
+            raise PayloadError(f"{self.id}: a cell is not finite")
+        return _Table(body[:16].copy().view(np.uint64), rows, cells)
