@@ -114,6 +114,14 @@ _TABLE = (
         "Stich et al., Sparsified SGD with memory, NeurIPS 2018", feedback="ef",
     ),
     Scheme(
+        "countsketch", "countsketch:rows=5,ratio=0.1", "hashed sums, added up undecoded; medians of five, the rest remembered",
+        "Ivkin et al., Communication-efficient distributed SGD with sketching, NeurIPS 2019", feedback="ef",
+    ),
+    Scheme(
+        "countmean", "countmean:rows=5,ratio=0.1", "hashed sums, added up undecoded; means of five, the rest remembered",
+        "Alon, Matias, Szegedy, The space complexity of approximating the frequency moments, STOC 1996", feedback="ef",
+    ),
+    Scheme(
         "dgc", "topk:ratio=0.001,sampled=true", "deep gradient compression: momentum before sparsification",
         "Lin et al., Deep gradient compression, ICLR 2018", feedback="dgc:momentum=0.9", momentum=0.0,
         ratio_warmup=(0.25, 0.0625, 0.015625, 0.004),

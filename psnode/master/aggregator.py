@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,12 @@ Floats = npt.NDArray[np.float32]
 
 
 class Aggregator(ABC):
-    """Adds payloads to an accumulator one by one; holds nothing itself."""
+    """Adds payloads to an accumulator one by one; holds nothing itself.
+
+    `merges`: whether payloads of a linear codec may be merged first, and their sum be added in their place.
+    """
+
+    merges: ClassVar[bool] = False
 
     @abstractmethod
     def add(self, codec: Codec, payload: Payload, out: Floats) -> None:
@@ -30,6 +36,8 @@ class Aggregator(ABC):
 
 class Mean(Aggregator):
     """The mean over the gradients really added."""
+
+    merges: ClassVar[bool] = True
 
     def add(self, codec: Codec, payload: Payload, out: Floats) -> None:
         codec.decode_add(payload, out)

@@ -18,7 +18,7 @@ from psnode.master.aggregator import get_aggregator
 from psnode.master.downlink import Downlink
 from psnode.master.lanes import Lanes
 from psnode.master.parameters import Parameters
-from psnode.plan import Group, Plan
+from psnode.plan import Group, Plan, Segment
 from psnode.schemes import Scheme
 from psnode.timeline import Tracer
 from psnode.wire import Frame
@@ -61,6 +61,7 @@ class Reduction:
         self._sum = np.zeros(plan.size, np.float32)
         codecs = [get_codec(segment.codec) for segment in plan.segments]
         self._codecs = [codec if codec.lossless else feedback.form(codec) for codec in codecs]
+        self._merged: dict[tuple[int, int], Payload] = {}
 
     def add(self, frame: Frame) -> None:
         """Queue a gradient frame's payloads for addition."""
@@ -80,11 +81,29 @@ class Reduction:
                     raise PayloadError(
                         f"rank {frame.sender} sent segment {segment.index} as {payload.shape}, the plan has {segment.shape}"
                     )
-                self._aggregator.add(self._codecs[segment.index], payload, self._sum[segment.start : segment.stop])
+                self._add_payload(segment, payload, frame.step)
             frame.release()
+
+    def _add_payload(self, segment: Segment, payload: Payload, step: int) -> None:
+        """Add it decoded, or, if it can be merged, to what waits of its step, to be decoded once when the group closes."""
+        codec = self._codecs[segment.index]
+        if codec.linear and self._aggregator.merges:
+            earlier = self._merged.get((segment.index, step))
+            self._merged[segment.index, step] = codec.merge([payload] if earlier is None else [earlier, payload])
+        else:
+            self._aggregator.add(codec, payload, self._sum[segment.start : segment.stop])
+
+    def _add_merged(self, group: Group) -> None:
+        """Decode what was merged since the group was last closed."""
+        segments = {segment.index: segment for segment in group.segments}
+        for index, step in sorted(key for key in tuple(self._merged) if key[0] in segments):
+            segment, payload = segments[index], self._merged.pop((index, step))
+            with self._watch.timing("decode"), self._tracer.span("decode", group=group.index, segment=index):
+                self._aggregator.add(self._codecs[index], payload, self._sum[segment.start : segment.stop])
 
     def _close(self, group: Group, version: int, count: int, lr: float) -> GroupClosed:
         gradient = self._sum[group.start : group.stop]
+        self._add_merged(group)
         with self._watch.timing("update"), self._tracer.span("update", group=group.index, version=version):
             self._aggregator.finish(gradient, count, Key.derive(self._seed, _PURPOSE, 0, version, group.index, 0))
             self._parameters.update(group.index, torch.from_numpy(gradient), lr)

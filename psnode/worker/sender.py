@@ -27,6 +27,7 @@ from psnode.wire import Kind
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 _PURPOSE = "gradient"
+_ALL = 0  # in the place of a rank: payloads of linear codecs can be merged if all workers of a step share one key
 
 
 class SegmentCoder:
@@ -169,9 +170,10 @@ class GradientSender:
         frame = self._room(group)
         for coder in coders:
             segment = coder.segment
-            key = Key.derive(self._seed, _PURPOSE, self._link.rank, self._step, group.index, segment.index)
             part = gradient[segment.start - group.start : segment.stop - group.start].reshape(segment.shape)
             codec = coder.codec(self._epoch)
+            rank = _ALL if codec.linear else self._link.rank
+            key = Key.derive(self._seed, _PURPOSE, rank, self._step, group.index, segment.index)
             payload = coder.feedback.push(part, coder.state, codec, key, frame.room, self._context)
             if self._lost is not None:
                 error, energy = coder.feedback.lost(part, coder.state, codec.decode(payload))
