@@ -205,6 +205,24 @@ def bench_convergence(debug: bool, **options: Any) -> int:
         return measure(**options)
 
 
+@bench.command(name="memory", short_help="What the master's memory grows with.")
+@click.option(
+    "--network", "networks", multiple=True, default=("torchvision:resnet18",), show_default=True, help="Repeat for more."
+)
+@click.option("--scheme", "schemes", multiple=True, default=("dense", "qsgd"), show_default=True, help="Repeat for more.")
+@click.option(
+    "-n", "--workers", type=click.IntRange(1), multiple=True, default=(1, 2, 4), show_default=True, help="Repeat for more."
+)
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
+@click.option("--debug/--no-debug", default=False, help="Show the traceback of an error.")
+def bench_memory(debug: bool, **options: Any) -> int:
+    """Peak memory of the master over networks, schemes and numbers of workers."""
+    with _traced(debug):
+        from psnode.bench.memory import main as measure
+
+        return measure(**options)
+
+
 @bench.command(name="peers", short_help="Against PyTorch DDP, on emulated hosts; needs root.")
 @click.option("--network", default="torchvision:resnet18", show_default=True, help="As of train.")
 @click.option("--dataset", default="synthetic", show_default=True, help="As of train.")

@@ -63,10 +63,23 @@ class Summary:
     model_hash: str
     stop_reason: str
     exit_code: int
+    coordinates: int
+    peak_memory_bytes: int | None  # of the master; resident
 
     def write(self, directory: Path) -> None:
         """Write summary.json into `directory` atomically."""
         write_atomically(directory / SUMMARY, json.dumps(asdict(self), indent=2).encode() + b"\n")
+
+
+def peak_memory() -> int | None:
+    """The highest resident memory of this process so far, in bytes; None where the system does not tell."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return None
+    # unlike getrusage's, this does not begin with that of the process which started this one
+    found = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
+    return 1024 * int(found[0]) if found else None
 
 
 def compression_ratio(workers: int, coordinates: int, steps: int, total_bytes: int) -> float | None:

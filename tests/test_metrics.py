@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from psnode.metrics import (
@@ -15,6 +18,7 @@ from psnode.metrics import (
     Summary,
     compression_ratio,
     cut_after,
+    peak_memory,
     read_records,
     write_atomically,
 )
@@ -86,9 +90,20 @@ def test_the_ratio_is_dense_traffic_over_traffic() -> None:
 
 
 def test_a_summary_has_the_documented_fields(tmp_path: Path) -> None:
-    Summary(3, 1.0, 0.5, 10, 20, 2.0, "ab", "completed", 0).write(tmp_path)
+    Summary(3, 1.0, 0.5, 10, 20, 2.0, "ab", "completed", 0, 1000, None).write(tmp_path)
     expected = "steps seconds final_loss uplink_bytes downlink_bytes compression_ratio model_hash stop_reason exit_code"
+    expected += " coordinates peak_memory_bytes"
     assert set(json.loads((tmp_path / "summary.json").read_bytes())) == set(expected.split())
+
+
+@pytest.mark.skipif(peak_memory() is None, reason="needs Linux's /proc")
+def test_the_peak_of_memory_is_this_process_s_own_and_stays_when_the_memory_is_gone() -> None:
+    code = "import numpy; from psnode.metrics import peak_memory as peak; print(peak()); numpy.ones(25_000_000); print(peak())"
+    ballast = np.ones(100_000_000)  # 800 MB of ours, none of the child's
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    before, after = map(int, told)
+    assert before < ballast.nbytes / 2
+    assert 195e6 <= after - before < 220e6  # the peak before may be of something gone by then
 
 
 def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:

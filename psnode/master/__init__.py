@@ -18,7 +18,7 @@ from psnode.master.parameters import Parameters
 from psnode.master.progress import Fanout, progress
 from psnode.master.reduction import Reduction
 from psnode.master.startup import gather_ready, job_digest, plan_for, restore, send_start
-from psnode.metrics import METRICS, RunLog, Summary, compression_ratio, read_records
+from psnode.metrics import METRICS, RunLog, Summary, compression_ratio, peak_memory, read_records
 from psnode.plan import Plan
 from psnode.run_directory import RunDirectory, claim
 from psnode.schedules import learning_rate
@@ -120,6 +120,8 @@ def _summarise(master: Master, run: RunDirectory, reason: str, code: int) -> Non
         model_hash=master.parameters.digest(),
         stop_reason=reason,
         exit_code=code,
+        coordinates=master.plan.size,
+        peak_memory_bytes=peak_memory(),
     ).write(run.path)
 
 
