@@ -7,6 +7,7 @@ import numpy as np
 from psnode.codecs.base import Bytes, Floats, Words
 from psnode.codecs.kernels.dots import Float64s
 from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, wide
 from psnode.codecs.kernels.norms import fold, inner_512, l2_norm, max_norm
 from psnode.codecs.kernels.planes import BLOCK, ROW, Words32, pack_codes, pack_row, unpack_codes, unpack_row
 from psnode.codecs.kernels.qsgd_blocks import (
@@ -93,6 +94,7 @@ def encode(
     norms: one a bucket. packed, tail: the full blocks and the last, incomplete one. error: x - decoded, may be x. dots:
     <x, y> and <y, y>, float64, added to.
     """
+    wide()
     words, codes, ends = np.empty(HALF, np.uint32), np.zeros(BLOCK, np.uint32), np.zeros(BLOCK, np.uint32)
     low_words, high_words = np.zeros(ROW // 4, np.uint32), np.zeros(ROW // 4, np.uint32)
     low, high = low_words.view(np.uint8), high_words.view(np.uint8)
@@ -100,6 +102,7 @@ def encode(
     scratch = np.empty(BLOCK + 64, np.float32)
     known = 0
     for start in range(0, x.size, BLOCK):
+        fetch_row(x, start + AHEAD)
         count = min(BLOCK, x.size - start)
         while known * bucket < start + count:
             members = x[known * bucket : min((known + 1) * bucket, x.size)]
@@ -161,6 +164,7 @@ def decode(
     low, high = low_words.view(np.uint8), high_words.view(np.uint8)
     y, steps = np.empty(BLOCK, np.float32), np.zeros(BLOCK, np.float32)
     for start in range(0, out.size, BLOCK):
+        fetch_row_to_write(out, start + AHEAD)
         count = min(BLOCK, out.size - start)
         part = out[start : start + count]
         if symbols.size == 0 and is_plain(start, count, bits, bucket, norms):
