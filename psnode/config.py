@@ -107,6 +107,9 @@ class Config:
     aggregate_order: str = option("rank", "rank: reproducible sums; arrival: as they come.", choices=("rank", "arrival"))
     start_deadline: float = option(60.0, "Seconds all ranks have to report at the start.", above=0, free=True)
     deadline: float = option(120.0, "Seconds any later wait may take.", above=0, free=True)
+    min_workers: int = option(
+        1, "Go on after deaths while so many workers are left, else stop with a checkpoint.", minimum=1, free=True
+    )
     hash_every: int = option(50, "Compare the workers' weights every so many steps; 0: never.", minimum=0, free=True)
 
     # what it leaves behind
@@ -162,6 +165,8 @@ class Config:
             raise ConfigurationError(
                 "a job needs a master and a worker, not 1 rank: start it with mpirun -n 2 or more, or use --local P"
             )
+        if self.min_workers > workers:
+            raise ConfigurationError(f"--min-workers is {self.min_workers}, the job has {workers}: lower it")
         if self.num_aggregate not in (None, workers):
             raise ConfigurationError(
                 f"--num-aggregate must be the number of workers, {workers}, under bsp, not {self.num_aggregate}: leave it out"

@@ -72,10 +72,14 @@ class Link:
     def next(self, seconds: float) -> object:
         """The next frame, or event posted to the transport's inbox by this rank's own threads.
 
-        Raises DeadlineExceededError after `seconds`, PeerLostError when a rank is lost, WireError for a bad frame,
+        Raises DeadlineExceededError after `seconds`, PeerLostError when a rank that this one talks to is lost (rank 0, or
+        on rank 0 any), WireError for a bad frame,
         RemoteFailureError for a FAILED frame, and whatever exception a helper thread has posted.
         """
+        end = time.monotonic() + seconds
         event = self.transport.inbox.wait(seconds)
+        while isinstance(event, PeerLost) and 0 not in (self.rank, event.rank):
+            event = self.transport.inbox.wait(end - time.monotonic())
         if isinstance(event, Arrival):
             frame = wire.unpack(event.data, job=self.job, source=event.source, release=event.release)
             if frame.kind is Kind.FAILED:

@@ -27,6 +27,7 @@ DEFAULTS = {
 }  # fmt: skip
 MAY_CHANGE = {
     "data_dir", "download", "test_batch_size", "max_steps", "epochs", "comm_type", "start_deadline", "deadline", "hash_every",
+    "min_workers",
     "train_dir", "eval_freq", "keep_last", "resume", "log_interval", "timeline", "tensorboard", "local", "debug",
 }  # fmt: skip
 

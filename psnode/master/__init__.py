@@ -12,6 +12,7 @@ from psnode.errors import PsnodeError
 from psnode.link import Link
 from psnode.master.accounts import Accounts, Stopwatch
 from psnode.master.downlink import Downlink
+from psnode.master.events import Events
 from psnode.master.lanes import Lanes, lane_count
 from psnode.master.loop import Master
 from psnode.master.parameters import Parameters
@@ -82,6 +83,7 @@ def _lead(link: Link, config: Config, make_task: Callable[[Config], Task], worke
             last_step=last_step,
             observer=observer,
             tracer=tracer,
+            events=Events(run.path),
         )
         try:
             master.serve()
@@ -93,7 +95,8 @@ def _lead(link: Link, config: Config, make_task: Callable[[Config], Task], worke
         names = {0: "master", **{rank: f"worker {rank}" for rank in workers}}
         write_timeline(run.path, [*tracer.events(), *(event for events in master.traces.values() for event in events)], names)
     code = _exit_code(master)
-    _summarise(master, run, _REASONS.get(code, "completed"), code)
+    quorum = code == 75 and master.stop_reason == "quorum"
+    _summarise(master, run, "quorum" if quorum else _REASONS.get(code, "completed"), code)
     link.send(workers, Kind.END)
     return code
 

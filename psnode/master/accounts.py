@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -43,11 +44,11 @@ class _Round:
     lr: float = 0.0
     closed: float | None = None  # perf_counter when its last group closed
     seconds: dict[str, float] = field(default_factory=dict)
-    contributors: int = 0
+    contributors: frozenset[int] = frozenset()
     dropped: int = 0
     up: int = 0
     down: int = 0
-    reports: list[Report] = field(default_factory=list)
+    reports: dict[int, Report] = field(default_factory=dict)
 
 
 class Accounts:
@@ -63,6 +64,8 @@ class Accounts:
         self._elsewhere = _Round()
         self._next = step + 1
         self._last_close = time.perf_counter()
+        self._lost: frozenset[int] = frozenset()
+        self._loss: float | None = None
 
     def up(self, nbytes: int, step: int | None = None) -> None:
         """Count a frame that arrived."""
@@ -76,25 +79,32 @@ class Accounts:
         """Count a gradient frame that came too late or twice in the round of `step`."""
         self._rounds[step].dropped += 1
 
-    def report(self, step: int, report: Report) -> None:
+    def report(self, step: int, rank: int, report: Report) -> None:
         """Take a worker's report; one about a step whose record is out is ignored."""
         if step >= self._next:
-            self._rounds[step].reports.append(report)
+            self._rounds[step].reports[rank] = report
 
-    def close(self, step: int, lr: float, contributors: int, seconds: dict[str, float]) -> None:
-        """The round of `step` is closed."""
+    def lost(self, rank: int) -> None:
+        """No record waits for reports of `rank` any more."""
+        self._lost |= {rank}
+
+    def close(self, step: int, lr: float, contributors: Iterable[int], seconds: dict[str, float]) -> None:
+        """The round of `step` is closed, with gradients of `contributors`."""
         entry = self._rounds[step]
-        entry.lr, entry.contributors, entry.seconds = lr, contributors, seconds
+        entry.lr, entry.contributors, entry.seconds = lr, frozenset(contributors), seconds
         entry.closed = time.perf_counter()
 
     def due(self) -> Iterator[StepRecord]:
         """The records that are complete, in order."""
-        while (entry := self._rounds.get(self._next)) and entry.closed and len(entry.reports) >= entry.contributors > 0:
+        while (
+            (entry := self._rounds.get(self._next)) and entry.closed and entry.contributors - self._lost <= entry.reports.keys()
+        ):
             yield self._record(self._next, self._rounds.pop(self._next))
             self._next += 1
 
     def _record(self, step: int, entry: _Round) -> StepRecord:
-        reports = entry.reports
+        reports = [entry.reports[rank] for rank in sorted(entry.reports)]
+        self._loss = fmean(report.loss for report in reports) if reports else self._loss
         samples = sum(report.samples for report in reports)
         seconds = (entry.closed or 0.0) - self._last_close
         self._last_close = entry.closed or 0.0
@@ -103,19 +113,19 @@ class Accounts:
         return StepRecord(
             step=step,
             epoch=step / self._steps_per_epoch,
-            loss=fmean(report.loss for report in reports),
+            loss=self._loss if self._loss is not None else math.nan,
             lr=entry.lr,
             workers=self._workers,
-            contributing=entry.contributors,
+            contributing=len(entry.contributors),
             uplink_bytes=entry.up + spare.up,
             downlink_bytes=entry.down + spare.down,
             dropped=entry.dropped,
             samples_per_second=samples / seconds if seconds > 0 else 0.0,
             seconds=Seconds(
                 step=seconds,
-                forward_backward=fmean(report.forward_backward for report in reports),
-                encode=fmean(report.encode for report in reports),
-                wait=fmean(report.wait for report in reports),
+                forward_backward=_mean([report.forward_backward for report in reports]),
+                encode=_mean([report.encode for report in reports]),
+                wait=_mean([report.wait for report in reports]),
                 decode=entry.seconds.get("decode", 0.0),
                 update=entry.seconds.get("update", 0.0),
                 downlink=entry.seconds.get("downlink", 0.0),
@@ -126,3 +136,7 @@ class Accounts:
                 for name in sorted({name for report in reports for name in report.metrics})
             },
         )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0

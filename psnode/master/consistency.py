@@ -25,10 +25,9 @@ class AdditionOrder(Generic[T]):
     """
 
     def __init__(self, expected: Iterable[int], *, by_rank: bool) -> None:
-        self._expected = sorted(expected)
+        self._expected = set(expected)
         self._by_rank = by_rank
         self._held: dict[int, T] = {}
-        self._position = 0
         self.arrived: frozenset[int] = frozenset()
 
     def offer(self, rank: int, item: T) -> list[T]:
@@ -36,11 +35,15 @@ class AdditionOrder(Generic[T]):
         if rank in self.arrived:
             raise ValueError(f"rank {rank} offered twice")
         self.arrived |= {rank}
-        if not self._by_rank:
-            return [item]
         self._held[rank] = item
-        ready = []
-        while self._position < len(self._expected) and self._expected[self._position] in self._held:
-            ready.append(self._held.pop(self._expected[self._position]))
-            self._position += 1
-        return ready
+        return self._ready()
+
+    def excuse(self, rank: int) -> list[T]:
+        """`rank` is not expected any more; returns the items that waited for it alone. What it offered stays."""
+        if rank not in self.arrived:
+            self._expected.discard(rank)
+        return self._ready()
+
+    def _ready(self) -> list[T]:
+        missing = min(self._expected - self.arrived, default=None) if self._by_rank else None
+        return [self._held.pop(rank) for rank in sorted(self._held) if missing is None or rank < missing]

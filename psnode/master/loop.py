@@ -11,13 +11,14 @@ import xxhash
 
 from psnode import checkpoint
 from psnode.config import Config
-from psnode.errors import DeadlineExceededError, DivergedError, PsnodeError
+from psnode.errors import DeadlineExceededError, DivergedError, PeerLostError, PsnodeError, WireError
 from psnode.link import Link, StopRequest
 from psnode.master.accounts import Accounts, Stopwatch
 from psnode.master.consistency import RULES, AdditionOrder
 from psnode.master.downlink import Downlink
+from psnode.master.events import Events
 from psnode.master.parameters import Parameters
-from psnode.master.reduction import GroupClosed, Reduction
+from psnode.master.reduction import GroupClosed, Reduction, Refused
 from psnode.messages import Report
 from psnode.metrics import StepRecord
 from psnode.plan import Plan
@@ -26,6 +27,7 @@ from psnode.schedules import Schedule
 from psnode.timeline import Tracer, parse_events
 from psnode.wire import HEADER_BYTES, Flag, Frame, Kind
 
+_STRIKES = 3
 _FIRST_ROUNDS = 3  # with a longer deadline: kernels compile, caches fill
 
 
@@ -54,6 +56,7 @@ class Master:
     last_step: int
     observer: Observer
     tracer: Tracer
+    events: Events
     version: int = 0  # finished updates
     stop_reason: str | None = None
     final_loss: float | None = None
@@ -66,18 +69,20 @@ class Master:
         self._draft: checkpoint.Draft | None = None
         self._states: dict[int, dict[str, torch.Tensor]] = {}
         self._stopping = False
+        self._strikes: dict[int, int] = {}
+        self._used: set[int] = set()
         self.version = self.run.before.step
         for group in self.plan.groups:
             self.accounts.down(self.downlink.send_dense(group, self.version))
         self._finish_round(first=True)
-        while not (
-            self._stopping and self._draft is None and (not self.config.timeline or len(self.traces) == len(self.workers))
-        ):
+        while not (self._stopping and self._draft is None and (not self.config.timeline or self._live <= set(self.traces))):
             self._handle(self._next_event())
 
     def _next_event(self) -> object:
         try:
             return self.link.next(self._deadline - time.monotonic())
+        except (PeerLostError, WireError) as error:
+            return error
         except DeadlineExceededError:
             waiting = set[int]()
             for order in self._orders:
@@ -91,6 +96,14 @@ class Master:
 
     def _handle(self, event: object) -> None:
         match event:
+            case PeerLostError():
+                self._lose(event.rank, str(event))
+            case WireError(source=int(rank)) | Refused(sender=rank):
+                self._reject(rank, event)
+            case WireError():
+                raise event
+            case Frame(sender=rank) if rank not in self._live:
+                event.release()
             case Frame(kind=Kind.GRADIENT):
                 self._on_gradient(event)
             case Frame(kind=Kind.REPORT):
@@ -121,15 +134,60 @@ class Master:
             frame.release()
             return
         order = self._orders[frame.group]
-        for ready in order.offer(frame.sender, frame):
-            self.reduction.add(ready)
-        if RULES[self.config.consistency](order.arrived, self._live):
-            self.reduction.close(frame.group, step, len(order.arrived), self.schedule(step - 1))
+        self._add(frame.group, order.offer(frame.sender, frame))
+
+    def _add(self, group: int, frames: list[Frame]) -> None:
+        """Queue the addition of `frames`, and the group's update if nobody else is waited for."""
+        for frame in frames:
+            self.reduction.add(frame)
+        if group in self._open and RULES[self.config.consistency](self._orders[group].arrived, self._live):
+            self._close(group)
+
+    def _close(self, group: int) -> None:
+        self._open.discard(group)
+        self.reduction.close(group, self.version + 1, self.schedule(self.version))
+
+    def _lose(self, rank: int, reason: str) -> None:
+        """Go on without `rank`: what it sent to the open round counts. Below the quorum, stop with a checkpoint."""
+        if rank not in self._live:
+            return
+        self._live -= {rank}
+        self.events.tell("lost", self.version, rank, reason)
+        self.accounts.lost(rank)
+        self._write_records()
+        if len(self._live) < self.config.min_workers and self.stop_reason is None:
+            self.events.tell(
+                "quorum", self.version, None, f"{len(self._live)} of --min-workers {self.config.min_workers} are left"
+            )
+            self._request_stop("quorum")
+        self._publish_if_complete()
+        if self._stopping:
+            return
+        for group, order in enumerate(self._orders):
+            self._add(group, order.excuse(rank))
+        if not self._live:  # nobody will close what is open: the version is complete as it is
+            for group in sorted(self._open):
+                self._close(group)
+
+    def _reject(self, rank: int, what: WireError | Refused) -> None:
+        """Count what `rank` sent and cannot be used; after three in a row go on without it."""
+        if rank not in self._live:
+            return
+        error = what.error if isinstance(what, Refused) else what
+        self.accounts.dropped(self.version + 1)
+        self._strikes[rank] = self._strikes.get(rank, 0) + 1
+        self.events.tell("rejected", self.version, rank, f"{type(error).__name__}: {error}")
+        if self._strikes[rank] >= _STRIKES:
+            self.link.fail(rank, WireError(f"rank {rank} sent {_STRIKES} frames in a row that are none", 0))
+            self._lose(rank, f"sent {_STRIKES} frames in a row that are none: not listened to any more")
 
     def _on_group_closed(self, event: GroupClosed) -> None:
         self.accounts.down(event.nbytes, event.version)
-        self._open_groups.discard(event.group)
-        if not self._open_groups:
+        self._used.update(event.used)
+        for rank in event.used:
+            self._strikes.pop(rank, None)
+        self._unfinished.discard(event.group)
+        if not self._unfinished:
             self.version += 1
             self._finish_round()
 
@@ -144,17 +202,19 @@ class Master:
             self._draft = checkpoint.Draft(self.run.path, version)
             self._states = {}
         if not first:
-            self.accounts.close(version, self.schedule(version - 1), len(self._live), self.watch.take())
+            self.accounts.close(version, self.schedule(version - 1), self._used, self.watch.take())
+            self._write_records()
         if self.config.hash_every and version and version % self.config.hash_every == 0:
             self._hashes = {version: xxhash.xxh3_64_intdigest(self.downlink.replica.data)}
-        self._orders = [
-            AdditionOrder[Frame](self.workers, by_rank=self.config.aggregate_order == "rank") for _ in self.plan.groups
-        ]
-        self._open_groups = {group.index for group in self.plan.groups}
+        self._orders = [AdditionOrder[Frame](self._live, by_rank=self.config.aggregate_order == "rank") for _ in self.plan.groups]
+        self._open = {group.index for group in self.plan.groups}
+        self._unfinished = set(self._open)
+        self._used = set()
         slow = version < self.run.before.step + _FIRST_ROUNDS or Flag.CHECKPOINT in flags
         self._patience = self.config.deadline * (3 if slow else 1)
         self._deadline = time.monotonic() + self._patience
         self._send_all(Kind.ROUND, flags)
+        self._publish_if_complete()
 
     def _on_report(self, frame: Frame) -> None:
         self._count_up(frame, frame.step)
@@ -165,7 +225,10 @@ class Master:
                 f"rank {frame.sender} computed step {frame.step} on weights that differ from the published version "
                 f"{frame.version}: its memory or a message was corrupted; go on with --resume"
             )
-        self.accounts.report(frame.step, report)
+        self.accounts.report(frame.step, frame.sender, report)
+        self._write_records()
+
+    def _write_records(self) -> None:
         for record in self.accounts.due():
             self.final_loss = record.loss
             self.observer.write(record)
@@ -182,8 +245,12 @@ class Master:
             draft.add(name, content)
         tensors = checkpoint.parse(content, f"the state of rank {frame.sender}")
         self._states[frame.sender] = {key: value for key, value in tensors.items() if key.startswith("buffer/")}
-        if self._live <= set(self._states):
-            self._publish(draft)
+        self._publish_if_complete()
+
+    def _publish_if_complete(self) -> None:
+        """Publish the draft once every worker that lives has contributed."""
+        if self._draft is not None and self._live <= set(self._states):
+            self._publish(self._draft)
             self._draft = None
 
     def _publish(self, draft: checkpoint.Draft) -> None:
@@ -208,7 +275,7 @@ class Master:
 def _mean_buffers(states: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Each buffer's mean over the workers; whole numbers (num_batches_tracked): the maximum."""
     found = {}
-    for key in states[0]:
+    for key in states[0] if states else ():
         stacked = torch.stack([state[key] for state in states])
         mean = stacked.mean(0) if stacked.is_floating_point() else stacked.amax(0)
         found[key.removeprefix("buffer/")] = mean

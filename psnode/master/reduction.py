@@ -11,7 +11,7 @@ import torch
 from psnode import wire
 from psnode.codecs import Payload, get_codec
 from psnode.codecs.rng import Key
-from psnode.errors import PayloadError
+from psnode.errors import CodecError, PayloadError, PsnodeError, WireError
 from psnode.feedback import get_feedback
 from psnode.master.accounts import Stopwatch
 from psnode.master.aggregator import get_aggregator
@@ -27,11 +27,20 @@ _PURPOSE = "vote"
 
 
 class GroupClosed(NamedTuple):
-    """An event in the master's inbox: `group` was updated to `version` and `nbytes` of frames were sent."""
+    """An event in the master's inbox: `group` was brought to `version` by gradients of `used`; `nbytes` were sent."""
 
     group: int
     version: int
     nbytes: int
+    used: tuple[int, ...]
+
+
+class Refused(NamedTuple):
+    """An event in the master's inbox: what rank `sender` sent for `group` cannot be decoded."""
+
+    group: int
+    sender: int
+    error: PsnodeError
 
 
 class Reduction:
@@ -62,27 +71,48 @@ class Reduction:
         codecs = [get_codec(segment.codec) for segment in plan.segments]
         self._codecs = [codec if codec.lossless else feedback.form(codec) for codec in codecs]
         self._merged: dict[tuple[int, int], Payload] = {}
+        self._added: list[list[int]] = [[] for _ in plan.groups]
+        self._spoilt = set[int]()  # groups whose sum holds a part of a frame
 
     def add(self, frame: Frame) -> None:
         """Queue a gradient frame's payloads for addition."""
         group = self._plan.groups[frame.group]
         self._lanes.submit(group.index, partial(self._add, group, frame))
 
-    def close(self, index: int, version: int, count: int, lr: float) -> None:
-        """Queue the update of a group with the `count` gradients added, and the sending of its `version`."""
-        self._lanes.submit(index, partial(self._close, self._plan.groups[index], version, count, lr))
+    def close(self, index: int, version: int, lr: float) -> None:
+        """Queue the update of a group with the gradients added, if there are any, and the sending of its `version`."""
+        self._lanes.submit(index, partial(self._close, self._plan.groups[index], version, lr))
 
-    def _add(self, group: Group, frame: Frame) -> None:
+    def _add(self, group: Group, frame: Frame) -> Refused | None:
+        """Add all of a frame's payloads or, if one of them is none, nothing of the group in this round.
+
+        A codec that raises has not touched the sum, but the payloads before it are in there.
+        """
+        touched = False
         with self._watch.timing("decode"), self._tracer.span("decode", group=group.index, sender=frame.sender):
-            parts = wire.split_group(frame.body, len(group.segments), frame.sender)
-            for segment, data in zip(group.segments, parts, strict=True):
-                payload = Payload.from_bytes(data)
-                if payload.shape != segment.shape:
-                    raise PayloadError(
-                        f"rank {frame.sender} sent segment {segment.index} as {payload.shape}, the plan has {segment.shape}"
-                    )
-                self._add_payload(segment, payload, frame.step)
-            frame.release()
+            try:
+                for segment, payload in self._payloads(group, frame):
+                    self._add_payload(segment, payload, frame.step)
+                    touched = True
+            except (CodecError, WireError) as error:
+                if touched:
+                    self._spoilt.add(group.index)
+                return Refused(group.index, frame.sender, error)
+            finally:
+                frame.release()
+        self._added[group.index].append(frame.sender)
+        return None
+
+    def _payloads(self, group: Group, frame: Frame) -> list[tuple[Segment, Payload]]:
+        found = []
+        for segment, data in zip(group.segments, wire.split_group(frame.body, len(group.segments), frame.sender), strict=True):
+            payload = Payload.from_bytes(data)
+            if payload.shape != segment.shape:
+                raise PayloadError(
+                    f"rank {frame.sender} sent segment {segment.index} as {payload.shape}, the plan has {segment.shape}"
+                )
+            found.append((segment, payload))
+        return found
 
     def _add_payload(self, segment: Segment, payload: Payload, step: int) -> None:
         """Add it decoded, or, if it can be merged, to what waits of its step, to be decoded once when the group closes."""
@@ -101,13 +131,26 @@ class Reduction:
             with self._watch.timing("decode"), self._tracer.span("decode", group=group.index, segment=index):
                 self._aggregator.add(self._codecs[index], payload, self._sum[segment.start : segment.stop])
 
-    def _close(self, group: Group, version: int, count: int, lr: float) -> GroupClosed:
+    def _close(self, group: Group, version: int, lr: float) -> GroupClosed:
+        used = self._take(group)
         gradient = self._sum[group.start : group.stop]
-        self._add_merged(group)
         with self._watch.timing("update"), self._tracer.span("update", group=group.index, version=version):
-            self._aggregator.finish(gradient, count, Key.derive(self._seed, _PURPOSE, 0, version, group.index, 0))
-            self._parameters.update(group.index, torch.from_numpy(gradient), lr)
+            if used:
+                self._aggregator.finish(gradient, len(used), Key.derive(self._seed, _PURPOSE, 0, version, group.index, 0))
+                self._parameters.update(group.index, torch.from_numpy(gradient), lr)
             gradient[:] = 0
         with self._watch.timing("downlink"), self._tracer.span("downlink", group=group.index, version=version):
             nbytes = self._downlink.send(group, version)
-        return GroupClosed(group.index, version, nbytes)
+        return GroupClosed(group.index, version, nbytes, used)
+
+    def _take(self, group: Group) -> tuple[int, ...]:
+        """Whose gradients the group's sum holds, complete; nobody's if it was spoilt."""
+        try:
+            self._add_merged(group)
+        except CodecError:  # merged payloads say no more who sent them
+            self._spoilt.add(group.index)
+        used, self._added[group.index] = tuple(self._added[group.index]), []
+        if group.index in self._spoilt:
+            self._spoilt.discard(group.index)
+            return ()
+        return used

@@ -14,11 +14,11 @@ def report(loss: float = 1.0, samples: int = 8, **metrics: float) -> Report:
 
 def test_a_record_is_due_when_the_round_is_closed_and_every_report_is_in() -> None:
     accounts = Accounts(workers=2, steps_per_epoch=10, step=0)
-    accounts.report(1, report(loss=1.0, top1=2.0))
+    accounts.report(1, 1, report(loss=1.0, top1=2.0))
     assert list(accounts.due()) == []
-    accounts.close(1, 0.1, 2, {"decode": 0.5})
+    accounts.close(1, 0.1, {1, 2}, {"decode": 0.5})
     assert list(accounts.due()) == []
-    accounts.report(1, report(loss=3.0, top1=6.0))
+    accounts.report(1, 2, report(loss=3.0, top1=6.0))
     [record] = accounts.due()
     assert (record.step, record.loss, record.epoch, record.contributing) == (1, 2.0, 0.1, 2)
     assert record.metrics == {"top1": 0.5}
@@ -29,11 +29,11 @@ def test_a_record_is_due_when_the_round_is_closed_and_every_report_is_in() -> No
 
 def test_records_come_in_order_even_if_a_later_step_is_complete_first() -> None:
     accounts = Accounts(workers=1, steps_per_epoch=10, step=4)
-    accounts.close(6, 0.1, 1, {})
-    accounts.report(6, report())
+    accounts.close(6, 0.1, {1}, {})
+    accounts.report(6, 1, report())
     assert list(accounts.due()) == []
-    accounts.close(5, 0.1, 1, {})
-    accounts.report(5, report())
+    accounts.close(5, 0.1, {1}, {})
+    accounts.report(5, 1, report())
     assert [record.step for record in accounts.due()] == [5, 6]
 
 
@@ -46,8 +46,8 @@ def test_every_byte_is_in_exactly_one_record() -> None:
         accounts.up(10 * step, step)
         accounts.up(1000, step + 1)  # the next round's frames may come before this step's last report
         accounts.down(20 * step, step)
-        accounts.close(step, 0.1, 1, {})
-        accounts.report(step, report())
+        accounts.close(step, 0.1, {1}, {})
+        accounts.report(step, 1, report())
         for record in accounts.due():
             seen_up += record.uplink_bytes
             seen_down += record.downlink_bytes
@@ -58,11 +58,25 @@ def test_every_byte_is_in_exactly_one_record() -> None:
 
 def test_a_late_report_is_ignored() -> None:
     accounts = Accounts(workers=1, steps_per_epoch=10, step=7)
-    accounts.report(3, report())
-    accounts.close(8, 0.1, 1, {})
-    accounts.report(8, report(loss=5.0))
+    accounts.report(3, 1, report())
+    accounts.close(8, 0.1, {1}, {})
+    accounts.report(8, 1, report(loss=5.0))
     [record] = accounts.due()
     assert record.loss == 5.0
+
+
+def test_a_record_does_not_wait_for_the_report_of_a_lost_worker() -> None:
+    accounts = Accounts(workers=2, steps_per_epoch=10, step=0)
+    accounts.close(1, 0.1, {1, 2}, {})
+    accounts.report(1, 2, report(loss=4.0))
+    assert list(accounts.due()) == []
+    accounts.lost(1)
+    [record] = accounts.due()
+    assert (record.loss, record.contributing) == (4.0, 2)
+    accounts.close(2, 0.1, {2}, {})
+    accounts.lost(2)
+    [record] = accounts.due()
+    assert record.loss == 4.0  # the last that is known
 
 
 def test_the_stopwatch_adds_up_by_name_and_starts_afresh() -> None:

@@ -42,3 +42,22 @@ def test_a_rank_offers_once(by_rank: bool) -> None:
     order.offer(2, "x")
     with pytest.raises(ValueError, match="twice"):
         order.offer(2, "y")
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_whoever_is_excused_holds_nobody_up_and_what_it_offered_counts(workers: int) -> None:
+    """Every order of arrival, and every worker lost after every number of arrivals: all that was offered is added, in order."""
+    for arrival in permutations(range(1, workers + 1)):
+        for lost in range(1, workers + 1):
+            for moment in range(workers + 1):
+                order = AdditionOrder[int](range(1, workers + 1), by_rank=True)
+                added = []
+                for count, rank in enumerate(arrival):
+                    if count == moment:
+                        added += order.excuse(lost)
+                    if rank != lost or count < moment:
+                        added += order.offer(rank, rank)
+                if moment == workers:
+                    added += order.excuse(lost)
+                offered = {rank for count, rank in enumerate(arrival) if rank != lost or count < moment}
+                assert added == sorted(offered)

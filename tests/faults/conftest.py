@@ -1,0 +1,103 @@
+"""The fixture `launched`: jobs under `psnode launch`, whose ranks are killed by process id."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psnode.supervision import session_members
+
+ROOT = Path(__file__).resolve().parents[2]
+_FLAGS = ["--batch-size", "8", "--threads", "1", "--no-tensorboard", "--lr", "0.02", "--log-interval", "1", "--eval-freq", "1000"]
+
+
+class Job:
+    """A job of `workers` workers that writes into `train_dir`."""
+
+    def __init__(self, train_dir: Path, workers: int, *flags: str) -> None:
+        self.train_dir = train_dir
+        command = [sys.executable, "-m", "psnode", "launch", "-n", str(workers), "--", "train", *_FLAGS, *flags]
+        self.process = subprocess.Popen(
+            [*command, "--train-dir", str(train_dir)],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def records(self) -> list[dict[str, Any]]:
+        """The step records so far."""
+        file = self.train_dir / "metrics.jsonl"
+        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def events(self) -> list[dict[str, Any]]:
+        """What events.jsonl holds."""
+        file = self.train_dir / "events.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def summary(self) -> dict[str, Any]:
+        """What summary.json holds."""
+        return dict(json.loads((self.train_dir / "summary.json").read_bytes()))
+
+    def wait_for_step(self, step: int) -> None:
+        """Block until the record of `step` is written."""
+        end = time.monotonic() + 60
+        while len(self.records()) < step:
+            if self.process.poll() is not None or time.monotonic() > end:
+                self.process.kill()
+                pytest.fail(f"step {step} did not come: {self.process.communicate()[0]}")
+            time.sleep(0.02)
+
+    def pid(self, rank: int) -> int:
+        """The process of a rank."""
+        word = f"OMPI_COMM_WORLD_RANK={rank}".encode()
+        for pid in self._processes():
+            with contextlib.suppress(OSError):
+                if word in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    return pid
+        pytest.fail(f"rank {rank} does not run")
+
+    def end(self, seconds: float = 50.0) -> tuple[int, str]:
+        """Exit code and output of the job, which must end by itself."""
+        out, _ = self.process.communicate(timeout=seconds)
+        return self.process.returncode, out
+
+    def _processes(self) -> list[int]:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [pid for mpirun in children for pid in session_members(int(mpirun))]
+
+    def kill(self) -> None:
+        """End whatever still runs."""
+        if self.process.poll() is None:
+            for pid in self._processes():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self.process.kill()
+            self.process.wait()
+
+
+@pytest.fixture
+def launched(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """`launched(4, "--max-steps", "20")` starts a job; it is ended with the test."""
+    pytest.importorskip("mpi4py")
+    jobs: list[Job] = []
+
+    def start(workers: int, *flags: str) -> Job:
+        jobs.append(Job(tmp_path / "run", workers, *flags))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.kill()

@@ -1,0 +1,58 @@
+"""Workers that are killed with SIGKILL: the others go on, or stop with a checkpoint from which the job goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from psnode import checkpoint
+
+pytestmark = pytest.mark.serial
+
+Launched = Callable[..., Any]
+
+
+def test_the_others_go_on_without_a_killed_worker(launched: Launched) -> None:
+    job = launched(4, "--max-steps", "60", "--scheme", "qsgd", "--feedback", "ef")
+    job.wait_for_step(5)
+    os.kill(job.pid(3), signal.SIGKILL)
+    code, out = job.end()
+    assert code == 0, out
+    assert job.summary()["steps"] == 60
+    records = job.records()
+    assert [record["step"] for record in records] == list(range(1, 61))
+    contributing = [record["contributing"] for record in records]
+    assert contributing == sorted(contributing, reverse=True)
+    assert (contributing[0], contributing[-1]) == (4, 3)
+    assert [(event["event"], event["rank"]) for event in job.events()] == [("lost", 3)]
+    assert "rank 3 lost" in out
+    newest = checkpoint.Checkpoint.open(checkpoint.latest(job.train_dir))
+    assert [newest.has(checkpoint.worker_file(rank)) for rank in (1, 2, 3, 4)] == [True, True, False, True]
+
+
+def test_below_the_quorum_a_job_stops_with_a_checkpoint(launched: Launched) -> None:
+    job = launched(3, "--max-steps", "2000", "--min-workers", "3")
+    job.wait_for_step(3)
+    os.kill(job.pid(1), signal.SIGKILL)
+    code, out = job.end()
+    assert code == 75, out
+    ended = job.summary()
+    assert (ended["stop_reason"], ended["exit_code"]) == ("quorum", 75)
+    assert checkpoint.Checkpoint.open(checkpoint.latest(job.train_dir)).step == ended["steps"]
+    assert [event["event"] for event in job.events()] == ["lost", "quorum"]
+
+
+def test_without_any_worker_the_master_still_leaves_a_checkpoint(launched: Launched) -> None:
+    job = launched(1, "--max-steps", "2000")
+    job.wait_for_step(3)
+    os.kill(job.pid(1), signal.SIGKILL)
+    code, out = job.end()
+    assert code == 75, out
+    assert job.summary()["stop_reason"] == "quorum"
+    found = checkpoint.Checkpoint.open(checkpoint.latest(job.train_dir))
+    assert found.step == job.summary()["steps"] >= 3
+    assert found.tensors(checkpoint.MODEL)

@@ -1,0 +1,127 @@
+"""A worker that lies: its frames are rejected, counted and never added, and after three in a row the job goes on without it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psnode import wire
+from psnode.config import Config
+from psnode.job import run
+from psnode.master import lead
+from psnode.messages import Hello
+from psnode.tasks import make_task
+from psnode.transport.base import Buffer, Pending, Transport
+from psnode.transport.loopback import loopback_group
+from psnode.wire import HEADER_BYTES, Kind
+from psnode.worker import work
+
+Lie = Callable[[np.ndarray], np.ndarray]
+
+
+def garbage(frame: np.ndarray) -> np.ndarray:
+    """Payloads of noise under a right length and a right checksum."""
+    opened = wire.unpack(frame, job=int(frame[40:48].view("<u8")[0]))
+    body = np.array(opened.body)
+    start = 4 * (1 + int(body[:4].view("<u4")[0]))
+    body[start:] = np.random.default_rng(5).integers(0, 256, body.size - start, np.uint8)
+    job = int(frame[40:48].view("<u8")[0])
+    return wire.pack(
+        opened.kind, body, sender=opened.sender, job=job, group=opened.group, step=opened.step, version=opened.version
+    )
+
+
+def altered(frame: np.ndarray) -> np.ndarray:
+    """A bit of the body flipped."""
+    found = frame.copy()
+    found[-1] ^= 1
+    return found
+
+
+def truncated(frame: np.ndarray) -> np.ndarray:
+    """The second half missing."""
+    return frame[: HEADER_BYTES + (frame.size - HEADER_BYTES) // 2].copy()
+
+
+def of_another_job(frame: np.ndarray) -> np.ndarray:
+    """A replay from an earlier start: another digest, sealed as that job would have."""
+    opened = wire.unpack(frame, job=int(frame[40:48].view("<u8")[0]))
+    return wire.pack(opened.kind, opened.body, sender=opened.sender, job=77, group=opened.group, step=opened.step)
+
+
+class Lying(Transport):
+    """A worker's end that replaces its gradients from `step` on by lies."""
+
+    def __init__(self, end: Transport, lie: Lie, step: int) -> None:
+        self.rank, self.size, self.inbox = end.rank, end.size, end.inbox
+        self._end, self._lie, self._step = end, lie, step
+
+    def send(self, rank: int, tag: int, buffers: Sequence[Buffer]) -> Pending:
+        frame = np.frombuffer(b"".join(bytes(buffer) for buffer in buffers), np.uint8)
+        framed = frame.size > HEADER_BYTES and frame[:4].tobytes() == wire.MAGIC
+        if framed and frame[5] == Kind.GRADIENT and int(frame[16:24].view("<u8")[0]) >= self._step:
+            frame = self._lie(frame)
+        return self._end.send(rank, tag, [frame])
+
+    def alive(self) -> frozenset[int]:
+        return self._end.alive()
+
+    def close(self, seconds: float = 5.0) -> None:
+        self._end.close(seconds)
+
+
+def train(config: Config, workers: int, liar: int, lie: Lie, step: int) -> int:
+    """A whole job over the loopback in which worker `liar` lies from `step` on."""
+    ends: list[Transport] = list(loopback_group(workers + 1))
+    ends[liar] = Lying(ends[liar], lie, step)
+    turn, hello = threading.RLock(), Hello("host", 1, "1").to_bytes()
+
+    def be_worker(end: Transport) -> None:
+        with contextlib.closing(end):
+            work(end, config, make_task, hello, turn)
+
+    threads = [threading.Thread(target=be_worker, args=(end,), daemon=True) for end in ends[1:]]
+    for thread in threads:
+        thread.start()
+    with ends[0] as end:
+        code = lead(end, config, make_task, hello)
+    for thread in threads:
+        thread.join(20)
+    return code
+
+
+def settings(train_dir: Path) -> dict[str, Any]:
+    return {
+        "scheme": "qsgd", "batch_size": 8, "max_steps": 12, "eval_freq": 0, "lr": 0.02, "threads": 1, "tensorboard": False,
+        "group_by": "layer", "min_compress_bytes": 0, "deadline": 40.0, "train_dir": train_dir, "local": 3,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", [garbage, altered, truncated, of_another_job])
+def test_lies_are_rejected_and_the_job_goes_on_without_the_liar(tmp_path: Path, lie: Lie) -> None:
+    assert train(Config(**settings(tmp_path / "run")), 3, liar=2, lie=lie, step=4) == 0
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [(event["event"], event["rank"]) for event in events] == [("rejected", 2)] * 3 + [("lost", 2)]
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == list(range(1, 13))
+    assert sum(record["dropped"] for record in records) >= 3
+    assert [record["contributing"] for record in records][4:] == [2] * 8
+
+
+def test_nothing_of_a_lie_is_added(tmp_path: Path) -> None:
+    """Who lies from the first step on might as well not be there: the sums of the others end in the same weights."""
+    hashes = []
+    for name, lie in (("garbage", garbage), ("altered", altered)):
+        assert train(Config(**settings(tmp_path / name)), 3, liar=3, lie=lie, step=1) == 0
+        hashes.append(json.loads((tmp_path / name / "summary.json").read_bytes())["model_hash"])
+    honest = {**settings(tmp_path / "honest")}
+    assert run(Config(**honest)) == 0
+    hashes.append(json.loads((tmp_path / "honest" / "summary.json").read_bytes())["model_hash"])
+    assert hashes[0] == hashes[1] != hashes[2]
