@@ -1,0 +1,132 @@
+"""The moto server, what stands in front of it, and the tool with its endpoint."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def load(name: str) -> Any:
+    """A module of this folder, which is no package."""
+    full = f"psnode_tests_ec2_{name}"
+    if full not in sys.modules:
+        spec = importlib.util.spec_from_file_location(full, Path(__file__).with_name(f"{name}.py"))
+        assert spec is not None and spec.loader is not None
+        sys.modules[full] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[full])
+    return sys.modules[full]
+
+
+class Finished(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="session")
+def moto_port() -> Iterator[int]:
+    """A moto server in a process of its own."""
+    pytest.importorskip("moto.server")
+    pytest.importorskip("boto3")
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    started = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        for _ in range(600):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            assert started.poll() is None, "the moto server did not start"
+            time.sleep(0.1)
+        yield port
+    finally:
+        started.terminate()
+        started.wait()
+
+
+@pytest.fixture
+def front(moto_port: int) -> Iterator[Any]:
+    made = load("front").Front(moto_port)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def aws(front: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The environment of an AWS user, whose endpoint is `front`; returns it."""
+    for variable in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(variable)
+    values = {
+        "AWS_ENDPOINT_URL": front.url,
+        "AWS_ACCESS_KEY_ID": "AKIAEXAMPLE",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": str(tmp_path / "no-config"),
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "no-credentials"),
+    }
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    return front
+
+
+@pytest.fixture(scope="session")
+def keyfile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("keys") / "id_ed25519"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "ada@home", "-f", path], check=True)
+    return path
+
+
+@pytest.fixture
+def config(tmp_path: Path, keyfile: Path, request: pytest.FixtureRequest) -> Path:
+    """A file of settings for a cluster of its own: the account is one for all tests."""
+    name = f"t{abs(hash(request.node.nodeid)) % 10**12}"
+    path = tmp_path / "cluster.toml"
+    path.write_text(
+        f'name = "{name}"\nregion = "us-west-2"\navailability_zone = "us-west-2b"\nmaster_type = "m5.large"\n'
+        f'worker_type = "m5.large"\npath_to_keyfile = "{keyfile}"\nssh_from = "203.0.113.7/32"\n'
+        f'state_dir = "{tmp_path / "state"}"\n'
+    )
+    return path
+
+
+@pytest.fixture
+def ec2(aws: Any, config: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Finished]:
+    """Run `psnode-ec2 ARGS` with the file of settings, in this process."""
+    from tools.ec2.cli import main
+
+    def run(*args: object) -> Finished:
+        capfd.readouterr()
+        code = 0
+        try:
+            main([str(args[0]), "--config", str(config), *map(str, args[1:])])
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        out, err = capfd.readouterr()
+        return Finished(code, out, err)
+
+    return run
+
+
+@pytest.fixture
+def api(aws: Any) -> Any:
+    """boto3 itself, on the endpoint: what EC2 says, whatever the tool says."""
+    boto3 = pytest.importorskip("boto3")
+    return boto3.client("ec2", region_name="us-west-2")

@@ -1,0 +1,166 @@
+"""An HTTP endpoint in front of the moto server: it adds what moto lacks, refuses on request, and knows every call.
+
+moto has no placement groups and no price list, its console output is of 2006, and its capacity never ends.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qsl
+from xml.sax.saxutils import escape
+
+Form = dict[str, str]
+NAMESPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
+
+
+@dataclass
+class Refusal:
+    """The next `times` calls of `action` that `applies` accepts are refused with `code`."""
+
+    action: str
+    code: str
+    message: str
+    times: int
+    applies: Callable[[Form], bool]
+
+
+@dataclass
+class Front:
+    """`url` is the endpoint. `calls` holds every call as (action, parameters); `consoles` what an instance has printed."""
+
+    moto_port: int
+    calls: list[tuple[str, Form]] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    groups: dict[str, dict[str, str]] = field(default_factory=dict)
+    consoles: dict[str, str] = field(default_factory=dict)
+    prices: dict[str, float] = field(default_factory=lambda: {"m5.2xlarge": 0.384, "m5.large": 0.096, "c5.2xlarge": 0.34})
+    before: Callable[[str, Form], None] = lambda action, form: None
+    after: Callable[[str, Form, bytes], None] = lambda action, form, body: None
+
+    def __post_init__(self) -> None:
+        front = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                front.serve(self, body)
+
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        self.thread.start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+    def refuse(
+        self, action: str, code: str, message: str = "no", *, times: int = 1, applies: Callable[[Form], bool] = lambda form: True
+    ) -> None:
+        self.refusals.append(Refusal(action, code, message, times, applies))
+
+    def actions(self) -> list[str]:
+        return [action for action, _ in self.calls]
+
+    def serve(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
+        target = request.headers.get("X-Amz-Target", "")
+        form = dict(parse_qsl(body.decode())) if not target else {}
+        action = form.get("Action") or target.rsplit(".", 1)[-1]
+        self.calls.append((action, form))
+        self.before(action, form)
+        status, kind, answer = self._answer(request, action, form, body)
+        if status == 200:
+            self.after(action, form, answer)
+        try:
+            request.send_response(status)
+            request.send_header("Content-Type", kind)
+            request.send_header("Content-Length", str(len(answer)))
+            request.end_headers()
+            request.wfile.write(answer)
+        except OSError:  # the caller was killed
+            request.close_connection = True
+
+    def _answer(self, request: BaseHTTPRequestHandler, action: str, form: Form, body: bytes) -> tuple[int, str, bytes]:
+        for refusal in self.refusals:
+            if refusal.action == action and refusal.times > 0 and refusal.applies(form):
+                refusal.times -= 1
+                text = f"<Code>{refusal.code}</Code><Message>{escape(refusal.message)}</Message>"
+                return (
+                    400,
+                    "text/xml",
+                    f"<Response><Errors><Error>{text}</Error></Errors><RequestID>x</RequestID></Response>".encode(),
+                )
+        if action == "GetProducts":
+            wanted = {term["Field"]: term["Value"] for term in json.loads(body)["Filters"]}
+            rates = [_product(self.prices[name]) for name in [wanted["instanceType"]] if name in self.prices]
+            return 200, "application/x-amz-json-1.1", json.dumps({"FormatVersion": "aws_v1", "PriceList": rates}).encode()
+        if action.endswith(("PlacementGroup", "PlacementGroups")):
+            return self._placement(action, form)
+        if action == "GetConsoleOutput" and form["InstanceId"] in self.consoles:
+            text = base64.b64encode(self.consoles[form["InstanceId"]].encode()).decode()
+            return _xml(action, f"<instanceId>{form['InstanceId']}</instanceId><output>{text}</output>")
+        return self._forward(request, body)
+
+    def _placement(self, action: str, form: Form) -> tuple[int, str, bytes]:
+        if action == "CreatePlacementGroup":
+            name = form["GroupName"]
+            if name in self.groups:
+                return 400, "text/xml", (
+                    b"<Response><Errors><Error><Code>InvalidPlacementGroup.Duplicate</Code><Message>there is one</Message>"
+                    b"</Error></Errors><RequestID>x</RequestID></Response>"
+                )  # fmt: skip
+            prefix = "TagSpecification.1.Tag."
+            keys = [key for key in form if key.startswith(prefix) and key.endswith(".Key")]
+            self.groups[name] = {form[key]: form[key.removesuffix("Key") + "Value"] for key in keys}
+        elif action == "DeletePlacementGroup":
+            self.groups.pop(form["GroupName"], None)
+        else:
+            return _xml(action, f"<placementGroupSet>{''.join(self._groups(form))}</placementGroupSet>")
+        return _xml(action, "<return>true</return>")
+
+    def _groups(self, form: Form) -> list[str]:
+        numbers = [key.split(".")[1] for key in form if key.startswith("Filter.") and key.endswith(".Name")]
+        wanted = {form[f"Filter.{n}.Name"].removeprefix("tag:"): form[f"Filter.{n}.Value.1"] for n in numbers}
+        return [
+            f"<item><groupName>{name}</groupName><strategy>cluster</strategy><state>available</state><tagSet>"
+            + "".join(f"<item><key>{key}</key><value>{value}</value></item>" for key, value in tags.items())
+            + "</tagSet></item>"
+            for name, tags in self.groups.items()
+            if wanted.items() <= tags.items()
+        ]
+
+    def _forward(self, request: BaseHTTPRequestHandler, body: bytes) -> tuple[int, str, bytes]:
+        headers = {
+            name: value for name, value in request.headers.items() if name.lower() not in ("connection", "accept-encoding")
+        }
+        connection = http.client.HTTPConnection("127.0.0.1", self.moto_port, timeout=30)
+        try:
+            connection.request("POST", request.path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.headers.get("Content-Type", "text/xml"), answer.read()
+        finally:
+            connection.close()
+
+
+def _xml(action: str, inner: str) -> tuple[int, str, bytes]:
+    text = f'<{action}Response xmlns="{NAMESPACE}"><requestId>x</requestId>{inner}</{action}Response>'
+    return 200, "text/xml", text.encode()
+
+
+def _product(price: float) -> str:
+    rate = {"unit": "Hrs", "pricePerUnit": {"USD": f"{price:.10f}"}}
+    return json.dumps({"terms": {"OnDemand": {"T": {"priceDimensions": {"D": rate}}}}})

@@ -1,0 +1,169 @@
+"""The command line: settings from a file and from flags, one line and an exit code for every error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tools.ec2.cloud import Cloud, progress
+from tools.ec2.cluster import ENDED, LIVE, Cluster, Node, cluster_of
+from tools.ec2.errors import DeclinedError, Ec2Error
+from tools.ec2.settings import FIELDS, Settings, load, typed
+
+_DEFAULT_FILE = Path("cluster.toml")
+
+
+@dataclass(frozen=True)
+class Session:
+    """What every command works with."""
+
+    settings: Settings
+    cloud: Cloud
+    yes: bool
+
+    @property
+    def cluster(self) -> Cluster:
+        return cluster_of(self.cloud, self.settings)
+
+    def confirm(self, what: str) -> None:
+        """Go on only if the user says so. Raises DeclinedError."""
+        if self.cloud.dry_run or self.yes:
+            progress(what)
+        elif not sys.stdin.isatty():
+            raise DeclinedError(f"{what}: nothing was done, for nobody could be asked; --yes answers in advance")
+        elif not click.confirm(f"{what}. Go on?", err=True):
+            raise DeclinedError("nothing was done")
+
+
+def command(group: click.Group, name: str, *parameters: Callable[..., Any]) -> Callable[[Callable[..., None]], None]:
+    """Register a function of (session, ...) as a command with all settings as flags."""
+
+    def register(function: Callable[..., None]) -> None:
+        def run(config: Path | None, dry_run: bool, yes: bool, **given: Any) -> None:
+            flags = {key: typed(key, value) for key in FIELDS if (value := given.pop(key)) is not None}
+            if config is None and _DEFAULT_FILE.is_file():
+                config = _DEFAULT_FILE
+            settings = load(config, flags)
+            function(Session(settings, Cloud(settings, dry_run=dry_run), yes), **given)
+
+        for option in [*_setting_flags(), *_common_flags(), *parameters]:
+            run = option(run)
+        group.command(name, help=function.__doc__)(run)
+
+    return register
+
+
+def _common_flags() -> list[Callable[..., Any]]:
+    return [
+        click.option("--yes", is_flag=True, help="Do not ask."),
+        click.option("--dry-run", is_flag=True, help="Print the calls and commands; make only those that change nothing."),
+        click.option("--config", type=click.Path(path_type=Path), help="TOML file of settings [cluster.toml, if there is one]."),
+    ]
+
+
+def _setting_flags() -> list[Callable[..., Any]]:
+    made: list[Callable[..., Any]] = []
+    for name, field in reversed(FIELDS.items()):
+        flag, text = "--" + name.replace("_", "-"), _sentence(field.metadata["help"])
+        if field.type == "bool":
+            made.append(click.option(f"{flag}/--no-{flag[2:]}", name, is_flag=True, default=None, help=text))
+        else:
+            made.append(click.option(flag, name, metavar=str(field.type).split("[")[0].upper(), help=text))
+    return made
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:] + "."
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+def cli() -> None:
+    """A cluster for psnode on EC2. What belongs to it is what carries its tags; every command is safe to repeat."""
+
+
+@command(cli, "launch")
+def _launch(session: Session) -> None:
+    """Start the cluster, or complete the one that is there, and wait until it runs."""
+    from tools.ec2.launching import launch
+
+    for node in launch(session.cluster, session.settings, session.confirm):
+        click.echo(line(node))
+
+
+@command(cli, "status", click.option("--json", "as_json", is_flag=True, help="As JSON."))
+def _status(session: Session, as_json: bool) -> None:
+    """Show the nodes, and what EC2 ended of them within the last hour."""
+    cluster = session.cluster
+    nodes = cluster.nodes(LIVE + ENDED)
+    if as_json:
+        click.echo(json.dumps([asdict(node) for node in nodes], default=str, indent=1))
+        return
+    for node in nodes:
+        click.echo(line(node))
+    live = sum(node.state in LIVE for node in nodes)
+    click.echo(f"{live} of {session.settings.n_workers + 1} nodes of cluster {cluster.name}, owner {cluster.owner}")
+
+
+@command(cli, "shutdown")
+def _shutdown(session: Session) -> None:
+    """End all nodes of the cluster and remove what belongs to it: what carries its tags, and nothing else."""
+    from tools.ec2.removing import shutdown
+
+    cluster = session.cluster
+    nodes = cluster.nodes()
+    for node in nodes:
+        progress(line(node))
+    session.confirm(
+        f"end these {len(nodes)} nodes of cluster {cluster.name}, owner {cluster.owner}, with their volumes, and its groups"
+    )
+    for gone in shutdown(cluster):
+        click.echo(gone if session.cloud.dry_run else f"removed {gone}")
+
+
+@command(
+    cli,
+    "get_hosts",
+    click.option("--directory", type=click.Path(path_type=Path), default=Path(), help="Where to write [here]."),
+)
+def _get_hosts(session: Session, directory: Path) -> None:
+    """Write hosts_address, hosts and hostfile: private addresses, the master's first."""
+    from tools.ec2.hosts import host_files, write_hosts
+
+    nodes = session.cluster.ready()
+    if session.cloud.dry_run:
+        for name, text in host_files(nodes).items():
+            click.echo(f"would write {directory / name}:\n{text}", nl=False)
+        return
+    for path in write_hosts(nodes, directory):
+        click.echo(path)
+
+
+def line(node: Node) -> str:
+    """One node for people."""
+    bought = "spot" if node.spot else "on-demand"
+    reason = f"  {node.reason}" if node.state in ENDED and node.reason else ""
+    return (
+        f"{node.name:11} {node.id:19} {node.type:12} {node.zone:15} {bought:9} {node.state:13}"
+        f" {node.private_address:15} {node.public_address:15}{reason}".rstrip()
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command and leave with its exit code."""
+    try:
+        cli.main(arguments, prog_name="psnode-ec2", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except click.Abort:
+        progress("psnode-ec2: interrupted: status shows what there is; run the command again to go on, or shutdown")
+        sys.exit(130)
+    except Ec2Error as error:
+        progress(f"psnode-ec2: error: {error}")
+        sys.exit(error.exit_code)

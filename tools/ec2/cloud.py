@@ -1,0 +1,172 @@
+"""Calls to AWS: typed errors, retries with backoff, and a dry run that makes only the calls that change nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tools.ec2 import errors
+from tools.ec2.settings import Settings, nearest
+
+_PATIENCE = 7  # tries of one call when EC2 asks to slow down or the connection fails: about a minute
+_THROTTLED = {"RequestLimitExceeded", "Throttling", "ThrottlingException", "RequestThrottled", "EC2ThrottledException"}
+_AGAIN = {"InternalError", "InternalFailure", "ServiceUnavailable", "Unavailable", "ServerInternal"}
+_TYPED: Mapping[str, tuple[type[errors.Ec2Error], str]] = {
+    "InsufficientInstanceCapacity": (errors.CapacityError, "add fallback_zones or fallback_types, or try later"),
+    "InsufficientHostCapacity": (errors.CapacityError, "add fallback_zones or fallback_types, or try later"),
+    "InsufficientCapacity": (errors.CapacityError, "add fallback_zones or fallback_types, or try later"),
+    "InsufficientCapacityOnHost": (errors.CapacityError, "add fallback_zones or fallback_types, or try later"),
+    "SpotMaxPriceTooLow": (errors.PriceTooLowError, "raise spot_price, or leave it out"),
+    "Unsupported": (errors.NotOfferedError, "choose another type or zone"),
+    "InvalidInstanceType": (errors.NotOfferedError, "see AWS's list of instance types"),
+    "VcpuLimitExceeded": (errors.QuotaError, "ask for more in the Service Quotas console, or take fewer or smaller nodes"),
+    "InstanceLimitExceeded": (errors.QuotaError, "ask for more in the Service Quotas console, or take fewer nodes"),
+    "MaxSpotInstanceCountExceeded": (errors.QuotaError, "ask for more in the Service Quotas console, or use method on-demand"),
+    "VolumeLimitExceeded": (errors.QuotaError, "ask for more in the Service Quotas console, or lower volume_gib"),
+    "InvalidKeyPair.NotFound": (errors.ConfigurationError, "check key_name and region, or leave key_name out"),
+    "InvalidAMIID.NotFound": (errors.ConfigurationError, "images belong to one region: check image_id"),
+    "InvalidAMIID.Malformed": (errors.ConfigurationError, "check image_id"),
+    "InvalidSubnetID.NotFound": (errors.ConfigurationError, "check subnet_id and region"),
+    "InvalidGroup.Duplicate": (errors.AlreadyThereError, ""),
+    "InvalidKeyPair.Duplicate": (errors.AlreadyThereError, ""),
+    "InvalidPlacementGroup.Duplicate": (errors.AlreadyThereError, ""),
+    "InvalidPermission.Duplicate": (errors.AlreadyThereError, ""),
+    **dict.fromkeys(
+        ("AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch", "ExpiredToken"),
+        (errors.AccessError, "these credentials are not valid (any more): aws sts get-caller-identity shows whose they are"),
+    ),
+    **dict.fromkeys(
+        ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException"),
+        (errors.AccessError, "docs/ec2.md lists the permissions that this tool needs"),
+    ),
+}  # fmt: skip
+
+
+class Cloud:
+    """One region of AWS with somebody's credentials.
+
+    Args:
+        say: takes the lines that --dry-run prints.
+        dry_run: `change` prints the call instead of making it.
+        clients: ready clients by service, in the place of new ones.
+        sleep: waits for so many seconds.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        dry_run: bool = False,
+        say: Callable[[str], None] = print,
+        clients: Mapping[str, Any] | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.dry_run = dry_run
+        self.say = say
+        self.sleep = sleep
+        self._settings = settings
+        self._clients: dict[str, Any] = dict(clients or {})
+
+    @property
+    def region(self) -> str:
+        return str(self._client("ec2").meta.region_name)
+
+    def ask(self, operation: str, service: str = "ec2", **parameters: Any) -> dict[str, Any]:
+        """Make a call that changes nothing; all pages of it."""
+        if self.dry_run:
+            self.say(_shown(service, operation, parameters))
+        client = self._client(service)
+        if not client.can_paginate(operation):
+            return self._patiently(lambda: getattr(client, operation)(**parameters))
+        return self._patiently(lambda: client.get_paginator(operation).paginate(**parameters).build_full_result())
+
+    def change(self, operation: str, **parameters: Any) -> dict[str, Any]:
+        """Make a call of EC2 that changes something; in a dry run print it and return nothing."""
+        if self.dry_run:
+            self.say("would " + _shown("ec2", operation, parameters))
+            return {}
+        return self._patiently(lambda: getattr(self._client("ec2"), operation)(**parameters))
+
+    def pause(self, attempt: int, first: float = 0.5, longest: float = 30.0) -> None:
+        """Wait after the failed `attempt` (0, 1, ...): twice as long each time, and not in step with others."""
+        self.sleep(min(longest, first * 2.0**attempt) * random.uniform(0.5, 1.0))
+
+    def _patiently(self, call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        import botocore.exceptions as found
+
+        for attempt in range(_PATIENCE):
+            last = attempt == _PATIENCE - 1
+            try:
+                return call()
+            except found.ClientError as error:
+                code = error.response["Error"].get("Code", "")
+                if code not in _THROTTLED | _AGAIN or last:
+                    raise translated(error) from error
+            except (found.EndpointConnectionError, found.HTTPClientError) as error:
+                if last:
+                    raise errors.Ec2Error(f"AWS cannot be reached ({error}): check the network and region") from error
+            except (found.NoCredentialsError, found.PartialCredentialsError, found.CredentialRetrievalError) as error:
+                raise _no_credentials() from error
+            except found.BotoCoreError as error:
+                raise errors.Ec2Error(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
+            self.pause(attempt)
+        raise AssertionError("unreachable")
+
+    def _client(self, service: str) -> Any:
+        if service not in self._clients:
+            self._clients[service] = _client(service, self._settings)
+        return self._clients[service]
+
+
+def translated(error: Any) -> errors.Ec2Error:
+    """The typed error for a botocore ClientError: EC2's own words on one line, and a remedy."""
+    code, text = error.response["Error"].get("Code", "?"), error.response["Error"].get("Message", "")
+    kind, remedy = _TYPED.get(code, (errors.Ec2Error, ""))
+    if code in _THROTTLED:
+        kind, remedy = errors.ThrottledError, "others use this account too: try later"
+    message = f"{error.operation_name}: {' '.join(str(text).split()).rstrip('.')} ({code})"
+    return kind(f"{message}: {remedy}" if remedy else message)
+
+
+def _client(service: str, settings: Settings) -> Any:
+    try:
+        import boto3
+        import botocore.config
+        import botocore.exceptions
+    except ImportError:
+        raise errors.ConfigurationError("boto3 is not installed: pip install 'psnode[ec2]'") from None
+    try:
+        session = boto3.Session(profile_name=settings.profile or None, region_name=settings.region or None)
+    except botocore.exceptions.ProfileNotFound:
+        raise errors.AccessError(
+            f"profile {settings.profile!r} is not in the AWS configuration: aws configure makes one"
+        ) from None
+    region = session.region_name
+    if region is None:
+        raise errors.ConfigurationError("no region: set region, for example us-west-2, or AWS_REGION")
+    known = [name for part in session.get_available_partitions() for name in session.get_available_regions("ec2", part)]
+    if region not in known:
+        raise errors.ConfigurationError(f"unknown region {region!r}{nearest(region, known)}; a very new one needs a newer boto3")
+    if session.get_credentials() is None:
+        raise _no_credentials()
+    # the price list has an endpoint in few regions, and is the same in all
+    where = "us-east-1" if service == "pricing" else region
+    once = botocore.config.Config(retries={"total_max_attempts": 1}, connect_timeout=10, read_timeout=60)
+    return session.client(service, region_name=where, config=once)
+
+
+def _no_credentials() -> errors.AccessError:
+    return errors.AccessError("no AWS credentials: run aws configure, log in with aws sso login, or set AWS_PROFILE")
+
+
+def _shown(service: str, operation: str, parameters: Mapping[str, Any]) -> str:
+    return f"call {service} {operation} {json.dumps(parameters, default=str, sort_keys=True)}"
+
+
+def progress(text: str) -> None:
+    """A line for whoever waits."""
+    print(text, file=sys.stderr, flush=True)

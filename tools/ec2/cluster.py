@@ -1,0 +1,116 @@
+"""A cluster is what carries its tags: the nodes, in order, as EC2 knows them at this moment."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tools.ec2.cloud import Cloud
+from tools.ec2.errors import NoClusterError
+from tools.ec2.settings import Settings
+
+CLUSTER, OWNER, ROLE = "psnode:cluster", "psnode:owner", "psnode:role"
+LIVE = ("pending", "running", "stopping", "stopped")
+ENDED = ("shutting-down", "terminated")
+
+
+@dataclass(frozen=True)
+class Node:
+    """An instance. `name` is worker-0, worker-1, ... in the order of addresses, or master; `launched` is in UTC."""
+
+    name: str
+    role: str
+    id: str
+    type: str
+    zone: str
+    state: str
+    spot: bool
+    private_address: str
+    public_address: str
+    launched: datetime.datetime
+    reason: str  # why EC2 ended it, if it did
+
+    def address(self, connect: str) -> str:
+        return self.public_address if connect == "public" else self.private_address
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The tags `name` and `owner`, and what carries them."""
+
+    cloud: Cloud
+    name: str
+    owner: str
+
+    @property
+    def title(self) -> str:
+        """The name of its security group, placement group and key pair."""
+        return f"psnode-{self.name}-{self.owner}"
+
+    def filters(self) -> list[dict[str, Any]]:
+        """What finds the cluster's own among all resources of the account."""
+        return [{"Name": f"tag:{CLUSTER}", "Values": [self.name]}, {"Name": f"tag:{OWNER}", "Values": [self.owner]}]
+
+    def tags(self, *kinds: str, role: str = "") -> list[dict[str, Any]]:
+        """TagSpecifications for a resource of each of `kinds`: a resource never exists without its tags."""
+        tags = {"Name": f"psnode-{self.name}{'-' + role if role else ''}", CLUSTER: self.name, OWNER: self.owner}
+        pairs = [{"Key": key, "Value": value} for key, value in (tags | ({ROLE: role} if role else {})).items()]
+        return [{"ResourceType": kind, "Tags": pairs} for kind in kinds]
+
+    def nodes(self, states: tuple[str, ...] = LIVE) -> list[Node]:
+        """Instances in one of `states`, the master first, the workers by address."""
+        filters = [*self.filters(), {"Name": "instance-state-name", "Values": list(states)}]
+        found = self.cloud.ask("describe_instances", Filters=filters)
+        instances = [instance for reservation in found.get("Reservations", []) for instance in reservation["Instances"]]
+        instances.sort(key=_order)
+        workers = iter(range(len(instances)))
+        return [_node(instance, workers) for instance in instances]
+
+    def ready(self) -> list[Node]:
+        """The nodes, all of them running. Raises NoClusterError."""
+        nodes = self.nodes()
+        if not nodes:
+            raise NoClusterError(f"cluster {self.name} of {self.owner} has no nodes: run launch")
+        if waiting := [node.id for node in nodes if node.state != "running"]:
+            raise NoClusterError(f"not running: {', '.join(waiting)}: run status, then launch to complete the cluster")
+        if nodes[0].role != "master" or len(nodes) < 2:
+            raise NoClusterError(f"cluster {self.name} is not complete: run launch again")
+        return nodes
+
+
+def cluster_of(cloud: Cloud, settings: Settings) -> Cluster:
+    """The cluster that the settings name; its owner is who the credentials belong to, unless they say another."""
+    owner = settings.owner
+    if not owner:
+        # arn:aws:iam::123456789012:user/ada, arn:aws:sts::123456789012:assumed-role/train/ada, ...:root
+        owner = cloud.ask("get_caller_identity", service="sts")["Arn"].rsplit(":", 1)[-1].rsplit("/", 1)[-1]
+    return Cluster(cloud, settings.name, owner)
+
+
+def tags_of(resource: Mapping[str, Any]) -> dict[str, str]:
+    return {tag["Key"]: tag["Value"] for tag in resource.get("Tags", [])}
+
+
+def _order(instance: Mapping[str, Any]) -> tuple[bool, int, str]:
+    address = int(ipaddress.ip_address(instance.get("PrivateIpAddress") or "255.255.255.255"))
+    return tags_of(instance).get(ROLE) != "master", address, instance["InstanceId"]
+
+
+def _node(instance: Mapping[str, Any], workers: Any) -> Node:
+    role = tags_of(instance).get(ROLE, "worker")
+    return Node(
+        name=role if role == "master" else f"worker-{next(workers)}",
+        role=role,
+        id=instance["InstanceId"],
+        type=instance["InstanceType"],
+        zone=instance.get("Placement", {}).get("AvailabilityZone", ""),
+        state=instance["State"]["Name"],
+        spot=instance.get("InstanceLifecycle") == "spot",
+        private_address=instance.get("PrivateIpAddress", ""),
+        public_address=instance.get("PublicIpAddress", ""),
+        launched=instance["LaunchTime"],
+        reason=(instance.get("StateReason") or {}).get("Code", ""),
+    )

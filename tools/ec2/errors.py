@@ -1,0 +1,110 @@
+"""Every exception that this tool raises on purpose, and the exit code it stands for.
+
+    Ec2Error                     1   EC2 refused for a reason that is not known here
+    ├── ConfigurationError       2   a setting is unknown, out of bounds, or EC2 has no such thing
+    │   ├── AccessError          2   no credentials, or not the right to do this
+    │   ├── NotOfferedError      2   the zone or the region has no such instance type
+    │   ├── QuotaError           2   the account may not have so many
+    │   ├── CapError             2   over max_instances or max_hourly_price
+    │   ├── NoClusterError       2   the command needs nodes and there are none
+    │   └── DeclinedError        2   the question was answered with no
+    ├── CapacityError            3   no zone and no type had room, or took the price
+    │   └── PriceTooLowError     3   spot_price is below the market everywhere
+    ├── ThrottledError           3   EC2 asked to slow down until patience ended
+    ├── DeadlineError            3   nodes did not get ready in time
+    ├── NodeLostError            3   EC2 took a node away (spot, or a failure of its own)
+    ├── HostKeyError             4   a host key is not known yet, or is another one
+    ├── RemoteError              n   a command on a node failed; its exit code
+    └── AlreadyThereError        1   what was to be made exists; callers look it up
+
+A message is one line that says what is wrong and what to do.
+"""
+
+from __future__ import annotations
+
+
+class Ec2Error(Exception):
+    """Root of the tree; `exit_code` is what the process ends with."""
+
+    exit_code = 1
+
+
+class ConfigurationError(Ec2Error):
+    """A setting is unknown, out of bounds, or names something that does not exist."""
+
+    exit_code = 2
+
+
+class AccessError(ConfigurationError):
+    """No credentials, expired ones, or ones without the permission."""
+
+
+class NotOfferedError(ConfigurationError):
+    """An instance type that the zone or the region does not have."""
+
+
+class QuotaError(ConfigurationError):
+    """The account's limit of vCPUs or instances is reached."""
+
+
+class CapError(ConfigurationError):
+    """The cluster would pass the limits in the configuration."""
+
+
+class NoClusterError(ConfigurationError):
+    """A command that needs nodes found none."""
+
+
+class DeclinedError(ConfigurationError):
+    """The user said no, or could not be asked."""
+
+
+class CapacityError(Ec2Error):
+    """EC2 has no room for the instances in any of the places tried."""
+
+    exit_code = 3
+
+
+class PriceTooLowError(CapacityError):
+    """The market asks more than spot_price."""
+
+
+class ThrottledError(Ec2Error):
+    """EC2 refused too many calls in a row because there were too many."""
+
+    exit_code = 3
+
+
+class DeadlineError(Ec2Error):
+    """A wait ended without what it waited for."""
+
+    exit_code = 3
+
+
+class NodeLostError(Ec2Error):
+    """EC2 ended an instance by itself; `reason` is its code, such as Server.SpotInstanceTermination."""
+
+    exit_code = 3
+
+    def __init__(self, instance: str, reason: str) -> None:
+        super().__init__(f"{instance} was ended by EC2 ({reason}): run launch again to replace it")
+        self.instance = instance
+        self.reason = reason
+
+
+class HostKeyError(Ec2Error):
+    """The host key of an instance cannot be told."""
+
+    exit_code = 4
+
+
+class RemoteError(Ec2Error):
+    """A command on a node ended with a code other than 0."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.exit_code = code
+
+
+class AlreadyThereError(Ec2Error):
+    """A resource of that name exists."""

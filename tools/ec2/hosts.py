@@ -1,0 +1,38 @@
+"""The files that get_hosts writes, as ATOMO's users know them, and one that mpirun reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tools.ec2.cluster import Node
+
+ALIAS = "deeplearning-worker"  # and the number of the line: the master is the first
+
+
+def host_files(nodes: Sequence[Node]) -> dict[str, str]:
+    """Contents by name.
+
+    hosts_address  private addresses, the master's first: for `psnode launch --hostfile`
+    hosts          lines for /etc/hosts
+    hostfile       the addresses with one slot each: for mpirun
+    """
+    addresses = [node.private_address for node in nodes]
+    return {
+        "hosts_address": "".join(f"{address}\n" for address in addresses),
+        "hosts": "".join(
+            f"{address}\t{ALIAS}{number}\t{node.name}\n"
+            for number, (address, node) in enumerate(zip(addresses, nodes, strict=True), 1)
+        ),
+        "hostfile": "".join(f"{address} slots=1\n" for address in addresses),
+    }
+
+
+def write_hosts(nodes: Sequence[Node], directory: Path) -> list[Path]:
+    """Write the files into `directory`; returns their paths."""
+    directory.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, text in host_files(nodes).items():
+        (directory / name).write_text(text)
+        written.append(directory / name)
+    return written

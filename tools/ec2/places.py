@@ -1,0 +1,82 @@
+"""Where the cluster may run: zones with a subnet that offer the instance types, in the order to try them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tools.ec2.cloud import Cloud
+from tools.ec2.errors import ConfigurationError, NotOfferedError
+from tools.ec2.settings import Settings, nearest
+
+
+@dataclass(frozen=True)
+class Place:
+    """A zone and its subnet, and the types to start there."""
+
+    zone: str
+    subnet: str
+    vpc: str
+    master_type: str
+    worker_type: str
+
+    def __str__(self) -> str:
+        types = self.master_type if self.master_type == self.worker_type else f"{self.master_type} and {self.worker_type}"
+        return f"{types} in {self.zone}"
+
+
+def architecture_of(cloud: Cloud, types: Sequence[str]) -> str:
+    """The one processor architecture of all `types`. Raises ConfigurationError if they differ or one does not exist."""
+    found = cloud.ask("describe_instance_types", InstanceTypes=sorted(set(types)))["InstanceTypes"]
+    by_type = {each["InstanceType"]: set(each["ProcessorInfo"]["SupportedArchitectures"]) - {"i386"} for each in found}
+    common = set.intersection(*by_type.values()) if by_type else set()
+    if not common:
+        shown = ", ".join(f"{name} is {'/'.join(sorted(each))}" for name, each in sorted(by_type.items()))
+        raise ConfigurationError(
+            f"the instance types have no processor architecture in common ({shown}): one image must run on all"
+        )
+    return str(min(common))
+
+
+def places(cloud: Cloud, settings: Settings, only: str = "") -> list[Place]:
+    """The places to try, best first; in zone `only` if it is given. Raises NotOfferedError and ConfigurationError."""
+    subnets = _subnets(cloud, settings)
+    wanted = [only] if only else [zone for zone in (settings.availability_zone, *settings.fallback_zones) if zone]
+    if unknown := [zone for zone in wanted if zone not in subnets]:
+        hint = nearest(unknown[0], subnets)
+        raise ConfigurationError(f"zone {unknown[0]} has no subnet to use{hint}; the zones that have: {', '.join(subnets)}")
+    pairs = [(settings.master_type, settings.worker_type), *((other, other) for other in settings.fallback_types)]
+    offered = _offers(cloud, {name for pair in pairs for name in pair})
+    found = [
+        Place(zone, *subnets[zone], *pair)
+        for pair in pairs
+        for zone in (wanted or sorted(subnets))
+        if all((name, zone) in offered for name in pair)
+    ]
+    missing = next((name for name in pairs[0] for zone in wanted[:1] if (name, zone) not in offered), None)
+    if missing and not only:
+        where = sorted(zone for name, zone in offered if name == missing)
+        raise NotOfferedError(
+            f"{missing} is not offered in {wanted[0]}: {'it is in ' + ', '.join(where) if where else 'nor in the region'}"
+        )
+    if not found:
+        raise NotOfferedError(f"no zone offers {' and '.join(sorted(set(pairs[0])))}: choose other types or another region")
+    return found
+
+
+def _subnets(cloud: Cloud, settings: Settings) -> dict[str, tuple[str, str]]:
+    """(subnet, VPC) by zone."""
+    if settings.subnet_id:
+        found = cloud.ask("describe_subnets", SubnetIds=[settings.subnet_id])
+    else:
+        found = cloud.ask("describe_subnets", Filters=[{"Name": "default-for-az", "Values": ["true"]}])
+    subnets = {each["AvailabilityZone"]: (each["SubnetId"], each["VpcId"]) for each in found["Subnets"]}
+    if not subnets:
+        raise ConfigurationError("the region has no default subnets: set subnet_id to one of yours")
+    return dict(sorted(subnets.items()))
+
+
+def _offers(cloud: Cloud, types: set[str]) -> set[tuple[str, str]]:
+    filters = [{"Name": "instance-type", "Values": sorted(types)}]
+    found = cloud.ask("describe_instance_type_offerings", LocationType="availability-zone", Filters=filters)
+    return {(each["InstanceType"], each["Location"]) for each in found["InstanceTypeOfferings"]}

@@ -1,0 +1,80 @@
+"""The parameters of one RunInstances call: what every node is, and what keeps it safe."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tools.ec2.cluster import Cluster
+from tools.ec2.images import Image
+from tools.ec2.places import Place
+from tools.ec2.settings import Settings
+
+
+@dataclass(frozen=True)
+class Common:
+    """What all nodes of a launch share."""
+
+    image: Image
+    key: str
+    firewall: str
+    placement: str | None
+
+
+def request(
+    cluster: Cluster, settings: Settings, common: Common, place: Place, role: str, count: int, moment: Sequence[object]
+) -> dict[str, Any]:
+    """RunInstances for `count` nodes of `role`, all or none of them.
+
+    `moment` is the same for a call that is made again because nobody knows what became of the first one, and another once an
+    instance has ended or time has passed. The client token is made of it: EC2 then starts nothing twice, even while it does
+    not show yet what the first call started.
+    """
+    wanted: dict[str, Any] = {
+        "ImageId": common.image.id,
+        "InstanceType": place.master_type if role == "master" else place.worker_type,
+        "MinCount": count,
+        "MaxCount": count,
+        "KeyName": common.key,
+        "Placement": {"GroupName": common.placement} if common.placement else {},
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        "UserData": user_data(settings.max_hours),
+        # version 2 of the metadata service alone, and not for containers behind another hop
+        "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1, "HttpEndpoint": "enabled"},
+        "BlockDeviceMappings": [_root_volume(common.image, settings)],
+        "TagSpecifications": cluster.tags("instance", "volume", "network-interface", role=role),
+        **_network(settings, common, place),
+    }
+    if settings.method == "spot":
+        limit = {"MaxPrice": f"{settings.spot_price:g}"} if settings.spot_price else {}
+        options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate", **limit}
+        wanted["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
+        wanted["TagSpecifications"] += cluster.tags("spot-instances-request", role=role)
+    text = json.dumps([wanted, list(moment)], sort_keys=True)
+    return {**wanted, "ClientToken": hashlib.sha256(text.encode()).hexdigest()[:64]}
+
+
+def user_data(max_hours: int) -> str:
+    """What a node does when it starts: set the hour at which it ends itself, and its bill, whatever happens to its owner."""
+    return f"#!/bin/sh\nshutdown -P +{60 * max_hours}\n" if max_hours else ""
+
+
+def _root_volume(image: Image, settings: Settings) -> dict[str, Any]:
+    volume = {"Encrypted": True, "VolumeSize": settings.volume_gib, "VolumeType": "gp3", "DeleteOnTermination": True}
+    return {"DeviceName": image.root, "Ebs": volume}
+
+
+def _network(settings: Settings, common: Common, place: Place) -> dict[str, Any]:
+    if not settings.efa:
+        return {"SubnetId": place.subnet, "SecurityGroupIds": [common.firewall]}
+    card = {
+        "DeviceIndex": 0,
+        "SubnetId": place.subnet,
+        "Groups": [common.firewall],
+        "InterfaceType": "efa",
+        "DeleteOnTermination": True,
+    }
+    return {"NetworkInterfaces": [{**card, "AssociatePublicIpAddress": True} if settings.connect == "public" else card]}

@@ -1,0 +1,181 @@
+"""What a cluster has besides its nodes: a security group, a placement group, and the public half of the user's key."""
+
+from __future__ import annotations
+
+import ipaddress
+import subprocess
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tools.ec2.cluster import CLUSTER, OWNER, Cluster, tags_of
+from tools.ec2.errors import AlreadyThereError, ConfigurationError, Ec2Error
+from tools.ec2.settings import Settings
+
+_OWN_ADDRESS = "https://checkip.amazonaws.com"  # answers with the address that the question came from
+
+
+def public_key(keyfile: Path) -> str:
+    """The public half of the private key in `keyfile`, as authorized_keys has it. Raises ConfigurationError."""
+    remedy = "set path_to_keyfile, or make one: ssh-keygen -t ed25519"
+    try:
+        keyfile.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"path_to_keyfile {keyfile} cannot be read ({error.strerror}): {remedy}") from None
+    beside = keyfile.with_name(keyfile.name + ".pub")
+    if beside.is_file():
+        return beside.read_text().strip()
+    done = subprocess.run(["ssh-keygen", "-y", "-P", "", "-f", keyfile], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode != 0:
+        why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise ConfigurationError(f"path_to_keyfile {keyfile} is no private key that can be used ({why}): {remedy}")
+    return done.stdout.strip()
+
+
+def check_key_name(cluster: Cluster, settings: Settings) -> None:
+    """That the key pair `key_name` exists. Raises ConfigurationError."""
+    if settings.key_name:
+        cluster.cloud.ask("describe_key_pairs", KeyNames=[settings.key_name])
+
+
+def ensure_key(cluster: Cluster, settings: Settings, public: str) -> str:
+    """The name of the EC2 key pair: the user's own, or one for this cluster made of `public`."""
+    if settings.key_name:
+        return settings.key_name
+
+    def found() -> str | None:
+        pairs = cluster.cloud.ask("describe_key_pairs", Filters=cluster.filters())["KeyPairs"]
+        return pairs[0]["KeyName"] if pairs else None
+
+    def make() -> None:
+        tags = cluster.tags("key-pair")
+        cluster.cloud.change("import_key_pair", KeyName=cluster.title, PublicKeyMaterial=public.encode(), TagSpecifications=tags)
+
+    return _ensure(cluster, "key pair", found, make)
+
+
+def ensure_firewall(cluster: Cluster, settings: Settings, vpc: str, ssh_from: str) -> str:
+    """The id of the cluster's security group: port 22 from `ssh_from`, everything among members, nothing else."""
+
+    def found() -> str | None:
+        filters = [*cluster.filters(), {"Name": "vpc-id", "Values": [vpc]}]
+        groups = cluster.cloud.ask("describe_security_groups", Filters=filters)["SecurityGroups"]
+        return groups[0]["GroupId"] if groups else None
+
+    def make() -> None:
+        text = f"psnode cluster {cluster.name}: ssh from its owner, all traffic among its nodes"
+        tags = cluster.tags("security-group")
+        cluster.cloud.change(
+            "create_security_group", GroupName=cluster.title, Description=text, VpcId=vpc, TagSpecifications=tags
+        )
+
+    group = _ensure(cluster, "security group", found, make)
+    _settle_rules(cluster, group, ssh_from)
+    return group
+
+
+def _settle_rules(cluster: Cluster, group: str, ssh_from: str) -> None:
+    """Make the group's ingress what it should be, adding and removing what differs."""
+    cloud = cluster.cloud
+    now = (
+        set()
+        if cloud.dry_run and group.startswith("(")
+        else _rules(cloud.ask("describe_security_groups", GroupIds=[group]), group)
+    )
+    family = "Ipv6Ranges" if ":" in ssh_from else "IpRanges"
+    wanted = {("tcp", 22, 22, family, ssh_from), ("-1", -1, -1, "UserIdGroupPairs", group)}
+    for call, rules in (("revoke_security_group_ingress", now - wanted), ("authorize_security_group_ingress", wanted - now)):
+        if rules:
+            try:
+                cloud.change(call, GroupId=group, IpPermissions=[_permission(*rule) for rule in sorted(rules)])
+            except AlreadyThereError:  # by another launch of the same cluster, at the same time
+                continue
+
+
+def _rules(found: dict[str, Any], group: str) -> set[tuple[str, int, int, str, str]]:
+    keys = {"IpRanges": "CidrIp", "Ipv6Ranges": "CidrIpv6", "UserIdGroupPairs": "GroupId"}
+    return {
+        (each["IpProtocol"], each.get("FromPort", -1), each.get("ToPort", -1), family, member[key])
+        for each in found["SecurityGroups"][0]["IpPermissions"]
+        for family, key in keys.items()
+        for member in each.get(family, [])
+    }
+
+
+def _permission(protocol: str, first: int, last: int, family: str, value: str) -> dict[str, Any]:
+    key = {"IpRanges": "CidrIp", "Ipv6Ranges": "CidrIpv6", "UserIdGroupPairs": "GroupId"}[family]
+    ports = {} if protocol == "-1" else {"FromPort": first, "ToPort": last}
+    return {"IpProtocol": protocol, **ports, family: [{key: value}]}
+
+
+def ensure_placement(cluster: Cluster) -> str:
+    """The name of the cluster's placement group, where AWS puts instances on one fast network."""
+
+    def found() -> str | None:
+        groups = cluster.cloud.ask("describe_placement_groups", Filters=cluster.filters())["PlacementGroups"]
+        return next((group["GroupName"] for group in groups if group["State"] in ("pending", "available")), None)
+
+    def make() -> None:
+        tags = cluster.tags("placement-group")
+        cluster.cloud.change("create_placement_group", GroupName=cluster.title, Strategy="cluster", TagSpecifications=tags)
+
+    return _ensure(cluster, "placement group", found, make)
+
+
+def _ensure(cluster: Cluster, kind: str, found: Callable[[], str | None], make: Callable[[], None]) -> str:
+    """What `found` returns, after `make` if need be; a name already taken by somebody else is an error."""
+    if (there := found()) is not None:
+        return there
+    taken = False
+    for attempt in range(6):
+        try:
+            make()
+        except AlreadyThereError:
+            taken = True
+        if (there := found()) is not None:
+            return there
+        if cluster.cloud.dry_run:
+            return f"({kind})"
+        if taken and attempt:
+            raise ConfigurationError(f"there is a {kind} {cluster.title} without this cluster's tags: choose another name")
+        cluster.cloud.pause(attempt)  # EC2 may show late what it has made
+    raise Ec2Error(f"EC2 made the {kind} {cluster.title} but does not show it: run the command again")
+
+
+def own_range(settings: Settings) -> str:
+    """The addresses that may reach port 22. Raises ConfigurationError if this machine's cannot be found out."""
+    if settings.ssh_from != "auto":
+        return settings.ssh_from
+    try:
+        with urllib.request.urlopen(_OWN_ADDRESS, timeout=10) as answer:
+            address = ipaddress.ip_address(answer.read(64).decode("ascii").strip())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"this machine's public address cannot be found out ({error}): set ssh_from to it, as in 203.0.113.7/32"
+        ) from None
+    return f"{address}/{address.max_prefixlen}"
+
+
+def remove_resources(cluster: Cluster) -> list[str]:
+    """Remove the groups and the key pair of a cluster without nodes; returns their names."""
+    cloud, gone = cluster.cloud, []
+    for group in cloud.ask("describe_security_groups", Filters=cluster.filters())["SecurityGroups"]:
+        if _own(cluster, group):
+            cloud.change("delete_security_group", GroupId=group["GroupId"])
+            gone.append(f"security group {group['GroupName']}")
+    for group in cloud.ask("describe_placement_groups", Filters=cluster.filters())["PlacementGroups"]:
+        if _own(cluster, group) and group["State"] in ("pending", "available"):
+            cloud.change("delete_placement_group", GroupName=group["GroupName"])
+            gone.append(f"placement group {group['GroupName']}")
+    for pair in cloud.ask("describe_key_pairs", Filters=cluster.filters())["KeyPairs"]:
+        if _own(cluster, pair):
+            cloud.change("delete_key_pair", KeyName=pair["KeyName"])
+            gone.append(f"key pair {pair['KeyName']}")
+    return gone
+
+
+def _own(cluster: Cluster, resource: dict[str, Any]) -> bool:
+    """That it carries both tags: checked here again, whatever the filter let through."""
+    tags = tags_of(resource)
+    return tags.get(CLUSTER) == cluster.name and tags.get(OWNER) == cluster.owner
