@@ -18,9 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from psnode.codecs import Payload, get_codec, water
+from psnode.codecs import Payload, get_codec
 from psnode.codecs.base import readonly
 from psnode.codecs.entrywise import Entrywise
+from psnode.codecs.kernels import water
 from psnode.errors import CodecSpecError, NonFiniteGradientError, PayloadError
 from tests.codecs.golden_reader import read as read_golden
 from tests.codecs.golden_store import check_golden

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from psnode.codecs import gaps, indices
+from psnode.codecs.selection import gaps, indices
 from psnode.errors import PayloadError
+from tests.codecs.golden_store import FOLDER, REWRITE
 from tests.codecs.index_oracle import log2_binomial, read_set
-from tests.codecs.test__golden import FOLDER, REWRITE
 
 SIZES = [1, 2, 3, 7, 8, 9, 63, 64, 65, 100, 511, 1000, 4096, 10007]
 DENSITIES = [0, 0.001, 0.01, 0.05, 0.1, 0.124, 0.13, 0.2, 0.25, 0.3, 0.38, 0.45, 0.499, 0.5, 0.501, 0.62, 0.9, 0.99, 1]
