@@ -257,6 +257,7 @@ def bench_peers(debug: bool, schemes: tuple[str, ...], ddp: tuple[str, ...], **o
 @click.option("--size", type=click.IntRange(1024), default=2**24, show_default=True, help="Values of the two distributions.")
 @click.option("--gradient", type=click.Path(path_type=Path), metavar="FILE", help="A file of bench record, measured too.")
 @click.option("--seconds", type=click.FloatRange(0), default=0.5, show_default=True, help="What each figure may take.")
+@click.option("--copies", type=click.IntRange(0), metavar="MIB", help="Copies that are gone round; default: 4 last-level caches.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
 @click.option("--plot", "plot_file", type=click.Path(path_type=Path), help="Draw rate and distortion, as PNG and as SVG.")
 @click.option("--debug/--no-debug", default=False, help="Show the traceback of an error.")

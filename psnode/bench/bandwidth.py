@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from psnode.bench.rotation import Rotation
 from psnode.bench.timing import rate
 from psnode.codecs.base import Floats
 from psnode.codecs.kernels.jit import kernel
@@ -19,7 +20,10 @@ def fold(words: npt.NDArray[np.uint64]) -> np.uint64:
     return result
 
 
-def read_bandwidth(x: Floats, seconds: float = 0.1) -> dict[str, float]:
-    """GB/s at which one core reads `x` (1-D, float32, contiguous): median and quartiles."""
-    words = x[: x.size // 2 * 2].view(np.uint64)
-    return rate(lambda: fold(words), words.nbytes, seconds)
+def read_bandwidth(copies: Rotation, seconds: float = 0.1) -> dict[str, float]:
+    """GB/s at which one core reads `copies`, one after the other: median and quartiles. Of a single copy: from the cache."""
+    return rate(lambda: fold(_words(copies.take())), _words(copies.take()).nbytes, seconds)
+
+
+def _words(x: Floats) -> npt.NDArray[np.uint64]:
+    return x[: x.size // 2 * 2].view(np.uint64)

@@ -1,9 +1,13 @@
 """`psnode bench codecs`: speed, bits, error and memory of every codec, on one core, against what memory and theory allow.
 
-For every setting and input: GB/s of float32 in encode, encode with its error, decode and decode_add, also as shares of the
-read bandwidth r measured beside it; bits a coordinate of the payload, header included; ||x - decode||^2 / ||x||^2; how many
-bits that is above the fewest that are enough for every input, and above the input's own R(D); the most memory allocated, as a
-share of the input.
+For every setting and input: GB/s of float32 in encode, in encode_sum (a step of error feedback, with the form of the codec that
+training uses there), decode and decode_add, also as shares of the read bandwidth r measured beside it; bits a coordinate of the
+payload, header included; ||x - decode||^2 / ||x||^2; how many bits that is above the fewest that are enough for every input,
+and above the input's own R(D); the most memory allocated, as a share of the input.
+
+Gradients lie in memory when a codec meets them. So r and the codecs go round copies of the input, and of the arrays they write
+to, which take up four times the last-level cache; what r would be in the cache is told beside it. Payloads are reused: they
+come from the network and go there.
 """
 
 from __future__ import annotations
@@ -18,15 +22,17 @@ import numpy as np
 
 from psnode.bench import inputs, operators
 from psnode.bench.bandwidth import read_bandwidth
-from psnode.bench.hardware import hardware
+from psnode.bench.hardware import hardware, last_level_cache
 from psnode.bench.inputs import Input
 from psnode.bench.rate_distortion import Curve, curve, least_bits, shrunk
+from psnode.bench.rotation import Rotation, beyond_cache
 from psnode.bench.timing import rate
 from psnode.codecs import Codec, Payload, available, get_codec
 from psnode.codecs.base import Bytes, Floats
 from psnode.codecs.rng import Key
 
 KEY = Key.derive(1, "bench")
+SPEEDS = ("encode", "encode_sum", "decode", "decode_add")
 SETTINGS: dict[str, tuple[str, ...]] = {
     "dithered": ("dithered", *(f"dithered:step={step}+ans" for step in (0.25, 0.5, 1, 2, 3.5))),
     "qsgd": ("qsgd", "qsgd:levels=1+ans", "qsgd:levels=7+ans", "qsgd+ans", "qsgd+rice", "qsgd+zstd", "qsgd:levels=255"),
@@ -51,36 +57,57 @@ def settings(specs: Sequence[str]) -> list[str]:
     return list(specs) or [spec for name in available() for spec in SETTINGS.get(name, (name,))]
 
 
-def run(specs: Sequence[str], size: int, gradient: Path | None, seconds: float) -> dict[str, Any]:
-    """Measure; `seconds` is what each figure may take. A setting that fails has `failed`, with the reason, instead of figures."""
+def run(specs: Sequence[str], size: int, gradient: Path | None, seconds: float, copies: int) -> dict[str, Any]:
+    """Measure; `seconds` is what each figure may take, `copies` the bytes of the copies that are read, and written, in turn.
+
+    A setting that fails has `failed`, with the reason, instead of figures.
+    """
     codecs = [(spec, get_codec(spec)) for spec in settings(specs)]
     sources = [inputs.gaussian(size), inputs.student(size), *([inputs.recorded(gradient)] if gradient else [])]
     found = {}
     for source in sources:
-        theory = curve(source.flat)
+        theory, memory = curve(source.flat), Memory(source, copies)
         found[source.name] = {
             "size": source.flat.size,
             "zeros": float(np.mean(source.flat == 0)),
             "curve": {"bits": theory.bits.tolist(), "errors": theory.errors.tolist()},
-            "rows": [_row(spec, codec, source, theory, seconds) for spec, codec in codecs],
+            "copies": memory.inputs.nbytes,
+            "cached": read_bandwidth(Rotation(source.flat, 0)),
+            "rows": [_row(spec, codec, memory, theory, seconds) for spec, codec in codecs],
         }
     return {**hardware(), "sources": found}
 
 
-def _row(spec: str, codec: Codec, source: Input, theory: Curve, seconds: float) -> dict[str, Any]:
-    parts = source.parts(codec)
+class Memory:
+    """`inputs` and `targets`, copies of the input and of arrays to write to, to be taken in turn."""
+
+    def __init__(self, source: Input, nbytes: int) -> None:
+        self.source = source
+        self.inputs, self.targets = (Rotation(source.flat, nbytes) for _ in range(2))
+
+    def input(self, codec: Codec) -> list[Floats]:
+        """The next copy, as `codec` sees it."""
+        return self.source.parts_of(self.inputs.take(), codec)
+
+    def target(self, codec: Codec) -> list[Floats]:
+        """The next array to write to, as `codec` sees it."""
+        return self.source.parts_of(self.targets.take(), codec)
+
+
+def _row(spec: str, codec: Codec, memory: Memory, theory: Curve, seconds: float) -> dict[str, Any]:
+    parts = memory.source.parts(codec)
     row: dict[str, Any] = {"spec": spec, "size": sum(part.size for part in parts)}
     row |= {"unbiased": codec.unbiased, "lossless": codec.lossless}
     try:
         row |= _quality(codec, parts, theory)
-        row |= _speed(codec, parts, seconds)
-        row["allocated"] = _allocated(codec, parts)
+        row |= _speed(codec, memory, row["size"], seconds)
+        row["allocated"] = _allocated(codec, memory, row["size"])
     except Exception as error:  # one codec that cannot be measured must not end the others' run
         return row | {"failed": " ".join(f"{type(error).__name__}: {error}".split())}
-    row["read"] = read_bandwidth(source.flat)
-    for name in ("encode", "encode_error", "decode", "decode_add"):
+    row["read"] = read_bandwidth(memory.inputs)
+    for name in SPEEDS:
         row[name]["share"] = row[name]["median"] / row["read"]["median"]
-    row["operators"] = operators.measure(spec, source.flat, seconds)
+    row["operators"] = operators.measure(spec, memory.inputs, seconds)
     return row
 
 
@@ -112,62 +139,64 @@ def _pieces(x: Floats) -> Iterator[np.ndarray]:
         yield x[start : start + (1 << 20)].astype(np.float64)
 
 
-class _Buffers:
-    """What a user of the codec would keep between steps: payload buffers, and an array for what comes out."""
+class _Actions:
+    """What is measured, with payload buffers that a user of the codec would keep between steps."""
 
-    def __init__(self, codec: Codec, parts: list[Floats]) -> None:
-        self.codec, self.parts = codec, parts
-        self.bodies: list[Bytes] = [np.zeros(codec.max_nbytes(part.shape), np.uint8) for part in parts]
-        self.targets = [np.zeros_like(part) for part in parts]
+    def __init__(self, codec: Codec, memory: Memory) -> None:
+        self.codec, self.memory, self.fed_back = codec, memory, codec.contractive()
+        room = [self.fed_back.max_nbytes(part.shape) for part in memory.source.parts(codec)]
+        self.bodies: list[Bytes] = [np.zeros(nbytes, np.uint8) for nbytes in room]
         self.payloads: list[Payload] = []
 
     def encode(self) -> None:
-        pairs = zip(self.parts, self.bodies, strict=True)
+        pairs = zip(self.memory.input(self.codec), self.bodies, strict=True)
         self.payloads = [self.codec.encode(part, KEY, out=body) for part, body in pairs]
 
-    def encode_error(self) -> None:
-        for part, body, target in zip(self.parts, self.bodies, self.targets, strict=True):
-            self.codec.encode(part, KEY, error=target, out=body)
+    def encode_sum(self) -> None:
+        taken = self.memory.input(self.codec), self.bodies, self.memory.target(self.codec)
+        self.payloads = []  # their memory is overwritten
+        for part, body, residual in zip(*taken, strict=True):
+            self.fed_back.encode_sum(part, KEY, residual, out=body)
 
     def decode(self) -> None:
-        for payload, target in zip(self.payloads, self.targets, strict=True):
+        for payload, target in zip(self.payloads, self.memory.target(self.codec), strict=True):
             self.codec.decode(payload, target)
 
     def decode_add(self) -> None:
-        for payload, target in zip(self.payloads, self.targets, strict=True):
+        for payload, target in zip(self.payloads, self.memory.target(self.codec), strict=True):
             self.codec.decode_add(payload, target, 0.25)
 
 
-def _speed(codec: Codec, parts: list[Floats], seconds: float) -> dict[str, Any]:
-    buffers = _Buffers(codec, parts)
-    nbytes = sum(part.nbytes for part in parts)
-    actions = {name: getattr(buffers, name) for name in ("encode", "encode_error", "decode", "decode_add")}
-    return {name: rate(action, nbytes, seconds) for name, action in actions.items()}
+def _speed(codec: Codec, memory: Memory, size: int, seconds: float) -> dict[str, Any]:
+    actions = _Actions(codec, memory)
+    memory.targets.fill(0)
+    found = {"encode_sum": rate(actions.encode_sum, 4 * size, seconds)}
+    return found | {name: rate(getattr(actions, name), 4 * size, seconds) for name in ("encode", "decode", "decode_add")}
 
 
-def _allocated(codec: Codec, parts: list[Floats]) -> dict[str, float]:
+def _allocated(codec: Codec, memory: Memory, size: int) -> dict[str, float]:
     """The most bytes that Python and NumPy hold beside the buffers of the caller, as shares of the input."""
-    buffers = _Buffers(codec, parts)
-    nbytes = sum(part.nbytes for part in parts)
-    buffers.encode()
+    actions = _Actions(codec, memory)
+    actions.encode()
     shares = {}
     for name in ("encode", "decode", "decode_add"):
         tracemalloc.start()
         try:
-            getattr(buffers, name)()
-            shares[name] = tracemalloc.get_traced_memory()[1] / nbytes
+            getattr(actions, name)()
+            shares[name] = tracemalloc.get_traced_memory()[1] / (4 * size)
         finally:
             tracemalloc.stop()
     return shares
 
 
 def main(
-    specs: Sequence[str], size: int, gradient: Path | None, seconds: float, json_file: Path | None, plot_file: Path | None
-) -> int:
-    """Measure, print a table an input, write JSON and the plot; the exit code."""
+    specs: Sequence[str], size: int, gradient: Path | None, seconds: float, copies: int | None, json_file: Path | None,
+    plot_file: Path | None,
+) -> int:  # fmt: skip
+    """Measure, print a table an input, write JSON and the plot; the exit code. `copies`: MiB, None: by the cache."""
     from psnode.bench.tables import show
 
-    result = run(specs, size, gradient, seconds)
+    result = run(specs, size, gradient, seconds, beyond_cache(last_level_cache()) if copies is None else copies << 20)
     show(result)
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)

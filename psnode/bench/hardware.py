@@ -7,13 +7,16 @@ import platform
 from datetime import UTC, datetime
 from pathlib import Path
 
+_USUAL_CACHE = 32 << 20
+
 
 def hardware() -> dict[str, str | int]:
-    """`date` (UTC, to the second), `cpu`, `cores` this process may use, `system`, `python`."""
+    """`date` (UTC, to the second), `cpu`, `cores` this process may use, `cache` (bytes, last level), `system`, `python`."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "cache": last_level_cache(),
         "system": platform.platform(),
         "python": platform.python_version(),
     }
@@ -25,3 +28,12 @@ def _cpu() -> str:
     except OSError:
         return platform.processor() or platform.machine()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def last_level_cache() -> int:
+    """Bytes of the largest cache that the first core sees, or 32 MiB where the system does not say."""
+    found = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    try:
+        return max(int(path.read_text().strip().removesuffix("K")) * 1024 for path in found)
+    except (OSError, ValueError):  # there is none, or it is told in another unit
+        return _USUAL_CACHE

@@ -16,7 +16,10 @@ _SEED = 1
 
 
 class Input(NamedTuple):
-    """`flat`: what codecs of flat vectors see. `tensors`: what codecs that need shapes see, one at a time."""
+    """`flat`: what codecs of flat vectors see. `tensors`: what codecs that need shapes see, one at a time.
+
+    The tensors' values lie in `flat` one after the other, from its beginning.
+    """
 
     name: str
     flat: Floats
@@ -25,6 +28,14 @@ class Input(NamedTuple):
     def parts(self, codec: Codec) -> list[Floats]:
         """The arrays that `codec` is measured on, one encode each."""
         return self.tensors if codec.shaped else [self.flat]
+
+    def parts_of(self, flat: Floats, codec: Codec) -> list[Floats]:
+        """The same parts of `flat`, an array like this input's: views."""
+        if not codec.shaped:
+            return [flat]
+        ends = np.cumsum([tensor.size for tensor in self.tensors])
+        pieces = zip(np.split(flat[: ends[-1]], ends[:-1]), self.tensors, strict=True)
+        return [piece.reshape(tensor.shape) for piece, tensor in pieces]
 
 
 def gaussian(size: int) -> Input:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from psnode.bench.rotation import Rotation
 from psnode.bench.timing import rate
-from psnode.codecs.base import Floats
 
 if TYPE_CHECKING:
     import torch
@@ -54,8 +54,11 @@ OPERATORS: dict[str, Callable[[torch.Tensor], object]] = {
 }
 
 
-def measure(spec: str, x: Floats, seconds: float) -> dict[str, float] | None:
-    """GB/s at which PyTorch's operators do what the codec `spec` does to `x`; None without such a version, or without torch."""
+def measure(spec: str, copies: Rotation, seconds: float) -> dict[str, float] | None:
+    """GB/s at which PyTorch's operators do what the codec `spec` does to `copies`, one after the other.
+
+    None without such a version, or without torch.
+    """
     if spec not in OPERATORS or find_spec("torch") is None:
         return None
     import torch
@@ -63,7 +66,8 @@ def measure(spec: str, x: Floats, seconds: float) -> dict[str, float] | None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        tensor = torch.from_numpy(x[: x.size // 512 * 512])
-        return rate(lambda: OPERATORS[spec](tensor), 4 * tensor.numel(), seconds, least=3) if tensor.numel() else None
+        size = copies.take().size // 512 * 512
+        action = OPERATORS[spec]
+        return rate(lambda: action(torch.from_numpy(copies.take()[:size])), 4 * size, seconds, least=3) if size else None
     finally:
         torch.set_num_threads(threads)

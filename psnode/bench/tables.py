@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-_HEADS = ("bits", "encode", "with error", "decode", "decode_add", "α or ω", "over bound", "over R(D)", "memory", "operators")
-_SPEEDS = ("encode", "encode_error", "decode", "decode_add")
+_HEADS = ("bits", "encode", "encode_sum", "decode", "decode_add", "α or ω", "over bound", "over R(D)", "memory", "operators")
+_SPEEDS = ("encode", "encode_sum", "decode", "decode_add")
 _WIDTH = 160
 LEGEND = """\
-encode, with error, decode, decode_add: GB/s of float32 on one core, median, with buffers reused; behind it the share of r, the
-read bandwidth measured beside it.
+encode, encode_sum (a step of error feedback), decode, decode_add: GB/s of float32 on one core, median; behind it the share of r,
+the read bandwidth measured beside it. All of them find their arrays in memory, not in a cache.
 ω of unbiased codecs, α of others: ||x - decode||^2 / ||x||^2. over bound: bits above the fewest with which any codec, unbiased if
 this one is, can have that error on every input; over R(D): above those that independent values of this distribution need.
 memory: the most allocated in encode, as a share of the input. operators: encode against the same in PyTorch operators."""
@@ -27,7 +27,7 @@ def show(result: Mapping[str, Any]) -> None:
         console = Console(width=_WIDTH)
     for name, source in result["sources"].items():
         reads = [row["read"]["median"] for row in source["rows"] if "read" in row]
-        r = f", r = {statistics.median(reads):.1f} GB/s" if reads else ""
+        r = f", r = {statistics.median(reads):.1f} GB/s ({source['cached']['median']:.1f} from the cache)" if reads else ""
         title = f"{name}: {source['size']:,} values, {100 * source['zeros']:.0f} % zeros{r}"
         table = Table(title=title, caption=f"{result['cpu']}, {result['cores']} cores, {result['date']}")
         table.add_column("codec", overflow="fold")
