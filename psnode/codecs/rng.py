@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from psnode.codecs.base import Words
 from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.memory import wide
 from psnode.errors import CodecValueError
 
 Words32 = npt.NDArray[np.uint32]
@@ -56,6 +57,7 @@ def call(key: Words, stream: int, counter: int) -> tuple[Word, Word, Word, Word]
 @kernel
 def fill(out: Words32, key: Words, stream: int, first: int) -> None:
     """The words of calls first..first+63 in four planes: word w of call first+j goes to out[64*w + j]. `out`: 256 uint32."""
+    wide()
     low = np.uint64(_LOW)
     half = np.uint64(32)
     k0 = key[0] & low

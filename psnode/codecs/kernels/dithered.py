@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from psnode.codecs.base import Floats, Words
 from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.memory import wide
 from psnode.codecs.kernels.planes import BLOCK, Words32
 from psnode.codecs.kernels.ties import chance
 from psnode.codecs.rng import fill
@@ -41,6 +42,7 @@ def _dither(half: np.uint32, quarter: np.uint32) -> np.uint32:
 @kernel
 def block_dither(key: Words, stream: int, block: int, words: Words32, orders: Words32, k: Words32) -> None:
     """The dither k of 512 coordinates, and the 128 r_j. `words`: 256 of scratch."""
+    wide()
     fill(words, key, stream, block * 64)
     ones = np.uint32(0xFFFF)
     for j in range(QUARTER):
@@ -85,6 +87,7 @@ def _careful_quantise(v: Floats, factor: float, k: Words32, key: Words, stream: 
 @kernel
 def quantise(v: Floats, delta: float, k: Words32, key: Words, stream: int, start: int, q: Int32s) -> None:
     """The integers q of the 512 coordinates from `start` on, which are `v`; delta = step * rms."""
+    wide()
     if delta == 0:
         q[:] = 0
     elif _LOW <= delta <= _HIGH:
@@ -104,6 +107,7 @@ def quantise(v: Floats, delta: float, k: Words32, key: Words, stream: int, start
 @kernel
 def reconstruct(q: Int32s, delta: float, k: Words32, y: Floats) -> None:
     """y = (q - u) delta, within the range of float32."""
+    wide()
     if delta == 0:
         y[:] = np.float32(0)
     elif _LOW <= delta <= _HIGH:
@@ -120,6 +124,7 @@ def reconstruct(q: Int32s, delta: float, k: Words32, y: Floats) -> None:
 @kernel
 def to_codes(q: Int32s, k: Words32, codes: Words32) -> np.uint32:
     """0 for 0, then the integer next to it that the dither favours, then the other one, and so on. Returns the largest."""
+    wide()
     top = np.uint32(0)
     for i in range(BLOCK):
         flip = np.int32(-np.int32(k[i] >> np.uint32(15)))
@@ -132,6 +137,7 @@ def to_codes(q: Int32s, k: Words32, codes: Words32) -> np.uint32:
 @kernel
 def from_codes(codes: Words32, k: Words32, q: Int32s) -> None:
     """Inverse of to_codes."""
+    wide()
     for i in range(BLOCK):
         s = np.int32(np.int32(codes[i] >> np.uint32(1)) ^ np.int32(-np.int32(codes[i] & np.uint32(1))))
         flip = np.int32(-np.int32(k[i] >> np.uint32(15)))
@@ -141,6 +147,7 @@ def from_codes(codes: Words32, k: Words32, q: Int32s) -> None:
 @kernel
 def by_class(codes: Words32, orders: Words32) -> None:
     """Exchange the codes of coordinates 128 g + j so that place g has class g. Its own inverse."""
+    wide()
     for j in range(QUARTER):
         odd = np.uint32(-np.int32(orders[j] & np.uint32(1)))
         high = np.uint32(-np.int32(orders[j] >> np.uint32(1)))

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from psnode.codecs.base import Bytes, Floats, Words
 from psnode.codecs.kernels.dithered import QUARTER, block_dither, by_class, from_codes, quantise, reconstruct, to_codes
 from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, wide
 from psnode.codecs.kernels.norms import l2_norm
 from psnode.codecs.kernels.packed import from_rows, pack_block, to_rows, unpack_block
 from psnode.codecs.kernels.planes import BLOCK, ROW, Words32
@@ -62,6 +63,7 @@ def encode(
     x: Floats, step: float, bucket: int, key: Words, stream: int, rms: Floats, widths: Bytes, packed: Bytes, error: Floats
 ) -> int:
     """Write what the body needs, return the bytes of `packed` used, or NOT_FINITE. `error`, if not empty, gets x - decoded."""
+    wide()
     words, orders, k = np.empty(HALF, np.uint32), np.empty(QUARTER, np.uint32), np.empty(BLOCK, np.uint32)
     q, codes = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.uint32)
     v, y, scratch = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.empty(BLOCK + 64, np.float32)
@@ -77,6 +79,7 @@ def encode(
         top = np.uint32(0)
         for start in range(first, first + size, BLOCK):
             end = min(start + BLOCK, first + size)
+            fetch_row(x, start + AHEAD)
             _load(x[start:end], v)
             block_dither(key, stream, start // BLOCK, words, orders, k)
             quantise(v, delta, k, key, stream, start, q)
@@ -111,11 +114,13 @@ def decode(
     add: bool,
 ) -> None:
     """out = decoded, or out += weight * decoded. `packed` has the length that `widths` ask for."""
+    wide()
     words, orders, k = np.empty(HALF, np.uint32), np.empty(QUARTER, np.uint32), np.empty(BLOCK, np.uint32)
     q, codes, y = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.uint32), np.empty(BLOCK, np.float32)
     low, high = np.zeros(ROW, np.uint8), np.zeros(ROW, np.uint8)
     used = 0
     for start in range(0, out.size, BLOCK):
+        fetch_row_to_write(out, start + AHEAD)
         part = out[start : start + BLOCK]
         b = start // bucket
         bits = int(np.int64(widths[b]))
@@ -154,6 +159,7 @@ def encode_symbols(
     x: Floats, step: float, bucket: int, key: Words, stream: int, rms: Floats, symbols: Bytes, escapes: Int16s
 ) -> tuple[int, int]:
     """Write a symbol a coordinate; the number of escaped integers, or NOT_FINITE, and the largest symbol."""
+    wide()
     words, orders, k = np.empty(HALF, np.uint32), np.empty(QUARTER, np.uint32), np.empty(BLOCK, np.uint32)
     q, codes = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.uint32)
     v, scratch = np.empty(BLOCK, np.float32), np.empty(BLOCK + 64, np.float32)
@@ -166,6 +172,7 @@ def encode_symbols(
             rms[b] = bucket_rms(x[start : start + bucket], scratch)
             if rms[b] < 0:
                 return NOT_FINITE, 0
+        fetch_row(x, start + AHEAD)
         part = x[start : start + BLOCK]
         _load(part, v)
         block_dither(key, stream, start // BLOCK, words, orders, k)
@@ -191,11 +198,13 @@ def decode_symbols(
     step: float, bucket: int, key: Words, stream: int, rms: Floats, symbols: Bytes, escapes: Int16s, out: Floats
 ) -> int:
     """Overwrite `out`; the number of escaped integers used, or NOT_VALID if there are too few."""
+    wide()
     words, orders, k = np.empty(HALF, np.uint32), np.empty(QUARTER, np.uint32), np.empty(BLOCK, np.uint32)
     q, codes, y = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.uint32), np.empty(BLOCK, np.float32)
     run = out.size // BLOCK * QUARTER
     used = 0
     for start in range(0, out.size, BLOCK):
+        fetch_row_to_write(out, start + AHEAD)
         part = out[start : start + BLOCK]
         block_dither(key, stream, start // BLOCK, words, orders, k)
         if part.size == BLOCK:

@@ -8,6 +8,7 @@ import numpy as np
 
 from psnode.codecs.base import Bytes, Floats, Words
 from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.memory import AHEAD, fetch_row_to_write, wide
 from psnode.codecs.kernels.planes import pack_row, pack_tail, unpack_row, unpack_tail
 from psnode.codecs.kernels.stochastic import ROW, round_rows
 from psnode.codecs.rng import HALF, Words32
@@ -36,6 +37,7 @@ def _ordered(bits: np.int32) -> np.int32:
 @kernel
 def extremes(x: Floats, ends: Floats) -> bool:
     """ends = least and greatest value of `x`; whether all are finite."""
+    wide()
     values = x.view(np.int32)
     low, high = np.int32(_MAGNITUDE), np.int32(~_MAGNITUDE)
     for i in range(values.size):
@@ -55,6 +57,7 @@ def _value(code: np.uint8, levels: Levels) -> np.float32:
 @kernel
 def write(codes: Codes, levels: Levels, out: Floats) -> None:
     """out = the values of the codes."""
+    wide()
     if levels.back == 1:
         for i in range(out.size):
             out[i] = _value(codes[i], levels)
@@ -66,6 +69,7 @@ def write(codes: Codes, levels: Levels, out: Floats) -> None:
 @kernel
 def add(codes: Bytes, levels: Levels, weight: np.float32, out: Floats) -> None:
     """out += weight * values."""
+    wide()
     if levels.back == 1:
         for i in range(out.size):
             out[i] += weight * _value(codes[i], levels)
@@ -103,6 +107,7 @@ def encode(
 
     (v up - shift) factor is the code that v should have, times 2^16. `copy`: the memory of `error` is not that of `x`.
     """
+    wide()
     words, row = np.empty(HALF, np.uint32), np.empty(BLOCK, np.float32)
     cells = np.zeros(BLOCK // 4 + 2, np.uint32)
     code = cells.view(np.uint8)
@@ -129,15 +134,18 @@ def encode(
 @kernel
 def decode(packed: Words32, tail: Bytes, bits: int, levels: Levels, weight: np.float32, out: Floats, adding: bool) -> None:
     """out = decoded, or out += weight * decoded."""
+    wide()
     cells = np.empty(BLOCK // 4 + 2, np.uint32)
     code = cells.view(np.uint8)
     for start in range(0, out.size, BLOCK):
         part = out[start : start + BLOCK]
         _unpack(packed[start // 32 * bits :], tail, part.size, bits, cells)
-        if adding:
-            add(code, levels, weight, part)
-        else:
-            write(code, levels, part)
+        for row in range(0, part.size, ROW):
+            fetch_row_to_write(out, start + row + AHEAD)
+            if adding:
+                add(code[row : row + ROW], levels, weight, part[row : row + ROW])
+            else:
+                write(code[row : row + ROW], levels, part[row : row + ROW])
 
 
 @kernel

@@ -15,14 +15,14 @@ import numpy as np
 from psnode.codecs.base import Bytes, Floats, Words
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.planes import BLOCK, Words32
-from psnode.codecs.rng import HALF, call
+from psnode.codecs.kernels.ties import chance
+from psnode.codecs.rng import HALF
 
 _LOW_NORM = 2.0**-50
 _HIGH_NORM = 2.0**50
 _LARGEST = float(np.finfo(np.float32).max)
 _UNIT = 65536.0
 _ONES = 0xFFFF
-_TIES = 256  # added to the stage's number: the stream of the bits that settle ties
 
 
 @inlined
@@ -88,18 +88,6 @@ def add_values_plain(low: Bytes, levels: int, step: np.float32, weight: np.float
         out[i] += weight * (np.float32(min(np.int32(np.int32(low[i]) - s), s)) * step)
 
 
-@kernel
-def _below(fraction: float, key: Words, stream: int, index: int) -> bool:
-    """Whether a uniform number of 128 bits is below `fraction`, which lies in [0, 1)."""
-    for word in call(key, stream + _TIES, index):
-        fraction *= 2.0**32
-        high = np.uint64(fraction)
-        if word != high:
-            return bool(word < high)
-        fraction -= np.float64(high)
-    return False
-
-
 @inlined
 def _spread(norms: Floats, start: int, count: int, bucket: int, levels: int, encoding: bool, out: Floats) -> bool:
     """The factor or step of every coordinate, 0 where the norm is not ordinary; whether all norms are."""
@@ -152,7 +140,7 @@ def quantise(
         for i in range(count):
             if ends[i] == _ONES:
                 a = np.float64(min(max(v[i] * factors[i], -top), top))
-                if _below(a - np.floor(a), key, stream, start + i):
+                if chance(a - np.floor(a), key, stream, start + i):
                     codes[i] += np.uint32(1)
     if not ordinary:
         _quantise_wide(v, norms, start, count, bucket, levels, words, key, stream, codes)
@@ -180,7 +168,7 @@ def _quantise_wide(
             whole = np.floor(a)
             half = (words[i % HALF] >> (16 * (i // HALF))) & _ONES
             t = np.int64(whole) + np.int64(half) + (levels << 16)
-            if t & _ONES == _ONES and _below(a - whole, key, stream, start + i):
+            if t & _ONES == _ONES and chance(a - whole, key, stream, start + i):
                 t += 1
             codes[i] = t >> 16
 

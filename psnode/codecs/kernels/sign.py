@@ -12,6 +12,7 @@ import numpy as np
 from psnode.codecs.base import Bytes, Floats, Words
 from psnode.codecs.kernels.dots import Float64s
 from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.memory import AHEAD, fetch_row, wide
 from psnode.codecs.kernels.norms import fold
 from psnode.codecs.kernels.signbits import ROW, apply, count, pack_rest, pack_row, some, toss
 from psnode.codecs.rng import BLOCK, HALF, Words32, fill
@@ -62,10 +63,12 @@ def _settle(key: Words, stream: int, start: int, bits: Bytes, zero: Bytes, coins
 @kernel
 def _piece(x: Floats, bits: Bytes, zero: Bytes, lanes: Floats) -> float:
     """Pack a piece, note its zeros, return the sum of |x|."""
+    wide()
     values = x.view(np.uint32)
     lanes[:] = 0
     full = x.size // ROW * ROW
     for row in range(0, full, ROW):
+        fetch_row(x, row + AHEAD)
         pack_row(values, row, bits, zero, row // 8)
         _add_magnitudes(x[row : row + ROW], lanes)
     if full < x.size:
@@ -79,11 +82,13 @@ def _piece(x: Floats, bits: Bytes, zero: Bytes, lanes: Floats) -> float:
 @kernel
 def _signed_piece(x: Floats, bits: Bytes, zero: Bytes, plus: Floats, minus: Floats) -> tuple[float, float]:
     """Pack a piece, note its zeros, return the sums of max(x, 0) and max(-x, 0)."""
+    wide()
     values = x.view(np.uint32)
     plus[:] = 0
     minus[:] = 0
     full = x.size // ROW * ROW
     for row in range(0, full, ROW):
+        fetch_row(x, row + AHEAD)
         pack_row(values, row, bits, zero, row // 8)
         _add_positive(x[row : row + ROW], plus)
         _add_negative(x[row : row + ROW], minus)
@@ -110,6 +115,7 @@ def _magnitude(x: Floats, lanes: Floats) -> float:
 
 @kernel
 def _add(more: Floats, total: Floats) -> None:
+    wide()
     for i in range(more.size):
         total[i] += more[i]
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from psnode.codecs.base import Bytes, Floats
 from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.memory import AHEAD, fetch_row_to_write, wide
 from psnode.codecs.kernels.sign_lanes import GROUP, add_levels, put_levels, store_masks
 from psnode.codecs.rng import Words32
 
@@ -71,12 +72,15 @@ def _mask(words: Words32, group: int) -> np.uint64:
 @kernel
 def apply(bits: Bytes, bucket: int, low: Floats, high: Floats, source: Floats, out: Floats) -> None:
     """out = source + level, or level alone if `source` is empty: low[i // bucket] where bit i is 1, else high[i // bucket]."""
+    wide()
     words = bits[: out.size // GROUP * 8].view(np.uint32)
     for b in range(low.size):
         i = b * bucket
         stop = min(i + bucket, out.size)
         while i < stop:
             if i % GROUP == 0 and i + GROUP <= stop:
+                if i % ROW == 0:
+                    fetch_row_to_write(out, i + AHEAD)
                 mask = _mask(words, i // GROUP)
                 if source.size:
                     add_levels(mask, low[b], high[b], source, out, i)

@@ -11,14 +11,15 @@ import numpy as np
 
 from psnode.codecs.base import Bytes, Floats, Words
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.rng import BLOCK, Words32, call, fill
+from psnode.codecs.kernels.memory import AHEAD, fetch_row, wide
+from psnode.codecs.kernels.ties import chance
+from psnode.codecs.rng import BLOCK, Words32, fill
 
 ROW = 512
 UNIT = 2**16
 _HALF = ROW // 2
 _ONES = UNIT - 1
 _SIXTEEN = 16
-_TIES = 256  # added to the stage's number: the stream of the bits that settle ties
 
 
 def factor_of(span: np.float32, steps: int) -> np.float32:
@@ -51,18 +52,6 @@ def _round_row(v: Floats, shift: np.float32, factor: np.float32, zero: np.uint32
 
 
 @kernel
-def _below(fraction: float, key: Words, stream: int, index: int) -> bool:
-    """Whether a uniform number of 128 bits is below `fraction`, which lies in [0, 1)."""
-    for word in call(key, stream + _TIES, index):
-        fraction *= 2.0**32
-        high = np.uint64(fraction)
-        if word != high:
-            return bool(word < high)
-        fraction -= np.float64(high)
-    return False
-
-
-@kernel
 def _settle_ties(
     v: Floats, shift: np.float32, factor: np.float32, zero: np.uint32, words: Words32, key: Words, stream: int, first: int,
     codes: Bytes,
@@ -71,7 +60,7 @@ def _settle_ties(
         word = np.uint32(words[i] & np.uint32(_ONES)) if i < _HALF else np.uint32(words[i - _HALF] >> np.uint32(_SIXTEEN))
         if _fixed_point(v[i], shift, factor, zero, word) & np.uint32(_ONES) == np.uint32(_ONES):
             a = np.float64((v[i] - shift) * factor)
-            if _below(a - np.floor(a), key, stream, first + i):
+            if chance(a - np.floor(a), key, stream, first + i):
                 codes[i] += np.uint8(1)
 
 
@@ -84,8 +73,10 @@ def round_rows(
 
     Row n of the array takes the words of calls 64 n .. 64 n + 63. `words`: scratch, 256.
     """
+    wide()
     zero = np.uint32(-lowest * UNIT)
     for start in range(0, v.size, ROW):
+        fetch_row(v, start + AHEAD)
         fill(words, key, stream, (first + start) // ROW * BLOCK)
         row, place = v[start : start + ROW], codes[start : start + ROW]
         if _round_row(row, shift, factor, zero, words, place):

@@ -7,6 +7,7 @@ import numpy as np
 from psnode.codecs.base import Bytes, Floats, Words
 from psnode.codecs.kernels.dots import Float64s
 from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.memory import AHEAD, fetch_row_to_write, wide
 from psnode.codecs.kernels.norms import inner_512
 from psnode.codecs.kernels.stochastic import ROW, round_rows
 from psnode.codecs.kernels.trits import DIGITS, is_packed, pack, unpack
@@ -73,6 +74,7 @@ def _value(digit: np.uint8, minus: np.float32, zero: np.float32, plus: np.float3
 @kernel
 def add(digits: Bytes, scale: np.float32, out: Floats) -> None:
     """out += (digit - 1) scale."""
+    wide()
     minus, zero = -scale, np.float32(0) * scale
     for i in range(out.size):
         out[i] += _value(digits[i], minus, zero, scale)
@@ -81,6 +83,7 @@ def add(digits: Bytes, scale: np.float32, out: Floats) -> None:
 @kernel
 def write(digits: Bytes, scale: np.float32, out: Floats) -> None:
     """out = (digit - 1) scale."""
+    wide()
     minus, zero = -scale, np.float32(0) * scale
     for i in range(out.size):
         out[i] = _value(digits[i], minus, zero, scale)
@@ -92,10 +95,13 @@ def decode(packed: Bytes, scale: np.float32, out: Floats, adding: bool) -> None:
     digits = np.empty(BLOCK, np.uint8)
     for start in range(0, out.size, BLOCK):
         unpack(packed[start // DIGITS : (start + BLOCK) // DIGITS], digits)
-        if adding:
-            add(digits, scale, out[start : start + BLOCK])
-        else:
-            write(digits, scale, out[start : start + BLOCK])
+        for row in range(0, min(BLOCK, out.size - start), ROW):
+            fetch_row_to_write(out, start + row + AHEAD)
+            part = out[start + row : start + row + ROW]
+            if adding:
+                add(digits[row : row + ROW], scale, part)
+            else:
+                write(digits[row : row + ROW], scale, part)
 
 
 @kernel

@@ -10,6 +10,7 @@ import numpy as np
 
 from psnode.codecs.base import Bytes
 from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.memory import wide
 
 DIGITS = 5  # in a byte
 _TOP = 242
@@ -23,6 +24,7 @@ def _more(byte: np.uint8, digit: np.uint8) -> np.uint8:
 @kernel
 def pack(digits: Bytes, out: Bytes) -> None:
     """Pack 5 * out.size digits, those beyond the last of the block being 0."""
+    wide()
     n = out.size
     a, b, c, d, e = digits[:n], digits[n : 2 * n], digits[2 * n : 3 * n], digits[3 * n : 4 * n], digits[4 * n : 5 * n]
     for j in range(n):
@@ -45,6 +47,7 @@ def _rest(byte: np.uint8, power: int) -> np.uint8:
 @kernel
 def unpack(data: Bytes, digits: Bytes) -> None:
     """Inverse of pack: overwrites digits[: 5 * data.size] with values 0, 1, 2, whatever the bytes."""
+    wide()
     n = data.size
     a, b, c, d, e = digits[:n], digits[n : 2 * n], digits[2 * n : 3 * n], digits[3 * n : 4 * n], digits[4 * n : 5 * n]
     for j in range(n):
