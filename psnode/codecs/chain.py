@@ -18,7 +18,7 @@ import numpy as np
 
 from psnode.codecs import spec, table
 from psnode.codecs.base import Bytes, Codec, Floats, Indices, RandomSource, Shape, Words, readonly
-from psnode.codecs.stages import Lossless, Quantiser, Reducer, codes_like, padded, read_section, write_section
+from psnode.codecs.stages import FlatCodec, Lossless, Quantiser, Reducer, codes_like, padded, read_section, write_section
 from psnode.errors import CodecSpecError, PayloadError
 
 
@@ -29,9 +29,11 @@ def build_chain(stages: Sequence[spec.Stage]) -> Codec:
     reducer = first if isinstance(first, Reducer) else None
     lossless = last if isinstance(last, Lossless) else None
     middle = built[reducer is not None : len(built) - (lossless is not None)]
-    if len(middle) != 1 or not isinstance(middle[0], Quantiser):
-        text = "+".join(stage.id for stage in stages)
+    text = "+".join(stage.id for stage in stages)
+    if len(middle) != 1 or not isinstance(middle[0], FlatCodec):
         raise CodecSpecError(f"{text} is no chain: write [selector or svd +] quantiser [+ lossless stage]")
+    if lossless is not None and not isinstance(middle[0], Quantiser):
+        raise CodecSpecError(f"{text} is no chain: {middle[0].id} is entropy coded already, leave {lossless.id} out")
     return Chain(reducer, middle[0], lossless)
 
 
@@ -48,10 +50,16 @@ class Chain(Codec):
     """A quantiser with a reducer before it, or a lossless stage behind it, or both. Built from a spec string."""
 
     reducer: Reducer | None
-    quantiser: Quantiser
+    quantiser: FlatCodec
     lossless_stage: Lossless | None
 
     id = "chain"
+
+    @property
+    def _symbolic(self) -> Quantiser:
+        """The quantiser before a lossless stage."""
+        assert isinstance(self.quantiser, Quantiser)
+        return self.quantiser
 
     @property
     def _codecs(self) -> list[Codec]:
@@ -96,7 +104,7 @@ class Chain(Codec):
                 return Contractive(self)
             reducer = form
         quantiser = self.quantiser.contractive()
-        if isinstance(quantiser, Quantiser):
+        if isinstance(quantiser, FlatCodec):
             return Chain(reducer, quantiser, self.lossless_stage)
         return Contractive(Chain(reducer, self.quantiser, self.lossless_stage))
 
@@ -120,7 +128,7 @@ class Chain(Codec):
             return 0
         if self.lossless_stage is None:
             return self.quantiser._max_body((count,))
-        side, codes, alphabet = self.quantiser._max_symbols(count)
+        side, codes, alphabet = self._symbolic._max_symbols(count)
         return 4 + padded(side) + self.lossless_stage.max_nbytes(codes, alphabet)
 
     def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
@@ -147,7 +155,7 @@ class Chain(Codec):
             return 0
         if self.lossless_stage is None:
             return self.quantiser._encode(values, key, body)
-        side, codes, alphabet = self.quantiser._symbols(values, key)
+        side, codes, alphabet = self._symbolic._symbols(values, key)
         body[4 : 4 + side.size] = side
         start = write_section(body, side.size)
         return start + self.lossless_stage.compress(codes, alphabet, body[start:])
@@ -168,10 +176,10 @@ class Chain(Codec):
             self.quantiser._decode(coded, out)
             return
         side, data = read_section(coded)
-        count, alphabet = self.quantiser._read_side(side, out.size)
+        count, alphabet = self._symbolic._read_side(side, out.size)
         codes = codes_like(count, alphabet)
         self.lossless_stage.expand(data, codes, alphabet)
-        self.quantiser._from_symbols(side, codes, out)
+        self._symbolic._from_symbols(side, codes, out)
 
     def _decode(self, body: Bytes, out: Floats) -> None:
         if self.reducer is None:

@@ -1,7 +1,7 @@
 """The roles in a chain `[reducer +] [quantiser] [+ lossless]`, and what each must offer the others.
 
-A Reducer (topk, svd, ...) turns an array into side information and a flat float32 vector of values. A Quantiser
-codes any flat float32 vector, and can show what it writes as symbols of a small alphabet beside side information.
+A Reducer (topk, svd, ...) turns an array into side information and a flat float32 vector of values. A FlatCodec
+codes any flat float32 vector; a Quantiser can also show what it writes as symbols of a small alphabet beside side information.
 A Lossless stage codes such symbols. All three check what they read: PayloadError.
 """
 
@@ -116,7 +116,11 @@ class Symbols(NamedTuple):
     alphabet: int
 
 
-class Quantiser(Codec):
+class FlatCodec(Codec):
+    """A codec of flat float32 vectors: what may follow a reducer."""
+
+
+class Quantiser(FlatCodec):
     """A codec of flat float32 vectors whose payload is side information and one symbol a coordinate (or a few)."""
 
     @abstractmethod
