@@ -114,16 +114,16 @@ _TABLE = (
         "Stich et al., Sparsified SGD with memory, NeurIPS 2018", feedback="ef",
     ),
     Scheme(
+        "polar", "polar:rate=1,block=16384", "polar source codes, nearly the least squared error of one bit, the rest remembered",
+        "Korada and Urbanke, Polar codes are optimal for lossy source coding, IEEE Trans. IT 56, 2010", feedback="ef",
+    ),
+    Scheme(
         "countsketch", "countsketch:rows=5,ratio=0.1", "hashed sums, added up undecoded; medians of five, the rest remembered",
         "Ivkin et al., Communication-efficient distributed SGD with sketching, NeurIPS 2019", feedback="ef",
     ),
     Scheme(
         "countmean", "countmean:rows=5,ratio=0.1", "hashed sums, added up undecoded; means of five, the rest remembered",
         "Alon, Matias, Szegedy, The space complexity of approximating the frequency moments, STOC 1996", feedback="ef",
-    ),
-    Scheme(
-        "lss", "lss:bits=2", "the mean of a cluster of values, by its id, the rest remembered",
-        "Ge et al., CASQ, CLUSTER 2021", feedback="ef",
     ),
     Scheme(
         "dgc", "topk:ratio=0.001,sampled=true", "deep gradient compression: momentum before sparsification",

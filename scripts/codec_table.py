@@ -37,16 +37,13 @@ ROWS = (
     Row("minmax", "Bai et al., HiPress, SOSP 2021"),
     Row("onebit", "Seide et al., Interspeech 2014"),
     Row("scaledsign", "Karimireddy et al., ICML 2019"),
+    Row("polar", "Korada and Urbanke, IEEE Trans. IT 2010"),
     Row("svd", "Wang et al., ATOMO, NeurIPS 2018"),
     Row("entrywise", "Wang et al., ATOMO, NeurIPS 2018"),
     Row("topk:ratio=0.01", "Stich et al., NeurIPS 2018"),
     Row("topk:ratio=0.001,sampled=true", "Lin et al., DGC, ICLR 2018"),
     Row("randk:ratio=0.01", "Stich et al., NeurIPS 2018"),
     Row("graddrop", "Aji and Heafield, EMNLP 2017"),
-    Row("lss", "Ge et al., CASQ, CLUSTER 2021"),
-    Row("lss:bits=4,rate=1+ans", "the same, entropy coded"),
-    Row("countsketch", "Charikar et al. 2002; Ivkin et al., NeurIPS 2019"),
-    Row("countmean", "Alon, Matias, Szegedy 1996"),
 )
 
 

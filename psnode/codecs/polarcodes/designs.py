@@ -1,0 +1,73 @@
+"""The designs that are shipped: for every rate a channel, and for every block length which bits are frozen and which are flat."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from psnode.codecs.polarcodes import channel as channels
+from psnode.codecs.polarcodes.channel import CELLS, Channel
+from psnode.codecs.polarcodes.lanes import Llrs
+from psnode.codecs.polarcodes.schedule import Bools, Schedule, schedule
+
+RATES = (0.5, 1.0, 1.5, 2.0, 3.0)
+LENGTHS = (6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18)  # base-2 logarithms of the block lengths
+CHANNELS = {
+    0.5: Channel(3, 0.8, 0.5),
+    1.0: Channel(3, 0.7, 0.25),
+    1.5: Channel(4, 0.55, 0.125),
+    2.0: Channel(4, 0.4, 0.0625),
+    3.0: Channel(5, 0.2, 0.015625),
+}
+
+
+class Masks2(NamedTuple):
+    """Which bits of each level are frozen, and which are flat: bool, (levels, N)."""
+
+    frozen: Bools
+    flat: Bools
+
+
+class Tables(NamedTuple):
+    """The LLRs of a channel in integers, of each level."""
+
+    posterior: list[Llrs]
+    prior: list[Llrs]
+
+
+def name_of(rate: float) -> str:
+    """The file of a rate."""
+    return f"rate-{rate:g}.npz"
+
+
+def pack(masks: Masks2) -> np.ndarray:
+    """As bytes: (2, levels, N / 8)."""
+    return np.packbits(np.stack(masks), axis=-1)
+
+
+@cache
+def load(rate: float, log_length: int) -> Masks2:
+    """The masks of blocks of 2^log_length values."""
+    with np.load(Path(str(files("psnode.codecs.polarcodes"))) / "designs" / name_of(rate)) as stored:
+        both = np.unpackbits(stored[f"n{log_length}"], axis=-1, count=1 << log_length).astype(np.bool_)
+    return Masks2(both[0], both[1])
+
+
+@cache
+def schedules(rate: float, log_length: int) -> list[Schedule]:
+    """The steps of every level."""
+    masks = load(rate, log_length)
+    return [schedule(*level) for level in zip(*masks, strict=True)]
+
+
+@cache
+def tables(rate: float) -> Tables:
+    """The tables of the rate's channel."""
+    channel = CHANNELS[rate]
+    posterior = [channels.in_units(each).reshape(-1) for each in channels.posterior_llrs(channel)]
+    assert all(each.size == CELLS << level for level, each in enumerate(posterior))
+    return Tables(posterior, [channels.in_units(each) for each in channels.prior_llrs(channel)])

@@ -1,0 +1,79 @@
+"""What successive cancellation does, in order, for one level of a code: a list of steps, without the subtrees that need none.
+
+Node (s, n) of the tree covers the n bits from s on; their LLRs are rows n..2n-1, the sums that they make bits[s:s+n]. Subtrees
+without a choice, without a frozen bit, or with one choice at their end (a repetition) are done in one step, which changes
+no probability. In a flat subtree every value is, given the ones before it, nearly a fair coin: its prior is left out.
+
+Source: Alamdar-Yazdi, Kschischang, "A simplified successive-cancellation decoder for polar codes", IEEE Comm. Letters 2011.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Bools = npt.NDArray[np.bool_]
+Steps = npt.NDArray[np.int64]
+
+F_POST, F_PRIOR, G_POST, G_PRIOR, JOIN = range(5)
+FROZEN_FLAT, FROZEN, FREE_FLAT, FREE, REPEAT_FLAT, REPEAT = range(5, 11)
+_POSTERIOR_ONLY = (F_POST, G_POST)
+
+
+class Schedule(NamedTuple):
+    """Steps (k, 3) of a kind, n and s; the rows of raw and of coded bits, and random words, they take; `flat`: all of it is."""
+
+    encode: Steps
+    decode: Steps
+    raw: int
+    coded: int
+    drawn: int
+    flat: bool
+
+
+def schedule(frozen: Bools, flat: Bools) -> Schedule:
+    """The steps of a level: which bits are `frozen`, and which are `flat`."""
+    size = frozen.size
+    choices = np.concatenate([[0], np.cumsum(~frozen)])
+    bends = np.concatenate([[0], np.cumsum(~flat)])
+    steps: list[tuple[int, int, int]] = []
+    raw = coded = drawn = 0
+    todo = [(0, size, False)]
+    while todo:
+        s, n, is_join = todo.pop()
+        if is_join:
+            steps.append((JOIN, n, s))
+            continue
+        if n < 0:  # a right child's g, before the child itself
+            steps.extend(_down(choices, bends, s, -n, right=True))
+            continue
+        free = int(choices[s + n] - choices[s])
+        bent = int(bends[s + n] > bends[s])
+        if free in (0, n) or (free == 1 and not frozen[s + n - 1]):
+            first = FROZEN_FLAT if free == 0 else FREE_FLAT if free == n else REPEAT_FLAT
+            steps.append((first + bent, n, s))
+            drawn += n if free < n else 0
+            raw += free if not bent else 0
+            coded += free if bent else 0
+            continue
+        half = n // 2
+        steps.extend(_down(choices, bends, s, n, right=False))
+        todo += [(s, n, True), (s + half, half, False), (s, -n, False), (s, half, False)]
+    encode = np.array(steps, np.int64).reshape(-1, 3)
+    return Schedule(encode, encode[~np.isin(encode[:, 0], _POSTERIOR_ONLY)].copy(), raw, coded, drawn, bool(flat.all()))
+
+
+def _down(
+    choices: npt.NDArray[np.int64], bends: npt.NDArray[np.int64], s: int, n: int, right: bool
+) -> list[tuple[int, int, int]]:
+    """From node (s, n) to a child: the LLRs that the child needs."""
+    half = n // 2
+    first = s + half if right else s
+    steps = []
+    if choices[first + half] > choices[first]:
+        steps.append((G_POST if right else F_POST, n, s))
+    if bends[first + half] > bends[first]:
+        steps.append((G_PRIOR if right else F_PRIOR, n, s))
+    return steps

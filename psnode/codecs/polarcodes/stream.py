@@ -1,0 +1,246 @@
+"""A vector as one stream: scales, raw bits, and the words of one coder for all of its superblocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from psnode.codecs import rng
+from psnode.codecs.base import Floats, Words, readonly
+from psnode.codecs.kernels.jit import kernel
+from psnode.codecs.kernels.moments import root_mean_square
+from psnode.codecs.polarcodes import coder, designs, symbols
+from psnode.codecs.polarcodes.channel import chances, logistic
+from psnode.codecs.polarcodes.lanes import LANES, Masks
+from psnode.codecs.polarcodes.layout import SCALED, Superblock, superblocks
+from psnode.codecs.polarcodes.schedule import Schedule
+from psnode.codecs.polarcodes.symbols import CELL_BITS
+from psnode.codecs.polarcodes.trees import decode_level, encode_level
+
+Scales = npt.NDArray[np.uint16]
+
+NOT_FINITE = -1
+STREAM = 21  # of random words: that of level l is STREAM + 256 l
+_SMALLEST = 2.0**-100  # root mean square that is told from 0: scales are normal numbers then
+_HUGE = float(np.finfo(np.float32).max)
+_EXTRA = 64  # bits a lane that a stream may exceed one bit a free bit by
+
+
+class Code(NamedTuple):
+    """A nominal rate, and the base-2 logarithm of the longest block."""
+
+    rate: float
+    longest: int
+
+
+def scale_bits(value: float) -> int:
+    """The bfloat16, as 16 bits, nearest to `value`; of what is not 0 neither 0 nor infinity."""
+    if value == 0:
+        return 0
+    bits = int(np.array(min(value, float(np.finfo(np.float32).max)), np.float32).view(np.uint32))
+    return min(max((bits + 0x8000) >> 16, 1), 0x7F7F)
+
+
+def scale_of(bits: int) -> float:
+    """The value of a bfloat16."""
+    return float(np.array(bits << 16, np.uint32).view(np.float32))
+
+
+class Extent(NamedTuple):
+    """What the scales tell of a stream: rows of raw bits and of coded bits, weighted with their lanes; lanes of the coder."""
+
+    raw: int
+    coded: int
+    lanes: int
+
+
+def extent(code: Code, blocks: Sequence[Superblock], live: Sequence[bool]) -> Extent:
+    """Of the superblocks that are `live`: those with a scale that is not 0."""
+    raw = coded = lanes = 0
+    for block, alive in zip(blocks, live, strict=True):
+        if alive:
+            levels = designs.schedules(code.rate, block.log_length)
+            raw += block.lanes * sum(level.raw for level in levels)
+            coded += block.lanes * sum(level.coded for level in levels)
+            lanes = max(lanes, block.lanes if any(level.coded for level in levels) else 0)
+    return Extent(raw, coded, lanes)
+
+
+def allowed_words(found: Extent) -> int:
+    """The most words of a coder's stream."""
+    return (allowed_bits(found) + 15) // 16 + 4 * found.lanes if found.lanes else 0
+
+
+def allowed_bits(found: Extent) -> int:
+    """Bits after which a writer gives in to the prior."""
+    return found.coded + (32 + _EXTRA) * found.lanes
+
+
+@kernel
+def pack(rows: Masks, count: int, lanes: int, out: Masks, at: int) -> None:
+    """Append the low `lanes` bits of rows[:count] to a string of bits, from bit `at` of `out` on, which is 0 there."""
+    if lanes == LANES and at % 32 == 0:
+        out[at // 32 : at // 32 + count] = rows[:count]
+        return
+    used = np.uint32((1 << lanes) - 1)
+    for i in range(count):
+        word = np.uint64(rows[i] & used) << np.uint64(at & 31)
+        out[at >> 5] |= np.uint32(word & np.uint64(0xFFFFFFFF))
+        if (at & 31) + lanes > 32:
+            out[(at >> 5) + 1] |= np.uint32(word >> np.uint64(32))
+        at += lanes
+
+
+@kernel
+def unpack(data: Masks, at: int, count: int, lanes: int, rows: Masks) -> None:
+    """The inverse of pack."""
+    if lanes == LANES and at % 32 == 0:
+        rows[:count] = data[at // 32 : at // 32 + count]
+        return
+    used = np.uint64((1 << lanes) - 1)
+    for i in range(count):
+        word = np.uint64(data[at >> 5])
+        if (at & 31) + lanes > 32:
+            word |= np.uint64(data[(at >> 5) + 1]) << np.uint64(32)
+        rows[i] = np.uint32((word >> np.uint64(at & 31)) & used)
+        at += lanes
+
+
+@kernel
+def draw(key: Words, stream: int, first: int, out: Masks) -> None:
+    """out.size / 256 blocks of random words of `stream`, from call `first` on."""
+    for start in range(0, out.size, rng.HALF):
+        rng.fill(out[start : start + rng.HALF], key, stream, first + start // 4)
+
+
+def _noise(key: Words, block: Superblock, level: int, steps: Schedule) -> Masks:
+    """The random words of one level of a superblock."""
+    out = np.empty(-(-steps.drawn // rng.HALF) * rng.HALF, np.uint32)
+    draw(readonly(key), STREAM + 256 * level, block.start, out)
+    return out
+
+
+def write(x: Floats, code: Code, key: Words, scales: Scales, raw: Masks, words: coder.Words16) -> tuple[int, int]:
+    """Code `x` (1-D): fill `scales`, write bits to `raw`, and words. The lengths in uint32 and in words; NOT_FINITE if x is."""
+    blocks = list(superblocks(x.size, code.longest))
+    measured = _measure(x, blocks)
+    if measured is None:
+        return NOT_FINITE, 0
+    live = [any(each) for each in measured]
+    found = extent(code, blocks, live)
+    allowed = allowed_bits(found)
+    total = -(-found.raw // 32)
+    raw[:total] = 0
+    state, places = np.empty(2 * LANES, np.uint32), coder.places_for(words.size)
+    coder.start_writing(state, places, found.lanes, words.size)
+    longest = max(block.log_length for block in blocks)
+    size = LANES << longest
+    cells, post, prior = np.empty(size, np.uint16), np.empty(2 * size, np.int16), np.empty(2 * size, np.int16)
+    bits, rows = np.empty(1 << longest, np.uint32), np.empty(1 << longest, np.uint32)
+    table, samples, tables = chances(), logistic(), designs.tables(code.rate)
+    count = 1 << designs.CHANNELS[code.rate].levels
+    left, at, first = found.coded, 0, 0
+    for block, sizes, alive in zip(blocks, measured, live, strict=True):
+        own = scales[first : first + block.scales]
+        first += block.scales
+        if not alive:
+            own.fill(0)
+            continue
+        here = cells[: LANES << block.log_length]
+        for part, values, size_of_part in zip(_parts(here, block), _pieces(x, block), sizes, strict=True):
+            symbols.cells_of(values, size_of_part, part, block.lanes)
+        for level, steps in enumerate(designs.schedules(code.rate, block.log_length)):
+            symbols.look_up_llrs(tables.posterior[level], here, post[: 2 * here.size])
+            if not steps.flat:
+                symbols.look_up_priors(tables.prior[level], here, CELL_BITS, prior[: 2 * here.size])
+            noise = _noise(key, block, level, steps)
+            left = encode_level(
+                steps.encode, post, prior, bits, noise, samples, table, state, words, places, rows, block.lanes, left, allowed
+            )
+            pack(rows, steps.raw, block.lanes, raw, at)
+            at += steps.raw * block.lanes
+            symbols.mark(here, bits[: 1 << block.log_length], CELL_BITS + level)
+        for number, (part, values) in enumerate(zip(_parts(here, block), _pieces(x, block), strict=True)):
+            own[number] = _fitted(values, part, count, block.lanes) if sizes[number] else 0
+    return total, coder.finish_writing(state, words, places, found.lanes)
+
+
+def _fitted(x: Floats, cells: symbols.Cells, count: int, lanes: int) -> int:
+    """The bits of the scale c for which c y misses x the least and x - c y is finite; never those of 0."""
+    xy, yy = symbols.inner_products(x, cells, CELL_BITS, count, lanes)
+    best = max(xy / yy, 0.0)
+    if best * count > _HUGE:
+        best = min(best, 0.99 * max(_HUGE - float(np.abs(x).max()), 0.0) / count)
+    return max(scale_bits(best), 1)
+
+
+def _measure(x: Floats, blocks: Sequence[Superblock]) -> list[list[float]] | None:
+    """The root mean squares of what has a scale of its own in each superblock, 0 below 2^-100; None if a value is not finite."""
+    found = []
+    for block in blocks:
+        sizes = [root_mean_square(piece) for piece in _pieces(x, block)]
+        if min(sizes) < 0:
+            return None
+        found.append([size if size >= _SMALLEST else 0.0 for size in sizes])
+    return found
+
+
+def _pieces(x: Floats, block: Superblock) -> list[Floats]:
+    """The values of a superblock that share a scale."""
+    return [x[start : min(start + SCALED, block.stop)] for start in range(block.start, block.stop, SCALED)]
+
+
+def _parts(cells: symbols.Cells, block: Superblock) -> list[symbols.Cells]:
+    """The rows of a superblock that share a scale. Fewer than 32 blocks are so short that they have one scale."""
+    if block.lanes < LANES:
+        return [cells]
+    return [cells[start : start + SCALED] for start in range(0, cells.size, SCALED)]
+
+
+def read(
+    code: Code, key: Words, blocks: Sequence[Superblock], scales: Scales, raw: Masks, words: coder.Words16, out: Floats
+) -> bool:
+    """Overwrite `out` (1-D). Whether the stream ended as it should. `raw` and `words` are as long as `extent` says, or longer."""
+    live = live_ones(blocks, scales)
+    found = extent(code, blocks, live)
+    state, place = np.empty(2 * LANES, np.uint32), np.array([2 * found.lanes], np.int64)
+    coder.start_reading(state, words, found.lanes)
+    longest = max(block.log_length for block in blocks)
+    size = LANES << longest
+    cells, prior = np.empty(size, np.uint16), np.empty(2 * size, np.int16)
+    bits, rows = np.empty(1 << longest, np.uint32), np.empty(1 << longest, np.uint32)
+    table, samples, tables = chances(), logistic(), designs.tables(code.rate)
+    count = 1 << designs.CHANNELS[code.rate].levels
+    at, first = 0, 0
+    for block, alive in zip(blocks, live, strict=True):
+        own = scales[first : first + block.scales]
+        first += block.scales
+        target = out[block.start : block.stop]
+        if not alive:
+            target.fill(0)
+            continue
+        here = cells[: LANES << block.log_length]
+        here.fill(0)
+        for level, steps in enumerate(designs.schedules(code.rate, block.log_length)):
+            if not steps.flat:
+                symbols.look_up_priors(tables.prior[level], here, 0, prior[: 2 * here.size])
+            unpack(raw, at, steps.raw, block.lanes, rows)
+            at += steps.raw * block.lanes
+            noise = _noise(key, block, level, steps)
+            decode_level(steps.decode, prior, bits, noise, samples, table, state, words, place, rows, block.lanes)
+            symbols.mark(here, bits[: 1 << block.log_length], level)
+        for part, values, scale in zip(_parts(here, block), _pieces(out, block), own, strict=True):
+            symbols.values_of(part, 0, count, np.float32(scale_of(int(scale))), values, block.lanes)
+    return int(place[0]) == words.size and bool(coder.ended_well(state, found.lanes))
+
+
+def live_ones(blocks: Sequence[Superblock], scales: Scales) -> list[bool]:
+    """Which superblocks have a scale that is not 0."""
+    live, first = [], 0
+    for block in blocks:
+        live.append(bool(scales[first : first + block.scales].any()))
+        first += block.scales
+    return live

@@ -1,0 +1,182 @@
+"""Successive cancellation of 32 blocks side by side, along a schedule: the writer's, with both trees, and the reader's.
+
+The posterior tree knows the values to be coded, the prior tree does not. Frozen bits are drawn, free ones are the likelier
+given the values, coded with their prior, or raw where that is flat.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.polarcodes import schedule as kinds
+from psnode.codecs.polarcodes.coder import Places, Words16, look_up, read_row, steps_of, write_row
+from psnode.codecs.polarcodes.lanes import LANES, Llrs, Masks, below, f_row, g_row, gather_row, negative
+
+_F_POST, _F_PRIOR, _G_POST, _G_PRIOR, _JOIN = kinds.F_POST, kinds.F_PRIOR, kinds.G_POST, kinds.G_PRIOR, kinds.JOIN
+_FROZEN_FLAT, _FROZEN, _FREE_FLAT, _FREE = kinds.FROZEN_FLAT, kinds.FROZEN, kinds.FREE_FLAT, kinds.FREE
+_REPEAT_FLAT, _REPEAT = kinds.REPEAT_FLAT, kinds.REPEAT
+SAMPLES = 4096  # of the logistic distribution; a row of 32 begins at a random one
+
+
+@inlined
+def first_of(word: np.uint32) -> int:
+    """Where a row of samples begins."""
+    return np.int64(word & np.uint32(SAMPLES - 1))  # type: ignore[return-value]
+
+
+@kernel
+def encode_level(
+    steps: np.ndarray,
+    post: Llrs,
+    prior: Llrs,
+    bits: Masks,
+    noise: Masks,
+    samples: Llrs,
+    table: Masks,
+    state: Masks,
+    words: Words16,
+    places: Places,
+    raw: Masks,
+    lanes: int,
+    left: int,
+    allowed: int,
+) -> int:
+    """Decide bits[:N] of a level from the LLRs in rows N..2N-1 of `post` and `prior`.
+
+    Writes raw rows to `raw` and coded ones to the stream. `left`: rows to be coded from here on, weighted with their lanes;
+    what is left afterwards is returned. Once 16 bits a word and `left` exceed `allowed`, the prior's likelier values are taken.
+    """
+    index, chances = np.empty(LANES, np.uint32), np.empty(LANES, np.uint32)
+    used = np.uint64((1 << lanes) - 1)
+    drawn, filled = 0, 0
+    for k in range(steps.shape[0]):
+        kind, n, s = steps[k, 0], steps[k, 1], steps[k, 2]
+        half = n >> 1
+        if kind == _F_POST:
+            for i in range(half):
+                f_row(post, n, i)
+        elif kind == _G_POST:
+            for i in range(half):
+                g_row(post, n, i, bits[s + i])
+        elif kind == _F_PRIOR:
+            for i in range(half):
+                f_row(prior, n, i)
+        elif kind == _G_PRIOR:
+            for i in range(half):
+                g_row(prior, n, i, bits[s + i])
+        elif kind == _JOIN:
+            for i in range(half):
+                bits[s + i] ^= bits[s + half + i]
+        elif kind == _FROZEN_FLAT:
+            for i in range(n):
+                bits[s + i] = noise[drawn + i]
+            drawn += n
+        elif kind == _FROZEN:
+            for i in range(n):
+                bits[s + i] = below(prior, n + i, samples, first_of(noise[drawn + i]))
+            drawn += n
+        elif kind == _FREE_FLAT:
+            for i in range(n):
+                bits[s + i] = negative(post, n + i)
+                raw[filled + i] = bits[s + i]
+            filled += n
+        elif kind == _FREE:
+            for i in range(n):
+                likely = steps_of(prior, n + i, index)
+                bit = likely if 16 * places[0] + left > allowed else negative(post, n + i)
+                bits[s + i] = bit
+                look_up(index, table, chances)
+                write_row(state, chances, np.uint32(bit ^ likely), words, places, used)
+                left -= lanes
+        else:
+            post[:LANES] = 0
+            if kind == _REPEAT:
+                prior[:LANES] = 0
+            for i in range(n):
+                if kind == _REPEAT:
+                    bit = below(prior, n + i, samples, first_of(noise[drawn + i]))
+                    gather_row(prior, n + i, bit)
+                else:
+                    bit = noise[drawn + i]
+                gather_row(post, n + i, bit)
+                bits[s + i] = bit
+            drawn += n
+            turned = negative(post, 0)
+            if kind == _REPEAT:
+                likely = steps_of(prior, 0, index)
+                turned = likely if 16 * places[0] + left > allowed else turned
+                look_up(index, table, chances)
+                write_row(state, chances, np.uint32(turned ^ likely), words, places, used)
+                left -= lanes
+            else:
+                raw[filled] = turned
+                filled += 1
+            for i in range(n):
+                bits[s + i] ^= turned
+    return left
+
+
+@kernel
+def decode_level(
+    steps: np.ndarray,
+    prior: Llrs,
+    bits: Masks,
+    noise: Masks,
+    samples: Llrs,
+    table: Masks,
+    state: Masks,
+    words: Words16,
+    place: Places,
+    raw: Masks,
+    lanes: int,
+) -> None:
+    """Overwrite bits[:N] of a level: the LLRs of its prior are in rows N..2N-1 of `prior`, its raw rows in `raw`."""
+    index, chances = np.empty(LANES, np.uint32), np.empty(LANES, np.uint32)
+    used = np.uint64((1 << lanes) - 1)
+    drawn, filled = 0, 0
+    for k in range(steps.shape[0]):
+        kind, n, s = steps[k, 0], steps[k, 1], steps[k, 2]
+        half = n >> 1
+        if kind == _F_PRIOR:
+            for i in range(half):
+                f_row(prior, n, i)
+        elif kind == _G_PRIOR:
+            for i in range(half):
+                g_row(prior, n, i, bits[s + i])
+        elif kind == _JOIN:
+            for i in range(half):
+                bits[s + i] ^= bits[s + half + i]
+        elif kind == _FROZEN_FLAT:
+            for i in range(n):
+                bits[s + i] = noise[drawn + i]
+            drawn += n
+        elif kind == _FROZEN:
+            for i in range(n):
+                bits[s + i] = below(prior, n + i, samples, first_of(noise[drawn + i]))
+            drawn += n
+        elif kind == _FREE_FLAT:
+            for i in range(n):
+                bits[s + i] = raw[filled + i]
+            filled += n
+        elif kind == _FREE:
+            for i in range(n):
+                likely = steps_of(prior, n + i, index)
+                look_up(index, table, chances)
+                bits[s + i] = np.uint32(likely ^ read_row(state, chances, words, place, used))
+        elif kind == _REPEAT:
+            prior[:LANES] = 0
+            for i in range(n):
+                bits[s + i] = below(prior, n + i, samples, first_of(noise[drawn + i]))
+                gather_row(prior, n + i, bits[s + i])
+            drawn += n
+            likely = steps_of(prior, 0, index)
+            look_up(index, table, chances)
+            turned = np.uint32(likely ^ read_row(state, chances, words, place, used))
+            for i in range(n):
+                bits[s + i] ^= turned
+        elif kind == _REPEAT_FLAT:
+            for i in range(n):
+                bits[s + i] = noise[drawn + i] ^ raw[filled]
+            drawn += n
+            filled += 1

@@ -1,0 +1,200 @@
+"""Polar payloads decoded in NumPy from docs/payload-format.md and the stored designs; no code of psnode's, no pruned loops."""
+
+from __future__ import annotations
+
+import struct
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from scipy.special import expit, logsumexp
+
+import psnode
+from tests.codecs.golden_reader import header
+from tests.codecs.philox_oracle import philox
+
+Array = np.ndarray
+CHANNELS = {1: (3, 0.8, 0.5), 2: (3, 0.7, 0.25), 3: (4, 0.55, 0.125), 4: (4, 0.4, 0.0625), 6: (5, 0.2, 0.015625)}
+DESIGNS = Path(psnode.__file__).parent / "codecs" / "polarcodes" / "designs"
+
+
+def prior(halves: int) -> list[Array]:
+    """ln P(0) / P(1) of every level, given the bits below, in integers."""
+    levels, step, noise = CHANNELS[halves]
+    k = np.arange(2**levels)
+    weight = -(((k - (k.size - 1) / 2) * step) ** 2) / (2 * (1 - noise))
+    found = []
+    for level in range(levels):
+        below = np.arange(2**level)
+        sums = [[logsumexp(weight[k % 2 ** (level + 1) == c + bit * 2**level]) for c in below] for bit in (0, 1)]
+        found.append(np.rint(116.3 * (np.array(sums[0]) - sums[1])).astype(np.int64))
+    return found
+
+
+def f(a: Array, b: Array) -> Array:
+    """The LLR of a sum of two bits, with ln(1 + e^-t) in powers of 645 - t."""
+
+    def curve(t: Array) -> Array:
+        square = (np.maximum(645 - t, 0) * 64) ** 2 >> 16
+        return square**2 >> 16
+
+    low, high = np.minimum(np.abs(a), np.abs(b)), np.maximum(np.abs(a), np.abs(b))
+    size = low - (curve(high - low) - curve(high + low) >> 7)
+    return np.where((a < 0) != (b < 0), -size, size)
+
+
+def g(a: Array, b: Array, u: Array) -> Array:
+    """The LLR of the second bit once the sum is u."""
+    return np.clip(b + np.where(u == 1, -a, a), -32767, 32767)
+
+
+class Coder:
+    """The range decoders of all lanes."""
+
+    def __init__(self, words: Array, lanes: int) -> None:
+        self.words, self.at = words, 2 * lanes
+        self.code = [int(words[2 * j]) << 16 | int(words[2 * j + 1]) for j in range(lanes)]
+        self.range = [2**32 - 1] * lanes
+
+    def row(self, llrs: Array) -> Array:
+        """A bit of each lane."""
+        bits = []
+        for lane, llr in enumerate(llrs.tolist()):
+            q = max(round(2**14 * float(expit(-(16 * min(abs(llr) // 16, 63) + 7.5) / 116.3))), 1)
+            upper = (self.range[lane] >> 14) * q
+            rest = self.range[lane] - upper
+            unlikely = self.code[lane] >= rest
+            self.code[lane] -= rest if unlikely else 0
+            self.range[lane] = upper if unlikely else rest
+            bits.append(int(unlikely) ^ int(llr < 0))
+        for lane in range(llrs.size):
+            if self.range[lane] < 2**16:
+                self.range[lane] <<= 16
+                self.code[lane] = self.code[lane] << 16 | int(self.words[self.at])
+                self.at += 1
+        return np.array(bits)
+
+
+class Level:
+    """One level of one superblock."""
+
+    def __init__(self, frozen: Array, flat: Array, noise: Array, raw: Array, coder: Coder | None, lanes: int) -> None:
+        self.frozen, self.flat, self.noise, self.raw, self.coder, self.lanes = frozen, flat, noise, raw, coder, lanes
+        self.drawn = self.filled = 0
+        u = (np.arange(4096) * 1597 % 4096 + 0.5) / 4096
+        self.limits = np.rint(116.3 * np.log(u / (1 - u))).astype(np.int64)
+
+    def draw(self, llrs: Array, flat: bool) -> Array:
+        """Frozen bits."""
+        words = self.noise[self.drawn : self.drawn + len(llrs)].astype(np.int64)
+        self.drawn += len(llrs)
+        lane = np.arange(self.lanes)
+        if flat:
+            return words[:, None] >> lane & 1
+        return (llrs < self.limits[((words & 4095)[:, None] + lane) % 4096]).astype(np.int64)
+
+    def take(self, llrs: Array, flat: bool) -> Array:
+        """Free bits."""
+        if not flat:
+            assert self.coder is not None
+            return np.array([self.coder.row(row) for row in llrs])
+        self.filled += len(llrs)
+        return self.raw[self.filled - len(llrs) : self.filled]
+
+    def node(self, s: int, llrs: Array) -> Array:
+        """The sums of bits s.. that have these LLRs."""
+        n = len(llrs)
+        frozen, flat = self.frozen[s : s + n], bool(self.flat[s : s + n].all())
+        if frozen.all():
+            return self.draw(llrs, flat)
+        if not frozen.any():
+            return self.take(llrs, flat)
+        if frozen.sum() == n - 1 and not frozen[-1]:
+            bits = self.draw(llrs, flat)
+            total = np.zeros(self.lanes, np.int64)
+            for llr, bit in zip(llrs, bits, strict=True):
+                total = np.clip(total + np.where(bit == 1, -llr, llr), -32767, 32767)
+            return bits ^ self.take(total[None], flat)
+        half = n // 2
+        left = self.node(s, f(llrs[:half], llrs[half:]))
+        right = self.node(s + half, g(llrs[:half], llrs[half:], left))
+        return np.concatenate([left ^ right, right])
+
+
+def cut(size: int, longest: int) -> list[tuple[int, int, int, int]]:
+    """(start, stop, log N, lanes) of every superblock."""
+    found, at = [], 0
+    for log_length in range(longest, 5, -1):
+        while log_length > 10 and size - at >= 32 << log_length:
+            found.append((at, at + (32 << log_length), log_length, 32))
+            at += 32 << log_length
+        while log_length <= 10 and size - at >= 1 << log_length:
+            lanes = min(32, size - at >> log_length)
+            found.append((at, at + (lanes << log_length), log_length, lanes))
+            at += lanes << log_length
+    return found + [(at, size, 6, 1)] * (at < size)
+
+
+def masks(halves: int, log_length: int) -> Array:
+    """(2, levels, N): frozen, flat."""
+    with np.load(DESIGNS / f"rate-{halves / 2:g}.npz") as stored:
+        return np.unpackbits(stored[f"n{log_length}"], axis=-1, count=1 << log_length).astype(bool)
+
+
+def read_polar(data: bytes) -> Array:
+    """What a payload of polar decodes to."""
+    (number,), shape, body = header(data)
+    assert number == 21
+    return read_body(body, int(np.prod(shape)))
+
+
+def read_body(body: bytes, size: int) -> Array:
+    """The values of a body."""
+    halves, longest, zeros, w0, w1 = struct.unpack_from("<BBHQQ", body)
+    assert zeros == 0
+    blocks = cut(size, longest)
+    counts = [-(-(stop - start) // 65536) for start, stop, *_ in blocks]
+    scales = np.frombuffer(body, "<u2", sum(counts), 20).astype(np.uint32)
+    scales = (scales << 16).view(np.float32)
+    start = 20 + -(-2 * scales.size // 4) * 4
+    levels, cumulated = CHANNELS[halves][0], np.cumsum([0, *counts])
+    own = [scales[a:b] for a, b in pairwise(cumulated)]
+    raw_bits = 0
+    coded = [0]
+    for (*_, log_length, lanes), scale in zip(blocks, own, strict=True):
+        counted = [tally(*level) for level in masks(halves, log_length).transpose(1, 0, 2)]
+        raw_bits += lanes * sum(raw for raw, _ in counted) * bool(scale.any())
+        coded.append(lanes if scale.any() and any(rows for _, rows in counted) else 0)
+    middle = start + -(-raw_bits // 32) * 4
+    bits = np.unpackbits(np.frombuffer(body, np.uint8, middle - start, start), bitorder="little").astype(np.int64)
+    words = np.frombuffer(body, "<u2", offset=middle)
+    coder = Coder(words, max(coded)) if max(coded) else None
+    out, at = np.zeros(size, np.float32), 0
+    for (first, stop, log_length, lanes), scale in zip(blocks, own, strict=True):
+        if not scale.any():
+            continue
+        symbols = np.zeros((1 << log_length, lanes), np.int64)
+        for level in range(levels):
+            frozen, flat = masks(halves, log_length)[:, level]
+            raw = tally(frozen, flat)[0]
+            rows = bits[at : at + raw * lanes].reshape(raw, lanes)
+            at += raw * lanes
+            calls = np.zeros((64 * -(-(1 << log_length) // 256), 4), np.uint64)
+            calls[:, 0], calls[:, 1] = first + np.arange(len(calls)), 21 + 256 * level
+            calls[:, 2], calls[:, 3] = w1 % 2**32, w1 >> 32
+            noise = philox(calls, (w0 % 2**32, w0 >> 32)).reshape(-1, 64, 4).transpose(0, 2, 1).reshape(-1)
+            decoder = Level(frozen, flat, noise, rows, coder, lanes)
+            symbols += decoder.node(0, prior(halves)[level][symbols]) << level
+        y = (2 * symbols - (2**levels - 1)).astype(np.float32).reshape(-1)[: stop - first]
+        out[first:stop] = y * np.repeat(scale, 65536)[: stop - first]
+    assert coder is None or (coder.at == words.size and max(coder.code) < 65536)
+    return out
+
+
+def tally(frozen: Array, flat: Array) -> tuple[int, int]:
+    """Rows of raw and of coded bits."""
+    n, free = frozen.size, int((~frozen).sum())
+    if free in (0, n) or (free == 1 and not frozen[-1]):
+        return (free, 0) if flat.all() else (0, free)
+    pairs = [tally(frozen[half], flat[half]) for half in (slice(n // 2), slice(n // 2, n))]
+    return pairs[0][0] + pairs[1][0], pairs[0][1] + pairs[1][1]
