@@ -269,6 +269,28 @@ def bench_codecs(debug: bool, **options: Any) -> int:
         return measure(**options)
 
 
+@bench.command(name="polar-design", short_help="Make the designs of the polar codec anew.")
+@click.option("--rate", "rates", type=float, multiple=True, metavar="R", help="This rate in bits; repeat; default: all.")
+@click.option(
+    "--log-length",
+    "log_lengths",
+    type=click.IntRange(6, 18),
+    multiple=True,
+    metavar="N",
+    help="Blocks of 2^N; repeat; default: all.",
+)
+@click.option("--blocks", type=click.IntRange(32), default=2048, show_default=True, help="Blocks to simulate.")
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the simulation.")
+@click.option("--output", type=click.Path(path_type=Path), required=True, metavar="FOLDER", help="Where to: rate-R.npz.")
+@click.option("--debug/--no-debug", default=False, help="Show the traceback of an error.")
+def bench_polar_design(debug: bool, **options: Any) -> int:
+    """Simulate the test channel, and say which bits of a block are worth sending at which rate."""
+    with _traced(debug):
+        from psnode.bench.polar_design import main as design
+
+        return design(**options)
+
+
 @bench.command(name="record", short_help="Save a gradient for bench codecs.")
 @click.option("--output", type=click.Path(path_type=Path), required=True, metavar="FILE", help="Where to: FILE.safetensors.")
 @click.option("--steps", type=click.IntRange(0), default=10, show_default=True, help="Steps of training before it.")

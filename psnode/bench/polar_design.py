@@ -1,0 +1,133 @@
+"""`psnode bench polar-design`: make the designs of the polar codec by simulation, the same ones from the same seed.
+
+Values are drawn from the test channel with known bits, which a genie tells to successive cancellation. So bit i of a level has,
+on average over many blocks, the entropies H of its prior and H' of its posterior: it is frozen if H - H' < tau H, since little
+would be gained by choosing it, unless H <= .05. It is flat if H > .995. The rate is the sum of H over free bits, over N; tau is
+the one between .05 and .9 that makes it the nominal rate, or comes nearest.
+
+Source: Korada, Urbanke, "Polar codes are optimal for lossy source coding", IEEE Trans. IT 2010.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from psnode.codecs.kernels.jit import kernel
+from psnode.codecs.polarcodes import channel as channels
+from psnode.codecs.polarcodes import designs
+from psnode.codecs.polarcodes.channel import Channel
+from psnode.codecs.polarcodes.designs import Masks2
+from psnode.codecs.polarcodes.lanes import LANES, UNIT, Llrs, Masks, f_row, g_row
+from psnode.codecs.polarcodes.symbols import CELL_BITS, cells_of, look_up_llrs, look_up_priors, mark
+from psnode.errors import ConfigurationError
+
+Float64s = npt.NDArray[np.float64]
+
+FLAT = 0.995
+SURE = 0.05
+LEAST_TAU, MOST_TAU = 0.05, 0.9
+_FINE = 4096  # entries of the table of entropies, LLRs in steps of 2 units
+
+
+@kernel
+def _genie(n: int, s: int, post: Llrs, prior: Llrs, bits: Masks, entropies: Float64s, sums: Float64s) -> None:
+    """Add the entropies of leaves s..s+n-1 to `sums`, rows (posterior, prior). bits: leaves', then the root's."""
+    if n == 1:
+        for j in range(LANES):
+            sums[0, s] += entropies[min(abs(int(post[LANES + j])) >> 1, _FINE - 1)]
+            sums[1, s] += entropies[min(abs(int(prior[LANES + j])) >> 1, _FINE - 1)]
+        return
+    half = n >> 1
+    for i in range(half):
+        f_row(post, n, i)
+        f_row(prior, n, i)
+    _genie(half, s, post, prior, bits, entropies, sums)
+    for i in range(half):
+        g_row(post, n, i, bits[s + i])
+        g_row(prior, n, i, bits[s + i])
+    _genie(half, s + half, post, prior, bits, entropies, sums)
+    for i in range(half):
+        bits[s + i] ^= bits[s + half + i]
+
+
+def transform(bits: Masks) -> Masks:
+    """The polar transform of each lane, its own inverse."""
+    result = bits.copy()
+    half = 1
+    while half < result.size:
+        pairs = result.reshape(-1, 2, half)
+        pairs[:, 0] ^= pairs[:, 1]
+        half *= 2
+    return result
+
+
+def entropies(channel: Channel, log_length: int, rounds: int, seed: int) -> Float64s:
+    """Mean entropies in bits, (levels, 2, N): of posterior and prior of every bit, over 32 blocks a round."""
+    size = LANES << log_length
+    rng = np.random.default_rng([seed, log_length])
+    llr = (2 * np.arange(_FINE) + 0.5) / UNIT
+    p = 1 / (1 + np.exp(llr))
+    table = -(p * np.log2(p) + (1 - p) * np.log2(1 - p))
+    post_tables = [channels.in_units(each).reshape(-1) for each in channels.posterior_llrs(channel)]
+    prior_tables = [channels.in_units(each) for each in channels.prior_llrs(channel)]
+    a = channels.points(channel)
+    cumulated = np.cumsum(np.exp(-(a**2) / (2 * (1 - channel.noise))))
+    sums = np.zeros((channel.levels, 2, 1 << log_length))
+    cells = np.empty(size, np.uint16)
+    post, prior = np.empty(2 * size, np.int16), np.empty(2 * size, np.int16)
+    for _ in range(rounds):
+        k = np.searchsorted(cumulated, rng.random(size) * cumulated[-1])
+        x = (a[k] + np.sqrt(channel.noise) * rng.standard_normal(size)).astype(np.float32)
+        cells_of(x, 1.0, cells, LANES)
+        for level in range(channel.levels):
+            look_up_llrs(post_tables[level], cells, post)
+            look_up_priors(prior_tables[level], cells, CELL_BITS, prior)
+            rows = ((k >> level) & 1).astype(np.uint8).reshape(-1, LANES)
+            truth = np.packbits(rows, axis=1, bitorder="little").view(np.uint32).reshape(-1)
+            _genie(1 << log_length, 0, post, prior, transform(truth), table, sums[level])
+            mark(cells, truth, CELL_BITS + level)
+    return sums / (rounds * LANES)
+
+
+def masks(found: Float64s, rate: float) -> tuple[Masks2, float, float]:
+    """The masks, tau and the rate they promise."""
+    post, prior = found[:, 0], found[:, 1]
+    low, high = LEAST_TAU, MOST_TAU
+    for _ in range(30):
+        tau = (low + high) / 2
+        frozen = (prior - post < tau * prior) & (prior > SURE)
+        promised = float(prior[~frozen].sum()) / prior.shape[1]
+        low, high = (tau, high) if promised > rate else (low, tau)
+    return Masks2(frozen, prior > FLAT), tau, promised
+
+
+def main(rates: Sequence[float], log_lengths: Sequence[int], blocks: int, seed: int, output: Path) -> int:
+    """Make designs, all if none is named, over those in `output`; the exit code. ConfigurationError for an unknown rate."""
+    for rate in rates:
+        if rate not in designs.RATES:
+            raise ConfigurationError(f"--rate must be one of {', '.join(f'{each:g}' for each in designs.RATES)}, not {rate:g}")
+    output.mkdir(parents=True, exist_ok=True)
+    for rate in rates or designs.RATES:
+        path = output / designs.name_of(rate)
+        stored = {}
+        if path.exists():
+            with np.load(path) as old:
+                stored = {name: old[name] for name in old.files}
+        for log_length in log_lengths or designs.LENGTHS:
+            start = time.perf_counter()
+            found = entropies(designs.CHANNELS[rate], log_length, -(-blocks // LANES), seed)
+            chosen, tau, promised = masks(found, rate)
+            stored[f"n{log_length}"] = designs.pack(chosen)
+            free = ", ".join(f"{share:.3f}" for share in 1 - chosen.frozen.mean(axis=1))
+            seconds = time.perf_counter() - start
+            print(
+                f"rate {rate:g}, N = 2^{log_length}: {promised:.4f} bits at tau {tau:.3f}, free {free}; {seconds:.0f} s",
+                flush=True,
+            )
+        np.savez_compressed(path, **{name: stored[name] for name in sorted(stored)})
+    return 0
