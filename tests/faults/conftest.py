@@ -69,7 +69,7 @@ class Job:
                     return pid
         pytest.fail(f"rank {rank} does not run")
 
-    def end(self, seconds: float = 50.0) -> tuple[int, str]:
+    def end(self, seconds: float = 120.0) -> tuple[int, str]:
         """Exit code and output of the job, which must end by itself."""
         out, _ = self.process.communicate(timeout=seconds)
         return self.process.returncode, out

@@ -142,7 +142,7 @@ class Mpirun:
         n: int,
         args: Sequence[str | Path],
         *,
-        timeout: float = 50.0,
+        timeout: float = 120.0,
         fault_tolerant: bool = False,
         options: Sequence[str] = (),
         env: Mapping[str, str] | None = None,

@@ -110,14 +110,14 @@ def test_the_first_failure_ends_the_other_hosts_and_is_the_exit_code(netlab: Any
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_when_the_lab_is_ended(netlab: Any, number: int) -> None:
-    process = netlab.start("--hosts", 2, "--rate", "none", "--each", "--", "sleep", f"{number}.{os.getpid()}")
-    assert eventually(lambda: len(alive(f"sleep {number}.{os.getpid()}")) == 2), process.communicate()
+    process = netlab.start("--hosts", 2, "--rate", "none", "--each", "--", "sleep", f"60{number}.{os.getpid()}")
+    assert eventually(lambda: len(alive(f"sleep 60{number}.{os.getpid()}")) == 2), process.communicate()
     assert len(netlab.namespaces(process.pid)) == 3
     process.send_signal(number)
     process.communicate(timeout=20)
     assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
     assert eventually(lambda: netlab.namespaces(process.pid) == [])
-    assert alive(f"sleep {number}.{os.getpid()}") == []
+    assert alive(f"sleep 60{number}.{os.getpid()}") == []
 
 
 def test_nothing_is_left_of_a_job_whose_processes_refuse_to_end(netlab: Any) -> None:
