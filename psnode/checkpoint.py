@@ -18,7 +18,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,7 @@ OPTIMIZER = "state/optimizer.safetensors"
 REPLICA = "state/replica.safetensors"
 _NAME = re.compile(r"step-(\d{8,})")
 _CHUNK = 1 << 22
+_REMEDY = f"; write the name of an older checkpoint into {CHECKPOINTS}/{LATEST} to resume from that"
 
 
 def worker_file(rank: int) -> str:
@@ -142,7 +143,8 @@ class Draft:
         fsync_directory(self._root)
         write_atomically(self._root / LATEST, final.name.encode() + b"\n")
         if keep_last:
-            for old in complete(self._root.parent)[:-keep_last]:
+            before = [path for path in complete(self._root.parent) if step_of(path) <= self.step]
+            for old in before[:-keep_last]:
                 shutil.rmtree(old, ignore_errors=True)
         return final
 
@@ -159,17 +161,21 @@ def complete(train_dir: Path) -> list[Path]:
     """The directories of the published checkpoints, oldest first."""
     root = train_dir / CHECKPOINTS
     found = [(int(match[1]), path) for path in root.glob("step-*") if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found)]
+    return [path for _, path in sorted(found) if (path / MANIFEST).is_file()]
 
 
 def latest(train_dir: Path) -> Path | None:
     """The directory that `latest` names; None where no checkpoint was ever published."""
     pointer = train_dir / CHECKPOINTS / LATEST
-    if not pointer.exists():
+    try:
+        name = pointer.read_text(encoding="ascii", errors="replace").strip()
+    except FileNotFoundError:
         return None
-    name = pointer.read_text().strip()
+    except OSError as error:
+        raise CheckpointError(f"{pointer} cannot be read: {error.strerror}") from error
     if not _NAME.fullmatch(name):
-        raise CheckpointError(f"{pointer} does not name a checkpoint: {name[:40]!r}")
+        known = ", ".join(path.name for path in complete(train_dir)[-3:]) or "none"
+        raise CheckpointError(f"{pointer} holds {name[:40]!r}, no checkpoint's name: write one into it (there are: {known})")
     return pointer.parent / name
 
 
@@ -186,23 +192,42 @@ class Checkpoint:
         """CheckpointError if the manifest is missing or damaged."""
         try:
             facts = json.loads((path / MANIFEST).read_bytes())
+            for entry in facts["files"].values():
+                if not (isinstance(entry["bytes"], int) and isinstance(entry["xxh3_128"], str)):
+                    raise TypeError(f"an entry of files is {entry}")
             return cls(path, int(facts["step"]), facts)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"checkpoint {path} is incomplete or damaged: {error}") from error
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            problem = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+            raise CheckpointError(f"checkpoint {path} is incomplete or damaged: {MANIFEST}: {problem}{_REMEDY}") from error
+
+    def verify(self) -> None:
+        """Read every file once. CheckpointError if one is missing, truncated or altered."""
+        for name in self.facts["files"]:
+            self._checked(name, lambda path: (path.stat().st_size, _hash(path)))
 
     def read(self, name: str) -> bytes:
         """The bytes of a file. CheckpointError if it is missing, truncated or altered."""
+        content = b""
+
+        def read(path: Path) -> tuple[int, str]:
+            nonlocal content
+            content = path.read_bytes()
+            return len(content), xxhash.xxh3_128_hexdigest(content)
+
+        self._checked(name, read)
+        return content
+
+    def _checked(self, name: str, measure: Callable[[Path], tuple[int, str]]) -> None:
         entry = self.facts["files"].get(name)
         try:
-            content = (self.path / name).read_bytes()
+            size, digest = measure(self.path / name)
         except OSError as error:
-            raise CheckpointError(f"checkpoint {self.path} lacks {name}: {error.strerror}") from error
-        if entry is None or len(content) != entry["bytes"]:
-            size = "no entry" if entry is None else f"{entry['bytes']} bytes"
-            raise CheckpointError(f"{self.path / name} has {len(content)} bytes, its manifest has {size}")
-        if xxhash.xxh3_128_hexdigest(content) != entry["xxh3_128"]:
-            raise CheckpointError(f"{self.path / name} was altered: its hash differs from the manifest's")
-        return content
+            raise CheckpointError(f"checkpoint {self.path} lacks {name}: {error.strerror}{_REMEDY}") from error
+        if entry is None or size != entry["bytes"]:
+            expected = "no entry" if entry is None else f"{entry['bytes']} bytes"
+            raise CheckpointError(f"{self.path / name} has {size} bytes, its manifest has {expected}{_REMEDY}")
+        if digest != entry["xxh3_128"]:
+            raise CheckpointError(f"{self.path / name} was altered: its hash differs from the manifest's{_REMEDY}")
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
         """The tensors of a safetensors file."""

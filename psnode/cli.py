@@ -19,7 +19,7 @@ import click
 
 from psnode import __version__
 from psnode.config import Config, settings
-from psnode.errors import PsnodeError
+from psnode.errors import ConfigurationError, PsnodeError
 from psnode.settings import Setting, nearest
 from psnode.transport.environment import place
 
@@ -137,8 +137,12 @@ def launch(
     workers: int, hostfile: Path | None, mpirun_args: tuple[str, ...], kill_after: float, debug: bool, command: tuple[str, ...]
 ) -> int:
     """Run `psnode COMMAND` on a master and P workers through mpirun, with what a fault-tolerant job needs."""
-    if command[0] == "train":  # refuse here what every rank would refuse
-        _configure(**app.commands["train"].make_context("psnode train", list(command[1:])).params)
+    context = click.get_current_context().find_root()
+    _, chosen, rest = app.resolve_command(context, list(command))
+    if chosen is app.commands["train"]:  # refuse here what every rank would refuse
+        config = _configure(**chosen.make_context("psnode train", rest).params)
+        if config.local is not None:
+            raise ConfigurationError("--local runs all workers in one process: leave it out, or leave out launch")
     with _traced(debug):
         from psnode.launch import launch as run_job
 

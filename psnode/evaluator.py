@@ -15,11 +15,10 @@ import torch
 from torch import nn
 
 from psnode import checkpoint
-from psnode.config import Config
 from psnode.device import choose_device, to_device
-from psnode.errors import CheckpointError, ConfigurationError
-from psnode.metrics import SUMMARY, TENSORBOARD, read_records, scalars
-from psnode.run_directory import saved_run
+from psnode.errors import CheckpointError, ConfigurationError, DeadlineExceededError
+from psnode.metrics import METRICS, SUMMARY, TENSORBOARD, read_records, scalars
+from psnode.run_directory import saved_config, saved_run
 from psnode.task import Batch, Data, Task
 from psnode.tasks import make_task
 
@@ -71,12 +70,12 @@ def evaluate(task: Task, model: nn.Module, data: Data, step: int, batch_size: in
 class Evaluator:
     """Measures checkpoints of the run in `train_dir` and appends the results to its evaluations.jsonl."""
 
-    def __init__(self, train_dir: Path, batch_size: int | None, enable_gpu: bool) -> None:
+    def __init__(self, train_dir: Path, task: Task | None, batch_size: int | None, enable_gpu: bool) -> None:
         self._train_dir = train_dir
-        config = replace(Config.from_dict(saved_run(train_dir)["config"]), enable_gpu=enable_gpu)
+        config = replace(saved_config(train_dir), enable_gpu=enable_gpu)
         self._device = choose_device(enable_gpu)
         self._batch_size = batch_size or config.test_batch_size
-        self._task = make_task(config)
+        self._task = task or make_task(config)
         self._data = self._task.eval_data()
         torch.manual_seed(config.seed)
         self._model = self._task.model().to(self._device)
@@ -93,7 +92,10 @@ class Evaluator:
         ]
 
     def measure(self, path: Path) -> Evaluation:
-        """Evaluate one checkpoint and record the result. CheckpointError if it is broken or does not fit."""
+        """Evaluate one checkpoint, and record the result if it is this run's and the first of that step.
+
+        CheckpointError if it is broken or does not fit.
+        """
         found = checkpoint.Checkpoint.open(path)
         try:
             self._model.load_state_dict(found.tensors(checkpoint.MODEL))
@@ -102,15 +104,20 @@ class Evaluator:
                 f"checkpoint {path} does not fit the network of config.json: {str(error).splitlines()[0]}"
             ) from error
         result = evaluate(self._task, self._model, self._data, found.step, self._batch_size, self._device)
+        own = path.resolve().parent == (self._train_dir / checkpoint.CHECKPOINTS).resolve()
+        if own and found.step not in self._done:
+            self._record(result)
+        print(_line(result), flush=True)
+        return result
+
+    def _record(self, result: Evaluation) -> None:
         with (self._train_dir / EVALUATIONS).open("ab", buffering=0) as file:
             file.write(json.dumps(asdict(result)).encode() + b"\n")
             os.fsync(file.fileno())
         if self._scalars is not None:
             for name, value in {"loss": result.loss, **result.metrics}.items():
                 self._scalars.add_scalar(f"eval/{name}", value, result.step)
-        self._done.add(found.step)
-        print(_line(result), flush=True)
-        return result
+        self._done.add(result.step)
 
     def measure_all(self) -> bool:
         """Measure what is pending; a broken checkpoint is reported and passed over. Whether there was anything."""
@@ -144,30 +151,46 @@ def follow(
     interval: float = 1.0,
     batch_size: int | None = None,
     enable_gpu: bool = False,
+    task: Task | None = None,
 ) -> int:
     """Evaluate the checkpoints of the run in `train_dir` as they appear, until the run has ended; the exit code.
 
-    `checkpoint`: only this one, a step or a path. `once`: only what is there now. After a run that stopped to be
-    continued (75) wait `patience` seconds for it to go on; as long for a run that has not begun. `interval`: seconds
-    between looks. Exit code 5 if a checkpoint could not be read. Raises ConfigurationError, CheckpointError.
+    `checkpoint`: only this one, a step or a path. `once`: only what is there now. Wait `patience` seconds for a run that
+    has not begun, and for one that stopped to be continued (75) or writes nothing without having ended. `interval`: seconds
+    between looks. `task`: what the run trains, where a program handed it to psnode.run. Exit code 5 if a checkpoint could
+    not be read. Raises ConfigurationError, CheckpointError, DeadlineExceededError.
     """
     _await_run(train_dir, 0.0 if once or checkpoint is not None else patience, interval)
-    evaluator = Evaluator(train_dir, batch_size, enable_gpu)
+    evaluator = Evaluator(train_dir, task, batch_size, enable_gpu)
     try:
         if checkpoint is not None:
             evaluator.measure(_find(train_dir, checkpoint))
             return 0
-        silent_since = time.monotonic()
+        silence, written = time.monotonic(), -1
         while True:
             code = _ended(train_dir)  # looked at first: what the run wrote before it ended is then measured below
-            if evaluator.measure_all() or code is None:
-                silent_since = time.monotonic()
-            finished = code is not None and (code != _STOPPED or time.monotonic() - silent_since >= patience)
+            before, written = written, _written(train_dir)
+            if evaluator.measure_all() or written != before:
+                silence = time.monotonic()
+            finished = code not in (None, _STOPPED) or time.monotonic() - silence >= patience
             if (once or finished) and not evaluator.pending():
-                return CheckpointError.exit_code if evaluator.broken else 0
+                break
             time.sleep(interval)
     finally:
         evaluator.close()
+    if code is None and not once:
+        raise DeadlineExceededError(
+            f"the run in {train_dir} has written nothing for {patience:g} s and has not ended: it was killed, or raise --patience"
+        )
+    return CheckpointError.exit_code if evaluator.broken else 0
+
+
+def _written(train_dir: Path) -> int:
+    """How far the run's records have come, in bytes."""
+    try:
+        return (train_dir / METRICS).stat().st_size
+    except OSError:
+        return 0
 
 
 def _await_run(train_dir: Path, patience: float, interval: float) -> None:

@@ -18,7 +18,7 @@ from psnode.errors import ConfigurationError, PsnodeError
 from psnode.link import StopRequest
 from psnode.messages import Hello
 from psnode.task import Task
-from psnode.tasks import make_task
+from psnode.tasks import make_task, passed_task
 from psnode.transport.base import Inbox, Transport
 from psnode.transport.environment import place
 
@@ -32,6 +32,10 @@ def run(config: Config, task: Task | None = None) -> int:
     `task`: an instance of one's own in the place of what the configuration names; every rank must pass an equal one.
     """
     config.validate()
+    if task is not None:
+        config = replace(config, task=passed_task(task))
+    if config.local is not None and (here := place()) is not None and here.size > 1:
+        raise ConfigurationError("--local runs all workers in one process: leave it out, or leave out mpirun")
     config = replace(config, threads=config.threads or _default_threads(config))
     _limit_threads(config.threads)
     return _run_local(config, task) if config.local is not None else _run_mpi(config, task)

@@ -5,6 +5,7 @@ Records are written by rank 0, one line a finished update; a reader may follow t
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
+
+from psnode.errors import CheckpointError
 
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
@@ -108,28 +111,59 @@ def fsync_directory(directory: Path) -> None:
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """The complete lines of a JSON-lines file; a torn last line is left out."""
+    """The complete lines of a JSON-lines file; a torn last line is left out. CheckpointError for a line that is no record."""
     if not path.exists():
         return
     with path.open("rb") as file:
-        for line in file:
+        for number, line in enumerate(file, 1):
             if line.endswith(b"\n"):
-                yield json.loads(line)
+                yield _record(line, path, number)
 
 
-def cut_after(path: Path, step: int) -> tuple[int, int, float]:
-    """Drop the records after `step`, and a torn last line; returns the bytes up, bytes down and seconds of the rest."""
-    kept, up, down, seconds = [], 0, 0, 0.0
+def _record(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+        if not isinstance(record, dict) or not isinstance(record["step"], int):
+            raise ValueError("it has no step")
+        return record
+    except (ValueError, KeyError) as error:
+        raise CheckpointError(f"line {number} of {path} is no record ({error}): take that line out") from error
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What the run's steps up to `steps` have sent, in bytes, and taken, in seconds."""
+
+    steps: int = 0
+    uplink_bytes: int = 0
+    downlink_bytes: int = 0
+    seconds: float = 0.0
+
+
+def totals(path: Path, step: int) -> Totals:
+    """The totals up to and with `step`. CheckpointError for a line that is no step's record."""
+    found = Totals()
     for record in read_records(path):
         if record["step"] > step:
             break
-        kept.append(json.dumps(record))
-        up += record["uplink_bytes"]
-        down += record["downlink_bytes"]
-        seconds += record["seconds"]["step"]
+        try:
+            found = Totals(
+                record["step"],
+                found.uplink_bytes + record["uplink_bytes"],
+                found.downlink_bytes + record["downlink_bytes"],
+                found.seconds + record["seconds"]["step"],
+            )
+        except (KeyError, TypeError) as error:
+            problem = f"the record of step {record['step']} in {path} is damaged ({error})"
+            raise CheckpointError(f"{problem}: take that line out") from error
+    return found
+
+
+def cut_after(path: Path, step: int) -> None:
+    """Drop the records after `step`, and a torn last line."""
     if path.exists():
+        kept = [json.dumps(record) for record in itertools.takewhile(lambda record: record["step"] <= step, read_records(path))]
         write_atomically(path, "".join(line + "\n" for line in kept).encode())
-    return up, down, seconds
 
 
 class Scalars(Protocol):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from psnode.errors import ConfigurationError
 
@@ -56,3 +58,14 @@ def boolean(kind: str, text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise ConfigurationError(f"{kind} must be true or false, not {text!r}")
     return text.lower() == "true"
+
+
+def names_file(source: str) -> bool:
+    """Whether `source`, the part of --task before a colon, is a file's path and not a module's name."""
+    return source.endswith(".py") or os.sep in source
+
+
+def locate_task(spec: str) -> str:
+    """`spec` of --task such that it means the same from any directory: the path of a file made absolute."""
+    source, colon, name = spec.partition(":")
+    return f"{Path(source).expanduser().absolute()}{colon}{name}" if names_file(source) else spec

@@ -1,35 +1,41 @@
-"""The run's directory: who may write into it, what it says of the run, where a resumed run starts."""
+"""The run's directory: who may write into it, what it says of the run, where a resumed run starts.
+
+What an earlier part of the run left there is checked first and altered last: a job that cannot start loses nothing.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import platform
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import IO, Any, Self, TypeVar
 
 import psnode
 from psnode import checkpoint
 from psnode.config import Config
-from psnode.errors import CheckpointError, ConfigurationError
-from psnode.metrics import METRICS, SUMMARY, cut_after, write_atomically
+from psnode.errors import CheckpointError, ConfigurationError, PsnodeError
+from psnode.metrics import METRICS, SUMMARY, cut_after, totals, write_atomically
 from psnode.plan import Plan
 
 CONFIG = "config.json"
+_LOCK = ".lock"
+_T = TypeVar("_T")
 _PACKAGES = ("numpy", "numba", "torch", "torchvision", "mpi4py", "safetensors")
 
 
 @dataclass(frozen=True)
 class Before:
-    """What earlier parts of a resumed run leave: totals up to the checkpoint that it starts from, if there is one."""
+    """What a resumed run starts from: its plan, and its latest checkpoint if there is one."""
 
     checkpoint: checkpoint.Checkpoint | None = None
     plan: Plan | None = None
-    uplink_bytes: int = 0
-    downlink_bytes: int = 0
-    seconds: float = 0.0
 
     @property
     def step(self) -> int:
@@ -39,15 +45,24 @@ class Before:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A directory that belongs to this run from now on. `mark` is what its mark file holds."""
+    """A directory that belongs to this run until `lock` is closed. `mark` is what its mark file holds."""
 
     path: Path
     mark: str
     config: Config
     before: Before
+    lock: IO[bytes]
 
-    def describe(self, plan: Plan, workers: int) -> None:
-        """Write config.json."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.lock.close()
+
+    def begin(self, plan: Plan, workers: int) -> None:
+        """Drop the records that the run will write again and the summary of its earlier part, and write config.json."""
+        cut_after(self.path / METRICS, self.before.step)
+        (self.path / SUMMARY).unlink(missing_ok=True)
         content = {
             "psnode": psnode.__version__,
             "workers": workers,
@@ -59,25 +74,43 @@ class RunDirectory:
 
 
 def claim(config: Config, workers: int) -> RunDirectory:
-    """Make the directory of a new run, or enter that of the run to resume. Nothing is overwritten before all checks pass.
+    """Make the directory of a new run, or enter that of the run to resume, and keep other jobs out of it.
 
-    Raises ConfigurationError if it holds another run, CheckpointError if what it holds cannot be read.
+    Raises ConfigurationError if it holds another run or another job is at work in it, CheckpointError if what it holds
+    cannot be read.
     """
     path = config.directory.resolve()
     if config.resume:
-        config, before = _resumed(path, config, workers)
-    else:
-        before = Before()
-        if any((path / name).exists() for name in (CONFIG, METRICS, checkpoint.CHECKPOINTS)):
-            raise ConfigurationError(f"{path} already holds a run: continue it with --resume or choose another --train-dir")
+        saved_run(path)
+    elif any((path / name).exists() for name in (CONFIG, METRICS, checkpoint.CHECKPOINTS)):
+        raise ConfigurationError(f"{path} already holds a run: continue it with --resume or choose another --train-dir")
+    mark = secrets.token_hex(16)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        (path / SUMMARY).unlink(missing_ok=True)
-        mark = secrets.token_hex(16)
+        lock = _lock(path)
         write_atomically(path / checkpoint.MARK, mark.encode())
     except OSError as error:
         raise ConfigurationError(f"--train-dir {path} cannot be written: {error.strerror}; choose another") from error
-    return RunDirectory(path, mark, config, before)
+    try:
+        config, before = _resumed(path, config, workers) if config.resume else (config, Before())
+    except BaseException:
+        lock.close()
+        raise
+    return RunDirectory(path, mark, config, before, lock)
+
+
+def _lock(path: Path) -> IO[bytes]:
+    """The open lock file of `path`; ConfigurationError while another process has it. The system frees it with the process."""
+    file = (path / _LOCK).open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ConfigurationError(f"another job is at work in {path}: wait for its end or choose another --train-dir") from None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):  # file systems without locks
+            raise
+    return file
 
 
 def saved_run(path: Path) -> dict[str, Any]:
@@ -93,20 +126,35 @@ def saved_run(path: Path) -> dict[str, Any]:
     return saved
 
 
-def _resumed(path: Path, config: Config, workers: int) -> tuple[Config, Before]:
+def saved_config(path: Path) -> Config:
+    """The configuration in a run's config.json. ConfigurationError if there is none, CheckpointError if it is damaged."""
+    return _intact(path, lambda saved: Config.from_dict(saved["config"]))
+
+
+def _intact(path: Path, read: Callable[[dict[str, Any]], _T]) -> _T:
     saved = saved_run(path)
-    earlier = Config.from_dict(saved["config"])
+    try:
+        return read(saved)
+    except (PsnodeError, LookupError, TypeError, ValueError, AttributeError) as error:
+        problem = f"{path / CONFIG} cannot be used ({error})"
+        raise CheckpointError(f"{problem}: put back a copy, or begin anew with another --train-dir") from error
+
+
+def _resumed(path: Path, config: Config, workers: int) -> tuple[Config, Before]:
+    earlier, plan = saved_config(path), _intact(path, lambda saved: Plan.from_dict(saved["plan"]))
     if config.threads == 0:
         config = replace(config, threads=earlier.threads)
     conflicts = config.resume_conflicts(earlier)
-    if saved["workers"] != workers:
-        conflicts.append(f"the run has {saved['workers']} workers, this job has {workers}")
+    if (before := saved_run(path)["workers"]) != workers:
+        conflicts.append(f"the run has {before} workers, this job has {workers}")
     if conflicts:
         raise ConfigurationError(f"--resume needs the configuration of the run in {path}: {conflicts[0]}")
     newest = checkpoint.latest(path)
     found = checkpoint.Checkpoint.open(newest) if newest else None
-    up, down, seconds = cut_after(path / METRICS, found.step if found else 0)
-    return config, Before(found, Plan.from_dict(saved["plan"]), up, down, seconds)
+    if found is not None:
+        found.verify()
+    totals(path / METRICS, found.step if found else 0)
+    return config, Before(found, plan)
 
 
 def _versions() -> dict[str, str]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from psnode.config import Config, settings
 from psnode.errors import ConfigurationError
+from psnode.naming import locate_task
 from psnode.settings import nearest
 
 PREFIX = "PSNODE_"
@@ -39,7 +40,9 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
         config = Config(**{**_recorded(config.directory), **values})
     config.validate(given)
     # the record must mean the same to an evaluator that was started elsewhere
-    return replace(config, data_dir=config.data_dir.expanduser().absolute()) if config.data_dir else config
+    if config.data_dir:
+        config = replace(config, data_dir=config.data_dir.expanduser().absolute())
+    return replace(config, task=locate_task(config.task)) if config.task else config
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:

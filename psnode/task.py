@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from psnode.errors import ConfigurationError
+from psnode.naming import names_file
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +89,7 @@ def load_task(spec: str, options: Mapping[str, str] | None = None) -> Task:
     neighbours. ConfigurationError names what is missing, or the error that the code raised.
     """
     source, _, name = spec.partition(":")
-    module = _import_file(Path(source)) if source.endswith(".py") or os.sep in source else _import_module(source)
+    module = _import_file(Path(source)) if names_file(source) else _import_module(source)
     chosen = _choose_class(module, source, name)
     try:
         return chosen(options)

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 from psnode.config import Config
+from psnode.errors import ConfigurationError
 from psnode.task import Task, load_task
+
+_PASSED = "python:"
+
+
+def passed_task(task: Task) -> str:
+    """What the configuration has for `task` when a program hands an instance of its own to psnode.run."""
+    return _PASSED + type(task).__name__
 
 
 def make_task(config: Config) -> Task:
-    """The task that the configuration names: the user's file, or the built-in image classification."""
+    """The task that the configuration names: the user's file, or the built-in image classification.
+
+    ConfigurationError if it cannot be had, among others because a program made it and handed it to psnode.run.
+    """
+    if config.task is not None and config.task.startswith(_PASSED):
+        raise ConfigurationError(
+            f"the run trains {config.task.removeprefix(_PASSED)}, which a program handed to psnode.run: "
+            "go on with that program, and evaluate with psnode.evaluator.follow(train_dir, task=...)"
+        )
     if config.task is not None:
         return load_task(config.task, config.task_options())
     from psnode.classification import Classification

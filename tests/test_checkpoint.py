@@ -67,7 +67,48 @@ def test_a_damaged_file_is_named(tmp_path: Path, damage: str) -> None:
         Checkpoint.open(path).tensors("model.safetensors")
 
 
-@pytest.mark.parametrize("manifest", [b"", b"{", b"[]", b'{"step": "x"}', b"{}"])
+def test_a_checkpoint_without_a_manifest_is_none(tmp_path: Path) -> None:
+    published(tmp_path, 1)
+    (published(tmp_path, 2) / "manifest.json").unlink()
+    assert [checkpoint.step_of(path) for path in checkpoint.complete(tmp_path)] == [1]
+
+
+def test_what_was_published_last_is_kept_even_if_later_steps_lie_beside_it(tmp_path: Path) -> None:
+    for step in (4, 8, 12):
+        published(tmp_path, step)
+    for step in (5, 6):
+        published(tmp_path, step, keep_last=1)
+    assert [checkpoint.step_of(path) for path in checkpoint.complete(tmp_path)] == [6, 8, 12]
+
+
+@pytest.mark.parametrize("damage", ["truncate", "append", "flip", "remove"])
+def test_verifying_names_a_damaged_file_and_passes_a_sound_one(tmp_path: Path, damage: str) -> None:
+    path = published(tmp_path, 1)
+    Checkpoint.open(path).verify()
+    file = path / "state" / "optimizer.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= damage == "flip"
+    file.write_bytes({"truncate": content[:-1], "append": content + b"x"}.get(damage, content))
+    if damage == "remove":
+        file.unlink()
+    with pytest.raises(CheckpointError, match=r"state/optimizer\.safetensors"):
+        Checkpoint.open(path).verify()
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"step": "x"}',
+        b"{}",
+        b'{"step": 6}',
+        b'{"step": 6, "files": []}',
+        b'{"step": 6, "files": {"model.safetensors": {}}}',
+        b'{"step": 6, "files": {"model.safetensors": {"bytes": "8", "xxh3_128": ""}}}',
+    ],
+)
 def test_a_damaged_manifest_is_one_line(tmp_path: Path, manifest: bytes) -> None:
     path = published(tmp_path, 1)
     (path / "manifest.json").write_bytes(manifest)
@@ -75,11 +116,11 @@ def test_a_damaged_manifest_is_one_line(tmp_path: Path, manifest: bytes) -> None
         Checkpoint.open(path)
 
 
-@pytest.mark.parametrize("content", ["", "../../etc", "step-1", "latest\n"])
-def test_a_pointer_to_anything_but_a_checkpoint_is_refused(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize("content", [b"", b"../../etc", b"step-1", b"latest\n", b"\xff\xfe\x00"])
+def test_a_pointer_to_anything_but_a_checkpoint_is_refused_with_those_there_are(tmp_path: Path, content: bytes) -> None:
     published(tmp_path, 1)
-    (tmp_path / "checkpoints" / "latest").write_text(content)
-    with pytest.raises(CheckpointError):
+    (tmp_path / "checkpoints" / "latest").write_bytes(content)
+    with pytest.raises(CheckpointError, match="there are: step-00000001"):
         checkpoint.latest(tmp_path)
 
 

@@ -97,6 +97,8 @@ def test_a_flag_is_made_of_every_setting_and_of_nothing_else() -> None:
         (["launch", "--", "train"], ["-n", "--workers"]),
         (["launch", "-n", "2", "--", "train", "--lrr", "1"], ["unknown option --lrr", "did you mean --lr"]),
         (["launch", "-n", "2", "train", "--lrr", "1"], ["unknown option --lrr", "did you mean --lr"]),
+        (["launch", "-n", "2", "--", "trian"], ["unknown command 'trian'", "did you mean train"]),
+        (["launch", "-n", "2", "--", "train", "--local", "2"], ["--local runs all workers in one process"]),
         (["evaluate"], ["--train-dir"]),
         (["evaluate", "--train-dir", "nothing", "--once"], ["nothing holds no run"]),
         (["bench", "nothing"], ["unknown command 'nothing'"]),
@@ -108,6 +110,11 @@ def test_bad_usage_is_one_line_with_the_remedy(psnode: Run, args: list[str], par
 
 def test_a_bad_variable_is_refused(psnode: Run) -> None:
     refused(psnode("train", env={"PSNODE_BATCHSIZE": "1"}), "unknown variable PSNODE_BATCHSIZE", "PSNODE_BATCH_SIZE")
+
+
+def test_local_under_mpirun_is_refused(psnode: Run) -> None:
+    environment = {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}
+    refused(psnode("train", "--local", "2", env=environment), "--local runs all workers in one process")
 
 
 def test_rank_0_speaks_first_and_the_others_for_themselves_if_nobody_ended_them(psnode: Run) -> None:

@@ -13,7 +13,7 @@ import torch
 from psnode import checkpoint
 from psnode.classification import Classification
 from psnode.config import Config
-from psnode.errors import CheckpointError, ConfigurationError
+from psnode.errors import CheckpointError, ConfigurationError, DeadlineExceededError
 from psnode.evaluator import follow
 from psnode.job import run
 
@@ -85,6 +85,25 @@ def test_broken_checkpoints_are_reported_and_the_others_measured(train_dir: Path
     assert len(lines) == 2
     assert "step-00000008" in lines[0]
     assert "step-00000012" in lines[1]
+
+
+def test_a_checkpoint_that_was_measured_is_not_recorded_again(train_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        follow(train_dir, checkpoint="8")
+    assert [record["step"] for record in evaluations(train_dir)] == [8]
+    assert capsys.readouterr().out.count("step 8: loss") == 2
+
+
+def test_a_checkpoint_of_another_run_is_measured_but_not_recorded(train_dir: Path, finished: Path, tmp_path: Path) -> None:
+    follow(train_dir, checkpoint=str(finished / "checkpoints" / "step-00000004"))
+    assert evaluations(train_dir) == []
+
+
+def test_a_run_that_was_killed_is_not_waited_for_without_end(train_dir: Path) -> None:
+    (train_dir / "summary.json").unlink()
+    with pytest.raises(DeadlineExceededError, match="has not ended"):
+        follow(train_dir, interval=0.05, patience=0.3)
+    assert [record["step"] for record in evaluations(train_dir)] == [4, 8, 12, 14]
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:

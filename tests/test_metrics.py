@@ -10,16 +10,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from psnode.errors import CheckpointError
 from psnode.metrics import (
     METRICS,
     RunLog,
     Seconds,
     StepRecord,
     Summary,
+    Totals,
     compression_ratio,
     cut_after,
     peak_memory,
     read_records,
+    totals,
     write_atomically,
 )
 
@@ -61,11 +64,11 @@ def test_tensorboard_gets_the_same_scalars(tmp_path: Path) -> None:
     assert {"train/loss", "train/top1", "comm/bytes_up", "comm/bytes_down", "time/encode"} <= tags
 
 
-def test_records_after_a_step_are_cut_and_the_rest_adds_up(tmp_path: Path) -> None:
+def test_records_after_a_step_are_cut(tmp_path: Path) -> None:
     with RunLog(tmp_path, tensorboard=False) as log:
         for step in range(1, 8):
             log.write(record(step))
-    assert cut_after(tmp_path / METRICS, 4) == (400, 800, 2.0)
+    cut_after(tmp_path / METRICS, 4)
     assert [entry["step"] for entry in read_records(tmp_path / METRICS)] == [1, 2, 3, 4]
 
 
@@ -80,8 +83,35 @@ def test_a_torn_last_line_is_left_out_and_cut(tmp_path: Path) -> None:
 
 
 def test_cutting_where_nothing_was_written_is_nothing(tmp_path: Path) -> None:
-    assert cut_after(tmp_path / METRICS, 3) == (0, 0, 0.0)
+    cut_after(tmp_path / METRICS, 3)
     assert not (tmp_path / METRICS).exists()
+
+
+def test_totals_are_those_up_to_a_step_and_change_nothing(tmp_path: Path) -> None:
+    with RunLog(tmp_path, tensorboard=False) as log:
+        for step in range(1, 8):
+            log.write(record(step))
+    before = (tmp_path / METRICS).read_bytes()
+    assert totals(tmp_path / METRICS, 4) == Totals(steps=4, uplink_bytes=400, downlink_bytes=800, seconds=2.0)
+    assert totals(tmp_path / METRICS, 100) == Totals(steps=7, uplink_bytes=700, downlink_bytes=1400, seconds=3.5)
+    assert totals(tmp_path / "nothing", 4) == Totals()
+    assert (tmp_path / METRICS).read_bytes() == before
+
+
+@pytest.mark.parametrize("line", [b"garbage", b"\xff\xfe", b"[1]", b"{}", b'{"step": "1"}', b""])
+def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: bytes) -> None:
+    with RunLog(tmp_path, tensorboard=False) as log:
+        log.write(record(1))
+    with (tmp_path / METRICS).open("ab") as file:
+        file.write(line + b"\n")
+    with pytest.raises(CheckpointError, match=r"line 2 of .*metrics\.jsonl"):
+        list(read_records(tmp_path / METRICS))
+
+
+def test_a_record_without_its_figures_has_no_totals(tmp_path: Path) -> None:
+    (tmp_path / METRICS).write_bytes(b'{"step": 3}\n')
+    with pytest.raises(CheckpointError, match=r"step 3 in .*metrics\.jsonl"):
+        totals(tmp_path / METRICS, 5)
 
 
 def test_the_ratio_is_dense_traffic_over_traffic() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,14 @@ import numpy as np
 import pytest
 import torch
 
+import psnode
 from psnode import checkpoint
 from psnode.classification import Classification
 from psnode.config import Config
 from psnode.errors import CheckpointError, ConfigurationError, DivergedError, PsnodeError
+from psnode.evaluator import follow
 from psnode.job import run
+from psnode.metrics import read_records
 from psnode.schemes import SCHEMES
 
 CODED = ["identity", "qsgd", "atomo"]
@@ -39,6 +44,11 @@ def final_weights(train_dir: Path) -> dict[str, torch.Tensor]:
     newest = checkpoint.latest(train_dir)
     assert newest is not None
     return checkpoint.Checkpoint.open(newest).tensors(checkpoint.MODEL)
+
+
+def contents(train_dir: Path) -> dict[Path, bytes]:
+    """Everything in the directory but the mark by which the workers of a start of the job know it."""
+    return {path: path.read_bytes() for path in train_dir.rglob("*") if path.is_file() and path.name != ".mark"}
 
 
 def sgd(steps: int, batch: int, lr: float) -> dict[str, torch.Tensor]:
@@ -204,10 +214,10 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
 
 def test_a_directory_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
     run(config(tmp_path / "run", max_steps=2))
-    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    before = contents(tmp_path / "run")
     with pytest.raises(ConfigurationError, match="--resume"):
         run(config(tmp_path / "run", max_steps=2))
-    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+    assert contents(tmp_path / "run") == before
 
 
 def test_a_run_cannot_be_resumed_as_another(tmp_path: Path) -> None:
@@ -237,15 +247,19 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     before = summary(tmp_path / "run")
     assert run(config(tmp_path / "run", resume=True)) == 0
     after = summary(tmp_path / "run")
-    assert {**after, "final_loss": None} == {**before, "final_loss": None}
+    apart = {"final_loss": None, "peak_memory_bytes": None}
+    assert {**after, **apart} == {**before, **apart}
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "worker-002.safetensors", "state/optimizer.safetensors", "manifest.json"])
 @pytest.mark.parametrize("damage", ["truncate", "alter", "remove"])
 def test_a_damaged_checkpoint_is_refused_and_left_as_it_is(tmp_path: Path, name: str, damage: str) -> None:
-    run(config(tmp_path / "run", max_steps=2, feedback="ef", scheme="fp16"))
+    changed: dict[str, Any] = {"feedback": "ef", "scheme": "fp16", "eval_freq": 2}
+    run(config(tmp_path / "run", max_steps=3, **changed))
+    (tmp_path / "run" / "checkpoints" / "latest").write_text("step-00000002")  # the records go further than this
     file = tmp_path / "run" / "checkpoints" / "step-00000002" / name
-    content = bytearray(file.read_bytes())
+    sound = file.read_bytes()
+    content = bytearray(sound)
     if damage == "remove":
         file.unlink()
     elif damage == "alter":
@@ -253,10 +267,81 @@ def test_a_damaged_checkpoint_is_refused_and_left_as_it_is(tmp_path: Path, name:
         file.write_bytes(content)
     else:
         file.write_bytes(content[: len(content) // 2])
-    with pytest.raises(PsnodeError, match=r"checkpoint|manifest") as caught:
-        run(config(tmp_path / "run", max_steps=4, resume=True, feedback="ef", scheme="fp16"))
-    assert caught.value.exit_code == CheckpointError.exit_code
-    assert not (tmp_path / "run" / "checkpoints" / "step-00000004").exists()
+    before = contents(tmp_path / "run")
+    with pytest.raises(CheckpointError, match=r"checkpoint|manifest"):
+        run(config(tmp_path / "run", max_steps=4, resume=True, **changed))
+    assert contents(tmp_path / "run") == before
+    file.write_bytes(sound)
+    assert run(config(tmp_path / "run", max_steps=4, resume=True, **changed)) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", b"{", "config.json cannot be read"),
+        ("config.json", b'{"config": {}, "plan": {}, "workers": 2}', "config.json cannot be used"),
+        ("config.json", b'{"config": [], "plan": [], "workers": 2}', "config.json cannot be used"),
+        ("metrics.jsonl", b"garbage\n", "line 1 of"),
+        ("checkpoints/latest", b"\xff\xff", "there are: step-00000002"),
+        ("checkpoints/latest", b"step-00000009", "step-00000009 is incomplete"),
+    ],
+)
+def test_a_damaged_record_of_the_run_is_refused_and_nothing_lost(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    run(config(tmp_path / "run", max_steps=2))
+    (tmp_path / "run" / name).write_bytes(content)
+    before = contents(tmp_path / "run")
+    with pytest.raises(CheckpointError, match=message):
+        run(config(tmp_path / "run", max_steps=4, resume=True))
+    assert contents(tmp_path / "run") == before
+
+
+def test_two_jobs_do_not_share_a_directory(tmp_path: Path) -> None:
+    run(config(tmp_path / "run", max_steps=2))
+    before = contents(tmp_path / "run")
+    with (tmp_path / "run" / ".lock").open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(ConfigurationError, match="another job is at work"):
+            run(config(tmp_path / "run", max_steps=4, resume=True))
+        assert contents(tmp_path / "run") == before
+    assert run(config(tmp_path / "run", max_steps=4, resume=True)) == 0
+
+
+class Breaks(Classification):
+    """Its loss cannot be computed from the fifth batch on."""
+
+    def __init__(self) -> None:
+        super().__init__("LeNet", "digits", seed=1)
+        self.batches = 0
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> Any:
+        if model.training:
+            self.batches += 1
+            if self.batches > 5:
+                raise RuntimeError("no more batches")
+        return super().loss(model, batch)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_run_that_fails_says_so_in_its_summary_and_its_evaluator_ends(tmp_path: Path) -> None:
+    settings = config(tmp_path / "run", local=1, eval_freq=2, max_steps=20)
+    with pytest.raises(PsnodeError) as caught:
+        psnode.run(Breaks(), settings)
+    ended = summary(tmp_path / "run")
+    assert ended["exit_code"] == caught.value.exit_code
+    assert ended["stop_reason"] in ("failed", "quorum") and ended["steps"] < 20
+    assert follow(tmp_path / "run", interval=0.01, task=Breaks()) == 0
+    assert len(list(read_records(tmp_path / "run" / "evaluations.jsonl"))) == len(checkpoint.complete(tmp_path / "run"))
+
+
+def test_a_task_that_a_program_passed_is_not_taken_for_the_built_in_one(tmp_path: Path) -> None:
+    settings = config(tmp_path / "run", max_steps=2)
+    assert psnode.run(Classification("LeNet", "digits", seed=1), settings) == 0
+    with pytest.raises(ConfigurationError, match=r"Classification, which a program handed to psnode\.run"):
+        follow(tmp_path / "run", once=True)
+    with pytest.raises(ConfigurationError, match="--task"):
+        run(config(tmp_path / "run", max_steps=3, resume=True))
+    assert follow(tmp_path / "run", once=True, task=Classification("LeNet", "digits", seed=1)) == 0
+    assert psnode.run(Classification("LeNet", "digits", seed=1), replace(settings, max_steps=3, resume=True)) == 0
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_with_4(tmp_path: Path) -> None:

@@ -19,11 +19,11 @@ from psnode.master.parameters import Parameters
 from psnode.master.progress import Fanout, progress
 from psnode.master.reduction import Reduction
 from psnode.master.startup import gather_ready, job_digest, plan_for, restore, send_start
-from psnode.metrics import METRICS, RunLog, Summary, compression_ratio, peak_memory, read_records
+from psnode.metrics import METRICS, RunLog, Summary, compression_ratio, peak_memory, totals
 from psnode.plan import Plan
 from psnode.run_directory import RunDirectory, claim
 from psnode.schedules import learning_rate
-from psnode.schemes import resolve
+from psnode.schemes import Scheme, resolve
 from psnode.task import Task
 from psnode.timeline import Tracer, write_timeline
 from psnode.transport.barrier import gather_hello
@@ -54,16 +54,20 @@ def _lead(link: Link, config: Config, make_task: Callable[[Config], Task], worke
     task = make_task(config)
     torch.manual_seed(config.seed)
     model = task.model()
-    run = claim(config, len(workers))
+    with claim(config, len(workers)) as run:
+        return _run(link, config, scheme, model, run, workers)
+
+
+def _run(link: Link, config: Config, scheme: Scheme, model: torch.nn.Module, run: RunDirectory, workers: range) -> int:
     ready = gather_ready(link, run, workers, 5 * config.deadline)
     plan = run.before.plan or plan_for(ready[workers[0]], scheme, config)
-    run.describe(plan, len(workers))
     parameters = Parameters(model, plan, config, scheme.momentum)
     downlink = Downlink(scheme.downlink, parameters.weights.numpy(), plan, link, workers, seed=config.seed)
     restore(run, parameters, downlink)
     steps_per_epoch = ready[workers[0]].examples // (len(workers) * config.batch_size * config.batches_per_step)
     last_step = config.total_steps(steps_per_epoch)
     job = job_digest(config, plan, run.mark)
+    run.begin(plan, len(workers))
     send_start(link, run, plan, ready, job=job, last_step=last_step, steps_per_epoch=steps_per_epoch)
     watch, tracer = Stopwatch(), Tracer(0, enabled=config.timeline)
     view = progress(plan.size, run.before.step, last_step, config.log_interval)
@@ -87,9 +91,10 @@ def _lead(link: Link, config: Config, make_task: Callable[[Config], Task], worke
         )
         try:
             master.serve()
-        except PsnodeError as error:
-            if error.exit_code in _REASONS:
-                _summarise(master, run, _REASONS[error.exit_code], error.exit_code)
+        except Exception as error:
+            code = error.exit_code if isinstance(error, PsnodeError) else 1
+            with contextlib.suppress(OSError):  # a full disk, say: then the first error is the one to tell
+                _summarise(master, run, _REASONS.get(code, "failed"), code)
             raise
     if config.timeline:
         names = {0: "master", **{rank: f"worker {rank}" for rank in workers}}
@@ -108,18 +113,15 @@ def _exit_code(master: Master) -> int:
 
 
 def _summarise(master: Master, run: RunDirectory, reason: str, code: int) -> None:
-    up = down = steps = 0
-    seconds = 0.0
-    for record in read_records(run.path / METRICS):
-        steps, up, down = record["step"], up + record["uplink_bytes"], down + record["downlink_bytes"]
-        seconds += record["seconds"]["step"]
+    sums = totals(run.path / METRICS, master.version)
+    sent = sums.uplink_bytes + sums.downlink_bytes
     Summary(
         steps=master.version,
-        seconds=seconds,
+        seconds=sums.seconds,
         final_loss=master.final_loss,
-        uplink_bytes=up,
-        downlink_bytes=down,
-        compression_ratio=compression_ratio(len(master.workers), master.plan.size, steps, up + down),
+        uplink_bytes=sums.uplink_bytes,
+        downlink_bytes=sums.downlink_bytes,
+        compression_ratio=compression_ratio(len(master.workers), master.plan.size, sums.steps, sent),
         model_hash=master.parameters.digest(),
         stop_reason=reason,
         exit_code=code,
