@@ -24,6 +24,7 @@ from psnode.task import Data, Task
 from psnode.timeline import Tracer
 from psnode.wire import Kind
 from psnode.worker.computation import Computation
+from psnode.worker.heap import keep_freed_memory
 from psnode.worker.hooks import GroupHooks, finish_order
 from psnode.worker.loop import Worker
 from psnode.worker.replica import Replica, describe, trainable
@@ -41,6 +42,7 @@ def join(link: Link, patience: float, make_task: MakeTask, turn: AbstractContext
     config = Config.from_dict(setup.config)
     device = choose_device(config.enable_gpu, link.rank - 1)
     torch.set_num_threads(max(1, config.threads))
+    keep_freed_memory()
     with turn:
         task = make_task(config)
         torch.manual_seed(config.seed)

@@ -1,0 +1,24 @@
+"""Freed memory is kept by the process.
+
+Every step allocates and frees the same activations and gradients. glibc hands such blocks back to the kernel, which clears each
+page anew: a quarter of the time of a ResNet-18 step at batch 16.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+
+# mallopt's parameters, malloc.h
+_TRIM_THRESHOLD = -1
+_MMAP_THRESHOLD = -3
+_NEVER = 2**31 - 1
+_LARGEST = 1 << 30
+
+
+def keep_freed_memory() -> bool:
+    """Have malloc serve blocks of up to 1 GiB from memory that is kept; False where malloc is not glibc's, or refuses."""
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    return bool(mallopt(_MMAP_THRESHOLD, _LARGEST) and mallopt(_TRIM_THRESHOLD, _NEVER))
