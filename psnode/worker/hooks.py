@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -15,12 +15,19 @@ from psnode.plan import Plan
 class GroupHooks:
     """Calls `finished(index)` once a backward pass for every group, as soon as its last gradient is accumulated.
 
-    Between `arm` and `flush` only: backward passes of a step before its last are not looked at. Groups with
-    parameters that the loss does not depend on are reported by `flush`; their gradients are what they were
-    before the pass (zeros).
+    Before that `collect(name)` is called for every parameter in the group, when its own gradient is there. Between `arm` and
+    `flush` only: backward passes of a step before its last are not looked at. Parameters that the loss does not depend on
+    are collected, and their groups reported, by `flush`.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], plan: Plan, finished: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        plan: Plan,
+        collect: Callable[[str], None],
+        finished: Callable[[int], None],
+    ) -> None:
+        self._collect = collect
         self._finished = finished
         self._members = _groups_of_tensors(plan)
         self._sizes = [0] * len(plan.groups)
@@ -28,34 +35,39 @@ class GroupHooks:
             for index in groups:
                 self._sizes[index] += 1
         self._missing: list[int] = []
-        self._handles = [_on_accumulated(parameters[name], self._hook(groups)) for name, groups in self._members.items()]
+        self._uncollected: set[str] = set()
+        self._handles = [_on_accumulated(parameters[name], self._hook(name)) for name in self._members]
 
     def arm(self) -> None:
         """Watch the next backward pass."""
         self._missing = list(self._sizes)
+        self._uncollected = set(self._members)
 
     def flush(self) -> None:
-        """The backward pass is over: report the groups that are not complete, stop watching."""
-        missing, self._missing = self._missing, []
-        for index, count in enumerate(missing):
-            if count > 0:
-                self._finished(index)
+        """The backward pass is over: collect what is left and report the groups that are not complete, stop watching."""
+        for name in [name for name in self._members if name in self._uncollected]:
+            self._take(name)
+        self._missing = []
 
     def remove(self) -> None:
         """Take the hooks off the parameters."""
         for handle in self._handles:
             handle.remove()
 
-    def _hook(self, groups: Iterable[int]) -> Callable[[torch.Tensor], None]:
+    def _hook(self, name: str) -> Callable[[torch.Tensor], None]:
         def hook(parameter: torch.Tensor) -> None:
-            if not self._missing:
-                return
-            for index in groups:
-                self._missing[index] -= 1
-                if self._missing[index] == 0:
-                    self._finished(index)
+            if name in self._uncollected:
+                self._take(name)
 
         return hook
+
+    def _take(self, name: str) -> None:
+        self._uncollected.discard(name)
+        self._collect(name)
+        for index in self._members[name]:
+            self._missing[index] -= 1
+            if self._missing[index] == 0:
+                self._finished(index)
 
 
 def _on_accumulated(parameter: nn.Parameter, hook: Callable[[torch.Tensor], None]) -> RemovableHandle:

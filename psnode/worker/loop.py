@@ -64,7 +64,6 @@ class Worker:
         digest = self.replica.digest() if every and version and version % every == 0 else None
         with self.tracer.span("load", step=step):
             batches = next(self.batches)
-        self.replica.zero_gradients()
         self.sender.begin(step, version, measure=step % self.config.log_interval == 0)
         with self.tracer.span("forward_backward", step=step):
             outcome = self.computation.run(step, batches, self.hooks)

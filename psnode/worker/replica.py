@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -29,7 +31,7 @@ def describe(model: nn.Module) -> list[Tensor]:
 
 
 class Replica:
-    """The model as views of `weights`, its gradients as views of a flat vector of equal layout.
+    """The model as views of `weights`; its gradients are collected into a flat vector of equal layout.
 
     On a GPU both vectors have a twin there, and the model looks at the twins; `gradient` and `publish` copy.
     `weights` is this worker's copy y of the published weights: float32, `plan.size` long, on the host.
@@ -47,19 +49,34 @@ class Replica:
         self.weights: Floats = host.numpy()
         self._gradients: Floats = host_gradient.numpy()
         self.parameters = trainable(model)
+        self._collected: dict[str, torch.Tensor] = {}
         for name, where in plan.slices().items():
             parameter = self.parameters[name]
             self._weights[where] = parameter.detach().reshape(-1)
             parameter.data = self._weights[where].view(parameter.shape)
-            parameter.grad = self._gradient[where].view(parameter.shape)
+            parameter.grad = None
+            self._collected[name] = self._gradient[where].view(parameter.shape)
         self._host.copy_(self._weights)
 
-    def zero_gradients(self) -> None:
-        """Before a backward pass: gradients are accumulated in place."""
-        self._gradient.zero_()
+    @property
+    def on_device(self) -> torch.Tensor:
+        """The flat vector that the model's parameters are views of."""
+        return self._weights
+
+    def collect(self, name: str) -> None:
+        """Move a parameter's finished gradient into the flat vector; zeros if it has none.
+
+        Cheaper than having torch accumulate there: nothing is zeroed before the pass, and added to.
+        """
+        parameter = self.parameters[name]
+        if parameter.grad is None:
+            self._collected[name].zero_()
+        else:
+            self._collected[name].copy_(parameter.grad)
+            parameter.grad = None
 
     def gradient(self, group: Group) -> Floats:
-        """The group's finished gradient on the host, flat: a view, valid until `zero_gradients`."""
+        """The group's finished gradient on the host, flat: a view, valid until the next is collected."""
         if not self._on_host:
             self._host_gradient[group.start : group.stop].copy_(self._gradient[group.start : group.stop])
         return self._gradients[group.start : group.stop]
@@ -75,13 +92,14 @@ class Replica:
         return xxhash.xxh3_64_intdigest(weights.data)
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        """The model's persistent buffers (batch-norm statistics), by state-dict name, on the host."""
-        return {name: value.detach().cpu() for name, value in self.model.state_dict().items() if name not in self._everything}
+        """A copy of the model's persistent buffers (batch-norm statistics), by state-dict name, on the host."""
+        found = self.model.named_buffers(remove_duplicate=False)
+        return {name: value.detach().clone().cpu() for name, value in found if name in self._persistent}
 
     def load_buffers(self, buffers: dict[str, torch.Tensor]) -> None:
         """Inverse of `buffers`."""
         self.model.load_state_dict(buffers, strict=False)
 
-    @property
-    def _everything(self) -> set[str]:
-        return {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
+    @cached_property
+    def _persistent(self) -> set[str]:
+        return set(self.model.state_dict()) - {name for name, _ in self.model.named_parameters(remove_duplicate=False)}

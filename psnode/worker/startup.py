@@ -81,7 +81,7 @@ def join(link: Link, patience: float, make_task: MakeTask, turn: AbstractContext
         downlink=downlink_codecs(plan, scheme.downlink),
         replica=replica,
         sender=sender,
-        hooks=GroupHooks(replica.parameters, plan, sender.push),
+        hooks=GroupHooks(replica.parameters, plan, replica.collect, sender.push),
         computation=computation,
         batches=Prefetch(data, sampler, start.step, start.last_step),
         tracer=Tracer(link.rank, enabled=config.timeline),

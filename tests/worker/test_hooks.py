@@ -33,7 +33,7 @@ def prepared(group_by: str = "layer", group_bytes: int = 1 << 20) -> tuple[Branc
     plan = make_plan([tensors[name] for name in order], "identity", group_by=group_by, group_bytes=group_bytes)
     replica = Replica(model, plan, torch.device("cpu"))
     finished: list[int] = []
-    return model, plan, replica, finished, GroupHooks(replica.parameters, plan, finished.append)
+    return model, plan, replica, finished, GroupHooks(replica.parameters, plan, replica.collect, finished.append)
 
 
 def test_gradients_finish_from_the_last_layer_to_the_first_and_unused_ones_come_last() -> None:
@@ -53,7 +53,6 @@ def test_every_group_is_reported_once_a_pass_and_unused_ones_at_the_flush(group_
     model, plan, replica, finished, hooks = prepared(group_by, group_bytes)
     for _ in range(3):
         finished.clear()
-        replica.zero_gradients()
         hooks.arm()
         model(torch.ones(2, 8)).sum().backward()
         before_flush = list(finished)
