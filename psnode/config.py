@@ -96,6 +96,7 @@ class Config:
     min_compress_bytes: int = option(4096, "Smaller tensors travel as they are.", minimum=0)
     group_by: str = option("bytes", "What travels in one frame.", choices=("layer", "bytes", "model"))
     group_bytes: int = option(0, "Size of a group in float32 bytes.", minimum=0, words={"auto": 0}, needs=("group_by", "bytes"))
+    overlap: bool = option(True, "Begin the next forward pass while its weights still arrive.", free=True)
     comm_type: str | None = option(
         None, "Accepted for scripts of ps_pytorch: psnode has one exchange, point-to-point in both directions.",
         choices=("Bcast", "Async"), free=True,

@@ -26,9 +26,9 @@ DEFAULTS = {
     "start_deadline": 60.0, "deadline": 120.0, "hash_every": 50, "eval_freq": 50, "enable_gpu": False, "resume": False,
 }  # fmt: skip
 MAY_CHANGE = {
-    "data_dir", "download", "test_batch_size", "max_steps", "epochs", "comm_type", "start_deadline", "deadline", "hash_every",
-    "min_workers",
-    "train_dir", "eval_freq", "keep_last", "resume", "log_interval", "timeline", "tensorboard", "local", "debug",
+    "data_dir", "download", "test_batch_size", "max_steps", "epochs", "overlap", "comm_type", "start_deadline", "deadline",
+    "hash_every", "min_workers", "train_dir", "eval_freq", "keep_last", "resume", "log_interval", "timeline", "tensorboard", "local",
+    "debug",
 }  # fmt: skip
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="\n\0"), max_size=20)

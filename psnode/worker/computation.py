@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,10 +55,19 @@ class Computation:
         self._seed = seed
         self._turn = turn
 
-    def run(self, step: int, batches: Sequence[Batch], hooks: GroupHooks | None) -> Outcome:
+    def run(
+        self,
+        step: int,
+        batches: Sequence[Batch],
+        hooks: GroupHooks | None,
+        *,
+        first_forward: AbstractContextManager[Any] | None = None,
+        settled: Callable[[], bool] | None = None,
+    ) -> Outcome | None:
         """Passes over all `batches`; the gradients' sum is the gradient of the mean of their losses.
 
-        Raises DivergedError before the backward pass of a loss that is not finite.
+        The first forward pass runs inside `first_forward`; after it `settled` says whether the step is to be taken, and
+        if not, None is returned. Raises DivergedError before the backward pass of a loss that is not finite.
         """
         with self._turn:
             start = time.perf_counter()
@@ -67,7 +76,10 @@ class Computation:
             total, samples, sums = 0.0, 0, dict[str, float]()
             for index, batch in enumerate(batches):
                 batch = to_device(batch, self._device)
-                loss, outputs = self._task.loss(self._model, batch)
+                with first_forward if first_forward is not None and index == 0 else nullcontext():
+                    loss, outputs = self._task.loss(self._model, batch)
+                if settled is not None and index == 0 and not settled():
+                    return None
                 value = float(loss.detach())
                 if not math.isfinite(value):
                     raise DivergedError(f"loss is {value} on rank {self._rank} at step {step}: lower --lr or warm it up")

@@ -23,7 +23,9 @@ from psnode.schemes import resolve
 from psnode.task import Data, Task
 from psnode.timeline import Tracer
 from psnode.wire import Kind
+from psnode.worker.arrivals import Arrivals
 from psnode.worker.computation import Computation
+from psnode.worker.first_use import FirstUse, watchable
 from psnode.worker.heap import keep_freed_memory
 from psnode.worker.hooks import GroupHooks, finish_order
 from psnode.worker.loop import Worker
@@ -31,6 +33,7 @@ from psnode.worker.replica import Replica, describe, trainable
 from psnode.worker.sender import GradientSender
 
 MakeTask = Callable[[Config], Task]
+_FIRST_ROUNDS = 3  # with a longer deadline: kernels compile, caches fill
 
 
 def join(link: Link, patience: float, make_task: MakeTask, turn: AbstractContextManager[Any]) -> Worker:
@@ -72,19 +75,27 @@ def join(link: Link, patience: float, make_task: MakeTask, turn: AbstractContext
     if start.restore is not None:
         _restore(start, link, directory, replica, sender, patience)
     sender.warm_up()
+    tracer = Tracer(link.rank, enabled=config.timeline)
+    arrivals = Arrivals(
+        link, plan, replica, downlink_codecs(plan, scheme.downlink), tracer,
+        lambda version: config.deadline * (3 if version < start.step + _FIRST_ROUNDS else 1),
+    )  # fmt: skip
+    # workers that take turns must not keep one while they wait for another's gradient
+    early = config.overlap and config.local is None and watchable(model)
     return Worker(
         link=link,
         config=config,
         plan=plan,
         start=start,
         directory=directory,
-        downlink=downlink_codecs(plan, scheme.downlink),
         replica=replica,
+        arrivals=arrivals,
+        first_use=FirstUse(arrivals, replica.on_device) if early else None,
         sender=sender,
         hooks=GroupHooks(replica.parameters, plan, replica.collect, sender.push),
         computation=computation,
         batches=Prefetch(data, sampler, start.step, start.last_step),
-        tracer=Tracer(link.rank, enabled=config.timeline),
+        tracer=tracer,
     )
 
 

@@ -1,0 +1,122 @@
+"""The published weights as they arrive: applied group by group, as late as possible and as early as needed.
+
+Between a worker's backward pass and its next one a new version of the weights comes down, in as many frames as there are
+groups, and a ROUND frame that closes it. The next forward pass need not wait for all of that: a layer only needs its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from psnode import wire
+from psnode.codecs import Codec, Payload, get_codec
+from psnode.errors import DeadlineExceededError, WireError
+from psnode.link import Link, StopRequest
+from psnode.plan import Plan
+from psnode.timeline import Tracer
+from psnode.wire import Flag, Frame, Kind
+from psnode.worker.replica import Replica
+
+_IDENTITY = get_codec("identity")
+
+
+class Arrivals:
+    """Puts versions of the weights in place, one after another. For the thread that trains.
+
+    `downlink`: the codecs of the segments in DELTA frames; `patience(version)`: how long to wait for a frame of it, in
+    seconds. `waited` is how long the waits for the version took in all.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        plan: Plan,
+        replica: Replica,
+        downlink: Sequence[Codec] | None,
+        tracer: Tracer,
+        patience: Callable[[int], float],
+    ) -> None:
+        self._link = link
+        self._plan = plan
+        self._replica = replica
+        self._downlink = downlink
+        self._tracer = tracer
+        self._patience = patience
+        self._version = 0
+        self._flags: Flag | None = None
+        self.missing: set[int] = set()  # groups whose weights are of an older version
+        self.waited = 0.0
+
+    def expect(self, version: int) -> None:
+        """From here on `version` is to come: no weight may be used before it is required."""
+        self._version = version
+        self._flags = None
+        self.missing = {group.index for group in self._plan.groups}
+        self.waited = 0.0
+
+    def require(self, start: int, stop: int) -> None:
+        """Return when coordinates [start, stop) are those of the version, applying whatever comes meanwhile."""
+        if any(start < self._plan.groups[index].stop and self._plan.groups[index].start < stop for index in self.missing):
+            wanted = {g.index for g in self._plan.groups if start < g.stop and g.start < stop}
+            self._take_while(lambda: bool(wanted & self.missing))
+
+    def complete(self) -> Flag:
+        """Return when the whole version is in place and closed: the flags of the frame that closed it."""
+        self._take_while(lambda: self._flags is None)
+        assert self._flags is not None
+        return self._flags
+
+    def _take_while(self, unfinished: Callable[[], bool]) -> None:
+        if not unfinished():
+            return
+        begin = time.perf_counter()
+        with self._tracer.span("wait", version=self._version):
+            while unfinished():
+                self._take()
+        self.waited += time.perf_counter() - begin
+
+    def _take(self) -> None:
+        version, patience = self._version, self._patience(self._version)
+        try:
+            event = self._link.next(patience)
+        except DeadlineExceededError:
+            raise DeadlineExceededError(
+                f"rank {self._link.rank} waited {patience:g} s for version {version} of the weights: "
+                "the master or a worker is gone or stuck; raise --deadline if it is only slow"
+            ) from None
+        if isinstance(event, StopRequest):
+            self._link.send(0, Kind.REQUEST, event.reason.encode())
+            return
+        if not isinstance(event, Frame) or event.version != version:
+            raise WireError(f"rank {self._link.rank} expected version {version} of the weights and got {describe(event)}")
+        if event.kind is Kind.ROUND and not self.missing:
+            self._flags = event.flags
+            return
+        if event.kind not in (Kind.WEIGHTS, Kind.DELTA) or event.group not in self.missing:
+            raise WireError(f"rank {self._link.rank} did not expect {describe(event)}")
+        self._apply(event)
+        self.missing.remove(event.group)
+
+    def _apply(self, frame: Frame) -> None:
+        """Put a group's weights in place, or add their change."""
+        group = self._plan.groups[frame.group]
+        with self._tracer.span("apply", group=frame.group):
+            weights = self._replica.weights
+            if frame.kind is Kind.WEIGHTS:
+                [data] = wire.split_group(frame.body, 1, frame.sender)
+                _IDENTITY.decode(Payload.from_bytes(data), out=weights[group.start : group.stop])
+            elif self._downlink is not None:
+                parts = wire.split_group(frame.body, len(group.segments), frame.sender)
+                for segment, data in zip(group.segments, parts, strict=True):
+                    codec = self._downlink[segment.index]
+                    codec.decode_add(Payload.from_bytes(data), weights[segment.start : segment.stop])
+            frame.release()
+            self._replica.publish(group)
+
+
+def describe(event: object) -> str:
+    """What came instead of what was expected, for an error message."""
+    if isinstance(event, Frame):
+        return f"a {event.kind.name} frame of group {event.group}, step {event.step}, version {event.version}"
+    return type(event).__name__
