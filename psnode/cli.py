@@ -6,19 +6,19 @@ that needs it.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
-import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from psnode import __version__
+from psnode.bench.commands import bench
 from psnode.config import Config, settings
+from psnode.debugging import debuggable, traced
 from psnode.errors import ConfigurationError, PsnodeError
 from psnode.settings import Setting, nearest
 from psnode.transport.environment import place
@@ -111,7 +111,7 @@ def train(**given: Any) -> int:
     config = _configure(**given)
     if config.comm_type and _speaks():
         click.echo(f"psnode: --comm-type {config.comm_type} changes nothing: there is one exchange, point-to-point.", err=True)
-    with _traced(config.debug):
+    with traced(config.debug):
         from psnode.job import run
 
         return run(config)
@@ -131,11 +131,9 @@ app.add_command(
 @click.option("--hostfile", type=click.Path(path_type=Path), help="Hosts, one a line, the master's first; NAME slots=N.")
 @click.option("--mpirun-arg", "mpirun_args", multiple=True, metavar="ARG", help="Handed to mpirun; repeat for more.")
 @click.option("--kill-after", type=click.FloatRange(0), default=10.0, show_default=True, help="Seconds from TERM to KILL.")
-@click.option("--debug/--no-debug", default=False, help="Show the traceback of an error.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- train ...")
-def launch(
-    workers: int, hostfile: Path | None, mpirun_args: tuple[str, ...], kill_after: float, debug: bool, command: tuple[str, ...]
-) -> int:
+@debuggable
+def launch(workers: int, hostfile: Path | None, mpirun_args: tuple[str, ...], kill_after: float, command: tuple[str, ...]) -> int:
     """Run `psnode COMMAND` on a master and P workers through mpirun, with what a fault-tolerant job needs."""
     context = click.get_current_context().find_root()
     _, chosen, rest = app.resolve_command(context, list(command))
@@ -143,10 +141,9 @@ def launch(
         config = _configure(**chosen.make_context("psnode train", rest).params)
         if config.local is not None:
             raise ConfigurationError("--local runs all workers in one process: leave it out, or leave out launch")
-    with _traced(debug):
-        from psnode.launch import launch as run_job
+    from psnode.launch import launch as run_job
 
-        return run_job(workers, list(command), hostfile=hostfile, mpirun_args=list(mpirun_args), kill_after=kill_after)
+    return run_job(workers, list(command), hostfile=hostfile, mpirun_args=list(mpirun_args), kill_after=kill_after)
 
 
 @app.command(short_help="Follow a run and evaluate its checkpoints.")
@@ -163,157 +160,15 @@ def launch(
     "--batch-size", "--eval-batch-size", "--test-batch-size", type=click.IntRange(1), help="Examples at once; default: the run's."
 )
 @click.option("--enable-gpu/--no-enable-gpu", default=False, help="Compute on CUDA.")
-@click.option("--debug/--no-debug", default=False, help="Show the traceback of an error.")
-def evaluate(train_dir: Path, follow: bool, debug: bool, **options: Any) -> int:
+@debuggable
+def evaluate(train_dir: Path, follow: bool, **options: Any) -> int:
     """Evaluate each checkpoint of a run once, as they appear, and end when the run has ended."""
-    with _traced(debug):
-        from psnode.evaluator import follow as follow_run
+    from psnode.evaluator import follow as follow_run
 
-        return follow_run(train_dir, once=not follow, **options)
-
-
-@app.group(short_help="Measure.")
-def bench() -> None:
-    """Measure a part of psnode on this machine."""
+    return follow_run(train_dir, once=not follow, **options)
 
 
-@bench.command(name="transport", short_help="How fast the master takes gradients in.")
-@click.option("--groups", type=click.IntRange(1), default=11, show_default=True, help="Groups a step.")
-@click.option("--group-bytes", type=click.IntRange(4), default=4_000_000, show_default=True, help="Size of each.")
-@click.option("--rounds", type=click.IntRange(2), default=12, show_default=True, help="How often everything is measured.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
-@click.option("--debug/--no-debug", default=False, help="Show the traceback of an error.")
-def bench_transport(debug: bool, **options: Any) -> int:
-    """Dense ingest at the master against MPI's own bandwidth in the same run, over shared memory and TCP on this host."""
-    with _traced(debug):
-        from psnode.bench.transport import main as measure
-
-        return measure(**options)
-
-
-@bench.command(name="convergence", short_help="Accuracy of several schemes after the same steps.")
-@click.option(
-    "--run", "runs", multiple=True, required=True, metavar="'SCHEME [FLAGS]'", help="A scheme, and flags of its own; repeat."
-)
-@click.option("--common", default="", metavar="FLAGS", help="Flags of train for all runs, as one text.")
-@click.option("-n", "--workers", type=click.IntRange(1), default=4, show_default=True, help="Workers of each job.")
-@click.option("--seed", "seeds", type=click.IntRange(0), multiple=True, default=(1,), show_default=True, help="Repeat for more.")
-@click.option("--output", type=click.Path(path_type=Path), required=True, help="Directory for the runs.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
-@click.option("--debug/--no-debug", default=False, help="Show the traceback of an error.")
-def bench_convergence(debug: bool, **options: Any) -> int:
-    """Train one model with several schemes for the same number of steps and evaluate what comes out."""
-    with _traced(debug):
-        from psnode.bench.convergence import main as measure
-
-        return measure(**options)
-
-
-@bench.command(name="memory", short_help="What the master's memory grows with.")
-@click.option(
-    "--network", "networks", multiple=True, default=("torchvision:resnet18",), show_default=True, help="Repeat for more."
-)
-@click.option("--scheme", "schemes", multiple=True, default=("dense", "qsgd"), show_default=True, help="Repeat for more.")
-@click.option(
-    "-n", "--workers", type=click.IntRange(1), multiple=True, default=(1, 2, 4), show_default=True, help="Repeat for more."
-)
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
-@click.option("--debug/--no-debug", default=False, help="Show the traceback of an error.")
-def bench_memory(debug: bool, **options: Any) -> int:
-    """Peak memory of the master over networks, schemes and numbers of workers."""
-    with _traced(debug):
-        from psnode.bench.memory import main as measure
-
-        return measure(**options)
-
-
-@bench.command(name="peers", short_help="Against PyTorch DDP, on emulated hosts; needs root.")
-@click.option("--network", default="torchvision:resnet18", show_default=True, help="As of train.")
-@click.option("--dataset", default="synthetic", show_default=True, help="As of train.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="As of train.")
-@click.option("--workers", type=click.IntRange(2), default=4, show_default=True, help="Hosts that compute.")
-@click.option("--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Examples a worker takes in a step.")
-@click.option("--lr", type=click.FloatRange(0, min_open=True), default=0.01, show_default=True, help="Of all of them.")
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the first round; then the next.")
-@click.option("--rate", "rates", multiple=True, default=("100mbit",), show_default=True, help="Of the links, or none; repeat.")
-@click.option("--scheme", "schemes", multiple=True, metavar="'NAME [FLAG VALUE]...'", help="Of psnode; repeat.")
-@click.option("--ddp", multiple=True, metavar="fp32|fp16|bf16|powersgd[:k=v,...]", help="DDP's hook; repeat.")
-@click.option("--rounds", type=click.IntRange(1), default=1, show_default=True, help="How often everything is measured.")
-@click.option("--steps", type=click.IntRange(2), default=30, show_default=True, help="Steps to measure.")
-@click.option("--warmup", type=click.IntRange(0), default=5, show_default=True, help="Steps before them.")
-@click.option("--evaluate-every", type=click.IntRange(0), default=0, show_default=True, help="Steps between accuracies; 0: none.")
-@click.option("--target", type=click.FloatRange(0, 1), help="Test accuracy to reach.")
-@click.option("--run-seconds", type=click.FloatRange(1), default=900.0, show_default=True, help="The longest a run may take.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
-@click.option("--plot", "plot_file", type=click.Path(path_type=Path), help="Draw accuracy over time and bytes into this file.")
-@click.option("--keep", type=click.Path(path_type=Path), help="Leave what the runs wrote in this empty directory.")
-@click.option("--debug/--no-debug", default=False, help="Show the traceback of an error.")
-def bench_peers(debug: bool, schemes: tuple[str, ...], ddp: tuple[str, ...], **options: Any) -> int:
-    """psnode's schemes against PyTorch DDP over gloo: step time, bytes on the wire, accuracy; on emulated hosts."""
-    with _traced(debug):
-        from psnode.bench import peers
-
-        return peers.main(schemes=schemes or peers.SCHEMES, ddp=ddp or peers.PEERS, **options)
-
-
-@bench.command(name="codecs", short_help="Speed, bits and error of every codec.")
-@click.option("--codec", "specs", multiple=True, metavar="SPEC", help="Measure this one; repeat; default: all.")
-@click.option("--size", type=click.IntRange(1024), default=2**24, show_default=True, help="Values of the two distributions.")
-@click.option("--gradient", type=click.Path(path_type=Path), metavar="FILE", help="A file of bench record, measured too.")
-@click.option("--seconds", type=click.FloatRange(0), default=0.5, show_default=True, help="What each figure may take.")
-@click.option("--copies", type=click.IntRange(0), metavar="MIB", help="Copies that are gone round; default: 4 last-level caches.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
-@click.option("--plot", "plot_file", type=click.Path(path_type=Path), help="Draw rate and distortion, as PNG and as SVG.")
-@click.option("--debug/--no-debug", default=False, help="Show the traceback of an error.")
-def bench_codecs(debug: bool, **options: Any) -> int:
-    """Every codec on N(0,1), Student-t(3) and a recorded gradient, on one core, against memory and theory."""
-    with _traced(debug):
-        from psnode.bench.codecs import main as measure
-
-        return measure(**options)
-
-
-@bench.command(name="polar-design", short_help="Make the designs of the polar codec anew.")
-@click.option("--rate", "rates", type=float, multiple=True, metavar="R", help="This rate in bits; repeat; default: all.")
-@click.option(
-    "--log-length",
-    "log_lengths",
-    type=click.IntRange(6, 18),
-    multiple=True,
-    metavar="N",
-    help="Blocks of 2^N; repeat; default: all.",
-)
-@click.option("--blocks", type=click.IntRange(32), default=2048, show_default=True, help="Blocks to simulate.")
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the simulation.")
-@click.option("--output", type=click.Path(path_type=Path), required=True, metavar="FOLDER", help="Where to: rate-R.npz.")
-@click.option("--debug/--no-debug", default=False, help="Show the traceback of an error.")
-def bench_polar_design(debug: bool, **options: Any) -> int:
-    """Simulate the test channel, and say which bits of a block are worth sending at which rate."""
-    with _traced(debug):
-        from psnode.bench.polar_design import main as design
-
-        return design(**options)
-
-
-@bench.command(name="record", short_help="Save a gradient for bench codecs.")
-@click.option("--output", type=click.Path(path_type=Path), required=True, metavar="FILE", help="Where to: FILE.safetensors.")
-@click.option("--steps", type=click.IntRange(0), default=10, show_default=True, help="Steps of training before it.")
-@click.option("--task", help="As of train.")
-@click.option("--task-option", multiple=True, metavar="KEY=VALUE", help="As of train.")
-@click.option("--network", default="ResNet18", show_default=True, help="As of train.")
-@click.option("--dataset", default="synthetic", show_default=True, help="As of train.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="As of train.")
-@click.option("--download/--no-download", default=False, help="As of train.")
-@click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="As of train.")
-@click.option("--lr", type=click.FloatRange(0, min_open=True), default=0.01, show_default=True, help="As of train.")
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="As of train.")
-@click.option("--debug/--no-debug", default=False, help="Show the traceback of an error.")
-def bench_record(output: Path, steps: int, debug: bool, **options: Any) -> int:
-    """Train a few steps on one process and save one gradient: a float32 tensor a parameter."""
-    with _traced(debug):
-        from psnode.bench.record import main as save
-
-        return save(output, steps, Config(**options))
+app.add_command(bench)
 
 
 @app.command(short_help="List codecs and schemes.")
@@ -337,17 +192,6 @@ def doctor(data_dir: Path | None, as_json: bool) -> int:
     from psnode.doctor import examine
 
     return examine(data_dir, as_json=as_json)
-
-
-@contextlib.contextmanager
-def _traced(debug: bool) -> Iterator[None]:
-    """With `debug`, print the traceback of what passes through."""
-    try:
-        yield
-    except Exception:
-        if debug:
-            traceback.print_exc()
-        raise
 
 
 def _usage(error: click.UsageError) -> str:

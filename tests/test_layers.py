@@ -22,7 +22,7 @@ LAYERS = [
     | {"models", "data", "task", "tasks", "classification", "torchvision_ops", "device"},
     {"transport", "link"},
     {"worker", "master", "evaluator"},
-    {"job", "launch", "supervision", "doctor", "listing", "bench"},
+    {"job", "launch", "supervision", "doctor", "listing", "bench", "debugging"},
     {"cli", "__main__"},
 ]
 ROLES = {"worker", "master", "evaluator"}  # on one line, but strangers to each other

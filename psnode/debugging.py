@@ -1,0 +1,36 @@
+"""--debug: the traceback of an error, which otherwise is told in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import click
+
+_R = TypeVar("_R")
+
+
+@contextlib.contextmanager
+def traced(debug: bool) -> Iterator[None]:
+    """With `debug`, print the traceback of what passes through."""
+    try:
+        yield
+    except Exception:
+        if debug:
+            traceback.print_exc()
+        raise
+
+
+def debuggable(command: Callable[..., _R]) -> Callable[..., _R]:
+    """`command` with the option --debug, which prints the traceback of what it raises."""
+
+    @click.option("--debug/--no-debug", default=False, help="Show the traceback of an error.")
+    @functools.wraps(command)
+    def with_option(*args: Any, debug: bool, **settings: Any) -> _R:
+        with traced(debug):
+            return command(*args, **settings)
+
+    return with_option
