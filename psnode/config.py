@@ -92,6 +92,9 @@ class Config:
     quantization_level: int | None = option(
         None, "Bits a magnitude of the scheme's qsgd codec: levels=2**N-1.", minimum=1, maximum=8
     )
+    sparsity_warmup_epochs: float | None = option(
+        None, "Epochs until the scheme's ratio is down to its own; default: one for each ratio of its warm-up.", minimum=0
+    )
     bucket_size: int | None = option(None, "bucket of the scheme's codec, in coordinates.", minimum=1)
     min_compress_bytes: int = option(4096, "Smaller tensors travel as they are.", minimum=0)
     group_by: str = option("bytes", "What travels in one frame.", choices=("layer", "bytes", "model"))

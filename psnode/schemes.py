@@ -23,7 +23,7 @@ class Scheme:
 
     codec, feedback, aggregator, downlink   specs
     momentum       of the master's optimizer, unless --momentum says otherwise: 0 where the sender has its own
-    ratio_warmup   the sparsifier's ratio in each of the first epochs; empty: none
+    ratio_warmup   the sparsifier's ratios before its own, `ratio_epochs` epochs each; empty: none
     rule           what the paper says about the learning rate, for the reader
     """
 
@@ -36,6 +36,7 @@ class Scheme:
     downlink: str = "dense"
     momentum: float = 0.9
     ratio_warmup: tuple[float, ...] = ()
+    ratio_epochs: float = 1.0
     rule: str = "that of dense SGD"
     aliases: tuple[str, ...] = ()
 
@@ -176,13 +177,25 @@ def resolve(config: Config) -> Scheme:
             "a majority vote takes neither --momentum nor --weight-decay: what moves a weight is its sign alone; leave them out"
         )
     return replace(
-        scheme,
+        _warmed_up(scheme, config.sparsity_warmup_epochs),
         codec=repr(get_codec(spec)),
         feedback=feedback,
         aggregator=aggregator,
         downlink=_downlink(config.downlink or scheme.downlink, get_codec(spec)),
         momentum=scheme.momentum if config.momentum is None else config.momentum,
     )
+
+
+def _warmed_up(scheme: Scheme, epochs: float | None) -> Scheme:
+    """`scheme` with its warm-up stretched or shortened to `epochs`; None: as it is."""
+    if epochs is None:
+        return scheme
+    if not scheme.ratio_warmup:
+        names = ", ".join(name for name, other in SCHEMES.items() if other.ratio_warmup)
+        raise ConfigurationError(f"--sparsity-warmup-epochs has no meaning with {scheme.name}: the schemes with one are {names}")
+    if not epochs:
+        return replace(scheme, ratio_warmup=())
+    return replace(scheme, ratio_epochs=epochs / len(scheme.ratio_warmup))
 
 
 def with_ratio(spec: str, ratio: float) -> str:

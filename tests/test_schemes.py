@@ -93,6 +93,7 @@ def test_overrides_of_the_codec(fields: dict[str, Any], spec: str) -> None:
         ({"feedback": "ef:decy=0.5"}, "decy"),
         ({"downlink": "qsdg"}, "did you mean qsgd"),
         ({"downlink": "identity"}, "--downlink identity is lossless: write dense"),
+        ({"scheme": "qsgd", "sparsity_warmup_epochs": 1}, "no meaning with qsgd: the schemes with one are dgc"),
         ({"scheme": "qsgd", "downlink": "svd"}, "--downlink svd needs tensors one by one"),
     ],
 )
@@ -127,3 +128,10 @@ def test_the_ratio_of_a_chain_can_be_set_and_of_others_left() -> None:
 def test_a_vote_takes_no_momentum_or_decay_on_the_master(fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="majority vote takes neither"):
         resolve(Config(scheme="signsgd", **fields))
+
+
+def test_the_warm_up_of_the_ratio_can_be_stretched_or_left_out() -> None:
+    usual, short, none = (resolve(Config(scheme="dgc", sparsity_warmup_epochs=epochs)) for epochs in (None, 0.5, 0))
+    assert (len(usual.ratio_warmup), usual.ratio_epochs) == (4, 1)
+    assert (short.ratio_warmup, short.ratio_epochs) == (usual.ratio_warmup, 0.125)
+    assert none.ratio_warmup == ()

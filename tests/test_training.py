@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import shutil
 from dataclasses import replace
@@ -355,3 +356,22 @@ def test_more_examples_than_there_are_cannot_be_asked_for(tmp_path: Path) -> Non
     with pytest.raises(PsnodeError, match="--batch-size") as caught:
         run(config(tmp_path / "run", batch_size=1000))
     assert caught.value.exit_code == ConfigurationError.exit_code
+
+
+def test_the_ratio_falls_over_the_epochs_asked_for(tmp_path: Path) -> None:
+    """LeNet has 431 080 coordinates, an epoch of digits 89 steps of 16; the ratios .25, .0625, .016, .004 take 5 steps each."""
+    run(config(tmp_path / "run", scheme="dgc", local=1, batch_size=16, max_steps=22, sparsity_warmup_epochs=20 / 89))
+    sent = [record["uplink_bytes"] for record in records(tmp_path / "run")]
+    levels = [sent[step] for step in (3, 8, 13, 18, 21)]
+    assert all(before > 1.8 * after for before, after in itertools.pairwise(levels)), levels
+    assert all(abs(sent[5 * phase] / sent[5 * phase + 4] - 1) < 0.1 for phase in range(1, 4))
+
+
+def test_dgc_sends_less_than_a_270th_of_float32_at_full_sparsity(tmp_path: Path) -> None:
+    """A thousandth of the matrices and all of the vectors, with indices, headers and the rest of what a job sends."""
+    run(config(tmp_path / "run", scheme="dgc", network="torchvision:resnet18", dataset="synthetic", synthetic_shape=(3, 32, 32),
+               local=1, batch_size=2, max_steps=3, sparsity_warmup_epochs=0))  # fmt: skip
+    coordinates = summary(tmp_path / "run")["coordinates"]
+    assert coordinates > 11_000_000
+    for record in records(tmp_path / "run")[1:]:
+        assert 4 * coordinates / record["uplink_bytes"] > 270

@@ -37,6 +37,7 @@ def bench_transport(**options: Any) -> int:
 @click.option("-n", "--workers", type=click.IntRange(1), default=4, show_default=True, help="Workers of each job.")
 @click.option("--seed", "seeds", type=click.IntRange(0), multiple=True, default=(1,), show_default=True, help="Repeat for more.")
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="Directory for the runs.")
+@click.option("--local/--mpi", default=False, help="Master and workers in one process, or a rank each.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
 @debuggable
 def bench_convergence(**options: Any) -> int:

@@ -1,7 +1,8 @@
 """`psnode bench convergence`: the same model and data trained with several schemes for the same number of steps.
 
-Every run is a real job, `psnode launch -n P -- train ...`, whose last checkpoint is then evaluated. What is reported
-is read from the run's own files: final accuracy and loss on the test set, bytes each way, times a step.
+Every run is a job of its own, `psnode launch -n P -- train ...`, or `psnode train --local P ...` where cores are few: the sums
+are the same, and no rank waits in MPI. Its last checkpoint is then evaluated. What is reported is read from the run's own
+files: final accuracy and loss on the test set, bytes each way, times a step.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import json
 import shlex
 import statistics
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ from psnode.metrics import METRICS, SUMMARY, read_records
 _SETTLED = 0.1  # the share of a run's first steps that is left out of its times: compilation, cold caches
 
 
-def run(runs: Sequence[str], common: str, workers: int, seeds: Sequence[int], output: Path) -> dict[str, Any]:
+def run(runs: Sequence[str], common: str, workers: int, seeds: Sequence[int], output: Path, local: bool) -> dict[str, Any]:
     """Train and evaluate each of `runs`, texts such as "qsgd" or "signsgd --lr 0.001": a scheme and flags of its own.
 
     `common`: flags of all runs. Runs write into `output`/RUN-seed, which must not hold them yet. Raises PsnodeError
@@ -30,12 +33,12 @@ def run(runs: Sequence[str], common: str, workers: int, seeds: Sequence[int], ou
     rows = []
     for text in runs:
         scheme, *flags = shlex.split(text)
-        measured = [_measure([scheme, *flags], shlex.split(common), workers, seed, output) for seed in seeds]
+        measured = [_measure([scheme, *flags], shlex.split(common), workers, seed, output, local) for seed in seeds]
         rows.append({"run": text, "seeds": list(seeds), **_combined(measured)})
     return {**hardware(), "workers": workers, "common": common, "rows": rows}
 
 
-def _measure(flags: Sequence[str], common: Sequence[str], workers: int, seed: int, output: Path) -> dict[str, Any]:
+def _measure(flags: Sequence[str], common: Sequence[str], workers: int, seed: int, output: Path, local: bool) -> dict[str, Any]:
     from psnode.evaluator import follow
 
     scheme, *own = flags
@@ -53,7 +56,7 @@ def _measure(flags: Sequence[str], common: Sequence[str], workers: int, seed: in
         "--eval-freq",
         "0",
     ]
-    code = launch(workers, arguments)
+    code = _run_local(workers, arguments) if local else launch(workers, arguments)
     if code != 0:
         raise PsnodeError(f"the run {' '.join(flags)} with seed {seed} ended with exit code {code}: see its messages above")
     follow(train_dir, once=True)
@@ -70,6 +73,10 @@ def _measure(flags: Sequence[str], common: Sequence[str], workers: int, seed: in
         "step": statistics.median(record["seconds"]["step"] for record in settled),
         "encode": statistics.median(record["seconds"]["encode"] for record in settled),
     }
+
+
+def _run_local(workers: int, arguments: Sequence[str]) -> int:
+    return subprocess.run([sys.executable, "-m", "psnode", *arguments, "--local", str(workers)], check=False).returncode
 
 
 def _combined(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -94,9 +101,11 @@ def markdown(result: dict[str, Any]) -> str:
     return f"{head}\n\nBytes are those of one worker in one step.\n\n" + "\n".join(lines) + "\n"
 
 
-def main(runs: Sequence[str], common: str, workers: int, seeds: Sequence[int], output: Path, json_file: Path | None) -> int:
+def main(
+    runs: Sequence[str], common: str, workers: int, seeds: Sequence[int], output: Path, local: bool, json_file: Path | None
+) -> int:
     """Run, print the table, write it as JSON; the exit code."""
-    result = run(runs, common, workers, seeds, output)
+    result = run(runs, common, workers, seeds, output, local)
     print(markdown(result))
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=1) + "\n")

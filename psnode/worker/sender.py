@@ -33,7 +33,7 @@ _ALL = 0  # in the place of a rank: payloads of linear codecs can be merged if a
 class SegmentCoder:
     """One segment's codec, feedback rule and memory.
 
-    `warmup`: the sparsifier's ratio in each of the first epochs, before the one that the plan names.
+    `warmup`: the sparsifier's ratio in each of the first phases, before the one that the plan names.
     """
 
     def __init__(self, segment: Segment, feedback: Feedback, warmup: Sequence[float] = ()) -> None:
@@ -45,9 +45,9 @@ class SegmentCoder:
         self.state: State = self.feedback.init(segment.size)
         self.max_nbytes = max(phase.max_nbytes(segment.shape) for phase in self._phases)
 
-    def codec(self, epoch: int) -> Codec:
-        """The codec to use in `epoch`."""
-        return self._phases[min(epoch, len(self._phases) - 1)]
+    def codec(self, phase: int) -> Codec:
+        """The codec to use in `phase` of the warm-up, or after it."""
+        return self._phases[min(phase, len(self._phases) - 1)]
 
 
 class GradientSender:
@@ -73,8 +73,8 @@ class GradientSender:
         self._gradient = gradient
         self._seed = seed
         self._lr = lr
-        self._steps_per_epoch = steps_per_epoch
-        self._epoch = 0
+        self._steps_per_phase = scheme.ratio_epochs * steps_per_epoch
+        self._phase = 0
         self._context = Context()
         self._coders = [
             [SegmentCoder(segment, feedback, scheme.ratio_warmup) for segment in group.segments] for group in plan.groups
@@ -106,7 +106,7 @@ class GradientSender:
         """
         self._step, self._version, self._seconds = step, version, 0.0
         self._lost = (0.0, 0.0) if measure else None
-        self._epoch = (step - 1) // self._steps_per_epoch
+        self._phase = int((step - 1) / self._steps_per_phase)
         lr = self._lr(step - 1)
         self._context = Context(self._link.transport.size - 1, self._lr(step - 2) / lr if step > 1 and lr > 0 else 1.0)
 
@@ -171,7 +171,7 @@ class GradientSender:
         for coder in coders:
             segment = coder.segment
             part = gradient[segment.start - group.start : segment.stop - group.start].reshape(segment.shape)
-            codec = coder.codec(self._epoch)
+            codec = coder.codec(self._phase)
             rank = _ALL if codec.linear else self._link.rank
             key = Key.derive(self._seed, _PURPOSE, rank, self._step, group.index, segment.index)
             payload = coder.feedback.push(part, coder.state, codec, key, frame.room, self._context)

@@ -16,7 +16,7 @@ COMMON = "--max-steps 6 --batch-size 8 --threads 1 --no-tensorboard"
 
 def test_a_row_is_what_the_run_left_behind(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
-    result = run(["qsgd --lr 0.05"], COMMON, workers=2, seeds=[3], output=tmp_path)
+    result = run(["qsgd --lr 0.05"], COMMON, workers=2, seeds=[3], output=tmp_path, local=False)
     [row] = result["rows"]
     [train_dir] = tmp_path.iterdir()
     summary = json.loads((train_dir / "summary.json").read_bytes())
@@ -32,4 +32,15 @@ def test_a_row_is_what_the_run_left_behind(tmp_path: Path) -> None:
 def test_a_run_that_fails_is_reported(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     with pytest.raises(PsnodeError, match="exit code 2"):
-        run(["no-such-scheme"], COMMON, workers=1, seeds=[1], output=tmp_path)
+        run(["no-such-scheme"], COMMON, workers=1, seeds=[1], output=tmp_path, local=False)
+
+
+def test_schemes_keep_up_with_dense(tmp_path: Path) -> None:
+    """On 360 test images the accuracy of one run has a standard deviation of about 1 point."""
+    common = "--max-steps 160 --batch-size 8 --lr 0.02 --lr-schedule cosine --threads 1 --no-tensorboard"
+    result = run(["dense", "qsgd", "efsignsgd"], common, workers=4, seeds=[1], output=tmp_path, local=True)
+    dense, *coded = result["rows"]
+    assert dense["top1"] > 0.9
+    for row in coded:
+        assert row["top1"] > dense["top1"] - 0.04, row["run"]
+        assert row["uplink_bytes"] < dense["uplink_bytes"] / 5
