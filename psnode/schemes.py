@@ -127,6 +127,10 @@ _TABLE = (
         "Alon, Matias, Szegedy, The space complexity of approximating the frequency moments, STOC 1996", feedback="ef",
     ),
     Scheme(
+        "lss", "lss:bits=2", "the mean of a cluster of values, by its id, the rest remembered",
+        "Ge et al., CASQ, CLUSTER 2021", feedback="ef",
+    ),
+    Scheme(
         "dgc", "topk:ratio=0.001,sampled=true", "deep gradient compression: momentum before sparsification",
         "Lin et al., Deep gradient compression, ICLR 2018", feedback="dgc:momentum=0.9", momentum=0.0,
         ratio_warmup=(0.25, 0.0625, 0.015625, 0.004),

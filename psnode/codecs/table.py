@@ -39,7 +39,7 @@ CODECS = {
     "graddrop": Entry(19, "graddrop:Graddrop"),
     "blosc": Entry(20, "blosc:Blosc"),
     "polar": Entry(21, "polar:Polar"),
-    "lss": Entry(22),
+    "lss": Entry(22, "lss:Lss"),
     "sketchml": Entry(23),
     "countsketch": Entry(24, "countsketch:CountSketch"),
     "countmean": Entry(25, "countmean:CountMean"),

@@ -26,6 +26,8 @@ VARIANTS = [
     "randk+bf16",
     "qsgd+ans",
     "qsgd:levels=1+rice",
+    "lss:bits=3,buckets=0.1+ans",
+    "topk:ratio=0.1+lss+ans",
 ]
 
 

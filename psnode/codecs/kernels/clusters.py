@@ -1,0 +1,126 @@
+"""Loops over the ids of clusters: finding them, averaging over them, and reading values by them.
+
+Cluster k of K holds what lies from edge k - 1 on and below edge k, of K - 1 ascending edges. The upper 14 bits of a float32, in
+the order of its values, select from a table how many edges lie below all values that share them; the next edges are compared.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from psnode.codecs.base import Bytes, Floats, Words
+from psnode.codecs.entropy.ans_model import Int64s
+from psnode.codecs.kernels.dots import Float64s
+from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.rng import BLOCK, HALF, fill
+
+CELLS = 1 << 14
+LANES = 8
+_SHIFT = 18
+_SIGN = 0x80000000
+
+Ids = Bytes | Int64s
+
+
+@inlined
+def ordered(bits: np.uint32) -> np.uint32:
+    """The bits of a float32 as an integer in the order of the values."""
+    negative = np.uint32(0) - (bits >> np.uint32(31))
+    return np.uint32(bits ^ (negative | np.uint32(_SIGN)))
+
+
+@kernel
+def lookup(edges: Floats, table: Bytes) -> None:
+    """table[c], CELLS of them: how many of at most 255 `edges` have `ordered` bits of at most c 2^18."""
+    bits = edges.view(np.uint32)
+    k = 0
+    for cell in range(table.size):
+        while k < bits.size and ordered(bits[k]) <= np.uint32(cell << _SHIFT):
+            k += 1
+        table[cell] = k
+
+
+@kernel
+def assign(x: Floats, edges: Floats, table: Bytes, codes: Bytes) -> None:
+    """The cluster of every coordinate. `edges`: all, and infinity behind them; `table`: from lookup."""
+    bits = x.view(np.uint32)
+    cells = np.empty(HALF, np.uint8)
+    for start in range(0, x.size, HALF):
+        part, words, there = x[start : start + HALF], bits[start : start + HALF], codes[start : start + HALF]
+        for i in range(part.size):
+            cells[i] = table[ordered(words[i]) >> np.uint32(_SHIFT)]
+        for i in range(part.size):
+            k = np.uint64(cells[i])
+            while part[i] >= edges[k]:
+                k += np.uint64(1)
+            there[i] = k
+
+
+@kernel
+def totals(x: Floats, codes: Bytes, sums: Float64s, counts: Int64s) -> None:
+    """The sum and the number of the coordinates in every cluster: of each lane of 8, then over lanes in order."""
+    clusters = sums.size
+    lane_sums, lane_counts = np.zeros((LANES, clusters), np.float64), np.zeros((LANES, clusters), np.int64)
+    full = x.size // LANES * LANES
+    for start in range(0, full, LANES):
+        for lane in range(LANES):
+            lane_sums[lane, codes[start + lane]] += np.float64(x[start + lane])
+            lane_counts[lane, codes[start + lane]] += 1
+    for i in range(full, x.size):
+        lane_sums[i - full, codes[i]] += np.float64(x[i])
+        lane_counts[i - full, codes[i]] += 1
+    for k in range(clusters):
+        sums[k] = 0
+        counts[k] = 0
+        for lane in range(LANES):
+            sums[k] += lane_sums[lane, k]
+            counts[k] += lane_counts[lane, k]
+
+
+@kernel
+def squares(x: Floats, codes: Bytes, sums: Float64s) -> None:
+    """The sum of the squares of the coordinates in every cluster."""
+    sums[:] = 0
+    for i in range(x.size):
+        sums[codes[i]] += np.float64(x[i]) * np.float64(x[i])
+
+
+@kernel
+def cells_of(codes: Bytes, sizes: Int64s, key: Words, stream: int, cells: Int64s) -> None:
+    """The bucket of every coordinate: that number floor(w n / 2^32) of the n = sizes[k] of its cluster, which lie in succession.
+
+    w: the word that rng.fill leaves at i mod 256 of calls 64 b .. 64 b + 63 for coordinate i of block b = i div 256.
+    """
+    first = np.zeros(sizes.size, np.int64)
+    for k in range(1, sizes.size):
+        first[k] = first[k - 1] + sizes[k - 1]
+    words = np.empty(HALF, np.uint32)
+    for start in range(0, codes.size, HALF):
+        fill(words, key, stream, start // HALF * BLOCK)
+        part, there = codes[start : start + HALF], cells[start : start + HALF]
+        for i in range(part.size):
+            there[i] = first[part[i]] + np.int64((np.uint64(words[i]) * np.uint64(sizes[part[i]])) >> np.uint64(32))
+
+
+@kernel
+def bucket_totals(x: Floats, cells: Ids, sums: Float64s, counts: Int64s) -> None:
+    """The sum and the number of the coordinates in every bucket."""
+    sums[:] = 0
+    counts[:] = 0
+    for i in range(x.size):
+        sums[cells[i]] += np.float64(x[i])
+        counts[cells[i]] += 1
+
+
+@kernel
+def write(codes: Ids, values: Floats, out: Floats) -> None:
+    """out = values[codes]."""
+    for i in range(out.size):
+        out[i] = values[codes[i]]
+
+
+@kernel
+def add(codes: Ids, values: Floats, out: Floats) -> None:
+    """out += values[codes]."""
+    for i in range(out.size):
+        out[i] += values[codes[i]]

@@ -1,0 +1,191 @@
+"""Clusters of values: every coordinate sends the id of its cluster and decodes to a mean, of the cluster or of a hashed bucket.
+
+The clusters are intervals between edges. They are chosen for the least squared error, by an exact search, or for the least
+squared error at which the ids have an entropy of `rate` bits, which is what a chain `lss+ans` sends. With buckets every cluster
+owns an array of them; coordinate i belongs to bucket h(i) of its cluster's, h being a function of the key, and a bucket is the
+mean of its members. The means are those of the array that is coded, whatever the edges were fitted to, so that
+
+    ||x - decode||^2 = ||x||^2 - sum of n_b mean_b^2 over all buckets (or clusters) b
+
+shrinks x always. K clusters of a Gaussian, ids packed, leave .363, .118, .0345 of ||x||^2 at 1, 2, 3 bits.
+
+    body   the means as side information, see psnode.codecs.sketches.means, then the ids in as many bits as K - 1 has, see
+           psnode.codecs.kernels.planes
+
+Source: Ge, Zhang, Fu, Lai, Deng, Li, "CASQ: Accelerate distributed deep learning with sketch-based gradient quantization",
+CLUSTER 2021. Theirs are k-means of a sample split by sign, and sizes by entropy times |centre| (`allocation=weighted`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from psnode.codecs.base import Bytes, Floats, RandomSource, Shape, Words, readonly
+from psnode.codecs.bounds import check_choice, check_integer, check_real
+from psnode.codecs.entropy.ans_model import Int64s
+from psnode.codecs.kernels import clusters
+from psnode.codecs.kernels.dots import Float64s
+from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
+from psnode.codecs.kernels.moments import root_mean_square
+from psnode.codecs.kernels.packed import pack, unpack
+from psnode.codecs.kernels.planes import packed_nbytes
+from psnode.codecs.sketches import budget, means
+from psnode.codecs.sketches.codebook import edges_of
+from psnode.codecs.sketches.means import Means
+from psnode.codecs.stages import Codes, Quantiser, Symbols
+from psnode.codecs.table import number_of
+from psnode.errors import CodecSpecError
+
+_SAMPLING = 256  # beside the stream of the buckets
+_NO_SIZES = np.empty(0, np.int64)
+_NO_KEY = np.zeros(2, np.uint64)
+
+
+@dataclass(frozen=True, repr=False)
+class Lss(Quantiser):
+    """lss:bits=2,buckets=0,allocation=optimal,rate=,codebook=
+
+    `bits`: of an id, 1..8: 2^bits clusters. `buckets`: buckets a coordinate, in [0, 1]; 0: cluster means alone. `allocation`
+    of the buckets to clusters: optimal, or weighted. `rate`: bits of entropy an id may have; empty: any. `codebook`: what
+    `fit` writes, the edges in units of the root mean square, float32, in hexadecimal; empty: every array gets its own.
+    """
+
+    bits: int = 2
+    buckets: float = 0.0
+    allocation: str = "optimal"
+    rate: float | None = None
+    codebook: str | None = None
+
+    id = "lss"
+
+    def __post_init__(self) -> None:
+        """CodecSpecError for a value out of bounds."""
+        check_integer(self, "bits", 1, 8)
+        check_real(self, "buckets", 0, 1)
+        check_choice(self, "allocation", ("optimal", "weighted"))
+        if self.rate is not None:
+            check_real(self, "rate", 0.01, 8)
+        if self.codebook is not None:
+            self._relative_edges()
+
+    def fit(self, x: Floats, rng: RandomSource) -> Lss:
+        """With the codebook that suits `x`; as it is if x has no value but 0."""
+        flat = readonly(np.ascontiguousarray(x).reshape(-1))
+        key = np.asarray(rng.integers(2**64, size=2, dtype=np.uint64))
+        scale = root_mean_square(flat) if flat.size else 0.0
+        if scale < 0:
+            raise_nonfinite(x)
+        if not scale:
+            return self
+        edges = edges_of(flat, 2**self.bits, self.rate, key, self._stream + _SAMPLING)
+        relative = np.unique((edges / scale).astype(np.float32))
+        return dataclasses.replace(self, codebook=relative.astype("<f4").tobytes().hex())
+
+    @property
+    def _stream(self) -> int:
+        return number_of(self.id)
+
+    def _relative_edges(self) -> Floats:
+        try:
+            edges = np.frombuffer(bytes.fromhex(self.codebook or ""), "<f4").astype(np.float32)
+        except ValueError:
+            edges = np.empty(0, np.float32)
+        if not 1 <= edges.size < 2**self.bits or not np.isfinite(edges).all() or (np.diff(edges) < 0).any():
+            raise CodecSpecError(
+                f"lss: codebook={self.codebook!r} must be 1 to {2**self.bits - 1} ascending float32 values in hexadecimal: "
+                "leave it to fit"
+            )
+        return edges
+
+    def _edges(self, x: Floats, key: Words) -> Floats:
+        """The edges for the flat `x`, and infinity behind them."""
+        if self.codebook is None:
+            if not all_finite(x):
+                raise_nonfinite(x)
+            edges = edges_of(x, 2**self.bits, self.rate, key, self._stream + _SAMPLING)
+        else:
+            scale = root_mean_square(x)
+            if scale < 0:
+                raise_nonfinite(x)
+            largest = float(np.finfo(np.float32).max)
+            edges = np.clip(self._relative_edges() * scale, -largest, largest).astype(np.float32)
+        return np.append(edges, np.float32(np.inf))
+
+    def _buckets(self, size: int) -> int:
+        return max(2**self.bits, round(self.buckets * size)) if self.buckets else 0
+
+    def _max_symbols(self, size: int) -> tuple[int, int, int]:
+        return means.nbytes(2**self.bits, self._buckets(size)), size, 2**self.bits
+
+    def _max_body(self, shape: Shape) -> int:
+        size = math.prod(shape)
+        return self._max_symbols(size)[0] + packed_nbytes(size, self.bits)
+
+    def _coded(self, x: Floats, key: Words) -> tuple[Means, Bytes]:
+        """The means of the clusters or buckets, and the ids."""
+        edges, table = self._edges(x, key), np.empty(clusters.CELLS, np.uint8)
+        k, codes = edges.size, np.empty(x.size, np.uint8)
+        clusters.lookup(readonly(edges[:-1]), table)
+        clusters.assign(x, readonly(edges), readonly(table), codes)
+        sums, counts = np.empty(k, np.float64), np.empty(k, np.int64)
+        clusters.totals(x, readonly(codes), sums, counts)
+        centres = sums / np.maximum(counts, 1)
+        if not self.buckets:
+            return Means(k, centres.astype(np.float32), _NO_SIZES, _NO_KEY), codes
+        sizes = self._sizes(x, codes, counts, centres)
+        found = Means(k, np.zeros(sizes.sum(), np.float32), sizes, key)
+        cells, _ = found.of(codes, self._stream)
+        sums, counts = np.empty(sizes.sum(), np.float64), np.empty(sizes.sum(), np.int64)
+        clusters.bucket_totals(x, cells, sums, counts)
+        return found._replace(values=(sums / np.maximum(counts, 1)).astype(np.float32)), codes
+
+    def _sizes(self, x: Floats, codes: Bytes, counts: Int64s, centres: Float64s) -> Int64s:
+        total = max(counts.size, round(self.buckets * x.size))
+        if self.allocation == "weighted":
+            return budget.weighted(counts, centres, total)
+        squares = np.empty(counts.size, np.float64)
+        clusters.squares(x, codes, squares)
+        return budget.optimal(counts, np.maximum(squares / np.maximum(counts, 1) - centres * centres, 0), total)
+
+    def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
+        return self._write(*self._coded(x.reshape(-1), key), body)
+
+    def _encode_error(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
+        found, codes = self._coded(x.reshape(-1), key)
+        if error.ctypes.data != x.ctypes.data:
+            np.copyto(error, x)
+        clusters.add(*found.of(codes, self._stream, np.float32(-1)), error.reshape(-1))
+        return self._write(found, codes, body)
+
+    def _write(self, found: Means, codes: Bytes, body: Bytes) -> int:
+        side = found.write()
+        body[: side.size] = side
+        return side.size + pack(codes, found.clusters, body[side.size :])
+
+    def _read(self, body: Bytes, size: int) -> tuple[Means, Bytes]:
+        start = means.nbytes(*means.head(body, size))
+        found, codes = Means.read(body[:start], size), np.empty(size, np.uint8)
+        unpack(body[start:], codes, found.clusters, self.id)
+        return found, codes
+
+    def _decode(self, body: Bytes, out: Floats) -> None:
+        found, codes = self._read(body, out.size)
+        clusters.write(*found.of(codes, self._stream), out.reshape(-1))
+
+    def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
+        found, codes = self._read(body, out.size)
+        clusters.add(*found.of(codes, self._stream, weight), out.reshape(-1))
+
+    def _symbols(self, x: Floats, key: Words) -> Symbols:
+        found, codes = self._coded(x.reshape(-1), key)
+        return Symbols(found.write(), codes, found.clusters)
+
+    def _read_side(self, side: Bytes, size: int) -> tuple[int, int]:
+        return size, Means.read(side, size).clusters
+
+    def _from_symbols(self, side: Bytes, codes: Codes, out: Floats) -> None:
+        clusters.write(*Means.read(side, out.size).of(np.asarray(codes, np.uint8), self._stream), out)

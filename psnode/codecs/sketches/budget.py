@@ -1,0 +1,72 @@
+"""How many buckets each cluster gets of a budget.
+
+A bucket holds the mean of its members. With n_k values of variance s_k thrown at random into b_k buckets, the squared error
+that is left is s_k (n_k - b_k (1 - exp(-n_k / b_k))): values less the buckets that are not empty. It is least where
+
+    s_k g(n_k / b_k) = mu for all k,   g(r) = 1 - (1 + r) exp(-r)
+
+or b_k = 0 where s_k <= mu. Every cluster has one bucket at least, and at most as many as members. Exponentials are made of
+products alone, so that sizes are equal on every machine.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from psnode.codecs.entropy.ans_model import Int64s
+from psnode.codecs.kernels.dots import Float64s
+
+_SQUARINGS = 12
+_LARGEST = 600.0
+_STEPS = 60
+
+
+def optimal(counts: Int64s, variances: Float64s, budget: int) -> Int64s:
+    """The sizes with the least squared error for clusters of `counts` members with these variances."""
+    n, s = counts.astype(np.float64), np.where(counts > 0, variances, 0.0)
+    low, high = 0.0, float(s.max(initial=0.0))
+    for _ in range(_STEPS):  # of mu: the fewer buckets, the larger it is
+        middle = (low + high) / 2
+        if (_sizes_at(n, s, middle)).sum() > budget:
+            low = middle
+        else:
+            high = middle
+    return _rounded(_sizes_at(n, s, high), counts, budget)
+
+
+def weighted(counts: Int64s, centres: Float64s, budget: int) -> Int64s:
+    """The sizes in proportion to each cluster's share of the ids' entropy times its centre's magnitude: the original's rule."""
+    shares = counts / max(counts.sum(), 1)
+    bits = np.where(counts > 0, -shares * np.log2(np.where(counts > 0, shares, 1.0)), 0.0)
+    weights = bits * np.abs(centres)
+    total = float(weights.sum())
+    return _rounded(weights * (budget / total) if total else np.zeros(counts.size), counts, budget)
+
+
+def _sizes_at(n: Float64s, s: Float64s, mu: float) -> Float64s:
+    """n / r for s g(r) = mu, by bisection of r in 0 .. 600; 0 where s <= mu."""
+    target = np.where(s > mu, mu / np.where(s > mu, s, 1.0), 1.0)
+    low, high = np.zeros(n.size), np.full(n.size, _LARGEST)
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        above = 1 - (1 + middle) * _decay(middle) > target
+        low, high = np.where(above, low, middle), np.where(above, middle, high)
+    return np.where(s > mu, n / np.maximum(high, 1.0), 0.0)
+
+
+def _decay(r: Float64s) -> Float64s:
+    """exp(-r) for r in 0 .. 600: a power series for r / 2^12, squared 12 times."""
+    x = r / 2**_SQUARINGS
+    result = 1 - x * (1 - x / 2 * (1 - x / 3 * (1 - x / 4 * (1 - x / 5))))
+    for _ in range(_SQUARINGS):
+        result = result * result
+    return np.asarray(result)
+
+
+def _rounded(sizes: Float64s, counts: Int64s, budget: int) -> Int64s:
+    """Integers from 1 to the members, adding up to at most `budget` or the number of clusters."""
+    whole = np.clip(np.floor(sizes).astype(np.int64), 1, np.maximum(counts, 1))
+    for k in np.argsort(-whole, kind="stable"):  # those raised to 1 are paid for by the largest
+        excess = int(whole.sum()) - max(budget, counts.size)
+        whole[k] -= min(max(excess, 0), whole[k] - 1)
+    return whole
