@@ -48,6 +48,8 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         "topk:ratio=0.1+qsgd:levels=7+ans",
     ),
     "svd": ("svd", "svd:method=randomised", "svd+qsgd:levels=127+ans"),
+    "lss": ("lss:bits=1", "lss", "lss:bits=3", "lss+ans", "lss:bits=4,rate=1+ans", "lss:bits=4,rate=2+ans", "lss:buckets=0.01"),
+    "countsketch": ("countsketch", "countsketch:ratio=0.02"),
     "polar": ("polar:rate=0.5", "polar", "polar:rate=2"),
 }
 
