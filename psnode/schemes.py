@@ -131,6 +131,10 @@ _TABLE = (
         "Ge et al., CASQ, CLUSTER 2021", feedback="ef",
     ),
     Scheme(
+        "sketchml", "sketchml", "equally filled bins in sketches that never make a magnitude larger",
+        "Jiang et al., SketchML, SIGMOD 2018",
+    ),
+    Scheme(
         "dgc", "topk:ratio=0.001,sampled=true", "deep gradient compression: momentum before sparsification",
         "Lin et al., Deep gradient compression, ICLR 2018", feedback="dgc:momentum=0.9", momentum=0.0,
         ratio_warmup=(0.25, 0.0625, 0.015625, 0.004),

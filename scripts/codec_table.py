@@ -46,6 +46,7 @@ ROWS = (
     Row("graddrop", "Aji and Heafield, EMNLP 2017"),
     Row("lss", "Ge et al., CASQ, CLUSTER 2021"),
     Row("lss:bits=4,rate=1+ans", "the same, entropy coded"),
+    Row("sketchml", "Jiang et al., SIGMOD 2018"),
     Row("countsketch", "Charikar et al. 2002; Ivkin et al., NeurIPS 2019"),
     Row("countmean", "Alon, Matias, Szegedy 1996"),
 )

@@ -49,6 +49,13 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     ),
     "svd": ("svd", "svd:method=randomised", "svd+qsgd:levels=127+ans"),
     "lss": ("lss:bits=1", "lss", "lss:bits=3", "lss+ans", "lss:bits=4,rate=1+ans", "lss:bits=4,rate=2+ans", "lss:buckets=0.01"),
+    "sketchml": (
+        "sketchml",
+        "sketchml:bins=16,rows=0",
+        "sketchml:bins=64,rows=0",
+        "sketchml:rows=0",
+        "topk+sketchml:bins=32,rows=0",
+    ),
     "countsketch": ("countsketch", "countsketch:ratio=0.02"),
     "polar": ("polar:rate=0.5", "polar", "polar:rate=2"),
 }

@@ -40,7 +40,7 @@ CODECS = {
     "blosc": Entry(20, "blosc:Blosc"),
     "polar": Entry(21, "polar:Polar"),
     "lss": Entry(22, "lss:Lss"),
-    "sketchml": Entry(23),
+    "sketchml": Entry(23, "sketchml:SketchMl"),
     "countsketch": Entry(24, "countsketch:CountSketch"),
     "countmean": Entry(25, "countmean:CountMean"),
     "powersgd": Entry(26),

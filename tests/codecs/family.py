@@ -28,6 +28,8 @@ VARIANTS = [
     "qsgd:levels=1+rice",
     "lss:bits=3,buckets=0.1+ans",
     "topk:ratio=0.1+lss+ans",
+    "sketchml:bins=32,rows=0+ans",
+    "topk:ratio=0.1+sketchml+ans",
 ]
 
 

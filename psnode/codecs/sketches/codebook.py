@@ -1,7 +1,4 @@
-"""Codebooks of scalars: where the clusters of an array's values meet, found on a sample of it.
-
-The sample is all of an array of at most 2^16 values; of a longer one a random value of each of 2^16 equal stretches.
-"""
+"""Codebooks of scalars: where the clusters of an array's values meet, found on a sample of it."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ def edges_of(x: Floats, clusters: int, rate: float | None, key: Words, stream: i
 
     `rate` None: the least squared error. Else the least at which the ids have an entropy of at most `rate` bits.
     """
-    ordered = np.sort(_sample(x, key, stream))
+    ordered = np.sort(sample(x, key, stream))
     values = ordered.astype(np.float64)
     counts, sums, squares = (_cumulated(part) for part in (np.ones(values.size), values, values * values))
     ends = np.flatnonzero(np.diff(ordered.view(np.uint32) >> _RESOLUTION)) + 1
@@ -42,7 +39,8 @@ def edges_of(x: Floats, clusters: int, rate: float | None, key: Words, stream: i
     return np.unique(np.where(middle > below, middle, above))
 
 
-def _sample(x: Floats, key: Words, stream: int) -> Floats:
+def sample(x: Floats, key: Words, stream: int) -> Floats:
+    """Some values of the flat x: all of at most 2^16, or a random one of each of 2^16 equal stretches."""
     if x.size <= SAMPLE:
         return x
     starts = np.arange(SAMPLE + 1, dtype=np.uint64) * np.uint64(x.size) // np.uint64(SAMPLE)

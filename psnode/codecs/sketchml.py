@@ -1,0 +1,154 @@
+"""SketchML: values in bins of equal counts, whose numbers are kept by a sketch that never makes a magnitude larger.
+
+The coordinates that are not zero are sent as a set. Their values fall into quantile bins, negative ones and others apart, so that
+no sign flips; a bin stands for the mean of its members. The bins of a sign are cut into groups, and each coordinate sends which
+group its bin is in. The bin's number within the group, counted from zero outwards, goes to a MinMaxSketch: one cell in each of
+some rows, hashed, where the least of all numbers survives; the decoder takes the largest of a coordinate's cells. So with
+several coordinates in a cell a bin is decoded as one of its group nearer to zero, or as itself; never as one farther out.
+
+With r rows of c cells a value, and bins of equal counts, H(group) + r c log2(bins a group) bits a value are sent beside the
+set; a set costs less than 1.03 log2 binomial(d, n) bits. rows=0 leaves the sketch out: a value is the number of its bin.
+
+    body      the side information, see psnode.codecs.sketches.bins; then the symbols, in planes of as many bits as the last
+              of their alphabet has
+    symbols   the label of every value, then the rows of the sketch, each the cells of all labels
+
+Source: Jiang, Fu, Yang, Cui, "SketchML: Accelerating distributed machine learning with data sketches", SIGMOD 2018.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from psnode.codecs.base import Bytes, Floats, Shape, Words, readonly
+from psnode.codecs.bounds import check_integer, check_real
+from psnode.codecs.entropy.ans_model import Int64s
+from psnode.codecs.kernels import clusters, minmaxsketch
+from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
+from psnode.codecs.kernels.packed import bits_for, pack, unpack
+from psnode.codecs.kernels.planes import packed_nbytes
+from psnode.codecs.payload import MAX_COORDINATES
+from psnode.codecs.selection import indices
+from psnode.codecs.selection.selector import add_at, put_at
+from psnode.codecs.sketches.bins import MAX_GROUPS, MAX_ROWS, Bins, starts
+from psnode.codecs.sketches.quantiles import edges_of
+from psnode.codecs.stages import Codes, Quantiser, Symbols, padded
+from psnode.codecs.table import number_of
+from psnode.errors import PayloadError
+
+_SAMPLING = 256 * MAX_ROWS  # beside the streams of the rows
+
+
+@dataclass(frozen=True, repr=False)
+class SketchMl(Quantiser):
+    """sketchml:bins=256,groups=8,rows=2,columns=0.3
+
+    `bins`: at most, of both signs together, 2..256, and one for 8 values; `groups` of each sign, 1..128; `rows` of the
+    sketch, 0..4; `columns`: cells of a row for each value, in (0, 1].
+    """
+
+    bins: int = 256
+    groups: int = 8
+    rows: int = 2
+    columns: float = 0.3
+
+    id = "sketchml"
+
+    def __post_init__(self) -> None:
+        """CodecSpecError for a value out of bounds."""
+        check_integer(self, "bins", 2, 256)
+        check_integer(self, "groups", 1, MAX_GROUPS)
+        check_integer(self, "rows", 0, MAX_ROWS)
+        check_real(self, "columns", 1 / MAX_COORDINATES, 1)
+
+    @property
+    def _stream(self) -> int:
+        return number_of(self.id)
+
+    def _max_symbols(self, size: int) -> tuple[int, int, int]:
+        labels = min(2 * self.groups, self.bins) if self.rows else 0
+        side = 8 + (16 + 4 * labels if self.rows else 0) + 4 * self.bins + 4 + padded(indices.max_nbytes(size, size))
+        alphabet = max(labels, -(-self.bins // self.groups)) if self.rows else self.bins
+        return side, size + self.rows * (math.ceil(self.columns * size) + labels), alphabet
+
+    def _max_body(self, shape: Shape) -> int:
+        side, codes, alphabet = self._max_symbols(math.prod(shape))
+        return side + packed_nbytes(codes, bits_for(alphabet))
+
+    def _coded(self, x: Floats, key: Words) -> tuple[Bins, Bytes]:
+        """The bins of the flat x, and all symbols."""
+        if not all_finite(x):
+            raise_nonfinite(x)
+        places = np.flatnonzero(x).astype(np.uint32)
+        if not places.size:  # there is always a value: symbols may not be none
+            places = np.zeros(1, np.uint32)
+        values = readonly(x[places])
+        edges, negative = edges_of(values, self.bins, key, self._stream + _SAMPLING)
+        numbers, means = _binned(values, edges)
+        order = np.concatenate([np.arange(negative)[::-1], np.arange(negative, means.size)])
+        first = starts(negative, means.size - negative, self.groups, self.rows)
+        labels = np.repeat(np.arange(first.size - 1), np.diff(first)).astype(np.uint8)
+        codes, within = np.empty(values.size, np.uint8), np.empty(values.size, np.uint8)
+        minmaxsketch.split(numbers, order.astype(np.uint8), labels, first, codes, within)
+        found = Bins(negative, self.groups, self.rows, key, self._columns(codes, first.size - 1), means[order], places)
+        return found, self._with_cells(found, codes, within)
+
+    def _columns(self, labels: Bytes, count: int) -> Int64s:
+        members = np.bincount(labels, minlength=count if self.rows else 0)
+        return np.maximum(1, (self.columns * members).astype(np.int64)) if self.rows else np.empty(0, np.int64)
+
+    def _with_cells(self, bins: Bins, labels: Bytes, numbers: Bytes) -> Bytes:
+        codes = np.empty(bins.symbols, np.uint8)
+        codes[: labels.size] = labels
+        table = codes[labels.size :].reshape(self.rows, -1 if self.rows else 0)
+        for row in range(self.rows):
+            minmaxsketch.insert(numbers, bins.cells(labels, self._stream, row), table[row])
+        return codes
+
+    def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
+        bins, codes = self._coded(x.reshape(-1), key)
+        side = bins.write(x.size)
+        body[: side.size] = side
+        return side.size + pack(codes, bins.alphabet, body[side.size :])
+
+    def _read(self, body: Bytes, size: int) -> tuple[Bins, Floats]:
+        """The bins, and the value at every place."""
+        bins, packed = Bins.read(body, size)
+        codes = np.empty(bins.symbols, np.uint8)
+        unpack(packed, codes, bins.alphabet, self.id)
+        return bins, bins.values[bins.ranks(codes, self._stream)]
+
+    def _decode(self, body: Bytes, out: Floats) -> None:
+        bins, values = self._read(body, out.size)
+        put_at(out.reshape(-1), bins.places, values)
+
+    def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
+        bins, values = self._read(body, out.size)
+        add_at(out.reshape(-1), bins.places, values, weight)
+
+    def _symbols(self, x: Floats, key: Words) -> Symbols:
+        bins, codes = self._coded(x.reshape(-1), key)
+        return Symbols(bins.write(x.size), codes, bins.alphabet)
+
+    def _read_side(self, side: Bytes, size: int) -> tuple[int, int]:
+        bins, rest = Bins.read(side, size)
+        if rest.size:
+            raise PayloadError(f"sketchml: {rest.size} bytes follow the side information")
+        return bins.symbols, bins.alphabet
+
+    def _from_symbols(self, side: Bytes, codes: Codes, out: Floats) -> None:
+        bins, _ = Bins.read(side, out.size)
+        put_at(out, bins.places, bins.values[bins.ranks(np.asarray(codes, np.uint8), self._stream)])
+
+
+def _binned(values: Floats, edges: Floats) -> tuple[Bytes, Floats]:
+    """The bin of every value, and the mean of every bin, 0 if it is empty."""
+    table, numbers = np.empty(clusters.CELLS, np.uint8), np.empty(values.size, np.uint8)
+    clusters.lookup(readonly(edges), table)
+    clusters.assign(values, readonly(np.append(edges, np.float32(np.inf))), readonly(table), numbers)
+    sums, counts = np.empty(edges.size + 1, np.float64), np.empty(edges.size + 1, np.int64)
+    clusters.totals(values, readonly(numbers), sums, counts)
+    return numbers, (sums / np.maximum(counts, 1)).astype(np.float32)
