@@ -125,6 +125,7 @@ class Config:
     resume: bool = option(False, "Go on from the last checkpoint in --train-dir.", free=True)
     log_interval: int = option(10, "Steps between lines of progress.", minimum=1, free=True)
     timeline: bool = option(False, "Write timeline.json, a Chrome trace of every rank.", free=True)
+    record_history: bool = option(False, "Write history.jsonl: which gradients made each version of the weights.", free=True)
     tensorboard: bool | None = option(None, "Write TensorBoard scalars; default: if the package is there.", free=True)
 
     # how it is run

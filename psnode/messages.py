@@ -33,7 +33,7 @@ class _Message:
         """Inverse of to_bytes; WireError if a field is missing, unknown or of the wrong type."""
         try:
             data = json.loads(bytes(body))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise WireError(f"{cls.__name__} message is no JSON: {error}", source) from error
         names = {field.name: str(field.type) for field in fields(cls)}
         if not isinstance(data, dict) or set(data) != set(names):

@@ -59,7 +59,7 @@ def parse_events(content: bytes, rank: int) -> list[dict[str, Any]]:
         events = json.loads(content)
         if isinstance(events, list) and all(event["pid"] == rank and isinstance(event["name"], str) for event in events):
             return events
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         pass
     raise WireError("trace is no list of events", rank)
 

@@ -58,6 +58,7 @@ class Kind(IntEnum):
     FAILED = 12  # either way: I cannot go on, and why
     END = 13  # master -> worker: leave
     TRACE = 14  # worker -> master: what it did when
+    SKIP = 15  # worker -> master: no more gradients of this step, and why
 
 
 class Flag(IntFlag):
@@ -92,7 +93,7 @@ def seal(
     """Write the header of a frame whose body already lies in `buffer[HEADER_BYTES:]`; returns `buffer`."""
     length = buffer.size - HEADER_BYTES
     _FIELDS.pack_into(buffer.data, 0, MAGIC, PROTOCOL, kind, flags, sender, group, step, version, length, job)
-    _CHECKSUM.pack_into(buffer.data, _FIELDS.size, _checksum(buffer))
+    _CHECKSUM.pack_into(buffer.data, _FIELDS.size, checksum(buffer))
     return buffer
 
 
@@ -128,7 +129,7 @@ def unpack(data: Bytes, *, job: int, source: int | None = None, release: Callabl
         raise ForeignFrameError(f"frame of protocol {protocol}, this is protocol {PROTOCOL}: run one psnode version", source)
     if length != data.size - HEADER_BYTES:
         raise TruncatedFrameError(f"frame states a body of {length} bytes and has {data.size - HEADER_BYTES}", source)
-    if _CHECKSUM.unpack_from(data.data, _FIELDS.size)[0] != _checksum(data):
+    if _CHECKSUM.unpack_from(data.data, _FIELDS.size)[0] != checksum(data):
         raise AlteredFrameError("frame altered on its way: CRC32C differs", source)
     if digest != job:
         raise ForeignFrameError(f"frame of job {digest:016x}, this is job {job:016x}", source)
@@ -209,7 +210,8 @@ _KINDS = frozenset(Kind)
 _KNOWN_FLAGS = int(Flag.CHECKPOINT | Flag.STOP)
 
 
-def _checksum(buffer: Bytes) -> int:
+def checksum(buffer: Bytes) -> int:
+    """CRC32C of a frame, the four bytes that hold it left out."""
     header = crc32c(buffer[: _FIELDS.size].data)
     body = buffer[HEADER_BYTES:]
     value: int = crc32c(body.data, header, body.size > _GIL_RELEASE_BYTES)

@@ -28,7 +28,7 @@ DEFAULTS = {
 MAY_CHANGE = {
     "data_dir", "download", "test_batch_size", "max_steps", "epochs", "overlap", "comm_type", "start_deadline", "deadline",
     "hash_every", "min_workers", "train_dir", "eval_freq", "keep_last", "resume", "log_interval", "timeline", "tensorboard",
-    "local", "debug",
+    "local", "debug", "record_history",
 }  # fmt: skip
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="\n\0"), max_size=20)

@@ -9,6 +9,7 @@ import torch
 
 from psnode.config import Config
 from psnode.errors import PsnodeError
+from psnode.history import History
 from psnode.link import Link
 from psnode.master.accounts import Accounts, Stopwatch
 from psnode.master.downlink import Downlink
@@ -88,6 +89,7 @@ def _run(link: Link, config: Config, scheme: Scheme, model: torch.nn.Module, run
             observer=observer,
             tracer=tracer,
             events=Events(run.path),
+            history=History(run.path) if config.record_history else None,
         )
         try:
             master.serve()

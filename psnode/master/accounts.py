@@ -49,6 +49,7 @@ class _Round:
     up: int = 0
     down: int = 0
     reports: dict[int, Report] = field(default_factory=dict)
+    excused: set[int] = field(default_factory=set)
 
 
 class Accounts:
@@ -84,6 +85,11 @@ class Accounts:
         if step >= self._next:
             self._rounds[step].reports[rank] = report
 
+    def excuse(self, rank: int, last: int) -> None:
+        """Reports of `rank` about steps up to `last` may never come: no record waits for them."""
+        for step in range(self._next, last + 1):
+            self._rounds[step].excused.add(rank)
+
     def lost(self, rank: int) -> None:
         """No record waits for reports of `rank` any more."""
         self._lost |= {rank}
@@ -97,7 +103,9 @@ class Accounts:
     def due(self) -> Iterator[StepRecord]:
         """The records that are complete, in order."""
         while (
-            (entry := self._rounds.get(self._next)) and entry.closed and entry.contributors - self._lost <= entry.reports.keys()
+            (entry := self._rounds.get(self._next))
+            and entry.closed
+            and entry.contributors - self._lost - entry.excused <= entry.reports.keys()
         ):
             yield self._record(self._next, self._rounds.pop(self._next))
             self._next += 1

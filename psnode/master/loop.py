@@ -11,7 +11,8 @@ import xxhash
 
 from psnode import checkpoint
 from psnode.config import Config
-from psnode.errors import DeadlineExceededError, DivergedError, PeerLostError, PsnodeError, WireError
+from psnode.errors import CheckpointError, DeadlineExceededError, DivergedError, PeerLostError, WireError
+from psnode.history import Added, History
 from psnode.link import Link, StopRequest
 from psnode.master.accounts import Accounts, Stopwatch
 from psnode.master.consistency import RULES, AdditionOrder
@@ -57,6 +58,7 @@ class Master:
     observer: Observer
     tracer: Tracer
     events: Events
+    history: History | None = None
     version: int = 0  # finished updates
     stop_reason: str | None = None
     final_loss: float | None = None
@@ -70,13 +72,23 @@ class Master:
         self._states: dict[int, dict[str, torch.Tensor]] = {}
         self._stopping = False
         self._strikes: dict[int, int] = {}
-        self._used: set[int] = set()
+        self._added: list[tuple[Added, ...]] = [()] * len(self.plan.groups)
+        self._excused: set[int] = set()  # of whom this round expects nothing more
         self.version = self.run.before.step
+        if self.history is not None:
+            names = [name for name, _ in self.parameters.model.named_parameters()]
+            self.history.start(self.version, self.parameters.digest(), names)
         for group in self.plan.groups:
             self.accounts.down(self.downlink.send_dense(group, self.version))
         self._finish_round(first=True)
         while not (self._stopping and self._draft is None and (not self.config.timeline or self._live <= set(self.traces))):
-            self._handle(self._next_event())
+            event = self._next_event()
+            try:
+                self._handle(event)
+            except WireError as error:
+                if error.source is None:
+                    raise
+                self._reject(error.source, error)
 
     def _next_event(self) -> object:
         try:
@@ -86,7 +98,7 @@ class Master:
         except DeadlineExceededError:
             waiting = set[int]()
             for order in self._orders:
-                waiting |= self._live - order.arrived
+                waiting |= self._live - self._excused - order.arrived
             if self._draft is not None:
                 waiting |= self._live - set(self._states)
             raise DeadlineExceededError(
@@ -112,6 +124,8 @@ class Master:
                 self._on_state(event)
             case Frame(kind=Kind.TRACE):
                 self.traces[event.sender] = parse_events(bytes(event.body), event.sender)
+            case Frame(kind=Kind.SKIP):
+                self._on_skip(event)
             case Frame(kind=Kind.REQUEST):
                 self._count_up(event)
                 self._request_stop(bytes(event.body).decode("ascii", "replace"))
@@ -120,7 +134,7 @@ class Master:
             case StopRequest():
                 self._request_stop(event.reason)
             case Frame():
-                raise PsnodeError(f"the master does not expect {event.kind.name} frames (from rank {event.sender})")
+                raise WireError(f"the master does not expect {event.kind.name} frames", event.sender)
 
     def _request_stop(self, reason: str) -> None:
         self.stop_reason = self.stop_reason or reason
@@ -129,7 +143,7 @@ class Master:
         step = self.version + 1
         self._count_up(frame, step)
         late = frame.version != self.version or frame.step != step or self._stopping
-        if late or frame.group >= len(self.plan.groups) or frame.sender in self._orders[frame.group].arrived:
+        if late or frame.group not in self._open or frame.sender in self._orders[frame.group].arrived:
             self.accounts.dropped(step)
             frame.release()
             return
@@ -140,8 +154,10 @@ class Master:
         """Queue the addition of `frames`, and the group's update if nobody else is waited for."""
         for frame in frames:
             self.reduction.add(frame)
-        if group in self._open and RULES[self.config.consistency](self._orders[group].arrived, self._live):
-            self._close(group)
+        if group in self._open:
+            arrived, expected = self._orders[group].arrived, self._live - self._excused
+            if RULES[self.config.consistency](arrived, expected) or (self._excused and expected <= arrived):
+                self._close(group)
 
     def _close(self, group: int) -> None:
         self._open.discard(group)
@@ -169,23 +185,51 @@ class Master:
             for group in sorted(self._open):
                 self._close(group)
 
+    def _excuse(self, rank: int) -> None:
+        """Expect nothing more of `rank` in this round: what has come of it counts."""
+        if rank not in self._live or rank in self._excused or self._stopping:
+            return
+        self._excused.add(rank)
+        for group, order in enumerate(self._orders):
+            self._add(group, order.excuse(rank))
+
+    def _on_skip(self, frame: Frame) -> None:
+        """A worker's gradient of this step is not finite."""
+        self._count_up(frame, frame.step)
+        if frame.step == self.version + 1:
+            self.accounts.dropped(frame.step)
+            reason = bytes(frame.body).decode("utf-8", "replace")
+            self.events.tell("skipped", self.version, frame.sender, f"its gradient of step {frame.step} is left out: {reason}")
+            self._excuse(frame.sender)
+
     def _reject(self, rank: int, what: WireError | Refused) -> None:
-        """Count what `rank` sent and cannot be used; after three in a row go on without it."""
+        """Count what `rank` sent and cannot be used; after three in a row go on without it.
+
+        Nobody knows what an unreadable frame was: this round expects nothing more of its sender, and a checkpoint that
+        waits for it is made without.
+        """
         if rank not in self._live:
             return
         error = what.error if isinstance(what, Refused) else what
         self.accounts.dropped(self.version + 1)
         self._strikes[rank] = self._strikes.get(rank, 0) + 1
         self.events.tell("rejected", self.version, rank, f"{type(error).__name__}: {error}")
-        if self._strikes[rank] >= _STRIKES:
+        self.accounts.excuse(rank, self.version + 1)
+        awaited = self._draft is not None and rank not in self._states
+        if isinstance(what, WireError) and awaited:
+            self.link.fail(rank, error)
+            self._lose(rank, "sent a frame that is none in the place of its part of a checkpoint")
+        elif self._strikes[rank] >= _STRIKES:
             self.link.fail(rank, WireError(f"rank {rank} sent {_STRIKES} frames in a row that are none", 0))
             self._lose(rank, f"sent {_STRIKES} frames in a row that are none: not listened to any more")
+        elif isinstance(what, WireError):
+            self._excuse(rank)
 
     def _on_group_closed(self, event: GroupClosed) -> None:
         self.accounts.down(event.nbytes, event.version)
-        self._used.update(event.used)
-        for rank in event.used:
-            self._strikes.pop(rank, None)
+        self._added[event.group] = event.added
+        for added in event.added:
+            self._strikes.pop(added.rank, None)
         self._unfinished.discard(event.group)
         if not self._unfinished:
             self.version += 1
@@ -202,14 +246,18 @@ class Master:
             self._draft = checkpoint.Draft(self.run.path, version)
             self._states = {}
         if not first:
-            self.accounts.close(version, self.schedule(version - 1), self._used, self.watch.take())
+            contributors = {added.rank for group in self._added for added in group}
+            self.accounts.close(version, self.schedule(version - 1), contributors, self.watch.take())
             self._write_records()
+            if self.history is not None:
+                self.history.version(version, self.parameters.digest(), self._added)
         if self.config.hash_every and version and version % self.config.hash_every == 0:
             self._hashes = {version: xxhash.xxh3_64_intdigest(self.downlink.replica.data)}
         self._orders = [AdditionOrder[Frame](self._live, by_rank=self.config.aggregate_order == "rank") for _ in self.plan.groups]
         self._open = {group.index for group in self.plan.groups}
         self._unfinished = set(self._open)
-        self._used = set()
+        self._added = [()] * len(self.plan.groups)
+        self._excused = set()
         slow = version < self.run.before.step + _FIRST_ROUNDS or Flag.CHECKPOINT in flags
         self._patience = self.config.deadline * (3 if slow else 1)
         self._deadline = time.monotonic() + self._patience
@@ -241,9 +289,12 @@ class Master:
         name = checkpoint.worker_file(frame.sender)
         content = bytes(frame.body)
         frame.release()
+        try:
+            tensors = checkpoint.parse(content, f"the state of rank {frame.sender}")
+        except CheckpointError as error:
+            raise WireError(str(error), frame.sender) from error
         if not (draft.path / name).exists():  # the worker does not see this directory
             draft.add(name, content)
-        tensors = checkpoint.parse(content, f"the state of rank {frame.sender}")
         self._states[frame.sender] = {key: value for key, value in tensors.items() if key.startswith("buffer/")}
         self._publish_if_complete()
 

@@ -13,6 +13,7 @@ from psnode.codecs import Payload, get_codec
 from psnode.codecs.rng import Key
 from psnode.errors import CodecError, PayloadError, PsnodeError, WireError
 from psnode.feedback import get_feedback
+from psnode.history import Added
 from psnode.master.accounts import Stopwatch
 from psnode.master.aggregator import get_aggregator
 from psnode.master.downlink import Downlink
@@ -27,12 +28,12 @@ _PURPOSE = "vote"
 
 
 class GroupClosed(NamedTuple):
-    """An event in the master's inbox: `group` was brought to `version` by gradients of `used`; `nbytes` were sent."""
+    """An event in the master's inbox: `group` was brought to `version` by what was `added`; `nbytes` were sent."""
 
     group: int
     version: int
     nbytes: int
-    used: tuple[int, ...]
+    added: tuple[Added, ...]
 
 
 class Refused(NamedTuple):
@@ -71,7 +72,7 @@ class Reduction:
         codecs = [get_codec(segment.codec) for segment in plan.segments]
         self._codecs = [codec if codec.lossless else feedback.form(codec) for codec in codecs]
         self._merged: dict[tuple[int, int], Payload] = {}
-        self._added: list[list[int]] = [[] for _ in plan.groups]
+        self._added: list[list[Added]] = [[] for _ in plan.groups]
         self._spoilt = set[int]()  # groups whose sum holds a part of a frame
 
     def add(self, frame: Frame) -> None:
@@ -100,7 +101,7 @@ class Reduction:
                 return Refused(group.index, frame.sender, error)
             finally:
                 frame.release()
-        self._added[group.index].append(frame.sender)
+        self._added[group.index].append(Added(frame.sender, frame.step, frame.version))
         return None
 
     def _payloads(self, group: Group, frame: Frame) -> list[tuple[Segment, Payload]]:
@@ -132,25 +133,25 @@ class Reduction:
                 self._aggregator.add(self._codecs[index], payload, self._sum[segment.start : segment.stop])
 
     def _close(self, group: Group, version: int, lr: float) -> GroupClosed:
-        used = self._take(group)
+        added = self._take(group)
         gradient = self._sum[group.start : group.stop]
         with self._watch.timing("update"), self._tracer.span("update", group=group.index, version=version):
-            if used:
-                self._aggregator.finish(gradient, len(used), Key.derive(self._seed, _PURPOSE, 0, version, group.index, 0))
+            if added:
+                self._aggregator.finish(gradient, len(added), Key.derive(self._seed, _PURPOSE, 0, version, group.index, 0))
                 self._parameters.update(group.index, torch.from_numpy(gradient), lr)
             gradient[:] = 0
         with self._watch.timing("downlink"), self._tracer.span("downlink", group=group.index, version=version):
             nbytes = self._downlink.send(group, version)
-        return GroupClosed(group.index, version, nbytes, used)
+        return GroupClosed(group.index, version, nbytes, added)
 
-    def _take(self, group: Group) -> tuple[int, ...]:
-        """Whose gradients the group's sum holds, complete; nobody's if it was spoilt."""
+    def _take(self, group: Group) -> tuple[Added, ...]:
+        """Which gradients the group's sum holds, complete; none if it was spoilt."""
         try:
             self._add_merged(group)
         except CodecError:  # merged payloads say no more who sent them
             self._spoilt.add(group.index)
-        used, self._added[group.index] = tuple(self._added[group.index]), []
+        added, self._added[group.index] = tuple(self._added[group.index]), []
         if group.index in self._spoilt:
             self._spoilt.discard(group.index)
             return ()
-        return used
+        return added

@@ -14,8 +14,9 @@ import torch
 
 from psnode import wire
 from psnode.codecs import Codec, get_codec
+from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
 from psnode.codecs.rng import Key
-from psnode.errors import CheckpointError
+from psnode.errors import CheckpointError, NonFiniteGradientError
 from psnode.feedback import Context, Feedback, State, get_feedback
 from psnode.link import Link
 from psnode.plan import Group, Plan, Segment
@@ -27,6 +28,7 @@ from psnode.wire import Kind
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 _PURPOSE = "gradient"
+_SKIPS = 3
 _ALL = 0  # in the place of a rank: payloads of linear codecs can be merged if all workers of a step share one key
 
 
@@ -53,7 +55,9 @@ class SegmentCoder:
 class GradientSender:
     """Takes indices of finished groups, codes and sends them in that order.
 
-    `gradient(group)` gives a group's flat gradient. It must stay unchanged until `drain` has returned.
+    `gradient(group)` gives a group's flat gradient. It must stay unchanged until `drain` has returned. From the first group of
+    a step whose gradient is not finite, none is coded or sent any more, and no memory is touched: the master is told to
+    go on without. Three such steps in a row are an error.
     """
 
     def __init__(
@@ -84,6 +88,8 @@ class GradientSender:
         self._version = 0
         self._seconds = 0.0
         self._lost: tuple[float, float] | None = None
+        self._skipped: NonFiniteGradientError | None = None
+        self._skips = 0  # steps in a row
         self._error: Exception | None = None
         self._queue: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._idle = threading.Semaphore(0)
@@ -117,12 +123,16 @@ class GradientSender:
     def drain(self) -> float:
         """Wait until every pushed group is coded and handed to the transport; the seconds spent on coding.
 
-        Raises what coding raised.
+        Raises what coding raised, NonFiniteGradientError after three steps in a row with such a gradient.
         """
         for _ in self._plan.groups:
             self._idle.acquire()
             if self._error is not None:
                 raise self._error
+        self._skips = self._skips + 1 if self._skipped is not None else 0
+        if self._skipped is not None and self._skips == _SKIPS:
+            raise self._skipped
+        self._skipped = None
         return self._seconds
 
     @property
@@ -157,7 +167,7 @@ class GradientSender:
         while (index := self._queue.get()) is not None:
             start = time.perf_counter()
             try:
-                if self._error is None:
+                if self._error is None and self._skipped is None:
                     self._send(self._plan.groups[index])
             except Exception as error:  # handed to the thread that trains, which owns the decision
                 self._error = error
@@ -166,6 +176,9 @@ class GradientSender:
 
     def _send(self, group: Group) -> None:
         gradient = self._gradient(group)
+        if not all_finite(gradient):
+            self._skip(gradient)
+            return
         coders = self._coders[group.index]
         frame = self._room(group)
         for coder in coders:
@@ -188,6 +201,13 @@ class GradientSender:
             version=self._version,
         )
         self._frames[group.index] = (frame.buffer, self._link.send_frame(0, sealed))
+
+    def _skip(self, gradient: Floats) -> None:
+        try:
+            raise_nonfinite(gradient)
+        except NonFiniteGradientError as error:
+            self._skipped = error
+            self._link.send(0, Kind.SKIP, str(error).encode(), step=self._step, version=self._version)
 
     def _room(self, group: Group) -> wire.GroupFrame:
         """A frame in the making: in last step's memory if that has left (fresh pages are slow), else in new."""

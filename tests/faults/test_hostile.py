@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psnode import wire
+from psnode import checkpoint, wire
 from psnode.config import Config
+from psnode.history import violations
 from psnode.job import run
 from psnode.master import lead
 from psnode.messages import Hello
@@ -56,18 +57,32 @@ def of_another_job(frame: np.ndarray) -> np.ndarray:
     return wire.pack(opened.kind, opened.body, sender=opened.sender, job=77, group=opened.group, step=opened.step)
 
 
-class Lying(Transport):
-    """A worker's end that replaces its gradients from `step` on by lies."""
+def no_message(frame: np.ndarray) -> np.ndarray:
+    """JSON that is no report, deeper than a parser goes, under a right length and a right checksum."""
+    opened = wire.unpack(frame, job=int(frame[40:48].view("<u8")[0]))
+    body = b'{"loss":' * 5000
+    return wire.pack(opened.kind, body, sender=opened.sender, job=int(frame[40:48].view("<u8")[0]), step=opened.step)
 
-    def __init__(self, end: Transport, lie: Lie, step: int) -> None:
+
+def not_its_to_send(frame: np.ndarray) -> np.ndarray:
+    """A ROUND, which only the master sends."""
+    job = int(frame[40:48].view("<u8")[0])
+    return wire.pack(Kind.ROUND, sender=int(frame[8:12].view("<u4")[0]), job=job, step=4, version=4)
+
+
+class Lying(Transport):
+    """A worker's end that replaces its frames of one kind by lies, from `step` on and at most `most` of them."""
+
+    def __init__(self, end: Transport, lie: Lie, step: int, kind: Kind = Kind.GRADIENT, most: int = 1 << 30) -> None:
         self.rank, self.size, self.inbox = end.rank, end.size, end.inbox
-        self._end, self._lie, self._step = end, lie, step
+        self._end, self._lie, self._step, self._kind, self._most = end, lie, step, kind, most
 
     def send(self, rank: int, tag: int, buffers: Sequence[Buffer]) -> Pending:
         frame = np.frombuffer(b"".join(bytes(buffer) for buffer in buffers), np.uint8)
         framed = frame.size > HEADER_BYTES and frame[:4].tobytes() == wire.MAGIC
-        if framed and frame[5] == Kind.GRADIENT and int(frame[16:24].view("<u8")[0]) >= self._step:
+        if framed and self._most and frame[5] == self._kind and int(frame[16:24].view("<u8")[0]) >= self._step:
             frame = self._lie(frame)
+            self._most -= 1
         return self._end.send(rank, tag, [frame])
 
     def alive(self) -> frozenset[int]:
@@ -77,10 +92,10 @@ class Lying(Transport):
         self._end.close(seconds)
 
 
-def train(config: Config, workers: int, liar: int, lie: Lie, step: int) -> int:
+def train(config: Config, workers: int, liar: int, lie: Lie, step: int, kind: Kind = Kind.GRADIENT, most: int = 1 << 30) -> int:
     """A whole job over the loopback in which worker `liar` lies from `step` on."""
     ends: list[Transport] = list(loopback_group(workers + 1))
-    ends[liar] = Lying(ends[liar], lie, step)
+    ends[liar] = Lying(ends[liar], lie, step, kind, most)
     turn, hello = threading.RLock(), Hello("host", 1, "1").to_bytes()
 
     def be_worker(end: Transport) -> None:
@@ -125,3 +140,31 @@ def test_nothing_of_a_lie_is_added(tmp_path: Path) -> None:
     assert run(Config(**honest)) == 0
     hashes.append(json.loads((tmp_path / "honest" / "summary.json").read_bytes())["model_hash"])
     assert hashes[0] == hashes[1] != hashes[2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "lie"),
+    [
+        (Kind.GRADIENT, altered), (Kind.GRADIENT, garbage), (Kind.GRADIENT, not_its_to_send),
+        (Kind.REPORT, altered), (Kind.REPORT, no_message), (Kind.REPORT, not_its_to_send),
+    ],
+)  # fmt: skip
+def test_one_bad_frame_costs_a_worker_no_more_than_a_round(tmp_path: Path, kind: Kind, lie: Lie) -> None:
+    config = Config(**settings(tmp_path / "run"), record_history=True)
+    assert train(config, 3, liar=2, lie=lie, step=4, kind=kind, most=1) == 0
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [(event["event"], event["rank"]) for event in events] == [("rejected", 2)]
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == list(range(1, 13))
+    assert [record["contributing"] for record in records][5:] == [3] * 7
+    assert violations(tmp_path / "run") == []
+
+
+@pytest.mark.parametrize("lie", [altered, truncated, of_another_job])
+def test_a_checkpoint_is_made_without_a_worker_whose_part_of_it_is_a_lie(tmp_path: Path, lie: Lie) -> None:
+    config = Config(**{**settings(tmp_path / "run"), "eval_freq": 5}, record_history=True)
+    assert train(config, 3, liar=2, lie=lie, step=5, kind=Kind.STATE) == 0
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [(event["event"], event["rank"]) for event in events] == [("rejected", 2), ("lost", 2)]
+    assert violations(tmp_path / "run") == []
+    assert [checkpoint.step_of(path) for path in checkpoint.complete(tmp_path / "run")] == [5, 10, 12]
