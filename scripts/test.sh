@@ -21,6 +21,6 @@ failed=0
 "$bin/ruff" check . || failed=1
 "$bin/ruff" format --check . || failed=1
 "$bin/mypy" || failed=1
-"$bin/shellcheck" -x scripts/*.sh .ci/run || failed=1
+"$bin/shellcheck" -x scripts/*.sh tools/ec2/*.sh .ci/run || failed=1
 "$bin/python" -m pytest -n 2 --dist loadgroup || failed=$?
 exit "$failed"

@@ -4,82 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 
-from tools.ec2.cloud import Cloud, progress
-from tools.ec2.cluster import ENDED, LIVE, Cluster, Node, cluster_of
-from tools.ec2.errors import DeclinedError, Ec2Error
-from tools.ec2.settings import FIELDS, Settings, load, typed
-
-_DEFAULT_FILE = Path("cluster.toml")
-
-
-@dataclass(frozen=True)
-class Session:
-    """What every command works with."""
-
-    settings: Settings
-    cloud: Cloud
-    yes: bool
-
-    @property
-    def cluster(self) -> Cluster:
-        return cluster_of(self.cloud, self.settings)
-
-    def confirm(self, what: str) -> None:
-        """Go on only if the user says so. Raises DeclinedError."""
-        if self.cloud.dry_run or self.yes:
-            progress(what)
-        elif not sys.stdin.isatty():
-            raise DeclinedError(f"{what}: nothing was done, for nobody could be asked; --yes answers in advance")
-        elif not click.confirm(f"{what}. Go on?", err=True):
-            raise DeclinedError("nothing was done")
-
-
-def command(group: click.Group, name: str, *parameters: Callable[..., Any]) -> Callable[[Callable[..., None]], None]:
-    """Register a function of (session, ...) as a command with all settings as flags."""
-
-    def register(function: Callable[..., None]) -> None:
-        def run(config: Path | None, dry_run: bool, yes: bool, **given: Any) -> None:
-            flags = {key: typed(key, value) for key in FIELDS if (value := given.pop(key)) is not None}
-            if config is None and _DEFAULT_FILE.is_file():
-                config = _DEFAULT_FILE
-            settings = load(config, flags)
-            function(Session(settings, Cloud(settings, dry_run=dry_run), yes), **given)
-
-        for option in [*_setting_flags(), *_common_flags(), *parameters]:
-            run = option(run)
-        group.command(name, help=function.__doc__)(run)
-
-    return register
-
-
-def _common_flags() -> list[Callable[..., Any]]:
-    return [
-        click.option("--yes", is_flag=True, help="Do not ask."),
-        click.option("--dry-run", is_flag=True, help="Print the calls and commands; make only those that change nothing."),
-        click.option("--config", type=click.Path(path_type=Path), help="TOML file of settings [cluster.toml, if there is one]."),
-    ]
-
-
-def _setting_flags() -> list[Callable[..., Any]]:
-    made: list[Callable[..., Any]] = []
-    for name, field in reversed(FIELDS.items()):
-        flag, text = "--" + name.replace("_", "-"), _sentence(field.metadata["help"])
-        if field.type == "bool":
-            made.append(click.option(f"{flag}/--no-{flag[2:]}", name, is_flag=True, default=None, help=text))
-        else:
-            made.append(click.option(flag, name, metavar=str(field.type).split("[")[0].upper(), help=text))
-    return made
-
-
-def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:] + "."
+from tools.ec2 import node_commands
+from tools.ec2.cloud import progress
+from tools.ec2.cluster import ENDED, LIVE, Node
+from tools.ec2.errors import Ec2Error
+from tools.ec2.flags import Session, command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -135,13 +70,16 @@ def _get_hosts(session: Session, directory: Path) -> None:
     """Write hosts_address, hosts and hostfile: private addresses, the master's first."""
     from tools.ec2.hosts import host_files, write_hosts
 
-    nodes = session.cluster.ready()
+    nodes = session.cluster.complete(session.settings.n_workers)
     if session.cloud.dry_run:
         for name, text in host_files(nodes).items():
             click.echo(f"would write {directory / name}:\n{text}", nl=False)
         return
     for path in write_hosts(nodes, directory):
         click.echo(path)
+
+
+node_commands.add_to(cli)
 
 
 def line(node: Node) -> str:

@@ -69,15 +69,23 @@ class Cluster:
         workers = iter(range(len(instances)))
         return [_node(instance, workers) for instance in instances]
 
-    def ready(self) -> list[Node]:
-        """The nodes, all of them running. Raises NoClusterError."""
+    def running(self) -> list[Node]:
+        """The nodes that run, however few. Raises NoClusterError if there are none."""
         nodes = self.nodes()
         if not nodes:
             raise NoClusterError(f"cluster {self.name} of {self.owner} has no nodes: run launch")
-        if waiting := [node.id for node in nodes if node.state != "running"]:
-            raise NoClusterError(f"not running: {', '.join(waiting)}: run status, then launch to complete the cluster")
-        if nodes[0].role != "master" or len(nodes) < 2:
-            raise NoClusterError(f"cluster {self.name} is not complete: run launch again")
+        running = [node for node in nodes if node.state == "running"]
+        if not running:
+            raise NoClusterError(f"no node is running yet, {nodes[0].id} is {nodes[0].state}: run launch, which waits for them")
+        return running
+
+    def complete(self, n_workers: int) -> list[Node]:
+        """The master and `n_workers` workers, all running. Raises NoClusterError."""
+        nodes = self.running()
+        if len(nodes) != n_workers + 1 or nodes[0].role != "master":
+            raise NoClusterError(
+                f"{len(nodes)} of {n_workers + 1} nodes are running: run launch to complete the cluster, then setup"
+            )
         return nodes
 
 

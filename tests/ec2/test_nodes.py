@@ -1,0 +1,131 @@
+"""The way to the nodes without nodes: host keys in consoles, what a dry run shows, what is asked of the wrong cluster."""
+
+from __future__ import annotations
+
+import base64
+import re
+import subprocess
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.ec2.hostkeys import keys_in
+from tools.ec2.jobs import common_network
+from tools.ec2.preparing import package_of
+
+ED25519 = "ssh-ed25519 " + base64.b64encode(bytes(range(51))).decode()
+ECDSA = "ecdsa-sha2-nistp256 " + base64.b64encode(bytes(range(104))).decode()
+
+
+def console(*keys: str) -> str:
+    block = [
+        "-----BEGIN SSH HOST KEY KEYS-----",
+        *(f"{key} root@ip-172-31-0-1" for key in keys),
+        "-----END SSH HOST KEY KEYS-----",
+    ]
+    return "\r\n".join(["[    0.000000] Linux version 6.8.0", *block, "[   17.2] cloud-init: finished", ""])
+
+
+def test_the_host_keys_are_those_between_the_marks() -> None:
+    assert keys_in(console(ED25519, ECDSA)) == [ED25519, ECDSA]
+    assert keys_in(base64.b64encode(console(ED25519).encode()).decode()) == [ED25519]
+    # some consoles put the seconds since the start before each line
+    assert keys_in(re.sub(r"^", "[   16.901] ", console(ED25519, ECDSA), flags=re.M)) == [ED25519, ECDSA]
+
+
+def test_a_key_elsewhere_on_the_console_or_a_block_without_end_counts_for_nothing() -> None:
+    assert keys_in(f"user said: {ED25519}\n") == []
+    assert keys_in(console(ED25519).partition("-----END")[0]) == []
+    assert keys_in("") == []
+
+
+@pytest.mark.parametrize(
+    ("addresses", "network"),
+    [
+        (["172.31.16.4", "172.31.16.5"], "172.31.16.4/31"),
+        (["172.31.16.5", "172.31.16.6"], "172.31.16.4/30"),
+        (["10.0.0.1", "10.0.3.254", "10.0.1.7"], "10.0.0.0/22"),
+    ],
+)
+def test_the_nodes_network_is_the_smallest_that_holds_all(addresses: list[str], network: str) -> None:
+    assert common_network(addresses) == network
+
+
+ON_NODES = [
+    (["setup"], "pair.sh on master"),
+    (["setup"], "trust.sh on worker-1"),
+    (["setup"], "pre_run.sh on worker-0"),
+    (["setup", "--nfs-ip-address", "10.0.0.9", "--nfs-mount-point", "/mnt/s"], "mount.sh on worker-0: .* 10.0.0.9 / /mnt/s"),
+    (["run", "--", "train", "--seed", "7"], "start_job.sh on master: .* launch -n 2 --hostfile hosts_address .*train --seed 7"),
+    (["run", "--", "doctor"], "start_job.sh on master: .*psnode doctor"),
+    (["ssh", "--node", "worker-1", "--", "echo", "a b"], "would run ssh .*StrictHostKeyChecking=yes .*'a b'"),
+    (["put", "--node", "all", "cluster.toml", "x"], "would copy cluster.toml to ubuntu@"),
+    (["get", "x", "y"], "would copy ubuntu@[0-9.]+:x to y"),
+    (["logs"], "follow_job.sh on master"),
+    (["stop"], "stop_job.sh on master"),
+]
+
+
+def test_a_dry_run_says_what_would_be_done_on_the_nodes_and_asks_only(
+    ec2: Callable[..., Any], aws: Any, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(config.parent)
+    assert ec2("launch", "--yes").code == 0
+    aws.calls.clear()
+    for words, shown in ON_NODES:
+        done = ec2(words[0], "--dry-run", *words[1:])
+        assert done.code == 0, done.err
+        assert re.search(shown, done.out), done.out
+    assert all(action.startswith(("Describe", "Get")) for action in aws.actions())
+    assert not (config.parent / "state").exists()
+
+
+def test_a_cluster_that_lost_a_node_trains_nothing_but_lets_its_owner_in(ec2: Any, api: Any) -> None:
+    ec2("launch", "--yes")
+    lost = re.search(r"^worker-0 +(\S+)", ec2("status").out, re.M)
+    assert lost
+    api.terminate_instances(InstanceIds=[lost[1]])
+    for words in (["run", "--dry-run", "--", "train"], ["setup", "--dry-run"], ["get_hosts"]):
+        done = ec2(*words)
+        assert done.code == 2
+        assert "2 of 3 nodes are running: run launch to complete the cluster" in done.err
+    assert ec2("get", "--dry-run", "runs", "here").code == 0
+
+
+def test_a_console_without_keys_is_waited_for_until_the_deadline(ec2: Any, config: Path) -> None:
+    # moto's canned console shows none
+    config.write_text(config.read_text() + "launch_deadline = 1\n")
+    ec2("launch", "--yes")
+    done = ec2("ssh", "true")
+    assert done.code == 4
+    assert re.search(r"error: i-\w+ has not shown its host keys", done.err)
+    assert not (config.parent / "state" / "known_hosts").exists()
+
+
+def test_the_wheel_that_setup_sends_holds_the_program_and_the_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_BUILD_ISOLATION", "0")
+    with package_of("", dry_run=False) as path:
+        names = set(zipfile.ZipFile(path).namelist())
+    tracked = subprocess.run(
+        ["git", "ls-files", "psnode", "tools/ec2"], capture_output=True, text=True, cwd=Path(__file__).parents[2]
+    )
+    if tracked.returncode == 0:
+        assert set(tracked.stdout.split()) <= names
+    assert {"psnode/cli.py", "psnode/py.typed", "tools/ec2/cli.py", "tools/ec2/pre_run.sh", "tools/ec2/start_job.sh"} <= names
+    assert not any(name.startswith("tests/") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("package", "words"), [("no/such.whl", "does not exist"), ("{folder}", "is no checkout of psnode")], ids=["wheel", "folder"]
+)
+def test_a_package_that_cannot_be_installed_is_refused_before_any_node_is_asked(
+    ec2: Any, tmp_path: Path, package: str, words: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    ec2("launch", "--yes")
+    done = ec2("setup", "--launch-deadline", 1, "--package", package.format(folder=tmp_path / "empty"))
+    assert done.code == 2
+    assert words in done.err

@@ -1,0 +1,87 @@
+"""Every setting as a flag of every command, and what a command works with."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tools.ec2.cloud import Cloud, progress
+from tools.ec2.cluster import Cluster, cluster_of
+from tools.ec2.errors import DeclinedError
+from tools.ec2.remote import Access, access
+from tools.ec2.settings import FIELDS, Settings, load, typed
+
+_DEFAULT_FILE = Path("cluster.toml")
+
+
+@dataclass(frozen=True)
+class Session:
+    """What every command works with."""
+
+    settings: Settings
+    cloud: Cloud
+    yes: bool
+
+    @property
+    def cluster(self) -> Cluster:
+        return cluster_of(self.cloud, self.settings)
+
+    def way(self, *, complete: bool = False) -> Access:
+        """To the nodes that run, or to all; waits for their host keys if they are not known yet."""
+        return access(self.cluster, self.settings, complete=complete)
+
+    def confirm(self, what: str) -> None:
+        """Go on only if the user says so. Raises DeclinedError."""
+        if self.cloud.dry_run or self.yes:
+            progress(what)
+        elif not sys.stdin.isatty():
+            raise DeclinedError(f"{what}: nothing was done, for nobody could be asked; --yes answers in advance")
+        elif not click.confirm(f"{what}. Go on?", err=True):
+            raise DeclinedError("nothing was done")
+
+
+def command(group: click.Group, name: str, *parameters: Callable[..., Any]) -> Callable[[Callable[..., None]], None]:
+    """Register a function of (session, ...) as a command with all settings as flags."""
+
+    def register(function: Callable[..., None]) -> None:
+        def run(config: Path | None, dry_run: bool, yes: bool, **given: Any) -> None:
+            flags = {key: typed(key, value) for key in FIELDS if (value := given.pop(key)) is not None}
+            if config is None and _DEFAULT_FILE.is_file():
+                config = _DEFAULT_FILE
+            settings = load(config, flags)
+            function(Session(settings, Cloud(settings, dry_run=dry_run), yes), **given)
+
+        # click takes them from the last to the first
+        for option in [*_setting_flags(), *_common_flags(), *reversed(parameters)]:
+            run = option(run)
+        group.command(name, help=function.__doc__)(run)
+
+    return register
+
+
+def _common_flags() -> list[Callable[..., Any]]:
+    return [
+        click.option("--yes", is_flag=True, help="Do not ask."),
+        click.option("--dry-run", is_flag=True, help="Print the calls and commands; make only those that change nothing."),
+        click.option("--config", type=click.Path(path_type=Path), help="TOML file of settings [cluster.toml, if there is one]."),
+    ]
+
+
+def _setting_flags() -> list[Callable[..., Any]]:
+    made: list[Callable[..., Any]] = []
+    for name, field in reversed(FIELDS.items()):
+        flag, text = "--" + name.replace("_", "-"), _sentence(field.metadata["help"])
+        if field.type == "bool":
+            made.append(click.option(f"{flag}/--no-{flag[2:]}", name, is_flag=True, default=None, help=text))
+        else:
+            made.append(click.option(flag, name, metavar=str(field.type).split("[")[0].upper(), help=text))
+    return made
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:] + "."

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Runs on the master: prints a job's log, and with "follow" goes on until the job has ended and ends with its code.
+#
+#   follow_job.sh DIR JOB LINES follow|once
+set -euo pipefail
+cd "$1/$2" 2>/dev/null || {
+    echo "no job has been started yet: run one" >&2
+    exit 2
+}
+if [[ $4 == once ]]; then
+    exec tail -n "$3" log
+fi
+tail -n "$3" -f --pid="$(cat pid)" log
+for _ in {1..100}; do
+    [[ ! -f code ]] || exit "$(cat code)"
+    sleep 0.1
+done
+echo "the job ended without a code: it was killed, or the node was restarted" >&2
+exit 1

@@ -1,0 +1,88 @@
+"""The host keys of the nodes, as they printed them on their consoles when they started, pinned by instance id.
+
+The console is read through EC2's API, so nobody between this machine and the node can put a key of his own there.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tools.ec2.cloud import progress
+from tools.ec2.cluster import Cluster, Node
+from tools.ec2.errors import ConfigurationError, Ec2Error, HostKeyError
+from tools.ec2.settings import Settings
+
+# what cloud-init prints; a console may put a time or a carriage return on every line
+_BLOCK = re.compile(r"BEGIN SSH HOST KEY KEYS-+\s(.*?)-+END SSH HOST KEY KEYS", re.S)
+_KEY = re.compile(r"\b(ssh-ed25519|ecdsa-sha2-nistp(?:256|384|521)|ssh-rsa) ([A-Za-z0-9+/]{60,}={0,2})(?=\s|$)")
+
+
+def pin(cluster: Cluster, settings: Settings, nodes: Sequence[Node]) -> Path:
+    """Path of a known_hosts file with the keys of all `nodes` under their ids; asks for those it does not have yet.
+
+    A key that is there is never replaced: an instance keeps its keys for life. Raises HostKeyError if a console does not
+    show them within launch_deadline.
+    """
+    path = settings.state / "known_hosts"
+    missing = [node for node in nodes if node.id not in pinned(path)]
+    deadline = time.monotonic() + settings.launch_deadline
+    for attempt in range(10**6):
+        found = {node.id: keys for node in missing if (keys := console_keys(cluster, node))}
+        _append(path, found)
+        missing = [node for node in missing if node.id not in found]
+        if not missing:
+            return path
+        if time.monotonic() > deadline:
+            break
+        progress(f"waiting: the consoles of {len(missing)} nodes do not show their host keys yet")
+        cluster.cloud.pause(attempt, first=3.0, longest=15.0)
+    raise HostKeyError(
+        f"{missing[0].id} has not shown its host keys on its console within {settings.launch_deadline} s: try again, "
+        "or use an image with cloud-init"
+    )
+
+
+def console_keys(cluster: Cluster, node: Node) -> list[str]:
+    """What `node` printed as its keys, `TYPE BASE64` each; nothing if it has not, yet."""
+    try:
+        answer = cluster.cloud.ask("get_console_output", InstanceId=node.id, Latest=True)
+    except ConfigurationError:
+        raise
+    except Ec2Error:  # Xen's instance types have no latest output, only the one of the start
+        answer = cluster.cloud.ask("get_console_output", InstanceId=node.id)
+    return keys_in(answer.get("Output", ""))
+
+
+def keys_in(console: str) -> list[str]:
+    """The keys in a console's output, as text or in base64."""
+    if re.fullmatch(r"[A-Za-z0-9+/=\s]+", console):
+        console = base64.b64decode(console).decode("utf-8", "replace")
+    blocks = _BLOCK.findall(console)
+    return [" ".join(key) for key in _KEY.findall(blocks[-1])] if blocks else []
+
+
+def pinned(path: Path) -> dict[str, list[str]]:
+    """Keys by instance id."""
+    found: dict[str, list[str]] = {}
+    for line in path.read_text().splitlines() if path.is_file() else []:
+        host, _, key = line.partition(" ")
+        found.setdefault(host, []).append(key)
+    return found
+
+
+def _append(path: Path, keys: dict[str, list[str]]) -> None:
+    lines = [f"{host} {key}\n" for host, each in keys.items() for key in each]
+    if lines:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with path.open("a") as file:
+            file.write("".join(lines))
+
+
+def for_addresses(path: Path, nodes: Iterable[Node]) -> str:
+    """Lines for a known_hosts file on the nodes, where they go by their private addresses."""
+    keys = pinned(path)
+    return "".join(f"{node.private_address} {key}\n" for node in nodes for key in keys[node.id])

@@ -1,0 +1,97 @@
+"""A command over the cluster: started on the master, where it goes on whatever becomes of the connection."""
+
+from __future__ import annotations
+
+import ipaddress
+import shlex
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from tools.ec2.cloud import progress
+from tools.ec2.errors import ConfigurationError
+from tools.ec2.remote import Access, failure
+
+_TWO_MINUTES = 110  # from an interruption notice to the end of a node, less what it takes to hear of it
+
+
+def start(way: Access, command: Sequence[str]) -> str:
+    """Start `psnode COMMAND...` and return the folder of the job, relative to remote_dir.
+
+    `train` runs on all nodes, through `psnode launch`; everything else on the master alone.
+    Raises ConfigurationError, RemoteError (code 2: a job runs already).
+    """
+    if not command:
+        raise ConfigurationError("run needs a command: run -- train --network LeNet")
+    settings = way.settings
+    psnode = "psnode"
+    line = [psnode, *command]
+    if command[0] == "train":
+        stop = ["--kill-after", str(_TWO_MINUTES)] if settings.method == "spot" else ["--kill-after", "60"]
+        line = [psnode, "launch", "-n", str(len(way.nodes) - 1), "--hostfile", "hosts_address", *stop, *_mpi(way), "--", *command]
+    if any(node.spot for node in way.nodes):
+        spot = [node for node in way.nodes if node.spot]
+        way.everywhere(spot, "start_watch.sh", settings.remote_dir, f"{settings.venv}/bin/python")
+    hosts = " ".join(node.private_address for node in way.nodes)
+    venv = settings.venv.removeprefix(settings.remote_dir + "/")
+    return way.script(way.master, "start_job.sh", settings.remote_dir, f"{venv}/bin", hosts, *line).strip() or "jobs/last"
+
+
+def _mpi(way: Access) -> list[str]:
+    """Only the interface that the nodes reach each other by: an image may have others, of containers for example."""
+    if way.settings.efa:
+        return []
+    network = common_network([node.private_address for node in way.nodes])
+    return [part for word in ("--mca", "btl_tcp_if_include", network) for part in ("--mpirun-arg", word)]
+
+
+def common_network(addresses: Sequence[str]) -> str:
+    """The smallest network that holds all `addresses`. Open MPI wants one: of a list of addresses it drops its peers'."""
+    first, *rest = (ipaddress.ip_interface(address) for address in addresses)
+    network = first.network
+    while not all(each.ip in network for each in rest):
+        network = network.supernet()
+    return str(network)
+
+
+def follow(way: Access, job: str = "jobs/last", lines: str = "+1") -> int:
+    """Print the log of a job until it has ended; returns its code. An interrupt asks the job to end, and goes on."""
+    asked = False
+    while True:
+        process = _follower(way, job, lines, "follow")
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            process.terminate()
+            process.wait()
+            if asked:
+                progress("the job goes on: logs --follow shows it")
+                raise
+            asked = True
+            progress("asking the job to write a checkpoint and end; interrupt again to leave it alone")
+            stop(way)
+            lines = "0"
+            continue
+        if code == 255:
+            raise failure(way.master, "the connection", code, "the job goes on: logs --follow shows it")
+        return code
+
+
+def show(way: Access, lines: int) -> int:
+    """Print the last lines of the last job's log."""
+    return _follower(way, "jobs/last", str(lines), "once").wait()
+
+
+def stop(way: Access) -> None:
+    """Ask the job to write a checkpoint and end."""
+    way.script(way.master, "stop_job.sh", way.settings.remote_dir)
+
+
+def _follower(way: Access, job: str, lines: str, how: str) -> subprocess.Popen[str]:
+    words = ["bash", "-s", "--", way.settings.remote_dir, job, lines, how]
+    if way.dry_run:
+        print(f"would run follow_job.sh on {way.master.name}: {shlex.join(words)}")
+        return subprocess.Popen(["true"], text=True)
+    with Path(__file__).with_name("follow_job.sh").open() as script:
+        # a session of its own: an interrupt is for this process alone
+        return subprocess.Popen(way.line(way.master, shlex.join(words)), stdin=script, text=True, start_new_session=True)

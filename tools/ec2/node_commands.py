@@ -1,0 +1,105 @@
+"""The commands that go to the nodes."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+from tools.ec2.errors import ConfigurationError
+from tools.ec2.flags import Session, command
+from tools.ec2.remote import Access
+
+
+def add_to(cli: click.Group) -> None:
+    """Register them."""
+    node = click.option("--node", default="master", help="master, worker-0, ..., an instance id, workers or all [master].")
+    words = click.argument("words", nargs=-1)
+    command(cli, "setup")(_setup)
+    command(cli, "run", click.option("--detach", is_flag=True, help="Do not wait for the end."), words)(_run)
+    command(cli, "stop")(_stop)
+    command(
+        cli,
+        "logs",
+        click.option("--follow", is_flag=True, help="Until the job ends, with its exit code."),
+        click.option("--lines", default=50, type=click.IntRange(0), help="From the end [50]."),
+    )(_logs)
+    command(cli, "ssh", node, words)(_ssh)
+    command(cli, "put", node, click.argument("local", type=click.Path(path_type=Path)), click.argument("remote"))(_put)
+    command(cli, "get", node, click.argument("remote"), click.argument("local", type=click.Path(path_type=Path)))(_get)
+
+
+def _setup(session: Session) -> None:
+    """Install psnode on all nodes, make them known to each other, mount the shared directory."""
+    from tools.ec2.preparing import package_of, prepare
+
+    with package_of(session.settings.package, dry_run=session.cloud.dry_run) as package:
+        prepare(session.way(complete=True), package)
+
+
+def _run(session: Session, detach: bool, words: tuple[str, ...]) -> None:
+    """Run psnode: `run -- train ...` over the cluster, any other command on the master. Ends with its exit code."""
+    from tools.ec2 import jobs
+
+    way = session.way(complete=bool(words) and words[0] == "train")
+    job = jobs.start(way, words)
+    if not detach:
+        sys.exit(jobs.follow(way, job))
+    click.echo(job)
+
+
+def _stop(session: Session) -> None:
+    """Ask the job that runs to write a checkpoint and end."""
+    from tools.ec2 import jobs
+
+    jobs.stop(session.way())
+
+
+def _logs(session: Session, follow: bool, lines: int) -> None:
+    """Show the log of the last job."""
+    from tools.ec2 import jobs
+
+    sys.exit(jobs.follow(session.way(), lines=str(lines)) if follow else jobs.show(session.way(), lines))
+
+
+def _ssh(session: Session, node: str, words: tuple[str, ...]) -> None:
+    """Log in to a node, or run a command there: `ssh -- uptime`; on several one after the other."""
+    way = session.way()
+    chosen = way.choose(node)
+    if len(chosen) > 1 and not words:
+        raise ConfigurationError(f"{node} is {len(chosen)} nodes: name one to log in to, or a command")
+    codes = [_one(way, index, words) for index in map(way.nodes.index, chosen)]
+    sys.exit(max(codes))
+
+
+def _one(way: Access, index: int, words: tuple[str, ...]) -> int:
+    node = way.nodes[index]
+    # as ssh does it, one word is a line for the node's shell; several are taken as they are
+    line = words[0] if len(words) == 1 else shlex.join(words)
+    full = way.line(node, line, terminal=sys.stdin.isatty() and sys.stdout.isatty())
+    if way.dry_run:
+        click.echo(f"would run {shlex.join(full)}")
+        return 0
+    return subprocess.run(full).returncode
+
+
+def _put(session: Session, node: str, local: Path, remote: str) -> None:
+    """Copy a file or a folder to nodes; REMOTE is relative to the home directory."""
+    if not local.exists():
+        raise ConfigurationError(f"{local} does not exist: name a file or a folder")
+    way = session.way()
+    way.put(way.choose(node), local, remote)
+
+
+def _get(session: Session, node: str, remote: str, local: Path) -> None:
+    """Copy a file or a folder from a node; from several each into a folder of its name in LOCAL."""
+    way = session.way()
+    chosen = way.choose(node)
+    for each in chosen:
+        target = local if len(chosen) == 1 else local / each.name
+        if not way.dry_run:
+            (target.parent if len(chosen) == 1 else target).mkdir(parents=True, exist_ok=True)
+        way.get(each, remote, target)

@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Runs on the master: a key pair for this cluster alone, made where it is used. Prints the public half.
+set -euo pipefail
+umask 077
+mkdir -p ~/.ssh
+[[ -f ~/.ssh/psnode ]] || ssh-keygen -q -t ed25519 -N '' -C psnode-nodes -f ~/.ssh/psnode </dev/null >&2
+cat ~/.ssh/psnode.pub

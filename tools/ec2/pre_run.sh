@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# What a node needs: Python 3.11 or newer, psnode in a virtual environment, and an MPI. Safe to repeat.
+#
+#   pre_run.sh [WHAT]   a wheel, a checkout, or a pip requirement [the checkout that this script is in]
+#   PSNODE_VENV         the virtual environment [~/psnode/.venv]; one that is there is used as it is
+#   PSNODE_MPI          wheel: Open MPI's wheel; system: the one on the PATH, or the one that EFA's installer brings [wheel]
+#   PSNODE_CONSTRAINTS  a constraints file for pip
+set -euo pipefail
+
+what=${1:-$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../.." && pwd)}
+venv=${PSNODE_VENV:-$HOME/psnode/.venv}
+mpi=${PSNODE_MPI:-wheel}
+[[ $mpi == wheel || $mpi == system ]] || {
+    echo "pre_run.sh: error: PSNODE_MPI must be wheel or system, not $mpi" >&2
+    exit 2
+}
+
+# as_root COMMAND...
+as_root() {
+    if [[ $(id -u) -eq 0 ]]; then "$@"; else sudo -n "$@"; fi
+}
+
+# install PACKAGE...: with the system's package manager
+install() {
+    export DEBIAN_FRONTEND=noninteractive
+    as_root apt-get -qq -o DPkg::Lock::Timeout=300 update </dev/null >&2
+    as_root apt-get -qq -y -o DPkg::Lock::Timeout=300 install --no-install-recommends "$@" </dev/null >&2
+}
+
+# is_new PYTHON
+is_new() {
+    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null </dev/null
+}
+
+find_python() {
+    local candidate
+    for candidate in python3 python3.13 python3.12 python3.11; do
+        if is_new "$candidate"; then
+            command -v "$candidate"
+            return
+        fi
+    done
+}
+
+if [[ ! -x $venv/bin/python ]]; then
+    python=$(find_python)
+    if [[ -z $python ]] || ! "$python" -c 'import ensurepip' 2>/dev/null </dev/null; then
+        install python3 python3-venv
+        python=$(find_python)
+    fi
+    [[ $python ]] || {
+        echo "pre_run.sh: error: this system has no Python 3.11 or newer: take a newer image" >&2
+        exit 2
+    }
+    mkdir -p "$(dirname "$venv")"
+    "$python" -m venv "$venv" </dev/null >&2
+fi
+is_new "$venv/bin/python" || {
+    echo "pre_run.sh: error: the Python of $venv is older than 3.11: name another environment" >&2
+    exit 2
+}
+
+pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
+[[ -z ${PSNODE_CONSTRAINTS:-} ]] || pip+=(-c "$PSNODE_CONSTRAINTS")
+extras=train,mpi
+if [[ $mpi == system ]]; then
+    extras=train
+    for folder in /opt/amazon/openmpi5/bin /opt/amazon/openmpi/bin; do
+        [[ ! -d $folder ]] || PATH=$folder:$PATH
+    done
+    command -v mpicc >/dev/null || install libopenmpi-dev openmpi-bin gcc python3-dev
+    "${pip[@]}" --no-binary mpi4py mpi4py </dev/null >&2
+fi
+case $what in
+*.whl | */*)
+    what=$(readlink -f "$what")
+    "${pip[@]}" "${what}[$extras]" </dev/null >&2
+    # pip takes a package of the same version for the same package
+    "${pip[@]}" --force-reinstall --no-deps "$what" </dev/null >&2
+    ;;
+*==*) "${pip[@]}" "${what%%==*}[$extras]==${what#*==}" </dev/null >&2 ;;
+*) "${pip[@]}" "${what}[$extras]" </dev/null >&2 ;;
+esac
+"$venv/bin/psnode" --version </dev/null

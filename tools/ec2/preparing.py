@@ -1,0 +1,87 @@
+"""Setup: the nodes know each other, share a directory, and have psnode."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tools.ec2.cloud import progress
+from tools.ec2.errors import ConfigurationError, Ec2Error
+from tools.ec2.hostkeys import for_addresses
+from tools.ec2.remote import Access
+
+_CHECKOUT = Path(__file__).resolve().parents[2]
+_SOURCES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "psnode", "tools")
+_FORWARDED = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
+
+
+def prepare(way: Access, package: str) -> None:
+    """Bring all nodes to the state that `run` needs; safe to repeat. `package` is what `package_of` made.
+
+    Raises RemoteError with the first node's words.
+    """
+    settings = way.settings
+    way.reach()
+    progress(f"{len(way.nodes)} nodes let us in")
+    public = way.script(way.master, "pair.sh").strip()
+    known = "" if way.dry_run else for_addresses(way.known_hosts, way.nodes)
+    way.everywhere(way.nodes, "trust.sh", public, known, *(node.private_address for node in way.nodes))
+    progress("the master may log in to all nodes")
+    if settings.nfs_ip_address:
+        mount = (settings.nfs_ip_address, settings.nfs_export, settings.nfs_mount_point)
+        way.everywhere(way.nodes, "mount.sh", *mount)
+        progress(f"{settings.nfs_mount_point} is mounted")
+    way.everywhere(way.nodes, "make_folders.sh", settings.remote_dir)
+    way.put(way.nodes, Path(__file__).with_name("watch_interruption.py"), f"{settings.remote_dir}/")
+    what = package
+    if Path(package).is_file():
+        what = f"{settings.remote_dir}/{Path(package).name}"
+        way.put(way.nodes, Path(package), what)
+    versions = way.everywhere(way.nodes, "pre_run.sh", what, env=_environment(way))
+    if not way.dry_run:
+        progress(f"every node has {versions[0].strip()}")
+
+
+def _environment(way: Access) -> dict[str, str]:
+    wanted = {"PSNODE_VENV": way.settings.venv, "PSNODE_MPI": "system" if way.settings.efa else "wheel"}
+    return wanted | {name: os.environ[name] for name in _FORWARDED if name in os.environ}
+
+
+@contextmanager
+def package_of(package: str, *, dry_run: bool) -> Iterator[str]:
+    """What is to be installed: a wheel on this machine, built if `package` is a folder, or a requirement as it is."""
+    path = Path(package).expanduser() if package else _CHECKOUT
+    if not path.is_dir() or dry_run:
+        if package and ("/" in package or package.endswith(".whl")) and not path.exists():
+            raise ConfigurationError(f"package {package} does not exist: name a wheel, a checkout, or a pip requirement")
+        yield str(path) if path.exists() else package
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield str(_build(path, Path(folder)))
+
+
+def _build(checkout: Path, folder: Path) -> Path:
+    """A wheel of `checkout`, made from a copy so that nothing is written there."""
+    if not (checkout / "setup.cfg").is_file():
+        raise ConfigurationError(f"{checkout} is no checkout of psnode: set package to one, or to a wheel or a requirement")
+    for name in _SOURCES:
+        source, target = checkout / name, folder / "source" / name
+        target.parent.mkdir(exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        elif source.is_file():
+            shutil.copy(source, target)
+    progress("building a wheel")
+    line = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder / "dist"), str(folder / "source")]
+    done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    wheels = sorted((folder / "dist").glob("*.whl"))
+    if done.returncode != 0 or not wheels:
+        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise Ec2Error(f"the wheel of {checkout} cannot be built ({last}): build one, and set package to it")
+    return wheels[0]

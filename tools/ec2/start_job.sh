@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Runs on the master: starts a command that goes on when the connection ends. Prints the folder of the job.
+#
+#   start_job.sh DIR PATH_ADDITION HOSTS COMMAND...
+set -euo pipefail
+cd "$1"
+[[ -x $2/psnode ]] || {
+    echo "there is no psnode on this node: run setup" >&2
+    exit 2
+}
+PATH=$(cd "$2" && pwd):$PATH
+tr ' ' '\n' <<<"$3" >hosts_address
+shift 3
+if [[ -f jobs/last/pid && ! -f jobs/last/code ]] && kill -0 "$(cat jobs/last/pid)" 2>/dev/null; then
+    echo "a job runs already (jobs/$(readlink jobs/last)): see it with logs --follow, end it with stop" >&2
+    exit 2
+fi
+job=$(date -u +%Y%m%dT%H%M%S)-$$
+mkdir -p "jobs/$job"
+printf '%q ' "$@" >"jobs/$job/command"
+# no tree of ssh's through the workers: they have no key
+export PRTE_MCA_plm_ssh_no_tree_spawn=1
+# shellcheck disable=SC2016 # for the other shell
+setsid bash -c '
+    job=$1
+    shift
+    "$@" >"$job/log" 2>&1 &
+    echo $! >"$job/pid.new" && mv "$job/pid.new" "$job/pid"
+    code=0
+    wait $! || code=$?
+    echo "$code" >"$job/code.new" && mv "$job/code.new" "$job/code"
+' start_job "jobs/$job" "$@" </dev/null >/dev/null 2>&1 &
+for _ in {1..100}; do
+    [[ ! -f jobs/$job/pid ]] || break
+    sleep 0.05
+done
+ln -sfn "$job" jobs/last
+echo "jobs/$job"

@@ -1,0 +1,69 @@
+"""Runs on every spot node, as a file of its own: when EC2 says that it will take the node back, psnode's ranks here get TERM.
+
+Any rank passes that on to the master, which writes a checkpoint and ends with code 75; EC2 leaves it two minutes.
+
+    python watch_interruption.py DIRECTORY [SECONDS]    between looks [5]; a second one in the same directory leaves
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import os
+import re
+import signal
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+_METADATA = "http://169.254.169.254/latest"
+# A rank. Not mpirun, whose command line ends like this, and which would kill the ranks half a second after a TERM.
+_RANK = re.compile(rb"[^\0]*python[^\0]*\0-m\0psnode\0train(\0|$)")
+
+
+def notice() -> str | None:
+    """What EC2 says about an interruption; None if nothing (it answers 404), or if it cannot be asked."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        wanted = urllib.request.Request(
+            f"{_METADATA}/api/token", method="PUT", headers={"X-aws-ec2-metadata-token-ttl-seconds": "60"}
+        )
+        with opener.open(wanted, timeout=3) as answer:
+            token = answer.read(4096).decode()
+        asked = urllib.request.Request(f"{_METADATA}/meta-data/spot/instance-action", headers={"X-aws-ec2-metadata-token": token})
+        with opener.open(asked, timeout=3) as answer:
+            return str(answer.read(4096).decode())
+    except (OSError, ValueError):
+        return None
+
+
+def ranks() -> list[int]:
+    """Process ids of this user's ranks on this node."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if folder.stat().st_uid == os.getuid() and _RANK.match((folder / "cmdline").read_bytes()):
+                found.append(int(folder.name))
+    return found
+
+
+def main(directory: str, seconds: str = "5") -> None:
+    os.chdir(directory)
+    with Path("interruption.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        while (text := notice()) is None:
+            time.sleep(float(seconds))
+        with Path("interruption.log").open("a") as log:
+            log.write(f"{datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')} {text}\n")
+        for process in ranks():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
