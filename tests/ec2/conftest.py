@@ -130,3 +130,9 @@ def api(aws: Any) -> Any:
     """boto3 itself, on the endpoint: what EC2 says, whatever the tool says."""
     boto3 = pytest.importorskip("boto3")
     return boto3.client("ec2", region_name="us-west-2")
+
+
+@pytest.fixture(scope="session")
+def ec2_module() -> Callable[[str], Any]:
+    """Modules of this folder by name."""
+    return load
