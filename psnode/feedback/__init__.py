@@ -1,0 +1,32 @@
+"""What a sender remembers between steps.
+
+A Feedback is a rule without memory of its own; the memory is a State, a dict of flat float32 arrays that the
+caller owns, saves in checkpoints and passes in at every push, which updates it in place.
+"""
+
+from __future__ import annotations
+
+from psnode.codecs import spec
+from psnode.errors import ConfigurationError
+from psnode.feedback.average import MomentumAverage
+from psnode.feedback.base import Context, Feedback, State
+from psnode.feedback.error import ErrorFeedback
+from psnode.feedback.momentum import LocalMomentum, MomentumCorrection
+from psnode.feedback.none import NoFeedback
+
+__all__ = ["RULES", "Context", "ErrorFeedback", "Feedback", "NoFeedback", "State", "get_feedback"]
+
+RULES: dict[str, type[Feedback]] = {
+    rule.id: rule for rule in (NoFeedback, ErrorFeedback, MomentumCorrection, LocalMomentum, MomentumAverage)
+}
+
+
+def get_feedback(text: str) -> Feedback:
+    """The rule of a spec such as `ef` or `dgc:momentum=0.9,nesterov=true`. ConfigurationError names the valid ones."""
+    wrapped, stages = spec.parse(text)
+    if wrapped or len(stages) != 1:
+        raise ConfigurationError(f"feedback {text!r} must be one rule: choose from {', '.join(RULES)}")
+    if stages[0].id not in RULES:
+        raise spec.unknown("feedback", stages[0].id, RULES)
+    rule: Feedback = spec.construct(RULES[stages[0].id], stages[0])
+    return rule

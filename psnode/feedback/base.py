@@ -1,0 +1,80 @@
+"""The rule: what a sender remembers of a segment between steps, and what it codes in the place of a gradient."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from psnode.codecs import Codec, Payload, spec
+from psnode.codecs.base import Bytes, RandomSource
+
+Floats = npt.NDArray[np.float32]
+State = dict[str, Floats]
+
+
+class Context(NamedTuple):
+    """What a rule may need to know of the job: the number of workers, and lr of the last step / lr of this one."""
+
+    workers: int = 1
+    lr_ratio: float = 1.0
+
+
+ALONE = Context()
+
+
+class Feedback(ABC):
+    """The rule: which memories a segment has, and what is coded in the place of its gradient.
+
+    `memory` names the array that holds what was coded minus what the receivers decoded, if the rule keeps one.
+    """
+
+    id: ClassVar[str]
+    memory: ClassVar[str | None] = None
+    momentum_of_its_own: ClassVar[bool] = False
+
+    @abstractmethod
+    def init(self, size: int) -> State:
+        """The memories of a segment of `size` coordinates before the first step."""
+
+    def form(self, codec: Codec) -> Codec:
+        """The form of `codec` that may be used under this rule."""
+        return codec if self.memory is None else codec.contractive()
+
+    def dense(self) -> Feedback:
+        """The rule for a segment that is not compressed, in a job whose other segments follow this one."""
+        return self
+
+    @abstractmethod
+    def push(
+        self,
+        gradient: Floats,
+        state: State,
+        codec: Codec,
+        rng: RandomSource,
+        out: Bytes | None = None,
+        context: Context = ALONE,
+    ) -> Payload:
+        """Code a segment's gradient (float32, the segment's shape) and update `state`.
+
+        `codec` is what `form` returned. `out` is passed on to encode. The gradient is not modified.
+        """
+
+    def coded(self, gradient: Floats, state: State, decoded: Floats) -> Floats:
+        """What the last push gave to the codec; `gradient` and `state` as that push left them."""
+        return gradient if self.memory is None else state[self.memory].reshape(gradient.shape) + decoded
+
+    def lost(self, gradient: Floats, state: State, decoded: Floats) -> tuple[float, float]:
+        """||p - decoded||^2 and ||p||^2 for what the last push coded, p."""
+        coded = self.coded(gradient, state, decoded)
+        return energy(coded - decoded), energy(coded)
+
+    def __repr__(self) -> str:
+        return spec.show(self.id, self)
+
+
+def energy(values: Floats) -> float:
+    """The sum of the squares."""
+    return float(np.sum(np.square(values, dtype=np.float64)))

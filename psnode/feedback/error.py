@@ -1,0 +1,57 @@
+"""Error feedback: what coding lost is added to the next gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from psnode.codecs import Codec, Payload
+from psnode.codecs.base import Bytes, RandomSource
+from psnode.errors import CodecSpecError
+from psnode.feedback.base import ALONE, Context, Feedback, Floats, State
+from psnode.feedback.none import NoFeedback
+
+
+@dataclass(frozen=True, repr=False)
+class ErrorFeedback(Feedback):
+    """What coding lost is added to the next gradient: p = g + decay * e, send C(p), e = p - C(p).
+
+    Converges for every contraction C (Karimireddy et al., "Error feedback fixes SignSGD", ICML 2019, algorithm 2);
+    an unbiased codec is therefore used in its contractive form. With decay=1 the sum of what was sent + e = the sum of g.
+    rescale=true multiplies e by lr_{t-1}/lr_t: the residual is kept in units of weights when the learning rate
+    changes (Zheng, Huang, Kwok, "Communication-efficient distributed blockwise momentum SGD with error-feedback",
+    NeurIPS 2019, algorithm 1).
+    """
+
+    id: ClassVar[str] = "ef"
+    memory: ClassVar[str | None] = "residual"
+
+    decay: float = 1.0
+    rescale: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.decay <= 1:
+            raise CodecSpecError(f"ef: decay must be above 0 and at most 1, not {self.decay}")
+
+    def dense(self) -> Feedback:
+        return NoFeedback()
+
+    def init(self, size: int) -> State:
+        return {"residual": np.zeros(size, np.float32)}
+
+    def push(
+        self,
+        gradient: Floats,
+        state: State,
+        codec: Codec,
+        rng: RandomSource,
+        out: Bytes | None = None,
+        context: Context = ALONE,
+    ) -> Payload:
+        residual = state["residual"].reshape(gradient.shape)
+        factor = np.float32(self.decay * (context.lr_ratio if self.rescale else 1.0))
+        if factor != 1:
+            np.multiply(residual, factor, out=residual)
+        return codec.encode_sum(gradient, rng, residual, out=out)

@@ -1,0 +1,119 @@
+"""Momentum at the sender: DGC's correction for what is compressed, plain momentum for what it sends whole."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from psnode.codecs import Codec, Payload
+from psnode.codecs.base import Bytes, RandomSource
+from psnode.codecs.kernels.jit import kernel
+from psnode.errors import CodecSpecError
+from psnode.feedback.base import ALONE, Context, Feedback, Floats, State, energy
+
+
+@dataclass(frozen=True, repr=False)
+class MomentumCorrection(Feedback):
+    """DGC: momentum is accumulated before coding, and forgotten where it was sent (momentum factor masking).
+
+    u = m u + g, v = v + u, send C(v), v = v - C(v), u = 0 on the support of what was sent. nesterov: u = m (u + g),
+    v = v + u + g. clip > 0 first scales a segment's gradient to a norm of at most clip / sqrt(workers).
+    The master's own momentum must then be 0. Lin et al., "Deep gradient compression", ICLR 2018, section 3, appendix B.
+    """
+
+    id: ClassVar[str] = "dgc"
+    memory: ClassVar[str | None] = "velocity"
+    momentum_of_its_own: ClassVar[bool] = True
+
+    momentum: float = 0.9
+    nesterov: bool = False
+    clip: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise CodecSpecError(f"dgc: momentum must be at least 0 and below 1, not {self.momentum}")
+        if not 0 <= self.clip < math.inf:
+            raise CodecSpecError(f"dgc: clip must be 0 (none) or a finite norm above it, not {self.clip}")
+
+    def dense(self) -> Feedback:
+        return LocalMomentum(self.momentum, self.nesterov, self.clip)
+
+    def init(self, size: int) -> State:
+        return {"momentum": np.zeros(size, np.float32), "velocity": np.zeros(size, np.float32)}
+
+    def push(
+        self,
+        gradient: Floats,
+        state: State,
+        codec: Codec,
+        rng: RandomSource,
+        out: Bytes | None = None,
+        context: Context = ALONE,
+    ) -> Payload:
+        flat, momentum, velocity = np.ascontiguousarray(gradient).reshape(-1), state["momentum"], state["velocity"]
+        scale = _clipping(flat, self.clip, context.workers)
+        _correct(momentum, velocity, flat, np.float32(self.momentum), scale, self.nesterov)
+        shaped = velocity.reshape(gradient.shape)
+        payload = codec.encode(shaped, rng, error=shaped, out=out)
+        momentum[codec.support(payload)] = 0
+        return payload
+
+
+@dataclass(frozen=True, repr=False)
+class LocalMomentum(Feedback):
+    """Momentum at the sender, and nothing held back: DGC's rule for the vectors that it sends whole.
+
+    u = m u + g is coded; with nesterov u = m (u + g), and u + g is coded. Parameters as of `dgc`.
+    """
+
+    id: ClassVar[str] = "momentum"
+    momentum_of_its_own: ClassVar[bool] = True
+
+    momentum: float = 0.9
+    nesterov: bool = False
+    clip: float = 0.0
+
+    def init(self, size: int) -> State:
+        return {"momentum": np.zeros(size, np.float32), "sent": np.zeros(size, np.float32)}
+
+    def push(
+        self,
+        gradient: Floats,
+        state: State,
+        codec: Codec,
+        rng: RandomSource,
+        out: Bytes | None = None,
+        context: Context = ALONE,
+    ) -> Payload:
+        flat, sent = np.ascontiguousarray(gradient).reshape(-1), state["sent"]
+        sent[:] = 0
+        _correct(
+            state["momentum"], sent, flat, np.float32(self.momentum), _clipping(flat, self.clip, context.workers), self.nesterov
+        )
+        return codec.encode(sent.reshape(gradient.shape), rng, out=out)
+
+    def coded(self, gradient: Floats, state: State, decoded: Floats) -> Floats:
+        return state["sent"].reshape(gradient.shape)
+
+
+def _clipping(gradient: Floats, clip: float, workers: int) -> np.float32:
+    """The factor that brings the norm of `gradient` to at most clip / sqrt(workers); clip=0: 1."""
+    if not clip:
+        return np.float32(1)
+    norm, limit = math.sqrt(energy(gradient)), clip / math.sqrt(workers)
+    return np.float32(limit / norm if norm > limit else 1.0)
+
+
+@kernel
+def _correct(u: Floats, v: Floats, g: Floats, m: np.float32, scale: np.float32, nesterov: bool) -> None:
+    for i in range(u.size):
+        x = scale * g[i]
+        if nesterov:
+            u[i] = m * (u[i] + x)
+            v[i] += u[i] + x
+        else:
+            u[i] = m * u[i] + x
+            v[i] += u[i]

@@ -1,0 +1,31 @@
+"""No memory: what unbiased codecs are made for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from psnode.codecs import Codec, Payload
+from psnode.codecs.base import Bytes, RandomSource
+from psnode.feedback.base import ALONE, Context, Feedback, Floats, State
+
+
+@dataclass(frozen=True, repr=False)
+class NoFeedback(Feedback):
+    """Every gradient is coded by itself: what unbiased codecs are made for."""
+
+    id: ClassVar[str] = "none"
+
+    def init(self, size: int) -> State:
+        return {}
+
+    def push(
+        self,
+        gradient: Floats,
+        state: State,
+        codec: Codec,
+        rng: RandomSource,
+        out: Bytes | None = None,
+        context: Context = ALONE,
+    ) -> Payload:
+        return codec.encode(gradient, rng, out=out)
