@@ -86,6 +86,13 @@ def _log2(v: float) -> float:
 
 
 @kernel
+def logarithms(values: Float64s, out: Float64s) -> None:
+    """out = log2(values), each at least 1."""
+    for i in range(values.size):
+        out[i] = _log2(values[i])
+
+
+@kernel
 def entropy(counts: Float64s, stops: Int64s) -> float:
     """Bits a value that the ids of the runs take."""
     total = 0.0

@@ -14,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from psnode.codecs.entropy.ans_model import Int64s
+from psnode.codecs.kernels import clustering
 from psnode.codecs.kernels.dots import Float64s
 
 _SQUARINGS = 12
@@ -36,11 +37,11 @@ def optimal(counts: Int64s, variances: Float64s, budget: int) -> Int64s:
 
 def weighted(counts: Int64s, centres: Float64s, budget: int) -> Int64s:
     """The sizes in proportion to each cluster's share of the ids' entropy times its centre's magnitude: the original's rule."""
-    shares = counts / max(counts.sum(), 1)
-    bits = np.where(counts > 0, -shares * np.log2(np.where(counts > 0, shares, 1.0)), 0.0)
-    weights = bits * np.abs(centres)
-    total = float(weights.sum())
-    return _rounded(weights * (budget / total) if total else np.zeros(counts.size), counts, budget)
+    lengths, total = np.empty(counts.size, np.float64), max(int(counts.sum()), 1)
+    clustering.logarithms(total / np.maximum(counts, 1), lengths)
+    weights = counts / total * lengths * np.abs(centres)
+    whole = float(weights.sum())
+    return _rounded(weights * (budget / whole) if whole else np.zeros(counts.size), counts, budget)
 
 
 def _sizes_at(n: Float64s, s: Float64s, mu: float) -> Float64s:
