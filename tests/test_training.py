@@ -122,6 +122,17 @@ def test_a_resumed_run_ends_as_the_unbroken_one(tmp_path: Path, scheme: str, fee
     assert losses[0] == losses[1]
 
 
+@pytest.mark.parametrize("scheme", ["lss:refit=4", "topk:ratio=0.2+lss:refit=4,rate=1+ans"])
+def test_a_resumed_run_goes_on_with_the_codebooks_it_had(tmp_path: Path, scheme: str) -> None:
+    """Stopped one step after they were fitted, and three."""
+    changed: dict[str, Any] = {"scheme": "topk", "codec": scheme, "feedback": "ef"}
+    run(config(tmp_path / "whole", **changed))
+    run(config(tmp_path / "parts", **changed, max_steps=6))
+    run(config(tmp_path / "parts", **changed, max_steps=8, resume=True))
+    run(config(tmp_path / "parts", **changed, resume=True))
+    assert summary(tmp_path / "parts")["model_hash"] == summary(tmp_path / "whole")["model_hash"]
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
 def test_every_optimizer_resumes_exactly(tmp_path: Path, optimizer: str) -> None:
     changed = {"optimizer": optimizer, "weight_decay": 0.01, "lr": 0.001}

@@ -70,6 +70,11 @@ class Codec(ABC):
         return False
 
     @property
+    def refit(self) -> int:
+        """For how many steps of training what `fit` found serves; 1: every array is coded by itself."""
+        return 1
+
+    @property
     def stages(self) -> tuple[str, ...]:
         """The ids that this codec's payloads carry."""
         return (self.id,)

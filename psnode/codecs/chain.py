@@ -86,6 +86,11 @@ class Chain(Codec):
         return self.reducer is not None and self.reducer.sparse
 
     @property
+    def refit(self) -> int:
+        """As the quantiser."""
+        return self.quantiser.refit
+
+    @property
     def stages(self) -> tuple[str, ...]:
         """The ids of the stages, in order."""
         return tuple(stage.id for stage in (self.reducer, self.quantiser, self.lossless_stage) if stage is not None)

@@ -47,17 +47,19 @@ _NO_KEY = np.zeros(2, np.uint64)
 
 @dataclass(frozen=True, repr=False)
 class Lss(Quantiser):
-    """lss:bits=2,buckets=0,allocation=optimal,rate=,codebook=
+    """lss:bits=2,buckets=0,allocation=optimal,rate=,refit=1,codebook=
 
     `bits`: of an id, 1..8: 2^bits clusters. `buckets`: buckets a coordinate, in [0, 1]; 0: cluster means alone. `allocation`
-    of the buckets to clusters: optimal, or weighted. `rate`: bits of entropy an id may have; empty: any. `codebook`: what
-    `fit` writes, the edges in units of the root mean square, float32, in hexadecimal; empty: every array gets its own.
+    of the buckets to clusters: optimal, or weighted. `rate`: bits of entropy an id may have; empty: any. `refit`: for how many
+    steps of training the edges that a segment got serve, 1..10^6. `codebook`: what `fit` writes, the edges in units of the
+    root mean square, float32, in hexadecimal; empty: every array gets its own.
     """
 
     bits: int = 2
     buckets: float = 0.0
     allocation: str = "optimal"
     rate: float | None = None
+    refit: int = 1
     codebook: str | None = None
 
     id = "lss"
@@ -69,6 +71,7 @@ class Lss(Quantiser):
         check_choice(self, "allocation", ("optimal", "weighted"))
         if self.rate is not None:
             check_real(self, "rate", 0.01, 8)
+        check_integer(self, "refit", 1, 10**6)
         if self.codebook is not None:
             self._relative_edges()
 

@@ -6,50 +6,30 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from psnode import wire
-from psnode.codecs import Codec, get_codec
 from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
 from psnode.codecs.rng import Key
 from psnode.errors import CheckpointError, NonFiniteGradientError
-from psnode.feedback import Context, Feedback, State, get_feedback
+from psnode.feedback import Context, get_feedback
 from psnode.link import Link
-from psnode.plan import Group, Plan, Segment
+from psnode.plan import Group, Plan
 from psnode.schedules import Schedule
-from psnode.schemes import Scheme, with_ratio
+from psnode.schemes import Scheme
 from psnode.transport.base import Pending
 from psnode.wire import Kind
+from psnode.worker.coder import SegmentCoder
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 _PURPOSE = "gradient"
 _SKIPS = 3
 _ALL = 0  # in the place of a rank: payloads of linear codecs can be merged if all workers of a step share one key
-
-
-class SegmentCoder:
-    """One segment's codec, feedback rule and memory.
-
-    `warmup`: the sparsifier's ratio in each of the first phases, before the one that the plan names.
-    """
-
-    def __init__(self, segment: Segment, feedback: Feedback, warmup: Sequence[float] = ()) -> None:
-        codec = get_codec(segment.codec)
-        self.segment = segment
-        self.feedback: Feedback = feedback.dense() if codec.lossless else feedback
-        specs = [with_ratio(segment.codec, ratio) for ratio in warmup if not codec.lossless]
-        self._phases: list[Codec] = [self.feedback.form(get_codec(spec)) for spec in (*specs, segment.codec)]
-        self.state: State = self.feedback.init(segment.size)
-        self.max_nbytes = max(phase.max_nbytes(segment.shape) for phase in self._phases)
-
-    def codec(self, phase: int) -> Codec:
-        """The codec to use in `phase` of the warm-up, or after it."""
-        return self._phases[min(phase, len(self._phases) - 1)]
 
 
 class GradientSender:
@@ -151,7 +131,7 @@ class GradientSender:
             f"feedback/{coder.segment.index}/{name}": torch.from_numpy(array)
             for coders in self._coders
             for coder in coders
-            for name, array in coder.state.items()
+            for name, array in coder.memories().items()
         }
 
     def load_state(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -162,6 +142,9 @@ class GradientSender:
                     f"the checkpoint's worker state does not fit this run: {name} is missing or of another size"
                 )
             memory.copy_(tensors[name])
+        for coders in self._coders:
+            for coder in coders:
+                coder.restore()
 
     def _run(self) -> None:
         while (index := self._queue.get()) is not None:
@@ -184,10 +167,11 @@ class GradientSender:
         for coder in coders:
             segment = coder.segment
             part = gradient[segment.start - group.start : segment.stop - group.start].reshape(segment.shape)
-            codec = coder.codec(self._phase)
+            codec = coder.codec(self._phase, self._step)
             rank = _ALL if codec.linear else self._link.rank
             key = Key.derive(self._seed, _PURPOSE, rank, self._step, group.index, segment.index)
             payload = coder.feedback.push(part, coder.state, codec, key, frame.room, self._context)
+            coder.fit(part, payload, key, self._phase, self._step)
             if self._lost is not None:
                 error, energy = coder.feedback.lost(part, coder.state, codec.decode(payload))
                 self._lost = self._lost[0] + error, self._lost[1] + energy

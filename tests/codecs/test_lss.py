@@ -173,7 +173,7 @@ def test_a_chain_after_a_sparsifier_is_fitted_to_what_is_kept() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        *("bits=0", "bits=9", "buckets=1.5", "allocation=even", "rate=0", "refit=10"),
+        *("bits=0", "bits=9", "buckets=1.5", "allocation=even", "rate=0", "refit=0"),
         *("codebook=xyz", "codebook=0000c07f", "codebook=0000803f00000000", "bits=1,codebook=000000000000803f"),
     ],
 )
@@ -209,3 +209,19 @@ def test_a_chain_with_ans_takes_the_entropy_of_the_ids() -> None:
     shares = np.unique(codec.decode(payload), return_counts=True)[1] / x.size
     assert shares.size == 4
     assert payload.nbytes - 120 < 1.03 * x.size / 8 * -np.sum(shares * np.log2(shares)) < payload.nbytes
+
+
+def originals_codebook(x: np.ndarray) -> str:
+    """Two bits as published: either sign apart, the largest 5 % of a sign by themselves."""
+    v = x.reshape(-1).astype(np.float64)
+    low, high = np.quantile(v[v < 0], 0.05), np.quantile(v[v >= 0], 0.95)
+    return (np.array([low, 0, high]) / np.sqrt(np.mean(v * v))).astype("<f4").tobytes().hex()
+
+
+@pytest.mark.parametrize("buckets", [0, 0.01, 0.03])
+def test_with_fewer_bytes_the_error_on_a_gradient_is_3_db_below_the_originals_and_that_of_packed_clusters(buckets: float) -> None:
+    x, ours = recorded(), "lss:bits=4,rate=1+ans"
+    theirs = f"lss:buckets={buckets},allocation=weighted,codebook={originals_codebook(x)}"
+    nbytes = [get_codec(spec).encode(x, KEY).nbytes for spec in (ours, "lss", theirs)]
+    assert nbytes[0] < min(nbytes[1:])
+    assert relative_error(ours, x) < 10**-0.3 * min(relative_error("lss", x), relative_error(theirs, x))

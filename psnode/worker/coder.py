@@ -1,0 +1,66 @@
+"""How a worker codes one segment: its codec, its feedback rule, its memories, and the codebook it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from psnode.codecs import Codec, Payload, get_codec
+from psnode.codecs.rng import Key
+from psnode.feedback import Feedback, State
+from psnode.plan import Segment
+from psnode.schemes import with_ratio
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+_ROOM = 4096
+
+
+class SegmentCoder:
+    """One segment's codec, feedback rule and memory.
+
+    `warmup`: the sparsifier's ratio in each of the first phases, before the one that the plan names. With refit=k a codec codes
+    the first of every k steps as it is, and is then fitted to that for the k - 1 steps behind; not in the warm-up.
+    """
+
+    def __init__(self, segment: Segment, feedback: Feedback, warmup: Sequence[float] = ()) -> None:
+        codec = get_codec(segment.codec)
+        self.segment = segment
+        self.feedback: Feedback = feedback.dense() if codec.lossless else feedback
+        specs = [with_ratio(segment.codec, ratio) for ratio in warmup if not codec.lossless]
+        self._phases: list[Codec] = [self.feedback.form(get_codec(spec)) for spec in (*specs, segment.codec)]
+        self.state: State = self.feedback.init(segment.size)
+        self.max_nbytes = max(phase.max_nbytes(segment.shape) for phase in self._phases)
+        self._refit = self._phases[-1].refit
+        self._codebook = np.zeros(_ROOM if self._refit > 1 else 0, np.uint8)
+        self._fitted: Codec | None = None
+
+    def codec(self, phase: int, step: int = 1) -> Codec:
+        """The codec for `step`, counted from 1, in `phase` of the warm-up, or after it."""
+        if self._fitted is not None and not self._due(step):
+            return self._fitted
+        return self._phases[min(phase, len(self._phases) - 1)]
+
+    def fit(self, gradient: Floats, payload: Payload, key: Key, phase: int, step: int) -> None:
+        """Keep the codebook for what `payload`, the last push of `gradient`, was made of; if `step` is one that has to."""
+        if self._refit == 1 or not self._due(step) or phase < len(self._phases) - 1:
+            return
+        codec = self._phases[-1]
+        self._fitted = codec.fit(self.feedback.coded(gradient, self.state, codec.decode(payload)), key)
+        spec = repr(self._fitted).encode()
+        self._codebook[:] = 0
+        self._codebook[: len(spec)] = np.frombuffer(spec, np.uint8)
+
+    def memories(self) -> dict[str, Floats | Bytes]:
+        """What a checkpoint holds: views. After writing to them call `restore`."""
+        return {**self.state, **({"codebook": self._codebook} if self._refit > 1 else {})}
+
+    def restore(self) -> None:
+        """Use the codebook that was written to the memories."""
+        spec = self._codebook.tobytes().rstrip(b"\0").decode()
+        self._fitted = get_codec(spec) if spec else None
+
+    def _due(self, step: int) -> bool:
+        return (step - 1) % self._refit == 0
