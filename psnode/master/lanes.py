@@ -1,7 +1,13 @@
-"""Threads for the master's arithmetic: work of one group stays in order, groups run side by side."""
+"""Threads for the master's arithmetic: work of one group stays in order, groups run side by side.
+
+What waits is done in the order in which the next forward pass needs it: the groups lie in the order in which
+back-propagation finishes them, so the last one comes first.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import queue
 import threading
@@ -10,6 +16,7 @@ from collections.abc import Callable
 from psnode.transport.base import Inbox
 
 Work = Callable[[], object]
+_Queue = queue.PriorityQueue[tuple[float, int, Work | None]]  # minus the group, then the order of submission
 _MOST = 4
 
 
@@ -24,7 +31,8 @@ class Lanes:
 
     def __init__(self, inbox: Inbox, count: int) -> None:
         self._inbox = inbox
-        self._queues: list[queue.SimpleQueue[Work | None]] = [queue.SimpleQueue() for _ in range(count)]
+        self._queues: list[_Queue] = [queue.PriorityQueue() for _ in range(count)]
+        self._numbers = itertools.count()
         self._threads = [
             threading.Thread(target=self._run, args=(work,), name=f"lane-{index}", daemon=True)
             for index, work in enumerate(self._queues)
@@ -33,18 +41,18 @@ class Lanes:
             thread.start()
 
     def submit(self, group: int, work: Work) -> None:
-        """Queue `work` behind all earlier work of `group`."""
-        self._queues[group % len(self._queues)].put(work)
+        """Queue `work` behind all earlier work of `group` and of later groups."""
+        self._queues[group % len(self._queues)].put((-group, next(self._numbers), work))
 
     def close(self) -> None:
         """Finish what is queued and end the threads."""
-        for work in self._queues:
-            work.put(None)
+        for waiting in self._queues:
+            waiting.put((math.inf, next(self._numbers), None))
         for thread in self._threads:
             thread.join()
 
-    def _run(self, queued: queue.SimpleQueue[Work | None]) -> None:
-        while (work := queued.get()) is not None:
+    def _run(self, waiting: _Queue) -> None:
+        while (work := waiting.get()[2]) is not None:
             try:
                 result = work()
             except Exception as error:  # the owner of the inbox raises it

@@ -18,6 +18,20 @@ def test_work_of_a_group_is_done_in_the_order_of_submission() -> None:
     assert all(order == list(range(200)) for order in done.values())
 
 
+def test_of_what_waits_the_last_group_comes_first() -> None:
+    """The plan's last group holds the first layers, with which the next forward pass begins."""
+    lanes = Lanes(Inbox(), 1)
+    begun, go_on = threading.Event(), threading.Event()
+    done: list[tuple[int, str]] = []
+    lanes.submit(9, lambda: (begun.set(), go_on.wait(10), None)[2])
+    assert begun.wait(10)
+    for group, what in ((0, "add"), (1, "add"), (0, "close"), (2, "add"), (2, "close")):
+        lanes.submit(group, lambda item=(group, what): done.append(item))
+    go_on.set()
+    lanes.close()
+    assert done == [(2, "add"), (2, "close"), (1, "add"), (0, "add"), (0, "close")]
+
+
 def test_groups_run_side_by_side() -> None:
     lanes = Lanes(Inbox(), 2)
     meeting = threading.Barrier(2, timeout=10)
