@@ -91,6 +91,7 @@ def _run(link: Link, config: Config, scheme: Scheme, model: torch.nn.Module, run
             events=Events(run.path),
             history=History(run.path) if config.record_history else None,
         )
+        master.reduction.warm_up()
         try:
             master.serve()
         except Exception as error:

@@ -30,8 +30,11 @@ class Aggregator(ABC):
         """Add one worker's payload of a segment to the segment's accumulator `out` (flat, zeros at first)."""
 
     @abstractmethod
-    def finish(self, out: Floats, count: int, rng: RandomSource | None = None) -> None:
-        """Turn the accumulator of `count` workers into the gradient to apply, in place; what is left to chance is `rng`'s."""
+    def finish(self, out: Floats, count: int, rng: RandomSource | None = None) -> float:
+        """Turn the accumulator of `count` workers into the gradient to apply, but for a factor, which is returned.
+
+        What is left to chance is `rng`'s.
+        """
 
 
 class Mean(Aggregator):
@@ -42,9 +45,8 @@ class Mean(Aggregator):
     def add(self, codec: Codec, payload: Payload, out: Floats) -> None:
         codec.decode_add(payload, out)
 
-    def finish(self, out: Floats, count: int, rng: RandomSource | None = None) -> None:
-        if count > 1:
-            out *= np.float32(1 / count)
+    def finish(self, out: Floats, count: int, rng: RandomSource | None = None) -> float:
+        return 1 / count
 
 
 class Majority(Aggregator):
@@ -63,11 +65,12 @@ class Majority(Aggregator):
             votes = codec.decode(payload).reshape(-1)
             out += np.sign(votes, out=votes)
 
-    def finish(self, out: Floats, count: int, rng: RandomSource | None = None) -> None:
+    def finish(self, out: Floats, count: int, rng: RandomSource | None = None) -> float:
         if rng is None:
             raise TypeError("a majority vote needs rng: ties must not fall alike in every step")
         sign = Sign()
         sign.decode(sign.encode(out, rng), out)
+        return 1.0
 
 
 _AGGREGATORS: dict[str, Callable[[], Aggregator]] = {"mean": Mean, "majority": Majority}

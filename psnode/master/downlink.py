@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from psnode import wire
-from psnode.codecs import get_codec
+from psnode.codecs import Codec, get_codec
 from psnode.codecs.rng import Key
 from psnode.link import Link
-from psnode.plan import Group, Plan, downlink_codecs
+from psnode.plan import Group, Plan, Segment, downlink_codecs
 from psnode.transport.base import Pending
 from psnode.wire import Kind
 
@@ -37,11 +37,19 @@ class Downlink:
         self._workers = tuple(workers)
         self._seed = seed
         self._frames: list[tuple[Bytes, list[Pending]] | None] = [None] * len(plan.groups)
+        self._segments = plan.segments
+        self._scratch: list[Floats] = []  # room for a change, one for every thread that has needed it at a time
 
     @property
     def differs(self) -> bool:
         """Whether y is apart from x and has to be saved with it."""
         return self.replica is not self._x
+
+    def warm_up(self) -> None:
+        """Compile the kernels, without touching y."""
+        for segment, codec in smallest(self._segments, self._codecs or ()):
+            change = np.random.default_rng(0).standard_normal(segment.shape).astype(np.float32)
+            codec.decode_add(codec.encode(change, Key.derive(0)), change)
 
     def send(self, group: Group, version: int) -> int:
         """Send the group's part of `version` to every worker; the bytes of all frames. One thread a group at a time."""
@@ -50,13 +58,15 @@ class Downlink:
         codecs = [self._codecs[segment.index] for segment in group.segments]
         room = [wire.padded(codec.max_nbytes(s.shape)) for codec, s in zip(codecs, group.segments, strict=True)]
         frame = self._room(group, len(codecs), sum(room))
+        scratch = self._scratch.pop() if self._scratch else np.empty(max(segment.size for segment in self._segments), np.float32)
         for segment, codec in zip(group.segments, codecs, strict=True):
             replica = self.replica[segment.start : segment.stop]
-            change = (self._x[segment.start : segment.stop] - replica).reshape(segment.shape)
+            change = np.subtract(self._x[segment.start : segment.stop], replica, out=scratch[: segment.size])
             key = Key.derive(self._seed, _PURPOSE, 0, version, group.index, segment.index)
-            payload = codec.encode(change, key, out=frame.room)
+            payload = codec.encode(change.reshape(segment.shape), key, out=frame.room)
             codec.decode_add(payload, replica)
             frame.take(payload.nbytes)
+        self._scratch.append(scratch)
         return self._post(group, frame, Kind.DELTA, version)
 
     def send_dense(self, group: Group, version: int) -> int:
@@ -76,3 +86,11 @@ class Downlink:
         last = self._frames[group.index]
         free = last is not None and all(pending.done for pending in last[1])
         return wire.GroupFrame(payloads, nbytes, last[0] if last is not None and free else None)
+
+
+def smallest(segments: Iterable[Segment], codecs: Iterable[Codec]) -> list[tuple[Segment, Codec]]:
+    """Every codec once, with the smallest of its segments: what compiling all kernels takes."""
+    found: dict[str, tuple[Segment, Codec]] = {}
+    for segment, codec in sorted(zip(segments, codecs, strict=False), key=lambda pair: pair[0].size):
+        found.setdefault(repr(codec), (segment, codec))
+    return list(found.values())

@@ -1,23 +1,29 @@
-"""The master's weights x, and the torch optimizer that moves them."""
+"""The master's weights x, and the optimizer that moves them."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import xxhash
 from torch import nn
 
 from psnode.config import Config
 from psnode.errors import CheckpointError
+from psnode.master.sgd import descend
 from psnode.plan import Plan
+
+Floats = npt.NDArray[np.float32]
+_VELOCITY = "momentum_buffer"  # as torch calls it
 
 
 class Parameters:
     """x as one flat float32 vector in the order of the plan; `model`'s trainable parameters become views of it.
 
-    Every group has an optimizer of its own over its range, so that groups can be updated apart from each other.
-    All of torch's optimizers that are offered work coordinate by coordinate: the grouping does not matter.
+    Groups are updated apart from each other: all optimizers that are offered work coordinate by coordinate. SGD is
+    psnode's own, with torch's results (psnode.master.sgd); the others are torch's, one a group over its range.
     """
 
     def __init__(self, model: nn.Module, plan: Plan, config: Config, momentum: float) -> None:
@@ -30,15 +36,27 @@ class Parameters:
             self.weights[where] = parameter.detach().reshape(-1)
             parameter.data = self.weights[where].view(parameter.shape)
         self._ranges = [nn.Parameter(self.weights[group.start : group.stop]) for group in plan.groups]
-        self._optimizers = [_optimizer(config, parameter, momentum) for parameter in self._ranges]
+        self._descent: dict[str, Any] | None = None
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._velocity = torch.zeros(plan.size if config.optimizer == "sgd" and momentum else 0)
+        if config.optimizer == "sgd":
+            self._descent = {"momentum": momentum, "weight_decay": config.weight_decay, "nesterov": config.nesterov}
+        else:
+            self._optimizers = [_optimizer(config, parameter, momentum) for parameter in self._ranges]
 
-    def update(self, group: int, gradient: torch.Tensor, lr: float) -> None:
-        """One optimizer step on a group's weights; `gradient` is flat float32 of the group's size."""
+    def update(self, group: int, total: Floats, factor: float, lr: float) -> None:
+        """One optimizer step on a group's weights with the gradient factor * `total`; clears `total` (float32, flat)."""
+        if self._descent is not None:
+            where = slice(self.plan.groups[group].start, self.plan.groups[group].stop)
+            descend(self.weights.numpy()[where], self._velocity.numpy()[where], total, factor=factor, lr=lr, **self._descent)
+            return
+        gradient = torch.from_numpy(total)
         optimizer = self._optimizers[group]
         optimizer.param_groups[0]["lr"] = lr
-        self._ranges[group].grad = gradient
+        self._ranges[group].grad = gradient.mul_(factor) if factor != 1 else gradient
         optimizer.step()
         self._ranges[group].grad = None
+        total[:] = 0
 
     def digest(self) -> str:
         """xxh3_128 of the parameters' float32 bytes in state-dict order."""
@@ -49,9 +67,11 @@ class Parameters:
 
     def state(self) -> dict[str, torch.Tensor]:
         """The optimizers' memories, named by group and memory."""
+        if self._velocity.numel():
+            return {f"{group.index}/{_VELOCITY}": self._velocity[group.start : group.stop] for group in self.plan.groups}
         return {
             f"{index}/{name}": value
-            for index, (optimizer, parameter) in enumerate(zip(self._optimizers, self._ranges, strict=True))
+            for index, (optimizer, parameter) in enumerate(zip(self._optimizers, self._ranges, strict=False))
             for name, value in optimizer.state[parameter].items()
             if isinstance(value, torch.Tensor)
         }
@@ -71,13 +91,16 @@ class Parameters:
             index, _, name = key.partition("/")
             if not index.isdecimal() or int(index) >= len(self._ranges):
                 raise CheckpointError(f"the checkpoint's optimizer does not fit the plan: {key}")
-            parameter = self._ranges[int(index)]
-            self._optimizers[int(index)].state[parameter][name] = value.clone()
+            group = self.plan.groups[int(index)]
+            if self._optimizers:
+                self._optimizers[group.index].state[self._ranges[group.index]][name] = value.clone()
+            elif name == _VELOCITY and self._velocity.numel() and value.numel() == group.size:
+                self._velocity[group.start : group.stop] = value
+            else:
+                raise CheckpointError(f"the checkpoint's optimizer does not fit this run's: {key}")
 
 
 def _optimizer(config: Config, parameter: nn.Parameter, momentum: float) -> torch.optim.Optimizer:
     common: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "foreach": False}
-    if config.optimizer == "sgd":
-        return torch.optim.SGD([parameter], momentum=momentum, nesterov=config.nesterov, **common)
     kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
     return kind([parameter], betas=(momentum, 0.999), **common)

@@ -6,7 +6,6 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from psnode import wire
 from psnode.codecs import Payload, get_codec
@@ -16,7 +15,7 @@ from psnode.feedback import get_feedback
 from psnode.history import Added
 from psnode.master.accounts import Stopwatch
 from psnode.master.aggregator import get_aggregator
-from psnode.master.downlink import Downlink
+from psnode.master.downlink import Downlink, smallest
 from psnode.master.lanes import Lanes
 from psnode.master.parameters import Parameters
 from psnode.plan import Group, Plan, Segment
@@ -74,6 +73,14 @@ class Reduction:
         self._merged: dict[tuple[int, int], Payload] = {}
         self._added: list[list[Added]] = [[] for _ in plan.groups]
         self._spoilt = set[int]()  # groups whose sum holds a part of a frame
+
+    def warm_up(self) -> None:
+        """Compile the kernels, without touching any memory."""
+        for segment, codec in smallest(self._plan.segments, self._codecs):
+            gradient = np.random.default_rng(0).standard_normal(segment.shape).astype(np.float32)
+            self._aggregator.add(codec, codec.encode(gradient, Key.derive(0)), gradient.reshape(-1))
+            self._aggregator.finish(gradient.reshape(-1), 1, Key.derive(0))
+        self._downlink.warm_up()
 
     def add(self, frame: Frame) -> None:
         """Queue a gradient frame's payloads for addition."""
@@ -137,9 +144,10 @@ class Reduction:
         gradient = self._sum[group.start : group.stop]
         with self._watch.timing("update"), self._tracer.span("update", group=group.index, version=version):
             if added:
-                self._aggregator.finish(gradient, len(added), Key.derive(self._seed, _PURPOSE, 0, version, group.index, 0))
-                self._parameters.update(group.index, torch.from_numpy(gradient), lr)
-            gradient[:] = 0
+                key = Key.derive(self._seed, _PURPOSE, 0, version, group.index, 0)
+                self._parameters.update(group.index, gradient, self._aggregator.finish(gradient, len(added), key), lr)
+            else:
+                gradient[:] = 0
         with self._watch.timing("downlink"), self._tracer.span("downlink", group=group.index, version=version):
             nbytes = self._downlink.send(group, version)
         return GroupClosed(group.index, version, nbytes, added)

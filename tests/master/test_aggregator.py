@@ -22,8 +22,7 @@ def reduced(aggregator: Aggregator, spec: str, parts: list[Array], seed: int = 0
     codec, out = get_codec(spec), np.zeros(parts[0].size, np.float32)
     for worker, part in enumerate(parts):
         aggregator.add(codec, codec.encode(part, Key.derive(seed, worker + 1)), out)
-    aggregator.finish(out, len(parts), Key.derive(seed, "vote"))
-    return out
+    return aggregator.finish(out, len(parts), Key.derive(seed, "vote")) * out
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
