@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -42,7 +43,10 @@ def launch(
         print(f"psnode: running as root, so {' and '.join(_ROOT_VARIABLES)} are set for mpirun", file=sys.stderr, flush=True)
         environment.update(dict.fromkeys(_ROOT_VARIABLES, "1"))
     line = mpirun_command(find_mpirun(), n_workers + 1, hostfile, mpirun_args, environment)
-    return supervise([*line, *program, *command], environment, kill_after)
+    # mpirun names its own folder by its process id, and does not start if a killed one of the same id has left one
+    with tempfile.TemporaryDirectory(prefix="psnode-mpirun-", ignore_cleanup_errors=True) as sessions:
+        environment.setdefault("PRTE_MCA_prte_local_tmpdir_base", sessions)
+        return supervise([*line, *program, *command], environment, kill_after)
 
 
 def find_mpirun() -> str:

@@ -141,6 +141,18 @@ def test_a_stopped_worker_does_not_keep_a_finished_job_alive(tmp_path: Path) -> 
     assert leftover(tmp_path) == []
 
 
+def test_every_mpirun_has_a_folder_of_its_own_that_goes_with_it(tmp_path: Path) -> None:
+    """In a common one mpirun fails over what a killed one of the same process id has left."""
+    found = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        job = Launched(tmp_path / name, 1, 'mark(f"session-{rank}", os.environ["PMIX_SERVER_TMPDIR"])')
+        found.append(Path(job.wait_for("session-0")).parent)
+        assert job.end()[0] == 0
+    assert found[0] != found[1]
+    assert not any(folder.exists() for folder in found)
+
+
 def test_a_second_interrupt_asks_for_the_end_at_once() -> None:
     stop = Escalation(10.0)
     assert stop.due(0.0) == []

@@ -134,7 +134,8 @@ class Mpirun:
         defaults = {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
         folder = self._folder / f"job-{len(self._jobs)}"
         folder.mkdir()
-        self._jobs.append(RunningJob(command, {**os.environ, **allowed, **defaults, **(env or {})}, folder))
+        sessions = {"PRTE_MCA_prte_local_tmpdir_base": str(folder)}  # mpirun fails over what a killed one of its process id left
+        self._jobs.append(RunningJob(command, {**os.environ, **allowed, **defaults, **sessions, **(env or {})}, folder))
         return self._jobs[-1]
 
     def __call__(
