@@ -93,6 +93,7 @@ def test_overrides_of_the_codec(fields: dict[str, Any], spec: str) -> None:
         ({"feedback": "ef:decy=0.5"}, "decy"),
         ({"downlink": "qsdg"}, "did you mean qsgd"),
         ({"downlink": "identity"}, "--downlink identity is lossless: write dense"),
+        ({"downlink": "lss:refit=5"}, "--downlink lss:refit=5 keeps no codebook"),
         ({"scheme": "qsgd", "sparsity_warmup_epochs": 1}, "no meaning with qsgd: the schemes with one are dgc"),
         ({"scheme": "qsgd", "downlink": "svd"}, "--downlink svd needs tensors one by one"),
     ],
