@@ -32,6 +32,7 @@ from psnode.codecs.base import Bytes, Floats
 from psnode.codecs.rng import Key
 
 KEY = Key.derive(1, "bench")
+_APART = 512  # values
 SPEEDS = ("encode", "encode_sum", "decode", "decode_add")
 SETTINGS: dict[str, tuple[str, ...]] = {
     "dithered": ("dithered", *(f"dithered:step={step}+ans" for step in (0.25, 0.5, 1, 2, 3.5))),
@@ -88,11 +89,15 @@ def run(specs: Sequence[str], size: int, gradient: Path | None, seconds: float, 
 
 
 class Memory:
-    """`inputs` and `targets`, copies of the input and of arrays to write to, to be taken in turn."""
+    """`inputs` and `targets`, copies of the input and of arrays to write to, to be taken in turn.
+
+    Their addresses differ modulo 4096, as those of unrelated arrays do: processors take a load from behind such a distance
+    of a store for one that depends on it.
+    """
 
     def __init__(self, source: Input, nbytes: int) -> None:
         self.source = source
-        self.inputs, self.targets = (Rotation(source.flat, nbytes) for _ in range(2))
+        self.inputs, self.targets = Rotation(source.flat, nbytes), Rotation(source.flat, nbytes, _APART)
 
     def input(self, codec: Codec) -> list[Floats]:
         """The next copy, as `codec` sees it."""

@@ -11,14 +11,18 @@ from psnode.codecs.base import Floats
 
 _CACHES = 4  # the sum of the copies, in sizes of the last-level cache
 _LINE = 16  # float32 in a line of the cache
+_PAGE = 1024  # float32 in a page
 
 
 class Rotation:
-    """Copies of `x` (flat), as few as have `nbytes` together, and one at least."""
+    """Copies of `x` (flat), as few as have `nbytes` together, and one at least; the first begins `apart` values into a page."""
 
-    def __init__(self, x: Floats, nbytes: int) -> None:
+    def __init__(self, x: Floats, nbytes: int, apart: int = 0) -> None:
         self._size = x.size
-        self._copies = np.empty((max(1, -(-nbytes // x.nbytes)), -(-x.size // _LINE) * _LINE), np.float32)
+        count, width = max(1, -(-nbytes // x.nbytes)), -(-x.size // _LINE) * _LINE
+        memory = np.empty(count * width + _PAGE + apart, np.float32)
+        start = -(memory.ctypes.data // 4) % _PAGE + apart
+        self._copies = memory[start : start + count * width].reshape(count, width)
         self._last = 0
         self._copies[:] = 0  # of memory that was never written, all pages may be one
         self._copies[:, : x.size] = x

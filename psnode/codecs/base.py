@@ -75,6 +75,11 @@ class Codec(ABC):
         return 1
 
     @property
+    def adaptive(self) -> bool:
+        """Whether payloads are so much smaller on the arrays meant for the codec that `max_nbytes` says little of them."""
+        return False
+
+    @property
     def stages(self) -> tuple[str, ...]:
         """The ids that this codec's payloads carry."""
         return (self.id,)
@@ -204,6 +209,11 @@ class Codec(ABC):
         decoded = np.empty_like(x)
         self._decode(readonly(body[:used]), decoded)
         return used, *inner_products(x, decoded)
+
+    def _encode_sum_dots(self, x: Floats, key: Words, body: Bytes, residual: Floats) -> tuple[int, float, float]:
+        """residual += x, and _encode_dots of it. `residual` is contiguous and apart from x."""
+        np.add(residual, x, out=residual)
+        return self._encode_dots(readonly(residual), key, body)
 
     def _support(self, body: Bytes, shape: Shape) -> Indices:
         """The flat indices sent, ascending."""

@@ -43,6 +43,7 @@ class Blosc(Codec):
     id = "blosc"
     unbiased = True
     lossless = True
+    adaptive = True
 
     def __post_init__(self) -> None:
         """CodecSpecError for a value out of bounds, or if the package is missing."""

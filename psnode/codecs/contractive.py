@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Codec, Floats, Indices, RandomSource, Shape, Words
+from psnode.codecs.base import Bytes, Codec, Floats, Indices, RandomSource, Shape, Words, readonly
 from psnode.errors import PayloadError
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -56,7 +56,15 @@ class Contractive(Codec):
         return 4 + self.codec._max_body(shape)
 
     def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
-        used, xy, yy = self.codec._encode_dots(x, key, body[4:])
+        return self._finish(body, *self.codec._encode_dots(x, key, body[4:]))
+
+    def _encode_sum(self, x: Floats, key: Words, body: Bytes, residual: Floats) -> int:
+        used = self._finish(body, *self.codec._encode_sum_dots(x, key, body[4:], residual))
+        self._decode_add(readonly(body[:used]), residual, np.float32(-1))
+        return used
+
+    def _finish(self, body: Bytes, used: int, xy: float, yy: float) -> int:
+        """Write c; the length of the body."""
         scale = xy / yy if yy else 0.0
         if abs(scale) * math.sqrt(yy) > _LARGEST:  # c Q might leave float32: stay on the segment from 0 to Q
             scale = max(-1.0, min(scale, 1.0))

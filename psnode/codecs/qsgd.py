@@ -37,6 +37,7 @@ _NO_BYTES = np.empty(0, np.uint8)
 _NO_WORDS = np.empty(0, np.uint32)
 _NO_FLOATS = np.empty(0, np.float32)
 _NO_DOTS = np.empty(0, np.float64)
+_NOTHING = readonly(_NO_FLOATS)
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,10 +75,19 @@ class Qsgd(Quantiser):
         dots = np.zeros(2)
         return self._write(x, key, body, _NO_FLOATS, dots), float(dots[0]), float(dots[1])
 
-    def _write(self, x: Floats, key: Words, body: Bytes, error: Floats, dots: Float64s) -> int:
+    def _encode_sum_dots(self, x: Floats, key: Words, body: Bytes, residual: Floats) -> tuple[int, float, float]:
+        dots = np.zeros(2)
+        total = residual.reshape(-1)
+        used = self._write(readonly(total), key, body, _NO_FLOATS, dots, readonly(x.reshape(-1)), total)
+        return used, float(dots[0]), float(dots[1])
+
+    def _write(
+        self, x: Floats, key: Words, body: Bytes, error: Floats, dots: Float64s, addend: Floats = _NOTHING,
+        total: Floats = _NO_FLOATS,
+    ) -> int:  # fmt: skip
         used = self._max_body(x.shape)
         norms, packed, tail = _views(body[:used], x.size, self.levels, self.bucket)
-        self._quantise(x.reshape(-1), key, body, norms, packed, tail, _NO_BYTES, error, dots)
+        self._quantise(x.reshape(-1), key, body, norms, packed, tail, _NO_BYTES, error, dots, addend, total)
         return used
 
     def _quantise(self, x: Floats, key: Words, side: Bytes, *outputs: Any) -> None:
@@ -109,7 +119,7 @@ class Qsgd(Quantiser):
         side = np.empty(side_nbytes, np.uint8)
         codes = codes_like(count, alphabet)
         norms = side[_FIELDS:].view(np.float32)
-        self._quantise(x, key, side, norms, _NO_WORDS, _NO_BYTES, codes, _NO_FLOATS, _NO_DOTS)
+        self._quantise(x, key, side, norms, _NO_WORDS, _NO_BYTES, codes, _NO_FLOATS, _NO_DOTS, _NOTHING, _NO_FLOATS)
         return Symbols(side, codes, alphabet)
 
     def _read_side(self, side: Bytes, size: int) -> tuple[int, int]:

@@ -50,6 +50,11 @@ class Threshold(Selector):
         if self.tau is not None:
             check_real(self, "tau", _LEAST, _LARGEST)
 
+    @property
+    def adaptive(self) -> bool:
+        """True with a `tau`: it may keep everything."""
+        return self.tau is not None
+
     def _most(self, size: int) -> int:
         return size if self.tau is not None else max(1, size // int(_RMS**2))
 

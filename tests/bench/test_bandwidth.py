@@ -49,3 +49,12 @@ def test_one_copy_is_read_again_and_again() -> None:
     assert copies.take().ctypes.data == copies.take().ctypes.data
     copies.fill(2)
     assert (copies.take() == 2).all()
+
+
+def test_copies_that_are_read_and_those_that_are_written_are_apart_within_a_page() -> None:
+    x = np.arange(1 << 16, dtype=np.float32)
+    read, written = Rotation(x, 3 * x.nbytes), Rotation(x, 3 * x.nbytes, 512)
+    for _ in range(3):
+        source, target = read.take(), written.take()
+        assert (target.ctypes.data - source.ctypes.data) % 4096 == 2048
+        assert (target == x).all()

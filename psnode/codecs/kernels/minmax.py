@@ -122,6 +122,8 @@ def encode(
             round_rows(row, shift, factor, 0, key, stream, start, words, code)
         if error.size:
             lost = error[start : start + BLOCK]
+            for at in range(0, lost.size, ROW):
+                fetch_row_to_write(lost, at + BLOCK)
             if copy:
                 lost[:] = v
             add(code, levels, np.float32(-1), lost)

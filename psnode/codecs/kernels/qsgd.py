@@ -6,6 +6,7 @@ import numpy as np
 
 from psnode.codecs.base import Bytes, Floats, Words
 from psnode.codecs.kernels.dots import Float64s
+from psnode.codecs.kernels.finite import add_to
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, wide
 from psnode.codecs.kernels.norms import fold, inner_512, l2_norm, max_norm
@@ -52,24 +53,34 @@ def _add_dots(v: Floats, y: Floats, lanes: Floats, ordinary: bool, dots: Float64
 
 
 @inlined
-def _term(v: Floats, low: Bytes, s: np.int32, i: int) -> np.float32:
-    return np.float32(v[i] * np.float32(np.int32(np.int32(low[i]) - s)))
+def _level(low: Bytes, s: np.int32, i: int) -> np.float32:
+    return np.float32(np.int32(np.int32(low[i]) - s))
 
 
-@inlined
-def _add_dots_plain(v: Floats, low: Bytes, levels: int, step: np.float32, lanes: Floats, dots: Float64s) -> None:
-    """_add_dots for a plain block, from its codes: <v, y> = step sum v q, <y, y> = step^2 sum q^2."""
+@kernel
+def _add_dots_plain(v: Floats, low: Bytes, levels: int, step: np.float32, lanes: Floats, squares: Floats, dots: Float64s) -> None:
+    """_add_dots for a plain block, from its levels q: <v, y> = step sum v q, <y, y> = step^2 sum q^2, which is exact."""
+    wide()
     s = np.int32(levels)
     for i in range(64):
-        a = (_term(v, low, s, i) + _term(v, low, s, 64 + i)) + (_term(v, low, s, 128 + i) + _term(v, low, s, 192 + i))
-        b = (_term(v, low, s, 256 + i) + _term(v, low, s, 320 + i)) + (_term(v, low, s, 384 + i) + _term(v, low, s, 448 + i))
-        lanes[i] = a + b
-    squares = np.int32(0)
-    for i in range(BLOCK):
-        q = np.int32(np.int32(low[i]) - s)
-        squares = np.int32(squares + np.int32(q * q))
+        a, b, c, d = _level(low, s, i), _level(low, s, 64 + i), _level(low, s, 128 + i), _level(low, s, 192 + i)
+        e, f, g, h = _level(low, s, 256 + i), _level(low, s, 320 + i), _level(low, s, 384 + i), _level(low, s, 448 + i)
+        first = (v[i] * a + v[64 + i] * b) + (v[128 + i] * c + v[192 + i] * d)
+        second = (v[256 + i] * e + v[320 + i] * f) + (v[384 + i] * g + v[448 + i] * h)
+        lanes[i] = first + second
+        squares[i] = ((a * a + b * b) + (c * c + d * d)) + ((e * e + f * f) + (g * g + h * h))
     dots[0] += np.float64(step) * np.float64(fold(lanes))
-    dots[1] += np.float64(step) * np.float64(step) * np.float64(squares)
+    dots[1] += np.float64(step) * np.float64(step) * np.float64(fold(squares))
+
+
+@kernel
+def _lose_plain(v: Floats, low: Bytes, levels: int, step: np.float32, in_place: bool, lost: Floats) -> None:
+    """lost = v - values of a plain block."""
+    wide()
+    if not in_place:
+        for i in range(BLOCK):
+            lost[i] = v[i]
+    add_values_plain(low, levels, step, np.float32(-1), lost)
 
 
 @kernel
@@ -87,12 +98,15 @@ def encode(
     symbols: Codes,
     error: Floats,
     dots: Float64s,
+    addend: Floats,
+    total: Floats,
 ) -> bool:
     """Quantise `x`; False if it is not finite. Outputs of size 0 are not wanted: one of `packed`/`tail` and `symbols` is, and
     at most one of `error` and `dots`.
 
     norms: one a bucket. packed, tail: the full blocks and the last, incomplete one. error: x - decoded, may be x. dots:
-    <x, y> and <y, y>, float64, added to.
+    <x, y> and <y, y>, float64, added to. If `addend` is not empty, `total` is the memory of `x`, and `addend` is added to it
+    beforehand.
     """
     wide()
     words, codes, ends = np.empty(HALF, np.uint32), np.zeros(BLOCK, np.uint32), np.zeros(BLOCK, np.uint32)
@@ -100,11 +114,15 @@ def encode(
     low, high = low_words.view(np.uint8), high_words.view(np.uint8)
     v, y, scales = np.zeros(BLOCK, np.float32), np.zeros(BLOCK, np.float32), np.zeros(BLOCK, np.float32)
     scratch = np.empty(BLOCK + 64, np.float32)
+    in_place = error.ctypes.data == x.ctypes.data
     known = 0
     for start in range(0, x.size, BLOCK):
         fetch_row(x, start + AHEAD)
+        if error.size:
+            fetch_row_to_write(error, start + AHEAD)
         count = min(BLOCK, x.size - start)
         while known * bucket < start + count:
+            add_to(addend[known * bucket : (known + 1) * bucket], total[known * bucket : (known + 1) * bucket])
             members = x[known * bucket : min((known + 1) * bucket, x.size)]
             norm = l2_norm(members, scratch) if l2 else max_norm(members)
             if norm < 0:
@@ -113,14 +131,16 @@ def encode(
             known += 1
         part = x[start : start + count]
         first = norms[start // bucket]
-        plain = symbols.size == 0 and is_plain(start, count, bits, bucket, norms)
+        plain = is_plain(start, count, bits, bucket, norms)
         if plain and first == 0:  # a layer that had no gradient: zeros need no random bits
             low[:BLOCK] = levels
         else:
             fill(words, key, stream, start // BLOCK * 64)
         if plain and first > 0:
             plain = quantise_plain(part, factor_of(first, levels), levels, words, low)
-        if plain:
+        if plain and symbols.size:
+            symbols[start : start + BLOCK] = low[:BLOCK]
+        elif plain:
             pack_row(low_words, bits, packed[start // 32 * bits :])
         else:
             scales[count:] = 0
@@ -131,11 +151,9 @@ def encode(
             if not symbols.size:
                 pack_codes(codes, count, bits, low, low_words, high, high_words, packed[start // 32 * bits :], tail)
         if dots.size and plain:
-            _add_dots_plain(part, low, levels, step_of(first, levels), scratch, dots)
+            _add_dots_plain(part, low, levels, step_of(first, levels), scratch, v, dots)
         elif error.size and plain:
-            _load(part, v)
-            values_plain(low, levels, step_of(first, levels), y)
-            _subtract(v, y, error[start : start + count])
+            _lose_plain(part, low, levels, step_of(first, levels), in_place, error[start : start + count])
         elif error.size or dots.size:
             ordinary = values(codes, norms, start, count, bucket, levels, scales, y)
             if error.size:
@@ -167,9 +185,13 @@ def decode(
         fetch_row_to_write(out, start + AHEAD)
         count = min(BLOCK, out.size - start)
         part = out[start : start + count]
-        if symbols.size == 0 and is_plain(start, count, bits, bucket, norms):
+        if is_plain(start, count, bits, bucket, norms):
             step = step_of(norms[start // bucket], levels)
-            unpack_row(packed[start // 32 * bits :], bits, low_words)
+            if symbols.size:
+                for i in range(BLOCK):
+                    low[i] = np.uint8(symbols[start + i])
+            else:
+                unpack_row(packed[start // 32 * bits :], bits, low_words)
             if add:
                 add_values_plain(low, levels, step, weight, part)
             else:

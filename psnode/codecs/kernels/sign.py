@@ -11,6 +11,7 @@ import numpy as np
 
 from psnode.codecs.base import Bytes, Floats, Words
 from psnode.codecs.kernels.dots import Float64s
+from psnode.codecs.kernels.finite import add_to
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import AHEAD, fetch_row, wide
 from psnode.codecs.kernels.norms import fold
@@ -114,13 +115,6 @@ def _magnitude(x: Floats, lanes: Floats) -> float:
 
 
 @kernel
-def _add(more: Floats, total: Floats) -> None:
-    wide()
-    for i in range(more.size):
-        total[i] += more[i]
-
-
-@kernel
 def signs_and_magnitudes(
     x: Floats, addend: Floats, total: Floats, bucket: int, key: Words, stream: int, bits: Bytes, sums: Float64s, error: Floats
 ) -> None:
@@ -133,7 +127,7 @@ def signs_and_magnitudes(
     minus, plus = np.full(1, 1, np.float32), np.full(1, -1, np.float32)
     for start in range(0, x.size, PIECE):
         piece = x[start : start + PIECE]
-        _add(addend[start : start + PIECE], total[start : start + PIECE])
+        add_to(addend[start : start + PIECE], total[start : start + PIECE])
         packed = bits[start // 8 : (start + PIECE) // 8]
         magnitude = _piece(piece, packed, zero[: packed.size], lanes)
         _settle(key, stream, start, packed, zero[: packed.size], coins)
@@ -159,7 +153,7 @@ def signs_and_sums(x: Floats, addend: Floats, total: Floats, key: Words, stream:
     coins, zero = np.empty(HALF, np.uint32), np.empty(PIECE // 8, np.uint8)
     plus, minus = np.empty(_LANES, np.float32), np.empty(_LANES, np.float32)
     for start in range(0, x.size, PIECE):
-        _add(addend[start : start + PIECE], total[start : start + PIECE])
+        add_to(addend[start : start + PIECE], total[start : start + PIECE])
         packed = bits[start // 8 : (start + PIECE) // 8]
         a, b = _signed_piece(x[start : start + PIECE], packed, zero[: packed.size], plus, minus)
         _settle(key, stream, start, packed, zero[: packed.size], coins)

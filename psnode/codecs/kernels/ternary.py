@@ -48,6 +48,8 @@ def encode(
             _add_dots(block, digits, row, dots)
         if error.size:
             lost = error[start : start + BLOCK]
+            for at in range(0, lost.size, ROW):
+                fetch_row_to_write(lost, at + BLOCK)
             if copy:
                 lost[:] = block
             add(digits, -scale, lost)
