@@ -9,7 +9,7 @@ from typing import Any
 from psnode.codecs import Codec, available, get_codec
 from psnode.schemes import SCHEMES
 
-_TRAITS = ("unbiased", "lossless", "linear", "shaped", "sparse")
+_TRAITS = ("unbiased", "lossless", "linear", "shaped", "sparse", "adaptive")
 _SIZE = 1 << 20
 _MATRIX = (1024, 1024)
 

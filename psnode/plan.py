@@ -148,7 +148,7 @@ def downlink_codecs(plan: Plan, spec: str) -> list[Codec] | None:
     codec, identity = get_codec(spec).contractive(), get_codec(IDENTITY)
     some_coded = any(segment.codec != IDENTITY for segment in plan.segments)
     return [
-        identity if (some_coded and segment.codec == IDENTITY) or codec.max_nbytes(segment.shape) >= 4 * segment.size else codec
+        identity if (some_coded and segment.codec == IDENTITY) or _is_in_vain(codec, segment.shape) else codec
         for segment in plan.segments
     ]
 
@@ -164,8 +164,8 @@ def make_plan(
     """The plan by rule for `tensors`, given in the order in which their gradients finish.
 
     Tensors with one dimension or none, smaller than `min_compress_bytes`, or whose payload could be as large as
-    they are, travel as identity. Within a group the coded tensors come before the identity ones: each
-    codec then sees one long run.
+    they are (unless the codec is adaptive), travel as identity. Within a group the coded tensors come before the identity
+    ones: each codec then sees one long run.
     """
     if not tensors:
         raise ConfigurationError("the model has no trainable parameters")
@@ -192,9 +192,14 @@ def make_plan(
 
 def _codec_for(tensor: Tensor, spec: str, min_compress_bytes: int) -> str:
     nbytes = 4 * tensor.size
-    if len(tensor.shape) < 2 or nbytes < min_compress_bytes or get_codec(spec).max_nbytes(tensor.shape) >= nbytes:
+    if len(tensor.shape) < 2 or nbytes < min_compress_bytes or _is_in_vain(get_codec(spec), tensor.shape):
         return IDENTITY
     return spec
+
+
+def _is_in_vain(codec: Codec, shape: tuple[int, ...]) -> bool:
+    """Whether payloads of `codec` may be as large as an array of `shape`; one that is made for others is trusted."""
+    return not codec.adaptive and codec.max_nbytes(shape) >= 4 * math.prod(shape)
 
 
 def _fuse(tensors: Sequence[Tensor], group_by: GroupBy, group_bytes: int) -> list[list[Tensor]]:

@@ -100,3 +100,9 @@ def test_a_plan_that_does_not_cover_its_tensors_is_refused() -> None:
 def test_a_model_without_parameters_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="no trainable parameters"):
         make_plan([], "qsgd")
+
+
+@pytest.mark.parametrize("codec", ["threshold:tau=0.01", "blosc", "threshold:tau=0.01+fp16"])
+def test_a_codec_whose_payloads_depend_on_the_values_is_used_although_they_might_be_large(codec: str) -> None:
+    plan = make_plan([Tensor("large", (400, 400)), Tensor("bias", (400,))], codec)
+    assert [segment.codec for segment in plan.segments] == [codec, IDENTITY]

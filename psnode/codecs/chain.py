@@ -18,7 +18,17 @@ import numpy as np
 
 from psnode.codecs import spec, table
 from psnode.codecs.base import Bytes, Codec, Floats, Indices, RandomSource, Shape, Words, readonly
-from psnode.codecs.stages import FlatCodec, Lossless, Quantiser, Reducer, codes_like, padded, read_section, write_section
+from psnode.codecs.stages import (
+    FlatCodec,
+    Lossless,
+    Quantiser,
+    Reducer,
+    check_finite,
+    codes_like,
+    padded,
+    read_section,
+    write_section,
+)
 from psnode.errors import CodecSpecError, PayloadError
 
 
@@ -89,6 +99,11 @@ class Chain(Codec):
     def refit(self) -> int:
         """As the quantiser."""
         return self.quantiser.refit
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the reducer or the quantiser is."""
+        return any(codec.adaptive for codec in self._codecs)
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -186,14 +201,19 @@ class Chain(Codec):
         self.lossless_stage.expand(data, codes, alphabet)
         self._symbolic._from_symbols(side, codes, out)
 
+    def _kept(self, coded: Bytes, count: int) -> Floats:
+        """What goes to the reducer. PayloadError."""
+        values = np.empty(count, np.float32)
+        self._decode_values(coded, values)
+        check_finite(values, self.quantiser.id)
+        return readonly(values)
+
     def _decode(self, body: Bytes, out: Floats) -> None:
         if self.reducer is None:
             self._decode_values(body, out.reshape(-1))
             return
         side, count, coded = self._split(body, out.shape)
-        values = np.empty(count, np.float32)
-        self._decode_values(coded, values)
-        self.reducer._expand(side, readonly(values), out)
+        self.reducer._expand(side, self._kept(coded, count), out)
 
     def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
         if self.reducer is None:
@@ -203,9 +223,7 @@ class Chain(Codec):
                 super()._decode_add(body, out, weight)
             return
         side, count, coded = self._split(body, out.shape)
-        values = np.empty(count, np.float32)
-        self._decode_values(coded, values)
-        self.reducer._expand_add(side, readonly(values), out, weight)
+        self.reducer._expand_add(side, self._kept(coded, count), out, weight)
 
     def _support(self, body: Bytes, shape: Shape) -> Indices:
         if self.reducer is None:

@@ -96,7 +96,9 @@ class Reducer(Codec):
         count = self._count(side, shape)
         if rest.size != 4 * count:
             raise PayloadError(f"{self.id}: {rest.size} bytes follow the side information, {count} values need {4 * count}")
-        return side, rest.view(np.float32)
+        values = rest.view(np.float32)
+        check_finite(values, self.id)
+        return side, values
 
     def _decode(self, body: Bytes, out: Floats) -> None:
         self._expand(*self._parts(body, out.shape), out)
@@ -160,6 +162,14 @@ class Lossless(ABC):
     @abstractmethod
     def expand(self, data: Bytes, codes: Codes, alphabet: int) -> None:
         """Overwrite `codes` from `data`, all of it. PayloadError unless it holds exactly so many codes below `alphabet`."""
+
+
+def check_finite(values: Floats, owner: str) -> None:
+    """PayloadError, naming `owner`, unless all values are finite."""
+    from psnode.codecs.kernels.finite import all_finite
+
+    if not all_finite(values):
+        raise PayloadError(f"{owner}: a value is not finite")
 
 
 def codes_like(count: int, alphabet: int) -> Codes:

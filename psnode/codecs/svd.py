@@ -29,7 +29,7 @@ from typing import Literal
 import numpy as np
 
 from psnode.codecs.base import Bytes, Floats, Shape, Words
-from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
+from psnode.codecs.kernels.finite import raise_nonfinite
 from psnode.codecs.lowrank.atoms import (
     MAX_BUDGET,
     TICK_BITS,
@@ -42,7 +42,7 @@ from psnode.codecs.lowrank.atoms import (
 from psnode.codecs.lowrank.blas import one_thread
 from psnode.codecs.lowrank.factors import fold, unfold
 from psnode.codecs.lowrank.randomised import sketch
-from psnode.codecs.lowrank.rank_one import add_terms, write_terms
+from psnode.codecs.lowrank.rank_one import add_terms, may_overflow, write_saturated, write_terms
 from psnode.codecs.lowrank.spectrum import Float64s, Int64s, Spectrum, matricise, spectrum
 from psnode.codecs.rng import BLOCK, fill
 from psnode.codecs.stages import Reducer
@@ -58,7 +58,8 @@ class Svd(Reducer):
 
     `rank`: expected number of terms, real, at least 1 (below that messages would be empty, and the contractive form would
     send nothing). `sample=false` sends the floor(rank) largest terms unscaled instead: biased, and a contraction by
-    1 - floor(rank) / min(m, n) or better, which is the form for feedback loops.
+    1 - floor(rank) / min(m, n) or better, which is the form for feedback loops. The exact spectrum takes the cube of the short
+    side: 2 s at 2048, 20 s at 4096.
 
     `method=randomised` looks for the largest terms only, in a random subspace: many times faster on large matrices, and
     unsampled, as what lies outside the subspace is lost. `cover=true` samples and adds a random term for the rest: unbiased,
@@ -163,25 +164,27 @@ class Svd(Reducer):
             raise PayloadError(f"svd: {terms} terms, split after dimension {split}, cannot belong to shape {shape}")
         return terms * (m + n)
 
-    def _parts(self, body: Bytes, shape: Shape) -> tuple[Bytes, Floats]:
-        side, values = super()._parts(body, shape)
-        if not all_finite(values):
-            raise PayloadError("svd: a value is not finite")
-        return side, values
-
     def _expand(self, side: Bytes, values: Floats, out: Floats) -> None:
         split, terms, m, n = _sizes(side, out.shape)
-        if split:
-            write_terms(*unfold(values, terms, m, n), out.reshape(m, n))
-        else:
+        if not split:
             out[...] = values.reshape(out.shape)
+            return
+        factors, matrix = unfold(values, terms, m, n), out.reshape(m, n)
+        if may_overflow(*factors):
+            write_saturated(*factors, matrix)
+        else:
+            write_terms(*factors, matrix)
 
     def _expand_add(self, side: Bytes, values: Floats, out: Floats, weight: np.float32) -> None:
         split, terms, m, n = _sizes(side, out.shape)
-        if split:
-            add_terms(*unfold(values, terms, m, n), out.reshape(m, n), weight)
-        else:
+        if not split:
             out += weight * values.reshape(out.shape)
+            return
+        factors = unfold(values, terms, m, n)
+        if may_overflow(*factors):
+            super()._expand_add(side, values, out, weight)
+        else:
+            add_terms(*factors, out.reshape(m, n), weight)
 
 
 def _sizes(side: Bytes, shape: Shape) -> tuple[int, int, int, int]:

@@ -573,3 +573,29 @@ def test_the_contractive_form_of_a_chain_stays_bounded():
         codec.encode(g + residual, rng, error=residual)
         norms.append(float(np.linalg.norm(residual)))
     assert max(norms[250:]) <= 1.2 * max(norms[:250])
+
+
+@pytest.mark.parametrize("spec", ["svd+qsgd:levels=1", "svd:sample=false+qsgd:levels=1", "svd+fp16"])
+def test_quantised_factors_of_very_large_matrices_stay_within_float32(spec):
+    codec = get_codec(spec)
+    for scale in (1e34, 1e36, 1e38):
+        x = np.clip(np.random.default_rng(1).standard_normal((60, 70)), -3, 3).astype(np.float32) * np.float32(scale)
+        for seed in range(5):
+            payload = codec.encode(x, np.random.default_rng(seed))
+            y, added = codec.decode(payload), np.zeros_like(x)
+            codec.decode_add(payload, added)
+            assert np.isfinite(y).all()
+            np.testing.assert_array_equal(added, y)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("spec", ["svd", "topk", "svd+fp16", "topk+bf16"])
+def test_values_that_are_not_finite_are_refused(spec, value):
+    codec = get_codec(spec)
+    x = np.random.default_rng(1).standard_normal((60, 70)).astype(np.float32)
+    data = bytearray(codec.encode(x, np.random.default_rng(1)).to_bytes())
+    data[-4:] = np.array([value], np.float32).tobytes()
+    if "16" in spec:
+        data[-2:] = b"\x80\x7f" if "bf16" in spec else b"\x00\x7c"
+    with pytest.raises(PayloadError, match="not finite"):
+        codec.decode(Payload.from_bytes(bytes(data)))

@@ -13,6 +13,8 @@ from psnode.codecs.base import Floats
 from psnode.codecs.kernels.jit import inlined, kernel
 
 _BLOCK = 1024
+_LARGEST = float(np.finfo(np.float32).max)
+_SAFE = _LARGEST * (1 - 2.0**-20)  # sums of products of float32, each rounded
 
 
 @inlined
@@ -72,3 +74,23 @@ def add_terms(left: Floats, right: Floats, out: Floats, weight: np.float32) -> N
             row = out[i, start:stop]
             for j in range(stop - start):
                 row[j] += weight * total[j]
+
+
+def may_overflow(left: Floats, right: Floats) -> bool:
+    """Whether the sum over left (r, m) and right (r, n) might leave float32 anywhere, or on the way there."""
+    if not left.size or not right.size:
+        return False
+    tops = np.abs(left).max(axis=1).astype(np.float64) * np.abs(right).max(axis=1).astype(np.float64)
+    return bool(tops.sum() > _SAFE)
+
+
+@kernel
+def write_saturated(left: Floats, right: Floats, out: Floats) -> None:
+    """write_terms in float64, the sum cut off at the largest float32: noisy factors of a very large array reach that."""
+    rank, m = left.shape
+    for i in range(m):
+        for j in range(right.shape[1]):
+            total = 0.0
+            for k in range(rank):
+                total += np.float64(left[k, i]) * np.float64(right[k, j])
+            out[i, j] = np.float32(min(max(total, -_LARGEST), _LARGEST))
