@@ -13,7 +13,8 @@ import numpy as np
 from tests.codecs.index_oracle import expand_randk, expand_selection, read_entrywise
 
 Array = np.ndarray
-IDENTITY, FP16, BF16, SVD, QSGD, ZSTD, CONTRACTIVE = 1, 2, 3, 4, 5, 64, 96
+IDENTITY, FP16, BF16, SVD, QSGD = 1, 2, 3, 4, 5
+ZSTD, ANS, RICE, CONTRACTIVE = 64, 65, 66, 96
 ENTRYWISE, TOPK, RANDK, THRESHOLD, GRADDROP = 15, 16, 17, 18, 19
 
 
@@ -59,11 +60,22 @@ def expand(stages: list[int], shape: tuple[int, ...], body: bytes) -> Array:
 def quantised(stages: list[int], size: int, body: bytes) -> Array:
     if len(stages) == 1:
         return READERS[stages[0]](body, size)
-    assert stages[1] == ZSTD
-    import zstandard
-
     side, rest = section(body)
-    return SYMBOLS[stages[0]](side, zstandard.decompress(rest), size)
+    return SYMBOLS[stages[0]](side, symbols(stages[1], side, rest, size), size)
+
+
+def symbols(stage: int, side: bytes, data: bytes, size: int) -> bytes:
+    """What a lossless stage codes, low bytes before high ones; ans and rice behind qsgd alone, whose levels tell the alphabet."""
+    if stage == ZSTD:
+        import zstandard
+
+        return zstandard.decompress(data)
+    from tests.codecs.symbols_oracle import read_ans, read_rice
+
+    alphabet = 2 * int(np.frombuffer(side[:4], "<u4")[0]) + 1
+    codes = {ANS: read_ans, RICE: read_rice}[stage](data, size, alphabet)
+    rows = [codes % 256] if alphabet <= 256 else [codes % 256, codes // 256]
+    return b"".join(row.astype(np.uint8).tobytes() for row in rows)
 
 
 def read_identity(body: bytes, size: int) -> Array:

@@ -15,7 +15,8 @@ import pytest
 
 from psnode.codecs import Payload, get_codec
 from psnode.codecs.rng import Key
-from tests.codecs.golden_reader import read
+from psnode.codecs.table import NAMES
+from tests.codecs.golden_reader import header, read
 
 FOLDER = Path(__file__).with_name("golden")
 REWRITE = os.environ.get("REWRITE_GOLDEN") == "1"
@@ -28,6 +29,9 @@ SPECS = {
     "qsgd-wide": "qsgd:levels=300,bucket=1000",
     "qsgd-zstd": "qsgd+zstd",
     "qsgd-wide-zstd": "qsgd:levels=300+zstd",
+    "qsgd-ans": "qsgd+ans",
+    "qsgd-wide-ans": "qsgd:levels=300+ans",
+    "qsgd-rice": "qsgd:levels=1+rice",
     "bf16-zstd": "bf16+zstd",
     "svd": "svd",
     "svd-qsgd": "svd+qsgd",
@@ -69,3 +73,8 @@ def test_golden_bytes(name: str) -> None:
 def test_golden_bytes_are_rewritten_only_on_request() -> None:
     assert not REWRITE, "the golden bytes were written anew: look at the difference, then run again without REWRITE_GOLDEN"
     assert {path.stem for path in FOLDER.glob("*.bin")} >= set(SPECS)
+
+
+def test_every_stage_has_golden_bytes() -> None:
+    payloads = [path.read_bytes() for path in FOLDER.glob("*.bin") if not path.name.startswith("indices-")]
+    assert {stage for data in payloads for stage in header(data)[0]} >= set(NAMES)
