@@ -129,6 +129,30 @@ def bench_polar_design(**options: Any) -> int:
     return design(**options)
 
 
+@bench.command(name="polar-gap", short_help="How far the polar codec is from the rate-distortion function.")
+@click.option(
+    "--rate", "rates", type=float, multiple=True, default=(1.0,), show_default=True, metavar="R", help="Bits; repeat for more."
+)
+@click.option(
+    "--log-length",
+    "log_lengths",
+    type=click.Choice((10, 12, 14, 16, 18)),
+    multiple=True,
+    default=(10, 12, 14, 16, 18),
+    show_default=True,
+    metavar="N",
+    help="Blocks of 2^N; repeat for more.",
+)
+@click.option("--values", type=click.IntRange(1), default=1 << 23, show_default=True, help="How many Gaussian values.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
+@debuggable
+def bench_polar_gap(**options: Any) -> int:
+    """Error, bits and speed on N(0,1), decoded by another process, against D = 4^-R."""
+    from psnode.bench.polar_gap import main as measure
+
+    return measure(**options)
+
+
 @bench.command(name="record", short_help="Save a gradient for bench codecs.")
 @click.option("--output", type=click.Path(path_type=Path), required=True, metavar="FILE", help="Where to: FILE.safetensors.")
 @click.option("--steps", type=click.IntRange(0), default=10, show_default=True, help="Steps of training before it.")
