@@ -8,12 +8,19 @@ values, and arithmetic-coded with its prior. The rate-distortion function D = 4^
 
 Reader and writer compute the priors in the same integers, so that they agree on every machine. Values that share a scale, 2^16
 neighbours, are treated as Gaussian; the scale sent is the one that misses them the least, so that ||x - decode|| <= ||x||.
-Where the root of their mean square is below 2^-100 they become zeros.
+Where the root of their mean square is below 2^-100 they become zeros. With `prior=empirical` groups of 64 neighbours are sorted
+by their energy first, and coded at rates between 0 and 4, if that gains; see polarcodes.groups. With `rotate=true` values that
+share a scale are rotated at random, and the scale makes what is decoded unbiased; see polarcodes.rotation. If the error was
+alpha ||x||^2, it is alpha / (1 - alpha) ||x||^2 then.
 
-    body   uint8 rate in halves of a bit: 1, 2, 3, 4 or 6; uint8 log2 of the longest block; uint16 0; two uint64 key words
-           uint16 upper half of the float32 scale of every 2^16 values, see polarcodes.layout; zeros to a multiple of 4 bytes
+    body   uint8 rate in halves of a bit: 1, 2, 3, 4, 6 or 8; uint8 log2 of the longest block; uint8 1 if groups are sorted, or 0;
+           uint8 1 if values are rotated, or 0; two uint64 key words
+           sorted: uint32 length, then the classes of the groups as ans codes them, zeros to a multiple of 4 bytes; a bit for
+           every 2^16 values, 1 if they are in the order of taps, zeros to a multiple of 4 bytes
+           float32 scale of every 2^16 values, see polarcodes.layout
            raw bits in uint32, superblock by superblock and level by level, then uint16 words of the coder, polarcodes.coder;
            nothing for superblocks whose scales are 0
+           rotated: float32, the last d mod 64 values
 
 Source: Arikan, "Channel polarization", IEEE Trans. IT 2009; Korada, Urbanke, "Polar codes are optimal for lossy source
 coding", IEEE Trans. IT 2010; Honda, Yamamoto, "Polar coding without alphabet extension for asymmetric models", ibid. 2013.
@@ -22,32 +29,45 @@ coding", IEEE Trans. IT 2010; Honda, Yamamoto, "Polar coding without alphabet ex
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Shape, Words, readonly
+from psnode.codecs.base import Bytes, Codec, Floats, Shape, Words, readonly
+from psnode.codecs.bounds import check_choice
+from psnode.codecs.entropy.ans import Ans
 from psnode.codecs.kernels.finite import raise_nonfinite
-from psnode.codecs.polarcodes import designs, stream
-from psnode.codecs.polarcodes.layout import superblocks
+from psnode.codecs.kernels.moments import root_mean_square
+from psnode.codecs.polarcodes import body as bytes_of
+from psnode.codecs.polarcodes import designs, groups, stream
+from psnode.codecs.polarcodes.lanes import LANES
+from psnode.codecs.polarcodes.layout import SCALED, superblocks
 from psnode.codecs.stages import FlatCodec, padded
 from psnode.errors import CodecSpecError, PayloadError
 
 _FIELDS = 20
-_LARGEST_SCALE = 0x7F7F
+_SMALLEST = 2.0**-100  # root mean square of what may be sorted
+_LEAST_SORTED = 1024
 _BLOCKS = tuple(1 << log_length for log_length in range(10, 19, 2))
+_TAIL = 64  # what is shorter is not rotated
+_PRIORS = ("auto", "empirical", "gaussian")
 
 
 @dataclass(frozen=True, repr=False)
 class Polar(FlatCodec):
-    """polar:rate=1,block=16384.
+    """polar:rate=1,block=16384,rotate=false,prior=auto.
 
-    `rate`: nominal bits a coordinate for Gaussian values: 0.5, 1, 1.5, 2 or 3. `block`: N, the most values that are coded as one:
-    2^10, 2^12, 2^14, 2^16 or 2^18; 32 blocks are coded side by side, so that an array shorter than 32 N has shorter ones.
+    `rate`: bits a coordinate: 0.5, 1, 1.5, 2, 3 or 4. `block`: N, the most values that are coded as one: 2^10, 2^12, 2^14, 2^16
+    or 2^18; 32 blocks are coded side by side, so that an array shorter than 32 N has shorter ones. `rotate`: unbiased, for any
+    distribution. `prior`: empirical, variances of groups of 64 values, found anew in each array, the least error on gradients;
+    gaussian, one variance for 2^16 values; auto, gaussian if rotated.
     """
 
     rate: float = 1.0
     block: int = 16384
+    rotate: bool = False
+    prior: str = "auto"
 
     id = "polar"
 
@@ -58,64 +78,107 @@ class Polar(FlatCodec):
         object.__setattr__(self, "rate", float(self.rate))
         if self.block not in _BLOCKS:
             raise CodecSpecError(f"polar: block={self.block} must be one of {', '.join(map(str, _BLOCKS))}")
+        check_choice(self, "prior", _PRIORS)
+        if self.rotate and self.prior == "empirical":
+            raise CodecSpecError(
+                "polar: prior=empirical is of no use with rotate=true, what is rotated is Gaussian: leave one out"
+            )
 
     @property
-    def _code(self) -> stream.Code:
-        return stream.Code(self.rate, self.block.bit_length() - 1)
+    def unbiased(self) -> bool:
+        """Rotated values are."""
+        return self.rotate
+
+    def contractive(self) -> Codec:
+        """The form without rotation."""
+        return replace(self, rotate=False)
+
+    @property
+    def _longest(self) -> int:
+        return self.block.bit_length() - 1
+
+    @property
+    def _sorts(self) -> bool:
+        return not self.rotate and self.prior != "gaussian"
 
     def _max_body(self, shape: Shape) -> int:
-        blocks = list(superblocks(math.prod(shape), self._code.longest))
-        found = stream.extent(self._code, blocks, [True] * len(blocks))
-        scales = padded(2 * sum(block.scales for block in blocks))
-        return _FIELDS + scales + 4 * -(-found.raw // 32) + 2 * stream.allowed_words(found)
+        size = math.prod(shape)
+        blocks = list(superblocks(size, self._longest, self.rate))
+        found = stream.extent(blocks, [True] * len(blocks))
+        plain = 4 * sum(block.scales for block in blocks) + 4 * -(-found.raw // 32) + 2 * stream.allowed_words(found)
+        return _FIELDS + max(plain + 4 * (_TAIL - 1) * self.rotate, self._max_sorted(size))
+
+    def _max_sorted(self, size: int) -> int:
+        """The most bytes after the fields if groups are sorted: classes keep to the rate, what they may exceed it by is known."""
+        if not self._sorts or size < _LEAST_SORTED:
+            return 0
+        count = -(-size // groups.GROUP)
+        ids = 4 + padded(Ans().max_nbytes(count, len(groups.LADDER)))
+        scales = size // SCALED + size // (LANES * self.block) + len(groups.LADDER) * 16
+        bits = math.ceil((self.rate + _excess(self._longest)) * count * groups.GROUP)
+        rest = stream.Extent(0, bits, LANES)
+        return ids + padded(-(-size // (8 * groups.CHUNK))) + 4 * scales + 2 * stream.allowed_words(rest) + 8
 
     def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
         flat = x.reshape(-1)
-        code = self._code
-        count = sum(block.scales for block in superblocks(flat.size, code.longest))
-        body[:4] = round(2 * code.rate), code.longest, 0, 0
+        found = self._sorted(flat)
+        body[:4] = round(2 * self.rate), self._longest, found is not None, self.rotate
         body[4:_FIELDS].view(np.uint32)[:] = key.view(np.uint32)
-        start = _FIELDS + padded(2 * count)
-        body[_FIELDS + 2 * count : start] = 0
-        limit = body.size - body.size % 4
-        raw = np.empty((limit - start) // 4 + 2, np.uint32)
-        words = np.empty((body.size - start) // 2 + 2, np.uint16)
-        bits, used = stream.write(flat, code, key, body[_FIELDS : _FIELDS + 2 * count].view(np.uint16), raw, words)
-        if bits == stream.NOT_FINITE:
+        if found is not None:
+            classes, values = found
+            start = _FIELDS + bytes_of.write_classes(classes, body[_FIELDS:])
+            return start + bytes_of.write(values, bytes_of.class_blocks(classes.ids, self._longest), False, key, body[start:])
+        size = flat.size - flat.size % _TAIL * self.rotate
+        blocks = list(superblocks(size, self._longest, self.rate))
+        used = bytes_of.write(flat[:size], blocks, self.rotate, key, body[_FIELDS:])
+        if used == stream.NOT_FINITE or not np.isfinite(flat[size:]).all():
             raise_nonfinite(x)
-        middle = start + 4 * bits
-        body[start:middle].view(np.uint32)[:] = raw[:bits]
-        body[middle : middle + 2 * used].view(np.uint16)[:] = words[:used]
-        return middle + 2 * used
+        end = _FIELDS + used + 4 * (flat.size - size)
+        body[_FIELDS + used : end] = flat[size:].view(np.uint8)
+        return end
+
+    def _sorted(self, x: Floats) -> tuple[groups.Classes, Floats] | None:
+        """Classes and values in their order, if that is asked for and gains."""
+        if not self._sorts or x.size < _LEAST_SORTED:
+            return None
+        size = root_mean_square(x)
+        return groups.arrange(x, size * size, self.rate) if size >= _SMALLEST else None
 
     def _decode(self, body: Bytes, out: Floats) -> None:
-        code = _code_of(body)
-        blocks = list(superblocks(out.size, code.longest))
-        count = sum(block.scales for block in blocks)
-        start = _FIELDS + padded(2 * count)
-        if body.size < start or body[_FIELDS + 2 * count : start].any():
-            raise PayloadError(f"polar: {body.size} bytes end inside {count} scales, or these are not padded with zeros")
-        scales = body[_FIELDS : _FIELDS + 2 * count].view(np.uint16)
-        if int(scales.max()) > _LARGEST_SCALE:
-            raise PayloadError("polar: a scale is negative or not finite")
-        found = stream.extent(code, blocks, stream.live_ones(blocks, scales))
-        middle = start + 4 * -(-found.raw // 32)
-        coded = body.size - middle
-        if coded % 2 or not 4 * found.lanes <= coded <= 2 * stream.allowed_words(found):
-            raise PayloadError(f"polar: a body of {body.size} bytes cannot hold {out.size} values at rate {code.rate:g}")
-        raw, words = body[start:middle].view(np.uint32), body[middle:].view(np.uint16)
-        if found.raw % 32 and int(raw[-1]) >> found.raw % 32:
-            raise PayloadError("polar: the raw bits are not padded with zeros")
+        rate, longest, is_sorted, is_rotated = _fields(body)
         key = readonly(body[4:_FIELDS].copy().view(np.uint64))
-        if not stream.read(code, key, blocks, scales, raw, words, out.reshape(-1)):
-            raise PayloadError(f"polar: {words.size} words are not the code of {out.size} values")
+        flat = out.reshape(-1)
+        if is_sorted:
+            classes, rest = bytes_of.read_classes(body[_FIELDS:], flat.size)
+            values = np.empty(sum(groups.sizes(classes.ids)), np.float32)
+            bytes_of.read(rest, bytes_of.class_blocks(classes.ids, longest), False, key, values)
+            groups.restore(values, classes, flat)
+            return
+        tail = flat.size % _TAIL * is_rotated
+        size, end = flat.size - tail, body.size - 4 * tail
+        if end < _FIELDS:
+            raise PayloadError(f"polar: {body.size} bytes end inside the last {tail} values")
+        bytes_of.read(body[_FIELDS:end], list(superblocks(size, longest, rate)), is_rotated, key, flat[:size])
+        flat[size:].view(np.uint8)[:] = body[end:]
+        if not np.isfinite(flat[size:]).all():
+            raise PayloadError(f"polar: one of the last {tail} values is not finite")
 
 
-def _code_of(body: Bytes) -> stream.Code:
-    """The code that a body names."""
+@cache
+def _excess(longest: int) -> float:
+    """By how many bits a value a class may at most exceed its rate: coded bits count as one each."""
+    return max(
+        float((~designs.load(rate, log_length).frozen).sum()) / (1 << log_length) - rate
+        for rate in designs.RATES
+        for log_length in range(designs.LENGTHS[0], longest + 1)
+    )
+
+
+def _fields(body: Bytes) -> tuple[float, int, bool, bool]:
+    """Rate, base-2 logarithm of the longest block, and whether groups are sorted, and values rotated."""
     if body.size < _FIELDS:
         raise PayloadError(f"polar: a body of {body.size} bytes ends inside its fields")
-    halves, longest, *zeros = body[:4].tolist()
-    if halves / 2 not in designs.RATES or 1 << min(longest, 32) not in _BLOCKS or any(zeros):
-        raise PayloadError(f"polar: rate {halves / 2:g} and blocks of 2^{longest} are not known")
-    return stream.Code(halves / 2, longest)
+    halves, longest, *flags = body[:4].tolist()
+    if halves / 2 not in designs.RATES or 1 << min(longest, 32) not in _BLOCKS or flags not in ([0, 0], [0, 1], [1, 0]):
+        raise PayloadError(f"polar: rate {halves / 2:g}, blocks of 2^{longest} or flags {flags} are not known")
+    return halves / 2, longest, bool(flags[0]), bool(flags[1])

@@ -10,11 +10,19 @@ import numpy as np
 from scipy.special import expit, logsumexp
 
 import psnode
-from tests.codecs.golden_reader import header
+from tests.codecs.golden_reader import header, section
 from tests.codecs.philox_oracle import philox
+from tests.codecs.symbols_oracle import read_ans
 
 Array = np.ndarray
-CHANNELS = {1: (3, 0.8, 0.5), 2: (3, 0.7, 0.25), 3: (4, 0.55, 0.125), 4: (4, 0.4, 0.0625), 6: (5, 0.2, 0.015625)}
+CHANNELS = {
+    1: (3, 0.8, 0.5),
+    2: (3, 0.7, 0.25),
+    3: (4, 0.55, 0.125),
+    4: (4, 0.4, 0.0625),
+    6: (5, 0.2, 0.015625),
+    8: (6, 0.1, 0.00390625),
+}
 DESIGNS = Path(psnode.__file__).parent / "codecs" / "polarcodes" / "designs"
 
 
@@ -33,13 +41,9 @@ def prior(halves: int) -> list[Array]:
 
 def f(a: Array, b: Array) -> Array:
     """The LLR of a sum of two bits, with ln(1 + e^-t) in powers of 645 - t."""
-
-    def curve(t: Array) -> Array:
-        square = (np.maximum(645 - t, 0) * 64) ** 2 >> 16
-        return square**2 >> 16
-
     low, high = np.minimum(np.abs(a), np.abs(b)), np.maximum(np.abs(a), np.abs(b))
-    size = low - (curve(high - low) - curve(high + low) >> 7)
+    near, far = ((np.maximum(645 - t, 0) * 64) ** 2 >> 16 for t in (high - low, high + low))
+    size = low - ((near - far) * (near + far) >> 16 >> 7)
     return np.where((a < 0) != (b < 0), -size, size)
 
 
@@ -121,18 +125,18 @@ class Level:
         return np.concatenate([left ^ right, right])
 
 
-def cut(size: int, longest: int) -> list[tuple[int, int, int, int]]:
-    """(start, stop, log N, lanes) of every superblock."""
-    found, at = [], 0
+def cut(at: int, size: int, longest: int, halves: int) -> list[tuple[int, int, int, int, int]]:
+    """(start, stop, log N, lanes, 2 R) of every superblock of the `size` values from `at` on."""
+    found, size = [], at + size
     for log_length in range(longest, 5, -1):
         while log_length > 10 and size - at >= 32 << log_length:
-            found.append((at, at + (32 << log_length), log_length, 32))
+            found.append((at, at + (32 << log_length), log_length, 32, halves))
             at += 32 << log_length
         while log_length <= 10 and size - at >= 1 << log_length:
             lanes = min(32, size - at >> log_length)
-            found.append((at, at + (lanes << log_length), log_length, lanes))
+            found.append((at, at + (lanes << log_length), log_length, lanes, halves))
             at += lanes << log_length
-    return found + [(at, size, 6, 1)] * (at < size)
+    return found + [(at, size, 6, 1, halves)] * (at < size)
 
 
 def masks(halves: int, log_length: int) -> Array:
@@ -150,43 +154,98 @@ def read_polar(data: bytes) -> Array:
 
 def read_body(body: bytes, size: int) -> Array:
     """The values of a body."""
-    halves, longest, zeros, w0, w1 = struct.unpack_from("<BBHQQ", body)
-    assert zeros == 0
-    blocks = cut(size, longest)
+    halves, longest, is_sorted, is_rotated, w0, w1 = struct.unpack_from("<BBBBQQ", body)
+    if is_rotated:
+        tail = size % 64
+        end = len(body) - 4 * tail
+        out = read_stream(body[20:end], cut(0, size - tail, longest, halves), (w0, w1), is_rotated=True)
+        return np.concatenate([out, np.frombuffer(body, "<f4", offset=end)])
+    if not is_sorted:
+        return read_stream(body[20:], cut(0, size, longest, halves), (w0, w1))
+    coded, rest = section(body[20:])
+    ids = read_ans(coded, -(-size // 64), 7)
+    pieces = -(-size // 65536)
+    flags = np.unpackbits(np.frombuffer(rest, np.uint8, -(-pieces // 8)), bitorder="little")[:pieces]
+    blocks, at = [], 0
+    for name, halves in enumerate((1, 2, 3, 4, 6, 8), start=1):
+        count = 64 * int((ids == name).sum())
+        blocks += cut(at, count, longest, halves)
+        at += count
+    z = read_stream(rest[-(-pieces // 32) * 4 :], blocks, (w0, w1)).reshape(-1, 64)
+    y = np.zeros((ids.size, 64), np.float32)
+    order = [g for name in range(1, 7) for g in np.flatnonzero(ids == name)]
+    y[order] = z
+    out = y.reshape(-1)[:size]
+    for number in np.flatnonzero(flags):
+        piece = slice(65536 * number, min(65536 * (number + 1), size))
+        places = np.argsort(np.arange(piece.stop - piece.start) % 9, kind="stable")
+        out[piece][places] = out[piece].copy()
+    return out
+
+
+def words_of(key: tuple[int, int], stream: int, first: int, count: int) -> Array:
+    """At least `count` words, in blocks of 64 calls from call `first` on."""
+    calls = np.zeros((64 * -(-count // 256), 4), np.uint64)
+    calls[:, 0], calls[:, 1] = first + np.arange(len(calls)), stream
+    calls[:, 2], calls[:, 3] = key[1] % 2**32, key[1] >> 32
+    return philox(calls, (key[0] % 2**32, key[0] >> 32)).reshape(-1, 64, 4).transpose(0, 2, 1).reshape(-1)
+
+
+def turned_back(q: Array, scale: np.float32, key: tuple[int, int], first: int) -> Array:
+    """The values of a rotated piece."""
+    k = 1 << (q.size.bit_length() - 1)
+    words = words_of(key, 65301, first, 2 * q.size // 32 + 1)
+    signs = 1 - 2 * (words[:, None] >> np.arange(32, dtype=words.dtype) & 1).reshape(-1).astype(np.float32)
+    v = q.copy()
+    for start, used in ((q.size - k, signs[k : 2 * k]), (0, signs[:k]))[q.size == k :]:
+        part = v[start : start + k]
+        half = 1
+        while half < k:
+            pairs = part.reshape(-1, 2, half)
+            part = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1).reshape(-1)
+            half *= 2
+        v[start : start + k] = part * np.float32(1 / np.sqrt(k)) * used
+    return (v.astype(np.float64) * float(scale)).astype(np.float32)
+
+
+def read_stream(
+    body: bytes, blocks: list[tuple[int, int, int, int, int]], key: tuple[int, int], is_rotated: bool = False
+) -> Array:
+    """The values of superblocks: from scales on."""
     counts = [-(-(stop - start) // 65536) for start, stop, *_ in blocks]
-    scales = np.frombuffer(body, "<u2", sum(counts), 20).astype(np.uint32)
-    scales = (scales << 16).view(np.float32)
-    start = 20 + -(-2 * scales.size // 4) * 4
-    levels, cumulated = CHANNELS[halves][0], np.cumsum([0, *counts])
+    scales = np.frombuffer(body, "<f4", sum(counts))
+    cumulated = np.cumsum([0, *counts])
     own = [scales[a:b] for a, b in pairwise(cumulated)]
     raw_bits = 0
     coded = [0]
-    for (*_, log_length, lanes), scale in zip(blocks, own, strict=True):
+    for (*_, log_length, lanes, halves), scale in zip(blocks, own, strict=True):
         counted = [tally(*level) for level in masks(halves, log_length).transpose(1, 0, 2)]
         raw_bits += lanes * sum(raw for raw, _ in counted) * bool(scale.any())
         coded.append(lanes if scale.any() and any(rows for _, rows in counted) else 0)
-    middle = start + -(-raw_bits // 32) * 4
+    start, middle = 4 * scales.size, 4 * scales.size + -(-raw_bits // 32) * 4
     bits = np.unpackbits(np.frombuffer(body, np.uint8, middle - start, start), bitorder="little").astype(np.int64)
     words = np.frombuffer(body, "<u2", offset=middle)
     coder = Coder(words, max(coded)) if max(coded) else None
-    out, at = np.zeros(size, np.float32), 0
-    for (first, stop, log_length, lanes), scale in zip(blocks, own, strict=True):
+    out, at = np.zeros(blocks[-1][1] if blocks else 0, np.float32), 0
+    for (first, stop, log_length, lanes, halves), scale in zip(blocks, own, strict=True):
         if not scale.any():
             continue
+        levels = CHANNELS[halves][0]
         symbols = np.zeros((1 << log_length, lanes), np.int64)
         for level in range(levels):
             frozen, flat = masks(halves, log_length)[:, level]
             raw = tally(frozen, flat)[0]
             rows = bits[at : at + raw * lanes].reshape(raw, lanes)
             at += raw * lanes
-            calls = np.zeros((64 * -(-(1 << log_length) // 256), 4), np.uint64)
-            calls[:, 0], calls[:, 1] = first + np.arange(len(calls)), 21 + 256 * level
-            calls[:, 2], calls[:, 3] = w1 % 2**32, w1 >> 32
-            noise = philox(calls, (w0 % 2**32, w0 >> 32)).reshape(-1, 64, 4).transpose(0, 2, 1).reshape(-1)
+            noise = words_of(key, 21 + 256 * level, first, 1 << log_length)
             decoder = Level(frozen, flat, noise, rows, coder, lanes)
             symbols += decoder.node(0, prior(halves)[level][symbols]) << level
         y = (2 * symbols - (2**levels - 1)).astype(np.float32).reshape(-1)[: stop - first]
-        out[first:stop] = y * np.repeat(scale, 65536)[: stop - first]
+        for start, c in zip(range(0, y.size, 65536), scale, strict=True):
+            piece = y[start : start + 65536]
+            out[first + start : first + start + piece.size] = (
+                turned_back(piece, c, key, first + start) if is_rotated else piece * c
+            )
     assert coder is None or (coder.at == words.size and max(coder.code) < 65536)
     return out
 

@@ -2,7 +2,7 @@
 
 For a source of unit variance the prior is P(a) ~ exp(-a^2 / 2 (1 - D)) and the noise is N(0, D). Bit l of k is level l;
 levels are coded from 0 on, each given the ones before it. The LLRs of a level, given the c = k mod 2^l before it: of the
-prior for each c, and of the posterior for each c and each of 2048 cells of x, 1 / 256 wide, the outer ones open.
+prior for each c, and of the posterior for each c and each of 1024 cells of x, 1 / 128 wide, the outer ones open.
 
 No LLR lies so near to a half that two machines could round it differently: a test holds that.
 """
@@ -18,8 +18,8 @@ from psnode.codecs.polarcodes.coder import PRECISION, STEPS
 from psnode.codecs.polarcodes.lanes import LANES, LARGEST, UNIT, Llrs, Masks
 from psnode.codecs.polarcodes.trees import SAMPLES
 
-CELLS = 2048
-CELLS_PER_UNIT = 256
+CELLS = 1024
+CELLS_PER_UNIT = 128
 
 Float64s = npt.NDArray[np.float64]
 
@@ -45,7 +45,7 @@ def prior_llrs(channel: Channel) -> list[Float64s]:
 
 
 def posterior_llrs(channel: Channel) -> list[Float64s]:
-    """Of each level l: in nats, shape (2^l, 2048)."""
+    """Of each level l: in nats, shape (2^l, 1024)."""
     centres = (np.arange(CELLS) - CELLS / 2 + 0.5) / CELLS_PER_UNIT
     a = points(channel)[:, None]
     weights = -(a**2) / (2 * (1 - channel.noise)) - (centres - a) ** 2 / (2 * channel.noise)

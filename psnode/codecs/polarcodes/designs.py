@@ -13,8 +13,9 @@ from psnode.codecs.polarcodes import channel as channels
 from psnode.codecs.polarcodes.channel import CELLS, Channel
 from psnode.codecs.polarcodes.lanes import Llrs
 from psnode.codecs.polarcodes.schedule import Bools, Schedule, schedule
+from psnode.errors import CodecSpecError
 
-RATES = (0.5, 1.0, 1.5, 2.0, 3.0)
+RATES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
 LENGTHS = (6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18)  # base-2 logarithms of the block lengths
 CHANNELS = {
     0.5: Channel(3, 0.8, 0.5),
@@ -22,6 +23,7 @@ CHANNELS = {
     1.5: Channel(4, 0.55, 0.125),
     2.0: Channel(4, 0.4, 0.0625),
     3.0: Channel(5, 0.2, 0.015625),
+    4.0: Channel(6, 0.1, 0.00390625),
 }
 
 
@@ -51,8 +53,12 @@ def pack(masks: Masks2) -> np.ndarray:
 
 @cache
 def load(rate: float, log_length: int) -> Masks2:
-    """The masks of blocks of 2^log_length values."""
+    """The masks of blocks of 2^log_length values. CodecSpecError if there are none."""
     with np.load(Path(str(files("psnode.codecs.polarcodes"))) / "designs" / name_of(rate)) as stored:
+        if f"n{log_length}" not in stored.files:
+            raise CodecSpecError(
+                f"polar: no design for rate={rate:g}, blocks of 2^{log_length}; psnode bench polar-design makes it"
+            )
         both = np.unpackbits(stored[f"n{log_length}"], axis=-1, count=1 << log_length).astype(np.bool_)
     return Masks2(both[0], both[1])
 

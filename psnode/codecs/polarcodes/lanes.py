@@ -84,19 +84,19 @@ def _high(builder: Any, a: Any, b: Any) -> Any:
     return builder.trunc(builder.lshr(product, splat(_WIDE, 16)), _ROW)
 
 
-def _quartic(builder: Any, t: Any) -> Any:
-    """2^7 c(t)."""
+def _square(builder: Any, t: Any) -> Any:
+    """The square root of 2^23 c(t)."""
     short = builder.shl(call(builder, "usub.sat", splat(_ROW, _CUT), t), splat(_ROW, 6))
-    square = _high(builder, short, short)
-    return _high(builder, square, square)
+    return _high(builder, short, short)
 
 
 def _check_node(builder: Any, a: Any, b: Any) -> Any:
     """f(a, b)."""
     one, other = (call(builder, "abs", v, ir.Constant(I1, 0)) for v in (a, b))
     low, high = call(builder, "umin", one, other), call(builder, "umax", one, other)
-    near, far = _quartic(builder, builder.sub(high, low)), _quartic(builder, builder.add(high, low))
-    size = builder.sub(low, builder.lshr(builder.sub(near, far), splat(_ROW, 7)))
+    near, far = _square(builder, builder.sub(high, low)), _square(builder, builder.add(high, low))
+    product = _high(builder, builder.sub(near, far), builder.add(near, far))
+    size = builder.sub(low, builder.lshr(product, splat(_ROW, 7)))
     sign = builder.ashr(builder.xor(a, b), splat(_ROW, 15))
     return builder.sub(builder.xor(size, sign), sign)
 

@@ -18,12 +18,13 @@ _LEAST = 6
 
 
 class Superblock(NamedTuple):
-    """Values start..stop-1, in `lanes` blocks of 2^log_length."""
+    """Values start..stop-1, in `lanes` blocks of 2^log_length, at `rate` bits a value."""
 
     start: int
     stop: int
     log_length: int
     lanes: int
+    rate: float
 
     @property
     def scales(self) -> int:
@@ -31,18 +32,18 @@ class Superblock(NamedTuple):
         return -(-(self.stop - self.start) // SCALED)
 
 
-def superblocks(size: int, longest: int) -> Iterator[Superblock]:
-    """The superblocks of `size` values, blocks being at most 2^`longest` long."""
-    start = 0
+def superblocks(size: int, longest: int, rate: float, start: int = 0) -> Iterator[Superblock]:
+    """The superblocks of `size` values from `start` on, blocks being at most 2^`longest` long."""
+    size += start
     for log_length in range(longest, _LEAST - 1, -1):
         if log_length >= _FEW:
             block = LANES << log_length
             while size - start >= block:
-                yield Superblock(start, start + block, log_length, LANES)
+                yield Superblock(start, start + block, log_length, LANES, rate)
                 start += block
         lanes = (size - start) >> log_length
         if log_length <= _FEW and lanes:
-            yield Superblock(start, start + (lanes << log_length), log_length, lanes)
+            yield Superblock(start, start + (lanes << log_length), log_length, lanes, rate)
             start += lanes << log_length
     if start < size:
-        yield Superblock(start, size, _LEAST, 1)
+        yield Superblock(start, size, _LEAST, 1, rate)

@@ -3,50 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from psnode.codecs import rng
 from psnode.codecs.base import Floats, Words, readonly
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.kernels.moments import root_mean_square
-from psnode.codecs.polarcodes import coder, designs, symbols
+from psnode.codecs.polarcodes import coder, designs, rotation, symbols
 from psnode.codecs.polarcodes.channel import chances, logistic
 from psnode.codecs.polarcodes.lanes import LANES, Masks
-from psnode.codecs.polarcodes.layout import SCALED, Superblock, superblocks
+from psnode.codecs.polarcodes.layout import SCALED, Superblock
 from psnode.codecs.polarcodes.schedule import Schedule
 from psnode.codecs.polarcodes.symbols import CELL_BITS
 from psnode.codecs.polarcodes.trees import decode_level, encode_level
 
-Scales = npt.NDArray[np.uint16]
+Scales = Floats
 
 NOT_FINITE = -1
 STREAM = 21  # of random words: that of level l is STREAM + 256 l
 _SMALLEST = 2.0**-100  # root mean square that is told from 0: scales are normal numbers then
 _HUGE = float(np.finfo(np.float32).max)
+_LEAST = np.finfo(np.float32).smallest_subnormal
 _EXTRA = 64  # bits a lane that a stream may exceed one bit a free bit by
-
-
-class Code(NamedTuple):
-    """A nominal rate, and the base-2 logarithm of the longest block."""
-
-    rate: float
-    longest: int
-
-
-def scale_bits(value: float) -> int:
-    """The bfloat16, as 16 bits, nearest to `value`; of what is not 0 neither 0 nor infinity."""
-    if value == 0:
-        return 0
-    bits = int(np.array(min(value, float(np.finfo(np.float32).max)), np.float32).view(np.uint32))
-    return min(max((bits + 0x8000) >> 16, 1), 0x7F7F)
-
-
-def scale_of(bits: int) -> float:
-    """The value of a bfloat16."""
-    return float(np.array(bits << 16, np.uint32).view(np.float32))
 
 
 class Extent(NamedTuple):
@@ -57,12 +37,12 @@ class Extent(NamedTuple):
     lanes: int
 
 
-def extent(code: Code, blocks: Sequence[Superblock], live: Sequence[bool]) -> Extent:
+def extent(blocks: Sequence[Superblock], live: Sequence[bool]) -> Extent:
     """Of the superblocks that are `live`: those with a scale that is not 0."""
     raw = coded = lanes = 0
     for block, alive in zip(blocks, live, strict=True):
         if alive:
-            levels = designs.schedules(code.rate, block.log_length)
+            levels = designs.schedules(block.rate, block.log_length)
             raw += block.lanes * sum(level.raw for level in levels)
             coded += block.lanes * sum(level.coded for level in levels)
             lanes = max(lanes, block.lanes if any(level.coded for level in levels) else 0)
@@ -116,6 +96,13 @@ def draw(key: Words, stream: int, first: int, out: Masks) -> None:
         rng.fill(out[start : start + rng.HALF], key, stream, first + start // 4)
 
 
+def _rows(size: int, kind: type) -> Any:
+    """`size` values of 2 bytes, at a multiple of 64 bytes: a row is a line of the cache."""
+    memory = np.empty(2 * size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + 2 * size].view(kind)
+
+
 def _noise(key: Words, block: Superblock, level: int, steps: Schedule) -> Masks:
     """The random words of one level of a superblock."""
     out = np.empty(-(-steps.drawn // rng.HALF) * rng.HALF, np.uint32)
@@ -123,36 +110,43 @@ def _noise(key: Words, block: Superblock, level: int, steps: Schedule) -> Masks:
     return out
 
 
-def write(x: Floats, code: Code, key: Words, scales: Scales, raw: Masks, words: coder.Words16) -> tuple[int, int]:
-    """Code `x` (1-D): fill `scales`, write bits to `raw`, and words. The lengths in uint32 and in words; NOT_FINITE if x is."""
-    blocks = list(superblocks(x.size, code.longest))
+def write(
+    x: Floats, blocks: Sequence[Superblock], rotated: bool, key: Words, scales: Scales, raw: Masks, words: coder.Words16
+) -> tuple[int, int]:
+    """Code `x` (1-D): fill `scales`, write bits to `raw`, and words. The lengths in uint32 and in words; NOT_FINITE if x is.
+
+    `rotated`: what has a scale of its own is rotated first.
+    """
     measured = _measure(x, blocks)
     if measured is None:
         return NOT_FINITE, 0
     live = [any(each) for each in measured]
-    found = extent(code, blocks, live)
+    found = extent(blocks, live)
     allowed = allowed_bits(found)
     total = -(-found.raw // 32)
     raw[:total] = 0
     state, places = np.empty(2 * LANES, np.uint32), coder.places_for(words.size)
     coder.start_writing(state, places, found.lanes, words.size)
-    longest = max(block.log_length for block in blocks)
+    longest = max((block.log_length for block in blocks), default=0)
     size = LANES << longest
-    cells, post, prior = np.empty(size, np.uint16), np.empty(2 * size, np.int16), np.empty(2 * size, np.int16)
+    cells, post, prior = _rows(size, np.uint16), _rows(2 * size, np.int16), _rows(2 * size, np.int16)
     bits, rows = np.empty(1 << longest, np.uint32), np.empty(1 << longest, np.uint32)
-    table, samples, tables = chances(), logistic(), designs.tables(code.rate)
-    count = 1 << designs.CHANNELS[code.rate].levels
+    table, samples = chances(), logistic()
     left, at, first = found.coded, 0, 0
     for block, sizes, alive in zip(blocks, measured, live, strict=True):
         own = scales[first : first + block.scales]
         first += block.scales
+        tables, count = designs.tables(block.rate), 1 << designs.CHANNELS[block.rate].levels
         if not alive:
             own.fill(0)
             continue
         here = cells[: LANES << block.log_length]
-        for part, values, size_of_part in zip(_parts(here, block), _pieces(x, block), sizes, strict=True):
-            symbols.cells_of(values, size_of_part, part, block.lanes)
-        for level, steps in enumerate(designs.schedules(code.rate, block.log_length)):
+        pieces = _pieces(x, block)
+        if rotated:
+            pieces = [_turned(*each) for each in zip(pieces, sizes, [key] * len(sizes), _starts(block), strict=True)]
+        for part, values, spread in zip(_parts(here, block), pieces, sizes, strict=True):
+            symbols.cells_of(values, 1.0 if rotated else spread, part, block.lanes)
+        for level, steps in enumerate(designs.schedules(block.rate, block.log_length)):
             symbols.look_up_llrs(tables.posterior[level], here, post[: 2 * here.size])
             if not steps.flat:
                 symbols.look_up_priors(tables.prior[level], here, CELL_BITS, prior[: 2 * here.size])
@@ -163,18 +157,38 @@ def write(x: Floats, code: Code, key: Words, scales: Scales, raw: Masks, words: 
             pack(rows, steps.raw, block.lanes, raw, at)
             at += steps.raw * block.lanes
             symbols.mark(here, bits[: 1 << block.log_length], CELL_BITS + level)
-        for number, (part, values) in enumerate(zip(_parts(here, block), _pieces(x, block), strict=True)):
-            own[number] = _fitted(values, part, count, block.lanes) if sizes[number] else 0
+        for number, (part, values) in enumerate(zip(_parts(here, block), pieces, strict=True)):
+            fit = _unbiased if rotated else _fitted
+            own[number] = fit(values, sizes[number], part, count, block.lanes) if sizes[number] else 0
     return total, coder.finish_writing(state, words, places, found.lanes)
 
 
-def _fitted(x: Floats, cells: symbols.Cells, count: int, lanes: int) -> int:
-    """The bits of the scale c for which c y misses x the least and x - c y is finite; never those of 0."""
+def _starts(block: Superblock) -> range:
+    """Where the values begin that share a scale."""
+    return range(block.start, block.stop, SCALED)
+
+
+def _turned(x: Floats, size: float, key: Words, start: int) -> Floats:
+    """The rotation of x / size, or of 0."""
+    return rotation.rotated(x, size, key, start) if size else np.zeros_like(x)
+
+
+def _unbiased(y: Floats, size: float, cells: symbols.Cells, count: int, lanes: int) -> float:
+    """The scale size ||y||^2 / <y, q>; less where values beyond the largest float32 could come of it; never 0."""
+    yq, qq = symbols.inner_products(y, cells, CELL_BITS, count, lanes)
+    best = size * symbols.energy(y) / max(yq, _SMALLEST * qq)
+    if best * np.sqrt(qq) > _HUGE / 2:
+        best = max(_HUGE - size * np.sqrt(y.size), 0.0) / (2 * np.sqrt(qq))
+    return float(max(np.float32(best), _LEAST))
+
+
+def _fitted(x: Floats, size: float, cells: symbols.Cells, count: int, lanes: int) -> float:
+    """The scale c for which c y misses x the least and x - c y is finite; never 0."""
     xy, yy = symbols.inner_products(x, cells, CELL_BITS, count, lanes)
     best = max(xy / yy, 0.0)
     if best * count > _HUGE:
         best = min(best, 0.99 * max(_HUGE - float(np.abs(x).max()), 0.0) / count)
-    return max(scale_bits(best), 1)
+    return float(max(np.float32(best), _LEAST))
 
 
 def _measure(x: Floats, blocks: Sequence[Superblock]) -> list[list[float]] | None:
@@ -190,7 +204,7 @@ def _measure(x: Floats, blocks: Sequence[Superblock]) -> list[list[float]] | Non
 
 def _pieces(x: Floats, block: Superblock) -> list[Floats]:
     """The values of a superblock that share a scale."""
-    return [x[start : min(start + SCALED, block.stop)] for start in range(block.start, block.stop, SCALED)]
+    return [x[start : min(start + SCALED, block.stop)] for start in _starts(block)]
 
 
 def _parts(cells: symbols.Cells, block: Superblock) -> list[symbols.Cells]:
@@ -201,30 +215,36 @@ def _parts(cells: symbols.Cells, block: Superblock) -> list[symbols.Cells]:
 
 
 def read(
-    code: Code, key: Words, blocks: Sequence[Superblock], scales: Scales, raw: Masks, words: coder.Words16, out: Floats
+    blocks: Sequence[Superblock],
+    rotated: bool,
+    key: Words,
+    scales: Scales,
+    raw: Masks,
+    words: coder.Words16,
+    out: Floats,
 ) -> bool:
     """Overwrite `out` (1-D). Whether the stream ended as it should. `raw` and `words` are as long as `extent` says, or longer."""
     live = live_ones(blocks, scales)
-    found = extent(code, blocks, live)
+    found = extent(blocks, live)
     state, place = np.empty(2 * LANES, np.uint32), np.array([2 * found.lanes], np.int64)
     coder.start_reading(state, words, found.lanes)
-    longest = max(block.log_length for block in blocks)
+    longest = max((block.log_length for block in blocks), default=0)
     size = LANES << longest
-    cells, prior = np.empty(size, np.uint16), np.empty(2 * size, np.int16)
+    cells, prior = _rows(size, np.uint16), _rows(2 * size, np.int16)
     bits, rows = np.empty(1 << longest, np.uint32), np.empty(1 << longest, np.uint32)
-    table, samples, tables = chances(), logistic(), designs.tables(code.rate)
-    count = 1 << designs.CHANNELS[code.rate].levels
+    table, samples = chances(), logistic()
     at, first = 0, 0
     for block, alive in zip(blocks, live, strict=True):
         own = scales[first : first + block.scales]
         first += block.scales
+        tables, count = designs.tables(block.rate), 1 << designs.CHANNELS[block.rate].levels
         target = out[block.start : block.stop]
         if not alive:
             target.fill(0)
             continue
         here = cells[: LANES << block.log_length]
         here.fill(0)
-        for level, steps in enumerate(designs.schedules(code.rate, block.log_length)):
+        for level, steps in enumerate(designs.schedules(block.rate, block.log_length)):
             if not steps.flat:
                 symbols.look_up_priors(tables.prior[level], here, 0, prior[: 2 * here.size])
             unpack(raw, at, steps.raw, block.lanes, rows)
@@ -232,8 +252,10 @@ def read(
             noise = _noise(key, block, level, steps)
             decode_level(steps.decode, prior, bits, noise, samples, table, state, words, place, rows, block.lanes)
             symbols.mark(here, bits[: 1 << block.log_length], level)
-        for part, values, scale in zip(_parts(here, block), _pieces(out, block), own, strict=True):
-            symbols.values_of(part, 0, count, np.float32(scale_of(int(scale))), values, block.lanes)
+        for part, values, scale, start in zip(_parts(here, block), _pieces(out, block), own, _starts(block), strict=True):
+            symbols.values_of(part, 0, count, np.float32(1) if rotated else scale, values, block.lanes)
+            if rotated:
+                rotation.restore(values, scale, key, start)
     return int(place[0]) == words.size and bool(coder.ended_well(state, found.lanes))
 
 

@@ -1,6 +1,6 @@
 """From float32 to rows of cells of a channel, to rows of LLRs, and from decisions back to float32.
 
-A cell is a uint16: bits 0..10 the cell of x, bits 11 and up the bits of the levels decided so far, so that it is the index into
+A cell is a uint16: bits 0..9 the cell of x, bits 10 and up the bits of the levels decided so far, so that it is the index into
 the tables of the level that comes next. The reader, who has no x, keeps the decided bits alone.
 """
 
@@ -22,7 +22,7 @@ from psnode.codecs.polarcodes.lanes import I16, LANES, Llrs, Masks, as_mask, loa
 
 Cells = npt.NDArray[np.uint16]
 
-CELL_BITS = 11
+CELL_BITS = 10
 _ROW = ir.VectorType(I16, LANES)
 _LARGEST = np.float32(np.finfo(np.float32).max)
 
@@ -119,3 +119,20 @@ def inner_products(x: Floats, symbols: Cells, shift: int, count: int, lanes: int
         xy += np.float64(x[i]) * y
         yy += y * y
     return xy, yy
+
+
+@kernel
+def energy(x: Floats) -> float:
+    """<x, x>, summed in 32 lanes one after the other."""
+    sums = np.zeros(LANES)
+    full = x.size // LANES * LANES
+    for start in range(0, full, LANES):
+        part = x[start : start + LANES]
+        for j in range(LANES):
+            sums[j] += np.float64(part[j]) * np.float64(part[j])
+    total = 0.0
+    for j in range(LANES):
+        total += sums[j]
+    for i in range(full, x.size):
+        total += np.float64(x[i]) * np.float64(x[i])
+    return total

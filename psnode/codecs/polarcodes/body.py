@@ -1,0 +1,83 @@
+"""The bytes of a polar payload behind its fields: classes, then scales, raw bits and words. Readers raise PayloadError."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from psnode.codecs.base import Bytes, Floats, Words
+from psnode.codecs.entropy.ans import Ans
+from psnode.codecs.polarcodes import groups, stream
+from psnode.codecs.polarcodes.layout import Superblock, superblocks
+from psnode.codecs.stages import padded, read_section, write_section
+from psnode.errors import PayloadError
+
+
+def class_blocks(ids: groups.Bytes1, longest: int) -> list[Superblock]:
+    """The superblocks of all classes, one after the other."""
+    blocks: list[Superblock] = []
+    start = 0
+    for rate, size in zip(groups.LADDER[1:], groups.sizes(ids), strict=True):
+        blocks += superblocks(size, longest, rate, start)
+        start += size
+    return blocks
+
+
+def write_classes(classes: groups.Classes, body: Bytes) -> int:
+    """Describe them; the number of bytes."""
+    start = write_section(body, Ans().compress(classes.ids, len(groups.LADDER), body[4:]))
+    flags = np.packbits(classes.taps, bitorder="little")
+    end = start + padded(flags.size)
+    body[start:end] = 0
+    body[start : start + flags.size] = flags
+    return end
+
+
+def read_classes(body: Bytes, size: int) -> tuple[groups.Classes, Bytes]:
+    """The classes of `size` values, and what follows them."""
+    coded, rest = read_section(body)
+    ids = np.empty(-(-size // groups.GROUP), np.uint8)
+    if not ids.size:
+        raise PayloadError("polar: nothing is there to be sorted")
+    Ans().expand(coded, ids, len(groups.LADDER))
+    chunks = -(-size // groups.CHUNK)
+    end = padded(-(-chunks // 8))
+    flags = np.unpackbits(rest[:end], bitorder="little")
+    if flags.size < 8 * end or flags[chunks:].any():
+        raise PayloadError(f"polar: the order of {chunks} pieces is cut off, or not padded with zeros")
+    return groups.Classes(flags[:chunks].astype(np.bool_), ids), rest[end:]
+
+
+def write(x: Floats, blocks: list[Superblock], rotated: bool, key: Words, body: Bytes) -> int:
+    """Scales, raw bits and words: their length in bytes; NOT_FINITE if x is."""
+    start = 4 * sum(block.scales for block in blocks)
+    scales = np.empty(start // 4, np.float32)
+    raw = np.empty((body.size - start) // 4 + 2, np.uint32)
+    words = np.empty((body.size - start) // 2 + 2, np.uint16)
+    bits, used = stream.write(x, blocks, rotated, key, scales, raw, words)
+    if bits == stream.NOT_FINITE:
+        return stream.NOT_FINITE
+    body[:start].view(np.float32)[:] = scales
+    middle = start + 4 * bits
+    body[start:middle].view(np.uint32)[:] = raw[:bits]
+    body[middle : middle + 2 * used].view(np.uint16)[:] = words[:used]
+    return middle + 2 * used
+
+
+def read(body: Bytes, blocks: list[Superblock], rotated: bool, key: Words, out: Floats) -> None:
+    """The inverse of write: overwrite 1-D `out`."""
+    start = 4 * sum(block.scales for block in blocks)
+    if body.size < start:
+        raise PayloadError(f"polar: {body.size} bytes end inside {start // 4} scales")
+    scales = body[:start].view(np.float32)
+    if not np.isfinite(scales).all() or np.signbit(scales).any():
+        raise PayloadError("polar: a scale is negative or not finite")
+    found = stream.extent(blocks, stream.live_ones(blocks, scales))
+    middle = start + 4 * -(-found.raw // 32)
+    coded = body.size - middle
+    if coded % 2 or not 4 * found.lanes <= coded <= 2 * stream.allowed_words(found):
+        raise PayloadError(f"polar: a body of {body.size} bytes cannot hold {out.size} values in {len(blocks)} superblocks")
+    raw, words = body[start:middle].view(np.uint32), body[middle:].view(np.uint16)
+    if found.raw % 32 and int(raw[-1]) >> found.raw % 32:
+        raise PayloadError("polar: the raw bits are not padded with zeros")
+    if not stream.read(blocks, rotated, key, scales, raw, words, out):
+        raise PayloadError(f"polar: {words.size} words are not the code of {out.size} values")

@@ -1,0 +1,112 @@
+"""The randomised Hadamard rotation: any vector of m values becomes one whose values are nearly Gaussian, of equal variance.
+
+U x = H S x / sqrt(m), with S random signs and H the Hadamard matrix of order m = 2^k. For another m, 2^k < m < 2^(k + 1), the
+first 2^k values are rotated so, then, with signs of their own, the last 2^k. U is orthogonal: ||U x|| = ||x||.
+
+If q is any reproduction of y = U x, c = ||y||^2 / <y, q> makes c U^-1 q unbiased: its component along x is x, whatever q is,
+and those across it cancel; for every vector if U is uniformly distributed among rotations, which these are nearly.
+
+Source: Vargaftik et al., "DRIVE: one-bit distributed mean estimation", NeurIPS 2021; EDEN, ICML 2022.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from psnode.codecs import rng
+from psnode.codecs.base import Floats, Words, readonly
+from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.polarcodes.lanes import Masks
+
+STREAM = 21 + 256 * 255  # of random words: signs
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@kernel
+def _hadamard(v: Floats) -> None:
+    """Overwrite `v`, of 2^k values, by H v."""
+    half = 1
+    while half < v.size:
+        if half < 16:
+            for start in range(0, v.size, 2 * half):
+                for i in range(start, start + half):
+                    a, b = v[i], v[i + half]
+                    v[i], v[i + half] = a + b, a - b
+        else:
+            for start in range(0, v.size, 2 * half):
+                first, second = v[start : start + half], v[start + half : start + 2 * half]
+                for i in range(half):
+                    a, b = first[i], second[i]
+                    first[i], second[i] = a + b, a - b
+        half *= 2
+
+
+@inlined
+def _flip(v: Floats, words: Masks, first: int) -> None:
+    """Change the sign of v[i] if bit first + i of `words` is 1."""
+    signed = v.view(np.uint32)
+    for i in range(v.size):
+        bit = first + i
+        signed[i] ^= ((words[bit >> 5] >> np.uint32(bit & 31)) & np.uint32(1)) << np.uint32(31)
+
+
+@inlined
+def _order(size: int) -> int:
+    """The largest power of two that is not above `size`."""
+    order = 1
+    while 2 * order <= size:
+        order *= 2
+    return order
+
+
+@kernel
+def _forward(v: Floats, words: Masks) -> None:
+    order = _order(v.size)
+    factor = np.float32(1 / np.sqrt(order))
+    for start in range(0, v.size - order + 1, max(v.size - order, 1)):
+        part = v[start : start + order]
+        _flip(part, words, order if start else 0)
+        _hadamard(part)
+        for i in range(order):
+            part[i] *= factor
+
+
+@kernel
+def _backward(v: Floats, words: Masks, scale: float) -> None:
+    order = _order(v.size)
+    last = v.size - order
+    factor = np.float32(1 / np.sqrt(order))
+    if last:
+        part = v[last:]
+        _hadamard(part)
+        for i in range(order):
+            part[i] *= factor
+        _flip(part, words, order)
+    part = v[:order]
+    _hadamard(part)
+    for i in range(order):
+        part[i] *= factor
+    _flip(part, words, 0)
+    for i in range(v.size):
+        v[i] = np.float32(min(max(np.float64(v[i]) * scale, -_LARGEST), _LARGEST))
+
+
+def _signs(key: Words, start: int, size: int) -> Masks:
+    """A bit for each value of both halves of a rotation of `size` values that begin at `start`."""
+    blocks = -(-2 * size // (32 * rng.HALF))
+    out = np.empty(blocks * rng.HALF, np.uint32)
+    for block in range(blocks):
+        rng.fill(out[block * rng.HALF : (block + 1) * rng.HALF], readonly(key), STREAM, start + block * rng.BLOCK)
+    return out
+
+
+def rotated(x: Floats, size: float, key: Words, start: int) -> Floats:
+    """U x / size; values `start`... of the whole."""
+    y = (x / size).astype(np.float32)
+    _forward(y, _signs(key, start, x.size))
+    return y
+
+
+def restore(q: Floats, scale: float, key: Words, start: int) -> None:
+    """Overwrite `q` by scale U^-1 q, cut off at the largest float32."""
+    _backward(q, _signs(key, start, q.size), float(scale))
