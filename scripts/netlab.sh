@@ -19,18 +19,30 @@ refuse() {
     exit 2
 }
 
-# sweep LAB DIR: end whatever runs on the hosts of LAB, remove them and DIR.
+# sweep LAB: end whatever runs on the hosts of LAB, remove them and its directory. Two may do so at a time.
 sweep() {
     local host running
     for host in $(ip netns list | grep -o "^$1-[0-9]*"); do
         for _ in {1..100}; do
-            mapfile -t running < <(ip netns pids "$host")
+            mapfile -t running < <(ip netns pids "$host" 2>/dev/null)
             [[ ${#running[@]} -gt 0 ]] || break
             kill -KILL "${running[@]}" 2>/dev/null || sleep 0.05
         done
-        ip netns delete "$host"
+        ip netns delete "$host" 2>/dev/null || true
     done
-    rm -rf -- "$2"
+    rm -rf -- "${TMPDIR:-/tmp}/$1".*
+}
+
+# sweep_orphans: sweep the labs that were ended together with the process beside them. Who makes a lab holds a lock on its
+# switch, which is seen from other containers, too.
+sweep_orphans() {
+    local path lab
+    for path in /run/netns/netlab-*-*; do
+        lab=${path##*/} && lab=${lab%-*}
+        [[ -e $path && ! -d /proc/${lab#netlab-} ]] || continue
+        [[ ! -e /run/netns/$lab-0 ]] || flock -n "/run/netns/$lab-0" true || continue
+        sweep "$lab"
+    done
 }
 
 hosts=3 rate=100mbit counters='' each=''
@@ -44,7 +56,7 @@ while [[ $# -gt 0 && $1 != -- ]]; do
     --sweep) # the process that a lab has beside it: sweeps when its maker is gone, killed or not
         trap '' INT TERM HUP USR1
         cat >/dev/null
-        sweep "$2" "$3"
+        sweep "$2"
         exit
         ;;
     *) refuse "unknown option $1: the head of this script lists them" ;;
@@ -58,13 +70,15 @@ mbit=${rate/none/0}
 mbit=${mbit/gbit/000}
 mbit=${mbit%mbit}
 [[ $(id -u) -eq 0 ]] || refuse "network namespaces need root: run it as root"
-for tool in ip tc unshare setsid; do
+for tool in ip tc unshare setsid flock; do
     command -v $tool >/dev/null || refuse "there is no $tool: install iproute2 and util-linux"
 done
 
 # The names carry the process id and all devices lie inside the namespaces: no lab meets another, or the machine's own.
-lab=netlab-$$ switch=netlab-$$-0 work=$(mktemp -d)
-exec 9> >(exec setsid --wait "${BASH_SOURCE[0]}" --sweep "$lab" "$work")
+lab=netlab-$$ switch=netlab-$$-0
+sweep_orphans
+work=$(mktemp -d -t "$lab.XXXXXX")
+exec 9> >(exec setsid --wait "${BASH_SOURCE[0]}" --sweep "$lab")
 sweeper=$!
 trap 'exec 9>&-; wait "$sweeper" || true' EXIT
 
@@ -91,9 +105,9 @@ make() {
 goodput() {
     local python=("${PSNODE_PYTHON:-python3}" -I -S "${BASH_SOURCE[0]%/*}/goodput.py")
     local timed=$((mbit ? mbit * 125000 / 2 : 128000000)) sender
-    ip netns exec "$lab-$1" "${python[@]}" send "10.77.0.$2" "$timed" &
+    ip netns exec "$lab-$1" "${python[@]}" send "10.77.0.$2" "$timed" 8<&- 9>&- &
     sender=$!
-    ip netns exec "$lab-$2" "${python[@]}" receive "10.77.0.$2" "$timed"
+    ip netns exec "$lab-$2" "${python[@]}" receive "10.77.0.$2" "$timed" 8<&- 9>&-
     wait "$sender"
 }
 
@@ -132,7 +146,7 @@ report() {
 declare -A running
 # begin HOST COMMAND...: start COMMAND on HOST.
 begin() {
-    ip netns exec "$1" unshare --uts sh -c 'echo "$0" >/proc/sys/kernel/hostname && exec "$@"' "$@" 9>&- </dev/null &
+    ip netns exec "$1" unshare --uts sh -c 'echo "$0" >/proc/sys/kernel/hostname && exec "$@"' "$@" 8<&- 9>&- </dev/null &
     running[$!]=$1
 }
 
@@ -163,6 +177,8 @@ finish() {
 }
 
 ip netns add "$switch" 2>/dev/null || refuse "this system makes no network namespaces: run it where root may"
+exec 8<"/run/netns/$switch"
+flock -n 8 || refuse "another process $$ has a lab of this name: try again"
 ip -n "$switch" link set lo up
 shape "$switch" lo 2>/dev/null || refuse "this kernel does not shape with tbf: load sch_tbf, or ask for --rate none"
 ip -n "$switch" link add name switch type bridge

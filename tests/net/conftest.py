@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -25,11 +27,18 @@ class Finished(NamedTuple):
     err: str
 
 
+_SET_PARENT_DEATH_SIGNAL = 1  # sys/prctl.h
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
 class Netlab:
     """Starts scripts/netlab.sh with this Python, its mpirun, and one thread a process."""
 
     def start(self, *args: object) -> subprocess.Popen[str]:
-        """Start the script and return at once."""
+        """Start the script and return at once. It is killed when we are: its hosts go with it."""
         env = {
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -44,6 +53,7 @@ class Netlab:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=_die_with_parent,
         )
 
     def __call__(self, *args: object, timeout: float = 50.0) -> Finished:

@@ -120,6 +120,27 @@ def test_nothing_is_left_when_the_lab_is_ended(netlab: Any, number: int) -> None
     assert alive(f"sleep 60{number}.{os.getpid()}") == []
 
 
+def test_what_is_left_when_everything_is_killed_at_once_goes_with_the_next_lab(netlab: Any) -> None:
+    """As when a container ends: the process beside the lab, which would sweep, dies with it."""
+    process = netlab.start("--hosts", 2, "--rate", "none", "--each", "--", "sleep", f"607.{os.getpid()}")
+    living = netlab.start("--hosts", 2, "--rate", "none", "--each", "--", "sleep", f"608.{os.getpid()}")
+    assert eventually(lambda: len(alive(f"sleep 607.{os.getpid()}")) == len(alive(f"sleep 608.{os.getpid()}")) == 2)
+    listed = subprocess.run(["pgrep", "-f", f"netlab.sh --sweep netlab-{process.pid}$"], capture_output=True, text=True)
+    for sweeper in map(int, listed.stdout.split()):
+        os.kill(sweeper, signal.SIGKILL)
+    process.kill()
+    process.wait(20)
+    assert len(netlab.namespaces(process.pid)) == 3
+    assert netlab("--hosts", 2, "--rate", "none", "--", "true").code == 0
+    assert netlab.namespaces(process.pid) == []
+    assert alive(f"sleep 607.{os.getpid()}") == []
+    assert len(netlab.namespaces(living.pid)) == 3
+    assert len(alive(f"sleep 608.{os.getpid()}")) == 2
+    for each in (process, living):
+        each.kill()
+        each.communicate(timeout=20)
+
+
 def test_nothing_is_left_of_a_job_whose_processes_refuse_to_end(netlab: Any) -> None:
     stubborn = f"trap '' TERM INT; while :; do sleep 0.1{os.getpid()}; done"
     process = netlab.start("--hosts", 2, "--rate", "none", "--each", "--", "sh", "-c", stubborn)
@@ -170,7 +191,7 @@ def test_who_is_not_root_is_refused_in_one_line() -> None:
 @pytest.mark.parametrize("missing", ["ip", "tc"])
 @pytest.mark.skipif(os.geteuid() != 0, reason="it is refused for want of root before it looks for tools")
 def test_a_missing_tool_is_named_in_one_line(tmp_path: Path, missing: str) -> None:
-    for tool in {"bash", "id", "ip", "tc", "unshare", "setsid"} - {missing}:
+    for tool in {"bash", "id", "ip", "tc", "unshare", "setsid", "flock"} - {missing}:
         (tmp_path / tool).symlink_to(shutil.which(tool) or "/bin/true")
     bash = shutil.which("bash")
     assert bash is not None
