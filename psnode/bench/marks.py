@@ -1,4 +1,7 @@
-"""When each step of a worker begins, and what its host's interface has counted by then, noted by the task itself.
+"""When each backward pass of a worker begins, and what its host's interface has counted by then, noted by the task itself.
+
+In that moment a step's weights are all there, so that its predecessor's gradients are, too, wherever they had to go, and none
+of its own gradients is under way: between two marks lies the traffic of whole steps, whatever else overlaps.
 
 The same task runs under psnode and under its peers, so that both are timed and counted by the same lines: by the
 worker's clock, which emulated hosts share, and by the interface, which knows nothing of anybody's own accounts.
@@ -61,7 +64,7 @@ class Traffic(NamedTuple):
 
 
 class Metered(Classification):
-    """Image classification that leaves a mark in the directory `marks` whenever a loss is to be computed.
+    """Image classification that leaves a mark in the directory `marks` whenever a loss is to be differentiated.
 
     `options`: marks, network, dataset, data_dir, seed; the others go to the data set.
     """
@@ -75,10 +78,14 @@ class Metered(Classification):
         )
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """As of Classification, after the mark."""
+        """As of Classification; the mark is left when the backward pass comes by."""
+        loss, outputs = super().loss(model, batch)
+        loss.register_hook(self._mark)  # type: ignore[no-untyped-call]
+        return loss, outputs
+
+    def _mark(self, gradient: torch.Tensor) -> None:
         with self._path.open("a") as file:
             file.write(json.dumps(Mark.now()) + "\n")
-        return super().loss(model, batch)
 
 
 def read_marks(directory: Path, steps: int) -> list[list[Mark]]:

@@ -107,14 +107,18 @@ def test_the_command_measures_the_floor_and_powersgd_and_writes_a_file(
     assert floor["ratios"] == {"floor": 1.0, "best_ddp": pytest.approx(1 / peer["ratios"]["floor"]), "unshaped_ddp": None}
 
 
-def test_a_metered_task_is_the_task_and_marks_every_loss(tmp_path: Path) -> None:
+def test_a_metered_task_is_the_task_and_marks_every_backward_pass(tmp_path: Path) -> None:
     options = {"marks": str(tmp_path), "network": "LeNet", "dataset": "synthetic", "seed": "3", "shape": "1,28,28"}
     metered = Metered(options)
     plain = Classification("LeNet", "synthetic", seed=3, options={"shape": "1,28,28"})
     torch.manual_seed(0)
     model = metered.model()
     batch = metered.train_data().batch(np.arange(4), None)
-    losses = [float(metered.loss(model, batch)[0].detach()) for _ in range(5)]
+    losses = []
+    for _ in range(5):
+        loss, _ = metered.loss(model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        losses.append(float(loss.detach()))
     assert losses == [float(plain.loss(model, plain.train_data().batch(np.arange(4), None))[0].detach())] * 5
     [file] = tmp_path.iterdir()
     file.rename(tmp_path / "some-host-2.jsonl")
