@@ -50,7 +50,7 @@ _TABLE = (
     Scheme("bf16", "bf16", "the upper half of a float32, rounded", "Kalamkar et al., arXiv:1905.12322"),
     Scheme(
         "qsgd", "qsgd:levels=15,bucket=512", "stochastic rounding to levels of a bucket's norm, unbiased",
-        "Alistarh et al., QSGD, NeurIPS 2017",
+        "Alistarh et al., QSGD, NeurIPS 2017", downlink="qsgd:levels=15,bucket=512",
     ),
     Scheme(
         "atomo", "svd:rank=3", "a few singular triples, sampled with the least variance, unbiased",
@@ -86,12 +86,14 @@ _TABLE = (
     ),
     Scheme(
         "signsgd", "sign", "signs, decided by majority vote at the master",
-        "Bernstein et al., signSGD with majority vote, ICLR 2019", aggregator="majority", momentum=0.0,
+        "Bernstein et al., signSGD with majority vote, ICLR 2019",
+        aggregator="majority", downlink="scaledsign", momentum=0.0,
         rule="every coordinate moves by lr: a hundredth of dense SGD's lr and less",
     ),
     Scheme(
         "signum", "sign", "signs of the momentum average, decided by majority vote",
-        "Bernstein et al., signSGD with majority vote, ICLR 2019", feedback="ema:beta=0.9", aggregator="majority", momentum=0.0,
+        "Bernstein et al., signSGD with majority vote, ICLR 2019", feedback="ema:beta=0.9",
+        aggregator="majority", downlink="scaledsign", momentum=0.0,
         rule="every coordinate moves by lr: a hundredth of dense SGD's lr and less",
     ),
     Scheme(
@@ -113,6 +115,7 @@ _TABLE = (
     Scheme(
         "topk", "topk:ratio=0.01", "the largest of every hundred coordinates, the rest remembered",
         "Stich et al., Sparsified SGD with memory, NeurIPS 2018", feedback="ef",
+        downlink="topk:ratio=0.01",
     ),
     Scheme(
         "polar", "polar:rate=1,block=16384", "polar source codes, nearly the least squared error of one bit, the rest remembered",
@@ -157,7 +160,8 @@ _OVERRIDES: Mapping[str, tuple[str, Callable[[int], int]]] = MappingProxyType(
 def resolve(config: Config) -> Scheme:
     """The scheme that `config` names with its parameters and overrides applied; ConfigurationError if there is none.
 
-    `codec` of the result is the full spec, every parameter written out.
+    `codec` of the result is the full spec, every parameter written out. A downlink that the scheme chose for its own codec is
+    not used for another: it is dense then.
     """
     from psnode.codecs import get_codec
     from psnode.feedback import get_feedback
@@ -189,7 +193,7 @@ def resolve(config: Config) -> Scheme:
         codec=repr(get_codec(spec)),
         feedback=feedback,
         aggregator=aggregator,
-        downlink=_downlink(config.downlink or scheme.downlink, get_codec(spec)),
+        downlink=_downlink(config.downlink or (DENSE if config.codec else scheme.downlink), get_codec(spec)),
         momentum=scheme.momentum if config.momentum is None else config.momentum,
     )
 

@@ -106,6 +106,15 @@ def test_what_cannot_be_meant_is_refused_in_one_line(fields: dict[str, Any], mes
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.parametrize(("name", "downlink"), [("topk", "topk:ratio=0.01"), ("signsgd", "scaledsign"), ("atomo", "dense")])
+def test_a_scheme_brings_its_downlink_for_its_own_codec_unless_another_is_named(name: str, downlink: str) -> None:
+    found = resolve(Config(scheme=name)).downlink
+    assert found == downlink or get_codec(found) == get_codec(downlink)
+    assert resolve(Config(scheme=name, codec="qsgd")).downlink == "dense"
+    assert resolve(Config(scheme=name, downlink="dense")).downlink == "dense"
+    assert get_codec(resolve(Config(scheme=name, codec="qsgd", downlink="bf16")).downlink) == get_codec("bf16")
+
+
 def test_feedback_downlink_and_momentum_of_the_configuration_win() -> None:
     scheme = resolve(Config(scheme="atomo", feedback="ef", downlink="bf16", momentum=0.5))
     assert (scheme.feedback, scheme.downlink, scheme.momentum) == ("ef", "bf16", 0.5)
