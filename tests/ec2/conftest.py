@@ -69,8 +69,18 @@ def front(moto_port: int) -> Iterator[Any]:
     made.close()
 
 
+@pytest.fixture(scope="session")
+def read_once() -> Iterator[None]:
+    """botocore reads its descriptions of the services once, not for every command: half of the time of these tests."""
+    loaders = pytest.importorskip("botocore.loaders")
+    loader = loaders.create_loader()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("botocore.session.create_loader", lambda *args: loader)
+        yield
+
+
 @pytest.fixture
-def aws(front: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def aws(front: Any, read_once: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """The environment of an AWS user, whose endpoint is `front`; returns it."""
     for variable in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(variable)

@@ -110,6 +110,17 @@ def test_the_hosts_are_those_that_run_and_in_the_order_of_ranks(cluster: Cluster
     assert names == ["ip-" + address.replace(".", "-") for address in addresses]
 
 
+def test_the_scripts_train_and_evaluate_on_the_hosts_that_get_hosts_wrote(cluster: Cluster) -> None:
+    assert cluster.ec2("get_hosts").returncode == 0
+    for path in (ROOT / "scripts" / "run_psnode.sh", ROOT / "scripts" / "evaluate.sh", "hosts_address"):
+        assert cluster.ec2("put", path, "").returncode == 0
+    flags = "--network LeNet --dataset digits --scheme dense --threads 1 --max-steps 2 --train-dir script"
+    done = cluster.ec2("ssh", f"bash run_psnode.sh {flags} && bash evaluate.sh --once --train-dir script")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert cluster.ec2("get", "script/evaluations.jsonl", "evaluations.jsonl").returncode == 0
+    assert json.loads((cluster.desk / "evaluations.jsonl").read_text().splitlines()[-1])["step"] == 2
+
+
 def test_no_private_key_came_to_the_nodes_and_theirs_is_on_the_master_alone(cluster: Cluster, keyfile: Path) -> None:
     secret = keyfile.read_bytes().splitlines()[2]
     held = []

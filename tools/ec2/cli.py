@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import sys
 from collections.abc import Sequence
@@ -45,6 +46,23 @@ def _status(session: Session, as_json: bool) -> None:
     click.echo(f"{live} of {session.settings.n_workers + 1} nodes of cluster {cluster.name}, owner {cluster.owner}")
 
 
+@command(cli, "cost")
+def _cost(session: Session) -> None:
+    """What the nodes cost an hour, and have cost since they started: at today's prices, without volumes and traffic."""
+    from tools.ec2.costs import costs
+
+    found = costs(session.cloud, session.settings, session.cluster.nodes(), datetime.datetime.now(datetime.UTC))
+    for each in found:
+        limit = "  at most" if each.at_most else ""
+        click.echo(
+            f"{each.node.name:11} {each.node.type:12} {each.hours:8.2f} h {each.hourly:9.4f} USD/h {each.so_far:9.2f} USD{limit}"
+        )
+    hourly, so_far = sum(each.hourly for each in found), sum(each.so_far for each in found)
+    click.echo(f"{len(found)} nodes: {hourly:.4f} USD an hour, {so_far:.2f} USD so far")
+    if session.settings.max_hours and found:
+        click.echo(f"every node ends itself {session.settings.max_hours} h after its start")
+
+
 @command(cli, "shutdown")
 def _shutdown(session: Session) -> None:
     """End all nodes of the cluster and remove what belongs to it: what carries its tags, and nothing else."""
@@ -77,6 +95,21 @@ def _get_hosts(session: Session, directory: Path) -> None:
         return
     for path in write_hosts(nodes, directory):
         click.echo(path)
+
+
+@command(
+    cli,
+    "export",
+    click.argument("kind", type=click.Choice(["config", "slurm", "skypilot"])),
+    click.argument("words", nargs=-1),
+    needs_name=False,
+)
+def _export(session: Session, kind: str, words: tuple[str, ...]) -> None:
+    """Print a commented cluster.toml (config), or a job for another launcher: `export slurm -- train ...`."""
+    from tools.ec2.example import example
+    from tools.ec2.exports import export
+
+    click.echo(example() if kind == "config" else export(kind, session.settings, words), nl=False)
 
 
 node_commands.add_to(cli)

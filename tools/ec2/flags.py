@@ -45,15 +45,20 @@ class Session:
             raise DeclinedError("nothing was done")
 
 
-def command(group: click.Group, name: str, *parameters: Callable[..., Any]) -> Callable[[Callable[..., None]], None]:
-    """Register a function of (session, ...) as a command with all settings as flags."""
+def command(
+    group: click.Group, name: str, *parameters: Callable[..., Any], needs_name: bool = True
+) -> Callable[[Callable[..., None]], None]:
+    """Register a function of (session, ...) as a command with all settings as flags.
+
+    One that does without a cluster takes the name psnode where none is set.
+    """
 
     def register(function: Callable[..., None]) -> None:
         def run(config: Path | None, dry_run: bool, yes: bool, **given: Any) -> None:
             flags = {key: typed(key, value) for key in FIELDS if (value := given.pop(key)) is not None}
             if config is None and _DEFAULT_FILE.is_file():
                 config = _DEFAULT_FILE
-            settings = load(config, flags)
+            settings = load(config, flags, unnamed="" if needs_name else "psnode")
             function(Session(settings, Cloud(settings, dry_run=dry_run), yes), **given)
 
         # click takes them from the last to the first

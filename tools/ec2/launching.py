@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from tools.ec2 import prices
@@ -58,17 +58,18 @@ class Plan:
 def launch(cluster: Cluster, settings: Settings, confirm: Callable[[str], None]) -> list[Node]:
     """Bring the cluster to its size and wait until every node runs; `confirm` raises DeclinedError if the user says no."""
     plan = make_plan(cluster, settings)
+    started: set[str] = set()
     if any(plan.missing.values()):
         confirm(str(plan))
         try:
-            _start(cluster, settings, plan)
+            started = _start(cluster, settings, plan)
         except Ec2Error:
             if not plan.nodes and not cluster.cloud.dry_run:
                 with contextlib.suppress(Ec2Error):  # the first error is the one to tell
                     if not cluster.nodes():
                         remove_resources(cluster)
             raise
-    return [] if cluster.cloud.dry_run else wait(cluster, settings)
+    return [] if cluster.cloud.dry_run else wait(cluster, settings, started)
 
 
 def make_plan(cluster: Cluster, settings: Settings) -> Plan:
@@ -96,7 +97,8 @@ def make_plan(cluster: Cluster, settings: Settings) -> Plan:
     return Plan(nodes, missing, where, image, public, own_range(settings), cost)
 
 
-def _start(cluster: Cluster, settings: Settings, plan: Plan) -> None:
+def _start(cluster: Cluster, settings: Settings, plan: Plan) -> set[str]:
+    """Start what is missing in the first place that has room; returns the ids."""
     cloud = cluster.cloud
     key = ensure_key(cluster, settings, plan.public)
     firewall = ensure_firewall(cluster, settings, plan.places[0].vpc, plan.ssh_from)
@@ -121,25 +123,28 @@ def _summary(refused: dict[str, Ec2Error]) -> Ec2Error:
     return kind(f"no room anywhere (tried {'; '.join(refused)}); the last answer: {causes[-1]}")
 
 
-def _start_in(cluster: Cluster, settings: Settings, plan: Plan, common: Common, place: Place, attempt: int) -> None:
-    """Start all that is missing in one place; if a part has no room there, end the other part again."""
+def _start_in(cluster: Cluster, settings: Settings, plan: Plan, common: Common, place: Place, attempt: int) -> set[str]:
+    """Start all that is missing in one place; if a part has no room there, end the other part again. Returns the ids."""
+    started: set[str] = set()
     before = {node.id for node in plan.nodes}
     moment = (attempt, *sorted(node.id for node in cluster.nodes(ENDED)), int(time.time() // _TOKEN_SECONDS))
     for role, count in plan.missing.items():
         if not count:
             continue
         try:
-            cluster.cloud.change("run_instances", **request(cluster, settings, common, place, role, count, moment))
+            done = cluster.cloud.change("run_instances", **request(cluster, settings, common, place, role, count, moment))
+            started |= {instance["InstanceId"] for instance in done.get("Instances", [])}
         except Ec2Error:
             if not cluster.cloud.dry_run:
                 end_nodes(cluster, [node for node in cluster.nodes() if node.id not in before])
             raise
+    return started
 
 
-def wait(cluster: Cluster, settings: Settings) -> list[Node]:
-    """The nodes, once all of them are running. Raises NodeLostError, DeadlineError."""
+def wait(cluster: Cluster, settings: Settings, started: Iterable[str] = ()) -> list[Node]:
+    """The nodes, once all of them are running. Raises NodeLostError if one of them or of `started` ends, DeadlineError."""
     deadline = time.monotonic() + settings.launch_deadline
-    seen: set[str] = set()
+    seen = set(started)
     for attempt in range(10**6):
         nodes = cluster.nodes(LIVE + ENDED)
         if lost := [node for node in nodes if node.id in seen and node.state in ENDED]:

@@ -17,7 +17,7 @@ from tools.ec2.hostkeys import for_addresses
 from tools.ec2.remote import Access
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
-_SOURCES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "psnode", "tools")
+SOURCES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "psnode", "tools")
 _FORWARDED = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
 
 
@@ -70,7 +70,7 @@ def _build(checkout: Path, folder: Path) -> Path:
     """A wheel of `checkout`, made from a copy so that nothing is written there."""
     if not (checkout / "setup.cfg").is_file():
         raise ConfigurationError(f"{checkout} is no checkout of psnode: set package to one, or to a wheel or a requirement")
-    for name in _SOURCES:
+    for name in SOURCES:
         source, target = checkout / name, folder / "source" / name
         target.parent.mkdir(exist_ok=True)
         if source.is_dir():

@@ -126,9 +126,12 @@ class Settings:
 FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
 
 
-def load(path: Path | None, flags: Mapping[str, Any]) -> Settings:
-    """The settings of the TOML file at `path`, if any, with `flags` over them. Raises ConfigurationError."""
-    return Settings(**{**(from_file(path) if path else {}), **flags})
+def load(path: Path | None, flags: Mapping[str, Any], unnamed: str = "") -> Settings:
+    """The settings of the TOML file at `path`, if any, with `flags` over them. Raises ConfigurationError.
+
+    `unnamed` is the name of a cluster that has none.
+    """
+    return Settings(**{"name": unnamed, **(from_file(path) if path else {}), **flags})
 
 
 def from_file(path: Path) -> dict[str, Any]:

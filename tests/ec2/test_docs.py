@@ -1,0 +1,53 @@
+"""docs/ec2.md says what the code does: settings and permissions are compared, commands are there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tools.ec2.cli import cli
+from tools.ec2.example import default, rule, shown
+from tools.ec2.settings import FIELDS
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs" / "ec2.md").read_text()
+
+
+def between(mark: str) -> str:
+    found = re.search(rf"<!-- {mark}: begin -->\n(.*)<!-- {mark}: end -->", TEXT, re.S)
+    assert found
+    return found[1]
+
+
+def settings_table() -> str:
+    rows = [f"| `{name}` | {_default(name)} | {rule(field).replace('|', chr(92) + '|')} |" for name, field in FIELDS.items()]
+    return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows, ""])
+
+
+def _default(name: str) -> str:
+    value = default(FIELDS[name])
+    return "" if value in ("", None, {}, ()) else f"`{shown(value)}`"
+
+
+def permissions() -> str:
+    """Of every call in the source, as IAM spells it."""
+    source = "".join(path.read_text() for path in (ROOT / "tools" / "ec2").glob("*.py"))
+    calls = set(re.findall(r"""\.(?:ask|change)\(\s*"(\w+)"|change\(call""", source)) - {""}
+    calls |= set(re.findall(r'"((?:revoke|authorize)_\w+)"', source))
+    spelled = {"".join(part.capitalize() for part in call.split("_")) for call in calls}
+    services = {"GetCallerIdentity": "sts", "GetProducts": "pricing"}
+    names = [*(f"{services.get(name, 'ec2')}:{name}" for name in spelled), "ec2:CreateTags"]
+    return ", ".join(f"`{name}`" for name in sorted(names)) + "\n"
+
+
+def test_every_setting_stands_there_with_its_default() -> None:
+    assert between("settings") == settings_table()
+
+
+def test_every_permission_stands_there() -> None:
+    assert between("permissions") == permissions()
+
+
+def test_every_command_stands_there() -> None:
+    for name in cli.commands:
+        assert re.search(rf"^\| .*`{name}\b", TEXT, re.M), name

@@ -1,0 +1,138 @@
+"""What the tool writes for people and for other launchers is what those accept."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.ec2.errors import ConfigurationError
+from tools.ec2.exports import export
+from tools.ec2.settings import FIELDS, Settings, load
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN = ("train", "--network", "LeNet", "--dataset", "digits", "--train-dir", "runs/a run", "--threads", "1")
+
+
+@pytest.fixture
+def example(ec2: Callable[..., Any]) -> str:
+    done = ec2("export", "config")
+    assert done.code == 0, done.err
+    return str(done.out)
+
+
+def test_the_example_has_every_setting_with_its_explanation(example: str) -> None:
+    for name, field in FIELDS.items():
+        (comment,) = re.findall(rf"^# (.+)\n(?:# )?{name} = ", example, re.M)
+        assert comment.startswith(field.metadata["help"])
+
+
+def test_the_example_is_loaded_as_it_is_and_sets_only_defaults(example: str, tmp_path: Path) -> None:
+    (tmp_path / "cluster.toml").write_text(example)
+    settings = load(tmp_path / "cluster.toml", {})
+    assert settings == Settings(name="atomo", region="us-west-2")
+
+
+def test_every_line_of_the_example_can_be_taken_in(example: str, tmp_path: Path) -> None:
+    lines = re.sub(r"^# (?=[a-z_]+ = )", "", example, flags=re.M)
+    assert set(tomllib.loads(lines)) == set(FIELDS)
+    # but for those that exclude each other or say nothing when they are empty
+    usable = "\n".join(line for line in lines.splitlines() if not re.match(r'(nfs_ip_address|spot_price)|\w+ = ""$', line))
+    (tmp_path / "cluster.toml").write_text(usable.replace("nfs_mount_point", "# nfs_mount_point"))
+    assert load(tmp_path / "cluster.toml", {}).name == "atomo"
+
+
+def shellcheck(path: Path) -> None:
+    done = subprocess.run(["shellcheck", "-x", path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.fixture
+def checker(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    import shutil
+    import sys
+
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
+    if shutil.which("shellcheck") is None:
+        pytest.skip("there is no shellcheck")
+    return shellcheck
+
+
+def test_the_slurm_script_asks_for_a_node_each_and_is_clean_shell(checker: Callable[[Path], None], tmp_path: Path) -> None:
+    text = export("slurm", Settings(name="many", n_workers=7, max_hours=48), TRAIN)
+    (tmp_path / "job.sh").write_text(text)
+    checker(tmp_path / "job.sh")
+    options = dict(re.findall(r"^#SBATCH --([a-z-]+)=(\S+)$", text, re.M))
+    assert (options["nodes"], options["ntasks-per-node"], options["time"]) == ("8", "1", "48:00:00")
+    # Slurm reads no option after the first command
+    assert text.rindex("#SBATCH") < text.index("set -euo pipefail")
+
+
+SLURM = """#!/usr/bin/env bash
+case $1 in
+show) printf 'localhost\\nlocalhost\\nlocalhost\\n' ;;
+requeue) echo "$2" >requeued ;;
+esac
+"""
+PSNODE = """#!/usr/bin/env bash
+printf '%s\\n' "$@" >arguments
+trap 'mkdir -p "runs/a run/checkpoints"; touch "runs/a run/checkpoints/latest"; exit 75' TERM
+touch started
+for _ in {1..200}; do sleep 0.1; done
+"""
+
+
+def test_the_slurm_script_requeues_a_job_that_was_stopped_and_resumes_it(tmp_path: Path) -> None:
+    """With stand-ins for scontrol and psnode: what is tested is the script."""
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    for name, text in (("scontrol", SLURM), ("psnode", PSNODE)):
+        (tmp_path / "venv" / "bin" / name).write_text(text)
+        (tmp_path / "venv" / "bin" / name).chmod(0o755)
+    (tmp_path / "job.sh").write_text(export("slurm", Settings(name="many"), TRAIN))
+    env = {"PATH": "/usr/bin:/bin", "PSNODE_VENV": str(tmp_path / "venv"), "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_ID": "17"}
+    for resumed in (False, True):
+        (tmp_path / "started").unlink(missing_ok=True)
+        (tmp_path / "requeued").unlink(missing_ok=True)
+        job = subprocess.Popen(["bash", "job.sh"], cwd=tmp_path, env=env)
+        while not (tmp_path / "started").exists():
+            assert job.poll() is None
+        job.terminate()
+        assert job.wait(timeout=30) == 75
+        assert (tmp_path / "requeued").read_text() == "17\n"
+        words = (tmp_path / "arguments").read_text().splitlines()
+        assert words[:5] == ["launch", "-n", "2", "--hostfile", "hosts_address"]
+        assert ("--resume" in words) == resumed
+        assert words[words.index("--train-dir") + 1] == "runs/a run"
+    assert (tmp_path / "hosts_address").read_text().split() == ["localhost"] * 3
+
+
+def test_the_skypilot_task_is_yaml_of_the_right_fields_and_clean_shell(checker: Callable[[Path], None], tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    text = export("skypilot", Settings(name="many", n_workers=3, region="eu-west-1", method="spot"), TRAIN)
+    task = yaml.safe_load(text)
+    assert (task["name"], task["num_nodes"]) == ("many", 4)
+    assert task["resources"] == {"infra": "aws/eu-west-1", "instance_type": "m5.2xlarge", "use_spot": True, "disk_size": 50}
+    for part in ("setup", "run"):
+        (tmp_path / part).write_text(f"#!/usr/bin/env bash\n{task[part]}")
+        checker(tmp_path / part)
+
+
+def test_skypilot_itself_takes_the_task(tmp_path: Path) -> None:
+    sky = pytest.importorskip("sky")
+    (tmp_path / "task.yaml").write_text(export("skypilot", Settings(name="many", region="us-west-2"), TRAIN))
+    task = sky.Task.from_yaml(str(tmp_path / "task.yaml"))
+    assert task.num_nodes == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [((), "needs a training command"), (("evaluate",), "needs a training command"), (("train",), "has no --train-dir")],
+)
+def test_a_job_that_could_not_go_on_is_not_written(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        export("slurm", Settings(name="many"), words)

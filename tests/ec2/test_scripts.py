@@ -1,0 +1,67 @@
+"""The scripts under ATOMO's names, as far as they need no cluster; the others run in the whole chain."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def script(name: str, *words: object, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    line = ["bash", str(ROOT / "scripts" / name), *map(str, words)]
+    full = {**os.environ, "PSNODE_VENV": sys.prefix, "PYTHONPATH": str(ROOT), **env}
+    return subprocess.run(line, cwd=cwd, env=full, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+
+
+def test_data_are_prepared_and_counted(tmp_path: Path) -> None:
+    done = script("data_prepare.sh", "digits", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "digits: 1437 examples to train with and 360 to test with, in data\n"
+
+
+def test_data_that_do_not_exist_end_with_one_line(tmp_path: Path) -> None:
+    done = script("data_prepare.sh", "digitz", cwd=tmp_path)
+    assert done.returncode != 0
+    assert re.fullmatch(r"data_prepare.sh: error: .*digits.*\n", done.stderr)
+
+
+@pytest.mark.parametrize("name", ["run_psnode.sh", "remote_script.sh"])
+def test_without_hosts_nothing_is_started(tmp_path: Path, name: str) -> None:
+    done = script(name, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{name}: error: hosts_address cannot be read")
+
+
+def test_a_master_without_workers_trains_nothing(tmp_path: Path) -> None:
+    (tmp_path / "hosts_address").write_text("# mine\n172.31.0.1\n\n")
+    done = script("run_psnode.sh", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "names 1 hosts" in done.stderr
+
+
+def test_every_host_is_set_up_even_if_one_fails(tmp_path: Path) -> None:
+    """With a stand-in for ssh: what is tested is the loop."""
+    (tmp_path / "ssh").write_text('#!/bin/sh\ncat >/dev/null\necho "$@" >>reached\n[ "$3" != 10.0.0.2 ]\n')
+    (tmp_path / "ssh").chmod(0o755)
+    (tmp_path / "hosts").write_text("10.0.0.1\n10.0.0.2\n10.0.0.3\n")
+    done = script("remote_script.sh", "hosts", cwd=tmp_path, PATH=f"{tmp_path}:/usr/bin:/bin", PSNODE_MPI="system")
+    assert done.returncode == 1
+    assert "10.0.0.2 failed" in done.stderr
+    reached = (tmp_path / "reached").read_text().splitlines()
+    assert [line.split()[2] for line in reached] == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+    assert all("PSNODE_MPI=system" in line and "/scripts/pre_run.sh" in line for line in reached)
+
+
+def test_the_container_gets_all_that_a_wheel_is_made_of() -> None:
+    copied = re.findall(r"^COPY (.+) \S+$", (ROOT / "Dockerfile").read_text(), re.M)
+    sources = {name for line in copied for name in line.split()}
+    assert all((ROOT / name).exists() for name in sources)
+    from tools.ec2.preparing import SOURCES
+
+    assert set(SOURCES) <= sources

@@ -1,0 +1,195 @@
+"""No room, too low a price, throttling, and nodes that are taken: typed, retried with limits, and nothing is left half done."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.ec2 import errors
+from tools.ec2.cloud import Cloud
+from tools.ec2.cluster import cluster_of
+from tools.ec2.launching import launch
+from tools.ec2.settings import Settings, load
+
+NO_ROOM = ("InsufficientInstanceCapacity", "We currently do not have sufficient m5.large capacity in the zone you requested")
+
+
+@pytest.fixture
+def stubbed() -> Any:
+    """A client of EC2 whose answers are given in advance, a Cloud on it, and the seconds that the Cloud waits."""
+    boto3 = pytest.importorskip("boto3")
+    stub = pytest.importorskip("botocore.stub")
+    client = boto3.client("ec2", region_name="us-west-2", aws_access_key_id="a", aws_secret_access_key="b")
+    waits: list[float] = []
+    cloud = Cloud(Settings(name="spot"), clients={"ec2": client}, sleep=waits.append)
+    with stub.Stubber(client) as stubber:
+        yield stubber, cloud, waits
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "exit_code"),
+    [
+        ("InsufficientInstanceCapacity", errors.CapacityError, 3),
+        ("InsufficientCapacity", errors.CapacityError, 3),
+        ("SpotMaxPriceTooLow", errors.PriceTooLowError, 3),
+        ("MaxSpotInstanceCountExceeded", errors.QuotaError, 2),
+        ("Unsupported", errors.NotOfferedError, 2),
+        ("UnauthorizedOperation", errors.AccessError, 2),
+        ("SomethingNew", errors.Ec2Error, 1),
+    ],
+)
+def test_every_refusal_is_an_error_of_its_kind_and_not_retried(stubbed: Any, code: str, kind: type, exit_code: int) -> None:
+    stubber, cloud, waits = stubbed
+    stubber.add_client_error("run_instances", code, "two\nlines.")
+    with pytest.raises(kind) as caught:
+        cloud.change("run_instances", MinCount=1, MaxCount=1)
+    assert type(caught.value) is kind
+    assert caught.value.exit_code == exit_code
+    assert str(caught.value).startswith(f"RunInstances: two lines ({code})")
+    assert waits == []
+    stubber.assert_no_pending_responses()
+
+
+@pytest.mark.parametrize("code", ["RequestLimitExceeded", "Throttling", "ServiceUnavailable", "InternalError"])
+def test_a_throttled_call_is_made_again_later_each_time(stubbed: Any, code: str) -> None:
+    stubber, cloud, waits = stubbed
+    for _ in range(5):
+        stubber.add_client_error("run_instances", code, http_status_code=503)
+    stubber.add_response("run_instances", {"Instances": [{"InstanceId": "i-1"}]})
+    assert cloud.change("run_instances", MinCount=1, MaxCount=1)["Instances"][0]["InstanceId"] == "i-1"
+    # doubled each time from half a second, less at most a half of it, so that several do not come in step
+    assert len(waits) == 5
+    assert all(0.25 * 2**k <= seconds <= 0.5 * 2**k for k, seconds in enumerate(waits))
+
+
+def test_throttling_that_does_not_end_is_given_up(stubbed: Any) -> None:
+    stubber, cloud, waits = stubbed
+    for _ in range(7):
+        stubber.add_client_error("describe_instances", "RequestLimitExceeded")
+    with pytest.raises(errors.ThrottledError, match="try later") as caught:
+        cloud.ask("describe_instances")
+    assert caught.value.exit_code == 3
+    assert len(waits) == 6
+    assert sum(waits) < 60
+    stubber.assert_no_pending_responses()
+
+
+def zones(api: Any, config: Path) -> list[str]:
+    """Of the cluster's running instances."""
+    settings = load(config, {})
+    filters = [{"Name": "tag:psnode:cluster", "Values": [settings.name]}, {"Name": "instance-state-name", "Values": ["running"]}]
+    found = api.describe_instances(Filters=filters)["Reservations"]
+    return [instance["Placement"]["AvailabilityZone"] for reservation in found for instance in reservation["Instances"]]
+
+
+def zone_asked(api: Any, form: dict[str, str]) -> str:
+    return str(api.describe_subnets(SubnetIds=[form["SubnetId"]])["Subnets"][0]["AvailabilityZone"])
+
+
+def test_without_room_in_the_first_zone_the_whole_cluster_is_in_the_next(
+    ec2: Callable[..., Any], aws: Any, api: Any, config: Path
+) -> None:
+    aws.refuse("RunInstances", *NO_ROOM)
+    done = ec2("launch", "--yes", "--method", "spot", "--fallback-zones", "us-west-2d,us-west-2c")
+    assert done.code == 0, done.err
+    assert "no room for m5.large in us-west-2b" in done.err
+    assert zones(api, config) == ["us-west-2d"] * 3
+
+
+def test_without_room_for_the_master_the_workers_do_not_stay_behind(
+    ec2: Callable[..., Any], aws: Any, api: Any, config: Path
+) -> None:
+    aws.refuse("RunInstances", *NO_ROOM, applies=lambda form: form["MinCount"] == "1")
+    assert ec2("launch", "--yes", "--method", "spot", "--fallback-zones", "us-west-2c").code == 0
+    assert zones(api, config) == ["us-west-2c"] * 3
+    assert aws.actions().count("TerminateInstances") == 1
+
+
+def test_when_no_zone_has_room_the_next_type_is_taken_in_the_first(
+    ec2: Callable[..., Any], aws: Any, api: Any, config: Path
+) -> None:
+    aws.refuse("RunInstances", *NO_ROOM, times=9, applies=lambda form: form["InstanceType"] == "m5.large")
+    done = ec2("launch", "--yes", "--method", "spot", "--fallback-zones", "us-west-2c", "--fallback-types", "c5.2xlarge")
+    assert done.code == 0, done.err
+    asked = [(form["InstanceType"], zone_asked(api, form)) for action, form in aws.calls if action == "RunInstances"]
+    assert asked == [
+        ("m5.large", "us-west-2b"),
+        ("m5.large", "us-west-2c"),
+        ("c5.2xlarge", "us-west-2b"),
+        ("c5.2xlarge", "us-west-2b"),
+    ]
+
+
+def test_the_rounds_through_the_zones_are_limited_and_further_and_further_apart(aws: Any, api: Any, config: Path) -> None:
+    aws.refuse("RunInstances", *NO_ROOM, times=99)
+    waits: list[float] = []
+    settings = load(config, {"method": "spot", "fallback_zones": ("us-west-2c",), "capacity_attempts": 3})
+    cluster = cluster_of(Cloud(settings, sleep=waits.append), settings)
+    with pytest.raises(errors.CapacityError, match=r"no room anywhere \(tried m5.large in us-west-2b; m5.large in us-west-2c\)"):
+        launch(cluster, settings, lambda text: None)
+    assert aws.actions().count("RunInstances") == 3 * 2
+    assert len(waits) == 2
+    assert 7.5 <= waits[0] <= 15 <= waits[1] <= 30
+    assert zones(api, config) == []
+    assert aws.groups == {}
+    tokens = [form["ClientToken"] for action, form in aws.calls if action == "RunInstances"]
+    assert len(set(tokens)) == 6
+
+
+def test_a_price_below_the_market_everywhere_is_told_and_leaves_nothing(
+    ec2: Callable[..., Any], aws: Any, api: Any, config: Path
+) -> None:
+    message = "Your Spot request price of 0.001 is lower than the minimum required Spot request fulfillment price of 0.035."
+    aws.refuse("RunInstances", "SpotMaxPriceTooLow", message, times=9)
+    done = ec2("launch", "--yes", "--method", "spot", "--spot-price", 0.001, "--capacity-attempts", 1)
+    assert done.code == 3
+    assert "fulfillment price of 0.035 (SpotMaxPriceTooLow): raise spot_price, or leave it out" in done.err
+    assert zones(api, config) == []
+    assert aws.groups == {}
+
+
+def test_a_node_that_ec2_takes_while_the_cluster_starts_is_named(
+    ec2: Callable[..., Any], aws: Any, api: Any, config: Path
+) -> None:
+    taken = itertools.count()
+
+    def take(action: str, form: dict[str, str], body: bytes) -> None:
+        if action == "RunInstances" and next(taken) == 0:
+            api.terminate_instances(InstanceIds=[re.findall(r"<instanceId>(.*?)</instanceId>", body.decode())[0]])
+
+    aws.after = take
+    done = ec2("launch", "--yes", "--method", "spot")
+    assert done.code == 3
+    assert re.search(r"error: i-\w+ was ended by EC2 \(.*\): run launch again to replace it", done.err)
+    assert ec2("launch", "--yes", "--method", "spot").code == 0
+    assert zones(api, config) == ["us-west-2b"] * 3
+
+
+def test_cost_counts_hours_at_the_price_of_each_kind(ec2: Callable[..., Any], aws: Any, api: Any, config: Path) -> None:
+    import datetime
+
+    from tools.ec2.costs import costs
+
+    ec2("launch", "--yes", "--worker-type", "c5.2xlarge", "--n-workers", 1)
+    assert "2 nodes: 0.4360 USD an hour" in ec2("cost").out  # 0.096 + 0.34
+    settings = load(config, {})
+    cloud = Cloud(settings)
+    nodes = cluster_of(cloud, settings).nodes()
+    later = max(node.launched for node in nodes) + datetime.timedelta(hours=10)
+    found = costs(cloud, settings, nodes, later)
+    assert [round(each.so_far, 2) for each in found] == [0.96, 3.4]
+    # a minute is the least that is billed
+    assert costs(cloud, settings, nodes[:1], nodes[0].launched)[0].so_far == pytest.approx(0.096 / 60)
+
+
+def test_cost_of_a_spot_node_is_that_of_the_market(ec2: Callable[..., Any], api: Any) -> None:
+    ec2("launch", "--yes", "--method", "spot")
+    market = api.describe_spot_price_history(
+        InstanceTypes=["m5.large"], Filters=[{"Name": "availability-zone", "Values": ["us-west-2b"]}]
+    )["SpotPriceHistory"][0]["SpotPrice"]
+    assert f"{float(market):.4f} USD/h" in ec2("cost").out
