@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Fetch data sets, both parts, so that no run has to: on every node, or once into the directory that they share.
+#
+#   data_prepare.sh [NAME...]   [mnist cifar10 svhn]
+#   DATA_DIR                    where to; what --data-dir names later [data]
+set -euo pipefail
+PATH=${PSNODE_VENV:-$HOME/psnode/.venv}/bin:$PATH
+[[ $# -gt 0 ]] || set -- mnist cifar10 svhn
+exec python - "${DATA_DIR:-data}" "$@" <<'EOF'
+import sys
+
+from psnode.data import load
+from psnode.errors import ConfigurationError
+
+directory, *names = sys.argv[1:]
+for name in names:
+    try:
+        train, test = (load(name, directory, train=train, download=True) for train in (True, False))
+    except ConfigurationError as error:
+        sys.exit(f"data_prepare.sh: error: {error}")
+    print(f"{name}: {len(train)} examples to train with and {len(test)} to test with, in {directory}")
+EOF

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# On your machine, after launch: write the hosts and set up all nodes. Arguments (--config FILE, ...) go to both commands.
+set -euo pipefail
+if command -v psnode-ec2 >/dev/null; then
+    tool=(psnode-ec2)
+else
+    cd "$(dirname "${BASH_SOURCE[0]}")/.."
+    tool=("${PSNODE_PYTHON:-python3}" -m tools.ec2)
+fi
+"${tool[@]}" get_hosts "$@"
+"${tool[@]}" setup "$@"

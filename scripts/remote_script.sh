@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# On the master of a cluster that psnode-ec2 did not make: install psnode on every host of a list. It needs a checkout in the same
+# directory on all of them, and ssh that lets the master in.
+#
+#   remote_script.sh [HOSTS]   one address a line [hosts_address]
+set -euo pipefail
+hosts=${1:-hosts_address}
+[[ -r $hosts ]] || {
+    echo "remote_script.sh: error: $hosts cannot be read: name a file with one address a line, as get_hosts writes it" >&2
+    exit 2
+}
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+settings=()
+for name in PSNODE_VENV PSNODE_MPI PSNODE_CONSTRAINTS PIP_INDEX_URL PIP_EXTRA_INDEX_URL; do
+    [[ -z ${!name:-} ]] || settings+=("$name=${!name}")
+done
+failed=0
+while read -r host _ <&3; do
+    [[ -n $host && $host != \#* ]] || continue
+    echo "$host"
+    # shellcheck disable=SC2029 # the words are made here
+    ssh -o BatchMode=yes "$host" "$(printf '%q ' env "${settings[@]}" "$here/pre_run.sh")" </dev/null || {
+        echo "remote_script.sh: error: $host failed" >&2
+        failed=1
+    }
+done 3<"$hosts"
+exit "$failed"

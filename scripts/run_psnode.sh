@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# On the master: train over all hosts of a list, the first of which is the master. Arguments go to `psnode train`.
+#
+#   run_psnode.sh --network ResNet18 --dataset cifar10 --scheme atomo --train-dir runs/first
+#   HOSTS   one address a line [hosts_address]
+set -euo pipefail
+hosts=${HOSTS:-hosts_address}
+[[ -r $hosts ]] || {
+    echo "run_psnode.sh: error: $hosts cannot be read: write it with psnode-ec2 get_hosts, or set HOSTS" >&2
+    exit 2
+}
+PATH=${PSNODE_VENV:-$HOME/psnode/.venv}/bin:$PATH
+# no tree of ssh's through the workers: only the master may log in to the others
+export PRTE_MCA_plm_ssh_no_tree_spawn=1
+nodes=$(grep -cE '^[^#[:space:]]' "$hosts" || true)
+[[ $nodes -gt 1 ]] || {
+    echo "run_psnode.sh: error: $hosts names $nodes hosts: a master and at least one worker are needed" >&2
+    exit 2
+}
+exec psnode launch -n "$((nodes - 1))" --hostfile "$hosts" -- train "$@"
