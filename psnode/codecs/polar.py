@@ -16,7 +16,7 @@ alpha ||x||^2, it is alpha / (1 - alpha) ||x||^2 then.
     body   uint8 rate in halves of a bit: 1, 2, 3, 4, 6 or 8; uint8 log2 of the longest block; uint8 1 if groups are sorted, or 0;
            uint8 1 if values are rotated, or 0; two uint64 key words
            sorted: uint32 length, then the classes of the groups as ans codes them, zeros to a multiple of 4 bytes; a bit for
-           every 2^16 values, 1 if they are in the order of taps, zeros to a multiple of 4 bytes
+           every 2^16 values, 1 if they are in the order of taps, zeros to a multiple of 4 bytes; polarcodes.outliers
            float32 scale of every 2^16 values, see polarcodes.layout
            raw bits in uint32, superblock by superblock and level by level, then uint16 words of the coder, polarcodes.coder;
            nothing for superblocks whose scales are 0
@@ -40,7 +40,7 @@ from psnode.codecs.entropy.ans import Ans
 from psnode.codecs.kernels.finite import raise_nonfinite
 from psnode.codecs.kernels.moments import root_mean_square
 from psnode.codecs.polarcodes import body as bytes_of
-from psnode.codecs.polarcodes import designs, groups, stream
+from psnode.codecs.polarcodes import designs, groups, outliers, stream
 from psnode.codecs.polarcodes.lanes import LANES
 from psnode.codecs.polarcodes.layout import SCALED, superblocks
 from psnode.codecs.stages import FlatCodec, padded
@@ -110,14 +110,21 @@ class Polar(FlatCodec):
 
     def _max_sorted(self, size: int) -> int:
         """The most bytes after the fields if groups are sorted: classes keep to the rate, what they may exceed it by is known."""
-        if not self._sorts or size < _LEAST_SORTED:
+        if not self._sorts or not _LEAST_SORTED <= size <= outliers.MOST:
             return 0
         count = -(-size // groups.GROUP)
         ids = 4 + padded(Ans().max_nbytes(count, len(groups.LADDER)))
         scales = size // SCALED + size // (LANES * self.block) + len(groups.LADDER) * 16
         bits = math.ceil((self.rate + _excess(self._longest)) * count * groups.GROUP)
         rest = stream.Extent(0, bits, LANES)
-        return ids + padded(-(-size // (8 * groups.CHUNK))) + 4 * scales + 2 * stream.allowed_words(rest) + 8
+        return (
+            outliers.max_nbytes(size)
+            + ids
+            + padded(-(-size // (8 * groups.CHUNK)))
+            + 4 * scales
+            + 2 * stream.allowed_words(rest)
+            + 8
+        )
 
     def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
         flat = x.reshape(-1)
@@ -125,21 +132,31 @@ class Polar(FlatCodec):
         body[:4] = round(2 * self.rate), self._longest, found is not None, self.rotate
         body[4:_FIELDS].view(np.uint32)[:] = key.view(np.uint32)
         if found is not None:
-            classes, values = found
-            start = _FIELDS + bytes_of.write_classes(classes, body[_FIELDS:])
-            return start + bytes_of.write(values, bytes_of.class_blocks(classes.ids, self._longest), False, key, body[start:])
+            return _FIELDS + self._write_sorted(flat, found, key, body[_FIELDS:])
         size = flat.size - flat.size % _TAIL * self.rotate
         blocks = list(superblocks(size, self._longest, self.rate))
-        used = bytes_of.write(flat[:size], blocks, self.rotate, key, body[_FIELDS:])
-        if used == stream.NOT_FINITE or not np.isfinite(flat[size:]).all():
+        coded = bytes_of.code(flat[:size], blocks, self.rotate, key)
+        if coded is None or not np.isfinite(flat[size:]).all():
             raise_nonfinite(x)
+        assert coded is not None
+        used = coded.put(body[_FIELDS:])
         end = _FIELDS + used + 4 * (flat.size - size)
         body[_FIELDS + used : end] = flat[size:].view(np.uint8)
         return end
 
-    def _sorted(self, x: Floats) -> tuple[groups.Classes, Floats] | None:
-        """Classes and values in their order, if that is asked for and gains."""
-        if not self._sorts or x.size < _LEAST_SORTED:
+    def _write_sorted(self, x: Floats, found: groups.Arranged, key: Words, body: Bytes) -> int:
+        """Classes, outliers and the stream; the number of bytes."""
+        z, y = np.empty_like(found.values), np.empty_like(x)
+        coded = bytes_of.code(found.values, bytes_of.class_blocks(found.classes.ids, self._longest), False, key, z)
+        assert coded is not None
+        groups.restore(z, found.classes, y)
+        start = bytes_of.write_classes(found.classes, body)
+        start += outliers.write(x, y, found.multiplier, body[start:])
+        return start + coded.put(body[start:])
+
+    def _sorted(self, x: Floats) -> groups.Arranged | None:
+        """The values in another order, if that is asked for and gains."""
+        if not self._sorts or not _LEAST_SORTED <= x.size <= outliers.MOST:
             return None
         size = root_mean_square(x)
         return groups.arrange(x, size * size, self.rate) if size >= _SMALLEST else None
@@ -150,9 +167,11 @@ class Polar(FlatCodec):
         flat = out.reshape(-1)
         if is_sorted:
             classes, rest = bytes_of.read_classes(body[_FIELDS:], flat.size)
+            places, errors, rest = outliers.read(rest, flat.size)
             values = np.empty(sum(groups.sizes(classes.ids)), np.float32)
             bytes_of.read(rest, bytes_of.class_blocks(classes.ids, longest), False, key, values)
             groups.restore(values, classes, flat)
+            outliers.add(places, errors, flat)
             return
         tail = flat.size % _TAIL * is_rotated
         size, end = flat.size - tail, body.size - 4 * tail

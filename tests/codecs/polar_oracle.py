@@ -11,6 +11,7 @@ from scipy.special import expit, logsumexp
 
 import psnode
 from tests.codecs.golden_reader import header, section
+from tests.codecs.index_oracle import read_set
 from tests.codecs.philox_oracle import philox
 from tests.codecs.symbols_oracle import read_ans
 
@@ -166,21 +167,40 @@ def read_body(body: bytes, size: int) -> Array:
     ids = read_ans(coded, -(-size // 64), 7)
     pieces = -(-size // 65536)
     flags = np.unpackbits(np.frombuffer(rest, np.uint8, -(-pieces // 8)), bitorder="little")[:pieces]
+    rest = rest[-(-pieces // 32) * 4 :]
+    places, errors, rest = read_outliers(rest, size)
     blocks, at = [], 0
     for name, halves in enumerate((1, 2, 3, 4, 6, 8), start=1):
         count = 64 * int((ids == name).sum())
         blocks += cut(at, count, longest, halves)
         at += count
-    z = read_stream(rest[-(-pieces // 32) * 4 :], blocks, (w0, w1)).reshape(-1, 64)
+    z = read_stream(rest, blocks, (w0, w1)).reshape(-1, 64)
     y = np.zeros((ids.size, 64), np.float32)
     order = [g for name in range(1, 7) for g in np.flatnonzero(ids == name)]
     y[order] = z
-    out = y.reshape(-1)[:size]
+    out = y.reshape(-1)[:size].astype(np.float64)
     for number in np.flatnonzero(flags):
         piece = slice(65536 * number, min(65536 * (number + 1), size))
-        places = np.argsort(np.arange(piece.stop - piece.start) % 9, kind="stable")
-        out[piece][places] = out[piece].copy()
-    return out
+        taps = np.argsort(np.arange(piece.stop - piece.start) % 9, kind="stable")
+        out[piece][taps] = out[piece].copy()
+    out[places] += errors
+    return out.astype(np.float32)
+
+
+def read_outliers(body: bytes, size: int) -> tuple[Array, Array, bytes]:
+    """Places, what is added there, and the rest."""
+    side, rest = section(body)
+    if not side:
+        return np.zeros(0, np.int64), np.zeros(0), rest
+    (least,) = struct.unpack_from("<f", side)
+    places = read_set(side[4:], size)
+    codes = np.frombuffer(rest, np.uint8, places.size).astype(np.int64)
+    assert not any(rest[places.size : -(-places.size // 4) * 4])
+    grid = [least]
+    for _ in range(127):
+        grid.append(grid[-1] * 2**0.125)
+    sizes = np.array(grid)[codes % 128] * 2**0.0625
+    return places, np.where(codes >= 128, -sizes, sizes), rest[-(-places.size // 4) * 4 :]
 
 
 def words_of(key: tuple[int, int], stream: int, first: int, count: int) -> Array:

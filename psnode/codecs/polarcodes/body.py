@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from psnode.codecs.base import Bytes, Floats, Words
 from psnode.codecs.entropy.ans import Ans
 from psnode.codecs.polarcodes import groups, stream
+from psnode.codecs.polarcodes.coder import Words16
+from psnode.codecs.polarcodes.lanes import Masks
 from psnode.codecs.polarcodes.layout import Superblock, superblocks
 from psnode.codecs.stages import padded, read_section, write_section
 from psnode.errors import PayloadError
@@ -47,24 +51,35 @@ def read_classes(body: Bytes, size: int) -> tuple[groups.Classes, Bytes]:
     return groups.Classes(flags[:chunks].astype(np.bool_), ids), rest[end:]
 
 
-def write(x: Floats, blocks: list[Superblock], rotated: bool, key: Words, body: Bytes) -> int:
-    """Scales, raw bits and words: their length in bytes; NOT_FINITE if x is."""
-    start = 4 * sum(block.scales for block in blocks)
-    scales = np.empty(start // 4, np.float32)
-    raw = np.empty((body.size - start) // 4 + 2, np.uint32)
-    words = np.empty((body.size - start) // 2 + 2, np.uint16)
-    bits, used = stream.write(x, blocks, rotated, key, scales, raw, words)
-    if bits == stream.NOT_FINITE:
-        return stream.NOT_FINITE
-    body[:start].view(np.float32)[:] = scales
-    middle = start + 4 * bits
-    body[start:middle].view(np.uint32)[:] = raw[:bits]
-    body[middle : middle + 2 * used].view(np.uint16)[:] = words[:used]
-    return middle + 2 * used
+class Coded(NamedTuple):
+    """A stream: scales, raw bits, words of the coder."""
+
+    scales: Floats
+    raw: Masks
+    words: Words16
+
+    def put(self, body: Bytes) -> int:
+        """Write it; the number of bytes."""
+        start = 0
+        for part in self:
+            end = start + part.nbytes
+            body[start:end] = part.view(np.uint8)
+            start = end
+        return start
+
+
+def code(x: Floats, blocks: list[Superblock], rotated: bool, key: Words, decoded: Floats | None = None) -> Coded | None:
+    """The stream of 1-D `x`, None if it is not finite. `decoded`: overwritten by what will be read, unless that is rotated."""
+    most = stream.extent(blocks, [True] * len(blocks))
+    scales = np.empty(sum(block.scales for block in blocks), np.float32)
+    raw = np.empty(-(-most.raw // 32) + 2, np.uint32)
+    words = np.empty(stream.allowed_words(most) + 2, np.uint16)
+    bits, used = stream.write(x, blocks, rotated, key, scales, raw, words, decoded)
+    return Coded(scales, raw[:bits], words[:used]) if bits != stream.NOT_FINITE else None
 
 
 def read(body: Bytes, blocks: list[Superblock], rotated: bool, key: Words, out: Floats) -> None:
-    """The inverse of write: overwrite 1-D `out`."""
+    """The inverse of code and put: overwrite 1-D `out`."""
     start = 4 * sum(block.scales for block in blocks)
     if body.size < start:
         raise PayloadError(f"polar: {body.size} bytes end inside {start // 4} scales")

@@ -140,23 +140,31 @@ def _limits(multiplier: float) -> Float64s:
     return multiplier * np.diff(LADDER) / -np.diff(shares())
 
 
-def arrange(x: Floats, mean_square: float, rate: float) -> tuple[Classes, Floats] | None:
-    """The classes of 1-D `x`, finite and not 0, and its groups sorted by class, without the first; None if that gains little."""
+class Arranged(NamedTuple):
+    """The classes, the groups sorted by class without the first, and m: what a bit more would save."""
+
+    classes: Classes
+    values: Floats
+    multiplier: float
+
+
+def arrange(x: Floats, mean_square: float, rate: float) -> Arranged | None:
+    """Sort 1-D `x`, finite and not 0; None if that gains little."""
     count = -(-x.size // GROUP)
     taps, y = np.empty(-(-x.size // CHUNK), np.bool_), np.empty(count * GROUP, np.float32)
     energies = np.empty(count)
     _arrange(x, mean_square * 4.0**-rate / 4, taps, y, energies)
-    ids = _allocate(energies, mean_square, rate * x.size)
+    ids, multiplier = _allocate(energies, mean_square, rate * x.size)
     total, left = _errors(energies, ids, shares())
     if left > _GAIN * _GAP * 4.0**-rate * total:
         return None
     z = np.empty(int((ids > 0).sum()) * GROUP, np.float32)
     _sort(y, ids, _starts(ids), z)
-    return Classes(taps, ids), z
+    return Arranged(Classes(taps, ids), z, multiplier)
 
 
-def _allocate(energies: Float64s, mean_square: float, budget: float) -> Bytes1:
-    """The ids of the least m that keeps to `budget` bits."""
+def _allocate(energies: Float64s, mean_square: float, budget: float) -> tuple[Bytes1, float]:
+    """The ids of the least m that keeps to `budget` bits, and this m."""
     grid = np.cumprod(np.full(_MULTIPLIERS, _STEP)) * (mean_square * 2.0**-48)
     low, high = 0, _MULTIPLIERS - 1
     ids = np.empty(energies.size, np.uint8)
@@ -167,7 +175,7 @@ def _allocate(energies: Float64s, mean_square: float, budget: float) -> Bytes1:
         bits = GROUP * float(counts @ np.array(LADDER)) + section_cost(counts) / 2**24 + _FRAME
         low, high = (low, middle) if bits <= budget else (middle + 1, high)
     _classify(energies, _limits(grid[low]), ids)
-    return ids
+    return ids, float(grid[low])
 
 
 def _starts(ids: Bytes1) -> npt.NDArray[np.int64]:

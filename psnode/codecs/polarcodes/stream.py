@@ -26,6 +26,7 @@ STREAM = 21  # of random words: that of level l is STREAM + 256 l
 _SMALLEST = 2.0**-100  # root mean square that is told from 0: scales are normal numbers then
 _HUGE = float(np.finfo(np.float32).max)
 _LEAST = np.finfo(np.float32).smallest_subnormal
+_MOST = 1.02  # of the channel's own scale: values far out, which are seen to later, do not stretch the others
 _EXTRA = 64  # bits a lane that a stream may exceed one bit a free bit by
 
 
@@ -111,11 +112,18 @@ def _noise(key: Words, block: Superblock, level: int, steps: Schedule) -> Masks:
 
 
 def write(
-    x: Floats, blocks: Sequence[Superblock], rotated: bool, key: Words, scales: Scales, raw: Masks, words: coder.Words16
+    x: Floats,
+    blocks: Sequence[Superblock],
+    rotated: bool,
+    key: Words,
+    scales: Scales,
+    raw: Masks,
+    words: coder.Words16,
+    decoded: Floats | None = None,
 ) -> tuple[int, int]:
     """Code `x` (1-D): fill `scales`, write bits to `raw`, and words. The lengths in uint32 and in words; NOT_FINITE if x is.
 
-    `rotated`: what has a scale of its own is rotated first.
+    `rotated`: what has a scale of its own is rotated first. `decoded`: overwritten by what will be read, unless that is rotated.
     """
     measured = _measure(x, blocks)
     if measured is None:
@@ -139,6 +147,8 @@ def write(
         tables, count = designs.tables(block.rate), 1 << designs.CHANNELS[block.rate].levels
         if not alive:
             own.fill(0)
+            if decoded is not None:
+                decoded[block.start : block.stop] = 0
             continue
         here = cells[: LANES << block.log_length]
         pieces = _pieces(x, block)
@@ -160,6 +170,10 @@ def write(
         for number, (part, values) in enumerate(zip(_parts(here, block), pieces, strict=True)):
             fit = _unbiased if rotated else _fitted
             own[number] = fit(values, sizes[number], part, count, block.lanes) if sizes[number] else 0
+            if decoded is not None:
+                own[number] = min(own[number], _MOST * sizes[number] * designs.CHANNELS[block.rate].step / 2)
+                target = _pieces(decoded, block)[number]
+                symbols.values_of(part, CELL_BITS, count, own[number], target, block.lanes)
     return total, coder.finish_writing(state, words, places, found.lanes)
 
 
