@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.serial, pytest.mark.timeout(150), pytest.mark.xdist_group("fleet")]
+pytestmark = [pytest.mark.serial, pytest.mark.timeout(240), pytest.mark.xdist_group("fleet")]
 
 
 class Cluster(NamedTuple):
@@ -110,15 +110,14 @@ def test_the_hosts_are_those_that_run_and_in_the_order_of_ranks(cluster: Cluster
     assert names == ["ip-" + address.replace(".", "-") for address in addresses]
 
 
-def test_the_scripts_train_and_evaluate_on_the_hosts_that_get_hosts_wrote(cluster: Cluster) -> None:
+def test_the_script_trains_on_the_hosts_that_get_hosts_wrote(cluster: Cluster) -> None:
     assert cluster.ec2("get_hosts").returncode == 0
-    for path in (ROOT / "scripts" / "run_psnode.sh", ROOT / "scripts" / "evaluate.sh", "hosts_address"):
+    for path in (ROOT / "scripts" / "run_psnode.sh", "hosts_address"):
         assert cluster.ec2("put", path, "").returncode == 0
-    flags = "--network LeNet --dataset digits --scheme dense --threads 1 --max-steps 2 --train-dir script"
-    done = cluster.ec2("ssh", f"bash run_psnode.sh {flags} && bash evaluate.sh --once --train-dir script")
+    flags = "--network LeNet --dataset digits --scheme dense --threads 1 --max-steps 1 --train-dir script"
+    done = cluster.ec2("ssh", f"bash run_psnode.sh {flags}")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert cluster.ec2("get", "script/evaluations.jsonl", "evaluations.jsonl").returncode == 0
-    assert json.loads((cluster.desk / "evaluations.jsonl").read_text().splitlines()[-1])["step"] == 2
+    assert next(holding(cluster, "../script/checkpoints/latest"), None) is not None
 
 
 def test_no_private_key_came_to_the_nodes_and_theirs_is_on_the_master_alone(cluster: Cluster, keyfile: Path) -> None:
@@ -177,7 +176,7 @@ def test_a_notice_of_interruption_ends_the_job_with_a_checkpoint_and_75(cluster:
         assert done.returncode == 2
         assert "a job runs already" in done.stderr
         cluster.fleet.interrupt(next(other.address for other in instances(cluster) if other is not node))
-        out, err = job.communicate(timeout=60)
+        out, err = job.communicate(timeout=120)
     finally:
         job.kill()
         job.wait()
@@ -200,7 +199,7 @@ def test_a_node_that_was_taken_is_replaced_and_the_job_goes_on(cluster: Cluster)
     try:
         wait_for(lambda: True if steps(node, "runs/long") > before else None)
         job.send_signal(signal.SIGINT)
-        out, err = job.communicate(timeout=60)
+        out, err = job.communicate(timeout=120)
     finally:
         job.kill()
         job.wait()
@@ -229,7 +228,7 @@ def steps(node: Any, run: str) -> int:
     return int((node.home / "psnode" / run / "metrics.jsonl").read_text().count("\n"))
 
 
-def wait_for(look: Callable[[], Any], seconds: float = 60.0) -> Any:
+def wait_for(look: Callable[[], Any], seconds: float = 120.0) -> Any:
     end = time.monotonic() + seconds
     while (found := look()) is None:
         assert time.monotonic() < end, "it never came"

@@ -72,11 +72,19 @@ if [[ $mpi == system ]]; then
     "${pip[@]}" --no-binary mpi4py mpi4py </dev/null >&2
 fi
 case $what in
-*.whl | */*)
+*.whl | */* | .)
     what=$(readlink -f "$what")
-    "${pip[@]}" "${what}[$extras]" </dev/null >&2
-    # pip takes a package of the same version for the same package
-    "${pip[@]}" --force-reinstall --no-deps "$what" </dev/null >&2
+    # what stands there needs no installing again; a checkout may have changed in any file
+    state=none
+    [[ ! -f $what ]] || state="$(sha256sum <"$what") $extras"
+    if [[ $state == none || $(cat "$venv/.psnode-wheel" 2>/dev/null) != "$state" ]]; then
+        # pip takes a package of the same version for the same package
+        if "$venv/bin/python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("psnode") is None)' </dev/null; then
+            "${pip[@]}" --force-reinstall --no-deps "$what" </dev/null >&2
+        fi
+        "${pip[@]}" "${what}[$extras]" </dev/null >&2
+        echo "$state" >"$venv/.psnode-wheel"
+    fi
     ;;
 *==*) "${pip[@]}" "${what%%==*}[$extras]==${what#*==}" </dev/null >&2 ;;
 *) "${pip[@]}" "${what}[$extras]" </dev/null >&2 ;;

@@ -18,6 +18,7 @@ from tools.ec2.remote import Access
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
 SOURCES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "psnode", "tools")
+_EPOCH = 315532800  # 1980, the first year that a zip file knows
 _FORWARDED = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
 
 
@@ -79,7 +80,9 @@ def _build(checkout: Path, folder: Path) -> Path:
             shutil.copy(source, target)
     progress("building a wheel")
     line = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder / "dist"), str(folder / "source")]
-    done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    # the same checkout makes the same wheel, byte for byte: a node that has it is left alone
+    env = {**os.environ, "SOURCE_DATE_EPOCH": str(_EPOCH)}
+    done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env)
     wheels = sorted((folder / "dist").glob("*.whl"))
     if done.returncode != 0 or not wheels:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
