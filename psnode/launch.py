@@ -10,9 +10,12 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from psnode.errors import ConfigurationError
-from psnode.supervision import supervise
+from psnode.errors import ConfigurationError, MissingRanksError
+from psnode.metrics import SUMMARY
+from psnode.run_directory import CONFIG
+from psnode.supervision import Ended, supervise
 
+_FINAL = (0, 2, 4, 5, 130)  # done, or what another start would end in again; 130: somebody pressed Ctrl-C
 _ROOT_VARIABLES = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 
 
@@ -23,6 +26,8 @@ def launch(
     hostfile: Path | str | None = None,
     mpirun_args: Sequence[str] = (),
     kill_after: float = 10.0,
+    restarts: int = 0,
+    run_directory: Path | None = None,
     program: Sequence[str] = (sys.executable, "-m", "psnode"),
 ) -> int:
     """Run `psnode COMMAND...` on one master and `n_workers` workers; returns mpirun's exit code, rank 0's.
@@ -32,6 +37,8 @@ def launch(
             addresses gets one rank a host in turn. None: all ranks on this host.
         mpirun_args: handed on; they win over what psnode would choose itself.
         kill_after: seconds from a request to stop (TERM, INT, USR1, HUP) until every process is killed.
+        restarts: how often the job may be started again, with --resume, after it has ended by itself without being done.
+        run_directory: where the run is kept that a restart resumes; a job that died before it left one begins anew.
         program: what every rank runs, before `command`.
 
     Raises ConfigurationError if there is no mpirun, no such hostfile, or n_workers < 1.
@@ -43,10 +50,30 @@ def launch(
         print(f"psnode: running as root, so {' and '.join(_ROOT_VARIABLES)} are set for mpirun", file=sys.stderr, flush=True)
         environment.update(dict.fromkeys(_ROOT_VARIABLES, "1"))
     line = mpirun_command(find_mpirun(), n_workers + 1, hostfile, mpirun_args, environment)
+    program = [*line, *program]
+    # where nobody else looks into the directory, a master that left no summary there was killed
+    judged = run_directory if run_directory and (hostfile is None or (run_directory / CONFIG).exists()) else None
+    ended = _run([*program, *command], environment, kill_after, judged)
+    for number in range(1, restarts + 1):
+        if ended.asked or ended.code in _FINAL:
+            break
+        resumable = run_directory is not None and (run_directory / CONFIG).exists()
+        again = [*command, "--resume"] if resumable and "--resume" not in command else list(command)
+        how = "from its last checkpoint" if resumable else "from the beginning"
+        print(
+            f"psnode: the job ended with {ended.code}: started again {how} ({number} of {restarts})", file=sys.stderr, flush=True
+        )
+        ended = _run([*program, *again], environment, kill_after, judged)
+    return ended.code
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str], kill_after: float, judged: Path | None) -> Ended:
+    """How the job ended; a fault-tolerant mpirun returns 0 when every rank was killed."""
     # mpirun names its own folder by its process id, and does not start if a killed one of the same id has left one
     with tempfile.TemporaryDirectory(prefix="psnode-mpirun-", ignore_cleanup_errors=True) as sessions:
-        environment.setdefault("PRTE_MCA_prte_local_tmpdir_base", sessions)
-        return supervise([*line, *program, *command], environment, kill_after)
+        ended = supervise(command, {"PRTE_MCA_prte_local_tmpdir_base": sessions, **environment}, kill_after)
+    lost = ended.code == 0 and judged is not None and not (judged / SUMMARY).exists()
+    return Ended(MissingRanksError.exit_code, ended.asked) if lost else ended
 
 
 def find_mpirun() -> str:

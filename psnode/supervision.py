@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 _POLL_SECONDS = 0.1
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -21,8 +22,15 @@ _PROC = Path("/proc")
 _RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK", b"PMI_RANK", b"PMIX_RANK")
 
 
-def supervise(command: Sequence[str], environment: Mapping[str, str], kill_after: float) -> int:
-    """Run `command` (an mpirun) in a session of its own until no process of it is left; returns its exit code.
+class Ended(NamedTuple):
+    """The exit code of what was supervised, and whether somebody had asked it to stop."""
+
+    code: int
+    asked: bool
+
+
+def supervise(command: Sequence[str], environment: Mapping[str, str], kill_after: float) -> Ended:
+    """Run `command` (an mpirun) in a session of its own until no process of it is left.
 
     TERM, INT, USR1 or HUP sent to this process: mpirun gets USR1, which it hands to the ranks, TERM shortly before
     `kill_after` seconds are over, and then the whole session gets KILL. A second INT is a TERM at once.
@@ -47,7 +55,7 @@ def supervise(command: Sequence[str], environment: Mapping[str, str], kill_after
         finally:
             _kill(session_members(process.pid))
             process.wait()
-    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+    return Ended(process.returncode if process.returncode >= 0 else 128 - process.returncode, escalation.asked)
 
 
 class Escalation:
@@ -58,6 +66,11 @@ class Escalation:
         self._plan = [(signal.SIGUSR1, 0.0), (signal.SIGTERM, self._term_after), (signal.SIGKILL, kill_after)]
         self._since: float | None = None
         self._interrupts = 0
+
+    @property
+    def asked(self) -> bool:
+        """Whether anybody has asked for a stop."""
+        return self._since is not None
 
     def request(self, number: int, now: float) -> None:
         """Someone asked for a stop with signal `number`."""

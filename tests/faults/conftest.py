@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,9 @@ _FLAGS = ["--batch-size", "8", "--threads", "1", "--no-tensorboard", "--lr", "0.
 class Job:
     """A job of `workers` workers that writes into `train_dir`."""
 
-    def __init__(self, train_dir: Path, workers: int, *flags: str) -> None:
+    def __init__(self, train_dir: Path, workers: int, *flags: str, launch: Sequence[str] = ()) -> None:
         self.train_dir = train_dir
-        command = [sys.executable, "-m", "psnode", "launch", "-n", str(workers), "--", "train", *_FLAGS, *flags]
+        command = [sys.executable, "-m", "psnode", "launch", "-n", str(workers), *launch, "--", "train", *_FLAGS, *flags]
         self.process = subprocess.Popen(
             [*command, "--train-dir", str(train_dir)],
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
@@ -94,8 +94,8 @@ def launched(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     pytest.importorskip("mpi4py")
     jobs: list[Job] = []
 
-    def start(workers: int, *flags: str) -> Job:
-        jobs.append(Job(tmp_path / "run", workers, *flags))
+    def start(workers: int, *flags: str, launch: Sequence[str] = ()) -> Job:
+        jobs.append(Job(tmp_path / "run", workers, *flags, launch=launch))
         return jobs[-1]
 
     yield start
