@@ -106,8 +106,18 @@ class Config:
     )  # fmt: skip
 
     # when a round closes
-    consistency: str = option("bsp", "The rule that closes a round.", choices=("bsp",), later=("kofn", "ssp", "asp"))
-    num_aggregate: int | None = option(None, "Gradients a round waits for; with bsp the number of workers.", minimum=1)
+    consistency: str = option(
+        "bsp", "The rule that closes a round: bsp all gradients; kofn the first --num-aggregate, later ones are dropped; "
+        "ssp gradients at most --staleness versions old; asp gradients of any age.",
+        choices=("bsp", "kofn", "ssp", "asp"),
+    )  # fmt: skip
+    num_aggregate: int | None = option(
+        None, "Gradients a round waits for; with bsp all workers', with ssp and asp 1 if not given.", minimum=1
+    )
+    staleness: int = option(
+        1, "Versions that may lie between the one a gradient was computed on and the one it is applied to.",
+        minimum=0, needs=("consistency", "ssp"),
+    )  # fmt: skip
     aggregate_order: str = option("rank", "rank: reproducible sums; arrival: as they come.", choices=("rank", "arrival"))
     start_deadline: float = option(60.0, "Seconds all ranks have to report at the start.", above=0, free=True)
     deadline: float = option(120.0, "Seconds any later wait may take.", above=0, free=True)
@@ -172,10 +182,15 @@ class Config:
             )
         if self.min_workers > workers:
             raise ConfigurationError(f"--min-workers is {self.min_workers}, the job has {workers}: lower it")
-        if self.num_aggregate not in (None, workers):
+        if self.consistency == "kofn" and self.num_aggregate is None:
+            raise ConfigurationError("--consistency kofn needs --num-aggregate: how many gradients close a round")
+        if self.consistency == "bsp" and self.num_aggregate not in (None, workers):
             raise ConfigurationError(
-                f"--num-aggregate must be the number of workers, {workers}, under bsp, not {self.num_aggregate}: leave it out"
+                f"--num-aggregate must be the number of workers, {workers}, under bsp, not {self.num_aggregate}: "
+                "leave it out, or choose --consistency kofn"
             )
+        if (self.num_aggregate or 0) > workers:
+            raise ConfigurationError(f"--num-aggregate is {self.num_aggregate}, the job has {workers} workers: lower it")
 
     def task_options(self) -> dict[str, str]:
         """`task_option` as a mapping."""

@@ -21,7 +21,7 @@ payloads, one a segment, each padded with zeros to a multiple of 4 bytes so that
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 
@@ -52,7 +52,7 @@ class Kind(IntEnum):
     DELTA = 6  # master -> worker: a group's change of weights, to be added
     GRADIENT = 7  # worker -> master: a group's coded gradient
     REPORT = 8  # worker -> master: loss and timings of a step
-    ROUND = 9  # master -> worker: a version is complete; flags say what follows
+    ROUND = 9  # master -> worker: a version is complete, what it did not use of yours; flags say what follows
     STATE = 10  # worker -> master: own buffers and feedback, at a checkpoint; master -> worker on resume
     REQUEST = 11  # worker -> master: please checkpoint and stop
     FAILED = 12  # either way: I cannot go on, and why
@@ -204,6 +204,21 @@ def split_group(body: Bytes, segments: int, source: int | None = None) -> list[B
     if start != body.size:
         raise WireError(f"payload lengths add up to {start} bytes, the group frame's body has {body.size}", source)
     return payloads
+
+
+def pack_groups(groups: Collection[int], count: int) -> bytes:
+    """A set of groups out of `count` as the body of ROUND: bit i % 8 of byte i // 8; no byte at all for the empty set."""
+    bits = np.zeros(count if groups else 0, np.uint8)
+    bits[list(groups)] = 1
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
+def unpack_groups(body: Bytes, count: int, source: int | None = None) -> list[int]:
+    """Inverse of pack_groups, ascending. WireError unless the body has the right length and no bit beyond the last group."""
+    bits = np.unpackbits(body, bitorder="little")
+    if body.size not in (0, -(-count // 8)) or bits[count:].any():
+        raise WireError(f"{body.size} bytes do not mark groups out of {count}", source)
+    return [int(index) for index in np.flatnonzero(bits)]
 
 
 _KINDS = frozenset(Kind)

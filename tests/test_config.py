@@ -113,7 +113,6 @@ BAD = [
     ("optimizer", "adma", "one of sgd, adam, adamw", "did you mean adam"),
     ("optimizer", 3, "text", "sgd"),
     ("lr_schedule", "cosin", "constant, shrink, multistep, cosine, poly", "did you mean cosine"),
-    ("consistency", "ssp", "not yet supported", "use bsp"),
     ("consistency", "whatever", "bsp", "--consistency"),
     ("lr_milestones", 30, "a list", "whole number"),
     ("lr_milestones", (30, 0), "at least 1", "leave it out"),

@@ -12,6 +12,7 @@ from psnode.errors import PsnodeError
 from psnode.history import History
 from psnode.link import Link
 from psnode.master.accounts import Accounts, Stopwatch
+from psnode.master.consistency import gradients_a_round
 from psnode.master.downlink import Downlink
 from psnode.master.events import Events
 from psnode.master.lanes import Lanes, lane_count
@@ -65,7 +66,8 @@ def _run(link: Link, config: Config, scheme: Scheme, model: torch.nn.Module, run
     parameters = Parameters(model, plan, config, scheme.momentum)
     downlink = Downlink(scheme.downlink, parameters.weights.numpy(), plan, link, workers, seed=config.seed)
     restore(run, parameters, downlink)
-    steps_per_epoch = ready[workers[0]].examples // (len(workers) * config.batch_size * config.batches_per_step)
+    share = gradients_a_round(config, len(workers)) * config.batch_size * config.batches_per_step
+    steps_per_epoch = ready[workers[0]].examples // share
     last_step = config.total_steps(steps_per_epoch)
     job = job_digest(config, plan, run.mark)
     run.begin(plan, len(workers))

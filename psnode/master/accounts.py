@@ -39,16 +39,18 @@ class Stopwatch:
         return taken
 
 
+_MOST_REPORTS = 64  # of a worker, kept until the versions that they count in are finished
+
+
 @dataclass
 class _Round:
     lr: float = 0.0
     closed: float | None = None  # perf_counter when its last group closed
     seconds: dict[str, float] = field(default_factory=dict)
-    contributors: frozenset[int] = frozenset()
+    contributors: frozenset[tuple[int, int]] = frozenset()  # (rank, step of its own)
     dropped: int = 0
     up: int = 0
     down: int = 0
-    reports: dict[int, Report] = field(default_factory=dict)
     excused: set[int] = field(default_factory=set)
 
 
@@ -66,6 +68,7 @@ class Accounts:
         self._next = step + 1
         self._last_close = time.perf_counter()
         self._lost: frozenset[int] = frozenset()
+        self._reports: dict[int, dict[int, Report]] = defaultdict(dict)  # by rank and its step
         self._loss: float | None = None
 
     def up(self, nbytes: int, step: int | None = None) -> None:
@@ -81,9 +84,11 @@ class Accounts:
         self._rounds[step].dropped += 1
 
     def report(self, step: int, rank: int, report: Report) -> None:
-        """Take a worker's report; one about a step whose record is out is ignored."""
-        if step >= self._next:
-            self._rounds[step].reports[rank] = report
+        """Take a worker's report about its own `step`."""
+        reports = self._reports[rank]
+        reports[step] = report
+        if len(reports) > _MOST_REPORTS:
+            del reports[min(reports)]
 
     def excuse(self, rank: int, last: int) -> None:
         """Reports of `rank` about steps up to `last` may never come: no record waits for them."""
@@ -94,24 +99,25 @@ class Accounts:
         """No record waits for reports of `rank` any more."""
         self._lost |= {rank}
 
-    def close(self, step: int, lr: float, contributors: Iterable[int], seconds: dict[str, float]) -> None:
-        """The round of `step` is closed, with gradients of `contributors`."""
+    def close(self, step: int, lr: float, contributors: Iterable[tuple[int, int]], seconds: dict[str, float]) -> None:
+        """The round of `step` is closed, with gradients of `contributors`: ranks, and which of their steps."""
         entry = self._rounds[step]
         entry.lr, entry.contributors, entry.seconds = lr, frozenset(contributors), seconds
         entry.closed = time.perf_counter()
 
     def due(self) -> Iterator[StepRecord]:
         """The records that are complete, in order."""
-        while (
-            (entry := self._rounds.get(self._next))
-            and entry.closed
-            and entry.contributors - self._lost - entry.excused <= entry.reports.keys()
-        ):
+        while (entry := self._rounds.get(self._next)) and entry.closed and not self._missing(entry):
             yield self._record(self._next, self._rounds.pop(self._next))
             self._next += 1
 
+    def _missing(self, entry: _Round) -> bool:
+        silent = self._lost | entry.excused
+        return any(rank not in silent and step not in self._reports[rank] for rank, step in entry.contributors)
+
     def _record(self, step: int, entry: _Round) -> StepRecord:
-        reports = [entry.reports[rank] for rank in sorted(entry.reports)]
+        found = [self._reports[rank].get(own) for rank, own in sorted(entry.contributors)]
+        reports = [report for report in found if report is not None]
         self._loss = fmean(report.loss for report in reports) if reports else self._loss
         samples = sum(report.samples for report in reports)
         seconds = (entry.closed or 0.0) - self._last_close
@@ -124,7 +130,7 @@ class Accounts:
             loss=self._loss if self._loss is not None else math.nan,
             lr=entry.lr,
             workers=self._workers,
-            contributing=len(entry.contributors),
+            contributing=len({rank for rank, _ in entry.contributors}),
             uplink_bytes=entry.up + spare.up,
             downlink_bytes=entry.down + spare.down,
             dropped=entry.dropped,

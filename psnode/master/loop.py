@@ -15,20 +15,22 @@ from psnode.errors import CheckpointError, DeadlineExceededError, DivergedError,
 from psnode.history import Added, History
 from psnode.link import Link, StopRequest
 from psnode.master.accounts import Accounts, Stopwatch
-from psnode.master.consistency import RULES, AdditionOrder
+from psnode.master.consistency import rule_of
 from psnode.master.downlink import Downlink
 from psnode.master.events import Events
 from psnode.master.parameters import Parameters
 from psnode.master.reduction import GroupClosed, Reduction, Refused
+from psnode.master.rounds import Rounds
 from psnode.messages import Report
 from psnode.metrics import StepRecord
 from psnode.plan import Plan
 from psnode.run_directory import RunDirectory
 from psnode.schedules import Schedule
 from psnode.timeline import Tracer, parse_events
-from psnode.wire import HEADER_BYTES, Flag, Frame, Kind
+from psnode.wire import HEADER_BYTES, Flag, Frame, Kind, pack_groups
 
 _STRIKES = 3
+_HASHES = 16  # of versions, for reports that come late
 _FIRST_ROUNDS = 3  # with a longer deadline: kernels compile, caches fill
 
 
@@ -37,6 +39,15 @@ class Observer(Protocol):
 
     def write(self, record: StepRecord) -> None:
         """Called once a step, in order."""
+
+
+@dataclass
+class _Pending:
+    """A checkpoint that waits for the workers' parts. `weights`: x, the optimizer's memory and y; None: they stand still."""
+
+    draft: checkpoint.Draft
+    weights: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], torch.Tensor] | None
+    states: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
 
 
 @dataclass
@@ -68,20 +79,26 @@ class Master:
         """Run rounds until the last step or a request to stop; returns when the last checkpoint is published."""
         self._live = frozenset(self.workers)
         self._hashes: dict[int, int] = {}
-        self._draft: checkpoint.Draft | None = None
-        self._states: dict[int, dict[str, torch.Tensor]] = {}
+        self._drafts: dict[int, _Pending] = {}
         self._stopping = False
         self._strikes: dict[int, int] = {}
         self._added: list[tuple[Added, ...]] = [()] * len(self.plan.groups)
-        self._excused: set[int] = set()  # of whom this round expects nothing more
+        self._rounds = Rounds(
+            len(self.plan.groups),
+            rule_of(self.config, len(self.workers)),
+            by_rank=self.config.aggregate_order == "rank",
+            add=self.reduction.add,
+            close=self._close,
+        )
         self.version = self.run.before.step
+        self._rounds.admit(self._live, self.version)
         if self.history is not None:
             names = [name for name, _ in self.parameters.model.named_parameters()]
             self.history.start(self.version, self.parameters.digest(), names)
         for group in self.plan.groups:
             self.accounts.down(self.downlink.send_dense(group, self.version))
         self._finish_round(first=True)
-        while not (self._stopping and self._draft is None and (not self.config.timeline or self._live <= set(self.traces))):
+        while not (self._stopping and not self._drafts and (not self.config.timeline or self._live <= set(self.traces))):
             event = self._next_event()
             try:
                 self._handle(event)
@@ -96,11 +113,9 @@ class Master:
         except (PeerLostError, WireError) as error:
             return error
         except DeadlineExceededError:
-            waiting = set[int]()
-            for order in self._orders:
-                waiting |= self._live - self._excused - order.arrived
-            if self._draft is not None:
-                waiting |= self._live - set(self._states)
+            waiting = set() if self._stopping else set(self._rounds.missing)
+            for pending in self._drafts.values():
+                waiting |= self._live - set(pending.states)
             raise DeadlineExceededError(
                 f"no round was finished within {self._patience:g} s after step {self.version}; waiting for ranks "
                 f"{', '.join(map(str, sorted(waiting))) or 'none'}: check these hosts, or raise --deadline; go on with --resume"
@@ -140,27 +155,12 @@ class Master:
         self.stop_reason = self.stop_reason or reason
 
     def _on_gradient(self, frame: Frame) -> None:
-        step = self.version + 1
-        self._count_up(frame, step)
-        late = frame.version != self.version or frame.step != step or self._stopping
-        if late or frame.group not in self._open or frame.sender in self._orders[frame.group].arrived:
-            self.accounts.dropped(step)
+        self._count_up(frame, self.version + 1)
+        if self._stopping or not self._rounds.offer(frame):
+            self.accounts.dropped(self.version + 1)
             frame.release()
-            return
-        order = self._orders[frame.group]
-        self._add(frame.group, order.offer(frame.sender, frame))
-
-    def _add(self, group: int, frames: list[Frame]) -> None:
-        """Queue the addition of `frames`, and the group's update if nobody else is waited for."""
-        for frame in frames:
-            self.reduction.add(frame)
-        if group in self._open:
-            arrived, expected = self._orders[group].arrived, self._live - self._excused
-            if RULES[self.config.consistency](arrived, expected) or (self._excused and expected <= arrived):
-                self._close(group)
 
     def _close(self, group: int) -> None:
-        self._open.discard(group)
         self.reduction.close(group, self.version + 1, self.schedule(self.version))
 
     def _lose(self, rank: int, reason: str) -> None:
@@ -177,30 +177,19 @@ class Master:
             )
             self._request_stop("quorum")
         self._publish_if_complete()
-        if self._stopping:
-            return
-        for group, order in enumerate(self._orders):
-            self._add(group, order.excuse(rank))
-        if not self._live:  # nobody will close what is open: the version is complete as it is
-            for group in sorted(self._open):
-                self._close(group)
-
-    def _excuse(self, rank: int) -> None:
-        """Expect nothing more of `rank` in this round: what has come of it counts."""
-        if rank not in self._live or rank in self._excused or self._stopping:
-            return
-        self._excused.add(rank)
-        for group, order in enumerate(self._orders):
-            self._add(group, order.excuse(rank))
+        if not self._stopping:
+            self._rounds.withdraw(rank)
+            if not self._live:  # nobody will close what is open: the version is complete as it is
+                self._rounds.force()
 
     def _on_skip(self, frame: Frame) -> None:
         """A worker's gradient of this step is not finite."""
         self._count_up(frame, frame.step)
-        if frame.step == self.version + 1:
-            self.accounts.dropped(frame.step)
-            reason = bytes(frame.body).decode("utf-8", "replace")
-            self.events.tell("skipped", self.version, frame.sender, f"its gradient of step {frame.step} is left out: {reason}")
-            self._excuse(frame.sender)
+        self.accounts.dropped(self.version + 1)
+        reason = bytes(frame.body).decode("utf-8", "replace")
+        self.events.tell("skipped", self.version, frame.sender, f"its gradient of step {frame.step} is left out: {reason}")
+        if not self._stopping:
+            self._rounds.excuse(frame.sender, frame.step)
 
     def _reject(self, rank: int, what: WireError | Refused) -> None:
         """Count what `rank` sent and cannot be used; after three in a row go on without it.
@@ -215,15 +204,15 @@ class Master:
         self._strikes[rank] = self._strikes.get(rank, 0) + 1
         self.events.tell("rejected", self.version, rank, f"{type(error).__name__}: {error}")
         self.accounts.excuse(rank, self.version + 1)
-        awaited = self._draft is not None and rank not in self._states
+        awaited = any(rank not in pending.states for pending in self._drafts.values())
         if isinstance(what, WireError) and awaited:
             self.link.fail(rank, error)
             self._lose(rank, "sent a frame that is none in the place of its part of a checkpoint")
         elif self._strikes[rank] >= _STRIKES:
             self.link.fail(rank, WireError(f"rank {rank} sent {_STRIKES} frames in a row that are none", 0))
             self._lose(rank, f"sent {_STRIKES} frames in a row that are none: not listened to any more")
-        elif isinstance(what, WireError):
-            self._excuse(rank)
+        elif isinstance(what, WireError) and not self._stopping:
+            self._rounds.excuse(rank, self.version + 1)
 
     def _on_group_closed(self, event: GroupClosed) -> None:
         self.accounts.down(event.nbytes, event.version)
@@ -243,26 +232,25 @@ class Master:
         flags = Flag.STOP if self._stopping else Flag.NONE
         if not first and (self._stopping or (every and version % every == 0)):
             flags |= Flag.CHECKPOINT
-            self._draft = checkpoint.Draft(self.run.path, version)
-            self._states = {}
+            self._drafts[version] = _Pending(checkpoint.Draft(self.run.path, version), self._snapshot())
         if not first:
-            contributors = {added.rank for group in self._added for added in group}
+            contributors = {(added.rank, added.step) for group in self._added for added in group}
             self.accounts.close(version, self.schedule(version - 1), contributors, self.watch.take())
             self._write_records()
             if self.history is not None:
                 self.history.version(version, self.parameters.digest(), self._added)
         if self.config.hash_every and version and version % self.config.hash_every == 0:
-            self._hashes = {version: xxhash.xxh3_64_intdigest(self.downlink.replica.data)}
-        self._orders = [AdditionOrder[Frame](self._live, by_rank=self.config.aggregate_order == "rank") for _ in self.plan.groups]
-        self._open = {group.index for group in self.plan.groups}
-        self._unfinished = set(self._open)
-        self._added = [()] * len(self.plan.groups)
-        self._excused = set()
+            self._hashes[version] = xxhash.xxh3_64_intdigest(self.downlink.replica.data)
+            self._hashes.pop(version - _HASHES * self.config.hash_every, None)
+        self._unfinished = {group.index for group in self.plan.groups}
         slow = version < self.run.before.step + _FIRST_ROUNDS or Flag.CHECKPOINT in flags
         self._patience = self.config.deadline * (3 if slow else 1)
         self._deadline = time.monotonic() + self._patience
-        self._send_all(Kind.ROUND, flags)
+        self._send_round(flags, first=first)
+        self._added = [()] * len(self.plan.groups)
         self._publish_if_complete()
+        if not self._stopping:
+            self._rounds.open(version)
 
     def _on_report(self, frame: Frame) -> None:
         self._count_up(frame, frame.step)
@@ -283,8 +271,8 @@ class Master:
 
     def _on_state(self, frame: Frame) -> None:
         self._count_up(frame)
-        draft = self._draft
-        if draft is None or frame.step != draft.step:
+        pending = self._drafts.get(frame.step)
+        if pending is None:
             return
         name = checkpoint.worker_file(frame.sender)
         content = bytes(frame.body)
@@ -293,34 +281,53 @@ class Master:
             tensors = checkpoint.parse(content, f"the state of rank {frame.sender}")
         except CheckpointError as error:
             raise WireError(str(error), frame.sender) from error
-        if not (draft.path / name).exists():  # the worker does not see this directory
-            draft.add(name, content)
-        self._states[frame.sender] = {key: value for key, value in tensors.items() if key.startswith("buffer/")}
+        if not (pending.draft.path / name).exists():  # the worker does not see this directory
+            pending.draft.add(name, content)
+        pending.states[frame.sender] = {key: value for key, value in tensors.items() if key.startswith("buffer/")}
         self._publish_if_complete()
 
     def _publish_if_complete(self) -> None:
-        """Publish the draft once every worker that lives has contributed."""
-        if self._draft is not None and self._live <= set(self._states):
-            self._publish(self._draft)
-            self._draft = None
+        """Publish the drafts to which every worker that lives has contributed."""
+        for step in [step for step, pending in self._drafts.items() if self._live <= set(pending.states)]:
+            self._publish(self._drafts.pop(step))
 
-    def _publish(self, draft: checkpoint.Draft) -> None:
-        """Every worker has contributed and none has sent a later gradient yet, so x is still that of the draft's step."""
+    def _snapshot(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], torch.Tensor] | None:
+        """What a checkpoint holds of the master. None under bsp: no round closes before every worker has contributed."""
+        if self.config.consistency == "bsp":
+            return None
+        copies = [{name: value.clone() for name, value in tensors.items()} for tensors in self._weights()[:2]]
+        return copies[0], copies[1], self._weights()[2].clone()
+
+    def _weights(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], torch.Tensor]:
+        return self.parameters.model.state_dict(), self.parameters.state(), torch.from_numpy(self.downlink.replica)
+
+    def _publish(self, pending: _Pending) -> None:
+        draft = pending.draft
         with self.tracer.span("checkpoint", step=draft.step):
-            model = {**self.parameters.model.state_dict(), **_mean_buffers(list(self._states.values()))}
-            draft.add_tensors(checkpoint.MODEL, model)
-            draft.add_tensors(checkpoint.OPTIMIZER, self.parameters.state())
+            weights, optimizer, replica = pending.weights or self._weights()
+            draft.add_tensors(checkpoint.MODEL, {**weights, **_mean_buffers(list(pending.states.values()))})
+            draft.add_tensors(checkpoint.OPTIMIZER, optimizer)
             if self.downlink.differs:
-                replica = torch.from_numpy(self.downlink.replica)
                 draft.add_tensors(checkpoint.REPLICA, {"replica": replica})
             draft.publish({"workers": len(self.workers)}, self.config.keep_last)
 
     def _count_up(self, frame: Frame, step: int | None = None) -> None:
         self.accounts.up(HEADER_BYTES + frame.body.size, step)
 
-    def _send_all(self, kind: Kind, flags: Flag = Flag.NONE) -> None:
-        self.link.send(self.workers, kind, step=self.version, version=self.version, flags=flags)
-        self.accounts.down(HEADER_BYTES * len(self.workers), self.version)
+    def _send_round(self, flags: Flag, *, first: bool) -> None:
+        """Declare the version complete, to each worker with the groups of its gradient that were not used and never will be."""
+        count = len(self.plan.groups)
+        everybody, unused = [], dict[int, list[int]]()
+        for rank in self.workers:
+            left_out = [group for group, added in enumerate(self._added) if all(rank != found.rank for found in added)]
+            if first or self.config.consistency in ("ssp", "asp") or not left_out:
+                everybody.append(rank)
+            else:
+                unused[rank] = left_out
+        for ranks, groups in [(everybody, []), *(([rank], groups) for rank, groups in unused.items())]:
+            body = pack_groups(groups, count)
+            self.link.send(ranks, Kind.ROUND, body, step=self.version, version=self.version, flags=flags)
+            self.accounts.down((HEADER_BYTES + len(body)) * len(ranks), self.version)
 
 
 def _mean_buffers(states: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

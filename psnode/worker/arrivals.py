@@ -7,6 +7,7 @@ groups, and a ROUND frame that closes it. The next forward pass need not wait fo
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from psnode import wire
@@ -25,7 +26,8 @@ class Arrivals:
     """Puts versions of the weights in place, one after another. For the thread that trains.
 
     `downlink`: the codecs of the segments in DELTA frames; `patience(version)`: how long to wait for a frame of it, in
-    seconds. `waited` is how long the waits for the version took in all.
+    seconds; `returned(version, groups)` is told which groups of this worker's gradient a version did not use. `waited` is how
+    long the waits for the version took in all.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Arrivals:
         downlink: Sequence[Codec] | None,
         tracer: Tracer,
         patience: Callable[[int], float],
+        returned: Callable[[int, Sequence[int]], None],
     ) -> None:
         self._link = link
         self._plan = plan
@@ -43,6 +46,8 @@ class Arrivals:
         self._downlink = downlink
         self._tracer = tracer
         self._patience = patience
+        self._returned = returned
+        self._early: deque[Frame] = deque()
         self._version = 0
         self._flags: Flag | None = None
         self.missing: set[int] = set()  # groups whose weights are of an older version
@@ -67,6 +72,22 @@ class Arrivals:
         assert self._flags is not None
         return self._flags
 
+    def behind(self) -> bool:
+        """Whether a later version than the expected one has come as a whole."""
+        try:
+            while True:
+                self._keep(self._link.next(0))
+        except DeadlineExceededError:
+            return any(frame.kind is Kind.ROUND and frame.version > self._version for frame in self._early)
+
+    def _keep(self, event: object) -> None:
+        if isinstance(event, StopRequest):
+            self._link.send(0, Kind.REQUEST, event.reason.encode())
+        elif isinstance(event, Frame):
+            self._early.append(event)
+        else:
+            raise WireError(f"rank {self._link.rank} did not expect {describe(event)}")
+
     def _take_while(self, unfinished: Callable[[], bool]) -> None:
         if not unfinished():
             return
@@ -79,18 +100,21 @@ class Arrivals:
     def _take(self) -> None:
         version, patience = self._version, self._patience(self._version)
         try:
-            event = self._link.next(patience)
+            if not self._early:
+                self._keep(self._link.next(patience))
         except DeadlineExceededError:
             raise DeadlineExceededError(
                 f"rank {self._link.rank} waited {patience:g} s for version {version} of the weights: "
                 "the master or a worker is gone or stuck; raise --deadline if it is only slow"
             ) from None
-        if isinstance(event, StopRequest):
-            self._link.send(0, Kind.REQUEST, event.reason.encode())
+        if not self._early:
             return
-        if not isinstance(event, Frame) or event.version != version:
+        event = self._early.popleft()
+        if event.version != version:
             raise WireError(f"rank {self._link.rank} expected version {version} of the weights and got {describe(event)}")
         if event.kind is Kind.ROUND and not self.missing:
+            if unused := wire.unpack_groups(event.body, len(self._plan.groups), event.sender):
+                self._returned(version, unused)
             self._flags = event.flags
             return
         if event.kind not in (Kind.WEIGHTS, Kind.DELTA) or event.group not in self.missing:

@@ -43,14 +43,20 @@ class Worker:
 
     def train(self) -> None:
         """Take all steps, up to the round that the master declares the last; then wait to be told to leave."""
-        self.arrivals.expect(self.start.step)
+        version, going = self.start.step, True
+        self.arrivals.expect(version)
         self.arrivals.complete()
-        for step in range(self.start.step + 1, self.start.last_step + 1):
-            if not self._step(step):
-                break
-            self.arrivals.expect(step)
-        else:
-            self._settle(self.start.last_step, self.replica.buffers())
+        while going and version < self.start.last_step:
+            going = self._step(version + 1)
+            if going:
+                version += 1
+                self.arrivals.expect(version)
+            while going and self.config.consistency != "bsp" and self.arrivals.behind():
+                going = self._settle(version, self.replica.buffers())
+                version += 1
+                self.arrivals.expect(version)
+        if going:
+            self._settle(version, self.replica.buffers())
         self._leave()
 
     def _step(self, step: int) -> bool:

@@ -6,13 +6,14 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from psnode import wire
+from psnode.codecs import Payload
 from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
 from psnode.codecs.rng import Key
 from psnode.errors import CheckpointError, NonFiniteGradientError
@@ -64,6 +65,7 @@ class GradientSender:
             [SegmentCoder(segment, feedback, scheme.ratio_warmup) for segment in group.segments] for group in plan.groups
         ]
         self._frames: list[tuple[Bytes, list[Pending]] | None] = [None] * len(plan.groups)
+        self._sent: dict[int, Bytes] = {}  # the frames of this step, by group
         self._step = 0
         self._version = 0
         self._seconds = 0.0
@@ -91,6 +93,7 @@ class GradientSender:
         `measure`: decode what is sent once more, for `relative_error`.
         """
         self._step, self._version, self._seconds = step, version, 0.0
+        self._sent = {}
         self._lost = (0.0, 0.0) if measure else None
         self._phase = int((step - 1) / self._steps_per_phase)
         lr = self._lr(step - 1)
@@ -114,6 +117,20 @@ class GradientSender:
             raise self._skipped
         self._skipped = None
         return self._seconds
+
+    def give_back(self, step: int, groups: Collection[int]) -> None:
+        """The master did not use `groups` of the gradient of `step`: what they carried returns to the residuals, where there are.
+
+        After `drain`, before the next `begin`. Groups that were not sent, and steps that were not taken, are passed over.
+        """
+        for index in groups if step == self._step else ():
+            if (frame := self._sent.pop(index, None)) is not None:
+                coders = self._coders[index]
+                parts = wire.split_group(frame[wire.HEADER_BYTES :], len(coders))
+                for coder, data in zip(coders, parts, strict=True):
+                    if coder.feedback.memory is not None:
+                        memory = coder.state[coder.feedback.memory]
+                        coder.codec(self._phase, step).decode_add(Payload.from_bytes(data), memory)
 
     @property
     def relative_error(self) -> float | None:
@@ -185,6 +202,7 @@ class GradientSender:
             version=self._version,
         )
         self._frames[group.index] = (frame.buffer, self._link.send_frame(0, sealed))
+        self._sent[group.index] = sealed
 
     def _skip(self, gradient: Floats) -> None:
         try:

@@ -78,10 +78,10 @@ def join(link: Link, patience: float, make_task: MakeTask, turn: AbstractContext
     tracer = Tracer(link.rank, enabled=config.timeline)
     arrivals = Arrivals(
         link, plan, replica, downlink_codecs(plan, scheme.downlink), tracer,
-        lambda version: config.deadline * (3 if version < start.step + _FIRST_ROUNDS else 1),
+        lambda version: config.deadline * (3 if version < start.step + _FIRST_ROUNDS else 1), sender.give_back,
     )  # fmt: skip
     # workers that take turns must not keep one while they wait for another's gradient
-    early = config.overlap and config.local is None and watchable(model)
+    early = config.overlap and config.consistency == "bsp" and config.local is None and watchable(model)
     return Worker(
         link=link,
         config=config,

@@ -16,7 +16,7 @@ def test_a_record_is_due_when_the_round_is_closed_and_every_report_is_in() -> No
     accounts = Accounts(workers=2, steps_per_epoch=10, step=0)
     accounts.report(1, 1, report(loss=1.0, top1=2.0))
     assert list(accounts.due()) == []
-    accounts.close(1, 0.1, {1, 2}, {"decode": 0.5})
+    accounts.close(1, 0.1, {(1, 1), (2, 1)}, {"decode": 0.5})
     assert list(accounts.due()) == []
     accounts.report(1, 2, report(loss=3.0, top1=6.0))
     [record] = accounts.due()
@@ -29,10 +29,10 @@ def test_a_record_is_due_when_the_round_is_closed_and_every_report_is_in() -> No
 
 def test_records_come_in_order_even_if_a_later_step_is_complete_first() -> None:
     accounts = Accounts(workers=1, steps_per_epoch=10, step=4)
-    accounts.close(6, 0.1, {1}, {})
+    accounts.close(6, 0.1, {(1, 6)}, {})
     accounts.report(6, 1, report())
     assert list(accounts.due()) == []
-    accounts.close(5, 0.1, {1}, {})
+    accounts.close(5, 0.1, {(1, 5)}, {})
     accounts.report(5, 1, report())
     assert [record.step for record in accounts.due()] == [5, 6]
 
@@ -46,7 +46,7 @@ def test_every_byte_is_in_exactly_one_record() -> None:
         accounts.up(10 * step, step)
         accounts.up(1000, step + 1)  # the next round's frames may come before this step's last report
         accounts.down(20 * step, step)
-        accounts.close(step, 0.1, {1}, {})
+        accounts.close(step, 0.1, {(1, step)}, {})
         accounts.report(step, 1, report())
         for record in accounts.due():
             seen_up += record.uplink_bytes
@@ -59,7 +59,7 @@ def test_every_byte_is_in_exactly_one_record() -> None:
 def test_a_late_report_is_ignored() -> None:
     accounts = Accounts(workers=1, steps_per_epoch=10, step=7)
     accounts.report(3, 1, report())
-    accounts.close(8, 0.1, {1}, {})
+    accounts.close(8, 0.1, {(1, 8)}, {})
     accounts.report(8, 1, report(loss=5.0))
     [record] = accounts.due()
     assert record.loss == 5.0
@@ -67,13 +67,13 @@ def test_a_late_report_is_ignored() -> None:
 
 def test_a_record_does_not_wait_for_the_report_of_a_lost_worker() -> None:
     accounts = Accounts(workers=2, steps_per_epoch=10, step=0)
-    accounts.close(1, 0.1, {1, 2}, {})
+    accounts.close(1, 0.1, {(1, 1), (2, 1)}, {})
     accounts.report(1, 2, report(loss=4.0))
     assert list(accounts.due()) == []
     accounts.lost(1)
     [record] = accounts.due()
     assert (record.loss, record.contributing) == (4.0, 2)
-    accounts.close(2, 0.1, {2}, {})
+    accounts.close(2, 0.1, {(2, 2)}, {})
     accounts.lost(2)
     [record] = accounts.due()
     assert record.loss == 4.0  # the last that is known

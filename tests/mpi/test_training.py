@@ -128,7 +128,7 @@ BAD = [
     (["--lr", "fast"], 2, "--lr"),
     (["--unknown-flag"], 2, "--unknown-flag"),
     (["--network", "VGG11", "--dataset", "digits"], 2, "at least 32x32"),
-    (["--consistency", "asp"], 2, "bsp"),
+    (["--consistency", "kofn"], 2, "--num-aggregate"),
     (["--num-aggregate", "1"], 2, "--num-aggregate"),
     (["--task", "no/such/file.py"], 2, "no/such/file.py"),
     (["--lr", "1e12"], 4, "rank"),
