@@ -114,8 +114,8 @@ class Polar(FlatCodec):
             return 0
         count = -(-size // groups.GROUP)
         ids = 4 + padded(Ans().max_nbytes(count, len(groups.LADDER)))
-        scales = size // SCALED + size // (LANES * self.block) + len(groups.LADDER) * 16
-        bits = math.ceil((self.rate + _excess(self._longest)) * count * groups.GROUP)
+        scales = size // SCALED + size // (LANES * min(self.block, 1 << groups.LONGEST)) + len(groups.LADDER) * 16
+        bits = math.ceil((self.rate + _excess(min(self._longest, groups.LONGEST))) * count * groups.GROUP)
         rest = stream.Extent(0, bits, LANES)
         return (
             outliers.max_nbytes(size)

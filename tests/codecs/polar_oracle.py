@@ -172,7 +172,7 @@ def read_body(body: bytes, size: int) -> Array:
     blocks, at = [], 0
     for name, halves in enumerate((1, 2, 3, 4, 6, 8), start=1):
         count = 64 * int((ids == name).sum())
-        blocks += cut(at, count, longest, halves)
+        blocks += cut(at, count, min(longest, 14), halves)
         at += count
     z = read_stream(rest, blocks, (w0, w1)).reshape(-1, 64)
     y = np.zeros((ids.size, 64), np.float32)

@@ -120,6 +120,13 @@ def test_rotated_values_have_an_omega_of_two_fifths_at_one_bit() -> None:
     assert np.sum((mean - x) ** 2) / energy == pytest.approx(np.mean(omegas) / rounds, rel=0.06)
 
 
+def test_long_blocks_are_read_the_same() -> None:
+    """Where groups are sorted blocks end at 2^14, whatever is asked for."""
+    codec = get_codec("polar:block=65536")
+    payload = codec.encode(convolution(228).reshape(-1), KEY)
+    np.testing.assert_array_equal(codec.decode(payload), read_polar(payload.to_bytes()))
+
+
 @pytest.mark.parametrize("spec", ["polar", "polar:prior=gaussian", "polar:rotate=true"])
 def test_golden_bytes(spec: str) -> None:
     check_golden(spec.replace(":", "-").replace("=", "-"), spec, read_polar)

@@ -17,11 +17,11 @@ from psnode.errors import PayloadError
 
 
 def class_blocks(ids: groups.Bytes1, longest: int) -> list[Superblock]:
-    """The superblocks of all classes, one after the other."""
+    """The superblocks of all classes, one after the other. Classes are small: so are their blocks."""
     blocks: list[Superblock] = []
     start = 0
     for rate, size in zip(groups.LADDER[1:], groups.sizes(ids), strict=True):
-        blocks += superblocks(size, longest, rate, start)
+        blocks += superblocks(size, min(longest, groups.LONGEST), rate, start)
         start += size
     return blocks
 

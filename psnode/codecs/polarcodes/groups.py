@@ -26,6 +26,7 @@ from psnode.codecs.kernels.jit import kernel
 GROUP = 64
 CHUNK = 1 << 16
 TAPS = 9
+LONGEST = 14  # base-2 logarithm of the longest block of a class
 LADDER = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
 _FRAME = 512  # bits around the description
 _GAP = 1.04  # error of a code over that of an ideal one
