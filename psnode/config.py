@@ -120,7 +120,15 @@ class Config:
     )  # fmt: skip
     aggregate_order: str = option("rank", "rank: reproducible sums; arrival: as they come.", choices=("rank", "arrival"))
     start_deadline: float = option(60.0, "Seconds all ranks have to report at the start.", above=0, free=True)
-    deadline: float = option(120.0, "Seconds any later wait may take.", above=0, free=True)
+    deadline: float = option(
+        0.0, "Seconds a round may take before who holds it up is put aside; auto: max(5, median + 6 MAD of recent rounds).",
+        minimum=0, words={"auto": 0.0}, free=True,
+    )  # fmt: skip
+    pause_deadline: float = option(
+        120.0, "Seconds for what is known to take longer: first rounds, checkpoints, comparisons of weights, new epochs, "
+        "a master that does not answer.",
+        above=0, free=True,
+    )  # fmt: skip
     min_workers: int = option(
         1, "Go on after deaths while so many workers are left, else stop with a checkpoint.", minimum=1, free=True
     )

@@ -66,7 +66,7 @@ def _run_local(config: Config, task: Task | None) -> int:
             return lead(end, config, lambda c: task or make_task(c), _hello())
         finally:
             for thread in threads:
-                thread.join(config.deadline)
+                thread.join(config.pause_deadline)
 
 
 def _run_mpi(config: Config, task: Task | None) -> int:

@@ -59,6 +59,7 @@ class Kind(IntEnum):
     END = 13  # master -> worker: leave
     TRACE = 14  # worker -> master: what it did when
     SKIP = 15  # worker -> master: no more gradients of this step, and why
+    PING = 16  # master -> worker: I am alive
 
 
 class Flag(IntFlag):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from psnode.checkpoint import worker_file
 from psnode.config import Config
 from psnode.errors import PsnodeError
 from psnode.history import History
@@ -15,6 +16,7 @@ from psnode.master.accounts import Accounts, Stopwatch
 from psnode.master.consistency import gradients_a_round
 from psnode.master.downlink import Downlink
 from psnode.master.events import Events
+from psnode.master.heartbeat import Heartbeat
 from psnode.master.lanes import Lanes, lane_count
 from psnode.master.loop import Master
 from psnode.master.parameters import Parameters
@@ -61,7 +63,7 @@ def _lead(link: Link, config: Config, make_task: Callable[[Config], Task], worke
 
 
 def _run(link: Link, config: Config, scheme: Scheme, model: torch.nn.Module, run: RunDirectory, workers: range) -> int:
-    ready = gather_ready(link, run, workers, 5 * config.deadline)
+    ready = gather_ready(link, run, workers, 5 * config.pause_deadline)
     plan = run.before.plan or plan_for(ready[workers[0]], scheme, config)
     parameters = Parameters(model, plan, config, scheme.momentum)
     downlink = Downlink(scheme.downlink, parameters.weights.numpy(), plan, link, workers, seed=config.seed)
@@ -94,6 +96,10 @@ def _run(link: Link, config: Config, scheme: Scheme, model: torch.nn.Module, run
             history=History(run.path) if config.record_history else None,
         )
         master.reduction.warm_up()
+        beat = None if config.local is not None else Heartbeat(link, workers)
+        for rank in workers:
+            if run.before.checkpoint is not None and not run.before.checkpoint.has(worker_file(rank)):
+                master.events.tell("begins anew", run.before.step, rank, "the checkpoint holds no memories of it")
         try:
             master.serve()
         except Exception as error:
@@ -101,6 +107,9 @@ def _run(link: Link, config: Config, scheme: Scheme, model: torch.nn.Module, run
             with contextlib.suppress(OSError):  # a full disk, say: then the first error is the one to tell
                 _summarise(master, run, _REASONS.get(code, "failed"), code)
             raise
+        finally:
+            if beat is not None:
+                beat.close()
     if config.timeline:
         names = {0: "master", **{rank: f"worker {rank}" for rank in workers}}
         write_timeline(run.path, [*tracer.events(), *(event for events in master.traces.values() for event in events)], names)

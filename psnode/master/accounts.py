@@ -62,7 +62,7 @@ class Accounts:
 
     def __init__(self, workers: int, steps_per_epoch: int, step: int) -> None:
         self._workers = workers
-        self._steps_per_epoch = steps_per_epoch
+        self.steps_per_epoch = steps_per_epoch
         self._rounds: dict[int, _Round] = defaultdict(_Round)
         self._elsewhere = _Round()
         self._next = step + 1
@@ -99,6 +99,10 @@ class Accounts:
         """No record waits for reports of `rank` any more."""
         self._lost |= {rank}
 
+    def found(self, rank: int) -> None:
+        """`rank` is back."""
+        self._lost -= {rank}
+
     def close(self, step: int, lr: float, contributors: Iterable[tuple[int, int]], seconds: dict[str, float]) -> None:
         """The round of `step` is closed, with gradients of `contributors`: ranks, and which of their steps."""
         entry = self._rounds[step]
@@ -126,7 +130,7 @@ class Accounts:
         errors = [report.relative_error for report in reports if report.relative_error is not None]
         return StepRecord(
             step=step,
-            epoch=step / self._steps_per_epoch,
+            epoch=step / self.steps_per_epoch,
             loss=self._loss if self._loss is not None else math.nan,
             lr=entry.lr,
             workers=self._workers,

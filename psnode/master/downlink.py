@@ -34,7 +34,7 @@ class Downlink:
         self._x = weights
         self.replica = weights if self._codecs is None else weights.copy()
         self._link = link
-        self._workers = tuple(workers)
+        self.recipients = tuple(workers)  # may be replaced while no group is being sent
         self._seed = seed
         self._frames: list[tuple[Bytes, list[Pending]] | None] = [None] * len(plan.groups)
         self._segments = plan.segments
@@ -69,17 +69,18 @@ class Downlink:
         self._scratch.append(scratch)
         return self._post(group, frame, Kind.DELTA, version)
 
-    def send_dense(self, group: Group, version: int) -> int:
-        """Send the group's y as it is: to workers that have none yet."""
+    def send_dense(self, group: Group, version: int, ranks: Sequence[int] | None = None) -> int:
+        """Send the group's y as it is: to `ranks` that have none or an old one, else to everybody."""
         frame = self._room(group, 1, wire.padded(_IDENTITY.max_nbytes((group.size,))))
         payload = _IDENTITY.encode(self.replica[group.start : group.stop], Key.derive(0), out=frame.room)
         frame.take(payload.nbytes)
-        return self._post(group, frame, Kind.WEIGHTS, version)
+        return self._post(group, frame, Kind.WEIGHTS, version, ranks)
 
-    def _post(self, group: Group, frame: wire.GroupFrame, kind: Kind, version: int) -> int:
+    def _post(self, group: Group, frame: wire.GroupFrame, kind: Kind, version: int, ranks: Sequence[int] | None = None) -> int:
+        ranks = self.recipients if ranks is None else ranks
         sealed = frame.seal(kind, sender=0, job=self._link.job, group=group.index, step=version, version=version)
-        self._frames[group.index] = (frame.buffer, self._link.send_frame(self._workers, sealed))
-        return sealed.size * len(self._workers)
+        self._frames[group.index] = (frame.buffer, self._link.send_frame(ranks, sealed))
+        return sealed.size * len(ranks)
 
     def _room(self, group: Group, payloads: int, nbytes: int) -> wire.GroupFrame:
         """A frame in the making: in last version's memory if that has left (fresh pages are slow), else in new."""

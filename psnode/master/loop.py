@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import xxhash
 
 from psnode import checkpoint
 from psnode.config import Config
-from psnode.errors import CheckpointError, DeadlineExceededError, DivergedError, PeerLostError, WireError
+from psnode.errors import CheckpointError, DeadlineExceededError, DivergedError, PeerLostError, TransportError, WireError
 from psnode.history import Added, History
 from psnode.link import Link, StopRequest
 from psnode.master.accounts import Accounts, Stopwatch
@@ -19,6 +19,7 @@ from psnode.master.consistency import rule_of
 from psnode.master.downlink import Downlink
 from psnode.master.events import Events
 from psnode.master.parameters import Parameters
+from psnode.master.patience import Patience
 from psnode.master.reduction import GroupClosed, Reduction, Refused
 from psnode.master.rounds import Rounds
 from psnode.messages import Report
@@ -31,7 +32,12 @@ from psnode.wire import HEADER_BYTES, Flag, Frame, Kind, pack_groups
 
 _STRIKES = 3
 _HASHES = 16  # of versions, for reports that come late
-_FIRST_ROUNDS = 3  # with a longer deadline: kernels compile, caches fill
+_FIRST_ROUNDS = 3  # declared pauses: kernels compile, caches fill
+_SILENT_ROUNDS = 4  # deadlines that a worker may keep silent where no round waits for it
+
+
+class _Overdue(NamedTuple):
+    """An event: the deadline is over."""
 
 
 class Observer(Protocol):
@@ -79,6 +85,12 @@ class Master:
         """Run rounds until the last step or a request to stop; returns when the last checkpoint is published."""
         self._live = frozenset(self.workers)
         self._hashes: dict[int, int] = {}
+        self._aside: dict[int, tuple[int, list[int]]] = {}  # the step each was put aside in, and what was not used of it
+        self._back: set[int] = set()  # of those, who was heard again
+        self._heard = dict.fromkeys(self.workers, time.monotonic())
+        fixed = self.config.deadline if self.config.local is None else max(self.config.deadline, self.config.pause_deadline)
+        self._patience = Patience(fixed, self.config.pause_deadline)
+        self._pause, self._opened = True, time.monotonic()
         self._drafts: dict[int, _Pending] = {}
         self._stopping = False
         self._strikes: dict[int, int] = {}
@@ -100,6 +112,8 @@ class Master:
         self._finish_round(first=True)
         while not (self._stopping and not self._drafts and (not self.config.timeline or self._live <= set(self.traces))):
             event = self._next_event()
+            if isinstance(event, Frame):
+                self._heard[event.sender] = time.monotonic()
             try:
                 self._handle(event)
             except WireError as error:
@@ -113,13 +127,7 @@ class Master:
         except (PeerLostError, WireError) as error:
             return error
         except DeadlineExceededError:
-            waiting = set() if self._stopping else set(self._rounds.missing)
-            for pending in self._drafts.values():
-                waiting |= self._live - set(pending.states)
-            raise DeadlineExceededError(
-                f"no round was finished within {self._patience:g} s after step {self.version}; waiting for ranks "
-                f"{', '.join(map(str, sorted(waiting))) or 'none'}: check these hosts, or raise --deadline; go on with --resume"
-            ) from None
+            return _Overdue()
 
     def _handle(self, event: object) -> None:
         match event:
@@ -129,8 +137,12 @@ class Master:
                 self._reject(rank, event)
             case WireError():
                 raise event
+            case _Overdue():
+                self._on_overdue()
             case Frame(sender=rank) if rank not in self._live:
                 event.release()
+                if rank in self._aside:
+                    self._back.add(rank)
             case Frame(kind=Kind.GRADIENT):
                 self._on_gradient(event)
             case Frame(kind=Kind.REPORT):
@@ -163,12 +175,40 @@ class Master:
     def _close(self, group: int) -> None:
         self.reduction.close(group, self.version + 1, self.schedule(self.version))
 
+    def _on_overdue(self) -> None:
+        """Put aside who holds up the round or a checkpoint: after the longer deadline of pauses if nobody would be left."""
+        waiting = set() if self._stopping else set(self._rounds.missing)
+        for pending in self._drafts.values():
+            waiting |= self._live - set(pending.states)
+        if self._stopping and self.config.timeline and not self._drafts:
+            waiting |= self._live - set(self.traces)
+        now = time.monotonic()
+        late = now - self._opened
+        if not waiting and late > 2 * self.config.pause_deadline:
+            raise TransportError(f"no round was finished within {late:.0f} s and no worker is to blame; go on with --resume")
+        if waiting and (len(self._live - waiting) >= max(1, self.config.min_workers) or late >= self.config.pause_deadline):
+            for rank in sorted(waiting & self._live):
+                self._put_aside(rank, f"not heard of for {now - self._heard[rank]:.1f} s")
+        self._deadline = now + self._seconds
+
+    def _put_aside(self, rank: int, reason: str) -> None:
+        """Go on without `rank` until it is heard again."""
+        self._aside[rank] = (self.version + 1, [])
+        self._back.discard(rank)
+        self._do_without(rank, "put aside", reason)
+
     def _lose(self, rank: int, reason: str) -> None:
-        """Go on without `rank`: what it sent to the open round counts. Below the quorum, stop with a checkpoint."""
+        """Go on without `rank` for good."""
+        if self._aside.pop(rank, None) is not None:
+            self.events.tell("lost", self.version, rank, reason)
+        self._do_without(rank, "lost", reason)
+
+    def _do_without(self, rank: int, event: str, reason: str) -> None:
+        """What `rank` sent to the open round counts. Below the quorum, stop with a checkpoint."""
         if rank not in self._live:
             return
         self._live -= {rank}
-        self.events.tell("lost", self.version, rank, reason)
+        self.events.tell(event, self.version, rank, reason)
         self.accounts.lost(rank)
         self._write_records()
         if len(self._live) < self.config.min_workers and self.stop_reason is None:
@@ -181,6 +221,26 @@ class Master:
             self._rounds.withdraw(rank)
             if not self._live:  # nobody will close what is open: the version is complete as it is
                 self._rounds.force()
+
+    def _let_in(self) -> None:
+        """Those who were put aside and heard again get the whole weights of the version that is complete, and take part."""
+        for rank in sorted(self._back & self._aside.keys()):
+            self.events.tell("returned", self.version, rank)
+            self._live |= {rank}
+            self.accounts.found(rank)
+            self._rounds.admit([rank], self.version)
+            for group in self.plan.groups:
+                self.accounts.down(self.downlink.send_dense(group, self.version, [rank]), self.version)
+        self._back.clear()
+        self.downlink.recipients = tuple(sorted(self._live))
+
+    def _put_aside_the_silent(self) -> None:
+        """Where rounds close without the slowest, no deadline notices that one has stopped."""
+        if self.config.consistency != "bsp" and self.config.local is None:
+            now, limit = time.monotonic(), _SILENT_ROUNDS * self._patience.of_round(pause=False)
+            for rank in sorted(self._live):
+                if now - self._heard[rank] > limit:
+                    self._put_aside(rank, f"not heard of for {now - self._heard[rank]:.1f} s")
 
     def _on_skip(self, frame: Frame) -> None:
         """A worker's gradient of this step is not finite."""
@@ -243,14 +303,18 @@ class Master:
             self._hashes[version] = xxhash.xxh3_64_intdigest(self.downlink.replica.data)
             self._hashes.pop(version - _HASHES * self.config.hash_every, None)
         self._unfinished = {group.index for group in self.plan.groups}
-        slow = version < self.run.before.step + _FIRST_ROUNDS or Flag.CHECKPOINT in flags
-        self._patience = self.config.deadline * (3 if slow else 1)
-        self._deadline = time.monotonic() + self._patience
+        for rank, (step, _) in self._aside.items():
+            if step == version:
+                self._aside[rank] = step, self._left_out(rank)
+        if not self._stopping:
+            self._let_in()
+        self._begin_clock(flags)
         self._send_round(flags, first=first)
         self._added = [()] * len(self.plan.groups)
         self._publish_if_complete()
         if not self._stopping:
             self._rounds.open(version)
+            self._put_aside_the_silent()
 
     def _on_report(self, frame: Frame) -> None:
         self._count_up(frame, frame.step)
@@ -316,18 +380,32 @@ class Master:
 
     def _send_round(self, flags: Flag, *, first: bool) -> None:
         """Declare the version complete, to each worker with the groups of its gradient that were not used and never will be."""
-        count = len(self.plan.groups)
-        everybody, unused = [], dict[int, list[int]]()
-        for rank in self.workers:
-            left_out = [group for group, added in enumerate(self._added) if all(rank != found.rank for found in added)]
-            if first or self.config.consistency in ("ssp", "asp") or not left_out:
-                everybody.append(rank)
-            else:
-                unused[rank] = left_out
-        for ranks, groups in [(everybody, []), *(([rank], groups) for rank, groups in unused.items())]:
-            body = pack_groups(groups, count)
-            self.link.send(ranks, Kind.ROUND, body, step=self.version, version=self.version, flags=flags)
+        frames: dict[tuple[int, bytes], list[int]] = {}
+        for rank in sorted(self._live):
+            now = self.version, [] if first else self._left_out(rank)
+            step, left_out = self._aside.pop(rank, now)
+            frames.setdefault((step, pack_groups(left_out, len(self.plan.groups))), []).append(rank)
+        for (step, body), ranks in frames.items():
+            self.link.send(ranks, Kind.ROUND, body, step=step, version=self.version, flags=flags)
             self.accounts.down((HEADER_BYTES + len(body)) * len(ranks), self.version)
+
+    def _left_out(self, rank: int) -> list[int]:
+        """The groups of the version's gradient of `rank` that were not used; none where they may be used later."""
+        if self.config.consistency in ("ssp", "asp"):
+            return []
+        return [group for group, added in enumerate(self._added) if all(rank != found.rank for found in added)]
+
+    def _begin_clock(self, flags: Flag) -> None:
+        """The deadline of the round that follows; the one that ends tells how long a round usually takes."""
+        now, version, every = time.monotonic(), self.version, self.config.hash_every
+        if not self._pause:
+            self._patience.add(now - self._opened)
+        epoch_ends = version % self.accounts.steps_per_epoch == 0
+        compares = bool(every) and version % every == 0
+        first = version < self.run.before.step + _FIRST_ROUNDS
+        self._pause = first or epoch_ends or compares or Flag.CHECKPOINT in flags or bool(self._drafts)
+        self._opened, self._seconds = now, self._patience.of_round(pause=self._pause)
+        self._deadline = now + self._seconds
 
 
 def _mean_buffers(states: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

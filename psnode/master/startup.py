@@ -40,7 +40,8 @@ def gather_ready(link: Link, run: RunDirectory, workers: range, patience: float)
         except DeadlineExceededError:
             missing = ", ".join(str(rank) for rank in workers if rank not in found)
             raise DeadlineExceededError(
-                f"workers {missing} did not build model and data within {patience:g} s: raise --deadline if they are only slow"
+                f"workers {missing} did not build model and data within {patience:g} s: "
+                "raise --pause-deadline if they are only slow"
             ) from None
         if isinstance(event, Frame) and event.kind is Kind.READY:
             found[event.sender] = Ready.from_bytes(event.body, event.sender)
@@ -86,10 +87,13 @@ def restore(run: RunDirectory, parameters: Parameters, downlink: Downlink) -> No
 def send_start(
     link: Link, run: RunDirectory, plan: Plan, ready: Mapping[int, Ready], *, job: int, last_step: int, steps_per_epoch: int
 ) -> None:
-    """Tell every worker the plan and where to start; its state goes along where it cannot read it itself."""
+    """Tell every worker the plan and where to start; its state goes along where it cannot read it itself.
+
+    A worker of which the checkpoint holds nothing, because it was gone then, gets the mean of the others' buffers.
+    """
     found = run.before.checkpoint
-    for rank, answer in ready.items():
-        follows = found is not None and not answer.shared_directory
+    follow = {rank: _state(found, rank, answer) for rank, answer in ready.items()} if found else {}
+    for rank in ready:
         start = Start(
             plan=plan.to_dict(),
             job=job,
@@ -97,10 +101,20 @@ def send_start(
             last_step=last_step,
             steps_per_epoch=steps_per_epoch,
             restore=found.path.name if found else None,
-            state_follows=follows,
+            state_follows=follow.get(rank) is not None,
         )
         link.send(rank, Kind.PLAN, start.to_bytes())
     link.job = job
-    for rank, answer in ready.items():
-        if found is not None and not answer.shared_directory:
-            link.send(rank, Kind.STATE, found.read(checkpoint.worker_file(rank)))
+    for rank, state in follow.items():
+        if state is not None:
+            link.send(rank, Kind.STATE, state)
+
+
+def _state(found: checkpoint.Checkpoint, rank: int, answer: Ready) -> bytes | None:
+    """What worker `rank` goes on from; None if it reads that itself."""
+    name = checkpoint.worker_file(rank)
+    if found.has(name):
+        return None if answer.shared_directory else found.read(name)
+    parameters = {tensor for tensor, _ in answer.tensors}
+    model = found.tensors(checkpoint.MODEL)
+    return checkpoint.dump({f"buffer/{key}": value for key, value in model.items() if key not in parameters})

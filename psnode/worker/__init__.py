@@ -31,7 +31,7 @@ def work(
     link = Link(transport)
     send_hello(transport, hello)
     try:
-        worker = join(link, 5 * config.deadline + config.start_deadline, make_task, turn)
+        worker = join(link, 5 * config.pause_deadline + config.start_deadline, make_task, turn)
         try:
             worker.train()
         finally:
@@ -42,7 +42,7 @@ def work(
         raise
     except Exception as error:
         link.fail(0, error)
-        _wait_for_end(link, config.deadline)
+        _wait_for_end(link, config.pause_deadline)
         if not isinstance(error, PsnodeError) and config.debug:
             raise
     return 0

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from psnode import wire
 from psnode.codecs import Codec, Payload, get_codec
 from psnode.errors import DeadlineExceededError, WireError
-from psnode.link import Link, StopRequest
+from psnode.link import Link, RemoteFailureError, StopRequest
+from psnode.messages import Failure
 from psnode.plan import Plan
 from psnode.timeline import Tracer
 from psnode.wire import Flag, Frame, Kind
@@ -25,7 +26,7 @@ _IDENTITY = get_codec("identity")
 class Arrivals:
     """Puts versions of the weights in place, one after another. For the thread that trains.
 
-    `downlink`: the codecs of the segments in DELTA frames; `patience(version)`: how long to wait for a frame of it, in
+    `downlink`: the codecs of the segments in DELTA frames; `patience`: how long the master may keep silent, in
     seconds; `returned(version, groups)` is told which groups of this worker's gradient a version did not use. `waited` is how
     long the waits for the version took in all.
     """
@@ -37,7 +38,7 @@ class Arrivals:
         replica: Replica,
         downlink: Sequence[Codec] | None,
         tracer: Tracer,
-        patience: Callable[[int], float],
+        patience: float,
         returned: Callable[[int, Sequence[int]], None],
     ) -> None:
         self._link = link
@@ -48,14 +49,14 @@ class Arrivals:
         self._patience = patience
         self._returned = returned
         self._early: deque[Frame] = deque()
-        self._version = 0
+        self.version = 0  # the newest of the weights that are there or coming
         self._flags: Flag | None = None
         self.missing: set[int] = set()  # groups whose weights are of an older version
         self.waited = 0.0
 
     def expect(self, version: int) -> None:
         """From here on `version` is to come: no weight may be used before it is required."""
-        self._version = version
+        self.version = version
         self._flags = None
         self.missing = {group.index for group in self._plan.groups}
         self.waited = 0.0
@@ -78,13 +79,16 @@ class Arrivals:
             while True:
                 self._keep(self._link.next(0))
         except DeadlineExceededError:
-            return any(frame.kind is Kind.ROUND and frame.version > self._version for frame in self._early)
+            return any(frame.kind is Kind.ROUND and frame.version > self.version for frame in self._early)
 
     def _keep(self, event: object) -> None:
         if isinstance(event, StopRequest):
             self._link.send(0, Kind.REQUEST, event.reason.encode())
+        elif isinstance(event, Frame) and event.kind is Kind.END:
+            raise RemoteFailureError(0, Failure("the job has ended without this worker", 0))
         elif isinstance(event, Frame):
-            self._early.append(event)
+            if event.kind is not Kind.PING:
+                self._early.append(event)
         else:
             raise WireError(f"rank {self._link.rank} did not expect {describe(event)}")
 
@@ -92,35 +96,41 @@ class Arrivals:
         if not unfinished():
             return
         begin = time.perf_counter()
-        with self._tracer.span("wait", version=self._version):
+        with self._tracer.span("wait", version=self.version):
             while unfinished():
                 self._take()
         self.waited += time.perf_counter() - begin
 
     def _take(self) -> None:
-        version, patience = self._version, self._patience(self._version)
+        version = self.version
         try:
             if not self._early:
-                self._keep(self._link.next(patience))
+                self._keep(self._link.next(self._patience))
         except DeadlineExceededError:
             raise DeadlineExceededError(
-                f"rank {self._link.rank} waited {patience:g} s for version {version} of the weights: "
-                "the master or a worker is gone or stuck; raise --deadline if it is only slow"
+                f"rank {self._link.rank} heard nothing of the master for {self._patience:g} s, at version {version}: "
+                "it is gone or stuck; raise --pause-deadline if it is only slow"
             ) from None
         if not self._early:
             return
         event = self._early.popleft()
+        if event.kind is Kind.WEIGHTS and event.version > version:  # this worker was put aside, and is let in again
+            version = self.version = event.version
+            self.missing = {group.index for group in self._plan.groups}
         if event.version != version:
             raise WireError(f"rank {self._link.rank} expected version {version} of the weights and got {describe(event)}")
         if event.kind is Kind.ROUND and not self.missing:
             if unused := wire.unpack_groups(event.body, len(self._plan.groups), event.sender):
-                self._returned(version, unused)
+                self._returned(event.step, unused)
             self._flags = event.flags
             return
-        if event.kind not in (Kind.WEIGHTS, Kind.DELTA) or event.group not in self.missing:
+        # whole weights may come once more of the same version, to a worker that is let in at once
+        if event.group not in self.missing and (event.kind is not Kind.WEIGHTS or event.group >= len(self._plan.groups)):
+            raise WireError(f"rank {self._link.rank} did not expect {describe(event)}")
+        if event.kind not in (Kind.WEIGHTS, Kind.DELTA):
             raise WireError(f"rank {self._link.rank} did not expect {describe(event)}")
         self._apply(event)
-        self.missing.remove(event.group)
+        self.missing.discard(event.group)
 
     def _apply(self, frame: Frame) -> None:
         """Put a group's weights in place, or add their change."""

@@ -13,6 +13,7 @@ from psnode.data.prefetch import Prefetch
 from psnode.link import Link
 from psnode.messages import Report, Start
 from psnode.plan import Plan
+from psnode.task import Batch
 from psnode.timeline import Tracer
 from psnode.wire import Flag, Frame, Kind
 from psnode.worker.arrivals import Arrivals
@@ -40,6 +41,7 @@ class Worker:
     computation: Computation
     batches: Prefetch
     tracer: Tracer
+    _void: list[Batch] | None = None  # of a step that was begun and not taken
 
     def train(self) -> None:
         """Take all steps, up to the round that the master declares the last; then wait to be told to leave."""
@@ -48,19 +50,25 @@ class Worker:
         self.arrivals.complete()
         while going and version < self.start.last_step:
             going = self._step(version + 1)
+            if self.arrivals.version != version:  # weights of a later version came: what was begun on the others is void
+                version, going = self.arrivals.version, True
+                continue
             if going:
                 version += 1
                 self.arrivals.expect(version)
             while going and self.config.consistency != "bsp" and self.arrivals.behind():
                 going = self._settle(version, self.replica.buffers())
-                version += 1
-                self.arrivals.expect(version)
+                if self.arrivals.version != version:
+                    version, going = self.arrivals.version, True
+                elif going:
+                    version += 1
+                    self.arrivals.expect(version)
         if going:
             self._settle(version, self.replica.buffers())
         self._leave()
 
     def _step(self, step: int) -> bool:
-        """Compute and send the gradient of `step`; False if the version before it was the last.
+        """Compute and send the gradient of `step`; False if the version before it was the last, or a later one has come.
 
         The forward pass begins while that version is still coming. It may be in vain, and moves the running statistics: what
         a checkpoint of that version needs of them is copied before.
@@ -72,8 +80,11 @@ class Worker:
         if self.first_use is None or (every and version and version % every == 0):
             self.arrivals.complete()
             digest = self.replica.digest() if every and version and version % every == 0 else None
+            if self.arrivals.version != version:
+                return False
         with self.tracer.span("load", step=step):
-            batches = next(self.batches)
+            batches = self._void or next(self.batches)
+            self._void = None
         self.sender.begin(step, version, measure=step % self.config.log_interval == 0)
         before = self.arrivals.waited
         with self.tracer.span("forward_backward", step=step):
@@ -81,6 +92,8 @@ class Worker:
                 step, batches, self.hooks, first_forward=self.first_use, settled=lambda: self._settle(version, buffers)
             )
         if outcome is None:
+            self._void = batches
+            self.replica.load_buffers(buffers)
             return False
         seconds = outcome.seconds - (self.arrivals.waited - before)
         with self.tracer.span("drain", step=step):
@@ -89,8 +102,13 @@ class Worker:
         return True
 
     def _settle(self, version: int, buffers: dict[str, torch.Tensor]) -> bool:
-        """Wait until `version` is complete and contribute to its checkpoint if there is to be one; False if it is the last."""
+        """Wait until `version` is complete and contribute to its checkpoint if there is to be one.
+
+        False if it is the last, or if a later one has come in its place.
+        """
         flags = self.arrivals.complete()
+        if self.arrivals.version != version:
+            return False
         if Flag.CHECKPOINT in flags:
             self._contribute(version, buffers)
         return Flag.STOP not in flags
@@ -125,7 +143,7 @@ class Worker:
         if self.tracer.enabled:
             self.link.send(0, Kind.TRACE, self.tracer.to_bytes())
         while True:
-            event = self.link.next(self.config.deadline * 3)
+            event = self.link.next(self.config.pause_deadline)
             if isinstance(event, Frame) and event.kind is Kind.END:
                 return
 

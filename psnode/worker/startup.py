@@ -33,7 +33,6 @@ from psnode.worker.replica import Replica, describe, trainable
 from psnode.worker.sender import GradientSender
 
 MakeTask = Callable[[Config], Task]
-_FIRST_ROUNDS = 3  # with a longer deadline: kernels compile, caches fill
 
 
 def join(link: Link, patience: float, make_task: MakeTask, turn: AbstractContextManager[Any]) -> Worker:
@@ -78,7 +77,7 @@ def join(link: Link, patience: float, make_task: MakeTask, turn: AbstractContext
     tracer = Tracer(link.rank, enabled=config.timeline)
     arrivals = Arrivals(
         link, plan, replica, downlink_codecs(plan, scheme.downlink), tracer,
-        lambda version: config.deadline * (3 if version < start.step + _FIRST_ROUNDS else 1), sender.give_back,
+        max(config.deadline, config.pause_deadline), sender.give_back,
     )  # fmt: skip
     # workers that take turns must not keep one while they wait for another's gradient
     early = config.overlap and config.consistency == "bsp" and config.local is None and watchable(model)
@@ -124,5 +123,6 @@ def _restore(start: Start, link: Link, directory: Path | None, replica: Replica,
         tensors = checkpoint.parse(bytes(link.expect(Kind.STATE, patience).body), name)
     else:
         tensors = checkpoint.Checkpoint.open(directory / checkpoint.CHECKPOINTS / str(start.restore)).tensors(name)
-    sender.load_state(tensors)
+    if not start.state_follows or any(key.startswith("feedback/") for key in tensors):  # else: nothing is known of it
+        sender.load_state(tensors)
     replica.load_buffers({key.removeprefix("buffer/"): value for key, value in tensors.items() if key.startswith("buffer/")})

@@ -29,7 +29,7 @@ class Job:
         command = [sys.executable, "-m", "psnode", "launch", "-n", str(workers), *launch, "--", "train", *_FLAGS, *flags]
         self.process = subprocess.Popen(
             [*command, "--train-dir", str(train_dir)],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PSNODE_DEADLINE": "60"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

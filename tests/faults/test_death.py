@@ -35,7 +35,7 @@ def test_the_others_go_on_without_a_killed_worker(launched: Launched) -> None:
 
 
 def test_below_the_quorum_a_job_stops_with_a_checkpoint(launched: Launched) -> None:
-    job = launched(3, "--max-steps", "2000", "--min-workers", "3")
+    job = launched(3, "--max-steps", "2000", "--min-workers", "3", "--scheme", "qsgd", "--feedback", "ef")
     job.wait_for_step(3)
     os.kill(job.pid(1), signal.SIGKILL)
     code, out = job.end()
@@ -44,6 +44,13 @@ def test_below_the_quorum_a_job_stops_with_a_checkpoint(launched: Launched) -> N
     assert (ended["stop_reason"], ended["exit_code"]) == ("quorum", 75)
     assert checkpoint.Checkpoint.open(checkpoint.latest(job.train_dir)).step == ended["steps"]
     assert [event["event"] for event in job.events()] == ["lost", "quorum"]
+    again = launched(
+        3, "--max-steps", str(ended["steps"] + 5), "--min-workers", "3", "--scheme", "qsgd", "--feedback", "ef", "--resume"
+    )
+    code, out = again.end()
+    assert code == 0, out
+    assert again.events()[2:] == [{**again.events()[2], "event": "begins anew", "rank": 1}]
+    assert again.records()[-1]["contributing"] == 3
 
 
 def test_without_any_worker_the_master_still_leaves_a_checkpoint(launched: Launched) -> None:

@@ -132,6 +132,7 @@ class Mpirun:
         command += [*options, sys.executable, *map(str, args)]
         allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         defaults = {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
+        defaults["PSNODE_DEADLINE"] = "60"  # a machine that is busy for five seconds puts nobody aside
         folder = self._folder / f"job-{len(self._jobs)}"
         folder.mkdir()
         sessions = {"PRTE_MCA_prte_local_tmpdir_base": str(folder)}  # mpirun fails over what a killed one of its process id left

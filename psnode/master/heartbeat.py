@@ -1,0 +1,39 @@
+"""The master's sign of life, which no computation and no slow worker holds up."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from psnode.errors import TransportError
+from psnode.link import Link
+from psnode.transport.base import Pending
+from psnode.wire import Kind
+
+SECONDS = 1.0
+
+
+class Heartbeat:
+    """Sends PING to `ranks` every second until closed; none to a rank that has not taken the one before."""
+
+    def __init__(self, link: Link, ranks: Sequence[int]) -> None:
+        self._link = link
+        self._ranks = ranks
+        self._last: dict[int, list[Pending]] = {}
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._end.wait(SECONDS):
+            for rank in self._ranks:
+                if all(pending.done for pending in self._last.get(rank, ())):
+                    try:
+                        self._last[rank] = self._link.send(rank, Kind.PING)
+                    except TransportError:  # whoever waits on the inbox learns the same
+                        return

@@ -1,0 +1,66 @@
+"""Workers that stop answering: stopped with SIGSTOP, put aside, and let in again with SIGCONT."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from psnode.history import violations
+
+pytestmark = pytest.mark.serial
+
+Launched = Callable[..., Any]
+FLAGS = ["--scheme", "qsgd", "--feedback", "ef", "--deadline", "2", "--record-history", "--hash-every", "10"]
+
+
+def wait_for(job: Any, event: str) -> int:
+    """The number of steps when `event` was told."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end and job.process.poll() is None:
+        found = [entry for entry in job.events() if entry["event"] == event]
+        if found:
+            return int(found[-1]["step"])
+        time.sleep(0.05)
+    pytest.fail(f"no worker was {event}: {job.events()}")
+
+
+@pytest.mark.parametrize("downlink", ["dense", "bf16"])
+def test_a_stopped_worker_is_put_aside_and_let_in_again(launched: Launched, downlink: str) -> None:
+    """The deltas that it missed are replaced by whole weights: hashes of all replicas are compared every ten steps."""
+    job = launched(3, *FLAGS, "--max-steps", "100000", "--downlink", downlink)
+    job.wait_for_step(5)
+    pid = job.pid(2)
+    os.kill(pid, signal.SIGSTOP)
+    aside = wait_for(job, "put aside")
+    job.wait_for_step(aside + 20)
+    os.kill(pid, signal.SIGCONT)
+    back = wait_for(job, "returned")
+    job.wait_for_step(back + 30)
+    job.process.send_signal(signal.SIGTERM)
+    code, out = job.end()
+    assert code == 75, out
+    assert [(event["event"], event["rank"]) for event in job.events()] == [("put aside", 2), ("returned", 2)]
+    contributing = [record["contributing"] for record in job.records()]
+    assert contributing[3] == 3
+    assert set(contributing[aside + 2 : aside + 19]) == {2}
+    assert contributing[back + 5 : back + 25].count(3) >= 18
+    assert violations(job.train_dir) == []
+
+
+def test_when_all_workers_stop_the_master_leaves_a_checkpoint_and_no_process(launched: Launched) -> None:
+    job = launched(2, *FLAGS, "--max-steps", "100000", "--pause-deadline", "4", launch=["--kill-after", "3"])
+    job.wait_for_step(5)
+    for pid in [job.pid(rank) for rank in (1, 2)]:
+        os.kill(pid, signal.SIGSTOP)
+    members = job._processes()
+    code, out = job.end()
+    assert "quorum" in [event["event"] for event in job.events()], out
+    assert job.summary()["stop_reason"] == "quorum"
+    assert violations(job.train_dir) == []
+    assert code != 0
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in members)
