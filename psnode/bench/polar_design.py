@@ -2,9 +2,9 @@
 
 Values are drawn from the test channel with known bits, which a genie tells to successive cancellation. So bit i of a level has,
 on average over many blocks, the entropies H of its prior and H' of its posterior: it is frozen if H - H' < tau H, since little
-would be gained by choosing it, unless H <= .05. Where N <= 2^14 a level with less than 1 % of such bits has none, which saves its
-trees. A bit is flat if H > .995. The rate is the sum of H over free bits, over N; tau is the one between .05 and .9 that makes it
-the nominal rate, or comes nearest.
+would be gained by choosing it, unless H <= .05. Where N <= 2^14, or there are four levels, one with under 1 % of such bits has
+none: that saves its trees, and a bit drawn wrongly in such a level costs much. A bit is flat if H > .995. The rate is the sum of
+H over free bits, over N; tau is the one between .05 and .9 that makes it the nominal rate, or comes nearest.
 
 Source: Korada, Urbanke, "Polar codes are optimal for lossy source coding", IEEE Trans. IT 2010.
 """
@@ -33,6 +33,7 @@ FLAT = 0.995
 SURE = 0.05
 FEW = 0.01
 FAST = 1 << 14
+MANY = 4
 LEAST_TAU, MOST_TAU = 0.05, 0.9
 _FINE = 4096  # entries of the table of entropies, LLRs in steps of 2 units
 
@@ -104,7 +105,7 @@ def masks(found: Float64s, rate: float) -> tuple[Masks2, float, float]:
     for _ in range(30):
         tau = (low + high) / 2
         frozen = (prior - post < tau * prior) & (prior > SURE)
-        frozen &= (frozen.mean(axis=1, keepdims=True) > FEW) | (prior.shape[1] > FAST)
+        frozen &= (frozen.mean(axis=1, keepdims=True) > FEW) | (len(prior) < MANY and prior.shape[1] > FAST)
         promised = float(prior[~frozen].sum()) / prior.shape[1]
         low, high = (tau, high) if promised > rate else (low, tau)
     return Masks2(frozen, prior > FLAT), tau, promised
