@@ -13,11 +13,11 @@ pytestmark = [pytest.mark.serial, pytest.mark.skipif(peak_memory() is None, reas
 def test_four_workers_add_their_coded_gradients_and_no_copy_of_the_model() -> None:
     """A worker's coded gradient (.16 of the model) is in flight twice at most: being received, and waiting to be added."""
     pytest.importorskip("mpi4py")
-    result = run(["torchvision:resnet18"], workers=[1, 4], schemes=["qsgd"])
+    result = run(["torchvision:resnet18"], workers=[1, 4], schemes=["nuqsgd"])
     one, four = result["rows"]
     assert one["model_bytes"] == four["model_bytes"] == 4 * 11_181_642  # torchvision's, with 10 classes
     assert 0.15 < one["coded"] < 0.17
     assert four["copies"] - one["copies"] < 3 * 2 * one["coded"] + 0.1
     # weights, momentum, accumulator, the dense downlink; and what a base of another size and fragments add
     assert 3.5 < one["copies"] < 6.5
-    assert "| torchvision:resnet18 | 44.7 | qsgd | 4 |" in markdown(result)
+    assert "| torchvision:resnet18 | 44.7 | nuqsgd | 4 |" in markdown(result)

@@ -127,10 +127,12 @@ def _start_in(cluster: Cluster, settings: Settings, plan: Plan, common: Common, 
     """Start all that is missing in one place; if a part has no room there, end the other part again. Returns the ids."""
     started: set[str] = set()
     before = {node.id for node in plan.nodes}
-    moment = (attempt, *sorted(node.id for node in cluster.nodes(ENDED)), int(time.time() // _TOKEN_SECONDS))
+    ended, half_hour = sorted(node.id for node in cluster.nodes(ENDED)), int(time.time() // _TOKEN_SECONDS)
     for role, count in plan.missing.items():
         if not count:
             continue
+        # those of this role alone: a repeated launch may see the other one's nodes, which the first did not
+        moment = (attempt, *ended, *sorted(node.id for node in plan.nodes if node.role == role), half_hour)
         try:
             done = cluster.cloud.change("run_instances", **request(cluster, settings, common, place, role, count, moment))
             started |= {instance["InstanceId"] for instance in done.get("Instances", [])}
