@@ -18,7 +18,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,6 +127,12 @@ class Draft:
     def add_tensors(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
         """Write safetensors file `name` without a copy of the tensors in memory."""
         write_tensors(self.path / name, tensors)
+
+    def keep(self, names: Collection[str]) -> None:
+        """Drop every file but `names`: halves that their writers did not finish in time."""
+        for path in self.path.rglob("*"):
+            if path.is_file() and path.relative_to(self.path).as_posix() not in names:
+                path.unlink(missing_ok=True)
 
     def publish(self, facts: Mapping[str, Any], keep_last: int = 0) -> Path:
         """Seal the checkpoint with `facts`, make it the latest, and delete all but the newest `keep_last` (0: none)."""

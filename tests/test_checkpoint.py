@@ -141,3 +141,15 @@ def test_views_of_one_vector_are_saved_apart() -> None:
 def test_garbage_is_no_safetensors_file(content: bytes) -> None:
     with pytest.raises(CheckpointError, match="thing"):
         checkpoint.parse(content, "thing")
+
+
+def test_what_was_not_finished_is_no_part_of_a_checkpoint(tmp_path: Path) -> None:
+    draft = Draft(tmp_path, 3)
+    draft.add_tensors("worker-001.safetensors", {"w": torch.ones(3)})
+    draft.add("worker-002.safetensors", b"ha")
+    draft.add("state/.tmpXYZ", b"half")
+    draft.keep({"worker-001.safetensors"})
+    draft.add_tensors("model.safetensors", {"w": torch.ones(3)})
+    found = Checkpoint.open(draft.publish({"workers": 2}))
+    found.verify()
+    assert set(found.facts["files"]) == {"model.safetensors", "worker-001.safetensors"}

@@ -368,6 +368,7 @@ class Master:
     def _publish(self, pending: _Pending) -> None:
         draft = pending.draft
         with self.tracer.span("checkpoint", step=draft.step):
+            draft.keep({checkpoint.worker_file(rank) for rank in pending.states})
             weights, optimizer, replica = pending.weights or self._weights()
             draft.add_tensors(checkpoint.MODEL, {**weights, **_mean_buffers(list(pending.states.values()))})
             draft.add_tensors(checkpoint.OPTIMIZER, optimizer)

@@ -85,12 +85,17 @@ class Worker:
         with self.tracer.span("load", step=step):
             batches = self._void or next(self.batches)
             self._void = None
-        self.sender.begin(step, version, measure=step % self.config.log_interval == 0)
+
+        def settled() -> bool:
+            if not self._settle(version, buffers):
+                return False
+            # not before: until then what ROUND says was not used of the last gradient can be given back
+            self.sender.begin(step, version, measure=step % self.config.log_interval == 0)
+            return True
+
         before = self.arrivals.waited
         with self.tracer.span("forward_backward", step=step):
-            outcome = self.computation.run(
-                step, batches, self.hooks, first_forward=self.first_use, settled=lambda: self._settle(version, buffers)
-            )
+            outcome = self.computation.run(step, batches, self.hooks, first_forward=self.first_use, settled=settled)
         if outcome is None:
             self._void = batches
             self.replica.load_buffers(buffers)
@@ -134,7 +139,12 @@ class Worker:
                 content = checkpoint.dump({**self.sender.state(), **buffers})
             else:
                 path = checkpoint.draft_path(self.directory, step) / checkpoint.worker_file(self.link.rank)
-                checkpoint.write_tensors(path, {**self.sender.state(), **buffers})
+                try:
+                    checkpoint.write_tensors(path, {**self.sender.state(), **buffers})
+                except OSError:
+                    if path.parent.exists():
+                        raise
+                    return  # published without this part: the master has put this worker aside meanwhile
                 content = checkpoint.dump(buffers)
             self.link.send(0, Kind.STATE, content, step=step, version=step)
 
