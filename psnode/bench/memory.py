@@ -1,9 +1,9 @@
 """`psnode bench memory`: what the master's memory grows with.
 
 Real jobs of two steps on synthetic data, `psnode launch -n P -- train ...`, whose summaries hold the highest resident
-memory of rank 0. A small network (LeNet) with the same scheme gives what Python, torch, MPI and the compiled kernels take
-by themselves; it runs twice, since whoever compiles a kernel that no earlier run left behind holds the compiler as well.
-What is above that is stated in copies of the model: weights, the optimizer's state and one accumulator make 3 with
+memory of rank 0. A small network with the same scheme gives what Python, torch, torchvision, MPI and the compiled kernels
+take by themselves; it runs twice, since whoever compiles a kernel that no earlier run left behind holds the compiler as
+well. What is above that is stated in copies of the model: weights, the optimizer's state and one accumulator make 3 with
 momentum, a dense downlink adds the one copy that all workers are sent, a coded one the residual and what it decodes to,
 and every worker its coded gradients on their way in.
 """
@@ -21,7 +21,7 @@ from psnode.errors import PsnodeError
 from psnode.launch import launch
 from psnode.metrics import SUMMARY
 
-_SMALL = ["--network", "LeNet", "--synthetic-shape", "1,28,28"]
+_SMALL = ["--network", "torchvision:squeezenet1_1"]  # 2.9 MB
 _COMMON = "--dataset synthetic --batch-size 2 --max-steps 2 --eval-freq 0 --momentum 0.9 --threads 1 --no-tensorboard"
 _FLOAT_BYTES = 4
 
