@@ -15,6 +15,7 @@ from psnode.link import Link
 from psnode.master.accounts import Accounts, Stopwatch
 from psnode.master.consistency import gradients_a_round
 from psnode.master.downlink import Downlink
+from psnode.master.drafts import Drafts
 from psnode.master.events import Events
 from psnode.master.heartbeat import Heartbeat
 from psnode.master.lanes import Lanes, lane_count
@@ -75,6 +76,7 @@ def _run(link: Link, config: Config, scheme: Scheme, model: torch.nn.Module, run
     run.begin(plan, len(workers))
     send_start(link, run, plan, ready, job=job, last_step=last_step, steps_per_epoch=steps_per_epoch)
     watch, tracer = Stopwatch(), Tracer(0, enabled=config.timeline)
+    drafts = Drafts(run, parameters, downlink, tracer, workers=len(workers), rounds_go_on=config.consistency != "bsp")
     view = progress(plan.size, run.before.step, last_step, config.log_interval)
     with _lanes(link, plan) as lanes, Fanout(RunLog(run.path, tensorboard=config.tensorboard is not False), view) as observer:
         master = Master(
@@ -85,6 +87,7 @@ def _run(link: Link, config: Config, scheme: Scheme, model: torch.nn.Module, run
             workers=workers,
             parameters=parameters,
             downlink=downlink,
+            drafts=drafts,
             reduction=Reduction(plan, scheme, parameters, downlink, lanes, watch, tracer, seed=config.seed),
             watch=watch,
             accounts=Accounts(len(workers), steps_per_epoch, run.before.step),

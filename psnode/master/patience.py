@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from statistics import median
 
@@ -36,3 +37,37 @@ class Patience:
             return FLOOR
         middle = median(self._seconds)
         return max(FLOOR, middle + 6 * median(abs(value - middle) for value in self._seconds))
+
+
+class RoundClock:
+    """The time of the open round, and its deadline."""
+
+    def __init__(self, patience: Patience) -> None:
+        self.patience = patience
+        self._pause = True
+        self._opened = time.monotonic()
+        self._seconds = 0.0
+        self._deadline = self._opened
+
+    def begin(self, *, pause: bool) -> None:
+        """A round opens; what the one before took tells how long a round usually takes, unless it was a declared pause."""
+        now = time.monotonic()
+        if not self._pause:
+            self.patience.add(now - self._opened)
+        self._pause, self._opened = pause, now
+        self._seconds = self.patience.of_round(pause=pause)
+        self._deadline = now + self._seconds
+
+    def extend(self) -> None:
+        """Give the round as long again, from now on."""
+        self._deadline = time.monotonic() + self._seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self._deadline - time.monotonic()
+
+    @property
+    def taken(self) -> float:
+        """Seconds since the round was opened."""
+        return time.monotonic() - self._opened

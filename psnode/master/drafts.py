@@ -1,0 +1,122 @@
+"""Checkpoints in the making: the workers' parts as they come, published in the order of versions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from psnode import checkpoint
+from psnode.errors import CheckpointError, WireError
+from psnode.master.downlink import Downlink
+from psnode.master.parameters import Parameters
+from psnode.run_directory import RunDirectory
+from psnode.timeline import Tracer
+from psnode.wire import Frame
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass
+class _Pending:
+    """A checkpoint that waits for parts of `awaited`. `weights`: x, the optimizer's memory and y; None: they stand still."""
+
+    draft: checkpoint.Draft
+    awaited: set[int]
+    weights: tuple[Tensors, Tensors, torch.Tensor] | None
+    states: dict[int, Tensors] = field(default_factory=dict)
+
+
+class Drafts:
+    """The checkpoints that are begun and not published.
+
+    Who is to contribute is fixed when a checkpoint is begun; who returns later holds nothing of that version. None is
+    published before those of earlier versions, so that `latest` never moves back. `rounds_go_on`: weights may change while
+    parts are awaited, and are copied.
+    """
+
+    def __init__(
+        self, run: RunDirectory, parameters: Parameters, downlink: Downlink, tracer: Tracer, *, workers: int, rounds_go_on: bool
+    ) -> None:
+        self._run = run
+        self._parameters = parameters
+        self._downlink = downlink
+        self._tracer = tracer
+        self._workers = workers
+        self._rounds_go_on = rounds_go_on
+        self._pending: dict[int, _Pending] = {}  # by version, ascending
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """The workers whose parts are awaited."""
+        return frozenset(rank for pending in self._pending.values() for rank in pending.awaited)
+
+    def begin(self, version: int, ranks: Iterable[int]) -> None:
+        """Begin the checkpoint of `version`, the newest, with parts of `ranks`."""
+        draft = checkpoint.Draft(self._run.path, version)
+        self._pending[version] = _Pending(draft, set(ranks), self._copies() if self._rounds_go_on else None)
+
+    def take(self, frame: Frame) -> None:
+        """Keep a worker's part. WireError if it is none; one that is not awaited is passed over."""
+        pending = self._pending.get(frame.step)
+        if pending is None or frame.sender not in pending.awaited:
+            return
+        name = checkpoint.worker_file(frame.sender)
+        content = bytes(frame.body)
+        frame.release()
+        try:
+            tensors = checkpoint.parse(content, f"the state of rank {frame.sender}")
+        except CheckpointError as error:
+            raise WireError(str(error), frame.sender) from error
+        if not (pending.draft.path / name).exists():  # the worker does not see this directory
+            pending.draft.add(name, content)
+        pending.states[frame.sender] = {key: value for key, value in tensors.items() if key.startswith("buffer/")}
+        pending.awaited.discard(frame.sender)
+        self.publish()
+
+    def give_up(self, rank: int) -> None:
+        """Wait for no part of `rank` any more; those that it has contributed stay."""
+        for pending in self._pending.values():
+            pending.awaited.discard(rank)
+        self.publish()
+
+    def publish(self) -> None:
+        """Publish what is complete, up to the first that is not."""
+        while self._pending:
+            version = min(self._pending)
+            if self._pending[version].awaited:
+                return
+            self._publish(self._pending.pop(version))
+
+    def _publish(self, pending: _Pending) -> None:
+        draft = pending.draft
+        with self._tracer.span("checkpoint", step=draft.step):
+            draft.keep({checkpoint.worker_file(rank) for rank in pending.states})
+            weights, optimizer, replica = pending.weights or self._weights()
+            draft.add_tensors(checkpoint.MODEL, {**weights, **_mean_buffers(pending.states.values())})
+            draft.add_tensors(checkpoint.OPTIMIZER, optimizer)
+            if self._downlink.differs:
+                draft.add_tensors(checkpoint.REPLICA, {"replica": replica})
+            draft.publish({"workers": self._workers}, self._run.config.keep_last)
+
+    def _copies(self) -> tuple[Tensors, Tensors, torch.Tensor]:
+        weights, optimizer, replica = self._weights()
+        copies = [{name: value.clone() for name, value in tensors.items()} for tensors in (weights, optimizer)]
+        return copies[0], copies[1], replica.clone()
+
+    def _weights(self) -> tuple[Tensors, Tensors, torch.Tensor]:
+        return self._parameters.model.state_dict(), self._parameters.state(), torch.from_numpy(self._downlink.replica)
+
+
+def _mean_buffers(states: Collection[Tensors]) -> Tensors:
+    """Each buffer's mean over the workers; whole numbers (num_batches_tracked): the maximum."""
+    found: Tensors = {}
+    for key in next(iter(states), {}):
+        stacked = torch.stack([state[key] for state in states])
+        mean = stacked.mean(0) if stacked.is_floating_point() else stacked.amax(0)
+        found[key.removeprefix("buffer/")] = mean
+    return found
