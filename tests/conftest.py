@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SERIAL = ("mpi", "net")  # folders whose tests start jobs of several processes: never two of them at once
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     """Put the tests that start jobs into one group, which one worker of pytest-xdist runs (--dist loadgroup)."""
     for item in items:

@@ -1,0 +1,15 @@
+"""Tests that start jobs of several processes do so one after another."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+
+@pytest.mark.serial
+def test_a_serial_test_is_in_the_group_of_serial_tests(request: pytest.FixtureRequest) -> None:
+    """pytest 9.2 lost pytest-xdist's groups without a word: jobs then ran two at a time, parts of a story side by side."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        pytest.skip("one process runs all tests")
+    assert request.node.nodeid.endswith("@serial")
