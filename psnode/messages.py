@@ -89,7 +89,10 @@ class Ready(_Message):
 
 @dataclass(frozen=True)
 class Start(_Message):
-    """PLAN: the plan, the job digest of all later frames, and where to start; STATE frames follow if `state_follows`."""
+    """PLAN: the plan, the job digest of all later frames, and where to start; STATE frames follow if `state_follows`.
+
+    `rehearsal`: take some steps by this plan, leave no trace of them, and wait for another PLAN.
+    """
 
     plan: dict[str, Any]
     job: int
@@ -98,6 +101,7 @@ class Start(_Message):
     steps_per_epoch: int
     restore: str | None
     state_follows: bool
+    rehearsal: bool = False
 
 
 @dataclass(frozen=True)

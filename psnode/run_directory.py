@@ -144,6 +144,8 @@ def _resumed(path: Path, config: Config, workers: int) -> tuple[Config, Before]:
     earlier, plan = saved_config(path), _intact(path, lambda saved: Plan.from_dict(saved["plan"]))
     if config.threads == 0:
         config = replace(config, threads=earlier.threads)
+    if config.group_bytes == 0:  # auto: what the run was begun with
+        config = replace(config, group_bytes=earlier.group_bytes)
     conflicts = config.resume_conflicts(earlier)
     if (before := saved_run(path)["workers"]) != workers:
         conflicts.append(f"the run has {before} workers, this job has {workers}")

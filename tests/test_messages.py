@@ -13,7 +13,7 @@ MESSAGES = [
     Hello("host", 1, "0.1"),
     Setup({"lr": 0.1}, "runs/x", "mark"),
     Ready([["w", [2, 3]]], ["w"], 10, True),
-    Start({"tensors": []}, 2**64 - 1, 0, 10, 5, None, False),
+    Start({"tensors": []}, 2**64 - 1, 0, 10, 5, None, False, True),
     Report(1.5, 32, {"top1": 3.0}, 0.1, 0.2, 0.3, None, 2**64 - 1),
     Failure("bad", 2),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 
@@ -13,6 +14,7 @@ from psnode.errors import PsnodeError
 from psnode.history import History
 from psnode.link import Link
 from psnode.master.accounts import Accounts, Stopwatch
+from psnode.master.calibration import group_bytes_for
 from psnode.master.consistency import gradients_a_round
 from psnode.master.downlink import Downlink
 from psnode.master.drafts import Drafts
@@ -65,13 +67,21 @@ def _lead(link: Link, config: Config, make_task: Callable[[Config], Task], worke
 
 def _run(link: Link, config: Config, scheme: Scheme, model: torch.nn.Module, run: RunDirectory, workers: range) -> int:
     ready = gather_ready(link, run, workers, 5 * config.pause_deadline)
+    share = gradients_a_round(config, len(workers)) * config.batch_size * config.batches_per_step
+    steps_per_epoch = ready[workers[0]].examples // share
+    last_step = config.total_steps(steps_per_epoch)
+    events = Events(run.path)
+    if run.before.plan is None:
+        size = group_bytes_for(
+            link, config, scheme, model, ready, steps=last_step, epoch=steps_per_epoch,
+            tell=lambda reason: events.tell("calibrated", 0, reason=reason),
+        )  # fmt: skip
+        config = replace(config, group_bytes=size)
+        run = replace(run, config=config)
     plan = run.before.plan or plan_for(ready[workers[0]], scheme, config)
     parameters = Parameters(model, plan, config, scheme.momentum)
     downlink = Downlink(scheme.downlink, parameters.weights.numpy(), plan, link, workers, seed=config.seed)
     restore(run, parameters, downlink)
-    share = gradients_a_round(config, len(workers)) * config.batch_size * config.batches_per_step
-    steps_per_epoch = ready[workers[0]].examples // share
-    last_step = config.total_steps(steps_per_epoch)
     job = job_digest(config, plan, run.mark)
     run.begin(plan, len(workers))
     send_start(link, run, plan, ready, job=job, last_step=last_step, steps_per_epoch=steps_per_epoch)
@@ -95,7 +105,7 @@ def _run(link: Link, config: Config, scheme: Scheme, model: torch.nn.Module, run
             last_step=last_step,
             observer=observer,
             tracer=tracer,
-            events=Events(run.path),
+            events=events,
             history=History(run.path) if config.record_history else None,
         )
         master.reduction.warm_up()

@@ -61,6 +61,11 @@ class Arrivals:
         self.missing = {group.index for group in self._plan.groups}
         self.waited = 0.0
 
+    def assume(self, version: int) -> None:
+        """The weights that are there count as the whole of `version`, closed."""
+        self.expect(version)
+        self.missing, self._flags = set(), Flag.NONE
+
     def require(self, start: int, stop: int) -> None:
         """Return when coordinates [start, stop) are those of the version, applying whatever comes meanwhile."""
         if any(start < self._plan.groups[index].stop and self._plan.groups[index].start < stop for index in self.missing):

@@ -44,10 +44,15 @@ class Worker:
     _void: list[Batch] | None = None  # of a step that was begun and not taken
 
     def train(self) -> None:
-        """Take all steps, up to the round that the master declares the last; then wait to be told to leave."""
-        version, going = self.start.step, True
-        self.arrivals.expect(version)
+        """Take the weights that the master begins with, and all steps; then wait to be told to leave."""
+        self.arrivals.expect(self.start.step)
         self.arrivals.complete()
+        self.take_steps()
+        self._leave()
+
+    def take_steps(self) -> None:
+        """Take steps from the weights that are there, up to the round that the master declares the last."""
+        version, going = self.start.step, True
         while going and version < self.start.last_step:
             going = self._step(version + 1)
             if self.arrivals.version != version:  # weights of a later version came: what was begun on the others is void
@@ -65,7 +70,6 @@ class Worker:
                     self.arrivals.expect(version)
         if going:
             self._settle(version, self.replica.buffers())
-        self._leave()
 
     def _step(self, step: int) -> bool:
         """Compute and send the gradient of `step`; False if the version before it was the last, or a later one has come.

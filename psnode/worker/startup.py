@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,80 @@ from psnode.worker.sender import GradientSender
 MakeTask = Callable[[Config], Task]
 
 
+@dataclass(frozen=True)
+class Site:
+    """What a worker has before it knows the plan. `patience` bounds waits for the master, in seconds."""
+
+    link: Link
+    config: Config
+    directory: Path | None  # the run's, if this rank sees it
+    device: torch.device
+    model: torch.nn.Module
+    data: Data
+    sampler: Sampler
+    computation: Computation
+    patience: float
+
+    def next_start(self) -> Start:
+        """The next PLAN; frames carry its job from here on."""
+        start = Start.from_bytes(self.link.expect(Kind.PLAN, self.patience).body, 0)
+        self.link.job = start.job
+        return start
+
+    def rehearse(self, start: Start) -> None:
+        """Take the steps that the master asks for, and leave weights and buffers as they were."""
+        before = {name: value.clone() for name, value in self.model.state_dict().items()}
+        quiet = replace(self.config, hash_every=0, log_interval=start.last_step + 1, timeline=False)
+        worker = replace(self, config=quiet).worker(start)
+        try:
+            worker.arrivals.assume(start.step)
+            worker.take_steps()
+        finally:
+            worker.close()
+        self.model.load_state_dict(before)
+
+    def worker(self, start: Start) -> Worker:
+        """The worker that follows `start`, ready for its first step."""
+        link, config = self.link, self.config
+        plan = Plan.from_dict(start.plan)
+        replica = Replica(self.model, plan, self.device)
+        scheme = resolve(config)
+        sender = GradientSender(
+            plan,
+            scheme,
+            link,
+            replica.gradient,
+            seed=config.seed,
+            lr=learning_rate(config, start.steps_per_epoch),
+            steps_per_epoch=start.steps_per_epoch,
+        )
+        if start.restore is not None:
+            _restore(start, link, self.directory, replica, sender, self.patience)
+        sender.warm_up()
+        tracer = Tracer(link.rank, enabled=config.timeline)
+        arrivals = Arrivals(
+            link, plan, replica, downlink_codecs(plan, scheme.downlink), tracer,
+            max(config.deadline, config.pause_deadline), sender.give_back,
+        )  # fmt: skip
+        # workers that take turns must not keep one while they wait for another's gradient
+        early = config.overlap and config.consistency == "bsp" and config.local is None and watchable(self.model)
+        return Worker(
+            link=link,
+            config=config,
+            plan=plan,
+            start=start,
+            directory=self.directory,
+            replica=replica,
+            arrivals=arrivals,
+            first_use=FirstUse(arrivals, replica.on_device) if early else None,
+            sender=sender,
+            hooks=GroupHooks(replica.parameters, plan, replica.collect, sender.push),
+            computation=self.computation,
+            batches=Prefetch(self.data, self.sampler, start.step, start.last_step),
+            tracer=tracer,
+        )
+
+
 def join(link: Link, patience: float, make_task: MakeTask, turn: AbstractContextManager[Any]) -> Worker:
     """Take part in the start-up as a worker and return it ready for its first step.
 
@@ -57,45 +132,10 @@ def join(link: Link, patience: float, make_task: MakeTask, turn: AbstractContext
     directory = _shared(Path(setup.train_dir), setup.mark)
     tensors = [[tensor.name, list(tensor.shape)] for tensor in describe(model)]
     link.send(0, Kind.READY, Ready(tensors, order, len(data), directory is not None).to_bytes())
-    start = Start.from_bytes(link.expect(Kind.PLAN, patience).body, 0)
-    link.job = start.job
-    plan = Plan.from_dict(start.plan)
-    replica = Replica(model, plan, device)
-    scheme = resolve(config)
-    sender = GradientSender(
-        plan,
-        scheme,
-        link,
-        replica.gradient,
-        seed=config.seed,
-        lr=learning_rate(config, start.steps_per_epoch),
-        steps_per_epoch=start.steps_per_epoch,
-    )
-    if start.restore is not None:
-        _restore(start, link, directory, replica, sender, patience)
-    sender.warm_up()
-    tracer = Tracer(link.rank, enabled=config.timeline)
-    arrivals = Arrivals(
-        link, plan, replica, downlink_codecs(plan, scheme.downlink), tracer,
-        max(config.deadline, config.pause_deadline), sender.give_back,
-    )  # fmt: skip
-    # workers that take turns must not keep one while they wait for another's gradient
-    early = config.overlap and config.consistency == "bsp" and config.local is None and watchable(model)
-    return Worker(
-        link=link,
-        config=config,
-        plan=plan,
-        start=start,
-        directory=directory,
-        replica=replica,
-        arrivals=arrivals,
-        first_use=FirstUse(arrivals, replica.on_device) if early else None,
-        sender=sender,
-        hooks=GroupHooks(replica.parameters, plan, replica.collect, sender.push),
-        computation=computation,
-        batches=Prefetch(data, sampler, start.step, start.last_step),
-        tracer=tracer,
-    )
+    site = Site(link, config, directory, device, model, data, sampler, computation, patience)
+    while (start := site.next_start()).rehearsal:
+        site.rehearse(start)
+    return site.worker(start)
 
 
 def _measure_order(computation: Computation, model: torch.nn.Module, data: Data, sampler: Sampler) -> list[str]:

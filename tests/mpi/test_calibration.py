@@ -1,0 +1,76 @@
+"""The size of groups that rehearsed steps choose: recorded, kept by --resume, and without a trace in what is trained."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psnode.config import Config
+from psnode.job import run
+from psnode.master.calibration import FEWEST_STEPS
+
+pytestmark = pytest.mark.serial
+
+# 1.3 million weights make several groups; running statistics and dropout would show what a rehearsal left behind.
+TASK = """
+from torch import nn
+from psnode.classification import Classification
+
+class Mine(Classification):
+    def __init__(self, options=None):
+        super().__init__("LeNet", "digits", seed=1)
+    def model(self):
+        layers = nn.Linear(784, 1600), nn.BatchNorm1d(1600), nn.Dropout(0.2), nn.Linear(1600, 64), nn.ReLU(), nn.Linear(64, 10)
+        return nn.Sequential(nn.Flatten(), *layers)
+"""
+
+
+def contents(train_dir: Path, step: int) -> dict[str, str]:
+    """Hashes of the files of a checkpoint: weights, statistics, momentum, residuals."""
+    folder = train_dir / "checkpoints" / f"step-{step:08}"
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*.safetensors")
+    }
+
+
+def group_bytes(train_dir: Path) -> int:
+    return int(json.loads((train_dir / "config.json").read_bytes())["config"]["group_bytes"])
+
+
+def test_a_calibrated_run_is_the_run_with_what_was_chosen_and_resumes_with_it(mpirun: Any, tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(TASK)
+    auto, fixed = tmp_path / "auto", tmp_path / "fixed"
+    config = Config(
+        task=f"{tmp_path / 'task.py'}:Mine", batch_size=8, threads=1, lr=0.02, tensorboard=False, eval_freq=2, hash_every=1,
+        scheme="topk:ratio=0.02",
+    )  # fmt: skip
+    flags = ["--task", config.task, "--batch-size", 8, "--threads", 1, "--lr", 0.02, "--no-tensorboard", "--eval-freq", 2]
+    flags += ["--hash-every", 1, "--scheme", config.scheme, "--train-dir", auto, "--max-steps", FEWEST_STEPS]
+    job = mpirun.start(3, ["-m", "psnode", "train", *flags])
+    end = time.monotonic() + 50
+    while not (auto / "checkpoints" / "latest").exists() and time.monotonic() < end and job.process.poll() is None:
+        time.sleep(0.05)
+    os.kill(job.rank_pids()[0], signal.SIGUSR1)
+    assert job.wait(20).code == 75
+    [event] = [json.loads(line) for line in (auto / "events.jsonl").read_text().splitlines()]
+    size = group_bytes(auto)
+    assert event["event"] == "calibrated"
+    assert f"groups of {size} bytes" in event["reason"]
+    assert event["reason"].count(" ms with ") >= 2  # the default, and at least one other size
+
+    assert run(replace(config, train_dir=fixed, max_steps=2, group_bytes=size, local=2)) == 0
+    assert len(contents(auto, 2)) == 5  # the model, the optimizer, y, and the memories of two workers
+    assert contents(auto, 2) == contents(fixed, 2)
+
+    stopped = json.loads((auto / "summary.json").read_bytes())["steps"]
+    assert run(replace(config, train_dir=auto, max_steps=stopped + 1, resume=True, local=2)) == 0
+    assert group_bytes(auto) == size
+    assert len((auto / "events.jsonl").read_text().splitlines()) == 1
