@@ -8,12 +8,13 @@
     checkpoints/latest             the name of the newest one
 
 A checkpoint is written into a directory whose name starts with a dot, every file and the directory are
-fsynced, the directory is renamed, and only then `latest` is replaced. Its contents are tensors and JSON:
-reading one executes nothing.
+fsynced, the directory is renamed, and only then `latest` is replaced. One that goes is renamed before anything
+of it is deleted. Its contents are tensors and JSON: reading one executes nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -72,8 +73,7 @@ def parse(content: bytes, source: str) -> dict[str, torch.Tensor]:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write and fsync one file of an unfinished checkpoint."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write and fsync one file of an unfinished checkpoint, into a directory that is there."""
     with path.open("wb") as file:
         file.write(content)
         file.flush()
@@ -85,11 +85,13 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         save_file(_without_aliases(tensors), path)
     except SafetensorError as error:
-        raise OSError(f"{path} could not be written: {error}") from error
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
@@ -119,14 +121,20 @@ class Draft:
         self.path = draft_path(train_dir, step)
         shutil.rmtree(self.path, ignore_errors=True)
         self.path.mkdir(parents=True)
+        fsync_directory(train_dir)
 
     def add(self, name: str, content: bytes) -> None:
         """Write file `name` (a relative path)."""
-        write_file(self.path / name, content)
+        write_file(self._place(name), content)
 
     def add_tensors(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
         """Write safetensors file `name` without a copy of the tensors in memory."""
-        write_tensors(self.path / name, tensors)
+        write_tensors(self._place(name), tensors)
+
+    def _place(self, name: str) -> Path:
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
 
     def keep(self, names: Collection[str]) -> None:
         """Drop every file but `names`: halves that their writers did not finish in time."""
@@ -135,7 +143,10 @@ class Draft:
                 path.unlink(missing_ok=True)
 
     def publish(self, facts: Mapping[str, Any], keep_last: int = 0) -> Path:
-        """Seal the checkpoint with `facts`, make it the latest, and delete all but the newest `keep_last` (0: none)."""
+        """Seal the checkpoint with `facts`, make it the latest, and delete all but the newest `keep_last` (0: none).
+
+        OSError if it cannot be written: the one that was the latest then still is.
+        """
         files = {}
         for path in sorted(self.path.rglob("*")):
             if path.is_file():
@@ -144,15 +155,40 @@ class Draft:
         for directory in {path.parent for path in self.path.rglob("*")}:
             fsync_directory(directory)
         final = self._root / step_directory(self.step)
-        shutil.rmtree(final, ignore_errors=True)
+        _remove(final)
         self.path.rename(final)
         fsync_directory(self._root)
         write_atomically(self._root / LATEST, final.name.encode() + b"\n")
         if keep_last:
             before = [path for path in complete(self._root.parent) if step_of(path) <= self.step]
-            for old in before[:-keep_last]:
-                shutil.rmtree(old, ignore_errors=True)
+            with contextlib.suppress(OSError):  # they are deleted next time
+                for old in before[:-keep_last]:
+                    _remove(old)
         return final
+
+    def discard(self) -> None:
+        """Delete what was written: there will be no such checkpoint."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    """Delete a checkpoint, if it is there, without readers or a crash ever finding half of it."""
+    gone = path.with_name(f".{path.name}.gone")
+    shutil.rmtree(gone, ignore_errors=True)
+    try:
+        path.rename(gone)
+    except FileNotFoundError:
+        return
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def sweep(train_dir: Path) -> None:
+    """Delete what writers that were killed left unfinished. Only for whoever alone may write there."""
+    for path in (train_dir / CHECKPOINTS).glob(".*"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def step_of(path: Path) -> int:

@@ -16,7 +16,7 @@
     │   ├── MissingRanksError           3   ranks absent at the start, or too few left
     │   ├── DeadlineExceededError       3   nothing arrived in time
     │   └── PeerLostError               3   a rank died or closed its end
-    ├── CheckpointError                 5   a checkpoint cannot be read, or belongs to another run
+    ├── CheckpointError                 5   a checkpoint cannot be read or written, or belongs to another run
     ├── DivergedError                   4   the loss is not finite, or replicas differ
     └── StoppedError                   75   stopped on request with a checkpoint: start again with --resume
 
@@ -122,7 +122,7 @@ class PeerLostError(TransportError):
 
 
 class CheckpointError(PsnodeError):
-    """A checkpoint is missing, damaged, or belongs to another run."""
+    """A checkpoint is missing, damaged, of another run, or cannot be written."""
 
     exit_code = 5
 

@@ -5,9 +5,11 @@ Records are written by rank 0, one line a finished update; a reader may follow t
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from psnode.errors import CheckpointError
+from psnode.journal import Journal
 
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
@@ -91,13 +94,18 @@ def compression_ratio(workers: int, coordinates: int, steps: int, total_bytes: i
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace `path` by `content`: readers see the old or the new file, also after a crash."""
+    """Replace `path` by `content`: readers see the old or the new file, also after a crash, and the old one if it fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
     fsync_directory(path.parent)
 
 
@@ -187,25 +195,29 @@ def scalars(directory: Path) -> Scalars | None:
 
 
 class RunLog:
-    """Appends step records to metrics.jsonl and, if `tensorboard`, the same scalars to TensorBoard."""
+    """Appends step records to metrics.jsonl and, if `tensorboard`, the same scalars to TensorBoard, while the disk takes them."""
 
     def __init__(self, directory: Path, *, tensorboard: bool) -> None:
-        self._file = (directory / METRICS).open("ab", buffering=0)
+        self._journal = Journal(directory / METRICS)
         self._scalars = scalars(directory / TENSORBOARD) if tensorboard else None
 
     def write(self, record: StepRecord) -> None:
         """One line, at once visible to readers."""
-        self._file.write(json.dumps(asdict(record)).encode() + b"\n")
+        self._journal.append(json.dumps(asdict(record)).encode())
         if self._scalars is not None:
-            for tag, value in _points(record):
-                self._scalars.add_scalar(tag, value, record.step)
+            try:
+                for tag, value in _points(record):
+                    self._scalars.add_scalar(tag, value, record.step)
+            except OSError as error:
+                print(f"psnode: step {record.step}: no more scalars for TensorBoard: {error}", file=sys.stderr, flush=True)
+                self._scalars = None
 
     def close(self) -> None:
         """Flush everything to disk."""
-        os.fsync(self._file.fileno())
-        self._file.close()
+        self._journal.close()
         if self._scalars is not None:
-            self._scalars.close()
+            with contextlib.suppress(OSError):  # the records are whole without them
+                self._scalars.close()
 
     def __enter__(self) -> Self:
         return self

@@ -60,7 +60,8 @@ class RunDirectory:
         self.lock.close()
 
     def begin(self, plan: Plan, workers: int) -> None:
-        """Drop the records that the run will write again and the summary of its earlier part, and write config.json."""
+        """Drop what the run will write again and what was left half written, and the earlier summary; write config.json."""
+        checkpoint.sweep(self.path)
         cut_after(self.path / METRICS, self.before.step)
         (self.path / SUMMARY).unlink(missing_ok=True)
         content = {

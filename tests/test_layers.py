@@ -18,7 +18,7 @@ LAYERS = [
     {"errors"},
     {"naming", "settings", "codecs"},
     {"config", "sources", "schedules", "schemes", "feedback", "plan"},
-    {"wire", "messages", "checkpoint", "history", "metrics", "timeline", "run_directory"}
+    {"wire", "messages", "checkpoint", "journal", "history", "metrics", "timeline", "run_directory"}
     | {"models", "data", "task", "tasks", "classification", "torchvision_ops", "device"},
     {"transport", "link"},
     {"worker", "master", "evaluator"},

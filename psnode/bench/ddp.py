@@ -156,6 +156,7 @@ def save(model: torch.nn.Module, directory: Path, step: int, dist: Any) -> None:
             dist.all_reduce(state[name])
             state[name] /= dist.get_world_size()
     if dist.get_rank() == 0:
+        directory.mkdir(parents=True, exist_ok=True)
         checkpoint.write_tensors(directory / f"{checkpoint.step_directory(step)}.safetensors", state)
     dist.barrier()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import torch
 
 from psnode.checkpoint import worker_file
 from psnode.config import Config
-from psnode.errors import PsnodeError
+from psnode.errors import CheckpointError, PsnodeError
 from psnode.history import History
 from psnode.link import Link
 from psnode.master.accounts import Accounts, Stopwatch
@@ -51,8 +52,19 @@ def lead(transport: Transport, config: Config, make_task: Callable[[Config], Tas
     try:
         return _lead(link, config, make_task, workers)
     except Exception as error:
-        link.fail(workers, error)
-        raise
+        told = _explained(error, config)
+        link.fail(workers, told)
+        if told is error:
+            raise
+        raise told from error
+
+
+def _explained(error: Exception, config: Config) -> Exception:
+    """A disk that takes nothing more is no bug."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        return error
+    where = error.filename or config.directory
+    return CheckpointError(f"{where} cannot be written ({error.strerror}): make room and go on with --resume")
 
 
 def _lead(link: Link, config: Config, make_task: Callable[[Config], Task], workers: range) -> int:
@@ -86,7 +98,8 @@ def _run(link: Link, config: Config, scheme: Scheme, model: torch.nn.Module, run
     run.begin(plan, len(workers))
     send_start(link, run, plan, ready, job=job, last_step=last_step, steps_per_epoch=steps_per_epoch)
     watch, tracer = Stopwatch(), Tracer(0, enabled=config.timeline)
-    drafts = Drafts(run, parameters, downlink, tracer, workers=len(workers), rounds_go_on=config.consistency != "bsp")
+    events, on = Events(run.path), config.consistency != "bsp"
+    drafts = Drafts(run, parameters, downlink, tracer, events, workers=len(workers), rounds_go_on=on)
     view = progress(plan.size, run.before.step, last_step, config.log_interval)
     with _lanes(link, plan) as lanes, Fanout(RunLog(run.path, tensorboard=config.tensorboard is not False), view) as observer:
         master = Master(

@@ -10,6 +10,7 @@ import torch
 from psnode import checkpoint
 from psnode.errors import CheckpointError, WireError
 from psnode.master.downlink import Downlink
+from psnode.master.events import Events
 from psnode.master.parameters import Parameters
 from psnode.run_directory import RunDirectory
 from psnode.timeline import Tracer
@@ -33,16 +34,26 @@ class Drafts:
 
     Who is to contribute is fixed when a checkpoint is begun; who returns later holds nothing of that version. None is
     published before those of earlier versions, so that `latest` never moves back. `rounds_go_on`: weights may change while
-    parts are awaited, and are copied.
+    parts are awaited, and are copied. One that the disk does not take is told and given up: the job goes on without.
     """
 
     def __init__(
-        self, run: RunDirectory, parameters: Parameters, downlink: Downlink, tracer: Tracer, *, workers: int, rounds_go_on: bool
+        self,
+        run: RunDirectory,
+        parameters: Parameters,
+        downlink: Downlink,
+        tracer: Tracer,
+        events: Events,
+        *,
+        workers: int,
+        rounds_go_on: bool,
     ) -> None:
         self._run = run
         self._parameters = parameters
         self._downlink = downlink
         self._tracer = tracer
+        self._events = events
+        self._refused: tuple[int, OSError] | None = None  # the newest version that could not be saved, and why
         self._workers = workers
         self._rounds_go_on = rounds_go_on
         self._pending: dict[int, _Pending] = {}  # by version, ascending
@@ -55,15 +66,29 @@ class Drafts:
         """The workers whose parts are awaited."""
         return frozenset(rank for pending in self._pending.values() for rank in pending.awaited)
 
-    def begin(self, version: int, ranks: Iterable[int]) -> None:
-        """Begin the checkpoint of `version`, the newest, with parts of `ranks`."""
-        draft = checkpoint.Draft(self._run.path, version)
+    def begin(self, version: int, ranks: Iterable[int]) -> bool:
+        """Begin the checkpoint of `version`, the newest, with parts of `ranks`; False if there will be none."""
+        try:
+            draft = checkpoint.Draft(self._run.path, version)
+        except OSError as error:
+            self._abandon(version, error)
+            return False
         self._pending[version] = _Pending(draft, set(ranks), self._copies() if self._rounds_go_on else None)
+        return True
+
+    def require(self, version: int) -> None:
+        """CheckpointError if the last checkpoint, of `version`, could not be saved."""
+        if self._refused is not None and self._refused[0] == version:
+            error, newest = self._refused[1], checkpoint.latest(self._run.path)
+            kept = f"the newest is {newest.name}" if newest else "there is none"
+            problem = f"the checkpoint of step {version} cannot be written ({error.strerror or error}), {kept}"
+            raise CheckpointError(f"{problem}: make room in {self._run.path} and go on with --resume")
 
     def take(self, frame: Frame) -> None:
         """Keep a worker's part. WireError if it is none; one that is not awaited is passed over."""
         pending = self._pending.get(frame.step)
         if pending is None or frame.sender not in pending.awaited:
+            frame.release()
             return
         name = checkpoint.worker_file(frame.sender)
         content = bytes(frame.body)
@@ -73,7 +98,11 @@ class Drafts:
         except CheckpointError as error:
             raise WireError(str(error), frame.sender) from error
         if not (pending.draft.path / name).exists():  # the worker does not see this directory
-            pending.draft.add(name, content)
+            try:
+                pending.draft.add(name, content)
+            except OSError as error:
+                self._abandon(frame.step, error)
+                return
         pending.states[frame.sender] = {key: value for key, value in tensors.items() if key.startswith("buffer/")}
         pending.awaited.discard(frame.sender)
         self.publish()
@@ -90,7 +119,18 @@ class Drafts:
             version = min(self._pending)
             if self._pending[version].awaited:
                 return
-            self._publish(self._pending.pop(version))
+            try:
+                self._publish(self._pending[version])
+            except OSError as error:
+                self._abandon(version, error)
+            else:
+                del self._pending[version]
+
+    def _abandon(self, version: int, error: OSError) -> None:
+        self._events.tell("not saved", version, None, f"its checkpoint cannot be written: {error.strerror or error}")
+        self._refused = version, error
+        if (pending := self._pending.pop(version, None)) is not None:
+            pending.draft.discard()
 
     def _publish(self, pending: _Pending) -> None:
         draft = pending.draft

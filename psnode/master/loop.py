@@ -72,7 +72,10 @@ class Master:
     traces: dict[int, list[dict[str, object]]] = field(default_factory=dict)
 
     def serve(self) -> None:
-        """Run rounds until the last step or a request to stop; returns when the last checkpoint is published."""
+        """Run rounds until the last step or a request to stop; returns when the last checkpoint is published.
+
+        CheckpointError if the disk does not take that one.
+        """
         self._hashes: dict[int, int] = {}
         self._members = Members(self.workers)
         fixed = self.config.deadline if self.config.local is None else max(self.config.deadline, self.config.pause_deadline)
@@ -104,6 +107,7 @@ class Master:
                 if error.source is None:
                     raise
                 self._reject(error.source, error)
+        self.drafts.require(self.version)
 
     def _next_event(self) -> object:
         try:
@@ -270,8 +274,7 @@ class Master:
         every = self.config.eval_freq
         flags = Flag.STOP if self._stopping else Flag.NONE
         if not first and (self._stopping or (every and version % every == 0)):
-            flags |= Flag.CHECKPOINT
-            self.drafts.begin(version, self._members.live)
+            flags |= Flag.CHECKPOINT if self.drafts.begin(version, self._members.live) else Flag.NONE
         if not first:
             contributors = {(added.rank, added.step) for group in self._added for added in group}
             self.accounts.close(version, self.schedule(version - 1), contributors, self.watch.take())

@@ -145,11 +145,11 @@ class Worker:
                 path = checkpoint.draft_path(self.directory, step) / checkpoint.worker_file(self.link.rank)
                 try:
                     checkpoint.write_tensors(path, {**self.sender.state(), **buffers})
+                    content = checkpoint.dump(buffers)
                 except OSError:
-                    if path.parent.exists():
-                        raise
-                    return  # published without this part: the master has put this worker aside meanwhile
-                content = checkpoint.dump(buffers)
+                    if not path.parent.exists():
+                        return  # published without this part, or given up
+                    content = checkpoint.dump({**self.sender.state(), **buffers})  # let the master try
             self.link.send(0, Kind.STATE, content, step=step, version=step)
 
     def _leave(self) -> None:

@@ -1,0 +1,48 @@
+"""Lines appended to a file, also where the disk is full for a while."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+class Journal:
+    """Appends to the file `path`, unbuffered: a line is visible to readers at once.
+
+    What the disk does not take waits here, in order, and is tried again with every further line: whoever writes goes on.
+    Both are told on standard error.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("ab", buffering=0)
+        self._waiting = b""
+        self._refused = False
+
+    def append(self, line: bytes) -> None:
+        """One line, without its end."""
+        self._waiting += line + b"\n"
+        try:
+            self._write()
+        except OSError as error:
+            self._tell(error)
+
+    def close(self) -> None:
+        """Write what waits, and flush everything to disk; what it does not take even now is lost."""
+        try:
+            self._write()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            self._tell(error)
+        self._file.close()
+
+    def _write(self) -> None:
+        while self._waiting:
+            self._waiting = self._waiting[self._file.write(self._waiting) :]
+        self._refused = False
+
+    def _tell(self, error: OSError) -> None:
+        if not self._refused:
+            print(f"psnode: {self._path} cannot be written: {error.strerror}: its lines wait", file=sys.stderr, flush=True)
+        self._refused = True
