@@ -1,0 +1,243 @@
+"""What a disk does to checkpoints: the writer dies or fails at every one of its system calls, and space runs out."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import psnode
+from psnode import checkpoint
+from psnode.checkpoint import Checkpoint, Draft
+from psnode.classification import Classification
+from psnode.config import Config
+from psnode.errors import CheckpointError, ConfigurationError
+from psnode.metrics import read_records
+from psnode.run_directory import claim
+from tests.faults.traced import AVAILABLE, RAISED, Trace, traced
+
+at_calls = [
+    pytest.mark.skipif(not AVAILABLE, reason="system calls are followed on Linux on x86-64 only"),
+    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
+]
+OLD, NEW = 3, 6
+
+
+def weights(step: int) -> dict[str, torch.Tensor]:
+    return {"w": torch.full((3000,), float(step))}
+
+
+def publish(train_dir: Path, step: int) -> None:
+    """All that a job writes of a checkpoint, by the functions that it uses."""
+    draft = Draft(train_dir, step)
+    checkpoint.write_tensors(checkpoint.draft_path(train_dir, step) / checkpoint.worker_file(1), weights(step))
+    draft.add(checkpoint.worker_file(2), checkpoint.dump(weights(step)))
+    draft.add_tensors(checkpoint.MODEL, weights(step))
+    draft.add_tensors(checkpoint.OPTIMIZER, weights(step))
+    draft.publish({"workers": 2}, keep_last=1)
+
+
+@pytest.fixture
+def disturbed(tmp_path: Path) -> Callable[..., tuple[Path, Trace]]:
+    """`disturbed(last=4)`: a directory with one checkpoint, and what became of a writer of another in it."""
+    publish(tmp_path / "before", OLD)
+
+    def run(**how: int) -> tuple[Path, Trace]:
+        train_dir = tmp_path / "run"
+        shutil.rmtree(train_dir, ignore_errors=True)
+        shutil.copytree(tmp_path / "before", train_dir)
+        return train_dir, traced(lambda: publish(train_dir, NEW), train_dir, **how)
+
+    return run
+
+
+def check_whole(train_dir: Path) -> int:
+    """Every checkpoint that a reader sees is whole and holds what it should; the step of the latest."""
+    newest = checkpoint.latest(train_dir)
+    assert newest is not None and newest in checkpoint.complete(train_dir)
+    for path in checkpoint.complete(train_dir):
+        found = Checkpoint.open(path)
+        found.verify()
+        files = {checkpoint.MODEL, checkpoint.OPTIMIZER, checkpoint.worker_file(1), checkpoint.worker_file(2)}
+        assert set(found.facts["files"]) == files
+        assert all(torch.equal(found.tensors(name)["w"], weights(found.step)["w"]) for name in files)
+    return checkpoint.step_of(newest)
+
+
+def check_goes_on(train_dir: Path) -> None:
+    """The next start of the job writes this checkpoint and leaves nothing else there."""
+    checkpoint.sweep(train_dir)
+    publish(train_dir, NEW)
+    assert check_whole(train_dir) == NEW
+    assert sorted(path.name for path in (train_dir / "checkpoints").iterdir()) == ["latest", "step-00000006"]
+
+
+def lose_what_was_not_synced(train_dir: Path, volatile: set[int]) -> None:
+    """What a loss of power takes at worst: the contents of files that were written and not synced."""
+    for path in train_dir.rglob("*"):
+        if path.is_file() and path.stat().st_ino in volatile:
+            os.truncate(path, 0)
+
+
+class TestEverySystemCall:
+    """Of a writer of a checkpoint of four files, where one checkpoint is there already and one is kept."""
+
+    pytestmark = at_calls
+
+    def test_a_writer_that_is_killed_leaves_whole_checkpoints(self, disturbed: Callable[..., tuple[Path, Trace]]) -> None:
+        _, undisturbed = disturbed()
+        assert undisturbed.code == 0 and len(undisturbed.calls) > 25
+        latest = []
+        for number in range(1, len(undisturbed.calls) + 1):
+            train_dir, trace = disturbed(last=number)
+            assert trace.code == -signal.SIGKILL, (number, undisturbed.calls[number - 1])
+            lose_what_was_not_synced(train_dir, trace.volatile)
+            latest.append(check_whole(train_dir))
+            check_goes_on(train_dir)
+        assert latest == sorted(latest) and set(latest) == {OLD, NEW}
+
+    def test_a_call_that_fails_is_told_and_leaves_whole_checkpoints(self, disturbed: Callable[..., tuple[Path, Trace]]) -> None:
+        _, undisturbed = disturbed()
+        for number, (name, path) in enumerate(undisturbed.calls, 1):
+            train_dir, trace = disturbed(fails=number, error=errno.EIO if name == "fsync" else errno.ENOSPC)
+            assert trace.code in (0, RAISED), (number, name, path)
+            assert check_whole(train_dir) == NEW or trace.code == RAISED, f"{name} of {path} failed, and nobody was told"
+
+    def test_names_are_synced_before_anything_relies_on_them(self, disturbed: Callable[..., tuple[Path, Trace]]) -> None:
+        _, trace = disturbed()
+        draft = "checkpoints/.step-00000006"
+        appears = trace.calls.index(("rename", draft))
+        named = trace.calls.index(("rename", f"checkpoints/.latest.{trace.pid}"))
+        old_goes = trace.calls.index(("rename", "checkpoints/step-00000003"))
+        for directory in (draft, f"{draft}/state"):
+            changes = [
+                number
+                for number, (name, path) in enumerate(trace.calls[:appears])
+                if name != "write" and os.path.dirname(path) == directory
+            ]
+            assert ("fsync", directory) in trace.calls[max(changes) : appears]
+        assert ("fsync", "checkpoints") in trace.calls[appears:named]
+        assert ("fsync", "checkpoints") in trace.calls[named:old_goes]
+
+
+@contextlib.contextmanager
+def mounted(place: Path, options: str) -> Iterator[Path]:
+    """A file system in memory."""
+    place.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "psnode", place], capture_output=True, text=True, check=False)
+    if made.returncode:
+        pytest.skip(f"file systems cannot be mounted here: {made.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """256 KiB."""
+    with mounted(tmp_path / "disk", "size=256k") as place:
+        yield place
+
+
+def fill(disk: Path) -> Path:
+    """Leave no room; the file that takes it."""
+    ballast = disk / "ballast"
+    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    return ballast
+
+
+@pytest.mark.parametrize("room", [0, 20_480, 40_960, 49_152], ids=["first file", "second", "third", "manifest"])
+def test_a_full_disk_keeps_the_last_checkpoint_and_takes_the_next_when_there_is_room(small_disk: Path, room: int) -> None:
+    publish(small_disk, OLD)
+    ballast = fill(small_disk)
+    os.truncate(ballast, ballast.stat().st_size - room)
+    with pytest.raises(OSError, match=r"[Nn]o space left"):
+        publish(small_disk, NEW)
+    assert check_whole(small_disk) == OLD
+    ballast.unlink()
+    check_goes_on(small_disk)
+
+
+def test_a_read_only_disk_keeps_its_checkpoint_and_starts_no_job(small_disk: Path) -> None:
+    publish(small_disk, OLD)
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    with pytest.raises(OSError, match=r"[Rr]ead-only"):
+        publish(small_disk, NEW)
+    assert check_whole(small_disk) == OLD
+    for train_dir in (small_disk / "run", small_disk):
+        with pytest.raises(ConfigurationError, match=r"--train-dir|already holds a run"):
+            claim(Config(train_dir=train_dir, local=2), 2)
+
+
+class Fills(Classification):
+    """Takes the room on the disk in one step, and gives it back in another; the first loss measures the order of gradients."""
+
+    def __init__(self, disk: Path, full: int, free: int | None) -> None:
+        super().__init__("LeNet", "digits", seed=1)
+        self.disk, self.full, self.free, self.step = disk, full, free, -1
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> Any:
+        if model.training:
+            self.step += 1
+            if self.step == self.full:
+                fill(self.disk)
+            if self.step == self.free:
+                (self.disk / "ballast").unlink()
+        return super().loss(model, batch)
+
+
+@pytest.fixture
+def large_disk(tmp_path: Path) -> Iterator[Path]:
+    """64 MiB: room for several checkpoints of LeNet."""
+    with mounted(tmp_path / "disk", "size=64m") as place:
+        yield place
+
+
+def config(train_dir: Path, **changed: Any) -> Config:
+    settings = {"scheme": "qsgd", "feedback": "ef", "batch_size": 8, "max_steps": 40, "eval_freq": 4, "local": 1, "lr": 0.005}
+    settings |= {"threads": 1, "tensorboard": False, "keep_last": 2}
+    return Config(train_dir=train_dir, **{**settings, **changed})
+
+
+def summary(train_dir: Path) -> dict[str, Any]:
+    return dict(json.loads((train_dir / "summary.json").read_bytes()))
+
+
+def test_a_run_goes_on_while_its_disk_is_full_and_is_complete_if_there_is_room_again(
+    large_disk: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    train_dir = large_disk / "run"
+    assert psnode.run(Fills(large_disk, full=6, free=30), config(train_dir)) == 0
+    assert [checkpoint.step_of(path) for path in checkpoint.complete(train_dir)] == [36, 40]
+    assert [record["step"] for record in read_records(train_dir / "metrics.jsonl")] == list(range(1, 41))
+    told = capfd.readouterr().err
+    assert [step for step in range(41) if f"step {step}: not saved: its checkpoint cannot be written: No space" in told] == [
+        8, 12, 16, 20, 24, 28,
+    ]  # fmt: skip
+    assert told.count("metrics.jsonl cannot be written: No space left on device: its lines wait") == 1
+    assert psnode.run(Fills(large_disk, full=-1, free=None), config(tmp_path / "undisturbed")) == 0
+    assert summary(train_dir)["model_hash"] == summary(tmp_path / "undisturbed")["model_hash"]
+
+
+def test_a_run_whose_last_checkpoint_does_not_fit_ends_with_5_and_can_be_resumed(large_disk: Path, tmp_path: Path) -> None:
+    train_dir = large_disk / "run"
+    with pytest.raises(CheckpointError, match=r"step 20 cannot .* \(No space.*newest is step-00000004.*--resume") as caught:
+        psnode.run(Fills(large_disk, full=6, free=None), config(train_dir, max_steps=20))
+    assert caught.value.exit_code == 5
+    (large_disk / "ballast").unlink()
+    assert psnode.run(Fills(large_disk, full=-1, free=None), config(train_dir, max_steps=20, resume=True)) == 0
+    assert psnode.run(Fills(large_disk, full=-1, free=None), config(tmp_path / "undisturbed", max_steps=20)) == 0
+    assert summary(train_dir)["model_hash"] == summary(tmp_path / "undisturbed")["model_hash"]
