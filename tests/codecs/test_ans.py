@@ -15,66 +15,14 @@ from psnode.codecs.entropy import ans_model as model
 from psnode.codecs.entropy.ans import Ans
 from psnode.codecs.entropy.ans_sections import MAX_SECTIONS, choose_sections
 from psnode.codecs.rng import Key
-from psnode.codecs.stages import Codes, codes_like
 from psnode.errors import PayloadError
 from tests.codecs.family import gaussian, recorded
+from tests.codecs.lossless import Guarded, drawn, geometric, histograms
 from tests.codecs.symbols_oracle import entropy, read_ans
 
-GUARD = 64
-
-
-def compress(codes: Codes, alphabet: int) -> np.ndarray:
-    out = np.full(Ans().max_nbytes(codes.size, alphabet) + GUARD, 0xAA, np.uint8)
-    used = Ans().compress(readonly(codes), alphabet, out)
-    assert used <= out.size - GUARD
-    assert (out[-GUARD:] == 0xAA).all()
-    return out[:used].copy()
-
-
-def expand(data: np.ndarray, count: int, alphabet: int) -> Codes:
-    guarded = codes_like(count + 2 * GUARD, alphabet)
-    guarded[:] = 0xA5
-    Ans().expand(readonly(data), guarded[GUARD : GUARD + count], alphabet)
-    assert (guarded[:GUARD] == 0xA5).all()
-    assert (guarded[GUARD + count :] == 0xA5).all()
-    return guarded[GUARD : GUARD + count].copy()
-
-
-def coded(codes: np.ndarray, alphabet: int) -> np.ndarray:
-    """The bytes of `codes`, after the round trip was checked."""
-    given_codes = codes.astype(np.uint8 if alphabet <= 256 else np.uint16)
-    data = compress(given_codes, alphabet)
-    np.testing.assert_array_equal(expand(data, codes.size, alphabet), given_codes)
-    return data
-
-
-def drawn(probabilities: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).choice(probabilities.size, count, p=probabilities / probabilities.sum())
-
-
-def geometric(alphabet: int, ratio: float) -> np.ndarray:
-    return ratio ** np.arange(alphabet)
-
+coded, expand = Guarded(Ans()).coded, Guarded(Ans()).expand
 
 # Every histogram
-
-
-@st.composite
-def histograms(draw: st.DrawFn) -> tuple[np.ndarray, int]:
-    alphabet = draw(st.sampled_from([1, 2, 3, 17, 31, 131, 255, 256, 257, 1000, 65536]))
-    count = draw(st.one_of(st.integers(1, 40), st.integers(41, 5000), st.integers(16_380, 40_000)))
-    kind = draw(st.sampled_from(["one", "two", "uniform", "geometric", "skewed", "halves"]))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    if kind == "one":
-        return np.full(count, rng.integers(alphabet)), alphabet
-    if kind == "two":
-        return rng.choice(rng.integers(0, alphabet, 2), count, p=[0.9, 0.1]), alphabet
-    if kind == "uniform":
-        return rng.integers(0, alphabet, count), alphabet
-    values = np.minimum(rng.geometric(0.999 if kind == "skewed" else rng.uniform(0.02, 0.9), count) - 1, alphabet - 1)
-    if kind == "halves":
-        values[count // 2 :] = rng.integers(0, alphabet, count - count // 2)
-    return rng.permutation(alphabet)[values] if alphabet <= 1000 else values, alphabet
 
 
 @settings(max_examples=250, deadline=None)

@@ -7,40 +7,14 @@ import pytest
 from hypothesis import given, settings
 
 from psnode.codecs import get_codec
-from psnode.codecs.base import readonly
 from psnode.codecs.entropy.rice import Rice
 from psnode.codecs.rng import Key
-from psnode.codecs.stages import Codes, codes_like
 from psnode.errors import PayloadError
 from tests.codecs.family import gaussian
+from tests.codecs.lossless import Guarded, drawn, geometric, histograms
 from tests.codecs.symbols_oracle import entropy, read_rice
-from tests.codecs.test_ans import drawn, geometric, histograms
 
-GUARD = 64
-
-
-def compress(codes: Codes, alphabet: int) -> np.ndarray:
-    out = np.full(Rice().max_nbytes(codes.size, alphabet) + GUARD, 0xAA, np.uint8)
-    used = Rice().compress(readonly(codes), alphabet, out)
-    assert used <= out.size - GUARD
-    assert (out[-GUARD:] == 0xAA).all()
-    return out[:used].copy()
-
-
-def expand(data: np.ndarray, count: int, alphabet: int) -> Codes:
-    guarded = codes_like(count + 2 * GUARD, alphabet)
-    guarded[:] = 0xA5
-    Rice().expand(readonly(data), guarded[GUARD : GUARD + count], alphabet)
-    assert (guarded[:GUARD] == 0xA5).all()
-    assert (guarded[GUARD + count :] == 0xA5).all()
-    return guarded[GUARD : GUARD + count].copy()
-
-
-def coded(codes: np.ndarray, alphabet: int) -> np.ndarray:
-    given_codes = codes.astype(np.uint8 if alphabet <= 256 else np.uint16)
-    data = compress(given_codes, alphabet)
-    np.testing.assert_array_equal(expand(data, codes.size, alphabet), given_codes)
-    return data
+coded, expand = Guarded(Rice()).coded, Guarded(Rice()).expand
 
 
 @settings(max_examples=250, deadline=None)
