@@ -16,7 +16,30 @@ from psnode.feedback.base import ALONE, Context, Feedback, Floats, State, energy
 
 
 @dataclass(frozen=True, repr=False)
-class MomentumCorrection(Feedback):
+class _SenderMomentum(Feedback):
+    momentum_of_its_own: ClassVar[bool] = True
+
+    momentum: float = 0.9
+    nesterov: bool = False
+    clip: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise CodecSpecError(f"{self.id}: momentum must be at least 0 and below 1, not {self.momentum}")
+        if not 0 <= self.clip < math.inf:
+            raise CodecSpecError(f"{self.id}: clip must be 0 (none) or a finite norm above it, not {self.clip}")
+
+    def _accumulate(self, gradient: Floats, u: Floats, v: Floats, workers: int) -> None:
+        """u = m u + g and v += u, or with nesterov u = m (u + g) and v += u + g, of the clipped gradient."""
+        flat, scale = np.ascontiguousarray(gradient).reshape(-1), np.float32(1)
+        if self.clip:
+            norm, limit = math.sqrt(energy(flat)), self.clip / math.sqrt(workers)
+            scale = np.float32(limit / norm if norm > limit else 1.0)
+        _accumulate(u, v, flat, np.float32(self.momentum), scale, self.nesterov)
+
+
+@dataclass(frozen=True, repr=False)
+class MomentumCorrection(_SenderMomentum):
     """DGC: momentum is accumulated before coding, and forgotten where it was sent (momentum factor masking).
 
     u = m u + g, v = v + u, send C(v), v = v - C(v), u = 0 on the support of what was sent. nesterov: u = m (u + g),
@@ -26,17 +49,6 @@ class MomentumCorrection(Feedback):
 
     id: ClassVar[str] = "dgc"
     memory: ClassVar[str | None] = "velocity"
-    momentum_of_its_own: ClassVar[bool] = True
-
-    momentum: float = 0.9
-    nesterov: bool = False
-    clip: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise CodecSpecError(f"dgc: momentum must be at least 0 and below 1, not {self.momentum}")
-        if not 0 <= self.clip < math.inf:
-            raise CodecSpecError(f"dgc: clip must be 0 (none) or a finite norm above it, not {self.clip}")
 
     def dense(self) -> Feedback:
         return LocalMomentum(self.momentum, self.nesterov, self.clip)
@@ -53,9 +65,8 @@ class MomentumCorrection(Feedback):
         out: Bytes | None = None,
         context: Context = ALONE,
     ) -> Payload:
-        flat, momentum, velocity = np.ascontiguousarray(gradient).reshape(-1), state["momentum"], state["velocity"]
-        scale = _clipping(flat, self.clip, context.workers)
-        _correct(momentum, velocity, flat, np.float32(self.momentum), scale, self.nesterov)
+        momentum, velocity = state["momentum"], state["velocity"]
+        self._accumulate(gradient, momentum, velocity, context.workers)
         shaped = velocity.reshape(gradient.shape)
         payload = codec.encode(shaped, rng, error=shaped, out=out)
         momentum[codec.support(payload)] = 0
@@ -63,18 +74,13 @@ class MomentumCorrection(Feedback):
 
 
 @dataclass(frozen=True, repr=False)
-class LocalMomentum(Feedback):
+class LocalMomentum(_SenderMomentum):
     """Momentum at the sender, and nothing held back: DGC's rule for the vectors that it sends whole.
 
     u = m u + g is coded; with nesterov u = m (u + g), and u + g is coded. Parameters as of `dgc`.
     """
 
     id: ClassVar[str] = "momentum"
-    momentum_of_its_own: ClassVar[bool] = True
-
-    momentum: float = 0.9
-    nesterov: bool = False
-    clip: float = 0.0
 
     def init(self, size: int) -> State:
         return {"momentum": np.zeros(size, np.float32), "sent": np.zeros(size, np.float32)}
@@ -88,27 +94,17 @@ class LocalMomentum(Feedback):
         out: Bytes | None = None,
         context: Context = ALONE,
     ) -> Payload:
-        flat, sent = np.ascontiguousarray(gradient).reshape(-1), state["sent"]
+        sent = state["sent"]
         sent[:] = 0
-        _correct(
-            state["momentum"], sent, flat, np.float32(self.momentum), _clipping(flat, self.clip, context.workers), self.nesterov
-        )
+        self._accumulate(gradient, state["momentum"], sent, context.workers)
         return codec.encode(sent.reshape(gradient.shape), rng, out=out)
 
     def coded(self, gradient: Floats, state: State, decoded: Floats) -> Floats:
         return state["sent"].reshape(gradient.shape)
 
 
-def _clipping(gradient: Floats, clip: float, workers: int) -> np.float32:
-    """The factor that brings the norm of `gradient` to at most clip / sqrt(workers); clip=0: 1."""
-    if not clip:
-        return np.float32(1)
-    norm, limit = math.sqrt(energy(gradient)), clip / math.sqrt(workers)
-    return np.float32(limit / norm if norm > limit else 1.0)
-
-
 @kernel
-def _correct(u: Floats, v: Floats, g: Floats, m: np.float32, scale: np.float32, nesterov: bool) -> None:
+def _accumulate(u: Floats, v: Floats, g: Floats, m: np.float32, scale: np.float32, nesterov: bool) -> None:
     for i in range(u.size):
         x = scale * g[i]
         if nesterov:
