@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -10,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from psnode.errors import ConfigurationError, MissingRanksError
+from psnode.errors import ConfigurationError, MissingRanksError, StoppedError
 from psnode.metrics import SUMMARY
 from psnode.run_directory import CONFIG
 from psnode.supervision import Ended, supervise
@@ -30,7 +32,7 @@ def launch(
     run_directory: Path | None = None,
     program: Sequence[str] = (sys.executable, "-m", "psnode"),
 ) -> int:
-    """Run `psnode COMMAND...` on one master and `n_workers` workers; returns mpirun's exit code, rank 0's.
+    """Run `psnode COMMAND...` on one master and `n_workers` workers; returns rank 0's exit code.
 
     Args:
         hostfile: hosts, one a line, the master's first. Lines `NAME slots=N` are filled in order; a plain list of
@@ -52,8 +54,8 @@ def launch(
     line = mpirun_command(find_mpirun(), n_workers + 1, hostfile, mpirun_args, environment)
     program = [*line, *program]
     # where nobody else looks into the directory, a master that left no summary there was killed
-    judged = run_directory if run_directory and (hostfile is None or (run_directory / CONFIG).exists()) else None
-    ended = _run([*program, *command], environment, kill_after, judged)
+    judged = run_directory is not None and (hostfile is None or (run_directory / CONFIG).exists())
+    ended = _run([*program, *command], environment, kill_after, run_directory, judged)
     for number in range(1, restarts + 1):
         if ended.asked or ended.code in _FINAL:
             break
@@ -63,17 +65,36 @@ def launch(
         print(
             f"psnode: the job ended with {ended.code}: started again {how} ({number} of {restarts})", file=sys.stderr, flush=True
         )
-        ended = _run([*program, *again], environment, kill_after, judged)
+        ended = _run([*program, *again], environment, kill_after, run_directory, judged)
     return ended.code
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str], kill_after: float, judged: Path | None) -> Ended:
-    """How the job ended; a fault-tolerant mpirun returns 0 when every rank was killed."""
+def _run(
+    command: Sequence[str], environment: Mapping[str, str], kill_after: float, run_directory: Path | None, judged: bool
+) -> Ended:
+    """How the job ended: as the summary says that this start of it wrote, if it did.
+
+    mpirun's own code is that of whichever rank left first with another than 0; where it is fault tolerant, 0 when every rank
+    was killed. A rank 0 that was asked to stop by a signal of its own leaves as if the launcher had been asked.
+    """
+    before = _stamp(run_directory)
     # mpirun names its own folder by its process id, and does not start if a killed one of the same id has left one
     with tempfile.TemporaryDirectory(prefix="psnode-mpirun-", ignore_cleanup_errors=True) as sessions:
         ended = supervise(command, {"PRTE_MCA_prte_local_tmpdir_base": sessions, **environment}, kill_after)
-    lost = ended.code == 0 and judged is not None and not (judged / SUMMARY).exists()
-    return Ended(MissingRanksError.exit_code, ended.asked) if lost else ended
+    if run_directory is not None and _stamp(run_directory) not in (None, before):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            left = json.loads((run_directory / SUMMARY).read_bytes())
+            return Ended(int(left["exit_code"]), ended.asked or left["stop_reason"] == "signal")
+    code = MissingRanksError.exit_code if ended.code == 0 and judged else ended.code
+    return Ended(code, ended.asked or code == StoppedError.exit_code)
+
+
+def _stamp(run_directory: Path | None) -> tuple[int, int] | None:
+    """What tells one summary of a run from another."""
+    with contextlib.suppress(OSError):
+        found = (run_directory / SUMMARY).stat() if run_directory is not None else None
+        return (found.st_mtime_ns, found.st_ino) if found is not None else None
+    return None
 
 
 def find_mpirun() -> str:

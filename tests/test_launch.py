@@ -40,7 +40,11 @@ class Launched:
         program.write_text(PROLOGUE.format(folder=str(folder)) + textwrap.dedent(body))
         call = f"launch({workers}, [], program=[sys.executable, {str(program)!r}], **{keywords!r})"
         self.process = subprocess.Popen(
-            [sys.executable, "-c", f"import sys\nfrom psnode.launch import launch\nsys.exit({call})"],
+            [
+                sys.executable,
+                "-c",
+                f"import sys\nfrom pathlib import PosixPath\nfrom psnode.launch import launch\nsys.exit({call})",
+            ],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -139,6 +143,50 @@ def test_a_stopped_worker_does_not_keep_a_finished_job_alive(tmp_path: Path) -> 
     code, out = job.end()
     assert code == 0, out
     assert leftover(tmp_path) == []
+
+
+SUMMARY = """
+def summary(code, reason):
+    import json
+    (folder / "run").mkdir(exist_ok=True)
+    (folder / "run" / "config.json").write_text("{}")
+    (folder / "run" / "summary.json").write_text(json.dumps({"exit_code": code, "stop_reason": reason}))
+"""
+
+
+def test_the_exit_code_is_rank_zeros_whatever_the_workers_leave_with(tmp_path: Path) -> None:
+    body = SUMMARY + """
+if rank == 0:
+    summary(75, "quorum")
+    mark("written")
+    time.sleep(1)
+while not (folder / "written").exists():
+    time.sleep(0.01)
+sys.exit(75 if rank == 0 else 3)
+"""
+    code, out = Launched(tmp_path, 2, body, run_directory=tmp_path / "run").end()
+    assert code == 75, out
+
+
+def test_the_summary_of_an_earlier_start_says_nothing_of_this_one(tmp_path: Path) -> None:
+    """Resumed, and killed before the first round: mpirun, which tolerates deaths, calls that a success."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("{}")
+    (tmp_path / "run" / "summary.json").write_text('{"exit_code": 0, "stop_reason": "completed"}')
+    job = Launched(tmp_path, 1, "os.kill(os.getpid(), signal.SIGKILL)", run_directory=tmp_path / "run")
+    code, out = job.end()
+    assert code not in (0, 75), out
+
+
+@pytest.mark.parametrize(("reason", "starts"), [("signal", 1), ("quorum", 3)])
+def test_a_master_that_was_told_to_stop_is_not_started_again(tmp_path: Path, reason: str, starts: int) -> None:
+    body = (
+        SUMMARY
+        + f"if rank == 0:\n    summary(75, {reason!r})\n    mark(f'start-{{os.getpid()}}')\nsys.exit(75 if rank == 0 else 0)"
+    )
+    code, out = Launched(tmp_path, 1, body, run_directory=tmp_path / "run", restarts=2).end()
+    assert code == 75, out
+    assert len(list(tmp_path.glob("start-*"))) == starts, out
 
 
 def test_every_mpirun_has_a_folder_of_its_own_that_goes_with_it(tmp_path: Path) -> None:
