@@ -155,7 +155,9 @@ def summary(code, reason):
 
 
 def test_the_exit_code_is_rank_zeros_whatever_the_workers_leave_with(tmp_path: Path) -> None:
-    body = SUMMARY + """
+    body = (
+        SUMMARY
+        + """
 if rank == 0:
     summary(75, "quorum")
     mark("written")
@@ -164,6 +166,7 @@ while not (folder / "written").exists():
     time.sleep(0.01)
 sys.exit(75 if rank == 0 else 3)
 """
+    )
     code, out = Launched(tmp_path, 2, body, run_directory=tmp_path / "run").end()
     assert code == 75, out
 

@@ -20,7 +20,7 @@ LAYERS = [
     {"config", "sources", "schedules", "schemes", "feedback", "plan"},
     {"wire", "messages", "checkpoint", "journal", "history", "metrics", "timeline", "run_directory"}
     | {"models", "data", "task", "tasks", "classification", "torchvision_ops", "device"},
-    {"transport", "link"},
+    {"transport", "link", "clock"},
     {"worker", "master", "evaluator"},
     {"job", "launch", "supervision", "doctor", "listing", "bench", "debugging"},
     {"cli", "__main__"},

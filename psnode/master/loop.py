@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 import xxhash
 
+from psnode.clock import Clock
 from psnode.config import Config
 from psnode.errors import DeadlineExceededError, DivergedError, PeerLostError, TransportError, WireError
 from psnode.history import Added, History
@@ -77,9 +78,10 @@ class Master:
         CheckpointError if the disk does not take that one.
         """
         self._hashes: dict[int, int] = {}
-        self._members = Members(self.workers)
+        self._clock = Clock()
+        self._members = Members(self.workers, self._clock)
         fixed = self.config.deadline if self.config.local is None else max(self.config.deadline, self.config.pause_deadline)
-        self._clock = RoundClock(Patience(fixed, self.config.pause_deadline))
+        self._round = RoundClock(Patience(fixed, self.config.pause_deadline), self._clock)
         self._stopping = False
         self._added: list[tuple[Added, ...]] = [()] * len(self.plan.groups)
         self._rounds = Rounds(
@@ -110,12 +112,15 @@ class Master:
         self.drafts.require(self.version)
 
     def _next_event(self) -> object:
-        try:
-            return self.link.next(self._clock.left)
-        except (PeerLostError, WireError) as error:
-            return error
-        except DeadlineExceededError:
-            return _Overdue()
+        while True:
+            try:
+                with self._clock.listening(self._round.deadline) as seconds:
+                    return self.link.next(seconds)
+            except (PeerLostError, WireError) as error:
+                return error
+            except DeadlineExceededError:
+                if self._clock.now() >= self._round.deadline:
+                    return _Overdue()
 
     def _handle(self, event: object) -> None:
         match event:
@@ -167,7 +172,7 @@ class Master:
 
     def _on_overdue(self) -> None:
         """Put aside who holds up the round or a checkpoint: after the longer deadline of pauses if nobody would be left."""
-        live, late = self._members.live, self._clock.taken
+        live, late = self._members.live, self._round.taken
         waiting = live & self.drafts.missing
         if not self._stopping:
             waiting |= live & self._rounds.missing
@@ -178,7 +183,7 @@ class Master:
         if waiting and (len(live - waiting) >= max(1, self.config.min_workers) or late >= self.config.pause_deadline):
             for rank in sorted(waiting):
                 self._put_aside(rank)
-        self._clock.extend()
+        self._round.extend()
 
     def _put_aside(self, rank: int) -> None:
         """Go on without `rank` until it is heard again."""
@@ -221,7 +226,7 @@ class Master:
     def _put_aside_the_silent(self) -> None:
         """Where rounds close without the slowest, no deadline notices that one has stopped."""
         if self.config.consistency != "bsp" and self.config.local is None:
-            limit = _SILENT_ROUNDS * self._clock.patience.of_round(pause=False)
+            limit = _SILENT_ROUNDS * self._round.patience.of_round(pause=False)
             for rank in sorted(self._members.live):
                 if self._members.silent_for(rank) > limit:
                     self._put_aside(rank)
@@ -289,7 +294,7 @@ class Master:
             self._members.not_used(rank, version, self._left_out(rank))
         if not self._stopping:
             self._let_in()
-        self._clock.begin(pause=self._is_pause(flags))
+        self._round.begin(pause=self._is_pause(flags))
         self._send_round(flags, first=first)
         self._added = [()] * len(self.plan.groups)
         self.drafts.publish()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
+
+from psnode.clock import Clock
 
 STRIKES = 3
 
@@ -11,22 +12,23 @@ STRIKES = 3
 class Members:
     """The workers of a job. `live`: those whose gradients count and who are waited for."""
 
-    def __init__(self, workers: Iterable[int]) -> None:
+    def __init__(self, workers: Iterable[int], clock: Clock) -> None:
         self.live = frozenset(workers)
-        self._heard = dict.fromkeys(self.live, time.monotonic())
+        self._clock = clock
+        self._heard = dict.fromkeys(self.live, clock.now())
         self._strikes: dict[int, int] = {}
         self._aside: dict[int, tuple[int, list[int]]] = {}  # the step each was put aside in, and what was not used of it
         self._back: set[int] = set()  # of those, who was heard again
 
     def hear(self, rank: int) -> None:
         """Something came from `rank`."""
-        self._heard[rank] = time.monotonic()
+        self._heard[rank] = self._clock.now()
         if rank in self._aside:
             self._back.add(rank)
 
     def silent_for(self, rank: int) -> float:
         """Seconds since `rank` was heard."""
-        return time.monotonic() - self._heard[rank]
+        return self._clock.now() - self._heard[rank]
 
     def strike(self, rank: int) -> bool:
         """`rank` sent what cannot be used; True if it did so STRIKES times in a row."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from statistics import median
+
+from psnode.clock import Clock
 
 FLOOR = 5.0  # seconds: a busy host or a collection of garbage takes less
 _RECENT = 50
@@ -40,34 +41,30 @@ class Patience:
 
 
 class RoundClock:
-    """The time of the open round, and its deadline."""
+    """The time of the open round by `clock`, and its deadline."""
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: Patience, clock: Clock) -> None:
         self.patience = patience
+        self._clock = clock
         self._pause = True
-        self._opened = time.monotonic()
+        self._opened = clock.now()
         self._seconds = 0.0
-        self._deadline = self._opened
+        self.deadline = self._opened
 
     def begin(self, *, pause: bool) -> None:
         """A round opens; what the one before took tells how long a round usually takes, unless it was a declared pause."""
-        now = time.monotonic()
+        now = self._clock.now()
         if not self._pause:
             self.patience.add(now - self._opened)
         self._pause, self._opened = pause, now
         self._seconds = self.patience.of_round(pause=pause)
-        self._deadline = now + self._seconds
+        self.deadline = now + self._seconds
 
     def extend(self) -> None:
         """Give the round as long again, from now on."""
-        self._deadline = time.monotonic() + self._seconds
-
-    @property
-    def left(self) -> float:
-        """Seconds until the deadline."""
-        return self._deadline - time.monotonic()
+        self.deadline = self._clock.now() + self._seconds
 
     @property
     def taken(self) -> float:
         """Seconds since the round was opened."""
-        return time.monotonic() - self._opened
+        return self._clock.now() - self._opened

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from psnode import wire
+from psnode.clock import Clock
 from psnode.codecs import Codec, Payload, get_codec
 from psnode.errors import DeadlineExceededError, WireError
 from psnode.link import Link, RemoteFailureError, StopRequest
@@ -108,14 +109,8 @@ class Arrivals:
 
     def _take(self) -> None:
         version = self.version
-        try:
-            if not self._early:
-                self._keep(self._link.next(self._patience))
-        except DeadlineExceededError:
-            raise DeadlineExceededError(
-                f"rank {self._link.rank} heard nothing of the master for {self._patience:g} s, at version {version}: "
-                "it is gone or stuck; raise --pause-deadline if it is only slow"
-            ) from None
+        if not self._early:
+            self._keep(self.listen())
         if not self._early:
             return
         event = self._early.popleft()
@@ -136,6 +131,21 @@ class Arrivals:
             raise WireError(f"rank {self._link.rank} did not expect {describe(event)}")
         self._apply(event)
         self.missing.discard(event.group)
+
+    def listen(self) -> object:
+        """The next event. DeadlineExceededError if the master keeps silent for too long."""
+        clock = Clock()
+        end = clock.now() + self._patience
+        while True:
+            try:
+                with clock.listening(end) as seconds:
+                    return self._link.next(seconds)
+            except DeadlineExceededError:
+                if clock.now() >= end:
+                    raise DeadlineExceededError(
+                        f"rank {self._link.rank} heard nothing of the master for {self._patience:g} s, at version "
+                        f"{self.version}: it is gone or stuck; raise --pause-deadline if it is only slow"
+                    ) from None
 
     def _apply(self, frame: Frame) -> None:
         """Put a group's weights in place, or add their change."""

@@ -157,7 +157,7 @@ class Worker:
         if self.tracer.enabled:
             self.link.send(0, Kind.TRACE, self.tracer.to_bytes())
         while True:
-            event = self.link.next(self.config.pause_deadline)
+            event = self.arrivals.listen()
             if isinstance(event, Frame) and event.kind is Kind.END:
                 return
 

@@ -1,0 +1,47 @@
+"""A clock for deadlines that stands still while this process cannot listen.
+
+A deadline says how long another rank may keep silent. While this process is stopped, starved of its core or busy with something
+long, messages lie unread, and nobody else is to blame for that time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_SLICE = 1.0  # seconds: the longest wait, so that one which lasts longer shows
+_LEAST = 0.2  # seconds: so long even behind a deadline, for what came in while nobody listened
+_OVERSHOOT = 0.5
+_BUSY = 1.0
+
+
+class Clock:
+    """Seconds that count. `monotonic` may be replaced by another source of seconds that never fall."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._lost = 0.0
+        self._left = monotonic()  # when the last wait ended
+
+    def now(self) -> float:
+        """Seconds since an arbitrary moment, less the stretches that do not count."""
+        return self._monotonic() - self._lost
+
+    @contextmanager
+    def listening(self, until: float) -> Iterator[float]:
+        """Around a wait, of at most the seconds that it is given: towards `until`, and never longer than a second.
+
+        What the wait takes longer than that by half a second, and what has passed since the last one if it was more than a
+        second, does not count.
+        """
+        begun = self._monotonic()
+        if begun - self._left > _BUSY:
+            self._lost += begun - self._left
+        seconds = min(_SLICE, max(_LEAST, until - self.now()))
+        try:
+            yield seconds
+        finally:
+            self._left = self._monotonic()
+            if self._left - begun > seconds + _OVERSHOOT:
+                self._lost += self._left - begun - seconds

@@ -1,0 +1,97 @@
+"""A clock for deadlines counts the time in which its process could listen, and no other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from psnode.clock import Clock
+
+
+class Seconds:
+    """A source of time that is moved by hand."""
+
+    value = 100.0
+
+    def __call__(self) -> float:
+        return self.value
+
+
+def waited(clock: Clock, seconds: Seconds, until: float, stall: float = 0.0) -> float:
+    """One wait in which nothing comes, longer by `stall` than it was to be: the seconds it was given."""
+    with clock.listening(until) as given:
+        seconds.value += given + stall
+    return given
+
+
+def test_waits_that_end_in_time_count_in_full() -> None:
+    seconds = Seconds()
+    clock = Clock(seconds)
+    end = clock.now() + 3.3
+    given = []
+    while clock.now() < end:
+        given.append(waited(clock, seconds, end, stall=0.01))
+    assert given[:3] == [1.0, 1.0, 1.0]
+    assert seconds.value - 100 == pytest.approx(3.3, abs=0.25)
+
+
+def test_a_stall_in_a_wait_does_not_count() -> None:
+    seconds = Seconds()
+    clock = Clock(seconds)
+    begin = clock.now()
+    waited(clock, seconds, begin + 60, stall=500)
+    assert clock.now() - begin == pytest.approx(1.0)
+
+
+def test_long_work_between_waits_does_not_count_and_short_work_does() -> None:
+    seconds = Seconds()
+    clock = Clock(seconds)
+    begin = clock.now()
+    seconds.value += 0.9
+    waited(clock, seconds, begin + 60)
+    assert clock.now() - begin == pytest.approx(1.9)
+    seconds.value += 300
+    waited(clock, seconds, begin + 60)
+    assert clock.now() - begin == pytest.approx(2.9)
+
+
+def test_behind_the_deadline_what_came_in_is_still_waited_for() -> None:
+    seconds = Seconds()
+    clock = Clock(seconds)
+    assert waited(clock, seconds, clock.now() - 10) == 0.2
+
+
+def test_a_process_that_was_stopped_does_not_find_its_deadline_over(tmp_path: Path) -> None:
+    """Stopped for longer than the deadline, with SIGSTOP."""
+    program = """
+import queue, sys, time
+from psnode.clock import Clock
+inbox, clock = queue.SimpleQueue(), Clock()
+end = clock.now() + 2
+print("waiting", flush=True)
+while clock.now() < end:
+    with clock.listening(end) as seconds:
+        try:
+            inbox.get(timeout=seconds)
+        except queue.Empty:
+            pass
+print(time.monotonic())
+"""
+    root = Path(__file__).resolve().parents[1]
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(root)}, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waiting\n"
+    os.kill(process.pid, signal.SIGSTOP)
+    time.sleep(3)
+    continued = time.monotonic()
+    os.kill(process.pid, signal.SIGCONT)
+    ended = float(process.communicate(timeout=30)[0])
+    assert ended - continued >= 0.9  # of the 2 s, at most one slice of a second had passed and is known to have
