@@ -18,7 +18,7 @@
     │   └── PeerLostError               3   a rank died or closed its end
     ├── CheckpointError                 5   a checkpoint cannot be read or written, or belongs to another run
     ├── DivergedError                   4   the loss is not finite, or replicas differ
-    └── StoppedError                   75   stopped on request with a checkpoint: start again with --resume
+    └── StoppedError                   75   stopped on request before a step was taken: start again; 130 if by Ctrl-C
 
 A message is one line that says what is wrong and what to do; details are attributes.
 """
@@ -134,10 +134,13 @@ class DivergedError(PsnodeError):
 
 
 class StoppedError(PsnodeError):
-    """The run was asked to stop and left a checkpoint at `step`."""
+    """The run was asked to stop by signal `reason`, and goes on from `step` with --resume; 0: nothing of it is there yet."""
 
     exit_code = 75
 
     def __init__(self, step: int, reason: str) -> None:
-        super().__init__(f"stopped by {reason} after step {step}: start again with --resume")
+        where = f"after step {step}: start again with --resume" if step else "before the first step: start again"
+        super().__init__(f"stopped by {reason} {where}")
         self.step = step
+        if reason == "SIGINT":
+            self.exit_code = 130

@@ -91,15 +91,29 @@ class Link:
             raise event
         return event
 
+    def forward_requests(self, rank: int) -> None:
+        """Hand requests to stop that have come so far to `rank`; everything else stays in the inbox."""
+        others: list[object] = []
+        while (event := self.transport.inbox.poll()) is not None:
+            if isinstance(event, StopRequest):
+                self.send(rank, Kind.REQUEST, event.reason.encode())
+            else:
+                others.append(event)
+        self.transport.inbox.put_back(others)
+
     def expect(self, kind: Kind, seconds: float) -> Frame:
-        """The next frame, which must be of `kind`; anything else is a PsnodeError."""
+        """The next frame, which must be of `kind`; requests to stop stay in the inbox, anything else is a PsnodeError."""
         end = time.monotonic() + seconds
+        requests: list[object] = []
         try:
-            event = self.next(end - time.monotonic())
+            while isinstance(event := self.next(end - time.monotonic()), StopRequest):
+                requests.append(event)
         except DeadlineExceededError:
             raise DeadlineExceededError(
                 f"rank {self.rank} waited {seconds:g} s for a {kind.name} frame: the other side is gone or stuck"
             ) from None
+        finally:
+            self.transport.inbox.put_back(requests)
         if not isinstance(event, Frame) or event.kind is not kind:
             what = event.kind.name if isinstance(event, Frame) else type(event).__name__
             raise PsnodeError(f"rank {self.rank} expected a {kind.name} frame and got {what}")

@@ -11,7 +11,7 @@ import torch
 
 from psnode.checkpoint import worker_file
 from psnode.config import Config
-from psnode.errors import CheckpointError, PsnodeError
+from psnode.errors import CheckpointError, PsnodeError, StoppedError
 from psnode.history import History
 from psnode.link import Link
 from psnode.master.accounts import Accounts, Stopwatch
@@ -74,7 +74,11 @@ def _lead(link: Link, config: Config, make_task: Callable[[Config], Task], worke
     torch.manual_seed(config.seed)
     model = task.model()
     with claim(config, len(workers)) as run:
-        return _run(link, config, scheme, model, run, workers)
+        try:
+            return _run(link, config, scheme, model, run, workers)
+        except StoppedError as error:  # before it began: whoever watches the directory learns why nothing comes
+            _summary(run, error.step, _REASONS[error.exit_code], error.exit_code, len(workers), 0).write(run.path)
+            raise
 
 
 def _run(link: Link, config: Config, scheme: Scheme, model: torch.nn.Module, run: RunDirectory, workers: range) -> int:
@@ -122,7 +126,7 @@ def _run(link: Link, config: Config, scheme: Scheme, model: torch.nn.Module, run
             history=History(run.path) if config.record_history else None,
         )
         master.reduction.warm_up()
-        beat = None if config.local is not None else Heartbeat(link, workers)
+        beat = Heartbeat(link, workers)
         for rank in workers:
             if run.before.checkpoint is not None and not run.before.checkpoint.has(worker_file(rank)):
                 master.events.tell("begins anew", run.before.step, rank, "the checkpoint holds no memories of it")
@@ -134,8 +138,7 @@ def _run(link: Link, config: Config, scheme: Scheme, model: torch.nn.Module, run
                 _summarise(master, run, _REASONS.get(code, "failed"), code)
             raise
         finally:
-            if beat is not None:
-                beat.close()
+            beat.close()
     if config.timeline:
         names = {0: "master", **{rank: f"worker {rank}" for rank in workers}}
         write_timeline(run.path, [*tracer.events(), *(event for events in master.traces.values() for event in events)], names)
@@ -153,21 +156,26 @@ def _exit_code(master: Master) -> int:
 
 
 def _summarise(master: Master, run: RunDirectory, reason: str, code: int) -> None:
-    sums = totals(run.path / METRICS, master.version)
-    sent = sums.uplink_bytes + sums.downlink_bytes
-    Summary(
-        steps=master.version,
+    found = _summary(run, master.version, reason, code, len(master.workers), master.plan.size)
+    replace(found, final_loss=master.final_loss, model_hash=master.parameters.digest()).write(run.path)
+
+
+def _summary(run: RunDirectory, steps: int, reason: str, code: int, workers: int, coordinates: int) -> Summary:
+    """All but what only a master that has begun knows."""
+    sums = totals(run.path / METRICS, steps)
+    return Summary(
+        steps=steps,
         seconds=sums.seconds,
-        final_loss=master.final_loss,
+        final_loss=None,
         uplink_bytes=sums.uplink_bytes,
         downlink_bytes=sums.downlink_bytes,
-        compression_ratio=compression_ratio(len(master.workers), master.plan.size, sums.steps, sent),
-        model_hash=master.parameters.digest(),
+        compression_ratio=compression_ratio(workers, coordinates, sums.steps, sums.uplink_bytes + sums.downlink_bytes),
+        model_hash="",
         stop_reason=reason,
         exit_code=code,
-        coordinates=master.plan.size,
+        coordinates=coordinates,
         peak_memory_bytes=peak_memory(),
-    ).write(run.path)
+    )
 
 
 @contextlib.contextmanager

@@ -11,8 +11,8 @@ import xxhash
 
 from psnode import checkpoint
 from psnode.config import Config
-from psnode.errors import ConfigurationError, DeadlineExceededError
-from psnode.link import Link
+from psnode.errors import ConfigurationError, DeadlineExceededError, StoppedError
+from psnode.link import Link, StopRequest
 from psnode.master.downlink import Downlink
 from psnode.master.parameters import Parameters
 from psnode.messages import Ready, Setup, Start
@@ -28,7 +28,8 @@ MakeTask = Callable[[Config], Task]
 def gather_ready(link: Link, run: RunDirectory, workers: range, patience: float) -> dict[int, Ready]:
     """Hand the configuration down and wait until every worker has built its model and data.
 
-    ConfigurationError if they do not agree on the model or on the number of examples.
+    ConfigurationError if they do not agree on the model or on the number of examples, StoppedError if one of the ranks is asked
+    to stop.
     """
     setup = Setup(run.config.to_dict(), str(run.path), run.mark)
     link.send(workers, Kind.CONFIG, setup.to_bytes())
@@ -43,8 +44,13 @@ def gather_ready(link: Link, run: RunDirectory, workers: range, patience: float)
                 f"workers {missing} did not build model and data within {patience:g} s: "
                 "raise --pause-deadline if they are only slow"
             ) from None
-        if isinstance(event, Frame) and event.kind is Kind.READY:
-            found[event.sender] = Ready.from_bytes(event.body, event.sender)
+        match event:
+            case Frame(kind=Kind.READY):
+                found[event.sender] = Ready.from_bytes(event.body, event.sender)
+            case Frame(kind=Kind.REQUEST):
+                raise StoppedError(run.before.step, bytes(event.body).decode("ascii", "replace"))
+            case StopRequest():
+                raise StoppedError(run.before.step, event.reason)
     first = found[workers[0]]
     for rank, ready in found.items():
         if ready.tensors != first.tensors or ready.examples != first.examples:

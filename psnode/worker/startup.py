@@ -131,6 +131,7 @@ def join(link: Link, patience: float, make_task: MakeTask, turn: AbstractContext
         order = _measure_order(computation, model, data, sampler) if link.rank == 1 else None
     directory = _shared(Path(setup.train_dir), setup.mark)
     tensors = [[tensor.name, list(tensor.shape)] for tensor in describe(model)]
+    link.forward_requests(0)  # the master waits for us and nothing else
     link.send(0, Kind.READY, Ready(tensors, order, len(data), directory is not None).to_bytes())
     site = Site(link, config, directory, device, model, data, sampler, computation, patience)
     while (start := site.next_start()).rehearsal:
