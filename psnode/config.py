@@ -124,12 +124,17 @@ class Config:
     aggregate_order: str = option("rank", "rank: reproducible sums; arrival: as they come.", choices=("rank", "arrival"))
     start_deadline: float = option(60.0, "Seconds all ranks have to report at the start.", above=0, free=True)
     deadline: float = option(
-        0.0, "Seconds a round may take before who holds it up is put aside; auto: max(5, median + 6 MAD of recent rounds).",
+        0.0, "Seconds a round may take before who holds it up is put aside; auto: median + max(5, 6 MAD) of recent rounds.",
         minimum=0, words={"auto": 0.0}, free=True,
     )  # fmt: skip
     pause_deadline: float = option(
         120.0, "Seconds for what is known to take longer: first rounds, checkpoints, comparisons of weights, new epochs, "
         "a master that does not answer.",
+        above=0, free=True,
+    )  # fmt: skip
+    stop_deadline: float = option(
+        20.0, "Seconds from a request to stop until the job goes on without whoever has not yet done its part of the last round "
+        "and checkpoint; under psnode launch 0.7 of --kill-after unless given.",
         above=0, free=True,
     )  # fmt: skip
     min_workers: int = option(

@@ -18,6 +18,7 @@ from psnode.run_directory import CONFIG
 from psnode.supervision import Ended, supervise
 
 _FINAL = (0, 2, 4, 5, 130)  # done, or what another start would end in again; 130: somebody pressed Ctrl-C
+_TO_STOP = 0.7  # of the time until KILL, for what holds up the last checkpoint; the rest for writing it
 _ROOT_VARIABLES = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 
 
@@ -51,6 +52,7 @@ def launch(
     if hasattr(os, "geteuid") and os.geteuid() == 0 and any(name not in environment for name in _ROOT_VARIABLES):
         print(f"psnode: running as root, so {' and '.join(_ROOT_VARIABLES)} are set for mpirun", file=sys.stderr, flush=True)
         environment.update(dict.fromkeys(_ROOT_VARIABLES, "1"))
+    environment.setdefault("PSNODE_STOP_DEADLINE", f"{_TO_STOP * kill_after:g}")
     line = mpirun_command(find_mpirun(), n_workers + 1, hostfile, mpirun_args, environment)
     program = [*line, *program]
     # where nobody else looks into the directory, a master that left no summary there was killed

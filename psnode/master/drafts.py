@@ -17,15 +17,20 @@ from psnode.timeline import Tracer
 from psnode.wire import Frame
 
 Tensors = dict[str, torch.Tensor]
+_MOST = 4
 
 
 @dataclass
 class _Pending:
-    """A checkpoint that waits for parts of `awaited`. `weights`: x, the optimizer's memory and y; None: they stand still."""
+    """A checkpoint that waits for parts of `awaited`. `weights`: x, the optimizer's memory and y; None: they stand still.
+
+    `until`: when the rounds that go on wait no longer for the rest.
+    """
 
     draft: checkpoint.Draft
     awaited: set[int]
     weights: tuple[Tensors, Tensors, torch.Tensor] | None
+    until: float
     states: dict[int, Tensors] = field(default_factory=dict)
 
 
@@ -56,6 +61,7 @@ class Drafts:
         self._refused: tuple[int, OSError] | None = None  # the newest version that could not be saved, and why
         self._workers = workers
         self._rounds_go_on = rounds_go_on
+        self._means: Tensors = {}  # of the workers' buffers, as last known
         self._pending: dict[int, _Pending] = {}  # by version, ascending
 
     def __len__(self) -> int:
@@ -66,14 +72,14 @@ class Drafts:
         """The workers whose parts are awaited."""
         return frozenset(rank for pending in self._pending.values() for rank in pending.awaited)
 
-    def begin(self, version: int, ranks: Iterable[int]) -> bool:
+    def begin(self, version: int, ranks: Iterable[int], until: float) -> bool:
         """Begin the checkpoint of `version`, the newest, with parts of `ranks`; False if there will be none."""
         try:
             draft = checkpoint.Draft(self._run.path, version)
         except OSError as error:
             self._abandon(version, error)
             return False
-        self._pending[version] = _Pending(draft, set(ranks), self._copies() if self._rounds_go_on else None)
+        self._pending[version] = _Pending(draft, set(ranks), self._copies() if self._rounds_go_on else None, until)
         return True
 
     def require(self, version: int) -> None:
@@ -83,6 +89,15 @@ class Drafts:
             kept = f"the newest is {newest.name}" if newest else "there is none"
             problem = f"the checkpoint of step {version} cannot be written ({error.strerror or error}), {kept}"
             raise CheckpointError(f"{problem}: make room in {self._run.path} and go on with --resume")
+
+    def hurry(self, now: float) -> None:
+        """Publish without the rest what has waited for too long while rounds went on, or keeps too many copies of the weights."""
+        for version, pending in list(self._pending.items()) if self._rounds_go_on else ():
+            if pending.awaited and (now > pending.until or len(self._pending) > _MOST):
+                for rank in sorted(pending.awaited):
+                    self._events.tell("left out", version, rank, "its part of the checkpoint has not come")
+                pending.awaited.clear()
+                self.publish()
 
     def take(self, frame: Frame) -> None:
         """Keep a worker's part. WireError if it is none; one that is not awaited is passed over."""
@@ -137,7 +152,8 @@ class Drafts:
         with self._tracer.span("checkpoint", step=draft.step):
             draft.keep({checkpoint.worker_file(rank) for rank in pending.states})
             weights, optimizer, replica = pending.weights or self._weights()
-            draft.add_tensors(checkpoint.MODEL, {**weights, **_mean_buffers(pending.states.values())})
+            self._means = _mean_buffers(pending.states.values()) or self._means
+            draft.add_tensors(checkpoint.MODEL, {**weights, **self._means})
             draft.add_tensors(checkpoint.OPTIMIZER, optimizer)
             if self._downlink.differs:
                 draft.add_tensors(checkpoint.REPLICA, {"replica": replica})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -31,8 +32,10 @@ from psnode.timeline import Tracer, parse_events
 from psnode.wire import HEADER_BYTES, Flag, Frame, Kind, pack_groups
 
 _HASHES = 16  # of versions, for reports that come late
+_QUORUM = "quorum"
+_STOP_AGAIN = 0.1  # of the stop deadline, for each thing that is left to do behind it
 _FIRST_ROUNDS = 3  # declared pauses: kernels compile, caches fill
-_SILENT_ROUNDS = 4  # deadlines that a worker may keep silent where no round waits for it
+_SILENCES = 4  # deadlines that a worker may keep silent where no round waits for it
 
 
 class _Overdue(NamedTuple):
@@ -80,9 +83,10 @@ class Master:
         self._hashes: dict[int, int] = {}
         self._clock = Clock()
         self._members = Members(self.workers, self._clock)
-        fixed = self.config.deadline if self.config.local is None else max(self.config.deadline, self.config.pause_deadline)
-        self._round = RoundClock(Patience(fixed, self.config.pause_deadline), self._clock)
+        self._round = RoundClock(Patience(self.config.deadline, self.config.pause_deadline), self._clock)
+        self._not_used: dict[int, tuple[int, list[int]]] = {}  # of those who are let in: a step, and groups
         self._stopping = False
+        self._stop_by = math.inf
         self._added: list[tuple[Added, ...]] = [()] * len(self.plan.groups)
         self._rounds = Rounds(
             len(self.plan.groups),
@@ -102,7 +106,7 @@ class Master:
         while not (self._stopping and not self.drafts and not self._missing_traces()):
             event = self._next_event()
             if isinstance(event, Frame):
-                self._members.hear(event.sender)
+                self._hear(event)
             try:
                 self._handle(event)
             except WireError as error:
@@ -114,12 +118,12 @@ class Master:
     def _next_event(self) -> object:
         while True:
             try:
-                with self._clock.listening(self._round.deadline) as seconds:
+                with self._clock.listening(min(self._round.deadline, self._stop_by)) as seconds:
                     return self.link.next(seconds)
             except (PeerLostError, WireError) as error:
                 return error
             except DeadlineExceededError:
-                if self._clock.now() >= self._round.deadline:
+                if self._clock.now() >= min(self._round.deadline, self._stop_by):
                     return _Overdue()
 
     def _handle(self, event: object) -> None:
@@ -133,6 +137,8 @@ class Master:
             case _Overdue():
                 self._on_overdue()
             case Frame(sender=rank) if rank not in self._members.live:
+                if event.kind is Kind.REPORT and self._members.is_aside(rank):  # records may wait for it
+                    self._on_report(event)
                 event.release()
             case Frame(kind=Kind.GRADIENT):
                 self._on_gradient(event)
@@ -155,7 +161,13 @@ class Master:
             case Frame():
                 raise WireError(f"the master does not expect {event.kind.name} frames", event.sender)
 
+    def _hear(self, frame: Frame) -> None:
+        computed = frame.kind in (Kind.GRADIENT, Kind.REPORT, Kind.SKIP)
+        self._members.hear(frame.sender, frame.step if computed else 0)
+
     def _request_stop(self, reason: str) -> None:
+        if reason != _QUORUM and self._stop_by == math.inf:
+            self._stop_by = self._clock.now() + self.config.stop_deadline
         self.stop_reason = self.stop_reason or reason
 
     def _on_gradient(self, frame: Frame) -> None:
@@ -171,24 +183,32 @@ class Master:
         return self._members.live - self.traces.keys() if self.config.timeline else frozenset()
 
     def _on_overdue(self) -> None:
-        """Put aside who holds up the round or a checkpoint: after the longer deadline of pauses if nobody would be left."""
+        """Put aside who holds up the round or a checkpoint: if too few would be left, not before the longest deadline.
+
+        Whoever asked the job to stop will not wait: then at once.
+        """
         live, late = self._members.live, self._round.taken
+        hurried = self._clock.now() >= self._stop_by
+        if hurried:
+            self._stop_by += _STOP_AGAIN * self.config.stop_deadline
         waiting = live & self.drafts.missing
         if not self._stopping:
             waiting |= live & self._rounds.missing
         elif not self.drafts:
             waiting |= self._missing_traces()
-        if not waiting and late > 2 * self.config.pause_deadline:
+        if not waiting and not hurried and late > 2 * self._round.patience.utmost:
             raise TransportError(f"no round was finished within {late:.0f} s and no worker is to blame; go on with --resume")
-        if waiting and (len(live - waiting) >= max(1, self.config.min_workers) or late >= self.config.pause_deadline):
+        if waiting and (hurried or len(live - waiting) >= max(1, self.config.min_workers) or late >= self._round.patience.utmost):
             for rank in sorted(waiting):
                 self._put_aside(rank)
-        self._round.extend()
+        if not hurried:
+            self._round.extend()
 
     def _put_aside(self, rank: int) -> None:
         """Go on without `rank` until it is heard again."""
-        self._members.put_aside(rank, self.version + 1)
-        self._do_without(rank, "put aside", f"not heard of for {self._members.silent_for(rank):.1f} s")
+        reason = f"not heard of for {self._members.silent_for(rank):.1f} s"
+        taken = self._do_without(rank, "put aside", reason)
+        self._members.put_aside(rank, taken, 0 if self.config.consistency in ("ssp", "asp") else self.version + 1)
 
     def _lose(self, rank: int, reason: str) -> None:
         """Go on without `rank` for good."""
@@ -196,26 +216,29 @@ class Master:
             self.events.tell("lost", self.version, rank, reason)
         self._do_without(rank, "lost", reason)
 
-    def _do_without(self, rank: int, event: str, reason: str) -> None:
-        """What `rank` sent to the open round counts. Below the quorum, stop with a checkpoint."""
+    def _do_without(self, rank: int, event: str, reason: str) -> list[int]:
+        """What `rank` sent to the open round counts. Below the quorum, stop with a checkpoint. What `Rounds.withdraw` says."""
         if not self._members.remove(rank):
-            return
+            return []
         self.events.tell(event, self.version, rank, reason)
         self.accounts.lost(rank)
         self._write_records()
         left, least = len(self._members.live), self.config.min_workers
         if left < least and self.stop_reason is None:
             self.events.tell("quorum", self.version, None, f"{left} of --min-workers {least} are left")
-            self._request_stop("quorum")
+            self._request_stop(_QUORUM)
         self.drafts.give_up(rank)
-        if not self._stopping:
-            self._rounds.withdraw(rank)
-            if not left:  # nobody will close what is open: the version is complete as it is
-                self._rounds.force()
+        if self._stopping:
+            return []
+        taken = self._rounds.withdraw(rank)
+        if not left:  # nobody will close what is open: the version is complete as it is
+            self._rounds.force()
+        return taken
 
     def _let_in(self) -> None:
         """Those who were put aside and heard again get the whole weights of the version that is complete, and take part."""
-        for rank in self._members.let_in():
+        self._not_used = self._members.let_in()
+        for rank in self._not_used:
             self.events.tell("returned", self.version, rank)
             self.accounts.found(rank)
             self._rounds.admit([rank], self.version)
@@ -225,11 +248,13 @@ class Master:
 
     def _put_aside_the_silent(self) -> None:
         """Where rounds close without the slowest, no deadline notices that one has stopped."""
-        if self.config.consistency != "bsp" and self.config.local is None:
-            limit = _SILENT_ROUNDS * self._round.patience.of_round(pause=False)
-            for rank in sorted(self._members.live):
-                if self._members.silent_for(rank) > limit:
-                    self._put_aside(rank)
+        if self.config.consistency == "bsp" or self.config.local is not None:
+            return
+        limit = max(_SILENCES * self._round.patience.of_round(pause=False), self._round.patience.utmost)
+        for rank in sorted(self._members.live & self._rounds.missing):
+            enough = len(self._members.live) > max(1, self.config.min_workers)
+            if self._members.silent_for(rank) > (limit if enough else _SILENCES * limit):
+                self._put_aside(rank)
 
     def _on_skip(self, frame: Frame) -> None:
         """A worker's gradient of this step is not finite."""
@@ -279,7 +304,8 @@ class Master:
         every = self.config.eval_freq
         flags = Flag.STOP if self._stopping else Flag.NONE
         if not first and (self._stopping or (every and version % every == 0)):
-            flags |= Flag.CHECKPOINT if self.drafts.begin(version, self._members.live) else Flag.NONE
+            until = self._clock.now() + self._round.patience.utmost
+            flags |= Flag.CHECKPOINT if self.drafts.begin(version, self._members.live, until) else Flag.NONE
         if not first:
             contributors = {(added.rank, added.step) for group in self._added for added in group}
             self.accounts.close(version, self.schedule(version - 1), contributors, self.watch.take())
@@ -290,14 +316,14 @@ class Master:
             self._hashes[version] = xxhash.xxh3_64_intdigest(self.downlink.replica.data)
             self._hashes.pop(version - _HASHES * self.config.hash_every, None)
         self._unfinished = {group.index for group in self.plan.groups}
-        for rank in self._members.aside_in(version):
-            self._members.not_used(rank, version, self._left_out(rank))
+        self._members.ask(self._rounds.idle)
         if not self._stopping:
             self._let_in()
         self._round.begin(pause=self._is_pause(flags))
         self._send_round(flags, first=first)
         self._added = [()] * len(self.plan.groups)
         self.drafts.publish()
+        self.drafts.hurry(self._clock.now())
         if not self._stopping:
             self._rounds.open(version)
             self._put_aside_the_silent()
@@ -324,13 +350,15 @@ class Master:
 
     def _send_round(self, flags: Flag, *, first: bool) -> None:
         """Declare the version complete, to each worker with the groups of its gradient that were not used and never will be."""
-        frames: dict[tuple[int, bytes], list[int]] = {}
+        frames: dict[tuple[int, bytes, Flag], list[int]] = {}
         for rank in sorted(self._members.live):
             now = self.version, [] if first else self._left_out(rank)
-            step, left_out = self._members.take_not_used(rank) or now
-            frames.setdefault((step, pack_groups(left_out, len(self.plan.groups))), []).append(rank)
-        for (step, body), ranks in frames.items():
-            self.link.send(ranks, Kind.ROUND, body, step=step, version=self.version, flags=flags)
+            step, left_out = self._not_used.get(rank, now)
+            told = flags & ~Flag.CHECKPOINT if rank in self._not_used else flags  # it was not there when the checkpoint began
+            frames.setdefault((step, pack_groups(left_out, len(self.plan.groups)), told), []).append(rank)
+        self._not_used.clear()
+        for (step, body, told), ranks in frames.items():
+            self.link.send(ranks, Kind.ROUND, body, step=step, version=self.version, flags=told)
             self.accounts.down((HEADER_BYTES + len(body)) * len(ranks), self.version)
 
     def _left_out(self, rank: int) -> list[int]:
@@ -345,4 +373,6 @@ class Master:
         first = version < self.run.before.step + _FIRST_ROUNDS
         epoch_ends = version % self.accounts.steps_per_epoch == 0
         compares = bool(every) and version % every == 0
-        return first or epoch_ends or compares or Flag.CHECKPOINT in flags or bool(self.drafts)
+        lets_in = bool(self._not_used)
+        alone = self.config.local is not None  # its workers take turns, and none can be cut off
+        return first or epoch_ends or compares or lets_in or alone or Flag.CHECKPOINT in flags or bool(self.drafts)

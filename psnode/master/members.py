@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from psnode.clock import Clock
 
 STRIKES = 3
+
+
+@dataclass
+class _Absence:
+    """`taken[g]`: the last step whose gradient of group g was taken; `step`: the last that the worker may have sent."""
+
+    taken: Sequence[int]
+    step: int
+    heard: bool = False
 
 
 class Members:
@@ -15,20 +25,24 @@ class Members:
     def __init__(self, workers: Iterable[int], clock: Clock) -> None:
         self.live = frozenset(workers)
         self._clock = clock
-        self._heard = dict.fromkeys(self.live, clock.now())
+        self._since = dict.fromkeys(self.live, clock.now())
         self._strikes: dict[int, int] = {}
-        self._aside: dict[int, tuple[int, list[int]]] = {}  # the step each was put aside in, and what was not used of it
-        self._back: set[int] = set()  # of those, who was heard again
+        self._aside: dict[int, _Absence] = {}
 
-    def hear(self, rank: int) -> None:
-        """Something came from `rank`."""
-        self._heard[rank] = self._clock.now()
-        if rank in self._aside:
-            self._back.add(rank)
+    def hear(self, rank: int, gradient_of: int = 0) -> None:
+        """Something came from `rank`: part of the gradient of a step, if that is given."""
+        self._since[rank] = self._clock.now()
+        if (absence := self._aside.get(rank)) is not None:
+            absence.heard = True
+            absence.step = max(absence.step, gradient_of)
+
+    def ask(self, ranks: Iterable[int]) -> None:
+        """`ranks` had nothing to say, and have from now on: they kept silent because nobody asked."""
+        self._since.update(dict.fromkeys(ranks, self._clock.now()))
 
     def silent_for(self, rank: int) -> float:
-        """Seconds since `rank` was heard."""
-        return self._clock.now() - self._heard[rank]
+        """Seconds since `rank` was heard or asked."""
+        return self._clock.now() - self._since[rank]
 
     def strike(self, rank: int) -> bool:
         """`rank` sent what cannot be used; True if it did so STRIKES times in a row."""
@@ -46,30 +60,23 @@ class Members:
         self.live -= {rank}
         return True
 
-    def put_aside(self, rank: int, step: int) -> None:
-        """Keep in mind that `rank` may return; it was about to send the gradient of `step`."""
-        self._aside[rank] = (step, [])
-        self._back.discard(rank)
+    def put_aside(self, rank: int, taken: Sequence[int], step: int) -> None:
+        """Keep in mind that `rank` may return, what was taken of it, and that it may have sent the gradient of `step`."""
+        self._aside[rank] = _Absence(taken, step)
+
+    def is_aside(self, rank: int) -> bool:
+        """Whether `rank` may return."""
+        return rank in self._aside
 
     def forget(self, rank: int) -> bool:
         """`rank` will not return; False if nobody waited for that."""
         return self._aside.pop(rank, None) is not None
 
-    def aside_in(self, step: int) -> list[int]:
-        """Who was put aside while the round of `step` was open."""
-        return [rank for rank, (last, _) in self._aside.items() if last == step]
-
-    def not_used(self, rank: int, step: int, groups: list[int]) -> None:
-        """Of the gradient of `step` that `rank` was put aside in, `groups` were not used."""
-        self._aside[rank] = (step, groups)
-
-    def let_in(self) -> list[int]:
-        """Count those again who were put aside and heard since."""
-        returned = sorted(self._back & self._aside.keys())
-        self._back.clear()
-        self.live |= set(returned)
-        return returned
-
-    def take_not_used(self, rank: int) -> tuple[int, list[int]] | None:
-        """What `not_used` was told of a worker that is let in, once; None for the others."""
-        return self._aside.pop(rank, None)
+    def let_in(self) -> dict[int, tuple[int, list[int]]]:
+        """Count those again who were put aside and heard since: each with its last step, and the groups not taken of that."""
+        found = {}
+        for rank in sorted(rank for rank, absence in self._aside.items() if absence.heard):
+            absence = self._aside.pop(rank)
+            found[rank] = absence.step, [group for group, last in enumerate(absence.taken) if last < absence.step]
+        self.live |= found.keys()
+        return found

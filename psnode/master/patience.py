@@ -7,37 +7,47 @@ from statistics import median
 
 from psnode.clock import Clock
 
-FLOOR = 5.0  # seconds: a busy host or a collection of garbage takes less
+MARGIN = 5.0  # seconds: a busy host or a collection of garbage takes less
 _RECENT = 50
 _ENOUGH = 3
+_START = 5  # pauses' deadlines for the first round of a job: kernels compile, caches fill, and nothing is known yet
 
 
 class Patience:
-    """max(5 s, median + 6 MAD) of recent rounds, or `fixed` seconds if that is above 0; `pause` for declared pauses.
+    """median + max(5 s, 6 MAD) of recent rounds, or `fixed` seconds if that is above 0; at least `pause` in declared pauses.
 
     Six median absolute deviations are four standard deviations of a normal distribution. Declared pauses are rounds that
-    are known to take longer: the first ones, and those after a checkpoint, a comparison of weights or the end of an epoch.
+    are known to take longer: the first ones, those after a checkpoint, a comparison of weights or the end of an epoch,
+    and those that let somebody in. They have at least twice what the longest of the recent ones took.
     """
 
     def __init__(self, fixed: float, pause: float) -> None:
         self._fixed = fixed
         self._pause = pause
-        self._seconds: deque[float] = deque(maxlen=_RECENT)
+        self._rounds: deque[float] = deque(maxlen=_RECENT)
+        self._pauses: deque[float] = deque(maxlen=_RECENT)
 
-    def add(self, seconds: float) -> None:
-        """A round that was no declared pause took `seconds`."""
-        self._seconds.append(seconds)
+    def add(self, seconds: float, *, pause: bool = False) -> None:
+        """A round took `seconds`."""
+        (self._pauses if pause else self._rounds).append(seconds)
 
     def of_round(self, *, pause: bool) -> float:
-        """The deadline of the round that begins, in seconds."""
+        """The deadline of the round that begins, in seconds: of those who hold it up while others do not."""
         usual = self._fixed or self._adapted()
-        return max(usual, self._pause) if pause or (not self._fixed and len(self._seconds) < _ENOUGH) else usual
+        if pause or usual is None:
+            return max(usual or 0.0, self._pause, 2 * max(self._pauses, default=0.0))
+        return usual
 
-    def _adapted(self) -> float:
-        if not self._seconds:
-            return FLOOR
-        middle = median(self._seconds)
-        return max(FLOOR, middle + 6 * median(abs(value - middle) for value in self._seconds))
+    @property
+    def utmost(self) -> float:
+        """How long a round may take before so many are put aside that the job cannot go on."""
+        return self.of_round(pause=True) * (1 if self._rounds or self._pauses else _START)
+
+    def _adapted(self) -> float | None:
+        if len(self._rounds) < _ENOUGH:
+            return None
+        middle = median(self._rounds)
+        return middle + max(MARGIN, 6 * median(abs(value - middle) for value in self._rounds))
 
 
 class RoundClock:
@@ -46,16 +56,17 @@ class RoundClock:
     def __init__(self, patience: Patience, clock: Clock) -> None:
         self.patience = patience
         self._clock = clock
-        self._pause = True
+        self._begun, self._pause = False, True
         self._opened = clock.now()
         self._seconds = 0.0
         self.deadline = self._opened
 
     def begin(self, *, pause: bool) -> None:
-        """A round opens; what the one before took tells how long a round usually takes, unless it was a declared pause."""
+        """A round opens; what the one before took tells how long rounds usually take."""
         now = self._clock.now()
-        if not self._pause:
-            self.patience.add(now - self._opened)
+        if self._begun:
+            self.patience.add(now - self._opened, pause=self._pause)
+        self._begun = True
         self._pause, self._opened = pause, now
         self._seconds = self.patience.of_round(pause=pause)
         self.deadline = now + self._seconds

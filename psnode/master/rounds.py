@@ -68,16 +68,21 @@ class Rounds:
             self._excused.add(rank)
             self._pass_over(rank)
 
-    def withdraw(self, rank: int) -> None:
-        """Wait for `rank` no more; what it has sent counts."""
-        for awaited in self._next:
-            awaited.pop(rank, None)
+    def withdraw(self, rank: int) -> list[int]:
+        """Wait for `rank` no more; what it has sent counts. By group, the last of its steps that was taken."""
+        taken = [awaited.pop(rank, 0) for awaited in self._next]
         self._pass_over(rank)
+        return taken
 
     def force(self) -> None:
         """Close what is open with what is there, be it nothing."""
         for group in sorted(self._open):
             self._finish(group)
+
+    @property
+    def idle(self) -> frozenset[int]:
+        """The workers who have nothing to send before the version that follows the open round's."""
+        return frozenset(rank for rank in self._next[0] if all(awaited[rank] > self._version for awaited in self._next))
 
     @property
     def missing(self) -> frozenset[int]:

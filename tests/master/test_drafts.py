@@ -1,0 +1,132 @@
+"""Checkpoints in the making, with parts that come late, never, or from workers who were not there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from psnode import checkpoint, wire
+from psnode.config import Config
+from psnode.link import Link
+from psnode.master.downlink import Downlink
+from psnode.master.drafts import Drafts
+from psnode.master.events import EVENTS, Events
+from psnode.master.parameters import Parameters
+from psnode.plan import Tensor, make_plan
+from psnode.run_directory import claim
+from psnode.timeline import Tracer
+from psnode.transport.loopback import loopback_group
+from psnode.wire import Frame, Kind
+
+
+@dataclasses.dataclass
+class Bench:
+    """Drafts of a small model with running statistics."""
+
+    drafts: Drafts
+    model: nn.Module
+    folder: Path
+
+    def part(self, version: int, rank: int, mean: float) -> None:
+        content = checkpoint.dump(
+            {"buffer/1.running_mean": torch.full((3,), mean), "buffer/1.num_batches_tracked": torch.tensor(rank)}
+        )
+        self.drafts.take(Frame(Kind.STATE, wire.Flag.NONE, rank, 0, version, version, np.frombuffer(content, np.uint8)))
+
+    @property
+    def published(self) -> list[int]:
+        return [checkpoint.step_of(path) for path in checkpoint.complete(self.folder)]
+
+    def tensors(self, version: int) -> dict[str, torch.Tensor]:
+        path = self.folder / checkpoint.CHECKPOINTS / checkpoint.step_directory(version)
+        return checkpoint.Checkpoint.open(path).tensors(checkpoint.MODEL)
+
+
+def bench(folder: Path, *, rounds_go_on: bool) -> Bench:
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    tensors = [Tensor(name, tuple(value.shape)) for name, value in model.named_parameters()]
+    plan = make_plan(tensors, "identity", group_by="model", min_compress_bytes=0)
+    config = Config(train_dir=folder)
+    parameters = Parameters(model, plan, config, 0.9)
+    downlink = Downlink("dense", parameters.weights.numpy(), plan, Link(loopback_group(1)[0]), (), seed=1)
+    with claim(config, 3) as run:
+        pass
+    events = Events(folder)
+    drafts = Drafts(run, parameters, downlink, Tracer(0, enabled=False), events, workers=3, rounds_go_on=rounds_go_on)
+    return Bench(drafts, model, folder)
+
+
+def test_a_part_of_everybody_who_was_there_makes_a_checkpoint(tmp_path: Path) -> None:
+    found = bench(tmp_path, rounds_go_on=False)
+    found.drafts.begin(5, [1, 2], 0.0)
+    found.part(5, 1, 2.0)
+    assert (found.published, found.drafts.missing) == ([], {2})
+    found.part(5, 3, 100.0)  # it was not there
+    found.part(4, 2, 100.0)  # of a version that has none
+    assert found.published == []
+    found.part(5, 2, 4.0)
+    assert (found.published, len(found.drafts)) == ([5], 0)
+    assert found.tensors(5)["1.running_mean"].tolist() == [3.0] * 3
+    assert found.tensors(5)["1.num_batches_tracked"] == 2
+
+
+def test_none_is_published_before_an_earlier_one(tmp_path: Path) -> None:
+    found = bench(tmp_path, rounds_go_on=True)
+    found.drafts.begin(5, [1, 2], 1e9)
+    found.drafts.begin(10, [1], 1e9)
+    found.part(10, 1, 0.0)
+    found.part(5, 1, 0.0)
+    assert found.published == []
+    found.drafts.give_up(2)
+    assert found.published == [5, 10]
+    assert checkpoint.step_of(checkpoint.latest(tmp_path) or tmp_path) == 10
+
+
+def test_weights_are_those_of_the_version_where_rounds_go_on(tmp_path: Path) -> None:
+    found = bench(tmp_path, rounds_go_on=True)
+    before = found.model.state_dict()["0.weight"].clone()
+    found.drafts.begin(5, [1], 1e9)
+    with torch.no_grad():
+        found.model[0].weight += 1  # type: ignore[index, operator]
+    found.part(5, 1, 0.0)
+    assert torch.equal(found.tensors(5)["0.weight"], before)
+
+
+def test_statistics_of_workers_who_are_gone_are_kept(tmp_path: Path) -> None:
+    found = bench(tmp_path, rounds_go_on=False)
+    found.drafts.begin(5, [1], 0.0)
+    found.part(5, 1, 7.0)
+    found.drafts.begin(6, [], 0.0)
+    found.drafts.publish()
+    assert found.tensors(6)["1.running_mean"].tolist() == [7.0] * 3
+
+
+def left_out(folder: Path) -> list[tuple[int, int]]:
+    """Versions and ranks that events.jsonl says were left out."""
+    lines = (folder / EVENTS).read_text().splitlines() if (folder / EVENTS).exists() else []
+    return [(event["step"], event["rank"]) for event in map(json.loads, lines) if event["event"] == "left out"]
+
+
+@pytest.mark.parametrize(("now", "expected"), [(99.0, []), (101.0, [(5, 2), (5, 3)])])
+def test_where_rounds_go_on_a_checkpoint_does_not_wait_for_ever(tmp_path: Path, now: float, expected: object) -> None:
+    found = bench(tmp_path, rounds_go_on=True)
+    found.drafts.begin(5, [1, 2, 3], 100.0)
+    found.part(5, 1, 0.0)
+    found.drafts.hurry(now)
+    assert left_out(tmp_path) == expected
+    assert found.published == ([5] if expected else [])
+
+
+def test_no_more_than_four_copies_of_the_weights_wait(tmp_path: Path) -> None:
+    found = bench(tmp_path, rounds_go_on=True)
+    for version in range(1, 7):
+        found.drafts.begin(version, [1], 1e9)
+    found.drafts.hurry(0.0)
+    assert left_out(tmp_path) == [(1, 1), (2, 1)]
+    assert (found.published, len(found.drafts)) == ([1, 2], 4)

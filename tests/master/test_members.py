@@ -1,0 +1,64 @@
+"""Who is counted, who may return, and what of a returned worker's gradient was not used."""
+
+from __future__ import annotations
+
+from psnode.clock import Clock
+from psnode.master.members import Members
+
+
+class Seconds:
+    value = 0.0
+
+    def __call__(self) -> float:
+        return self.value
+
+
+def test_three_strikes_in_a_row_count_and_others_do_not() -> None:
+    members = Members([1, 2], Clock())
+    assert [members.strike(1), members.strike(1), members.strike(2), members.strike(1)] == [False, False, False, True]
+    members.forgive(2)
+    assert [members.strike(2) for _ in range(3)] == [False, False, True]
+
+
+def test_only_who_was_heard_since_returns() -> None:
+    members = Members([1, 2, 3], Clock())
+    for rank in (2, 3):
+        assert members.remove(rank)
+        members.put_aside(rank, [4, 4], 5)
+    members.hear(1)
+    members.hear(3)
+    assert list(members.let_in()) == [3]
+    assert members.live == {1, 3}
+    assert (members.is_aside(2), members.is_aside(3)) == (True, False)
+    assert members.forget(2)
+    assert not members.forget(2)
+    assert not members.remove(2)
+
+
+def test_groups_of_its_last_step_that_were_not_taken_are_named() -> None:
+    """Groups 0 and 2 of step 5 were taken before it was put aside; 1 and 3 came, or come, afterwards."""
+    members = Members([1, 2], Clock())
+    members.remove(2)
+    members.put_aside(2, [5, 4, 5, 4], 5)
+    members.hear(2, gradient_of=5)
+    assert members.let_in() == {2: (5, [1, 3])}
+
+
+def test_a_step_that_it_took_while_it_was_aside_is_its_last() -> None:
+    """Where stale gradients are taken nobody knows which step it was at before it is heard."""
+    members = Members([1, 2], Clock())
+    members.remove(2)
+    members.put_aside(2, [7, 3], 0)
+    members.hear(2)
+    members.hear(2, gradient_of=7)
+    assert members.let_in() == {2: (7, [1])}
+
+
+def test_silence_counts_from_the_last_word_or_question() -> None:
+    seconds = Seconds()
+    members = Members([1, 2, 3], Clock(seconds))
+    seconds.value = 10.0
+    members.hear(1)
+    members.ask([2])
+    seconds.value = 14.0
+    assert [members.silent_for(rank) for rank in (1, 2, 3)] == [4.0, 4.0, 14.0]
