@@ -49,6 +49,11 @@ def worker_file(rank: int) -> str:
     return f"worker-{rank:03d}.safetensors"
 
 
+def is_worker_file(name: str) -> bool:
+    """Whether a checkpoint's file is that of a worker."""
+    return name.startswith("worker-")
+
+
 def step_directory(step: int) -> str:
     """The name of the checkpoint of `step`."""
     return f"step-{step:08d}"

@@ -227,10 +227,10 @@ class Config:
         what = f"{self.network}-{self.dataset}" if self.task is None else Path(self.task).stem
         return Path("runs") / re.sub(r"[^\w.+=-]+", "-", f"{what}-{self.scheme}").lower()
 
-    def total_steps(self, steps_per_epoch: int) -> int:
-        """The step after which the run is complete."""
+    def total_steps(self, steps_per_epoch: int, shift: int = 0) -> int:
+        """The step after which the run is complete; after step t, (t + shift) / steps_per_epoch epochs are."""
         epochs = DEFAULT_EPOCHS if self.epochs is None and self.max_steps is None else self.epochs
-        ends = [self.max_steps, epochs and epochs * steps_per_epoch]
+        ends = [self.max_steps, epochs and epochs * steps_per_epoch - shift]
         return min(end for end in ends if end is not None)
 
     def to_dict(self) -> dict[str, Any]:

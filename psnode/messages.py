@@ -92,6 +92,7 @@ class Start(_Message):
     """PLAN: the plan, the job digest of all later frames, and where to start; STATE frames follow if `state_follows`.
 
     `rehearsal`: take some steps by this plan, leave no trace of them, and wait for another PLAN.
+    `shift` and `sample_shift` place a step in the epochs of the schedules and of the data (psnode.parts).
     """
 
     plan: dict[str, Any]
@@ -102,6 +103,8 @@ class Start(_Message):
     restore: str | None
     state_follows: bool
     rehearsal: bool = False
+    shift: int = 0
+    sample_shift: int = 0
 
 
 @dataclass(frozen=True)

@@ -88,9 +88,9 @@ def peak_memory() -> int | None:
     return 1024 * int(found[0]) if found else None
 
 
-def compression_ratio(workers: int, coordinates: int, steps: int, total_bytes: int) -> float | None:
-    """Bytes that float32 gradients up and weights down would take (8 P d steps) over those sent."""
-    return 8 * workers * coordinates * steps / total_bytes if total_bytes else None
+def compression_ratio(coordinates: int, worker_steps: int, total_bytes: int) -> float | None:
+    """Bytes that float32 gradients up and weights down would take over those sent: `worker_steps` = P steps, 8 d each."""
+    return 8 * coordinates * worker_steps / total_bytes if total_bytes else None
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -140,9 +140,10 @@ def _record(line: bytes, path: Path, number: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Totals:
-    """What the run's steps up to `steps` have sent, in bytes, and taken, in seconds."""
+    """What the run's steps up to `steps` have sent, in bytes, and taken, in seconds; `worker_steps`: summed over workers."""
 
     steps: int = 0
+    worker_steps: int = 0
     uplink_bytes: int = 0
     downlink_bytes: int = 0
     seconds: float = 0.0
@@ -157,6 +158,7 @@ def totals(path: Path, step: int) -> Totals:
         try:
             found = Totals(
                 record["step"],
+                found.worker_steps + record["workers"],
                 found.uplink_bytes + record["uplink_bytes"],
                 found.downlink_bytes + record["downlink_bytes"],
                 found.seconds + record["seconds"]["step"],

@@ -22,6 +22,7 @@ from psnode import checkpoint
 from psnode.config import Config
 from psnode.errors import CheckpointError, ConfigurationError, PsnodeError
 from psnode.metrics import METRICS, SUMMARY, cut_after, totals, write_atomically
+from psnode.parts import Part, continued
 from psnode.plan import Plan
 
 CONFIG = "config.json"
@@ -32,15 +33,20 @@ _PACKAGES = ("numpy", "numba", "torch", "torchvision", "mpi4py", "safetensors")
 
 @dataclass(frozen=True)
 class Before:
-    """What a resumed run starts from: its plan, and its latest checkpoint if there is one."""
+    """What a resumed run starts from: its plan, its latest checkpoint if there is one, and its parts so far."""
 
     checkpoint: checkpoint.Checkpoint | None = None
     plan: Plan | None = None
+    parts: tuple[Part, ...] = ()
 
     @property
     def step(self) -> int:
         """The step that training continues after."""
         return self.checkpoint.step if self.checkpoint else 0
+
+    def redealt(self, workers: int) -> bool:
+        """Whether another number of workers wrote the checkpoint."""
+        return self.checkpoint is not None and self.checkpoint.facts.get("workers", workers) != workers
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,10 @@ class RunDirectory:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.lock.close()
 
+    def parts(self, workers: int) -> tuple[Part, ...]:
+        """Which steps how many workers have taken, with the part that begins now."""
+        return continued(self.before.parts, self.before.step, workers)
+
     def begin(self, plan: Plan, workers: int) -> None:
         """Drop what the run will write again and what was left half written, and the earlier summary; write config.json."""
         checkpoint.sweep(self.path)
@@ -67,6 +77,7 @@ class RunDirectory:
         content = {
             "psnode": psnode.__version__,
             "workers": workers,
+            "parts": self.parts(workers),
             "config": self.config.to_dict(),
             "plan": plan.to_dict(),
             "versions": _versions(),
@@ -74,7 +85,7 @@ class RunDirectory:
         write_atomically(self.path / CONFIG, json.dumps(content, indent=1).encode() + b"\n")
 
 
-def claim(config: Config, workers: int) -> RunDirectory:
+def claim(config: Config) -> RunDirectory:
     """Make the directory of a new run, or enter that of the run to resume, and keep other jobs out of it.
 
     Raises ConfigurationError if it holds another run or another job is at work in it, CheckpointError if what it holds
@@ -93,7 +104,7 @@ def claim(config: Config, workers: int) -> RunDirectory:
     except OSError as error:
         raise ConfigurationError(f"--train-dir {path} cannot be written: {error.strerror}; choose another") from error
     try:
-        config, before = _resumed(path, config, workers) if config.resume else (config, Before())
+        config, before = _resumed(path, config) if config.resume else (config, Before())
     except BaseException:
         lock.close()
         raise
@@ -141,23 +152,29 @@ def _intact(path: Path, read: Callable[[dict[str, Any]], _T]) -> _T:
         raise CheckpointError(f"{problem}: put back a copy, or begin anew with another --train-dir") from error
 
 
-def _resumed(path: Path, config: Config, workers: int) -> tuple[Config, Before]:
+def _resumed(path: Path, config: Config) -> tuple[Config, Before]:
     earlier, plan = saved_config(path), _intact(path, lambda saved: Plan.from_dict(saved["plan"]))
+    parts = _intact(path, lambda saved: _parts(saved.get("parts", [[0, saved["workers"]]])))
     if config.threads == 0:
         config = replace(config, threads=earlier.threads)
     if config.group_bytes == 0:  # auto: what the run was begun with
         config = replace(config, group_bytes=earlier.group_bytes)
-    conflicts = config.resume_conflicts(earlier)
-    if (before := saved_run(path)["workers"]) != workers:
-        conflicts.append(f"the run has {before} workers, this job has {workers}")
-    if conflicts:
+    if conflicts := config.resume_conflicts(earlier):
         raise ConfigurationError(f"--resume needs the configuration of the run in {path}: {conflicts[0]}")
     newest = checkpoint.latest(path)
     found = checkpoint.Checkpoint.open(newest) if newest else None
     if found is not None:
         found.verify()
     totals(path / METRICS, found.step if found else 0)
-    return config, Before(found, plan)
+    return config, Before(found, plan, parts)
+
+
+def _parts(saved: Any) -> tuple[Part, ...]:
+    parts = tuple(Part(*(int(number) for number in part)) for part in saved)
+    firsts = [part.first for part in parts]
+    if not parts or firsts != sorted({0, *firsts}) or any(part.workers < 1 for part in parts):
+        raise ValueError(f"its parts are {saved}")
+    return parts
 
 
 def _versions() -> dict[str, str]:

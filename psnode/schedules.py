@@ -40,12 +40,17 @@ def poly(value: float, power: float, total_steps: int) -> Schedule:
     return lambda step: value * (1 - min(step, total_steps) / total_steps) ** power
 
 
-def warmup(schedule: Schedule, steps: int) -> Schedule:
-    """`schedule` times (t+1)/steps during the first `steps` steps (Goyal et al., arXiv:1706.02677, 2.2).
+def warmup(schedule: Schedule, steps: int, shift: int = 0) -> Schedule:
+    """`schedule` times (t+1+shift)/steps while that is below 1 (Goyal et al., arXiv:1706.02677, 2.2).
 
     Epochs keep their meaning: a milestone is not moved by the warm-up in front of it.
     """
-    return lambda step: schedule(step) * min(1.0, (step + 1) / steps) if steps else schedule(step)
+    return lambda step: schedule(step) * min(1.0, (step + shift + 1) / steps) if steps else schedule(step)
+
+
+def moved(schedule: Schedule, shift: int) -> Schedule:
+    """`schedule` as it is `shift` steps later."""
+    return lambda step: schedule(step + shift)
 
 
 def staircase(values: Sequence[float], steps_per_value: int) -> Schedule:
@@ -53,32 +58,44 @@ def staircase(values: Sequence[float], steps_per_value: int) -> Schedule:
     return lambda step: values[min(step // steps_per_value, len(values) - 1)]
 
 
-def _constant(config: Config, steps_per_epoch: int) -> Schedule:
+def _constant(config: Config, steps_per_epoch: int, shift: int) -> Schedule:
     return constant(config.lr)
 
 
-def _shrink(config: Config, steps_per_epoch: int) -> Schedule:
-    return shrink(config.lr, config.lr_shrinkage, steps_per_epoch)
+def _shrink(config: Config, steps_per_epoch: int, shift: int) -> Schedule:
+    return moved(shrink(config.lr, config.lr_shrinkage, steps_per_epoch), shift)
 
 
-def _multistep(config: Config, steps_per_epoch: int) -> Schedule:
-    return multistep(config.lr, config.lr_gamma, [epoch * steps_per_epoch for epoch in config.lr_milestones])
+def _multistep(config: Config, steps_per_epoch: int, shift: int) -> Schedule:
+    milestones = [epoch * steps_per_epoch for epoch in config.lr_milestones]
+    return moved(multistep(config.lr, config.lr_gamma, milestones), shift)
 
 
-def _cosine(config: Config, steps_per_epoch: int) -> Schedule:
-    return cosine(config.lr, config.total_steps(steps_per_epoch))
+def _cosine(config: Config, steps_per_epoch: int, shift: int) -> Schedule:
+    total, shift = _end(config, steps_per_epoch, shift)
+    return moved(cosine(config.lr, total), shift)
 
 
-def _poly(config: Config, steps_per_epoch: int) -> Schedule:
-    return poly(config.lr, config.lr_power, config.total_steps(steps_per_epoch))
+def _poly(config: Config, steps_per_epoch: int, shift: int) -> Schedule:
+    total, shift = _end(config, steps_per_epoch, shift)
+    return moved(poly(config.lr, config.lr_power, total), shift)
 
 
-SCHEDULES: Mapping[str, Callable[[Config, int], Schedule]] = MappingProxyType(
+def _end(config: Config, steps_per_epoch: int, shift: int) -> tuple[int, int]:
+    """Where a schedule ends that ends with the run, and its shift: one that ends after so many steps counts steps, not epochs."""
+    total = config.total_steps(steps_per_epoch, shift)
+    return (total, 0) if total == config.max_steps else (total + shift, shift)
+
+
+SCHEDULES: Mapping[str, Callable[[Config, int, int], Schedule]] = MappingProxyType(
     {"constant": _constant, "shrink": _shrink, "multistep": _multistep, "cosine": _cosine, "poly": _poly}
 )
 
 
-def learning_rate(config: Config, steps_per_epoch: int) -> Schedule:
-    """The learning rate that `config` asks for, warm-up included, at each step of epochs `steps_per_epoch` long."""
-    schedule = SCHEDULES[config.lr_schedule](config, steps_per_epoch)
-    return warmup(schedule, round(config.warmup_epochs * steps_per_epoch))
+def learning_rate(config: Config, steps_per_epoch: int, shift: int = 0) -> Schedule:
+    """The learning rate that `config` asks for, warm-up included, at each step of epochs `steps_per_epoch` long.
+
+    After t steps (t + shift) / steps_per_epoch epochs are over (psnode.parts).
+    """
+    schedule = SCHEDULES[config.lr_schedule](config, steps_per_epoch, shift)
+    return warmup(schedule, round(config.warmup_epochs * steps_per_epoch), shift)

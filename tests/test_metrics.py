@@ -92,8 +92,8 @@ def test_totals_are_those_up_to_a_step_and_change_nothing(tmp_path: Path) -> Non
         for step in range(1, 8):
             log.write(record(step))
     before = (tmp_path / METRICS).read_bytes()
-    assert totals(tmp_path / METRICS, 4) == Totals(steps=4, uplink_bytes=400, downlink_bytes=800, seconds=2.0)
-    assert totals(tmp_path / METRICS, 100) == Totals(steps=7, uplink_bytes=700, downlink_bytes=1400, seconds=3.5)
+    assert totals(tmp_path / METRICS, 4) == Totals(steps=4, worker_steps=8, uplink_bytes=400, downlink_bytes=800, seconds=2.0)
+    assert totals(tmp_path / METRICS, 100) == Totals(steps=7, worker_steps=14, uplink_bytes=700, downlink_bytes=1400, seconds=3.5)
     assert totals(tmp_path / "nothing", 4) == Totals()
     assert (tmp_path / METRICS).read_bytes() == before
 
@@ -115,8 +115,8 @@ def test_a_record_without_its_figures_has_no_totals(tmp_path: Path) -> None:
 
 
 def test_the_ratio_is_dense_traffic_over_traffic() -> None:
-    assert compression_ratio(4, 1000, 10, 32_000) == 8 * 4 * 1000 * 10 / 32_000
-    assert compression_ratio(4, 1000, 0, 0) is None
+    assert compression_ratio(1000, 4 * 10, 32_000) == 8 * 4 * 1000 * 10 / 32_000
+    assert compression_ratio(1000, 0, 0) is None
 
 
 def test_a_summary_has_the_documented_fields(tmp_path: Path) -> None:

@@ -234,7 +234,7 @@ def test_a_directory_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None
 
 def test_a_run_cannot_be_resumed_as_another(tmp_path: Path) -> None:
     run(config(tmp_path / "run", max_steps=2))
-    for changed in ({"lr": 0.5}, {"scheme": "qsgd"}, {"local": 3}, {"seed": 9}):
+    for changed in ({"lr": 0.5}, {"scheme": "qsgd"}, {"batch_size": 4}, {"seed": 9}):
         with pytest.raises(ConfigurationError, match="resume"):
             run(config(tmp_path / "run", max_steps=4, resume=True, **changed))
 

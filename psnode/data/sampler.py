@@ -46,6 +46,8 @@ class Wanted(NamedTuple):
 class Sampler:
     """The share of `worker` (0..workers-1) in `length` examples, `batches_per_step` micro-batches of `batch` a step.
 
+    `shift` is added to a step before its place in an epoch is looked up (psnode.parts).
+
     ConfigurationError if the examples are fewer than all workers take in one step.
     """
 
@@ -55,6 +57,7 @@ class Sampler:
     batch: int
     batches_per_step: int = 1
     seed: int = 0
+    shift: int = 0
 
     def __post_init__(self) -> None:
         taken = self.workers * self.batch * self.batches_per_step
@@ -71,7 +74,7 @@ class Sampler:
 
     def locate(self, step: int) -> tuple[int, int]:
         """(epoch, step within it), both from 0, of step `step`, which counts from 1 over all epochs."""
-        return divmod(step - 1, self.steps_per_epoch)
+        return divmod(step - 1 + self.shift, self.steps_per_epoch)
 
     def indices(self, step: int) -> list[Indices]:
         """The `batches_per_step` index arrays, each (batch,), of step `step`. Permutes anew at each call."""

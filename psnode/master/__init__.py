@@ -16,7 +16,6 @@ from psnode.history import History
 from psnode.link import Link
 from psnode.master.accounts import Accounts, Stopwatch
 from psnode.master.calibration import group_bytes_for
-from psnode.master.consistency import gradients_a_round
 from psnode.master.downlink import Downlink
 from psnode.master.drafts import Drafts
 from psnode.master.events import Events
@@ -26,7 +25,7 @@ from psnode.master.loop import Master
 from psnode.master.parameters import Parameters
 from psnode.master.progress import Fanout, progress
 from psnode.master.reduction import Reduction
-from psnode.master.startup import gather_ready, job_digest, plan_for, restore, send_start
+from psnode.master.startup import epochs_of, gather_ready, job_digest, plan_for, restore, send_start
 from psnode.metrics import METRICS, RunLog, Summary, compression_ratio, peak_memory, totals
 from psnode.plan import Plan
 from psnode.run_directory import RunDirectory, claim
@@ -73,23 +72,22 @@ def _lead(link: Link, config: Config, make_task: Callable[[Config], Task], worke
     task = make_task(config)
     torch.manual_seed(config.seed)
     model = task.model()
-    with claim(config, len(workers)) as run:
+    with claim(config) as run:
         try:
             return _run(link, config, scheme, model, run, workers)
         except StoppedError as error:  # before it began: whoever watches the directory learns why nothing comes
-            _summary(run, error.step, _REASONS[error.exit_code], error.exit_code, len(workers), 0).write(run.path)
+            _summary(run, error.step, _REASONS[error.exit_code], error.exit_code, 0).write(run.path)
             raise
 
 
 def _run(link: Link, config: Config, scheme: Scheme, model: torch.nn.Module, run: RunDirectory, workers: range) -> int:
     ready = gather_ready(link, run, workers, 5 * config.pause_deadline)
-    share = gradients_a_round(config, len(workers)) * config.batch_size * config.batches_per_step
-    steps_per_epoch = ready[workers[0]].examples // share
-    last_step = config.total_steps(steps_per_epoch)
+    epochs = epochs_of(config, run.parts(len(workers)), ready[workers[0]].examples)
+    last_step = config.total_steps(epochs.steps, epochs.shift)
     events = Events(run.path)
     if run.before.plan is None:
         size = group_bytes_for(
-            link, config, scheme, model, ready, steps=last_step, epoch=steps_per_epoch,
+            link, config, scheme, model, ready, steps=last_step, epoch=epochs.steps,
             tell=lambda reason: events.tell("calibrated", 0, reason=reason),
         )  # fmt: skip
         config = replace(config, group_bytes=size)
@@ -100,9 +98,9 @@ def _run(link: Link, config: Config, scheme: Scheme, model: torch.nn.Module, run
     restore(run, parameters, downlink)
     job = job_digest(config, plan, run.mark)
     run.begin(plan, len(workers))
-    send_start(link, run, plan, ready, job=job, last_step=last_step, steps_per_epoch=steps_per_epoch)
+    send_start(link, run, plan, ready, epochs, job=job, last_step=last_step)
     watch, tracer = Stopwatch(), Tracer(0, enabled=config.timeline)
-    events, on = Events(run.path), config.consistency != "bsp"
+    on = config.consistency != "bsp"
     drafts = Drafts(run, parameters, downlink, tracer, events, workers=len(workers), rounds_go_on=on)
     view = progress(plan.size, run.before.step, last_step, config.log_interval)
     with _lanes(link, plan) as lanes, Fanout(RunLog(run.path, tensorboard=config.tensorboard is not False), view) as observer:
@@ -117,8 +115,8 @@ def _run(link: Link, config: Config, scheme: Scheme, model: torch.nn.Module, run
             drafts=drafts,
             reduction=Reduction(plan, scheme, parameters, downlink, lanes, watch, tracer, seed=config.seed),
             watch=watch,
-            accounts=Accounts(len(workers), steps_per_epoch, run.before.step),
-            schedule=learning_rate(config, steps_per_epoch),
+            accounts=Accounts(len(workers), epochs.steps, run.before.step, epochs.shift),
+            schedule=learning_rate(config, epochs.steps, epochs.shift),
             last_step=last_step,
             observer=observer,
             tracer=tracer,
@@ -127,9 +125,7 @@ def _run(link: Link, config: Config, scheme: Scheme, model: torch.nn.Module, run
         )
         master.reduction.warm_up()
         beat = Heartbeat(link, workers)
-        for rank in workers:
-            if run.before.checkpoint is not None and not run.before.checkpoint.has(worker_file(rank)):
-                master.events.tell("begins anew", run.before.step, rank, "the checkpoint holds no memories of it")
+        _tell_of_the_start(master.events, run, workers)
         try:
             master.serve()
         except Exception as error:
@@ -149,6 +145,23 @@ def _run(link: Link, config: Config, scheme: Scheme, model: torch.nn.Module, run
     return code
 
 
+def _tell_of_the_start(events: Events, run: RunDirectory, workers: range) -> None:
+    """What a resumed run does not go on with as it was."""
+    found = run.before.checkpoint
+    if found is not None and run.before.redealt(len(workers)):
+        events.tell(
+            "re-dealt",
+            found.step,
+            None,
+            f"{found.facts['workers']} workers wrote the checkpoint, {len(workers)} go on: the rest of the epoch is dealt "
+            "among them, and each begins with the mean of all memories",
+        )
+        return
+    for rank in workers:
+        if found is not None and not found.has(worker_file(rank)):
+            events.tell("begins anew", found.step, rank, "the checkpoint holds no memories of it")
+
+
 def _exit_code(master: Master) -> int:
     if master.version >= master.last_step or master.stop_reason is None:
         return 0
@@ -156,11 +169,11 @@ def _exit_code(master: Master) -> int:
 
 
 def _summarise(master: Master, run: RunDirectory, reason: str, code: int) -> None:
-    found = _summary(run, master.version, reason, code, len(master.workers), master.plan.size)
+    found = _summary(run, master.version, reason, code, master.plan.size)
     replace(found, final_loss=master.final_loss, model_hash=master.parameters.digest()).write(run.path)
 
 
-def _summary(run: RunDirectory, steps: int, reason: str, code: int, workers: int, coordinates: int) -> Summary:
+def _summary(run: RunDirectory, steps: int, reason: str, code: int, coordinates: int) -> Summary:
     """All but what only a master that has begun knows."""
     sums = totals(run.path / METRICS, steps)
     return Summary(
@@ -169,7 +182,7 @@ def _summary(run: RunDirectory, steps: int, reason: str, code: int, workers: int
         final_loss=None,
         uplink_bytes=sums.uplink_bytes,
         downlink_bytes=sums.downlink_bytes,
-        compression_ratio=compression_ratio(workers, coordinates, sums.steps, sums.uplink_bytes + sums.downlink_bytes),
+        compression_ratio=compression_ratio(coordinates, sums.worker_steps, sums.uplink_bytes + sums.downlink_bytes),
         model_hash="",
         stop_reason=reason,
         exit_code=code,

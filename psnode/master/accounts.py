@@ -60,9 +60,10 @@ class Accounts:
     Frames that belong to no step count in the next record that is made: the sums over all records are all bytes.
     """
 
-    def __init__(self, workers: int, steps_per_epoch: int, step: int) -> None:
+    def __init__(self, workers: int, steps_per_epoch: int, step: int, shift: int = 0) -> None:
         self._workers = workers
-        self.steps_per_epoch = steps_per_epoch
+        self._steps_per_epoch = steps_per_epoch
+        self._shift = shift
         self._rounds: dict[int, _Round] = defaultdict(_Round)
         self._elsewhere = _Round()
         self._next = step + 1
@@ -70,6 +71,10 @@ class Accounts:
         self._lost: frozenset[int] = frozenset()
         self._reports: dict[int, dict[int, Report]] = defaultdict(dict)  # by rank and its step
         self._loss: float | None = None
+
+    def epoch(self, step: int) -> float:
+        """How many epochs are over after `step`."""
+        return (step + self._shift) / self._steps_per_epoch
 
     def up(self, nbytes: int, step: int | None = None) -> None:
         """Count a frame that arrived."""
@@ -130,7 +135,7 @@ class Accounts:
         errors = [report.relative_error for report in reports if report.relative_error is not None]
         return StepRecord(
             step=step,
-            epoch=step / self.steps_per_epoch,
+            epoch=self.epoch(step),
             loss=self._loss if self._loss is not None else math.nan,
             lr=entry.lr,
             workers=self._workers,

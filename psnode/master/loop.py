@@ -371,7 +371,7 @@ class Master:
         """Whether the round that follows is known to take longer."""
         version, every = self.version, self.config.hash_every
         first = version < self.run.before.step + _FIRST_ROUNDS
-        epoch_ends = version % self.accounts.steps_per_epoch == 0
+        epoch_ends = self.accounts.epoch(version).is_integer()
         compares = bool(every) and version % every == 0
         lets_in = bool(self._not_used)
         alone = self.config.local is not None  # its workers take turns, and none can be cut off

@@ -39,7 +39,7 @@ class _Figures:
     def of(self, record: StepRecord) -> str:
         self._seconds.append(record.seconds.step)
         self._bytes.append(record.uplink_bytes + record.downlink_bytes)
-        ratio = compression_ratio(record.workers, self._coordinates, len(self._bytes), sum(self._bytes))
+        ratio = compression_ratio(self._coordinates, record.workers * len(self._bytes), sum(self._bytes))
         accuracy = f"  top1 {100 * record.metrics['top1']:5.1f} %" if "top1" in record.metrics else ""
         return f"loss {record.loss:.4f}{accuracy}  {1e3 * median(self._seconds):.1f} ms/step  ratio {ratio or 0:.1f}"
 

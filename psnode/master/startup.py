@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 import xxhash
@@ -13,9 +14,11 @@ from psnode import checkpoint
 from psnode.config import Config
 from psnode.errors import ConfigurationError, DeadlineExceededError, StoppedError
 from psnode.link import Link, StopRequest
+from psnode.master.consistency import gradients_a_round
 from psnode.master.downlink import Downlink
 from psnode.master.parameters import Parameters
 from psnode.messages import Ready, Setup, Start
+from psnode.parts import Part, shift
 from psnode.plan import DEFAULT_GROUP_BYTES, Plan, Tensor, make_plan
 from psnode.run_directory import RunDirectory
 from psnode.schemes import Scheme
@@ -90,22 +93,46 @@ def restore(run: RunDirectory, parameters: Parameters, downlink: Downlink) -> No
         torch.from_numpy(downlink.replica).copy_(found.tensors(checkpoint.REPLICA)["replica"])
 
 
+class Epochs(NamedTuple):
+    """How many steps an epoch has, and the shifts of psnode.parts: for schedules, and for the data of a worker."""
+
+    steps: int
+    shift: int
+    sample_shift: int
+
+
+def epochs_of(config: Config, parts: Sequence[Part], examples: int) -> Epochs:
+    """Where the epochs of a run stand whose last part begins now."""
+
+    def taken(workers: int) -> int:
+        return gradients_a_round(config, workers) * config.batch_size * config.batches_per_step
+
+    def sampled(workers: int) -> int:
+        return workers * config.batch_size * config.batches_per_step
+
+    return Epochs(examples // taken(parts[-1].workers), shift(parts, examples, taken), shift(parts, examples, sampled))
+
+
 def send_start(
-    link: Link, run: RunDirectory, plan: Plan, ready: Mapping[int, Ready], *, job: int, last_step: int, steps_per_epoch: int
+    link: Link, run: RunDirectory, plan: Plan, ready: Mapping[int, Ready], epochs: Epochs, *, job: int, last_step: int
 ) -> None:
     """Tell every worker the plan and where to start; its state goes along where it cannot read it itself.
 
-    A worker of which the checkpoint holds nothing, because it was gone then, gets the mean of the others' buffers.
+    A worker of which the checkpoint holds nothing, because it was gone then, gets the mean of the others' buffers; where
+    another number of workers wrote it, each gets the mean of all their memories.
     """
     found = run.before.checkpoint
-    follow = {rank: _state(found, rank, answer) for rank, answer in ready.items()} if found else {}
+    dealt = redealt(found, ready[1]) if found and run.before.redealt(len(ready)) else None
+    follow = {rank: dealt or _state(found, rank, answer) for rank, answer in ready.items()} if found else {}
     for rank in ready:
         start = Start(
             plan=plan.to_dict(),
             job=job,
             step=run.before.step,
             last_step=last_step,
-            steps_per_epoch=steps_per_epoch,
+            steps_per_epoch=epochs.steps,
+            shift=epochs.shift,
+            sample_shift=epochs.sample_shift,
             restore=found.path.name if found else None,
             state_follows=follow.get(rank) is not None,
         )
@@ -116,11 +143,32 @@ def send_start(
             link.send(rank, Kind.STATE, state)
 
 
+def redealt(found: checkpoint.Checkpoint, answer: Ready) -> bytes:
+    """What every worker goes on from where another number of them wrote the checkpoint: the means of memories and buffers.
+
+    The weights are owed the mean over the workers of what each holds back, and that mean stays what it was. A memory
+    of bytes (a codebook) is the first worker's.
+    """
+    names = [name for name in found.facts["files"] if checkpoint.is_worker_file(name)]
+    sums: dict[str, torch.Tensor] = {}
+    for name in names:
+        for key, value in found.tensors(name).items():
+            if key.startswith("feedback/") and key not in sums:
+                sums[key] = value.double() if value.is_floating_point() else value
+            elif key.startswith("feedback/") and value.is_floating_point():
+                sums[key] += value
+    means = {key: (value / len(names)).float() if value.is_floating_point() else value for key, value in sums.items()}
+    return checkpoint.dump({**means, **_mean_buffers(found, answer)})
+
+
 def _state(found: checkpoint.Checkpoint, rank: int, answer: Ready) -> bytes | None:
     """What worker `rank` goes on from; None if it reads that itself."""
     name = checkpoint.worker_file(rank)
     if found.has(name):
         return None if answer.shared_directory else found.read(name)
+    return checkpoint.dump(_mean_buffers(found, answer))
+
+
+def _mean_buffers(found: checkpoint.Checkpoint, answer: Ready) -> dict[str, torch.Tensor]:
     parameters = {tensor for tensor, _ in answer.tensors}
-    model = found.tensors(checkpoint.MODEL)
-    return checkpoint.dump({f"buffer/{key}": value for key, value in model.items() if key not in parameters})
+    return {f"buffer/{key}": value for key, value in found.tensors(checkpoint.MODEL).items() if key not in parameters}

@@ -51,6 +51,7 @@ class GradientSender:
         seed: int,
         lr: Schedule,
         steps_per_epoch: int,
+        shift: int = 0,
     ) -> None:
         feedback = get_feedback(scheme.feedback)
         self._plan = plan
@@ -58,6 +59,7 @@ class GradientSender:
         self._gradient = gradient
         self._seed = seed
         self._lr = lr
+        self._shift = shift
         self._steps_per_phase = scheme.ratio_epochs * steps_per_epoch
         self._phase = 0
         self._context = Context()
@@ -95,7 +97,7 @@ class GradientSender:
         self._step, self._version, self._seconds = step, version, 0.0
         self._sent = {}
         self._lost = (0.0, 0.0) if measure else None
-        self._phase = int((step - 1) / self._steps_per_phase)
+        self._phase = int((step - 1 + self._shift) / self._steps_per_phase)
         lr = self._lr(step - 1)
         self._context = Context(self._link.transport.size - 1, self._lr(step - 2) / lr if step > 1 and lr > 0 else 1.0)
 

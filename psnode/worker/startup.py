@@ -74,14 +74,16 @@ class Site:
         plan = Plan.from_dict(start.plan)
         replica = Replica(self.model, plan, self.device)
         scheme = resolve(config)
+        sampler = replace(self.sampler, shift=start.sample_shift)
         sender = GradientSender(
             plan,
             scheme,
             link,
             replica.gradient,
             seed=config.seed,
-            lr=learning_rate(config, start.steps_per_epoch),
+            lr=learning_rate(config, start.steps_per_epoch, start.shift),
             steps_per_epoch=start.steps_per_epoch,
+            shift=start.shift,
         )
         if start.restore is not None:
             _restore(start, link, self.directory, replica, sender, self.patience)
@@ -105,7 +107,7 @@ class Site:
             sender=sender,
             hooks=GroupHooks(replica.parameters, plan, replica.collect, sender.push),
             computation=self.computation,
-            batches=Prefetch(self.data, self.sampler, start.step, start.last_step),
+            batches=Prefetch(self.data, sampler, start.step, start.last_step),
             tracer=tracer,
         )
 

@@ -179,7 +179,7 @@ def test_a_read_only_disk_keeps_its_checkpoint_and_starts_no_job(small_disk: Pat
     assert check_whole(small_disk) == OLD
     for train_dir in (small_disk / "run", small_disk):
         with pytest.raises(ConfigurationError, match=r"--train-dir|already holds a run"):
-            claim(Config(train_dir=train_dir, local=2), 2)
+            claim(Config(train_dir=train_dir, local=2))
 
 
 class Fills(Classification):

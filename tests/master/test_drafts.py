@@ -55,7 +55,7 @@ def bench(folder: Path, *, rounds_go_on: bool) -> Bench:
     config = Config(train_dir=folder)
     parameters = Parameters(model, plan, config, 0.9)
     downlink = Downlink("dense", parameters.weights.numpy(), plan, Link(loopback_group(1)[0]), (), seed=1)
-    with claim(config, 3) as run:
+    with claim(config) as run:
         pass
     events = Events(folder)
     drafts = Drafts(run, parameters, downlink, Tracer(0, enabled=False), events, workers=3, rounds_go_on=rounds_go_on)
