@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from psnode.codecs import get_codec
+from psnode.codecs.rng import Key
 from psnode.errors import ConfigurationError
 from psnode.feedback import RULES, Context, ErrorFeedback, NoFeedback, get_feedback
 
@@ -168,3 +169,22 @@ def test_bad_specs_of_rules_are_one_typed_line(text: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         get_feedback(text)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+@pytest.mark.parametrize("spec", ["topk:ratio=0.05", "topk:ratio=0.05,sampled=true", "randk:ratio=0.1", *SPECS])
+def test_a_gradient_in_pieces_is_coded_as_the_whole(rule: str, spec: str) -> None:
+    """The same bytes and memories, step by step; between the pieces there are zeros."""
+    feedback, shape, context = get_feedback(rule), (96, 256), Context(3, 0.5)
+    codec = feedback.form(get_codec(spec))
+    whole, pieces = feedback.init(96 * 256), feedback.init(96 * 256)
+    rng = np.random.default_rng(5)
+    for step in range(3):
+        gradient = rng.standard_normal(96 * 256).astype(np.float32)
+        gradient[1000:1100] = gradient[20_000:] = 0
+        bounds = [(0, 1), (1, 1000), (1100, 9000), (9000, 20_000)]
+        parts = [(start, gradient[start:stop].copy()) for start, stop in bounds]
+        key = Key.derive(step)
+        expected = feedback.push(gradient.reshape(shape), whole, codec, key, context=context)
+        assert feedback.push_parts(parts, shape, pieces, codec, key, context=context) == expected
+        assert all(np.array_equal(whole[name], pieces[name]) for name in whole)

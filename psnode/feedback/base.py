@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -13,6 +15,7 @@ from psnode.codecs.base import Bytes, RandomSource
 
 Floats = npt.NDArray[np.float32]
 State = dict[str, Floats]
+Parts = Sequence[tuple[int, Floats]]  # pieces of a vector, each with its place
 
 
 class Context(NamedTuple):
@@ -29,11 +32,13 @@ class Feedback(ABC):
     """The rule: which memories a segment has, and what is coded in the place of its gradient.
 
     `memory` names the array that holds what was coded minus what the receivers decoded, if the rule keeps one.
+    `only_adds`: a gradient is added to that and looked at no more, so that `push_parts` needs no array of it.
     """
 
     id: ClassVar[str]
     memory: ClassVar[str | None] = None
     momentum_of_its_own: ClassVar[bool] = False
+    only_adds: ClassVar[bool] = False
 
     @abstractmethod
     def init(self, size: int) -> State:
@@ -61,6 +66,22 @@ class Feedback(ABC):
 
         `codec` is what `form` returned. `out` is passed on to encode. The gradient is not modified.
         """
+
+    def push_parts(
+        self,
+        parts: Parts,
+        shape: tuple[int, ...],
+        state: State,
+        codec: Codec,
+        rng: RandomSource,
+        out: Bytes | None = None,
+        context: Context = ALONE,
+    ) -> Payload:
+        """`push` of the gradient of `shape` that consists of `parts`, flat, and of zeros."""
+        gradient = np.zeros(math.prod(shape), np.float32)
+        for place, part in parts:
+            gradient[place : place + part.size] = part
+        return self.push(gradient.reshape(shape), state, codec, rng, out, context)
 
     def coded(self, gradient: Floats, state: State, decoded: Floats) -> Floats:
         """What the last push gave to the codec; `gradient` and `state` as that push left them."""

@@ -10,7 +10,7 @@ import numpy as np
 from psnode.codecs import Codec, Payload
 from psnode.codecs.base import Bytes, RandomSource
 from psnode.errors import CodecSpecError
-from psnode.feedback.base import ALONE, Context, Feedback, Floats, State
+from psnode.feedback.base import ALONE, Context, Feedback, Floats, Parts, State
 from psnode.feedback.none import NoFeedback
 
 
@@ -27,6 +27,7 @@ class ErrorFeedback(Feedback):
 
     id: ClassVar[str] = "ef"
     memory: ClassVar[str | None] = "residual"
+    only_adds: ClassVar[bool] = True
 
     decay: float = 1.0
     rescale: bool = False
@@ -50,8 +51,29 @@ class ErrorFeedback(Feedback):
         out: Bytes | None = None,
         context: Context = ALONE,
     ) -> Payload:
-        residual = state["residual"].reshape(gradient.shape)
+        return codec.encode_sum(gradient, rng, self._carried(state, context).reshape(gradient.shape), out=out)
+
+    def push_parts(
+        self,
+        parts: Parts,
+        shape: tuple[int, ...],
+        state: State,
+        codec: Codec,
+        rng: RandomSource,
+        out: Bytes | None = None,
+        context: Context = ALONE,
+    ) -> Payload:
+        residual = self._carried(state, context)
+        for place, part in parts:
+            there = residual[place : place + part.size]
+            np.add(there, part, out=there)
+        coded = residual.reshape(shape)
+        return codec.encode(coded, rng, error=coded, out=out)
+
+    def _carried(self, state: State, context: Context) -> Floats:
+        """decay * e, in the place of e."""
+        residual = state["residual"]
         factor = np.float32(self.decay * (context.lr_ratio if self.rescale else 1.0))
         if factor != 1:
             np.multiply(residual, factor, out=residual)
-        return codec.encode_sum(gradient, rng, residual, out=out)
+        return residual

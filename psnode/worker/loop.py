@@ -19,6 +19,7 @@ from psnode.wire import Flag, Frame, Kind
 from psnode.worker.arrivals import Arrivals
 from psnode.worker.computation import Computation, Outcome
 from psnode.worker.first_use import FirstUse
+from psnode.worker.gradients import Gradients
 from psnode.worker.hooks import GroupHooks
 from psnode.worker.replica import Replica
 from psnode.worker.sender import GradientSender
@@ -34,6 +35,7 @@ class Worker:
     start: Start
     directory: Path | None  # the run's, if this rank sees it
     replica: Replica
+    gradients: Gradients
     arrivals: Arrivals
     first_use: FirstUse | None  # None: a forward pass waits for all weights
     sender: GradientSender
@@ -107,6 +109,7 @@ class Worker:
         seconds = outcome.seconds - (self.arrivals.waited - before)
         with self.tracer.span("drain", step=step):
             encode = self.sender.drain()
+        self.gradients.clear()
         self._report(step, outcome, seconds, encode, digest)
         return True
 

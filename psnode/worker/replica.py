@@ -1,4 +1,4 @@
-"""A worker's model, its weights and gradients laid out as two flat vectors in the order of the plan."""
+"""A worker's model, its weights laid out as one flat vector in the order of the plan."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def describe(model: nn.Module) -> list[Tensor]:
 
 
 class Replica:
-    """The model as views of `weights`; its gradients are collected into a flat vector of equal layout.
+    """The model as views of `weights`.
 
-    On a GPU both vectors have a twin there, and the model looks at the twins; `gradient` and `publish` copy.
+    On a GPU they have a twin there, and the model looks at the twin; `publish` copies.
     `weights` is this worker's copy y of the published weights: float32, `plan.size` long, on the host.
     """
 
@@ -42,44 +42,21 @@ class Replica:
         self.device = device
         self._on_host = device.type == "cpu"
         host = torch.empty(plan.size, pin_memory=not self._on_host)
-        host_gradient = torch.zeros(plan.size, pin_memory=not self._on_host)
         self._weights = host if self._on_host else torch.empty(plan.size, device=device)
-        self._gradient = host_gradient if self._on_host else torch.zeros(plan.size, device=device)
-        self._host, self._host_gradient = host, host_gradient
+        self._host = host
         self.weights: Floats = host.numpy()
-        self._gradients: Floats = host_gradient.numpy()
         self.parameters = trainable(model)
-        self._collected: dict[str, torch.Tensor] = {}
         for name, where in plan.slices().items():
             parameter = self.parameters[name]
             self._weights[where] = parameter.detach().reshape(-1)
             parameter.data = self._weights[where].view(parameter.shape)
             parameter.grad = None
-            self._collected[name] = self._gradient[where].view(parameter.shape)
         self._host.copy_(self._weights)
 
     @property
     def on_device(self) -> torch.Tensor:
         """The flat vector that the model's parameters are views of."""
         return self._weights
-
-    def collect(self, name: str) -> None:
-        """Move a parameter's finished gradient into the flat vector; zeros if it has none.
-
-        Cheaper than having torch accumulate there: nothing is zeroed before the pass, and added to.
-        """
-        parameter = self.parameters[name]
-        if parameter.grad is None:
-            self._collected[name].zero_()
-        else:
-            self._collected[name].copy_(parameter.grad)
-            parameter.grad = None
-
-    def gradient(self, group: Group) -> Floats:
-        """The group's finished gradient on the host, flat: a view, valid until the next is collected."""
-        if not self._on_host:
-            self._host_gradient[group.start : group.stop].copy_(self._gradient[group.start : group.stop])
-        return self._gradients[group.start : group.stop]
 
     def publish(self, group: Group) -> None:
         """Make a change of `weights` in the group's range visible to the model."""

@@ -6,14 +6,14 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from psnode import wire
-from psnode.codecs import Payload
+from psnode.codecs import Codec, Payload
 from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
 from psnode.codecs.rng import Key
 from psnode.errors import CheckpointError, NonFiniteGradientError
@@ -25,6 +25,7 @@ from psnode.schemes import Scheme
 from psnode.transport.base import Pending
 from psnode.wire import Kind
 from psnode.worker.coder import SegmentCoder
+from psnode.worker.gradients import Gradients
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -36,7 +37,7 @@ _ALL = 0  # in the place of a rank: payloads of linear codecs can be merged if a
 class GradientSender:
     """Takes indices of finished groups, codes and sends them in that order.
 
-    `gradient(group)` gives a group's flat gradient. It must stay unchanged until `drain` has returned. From the first group of
+    `gradients` must not change until `drain` has returned. From the first group of
     a step whose gradient is not finite, none is coded or sent any more, and no memory is touched: the master is told to
     go on without. Three such steps in a row are an error.
     """
@@ -46,7 +47,7 @@ class GradientSender:
         plan: Plan,
         scheme: Scheme,
         link: Link,
-        gradient: Callable[[Group], Floats],
+        gradients: Gradients,
         *,
         seed: int,
         lr: Schedule,
@@ -56,7 +57,7 @@ class GradientSender:
         feedback = get_feedback(scheme.feedback)
         self._plan = plan
         self._link = link
-        self._gradient = gradient
+        self._gradients = gradients
         self._seed = seed
         self._lr = lr
         self._shift = shift
@@ -177,22 +178,21 @@ class GradientSender:
             self._idle.release()
 
     def _send(self, group: Group) -> None:
-        gradient = self._gradient(group)
-        if not all_finite(gradient):
-            self._skip(gradient)
+        parts = self._gradients.parts(group.start, group.stop)
+        if not all(all_finite(part) for _, part in parts):
+            self._skip(self._gradients.flat(group.start, group.stop))
             return
         coders = self._coders[group.index]
         frame = self._room(group)
         for coder in coders:
             segment = coder.segment
-            part = gradient[segment.start - group.start : segment.stop - group.start].reshape(segment.shape)
             codec = coder.codec(self._phase, self._step)
             rank = _ALL if codec.linear else self._link.rank
             key = Key.derive(self._seed, _PURPOSE, rank, self._step, group.index, segment.index)
-            payload = coder.feedback.push(part, coder.state, codec, key, frame.room, self._context)
-            coder.fit(part, payload, key, self._phase, self._step)
+            gradient, payload = self._push(coder, codec, key, frame.room)
+            coder.fit(gradient, payload, key, self._phase, self._step)
             if self._lost is not None:
-                error, energy = coder.feedback.lost(part, coder.state, codec.decode(payload))
+                error, energy = coder.feedback.lost(gradient, coder.state, codec.decode(payload))
                 self._lost = self._lost[0] + error, self._lost[1] + energy
             frame.take(payload.nbytes)
         sealed = frame.seal(
@@ -205,6 +205,16 @@ class GradientSender:
         )
         self._frames[group.index] = (frame.buffer, self._link.send_frame(0, sealed))
         self._sent[group.index] = sealed
+
+    def _push(self, coder: SegmentCoder, codec: Codec, key: Key, out: Bytes) -> tuple[Floats, Payload]:
+        """Code a segment; its gradient, or an array of its shape where that is all that the feedback rule needs of it."""
+        segment, feedback = coder.segment, coder.feedback
+        if feedback.only_adds and feedback.memory is not None:
+            parts = self._gradients.parts(segment.start, segment.stop)
+            like = coder.state[feedback.memory].reshape(segment.shape)
+            return like, feedback.push_parts(parts, segment.shape, coder.state, codec, key, out, self._context)
+        gradient = self._gradients.flat(segment.start, segment.stop).reshape(segment.shape)
+        return gradient, feedback.push(gradient, coder.state, codec, key, out, self._context)
 
     def _skip(self, gradient: Floats) -> None:
         try:

@@ -27,6 +27,7 @@ from psnode.wire import Kind
 from psnode.worker.arrivals import Arrivals
 from psnode.worker.computation import Computation
 from psnode.worker.first_use import FirstUse, watchable
+from psnode.worker.gradients import Gradients
 from psnode.worker.heap import keep_freed_memory
 from psnode.worker.hooks import GroupHooks, finish_order
 from psnode.worker.loop import Worker
@@ -73,13 +74,14 @@ class Site:
         link, config = self.link, self.config
         plan = Plan.from_dict(start.plan)
         replica = Replica(self.model, plan, self.device)
+        gradients = Gradients(replica.parameters, plan, self.device)
         scheme = resolve(config)
         sampler = replace(self.sampler, shift=start.sample_shift)
         sender = GradientSender(
             plan,
             scheme,
             link,
-            replica.gradient,
+            gradients,
             seed=config.seed,
             lr=learning_rate(config, start.steps_per_epoch, start.shift),
             steps_per_epoch=start.steps_per_epoch,
@@ -102,10 +104,11 @@ class Site:
             start=start,
             directory=self.directory,
             replica=replica,
+            gradients=gradients,
             arrivals=arrivals,
             first_use=FirstUse(arrivals, replica.on_device) if early else None,
             sender=sender,
-            hooks=GroupHooks(replica.parameters, plan, replica.collect, sender.push),
+            hooks=GroupHooks(replica.parameters, plan, gradients.collect, sender.push),
             computation=self.computation,
             batches=Prefetch(self.data, sampler, start.step, start.last_step),
             tracer=tracer,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from psnode.errors import ConfigurationError
 from psnode.plan import Plan, make_plan
+from psnode.worker.gradients import Gradients
 from psnode.worker.hooks import GroupHooks, finish_order
 from psnode.worker.replica import Replica, describe, trainable
 
@@ -25,15 +27,15 @@ class Branches(nn.Module):
         return self.second(torch.relu(self.first(x)))
 
 
-def prepared(group_by: str = "layer", group_bytes: int = 1 << 20) -> tuple[Branches, Plan, Replica, list[int], GroupHooks]:
+def prepared(group_by: str = "layer", group_bytes: int = 1 << 20) -> tuple[Branches, Plan, Gradients, list[int], GroupHooks]:
     model = Branches()
     parameters = trainable(model)
     order = finish_order(parameters, lambda: model(torch.ones(2, 8)).sum().backward())
     tensors = {tensor.name: tensor for tensor in describe(model)}
     plan = make_plan([tensors[name] for name in order], "identity", group_by=group_by, group_bytes=group_bytes)
-    replica = Replica(model, plan, torch.device("cpu"))
+    gradients = Gradients(parameters, plan, torch.device("cpu"))
     finished: list[int] = []
-    return model, plan, replica, finished, GroupHooks(replica.parameters, plan, replica.collect, finished.append)
+    return model, plan, gradients, finished, GroupHooks(parameters, plan, gradients.collect, finished.append)
 
 
 def test_gradients_finish_from_the_last_layer_to_the_first_and_unused_ones_come_last() -> None:
@@ -50,7 +52,7 @@ def test_measuring_the_order_leaves_no_gradients() -> None:
 
 @pytest.mark.parametrize(("group_by", "group_bytes"), [("layer", 1), ("bytes", 64), ("bytes", 1 << 20), ("model", 1)])
 def test_every_group_is_reported_once_a_pass_and_unused_ones_at_the_flush(group_by: str, group_bytes: int) -> None:
-    model, plan, replica, finished, hooks = prepared(group_by, group_bytes)
+    model, plan, gradients, finished, hooks = prepared(group_by, group_bytes)
     for _ in range(3):
         finished.clear()
         hooks.arm()
@@ -63,7 +65,7 @@ def test_every_group_is_reported_once_a_pass_and_unused_ones_at_the_flush(group_
 
 
 def test_unarmed_passes_are_not_looked_at_but_accumulate() -> None:
-    model, plan, replica, finished, hooks = prepared()
+    model, plan, gradients, finished, hooks = prepared()
     model(torch.ones(2, 8)).sum().backward()
     assert finished == []
     hooks.arm()
@@ -71,33 +73,47 @@ def test_unarmed_passes_are_not_looked_at_but_accumulate() -> None:
     hooks.flush()
     where = plan.slices()["second.bias"]
     group = next(g for g in plan.groups if g.start <= where.start < g.stop)
-    gradient = replica.gradient(group)[where.start - group.start : where.stop - group.start]
-    assert gradient.tolist() == [4.0] * 4  # 2 examples a pass, d sum/d bias = 1 each
+    assert group.start <= where.start and where.stop <= group.stop
+    assert gradients.flat(where.start, where.stop).tolist() == [4.0] * 4  # 2 examples a pass, d sum/d bias = 1 each
 
 
-def test_gradients_lie_in_the_flat_vector_where_the_plan_says() -> None:
-    model, plan, replica, _, hooks = prepared("model")
+def test_gradients_lie_in_the_flat_vector_where_the_plan_says_whole_or_in_pieces() -> None:
+    model, plan, gradients, _, hooks = prepared("model")
     reference = Branches()
-    reference.load_state_dict(model.state_dict())
-    x = torch.randn(5, 8)
-    reference(x).square().sum().backward()
-    hooks.arm()
-    model(x).square().sum().backward()
-    hooks.flush()
-    flat = replica.gradient(plan.groups[0])
-    for name, parameter in reference.named_parameters():
-        found = torch.from_numpy(flat[plan.slices()[name]]).view(parameter.shape)
-        assert torch.equal(found, parameter.grad if parameter.grad is not None else torch.zeros_like(parameter))
+    for _ in range(2):  # the second pass: nothing of the first is left
+        reference.load_state_dict(model.state_dict())
+        x = torch.randn(5, 8)
+        reference.zero_grad()
+        reference(x).square().sum().backward()
+        hooks.arm()
+        model(x).square().sum().backward()
+        hooks.flush()
+        expected = np.zeros(plan.size, np.float32)
+        for name, parameter in reference.named_parameters():
+            if parameter.grad is not None:
+                expected[plan.slices()[name]] = parameter.grad.reshape(-1).numpy()
+        assert np.array_equal(gradients.flat(0, plan.size), expected)
+        assert all(parameter.grad is None for parameter in model.parameters())
+        for start in range(0, plan.size, 7):
+            stop = min(start + 19, plan.size)
+            found = np.zeros(stop - start, np.float32)
+            for place, part in gradients.parts(start, stop):
+                found[place : place + part.size] = part
+            assert np.array_equal(found, expected[start:stop])
+            assert np.array_equal(gradients.flat(start, stop), expected[start:stop])
+        gradients.clear()
 
 
 def test_weights_written_into_the_flat_vector_are_the_models() -> None:
-    model, plan, replica, _, _ = prepared("model")
+    model, plan, _, _, _ = prepared("model")
+    replica = Replica(model, plan, torch.device("cpu"))
     replica.weights[:] = 3.0
     assert all(bool((parameter == 3.0).all()) for parameter in model.parameters())
 
 
 def test_a_changed_weight_changes_the_digest() -> None:
-    model, _, replica, _, _ = prepared()
+    model, plan, _, _, _ = prepared()
+    replica = Replica(model, plan, torch.device("cpu"))
     before = replica.digest()
     with torch.no_grad():
         model.first.weight[0, 0] += 1e-6
