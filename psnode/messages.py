@@ -108,6 +108,20 @@ class Start(_Message):
 
 
 @dataclass(frozen=True)
+class Deal(_Message):
+    """DEAL: from the next step on the examples are dealt among `ranks`, in this order; the rest as in Start.
+
+    A worker that is not among them draws examples of its own choice until the next.
+    """
+
+    ranks: list[Any]
+    steps_per_epoch: int
+    shift: int
+    sample_shift: int
+    last_step: int
+
+
+@dataclass(frozen=True)
 class Report(_Message):
     """REPORT: a worker's account of one step. Sums over `samples`; seconds of its own clock.
 

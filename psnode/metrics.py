@@ -214,6 +214,9 @@ class RunLog:
                 print(f"psnode: step {record.step}: no more scalars for TensorBoard: {error}", file=sys.stderr, flush=True)
                 self._scalars = None
 
+    def extend(self, last: int) -> None:
+        """Nothing to write: a record says where it stands, not where the run ends."""
+
     def close(self) -> None:
         """Flush everything to disk."""
         self._journal.close()

@@ -10,7 +10,7 @@ import fcntl
 import json
 import platform
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -83,6 +83,10 @@ class RunDirectory:
             "versions": _versions(),
         }
         write_atomically(self.path / CONFIG, json.dumps(content, indent=1).encode() + b"\n")
+
+    def record(self, parts: Sequence[Part]) -> None:
+        """Write into config.json that the run is in the last of `parts` now."""
+        write_atomically(self.path / CONFIG, json.dumps({**saved_run(self.path), "parts": parts}, indent=1).encode() + b"\n")
 
 
 def claim(config: Config) -> RunDirectory:

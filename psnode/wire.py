@@ -60,6 +60,7 @@ class Kind(IntEnum):
     TRACE = 14  # worker -> master: what it did when
     SKIP = 15  # worker -> master: no more gradients of this step, and why
     PING = 16  # master -> worker: I am alive
+    DEAL = 17  # master -> worker: among whom the examples are dealt from the next step on
 
 
 class Flag(IntFlag):

@@ -8,8 +8,8 @@ epoch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ Indices = npt.NDArray[np.int64]
 
 # Words that keep the streams of random numbers apart.
 _SHUFFLE = int.from_bytes(b"shuf", "big")
+_OUTSIDE = int.from_bytes(b"outs", "big")
 _AUGMENT = int.from_bytes(b"augm", "big")
 
 
@@ -71,6 +72,16 @@ class Sampler:
     def steps_per_epoch(self) -> int:
         """Whole steps in an epoch, at least 1."""
         return self.length // (self.workers * self.batch * self.batches_per_step)
+
+    def dealt(self, rank: int, ranks: Sequence[int], shift: int) -> Sampler:
+        """The share of `rank` where the examples are dealt among `ranks`, in this order.
+
+        Who is not among them draws from permutations of its own, which leave no example of the others' out.
+        """
+        if rank in ranks:
+            return replace(self, worker=ranks.index(rank), workers=len(ranks), shift=shift)
+        seed = int(np.random.SeedSequence((self.seed, _OUTSIDE, rank)).generate_state(1)[0])
+        return replace(self, worker=0, workers=len(ranks), shift=shift, seed=seed)
 
     def locate(self, step: int) -> tuple[int, int]:
         """(epoch, step within it), both from 0, of step `step`, which counts from 1 over all epochs."""

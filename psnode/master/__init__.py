@@ -16,6 +16,7 @@ from psnode.history import History
 from psnode.link import Link
 from psnode.master.accounts import Accounts, Stopwatch
 from psnode.master.calibration import group_bytes_for
+from psnode.master.dealing import Dealing
 from psnode.master.downlink import Downlink
 from psnode.master.drafts import Drafts
 from psnode.master.events import Events
@@ -25,7 +26,7 @@ from psnode.master.loop import Master
 from psnode.master.parameters import Parameters
 from psnode.master.progress import Fanout, progress
 from psnode.master.reduction import Reduction
-from psnode.master.startup import epochs_of, gather_ready, job_digest, plan_for, restore, send_start
+from psnode.master.startup import gather_ready, job_digest, plan_for, restore, send_start
 from psnode.metrics import METRICS, RunLog, Summary, compression_ratio, peak_memory, totals
 from psnode.plan import Plan
 from psnode.run_directory import RunDirectory, claim
@@ -82,8 +83,8 @@ def _lead(link: Link, config: Config, make_task: Callable[[Config], Task], worke
 
 def _run(link: Link, config: Config, scheme: Scheme, model: torch.nn.Module, run: RunDirectory, workers: range) -> int:
     ready = gather_ready(link, run, workers, 5 * config.pause_deadline)
-    epochs = epochs_of(config, run.parts(len(workers)), ready[workers[0]].examples)
-    last_step = config.total_steps(epochs.steps, epochs.shift)
+    dealing = Dealing(config, ready[workers[0]].examples, workers, run.parts(len(workers)))
+    epochs, last_step = dealing.epochs, dealing.last_step
     events = Events(run.path)
     if run.before.plan is None:
         size = group_bytes_for(
@@ -117,7 +118,7 @@ def _run(link: Link, config: Config, scheme: Scheme, model: torch.nn.Module, run
             watch=watch,
             accounts=Accounts(len(workers), epochs.steps, run.before.step, epochs.shift),
             schedule=learning_rate(config, epochs.steps, epochs.shift),
-            last_step=last_step,
+            dealing=dealing,
             observer=observer,
             tracer=tracer,
             events=events,
@@ -163,7 +164,7 @@ def _tell_of_the_start(events: Events, run: RunDirectory, workers: range) -> Non
 
 
 def _exit_code(master: Master) -> int:
-    if master.version >= master.last_step or master.stop_reason is None:
+    if master.version >= master.dealing.last_step or master.stop_reason is None:
         return 0
     return 130 if master.stop_reason == "SIGINT" else 75
 

@@ -72,6 +72,10 @@ class Accounts:
         self._reports: dict[int, dict[int, Report]] = defaultdict(dict)  # by rank and its step
         self._loss: float | None = None
 
+    def count_epochs(self, steps: int, shift: int) -> None:
+        """From here on an epoch has so many steps, and steps are counted from `shift`."""
+        self._steps_per_epoch, self._shift = steps, shift
+
     def epoch(self, step: int) -> float:
         """How many epochs are over after `step`."""
         return (step + self._shift) / self._steps_per_epoch

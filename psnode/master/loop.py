@@ -15,6 +15,7 @@ from psnode.history import Added, History
 from psnode.link import Link, StopRequest
 from psnode.master.accounts import Accounts, Stopwatch
 from psnode.master.consistency import rule_of
+from psnode.master.dealing import Dealing
 from psnode.master.downlink import Downlink
 from psnode.master.drafts import Drafts
 from psnode.master.events import Events
@@ -27,7 +28,7 @@ from psnode.messages import Report
 from psnode.metrics import StepRecord
 from psnode.plan import Plan
 from psnode.run_directory import RunDirectory
-from psnode.schedules import Schedule
+from psnode.schedules import Schedule, learning_rate
 from psnode.timeline import Tracer, parse_events
 from psnode.wire import HEADER_BYTES, Flag, Frame, Kind, pack_groups
 
@@ -48,6 +49,9 @@ class Observer(Protocol):
     def write(self, record: StepRecord) -> None:
         """Called once a step, in order."""
 
+    def extend(self, last: int) -> None:
+        """The run will be complete after step `last`."""
+
 
 @dataclass
 class Master:
@@ -65,7 +69,7 @@ class Master:
     watch: Stopwatch
     accounts: Accounts
     schedule: Schedule
-    last_step: int
+    dealing: Dealing
     observer: Observer
     tracer: Tracer
     events: Events
@@ -85,7 +89,7 @@ class Master:
         self._members = Members(self.workers, self._clock)
         self._round = RoundClock(Patience(self.config.deadline, self.config.pause_deadline), self._clock)
         self._not_used: dict[int, tuple[int, list[int]]] = {}  # of those who are let in: a step, and groups
-        self._stopping = False
+        self._stopping = self._dealt = False
         self._stop_by = math.inf
         self._added: list[tuple[Added, ...]] = [()] * len(self.plan.groups)
         self._rounds = Rounds(
@@ -246,6 +250,26 @@ class Master:
                 self.accounts.down(self.downlink.send_dense(group, self.version, [rank]), self.version)
         self.downlink.recipients = tuple(sorted(self._members.live))
 
+    def _deal_anew(self) -> None:
+        """Where an epoch ends that was dealt among others than take part now, the next is dealt among these.
+
+        Who was let in has to know of an earlier deal.
+        """
+        informed = set(self._not_used) if self._dealt else set()
+        if self.dealing.renew(self.version, self._members.live):
+            self._dealt, informed = True, set(self._members.live)
+            names = ", ".join(map(str, self.dealing.ranks))
+            self.events.tell("re-dealt", self.version, None, f"the examples of the epoch that begins are those of ranks {names}")
+            self.run.record(self.dealing.parts)
+            epochs = self.dealing.epochs
+            self.accounts.count_epochs(epochs.steps, epochs.shift)
+            self.schedule = learning_rate(self.config, epochs.steps, epochs.shift)
+            self.observer.extend(self.dealing.last_step)
+        if informed:
+            body = self.dealing.deal.to_bytes()
+            self.link.send(sorted(informed), Kind.DEAL, body, step=self.version, version=self.version)
+            self.accounts.down((HEADER_BYTES + len(body)) * len(informed), self.version)
+
     def _put_aside_the_silent(self) -> None:
         """Where rounds close without the slowest, no deadline notices that one has stopped."""
         if self.config.consistency == "bsp" or self.config.local is not None:
@@ -300,7 +324,7 @@ class Master:
     def _finish_round(self, *, first: bool = False) -> None:
         """Publish the version that is complete now, with word of what follows, and open the next round."""
         version = self.version
-        self._stopping = version >= self.last_step or (self.stop_reason is not None and not first)
+        self._stopping = version >= self.dealing.last_step or (self.stop_reason is not None and not first)
         every = self.config.eval_freq
         flags = Flag.STOP if self._stopping else Flag.NONE
         if not first and (self._stopping or (every and version % every == 0)):
@@ -319,6 +343,8 @@ class Master:
         self._members.ask(self._rounds.idle)
         if not self._stopping:
             self._let_in()
+            if not first:
+                self._deal_anew()
         self._round.begin(pause=self._is_pause(flags))
         self._send_round(flags, first=first)
         self._added = [()] * len(self.plan.groups)

@@ -24,6 +24,9 @@ class ProgressView(Protocol):
     def write(self, record: StepRecord) -> None:
         """One step is finished."""
 
+    def extend(self, last: int) -> None:
+        """The run will be complete after step `last`."""
+
     def close(self) -> None:
         """Nothing comes any more."""
 
@@ -57,6 +60,9 @@ class Bar:
     def write(self, record: StepRecord) -> None:
         self._progress.update(self._task, completed=record.step, description=self._figures.of(record))
 
+    def extend(self, last: int) -> None:
+        self._progress.update(self._task, total=last)
+
     def close(self) -> None:
         self._progress.stop()
 
@@ -73,6 +79,9 @@ class Lines:
         text = self._figures.of(record)
         if record.step % self._interval == 0 or record.step in (1, self._last):
             print(f"step {record.step}/{self._last}  epoch {record.epoch:.2f}  {text}", flush=True)
+
+    def extend(self, last: int) -> None:
+        self._last = last
 
     def close(self) -> None:
         pass
@@ -106,6 +115,10 @@ class Fanout:
     def write(self, record: StepRecord) -> None:
         for observer in self._observers:
             observer.write(record)
+
+    def extend(self, last: int) -> None:
+        for observer in self._observers:
+            observer.extend(last)
 
     def close(self) -> None:
         for observer in self._observers:

@@ -15,7 +15,7 @@ from psnode.clock import Clock
 from psnode.codecs import Codec, Payload, get_codec
 from psnode.errors import DeadlineExceededError, WireError
 from psnode.link import Link, RemoteFailureError, StopRequest
-from psnode.messages import Failure
+from psnode.messages import Deal, Failure
 from psnode.plan import Plan
 from psnode.timeline import Tracer
 from psnode.wire import Flag, Frame, Kind
@@ -54,6 +54,7 @@ class Arrivals:
         self._flags: Flag | None = None
         self.missing: set[int] = set()  # groups whose weights are of an older version
         self.waited = 0.0
+        self.deal: Deal | None = None  # the newest that has come, until somebody takes it
 
     def expect(self, version: int) -> None:
         """From here on `version` is to come: no weight may be used before it is required."""
@@ -123,6 +124,9 @@ class Arrivals:
             if unused := wire.unpack_groups(event.body, len(self._plan.groups), event.sender):
                 self._returned(event.step, unused)
             self._flags = event.flags
+            return
+        if event.kind is Kind.DEAL:
+            self.deal = Deal.from_bytes(event.body, event.sender)
             return
         # whole weights may come once more of the same version, to a worker that is let in at once
         if event.group not in self.missing and (event.kind is not Kind.WEIGHTS or event.group >= len(self._plan.groups)):

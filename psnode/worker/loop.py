@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from psnode import checkpoint
 from psnode.config import Config
 from psnode.data.prefetch import Prefetch
 from psnode.link import Link
-from psnode.messages import Report, Start
+from psnode.messages import Deal, Report, Start
 from psnode.plan import Plan
+from psnode.schedules import learning_rate
 from psnode.task import Batch
 from psnode.timeline import Tracer
 from psnode.wire import Flag, Frame, Kind
@@ -42,6 +44,7 @@ class Worker:
     hooks: GroupHooks
     computation: Computation
     batches: Prefetch
+    share: Callable[[Deal, int], Prefetch]  # the batches of this rank's part of a deal, behind a step
     tracer: Tracer
     _void: list[Batch] | None = None  # of a step that was begun and not taken
 
@@ -54,10 +57,11 @@ class Worker:
 
     def take_steps(self) -> None:
         """Take steps from the weights that are there, up to the round that the master declares the last."""
-        version, going = self.start.step, True
-        while going and version < self.start.last_step:
+        version, going, self._last_step = self.start.step, True, self.start.last_step
+        while going and version < self._last_step:
             going = self._step(version + 1)
-            if self.arrivals.version != version:  # weights of a later version came: what was begun on the others is void
+            # weights of a later version or another share of the data came: what was begun with the others is void
+            if self.arrivals.version != version or self.arrivals.deal is not None:
                 version, going = self.arrivals.version, True
                 continue
             if going:
@@ -88,12 +92,14 @@ class Worker:
             digest = self.replica.digest() if every and version and version % every == 0 else None
             if self.arrivals.version != version:
                 return False
+        self._take_deal(version)
         with self.tracer.span("load", step=step):
             batches = self._void or next(self.batches)
             self._void = None
 
         def settled() -> bool:
-            if not self._settle(version, buffers):
+            self.arrivals.complete()
+            if self.arrivals.deal is not None or not self._settle(version, buffers):
                 return False
             # not before: until then what ROUND says was not used of the last gradient can be given back
             self.sender.begin(step, version, measure=step % self.config.log_interval == 0)
@@ -112,6 +118,17 @@ class Worker:
         self.gradients.clear()
         self._report(step, outcome, seconds, encode, digest)
         return True
+
+    def _take_deal(self, version: int) -> None:
+        """Go on behind `version` with the share that the master has dealt since, if it has."""
+        if (deal := self.arrivals.deal) is None:
+            return
+        self.arrivals.deal, self._void = None, None
+        self.batches.close()
+        self.batches = self.share(deal, version)
+        lr = learning_rate(self.config, deal.steps_per_epoch, deal.shift)
+        self.sender.reschedule(lr, deal.steps_per_epoch, deal.shift, len(deal.ranks))
+        self._last_step = deal.last_step
 
     def _settle(self, version: int, buffers: dict[str, torch.Tensor]) -> bool:
         """Wait until `version` is complete and contribute to its checkpoint if there is to be one.

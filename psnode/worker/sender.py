@@ -59,9 +59,8 @@ class GradientSender:
         self._link = link
         self._gradients = gradients
         self._seed = seed
-        self._lr = lr
-        self._shift = shift
-        self._steps_per_phase = scheme.ratio_epochs * steps_per_epoch
+        self._ratio_epochs = scheme.ratio_epochs
+        self.reschedule(lr, steps_per_epoch, shift, link.transport.size - 1)
         self._phase = 0
         self._context = Context()
         self._coders = [
@@ -100,7 +99,14 @@ class GradientSender:
         self._lost = (0.0, 0.0) if measure else None
         self._phase = int((step - 1 + self._shift) / self._steps_per_phase)
         lr = self._lr(step - 1)
-        self._context = Context(self._link.transport.size - 1, self._lr(step - 2) / lr if step > 1 and lr > 0 else 1.0)
+        self._context = Context(self._workers, self._lr(step - 2) / lr if step > 1 and lr > 0 else 1.0)
+
+    def reschedule(self, lr: Schedule, steps_per_epoch: int, shift: int, workers: int) -> None:
+        """From the next step on the learning rate is `lr`'s, and epochs are counted for so many workers."""
+        self._lr = lr
+        self._shift = shift
+        self._steps_per_phase = self._ratio_epochs * steps_per_epoch
+        self._workers = workers
 
     def push(self, index: int) -> None:
         """Group `index` is finished. Returns at once; any thread may call it."""

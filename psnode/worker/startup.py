@@ -17,7 +17,7 @@ from psnode.data.prefetch import Prefetch
 from psnode.data.sampler import Sampler
 from psnode.device import choose_device
 from psnode.link import Link
-from psnode.messages import Ready, Setup, Start
+from psnode.messages import Deal, Ready, Setup, Start
 from psnode.plan import Plan, downlink_codecs
 from psnode.schedules import learning_rate
 from psnode.schemes import resolve
@@ -111,8 +111,13 @@ class Site:
             hooks=GroupHooks(replica.parameters, plan, gradients.collect, sender.push),
             computation=self.computation,
             batches=Prefetch(self.data, sampler, start.step, start.last_step),
+            share=self.share,
             tracer=tracer,
         )
+
+    def share(self, deal: Deal, step: int) -> Prefetch:
+        """The batches behind `step` of this rank's part of a deal."""
+        return Prefetch(self.data, self.sampler.dealt(self.link.rank, deal.ranks, deal.sample_shift), step, deal.last_step)
 
 
 def join(link: Link, patience: float, make_task: MakeTask, turn: AbstractContextManager[Any]) -> Worker:

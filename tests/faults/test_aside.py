@@ -45,7 +45,8 @@ def test_a_stopped_worker_is_put_aside_and_let_in_again(launched: Launched, down
     job.process.send_signal(signal.SIGTERM)
     code, out = job.end()
     assert code == 75, out
-    assert [(event["event"], event["rank"]) for event in job.events()] == [("put aside", 2), ("returned", 2)]
+    told = [(event["event"], event["rank"]) for event in job.events() if event["event"] != "re-dealt"]  # an epoch may have ended
+    assert told == [("put aside", 2), ("returned", 2)]
     contributing = [record["contributing"] for record in job.records()]
     assert contributing[3] == 3
     assert set(contributing[aside + 2 : aside + 19]) == {2}

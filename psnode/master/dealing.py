@@ -1,0 +1,51 @@
+"""Among whom the examples of an epoch are dealt, and how that changes when workers have gone or come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from psnode.config import Config
+from psnode.master.startup import Epochs, epochs_of
+from psnode.messages import Deal
+from psnode.parts import Part
+
+
+class Dealing:
+    """The shares of the run's last part: those of `ranks`, in this order, of `examples`.
+
+    Shares are dealt anew only where an epoch ends: whoever goes within one takes the rest of its share along, and whoever
+    comes has none before the next.
+    """
+
+    def __init__(self, config: Config, examples: int, ranks: Iterable[int], parts: Sequence[Part]) -> None:
+        self._config = config
+        self._examples = examples
+        self.ranks = tuple(ranks)
+        self.parts = tuple(parts)
+
+    @property
+    def epochs(self) -> Epochs:
+        """Where the epochs stand."""
+        return epochs_of(self._config, self.parts, self._examples)
+
+    @property
+    def last_step(self) -> int:
+        """The step after which the run is complete."""
+        return self._config.total_steps(self.epochs.steps, self.epochs.shift)
+
+    @property
+    def deal(self) -> Deal:
+        """What workers have to know of it."""
+        steps, shift, sample_shift = self.epochs
+        return Deal(list(self.ranks), steps, shift, sample_shift, self.last_step)
+
+    def renew(self, version: int, live: Iterable[int]) -> bool:
+        """Deal among `live` if `version` ends an epoch that was dealt among others; whether that was so."""
+        ranks = tuple(sorted(live))
+        ends = (version + self.epochs.shift) % self.epochs.steps == 0
+        if not ends or not ranks or set(ranks) == set(self.ranks):
+            return False
+        if len(ranks) != len(self.ranks):
+            self.parts = (*self.parts, Part(version, len(ranks)))
+        self.ranks = ranks
+        return True
