@@ -17,6 +17,7 @@ from psnode.codecs.kernels.qsgd_blocks import (
     is_plain,
     quantise,
     quantise_plain,
+    settle_ties_plain,
     step_of,
     values,
     values_plain,
@@ -122,7 +123,8 @@ def encode(
             fetch_row_to_write(error, start + AHEAD)
         count = min(BLOCK, x.size - start)
         while known * bucket < start + count:
-            add_to(addend[known * bucket : (known + 1) * bucket], total[known * bucket : (known + 1) * bucket])
+            if addend.size:
+                add_to(addend[known * bucket : (known + 1) * bucket], total[known * bucket : (known + 1) * bucket])
             members = x[known * bucket : min((known + 1) * bucket, x.size)]
             norm = l2_norm(members, scratch) if l2 else max_norm(members)
             if norm < 0:
@@ -136,8 +138,8 @@ def encode(
             low[:BLOCK] = levels
         else:
             fill(words, key, stream, start // BLOCK * 64)
-        if plain and first > 0:
-            plain = quantise_plain(part, factor_of(first, levels), levels, words, low)
+        if plain and first > 0 and not quantise_plain(part, factor_of(first, levels), levels, words, low):
+            settle_ties_plain(part, factor_of(first, levels), levels, words, key, stream, start, low)
         if plain and symbols.size:
             symbols[start : start + BLOCK] = low[:BLOCK]
         elif plain:

@@ -72,6 +72,20 @@ def quantise_plain(v: Floats, factor: np.float32, levels: int, words: Words32, l
     return bool(worst != _ONES)
 
 
+@kernel
+def settle_ties_plain(
+    v: Floats, factor: np.float32, levels: int, words: Words32, key: Words, stream: int, start: int, low: Bytes
+) -> None:
+    """Let further random bits decide where `quantise_plain` met a tie; the block begins at coordinate `start`."""
+    top = np.float32(levels * _UNIT)
+    for i in range(BLOCK):
+        word = np.uint32(words[i] & np.uint32(_ONES)) if i < HALF else np.uint32(words[i - HALF] >> np.uint32(16))
+        if _fixed_point(v[i], factor, top, np.uint32(levels << 16), word) & np.uint32(_ONES) == np.uint32(_ONES):
+            a = np.float64(min(max(v[i] * factor, -top), top))
+            if chance(a - np.floor(a), key, stream, start + i):
+                low[i] += np.uint8(1)
+
+
 @inlined
 def values_plain(low: Bytes, levels: int, step: np.float32, y: Floats) -> None:
     """Codes of a plain block to values. A code above 2s, which encode does not write, counts as 2s: here and below."""
