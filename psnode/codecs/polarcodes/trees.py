@@ -14,7 +14,7 @@ from psnode.codecs.polarcodes.coder import Places, Words16, look_up, read_row, s
 from psnode.codecs.polarcodes.lanes import LANES, Llrs, Masks, below, f_row, g_row, gather_row, negative
 
 _F_POST, _F_PRIOR, _G_POST, _G_PRIOR, _JOIN = kinds.F_POST, kinds.F_PRIOR, kinds.G_POST, kinds.G_PRIOR, kinds.JOIN
-_FROZEN_FLAT, _FROZEN, _FREE_FLAT, _FREE = kinds.FROZEN_FLAT, kinds.FROZEN, kinds.FREE_FLAT, kinds.FREE
+_FROZEN_FLAT, _FREE_FLAT, _FREE = kinds.FROZEN_FLAT, kinds.FREE_FLAT, kinds.FREE
 _REPEAT_FLAT, _REPEAT = kinds.REPEAT_FLAT, kinds.REPEAT
 SAMPLES = 4096  # of the logistic distribution; a row of 32 begins at a random one
 
@@ -23,6 +23,47 @@ SAMPLES = 4096  # of the logistic distribution; a row of 32 begins at a random o
 def first_of(word: np.uint32) -> int:
     """Where a row of samples begins."""
     return np.int64(word & np.uint32(SAMPLES - 1))  # type: ignore[return-value]
+
+
+@inlined
+def _descend(kind: int, n: int, s: int, prior: Llrs, bits: Masks) -> None:
+    """A step of the prior tree, or the sum of two children: what both sides do."""
+    half = n >> 1
+    if kind == _F_PRIOR:
+        for i in range(half):
+            f_row(prior, n, i)
+    elif kind == _G_PRIOR:
+        for i in range(half):
+            g_row(prior, n, i, bits[s + i])
+    else:
+        for i in range(half):
+            bits[s + i] ^= bits[s + half + i]
+
+
+@inlined
+def _draw(kind: int, n: int, s: int, prior: Llrs, bits: Masks, noise: Masks, drawn: int, samples: Llrs) -> None:
+    """A subtree of frozen bits, or a coset of a repetition: its bits by their prior, or by coin where that is flat."""
+    if kind in (_FROZEN_FLAT, _REPEAT_FLAT):
+        for i in range(n):
+            bits[s + i] = noise[drawn + i]
+    else:
+        for i in range(n):
+            bits[s + i] = below(prior, n + i, samples, first_of(noise[drawn + i]))
+
+
+@inlined
+def _gather(llrs: Llrs, n: int, s: int, bits: Masks) -> None:
+    """Row 0: the LLRs of the one bit of a repetition, given its coset."""
+    llrs[:LANES] = 0
+    for i in range(n):
+        gather_row(llrs, n + i, bits[s + i])
+
+
+@inlined
+def _turn(n: int, s: int, bits: Masks, turned: np.uint32) -> None:
+    """The coset, turned around in some lanes."""
+    for i in range(n):
+        bits[s + i] ^= turned
 
 
 @kernel
@@ -52,30 +93,14 @@ def encode_level(
     drawn, filled = 0, 0
     for k in range(steps.shape[0]):
         kind, n, s = steps[k, 0], steps[k, 1], steps[k, 2]
-        half = n >> 1
         if kind == _F_POST:
-            for i in range(half):
+            for i in range(n >> 1):
                 f_row(post, n, i)
         elif kind == _G_POST:
-            for i in range(half):
+            for i in range(n >> 1):
                 g_row(post, n, i, bits[s + i])
-        elif kind == _F_PRIOR:
-            for i in range(half):
-                f_row(prior, n, i)
-        elif kind == _G_PRIOR:
-            for i in range(half):
-                g_row(prior, n, i, bits[s + i])
-        elif kind == _JOIN:
-            for i in range(half):
-                bits[s + i] ^= bits[s + half + i]
-        elif kind == _FROZEN_FLAT:
-            for i in range(n):
-                bits[s + i] = noise[drawn + i]
-            drawn += n
-        elif kind == _FROZEN:
-            for i in range(n):
-                bits[s + i] = below(prior, n + i, samples, first_of(noise[drawn + i]))
-            drawn += n
+        elif kind <= _JOIN:
+            _descend(kind, n, s, prior, bits)
         elif kind == _FREE_FLAT:
             for i in range(n):
                 bits[s + i] = negative(post, n + i)
@@ -90,30 +115,22 @@ def encode_level(
                 write_row(state, chances, np.uint32(bit ^ likely), words, places, used)
                 left -= lanes
         else:
-            post[:LANES] = 0
-            if kind == _REPEAT:
-                prior[:LANES] = 0
-            for i in range(n):
-                if kind == _REPEAT:
-                    bit = below(prior, n + i, samples, first_of(noise[drawn + i]))
-                    gather_row(prior, n + i, bit)
-                else:
-                    bit = noise[drawn + i]
-                gather_row(post, n + i, bit)
-                bits[s + i] = bit
+            _draw(kind, n, s, prior, bits, noise, drawn, samples)
             drawn += n
-            turned = negative(post, 0)
-            if kind == _REPEAT:
+            if kind == _REPEAT_FLAT:
+                _gather(post, n, s, bits)
+                raw[filled] = negative(post, 0)
+                _turn(n, s, bits, raw[filled])
+                filled += 1
+            elif kind == _REPEAT:
+                _gather(post, n, s, bits)
+                _gather(prior, n, s, bits)
                 likely = steps_of(prior, 0, index)
-                turned = likely if 16 * places[0] + left > allowed else turned
+                turned = likely if 16 * places[0] + left > allowed else negative(post, 0)
                 look_up(index, table, chances)
                 write_row(state, chances, np.uint32(turned ^ likely), words, places, used)
                 left -= lanes
-            else:
-                raw[filled] = turned
-                filled += 1
-            for i in range(n):
-                bits[s + i] ^= turned
+                _turn(n, s, bits, turned)
     return left
 
 
@@ -137,46 +154,24 @@ def decode_level(
     drawn, filled = 0, 0
     for k in range(steps.shape[0]):
         kind, n, s = steps[k, 0], steps[k, 1], steps[k, 2]
-        half = n >> 1
-        if kind == _F_PRIOR:
-            for i in range(half):
-                f_row(prior, n, i)
-        elif kind == _G_PRIOR:
-            for i in range(half):
-                g_row(prior, n, i, bits[s + i])
-        elif kind == _JOIN:
-            for i in range(half):
-                bits[s + i] ^= bits[s + half + i]
-        elif kind == _FROZEN_FLAT:
-            for i in range(n):
-                bits[s + i] = noise[drawn + i]
-            drawn += n
-        elif kind == _FROZEN:
-            for i in range(n):
-                bits[s + i] = below(prior, n + i, samples, first_of(noise[drawn + i]))
-            drawn += n
+        if kind <= _JOIN:
+            _descend(kind, n, s, prior, bits)
         elif kind == _FREE_FLAT:
-            for i in range(n):
-                bits[s + i] = raw[filled + i]
+            bits[s : s + n] = raw[filled : filled + n]
             filled += n
         elif kind == _FREE:
             for i in range(n):
                 likely = steps_of(prior, n + i, index)
                 look_up(index, table, chances)
                 bits[s + i] = np.uint32(likely ^ read_row(state, chances, words, place, used))
-        elif kind == _REPEAT:
-            prior[:LANES] = 0
-            for i in range(n):
-                bits[s + i] = below(prior, n + i, samples, first_of(noise[drawn + i]))
-                gather_row(prior, n + i, bits[s + i])
+        else:
+            _draw(kind, n, s, prior, bits, noise, drawn, samples)
             drawn += n
-            likely = steps_of(prior, 0, index)
-            look_up(index, table, chances)
-            turned = np.uint32(likely ^ read_row(state, chances, words, place, used))
-            for i in range(n):
-                bits[s + i] ^= turned
-        elif kind == _REPEAT_FLAT:
-            for i in range(n):
-                bits[s + i] = noise[drawn + i] ^ raw[filled]
-            drawn += n
-            filled += 1
+            if kind == _REPEAT_FLAT:
+                _turn(n, s, bits, raw[filled])
+                filled += 1
+            elif kind == _REPEAT:
+                _gather(prior, n, s, bits)
+                likely = steps_of(prior, 0, index)
+                look_up(index, table, chances)
+                _turn(n, s, bits, np.uint32(likely ^ read_row(state, chances, words, place, used)))
