@@ -118,7 +118,7 @@ def bench_codecs(**options: Any) -> int:
     metavar="N",
     help="Blocks of 2^N; repeat; default: all.",
 )
-@click.option("--blocks", type=click.IntRange(32), default=2048, show_default=True, help="Blocks to simulate.")
+@click.option("--blocks", type=click.IntRange(32), help="Blocks to simulate; default: 2^25 values of them, at most 8192.")
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the simulation.")
 @click.option("--output", type=click.Path(path_type=Path), required=True, metavar="FOLDER", help="Where to: rate-R.npz.")
 @debuggable

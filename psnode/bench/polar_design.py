@@ -4,7 +4,8 @@ Values are drawn from the test channel with known bits, which a genie tells to s
 on average over many blocks, the entropies H of its prior and H' of its posterior: it is frozen if H - H' < tau H, since little
 would be gained by choosing it, unless H <= .05. Where N <= 2^14, or there are four levels, one with under 1 % of such bits has
 none: that saves its trees, and a bit drawn wrongly in such a level costs much. A bit is flat if H > .995. The rate is the sum of
-H over free bits, over N; tau is the one between .05 and .9 that makes it the nominal rate, or comes nearest.
+H over free bits, over N; tau is the one between .05 and .9 that makes it the nominal rate, or comes nearest. Entropies are summed
+in integers, so that every machine makes the same designs.
 
 Source: Korada, Urbanke, "Polar codes are optimal for lossy source coding", IEEE Trans. IT 2010.
 """
@@ -23,11 +24,13 @@ from psnode.codecs.polarcodes import channel as channels
 from psnode.codecs.polarcodes import designs
 from psnode.codecs.polarcodes.channel import Channel
 from psnode.codecs.polarcodes.designs import Masks2
-from psnode.codecs.polarcodes.lanes import LANES, UNIT, Llrs, Masks, f_row, g_row
+from psnode.codecs.polarcodes.lanes import UNIT, Llrs, Masks, f_row, g_row
 from psnode.codecs.polarcodes.symbols import CELL_BITS, cells_of, look_up_llrs, look_up_priors, mark
+from psnode.codecs.polarcodes.vectors import LANES
 from psnode.errors import ConfigurationError
 
 Float64s = npt.NDArray[np.float64]
+Int64s = npt.NDArray[np.int64]
 
 FLAT = 0.995
 SURE = 0.05
@@ -35,11 +38,13 @@ FEW = 0.01
 FAST = 1 << 14
 MANY = 4
 LEAST_TAU, MOST_TAU = 0.05, 0.9
+VALUES, MOST_BLOCKS = 1 << 25, 8192  # that are simulated unless a number of blocks is asked for
 _FINE = 4096  # entries of the table of entropies, LLRs in steps of 2 units
+_PRECISION = 20  # binary digits of an entropy
 
 
 @kernel
-def _genie(n: int, s: int, post: Llrs, prior: Llrs, bits: Masks, entropies: Float64s, sums: Float64s) -> None:
+def _genie(n: int, s: int, post: Llrs, prior: Llrs, bits: Masks, entropies: Int64s, sums: Int64s) -> None:
     """Add the entropies of leaves s..s+n-1 to `sums`, rows (posterior, prior). bits: leaves', then the root's."""
     if n == 1:
         for j in range(LANES):
@@ -76,12 +81,12 @@ def entropies(channel: Channel, log_length: int, rounds: int, seed: int) -> Floa
     rng = np.random.default_rng([seed, log_length])
     llr = (2 * np.arange(_FINE) + 0.5) / UNIT
     p = 1 / (1 + np.exp(llr))
-    table = -(p * np.log2(p) + (1 - p) * np.log2(1 - p))
+    table = np.rint(-(p * np.log2(p) + (1 - p) * np.log2(1 - p)) * 2.0**_PRECISION).astype(np.int64)
     post_tables = [channels.in_units(each).reshape(-1) for each in channels.posterior_llrs(channel)]
     prior_tables = [channels.in_units(each) for each in channels.prior_llrs(channel)]
     a = channels.points(channel)
     cumulated = np.cumsum(np.exp(-(a**2) / (2 * (1 - channel.noise))))
-    sums = np.zeros((channel.levels, 2, 1 << log_length))
+    sums = np.zeros((channel.levels, 2, 1 << log_length), np.int64)
     cells = np.empty(size, np.uint16)
     post, prior = np.empty(2 * size, np.int16), np.empty(2 * size, np.int16)
     for _ in range(rounds):
@@ -95,7 +100,7 @@ def entropies(channel: Channel, log_length: int, rounds: int, seed: int) -> Floa
             truth = np.packbits(rows, axis=1, bitorder="little").view(np.uint32).reshape(-1)
             _genie(1 << log_length, 0, post, prior, transform(truth), table, sums[level])
             mark(cells, truth, CELL_BITS + level)
-    return sums / (rounds * LANES)
+    return np.asarray(sums / (rounds * LANES * 2.0**_PRECISION))
 
 
 def masks(found: Float64s, rate: float) -> tuple[Masks2, float, float]:
@@ -111,7 +116,7 @@ def masks(found: Float64s, rate: float) -> tuple[Masks2, float, float]:
     return Masks2(frozen, prior > FLAT), tau, promised
 
 
-def main(rates: Sequence[float], log_lengths: Sequence[int], blocks: int, seed: int, output: Path) -> int:
+def main(rates: Sequence[float], log_lengths: Sequence[int], blocks: int | None, seed: int, output: Path) -> int:
     """Make designs, all if none is named, over those in `output`; the exit code. ConfigurationError for an unknown rate."""
     for rate in rates:
         if rate not in designs.RATES:
@@ -125,7 +130,8 @@ def main(rates: Sequence[float], log_lengths: Sequence[int], blocks: int, seed: 
                 stored = {name: old[name] for name in old.files}
         for log_length in log_lengths or designs.LENGTHS:
             start = time.perf_counter()
-            found = entropies(designs.CHANNELS[rate], log_length, -(-blocks // LANES), seed)
+            simulated = blocks or min(VALUES >> log_length, MOST_BLOCKS)
+            found = entropies(designs.CHANNELS[rate], log_length, -(-simulated // LANES), seed)
             chosen, tau, promised = masks(found, rate)
             stored[f"n{log_length}"] = designs.pack(chosen)
             free = ", ".join(f"{share:.3f}" for share in 1 - chosen.frozen.mean(axis=1))

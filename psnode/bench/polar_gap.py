@@ -23,7 +23,7 @@ import numpy as np
 from psnode.bench.hardware import hardware
 from psnode.codecs import get_codec
 from psnode.codecs.base import Floats
-from psnode.codecs.polarcodes.lanes import LANES
+from psnode.codecs.polarcodes.vectors import LANES
 from psnode.codecs.rng import Key
 
 KEY = Key.derive(1, "gap")

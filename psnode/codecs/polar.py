@@ -13,8 +13,8 @@ by their energy first, and coded at rates between 0 and 4, if that gains; see po
 share a scale are rotated at random, and the scale makes what is decoded unbiased; see polarcodes.rotation. If the error was
 alpha ||x||^2, it is alpha / (1 - alpha) ||x||^2 then.
 
-    body   uint8 rate in halves of a bit: 1, 2, 3, 4, 6 or 8; uint8 log2 of the longest block; uint8 1 if groups are sorted, or 0;
-           uint8 1 if values are rotated, or 0; two uint64 key words
+    body   uint8 rate in halves of a bit: 1, 2, 3, 4, 6 or 8; uint8 log2 of the longest block; uint8 1 if groups are sorted, 2 if
+           values are rotated, or 0; uint8 edition of the designs; two uint64 key words
            sorted: uint32 length, then the classes of the groups as ans codes them, zeros to a multiple of 4 bytes; a bit for
            every 2^16 values, 1 if they are in the order of taps, zeros to a multiple of 4 bytes; polarcodes.outliers
            float32 scale of every 2^16 values, see polarcodes.layout
@@ -41,8 +41,8 @@ from psnode.codecs.kernels.finite import raise_nonfinite
 from psnode.codecs.kernels.moments import root_mean_square
 from psnode.codecs.polarcodes import body as bytes_of
 from psnode.codecs.polarcodes import designs, groups, outliers, stream
-from psnode.codecs.polarcodes.lanes import LANES
 from psnode.codecs.polarcodes.layout import SCALED, superblocks
+from psnode.codecs.polarcodes.vectors import LANES
 from psnode.codecs.stages import FlatCodec, padded
 from psnode.errors import CodecSpecError, PayloadError
 
@@ -129,7 +129,7 @@ class Polar(FlatCodec):
     def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
         flat = x.reshape(-1)
         found = self._sorted(flat)
-        body[:4] = round(2 * self.rate), self._longest, found is not None, self.rotate
+        body[:4] = round(2 * self.rate), self._longest, 2 if self.rotate else found is not None, designs.EDITION
         body[4:_FIELDS].view(np.uint32)[:] = key.view(np.uint32)
         if found is not None:
             return _FIELDS + self._write_sorted(flat, found, key, body[_FIELDS:])
@@ -197,7 +197,9 @@ def _fields(body: Bytes) -> tuple[float, int, bool, bool]:
     """Rate, base-2 logarithm of the longest block, and whether groups are sorted, and values rotated."""
     if body.size < _FIELDS:
         raise PayloadError(f"polar: a body of {body.size} bytes ends inside its fields")
-    halves, longest, *flags = body[:4].tolist()
-    if halves / 2 not in designs.RATES or 1 << min(longest, 32) not in _BLOCKS or flags not in ([0, 0], [0, 1], [1, 0]):
-        raise PayloadError(f"polar: rate {halves / 2:g}, blocks of 2^{longest} or flags {flags} are not known")
-    return halves / 2, longest, bool(flags[0]), bool(flags[1])
+    halves, longest, kind, edition = body[:4].tolist()
+    if edition != designs.EDITION:
+        raise PayloadError(f"polar: edition {edition} of the designs, not {designs.EDITION}: run one version on all hosts")
+    if halves / 2 not in designs.RATES or 1 << min(longest, 32) not in _BLOCKS or kind > 2:
+        raise PayloadError(f"polar: rate {halves / 2:g}, blocks of 2^{longest} or kind {kind} are not known")
+    return halves / 2, longest, kind == 1, kind == 2

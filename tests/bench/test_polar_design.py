@@ -11,7 +11,7 @@ from scipy.stats import norm
 
 from psnode.bench.polar_design import entropies, transform
 from psnode.cli import main
-from psnode.codecs.polarcodes.designs import CHANNELS
+from psnode.codecs.polarcodes.designs import CHANNELS, RATES
 from tests.codecs.polar_oracle import masks
 
 RATE = 1.0
@@ -57,12 +57,13 @@ def test_the_transform_is_the_kronecker_power_of_its_kernel() -> None:
     np.testing.assert_array_equal((transform(words)[:, None] >> np.arange(32, dtype=np.uint32)) & 1, expected)
 
 
-def test_the_shipped_design_is_what_its_command_makes(tmp_path: Path) -> None:
-    command = ["bench", "polar-design", "--rate", "1", "--log-length", "8", "--blocks", "8192", "--output", str(tmp_path)]
+@pytest.mark.parametrize("rate", RATES)
+def test_the_shipped_design_is_what_its_command_makes(tmp_path: Path, rate: float) -> None:
+    command = ["bench", "polar-design", "--rate", f"{rate:g}", "--log-length", "8", "--output", str(tmp_path)]
     assert main(command) == 0
-    with np.load(tmp_path / "rate-1.npz") as made:
+    with np.load(tmp_path / f"rate-{rate:g}.npz") as made:
         found = np.unpackbits(made["n8"], axis=-1).astype(bool)
-    np.testing.assert_array_equal(found, masks(2, 8))
+    np.testing.assert_array_equal(found, masks(round(2 * rate), 8))
 
 
 def test_a_rate_that_no_channel_is_known_for_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -155,13 +155,14 @@ def read_polar(data: bytes) -> Array:
 
 def read_body(body: bytes, size: int) -> Array:
     """The values of a body."""
-    halves, longest, is_sorted, is_rotated, w0, w1 = struct.unpack_from("<BBBBQQ", body)
-    if is_rotated:
+    halves, longest, order, edition, w0, w1 = struct.unpack_from("<BBBBQQ", body)
+    assert edition == 1
+    if order == 2:
         tail = size % 64
         end = len(body) - 4 * tail
         out = read_stream(body[20:end], cut(0, size - tail, longest, halves), (w0, w1), is_rotated=True)
         return np.concatenate([out, np.frombuffer(body, "<f4", offset=end)])
-    if not is_sorted:
+    if order == 0:
         return read_stream(body[20:], cut(0, size, longest, halves), (w0, w1))
     coded, rest = section(body[20:])
     ids = read_ans(coded, -(-size // 64), 7)

@@ -14,9 +14,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from psnode.codecs.polarcodes.coder import PRECISION, STEPS
-from psnode.codecs.polarcodes.lanes import LANES, LARGEST, UNIT, Llrs, Masks
+from psnode.codecs.polarcodes.coder import PRECISION, STEPS, Words16
+from psnode.codecs.polarcodes.lanes import LARGEST, UNIT, Llrs
 from psnode.codecs.polarcodes.trees import SAMPLES
+from psnode.codecs.polarcodes.vectors import LANES
 
 CELLS = 1024
 CELLS_PER_UNIT = 128
@@ -64,10 +65,10 @@ def in_units(llrs: Float64s) -> Llrs:
     return np.clip(np.rint(llrs * UNIT), -LARGEST, LARGEST).astype(np.int16)
 
 
-def chances() -> Masks:
+def chances() -> Words16:
     """q of the coder: of 2^14, the probability of the less likely value for |LLR| in 16 i .. 16 i + 15."""
     nats = (16 * np.arange(STEPS) + 7.5) / UNIT
-    return np.asarray(np.maximum(np.rint(2.0**PRECISION / (1 + np.exp(nats))), 1), np.uint32)
+    return np.asarray(np.maximum(np.rint(2.0**PRECISION / (1 + np.exp(nats))), 1), np.uint16)
 
 
 def logistic() -> Llrs:

@@ -13,8 +13,10 @@ from psnode.codecs.polarcodes import channel as channels
 from psnode.codecs.polarcodes.channel import CELLS, Channel
 from psnode.codecs.polarcodes.lanes import Llrs
 from psnode.codecs.polarcodes.schedule import Bools, Schedule, schedule
+from psnode.codecs.polarcodes.vectors import LANES
 from psnode.errors import CodecSpecError
 
+EDITION = 1  # to be raised with any change of a design, a channel or a rule of the trees: hosts of two editions do not agree
 RATES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
 LENGTHS = (6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18)  # base-2 logarithms of the block lengths
 CHANNELS = {
@@ -35,7 +37,7 @@ class Masks2(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """The LLRs of a channel in integers, of each level."""
+    """The LLRs of a channel in integers, of each level; those of the prior again and again, to 32."""
 
     posterior: list[Llrs]
     prior: list[Llrs]
@@ -76,4 +78,4 @@ def tables(rate: float) -> Tables:
     channel = CHANNELS[rate]
     posterior = [channels.in_units(each).reshape(-1) for each in channels.posterior_llrs(channel)]
     assert all(each.size == CELLS << level for level, each in enumerate(posterior))
-    return Tables(posterior, [channels.in_units(each) for each in channels.prior_llrs(channel)])
+    return Tables(posterior, [np.resize(channels.in_units(each), LANES) for each in channels.prior_llrs(channel)])

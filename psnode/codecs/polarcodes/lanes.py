@@ -7,8 +7,7 @@ two bits and u the value of their sum,
     g(a, b, u) = b + a if u = 0, else b - a, cut off at +-32767
 
 are the LLRs of u, and of b's bit given u. c is taken as ln 2 (1 - t / t0)^4 for t < t0 = 645 units, else 0, in 16-bit
-products: f errs by less than .03 nats. Decisions are words, bit j for lane j. Vector instructions are written as such, because
-the compiler turns no loop into 16-bit lanes; they lower to whatever the processor has, and are exact.
+products: f errs by less than .03 nats. Decisions are words, bit j for lane j.
 
 Source: Arikan, "Channel polarization", IEEE Trans. IT 2009; the form of f: Hagenauer, Offer, Papke, IEEE Trans. IT 1996.
 """
@@ -24,7 +23,8 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
 
-LANES = 32
+from psnode.codecs.polarcodes.vectors import I1, ROW, WIDE, as_mask, as_word, at, call, load, row_at, splat
+
 UNIT = 116.3
 LARGEST = 32767
 _CUT = 645
@@ -32,61 +32,16 @@ _CUT = 645
 Llrs = npt.NDArray[np.int16]
 Masks = npt.NDArray[np.uint32]
 
-I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
-_ROW, _WIDE, _MASK = (ir.VectorType(kind, LANES) for kind in (I16, I32, I1))
-
-
-def splat(kind: Any, value: int) -> Any:
-    """A vector of `kind` with `value` in every lane."""
-    return ir.Constant(kind, [value] * LANES)
-
-
-def at(context: Any, builder: Any, array_type: Any, array: Any, start: Any, kind: Any) -> Any:
-    """The address of element `start` of an array, as one of a `kind`."""
-    data = context.make_array(array_type)(context, builder, array).data
-    return builder.bitcast(builder.gep(data, [start]), kind.as_pointer())
-
-
-def row_at(context: Any, builder: Any, array_type: Any, array: Any, row: Any, kind: Any) -> Any:
-    """The address of the 32 lanes of row `row`."""
-    return at(context, builder, array_type, array, builder.mul(row, ir.Constant(row.type, LANES)), kind)
-
-
-def load(builder: Any, address: Any, align: int = 2) -> Any:
-    """What lies at `address`."""
-    value = builder.load(address)
-    value.align = align
-    return value
-
-
-def call(builder: Any, name: str, *arguments: Any) -> Any:
-    """LLVM's intrinsic `name` of vectors of int16."""
-    full = f"llvm.{name}.v{LANES}i16"
-    function = builder.module.globals.get(full)
-    if function is None:
-        function = ir.Function(builder.module, ir.FunctionType(_ROW, [argument.type for argument in arguments]), full)
-    return builder.call(function, arguments)
-
-
-def as_mask(builder: Any, word: Any) -> Any:
-    """Bit j of a uint32 as the truth of lane j."""
-    return builder.bitcast(word, _MASK)
-
-
-def as_word(builder: Any, mask: Any) -> Any:
-    """The truth of lane j as bit j of a uint32."""
-    return builder.bitcast(mask, I32)
-
 
 def _high(builder: Any, a: Any, b: Any) -> Any:
     """The upper halves of unsigned products."""
-    product = builder.mul(builder.zext(a, _WIDE), builder.zext(b, _WIDE))
-    return builder.trunc(builder.lshr(product, splat(_WIDE, 16)), _ROW)
+    product = builder.mul(builder.zext(a, WIDE), builder.zext(b, WIDE))
+    return builder.trunc(builder.lshr(product, splat(WIDE, 16)), ROW)
 
 
 def _square(builder: Any, t: Any) -> Any:
     """The square root of 2^23 c(t)."""
-    short = builder.shl(call(builder, "usub.sat", splat(_ROW, _CUT), t), splat(_ROW, 6))
+    short = builder.shl(call(builder, "usub.sat", splat(ROW, _CUT), t), splat(ROW, 6))
     return _high(builder, short, short)
 
 
@@ -96,15 +51,15 @@ def _check_node(builder: Any, a: Any, b: Any) -> Any:
     low, high = call(builder, "umin", one, other), call(builder, "umax", one, other)
     near, far = _square(builder, builder.sub(high, low)), _square(builder, builder.add(high, low))
     product = _high(builder, builder.sub(near, far), builder.add(near, far))
-    size = builder.sub(low, builder.lshr(product, splat(_ROW, 7)))
-    sign = builder.ashr(builder.xor(a, b), splat(_ROW, 15))
+    size = builder.sub(low, builder.lshr(product, splat(ROW, 7)))
+    sign = builder.ashr(builder.xor(a, b), splat(ROW, 15))
     return builder.sub(builder.xor(size, sign), sign)
 
 
 def _bit_node(builder: Any, a: Any, b: Any, word: Any) -> Any:
     """g(a, b, u)."""
-    signed = builder.select(as_mask(builder, word), builder.sub(splat(_ROW, 0), a), a)
-    return call(builder, "smax", call(builder, "sadd.sat", b, signed), splat(_ROW, -LARGEST))
+    signed = builder.select(as_mask(builder, word), builder.sub(splat(ROW, 0), a), a)
+    return call(builder, "smax", call(builder, "sadd.sat", b, signed), splat(ROW, -LARGEST))
 
 
 def _f(typing: Any, llrs: Any, n: Any, i: Any) -> Any:
@@ -114,7 +69,7 @@ def _f(typing: Any, llrs: Any, n: Any, i: Any) -> Any:
         llrs, n, i = arguments
         half = builder.lshr(n, ir.Constant(n.type, 1))
         first, target = builder.add(n, i), builder.add(half, i)
-        rows = [row_at(context, builder, signature.args[0], llrs, r, _ROW) for r in (first, builder.add(first, half), target)]
+        rows = [row_at(context, builder, signature.args[0], llrs, r, ROW) for r in (first, builder.add(first, half), target)]
         value = _check_node(builder, load(builder, rows[0]), load(builder, rows[1]))
         builder.store(value, rows[2]).align = 2
         return context.get_dummy_value()
@@ -129,7 +84,7 @@ def _g(typing: Any, llrs: Any, n: Any, i: Any, word: Any) -> Any:
         llrs, n, i, word = arguments
         half = builder.lshr(n, ir.Constant(n.type, 1))
         first, target = builder.add(n, i), builder.add(half, i)
-        rows = [row_at(context, builder, signature.args[0], llrs, r, _ROW) for r in (first, builder.add(first, half), target)]
+        rows = [row_at(context, builder, signature.args[0], llrs, r, ROW) for r in (first, builder.add(first, half), target)]
         value = _bit_node(builder, load(builder, rows[0]), load(builder, rows[1]), word)
         builder.store(value, rows[2]).align = 2
         return context.get_dummy_value()
@@ -142,8 +97,8 @@ def _gather(typing: Any, llrs: Any, row: Any, word: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         llrs, row, word = arguments
-        total = row_at(context, builder, signature.args[0], llrs, ir.Constant(row.type, 0), _ROW)
-        source = row_at(context, builder, signature.args[0], llrs, row, _ROW)
+        total = row_at(context, builder, signature.args[0], llrs, ir.Constant(row.type, 0), ROW)
+        source = row_at(context, builder, signature.args[0], llrs, row, ROW)
         value = _bit_node(builder, load(builder, source), load(builder, total), word)
         builder.store(value, total).align = 2
         return context.get_dummy_value()
@@ -156,8 +111,8 @@ def _negative(typing: Any, llrs: Any, row: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         llrs, row = arguments
-        address = row_at(context, builder, signature.args[0], llrs, row, _ROW)
-        return as_word(builder, builder.icmp_signed("<", load(builder, address), splat(_ROW, 0)))
+        address = row_at(context, builder, signature.args[0], llrs, row, ROW)
+        return as_word(builder, builder.icmp_signed("<", load(builder, address), splat(ROW, 0)))
 
     return types.uint32(llrs, types.intp), generate
 
@@ -167,8 +122,8 @@ def _below(typing: Any, llrs: Any, row: Any, limits: Any, start: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         llrs, row, limits, start = arguments
-        address = row_at(context, builder, signature.args[0], llrs, row, _ROW)
-        other = at(context, builder, signature.args[2], limits, start, _ROW)
+        address = row_at(context, builder, signature.args[0], llrs, row, ROW)
+        other = at(context, builder, signature.args[2], limits, start, ROW)
         return as_word(builder, builder.icmp_signed("<", load(builder, address), load(builder, other)))
 
     return types.uint32(llrs, types.intp, limits, types.intp), generate

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from psnode.codecs.polarcodes.lanes import LANES
+from psnode.codecs.polarcodes.vectors import LANES
 
 SCALED = 1 << 16
 _FEW = 10

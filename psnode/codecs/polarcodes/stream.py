@@ -11,13 +11,17 @@ from psnode.codecs import rng
 from psnode.codecs.base import Floats, Words, readonly
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.kernels.moments import root_mean_square
-from psnode.codecs.polarcodes import coder, designs, rotation, symbols
+from psnode.codecs.polarcodes import designs, rotation, symbols
 from psnode.codecs.polarcodes.channel import chances, logistic
-from psnode.codecs.polarcodes.lanes import LANES, Masks
+from psnode.codecs.polarcodes.coder import Words16
+from psnode.codecs.polarcodes.lanes import Masks
 from psnode.codecs.polarcodes.layout import SCALED, Superblock
+from psnode.codecs.polarcodes.reader import ended_well, reader
 from psnode.codecs.polarcodes.schedule import Schedule
 from psnode.codecs.polarcodes.symbols import CELL_BITS
 from psnode.codecs.polarcodes.trees import decode_level, encode_level
+from psnode.codecs.polarcodes.vectors import LANES
+from psnode.codecs.polarcodes.writer import finish_writing, writer
 
 Scales = Floats
 
@@ -118,7 +122,7 @@ def write(
     key: Words,
     scales: Scales,
     raw: Masks,
-    words: coder.Words16,
+    words: Words16,
     decoded: Floats | None = None,
 ) -> tuple[int, int]:
     """Code `x` (1-D): fill `scales`, write bits to `raw`, and words. The lengths in uint32 and in words; NOT_FINITE if x is.
@@ -133,8 +137,7 @@ def write(
     allowed = allowed_bits(found)
     total = -(-found.raw // 32)
     raw[:total] = 0
-    state, places = np.empty(2 * LANES, np.uint32), coder.places_for(words.size)
-    coder.start_writing(state, places, found.lanes, words.size)
+    out = writer(words, found.lanes)
     longest = max((block.log_length for block in blocks), default=0)
     size = LANES << longest
     cells, post, prior = _rows(size, np.uint16), _rows(2 * size, np.int16), _rows(2 * size, np.int16)
@@ -161,9 +164,7 @@ def write(
             if not steps.flat:
                 symbols.look_up_priors(tables.prior[level], here, CELL_BITS, prior[: 2 * here.size])
             noise = _noise(key, block, level, steps)
-            left = encode_level(
-                steps.encode, post, prior, bits, noise, samples, table, state, words, places, rows, block.lanes, left, allowed
-            )
+            left = encode_level(steps.encode, post, prior, bits, noise, samples, table, out, rows, block.lanes, left, allowed)
             pack(rows, steps.raw, block.lanes, raw, at)
             at += steps.raw * block.lanes
             symbols.mark(here, bits[: 1 << block.log_length], CELL_BITS + level)
@@ -174,7 +175,7 @@ def write(
                 own[number] = min(own[number], _MOST * sizes[number] * designs.CHANNELS[block.rate].step / 2)
                 target = _pieces(decoded, block)[number]
                 symbols.values_of(part, CELL_BITS, count, own[number], target, block.lanes)
-    return total, coder.finish_writing(state, words, places, found.lanes)
+    return total, finish_writing(out, found.lanes)
 
 
 def _starts(block: Superblock) -> range:
@@ -189,7 +190,7 @@ def _turned(x: Floats, size: float, key: Words, start: int) -> Floats:
 
 def _unbiased(y: Floats, size: float, cells: symbols.Cells, count: int, lanes: int) -> float:
     """The scale size ||y||^2 / <y, q>; less where values beyond the largest float32 could come of it; never 0."""
-    yq, qq = symbols.inner_products(y, cells, CELL_BITS, count, lanes)
+    yq, qq = symbols.inner_products(y, 1.0, cells, CELL_BITS, count, lanes)
     best = size * symbols.energy(y) / max(yq, _SMALLEST * qq)
     if best * np.sqrt(qq) > _HUGE / 2:
         best = max(_HUGE - size * np.sqrt(y.size), 0.0) / (2 * np.sqrt(qq))
@@ -198,8 +199,8 @@ def _unbiased(y: Floats, size: float, cells: symbols.Cells, count: int, lanes: i
 
 def _fitted(x: Floats, size: float, cells: symbols.Cells, count: int, lanes: int) -> float:
     """The scale c for which c y misses x the least and x - c y is finite; never 0."""
-    xy, yy = symbols.inner_products(x, cells, CELL_BITS, count, lanes)
-    best = max(xy / yy, 0.0)
+    xy, yy = symbols.inner_products(x, size, cells, CELL_BITS, count, lanes)
+    best = max(xy / yy * size, 0.0)
     if best * count > _HUGE:
         best = min(best, 0.99 * max(_HUGE - float(np.abs(x).max()), 0.0) / count)
     return float(max(np.float32(best), _LEAST))
@@ -234,14 +235,13 @@ def read(
     key: Words,
     scales: Scales,
     raw: Masks,
-    words: coder.Words16,
+    words: Words16,
     out: Floats,
 ) -> bool:
     """Overwrite `out` (1-D). Whether the stream ended as it should. `raw` and `words` are as long as `extent` says, or longer."""
     live = live_ones(blocks, scales)
     found = extent(blocks, live)
-    state, place = np.empty(2 * LANES, np.uint32), np.array([2 * found.lanes], np.int64)
-    coder.start_reading(state, words, found.lanes)
+    source = reader(words, found.lanes)
     longest = max((block.log_length for block in blocks), default=0)
     size = LANES << longest
     cells, prior = _rows(size, np.uint16), _rows(2 * size, np.int16)
@@ -264,13 +264,13 @@ def read(
             unpack(raw, at, steps.raw, block.lanes, rows)
             at += steps.raw * block.lanes
             noise = _noise(key, block, level, steps)
-            decode_level(steps.decode, prior, bits, noise, samples, table, state, words, place, rows, block.lanes)
+            decode_level(steps.decode, prior, bits, noise, samples, table, source, rows, block.lanes)
             symbols.mark(here, bits[: 1 << block.log_length], level)
         for part, values, scale, start in zip(_parts(here, block), _pieces(out, block), own, _starts(block), strict=True):
             symbols.values_of(part, 0, count, np.float32(1) if rotated else scale, values, block.lanes)
             if rotated:
                 rotation.restore(values, scale, key, start)
-    return int(place[0]) == words.size and bool(coder.ended_well(state, found.lanes))
+    return int(source.place[0]) == words.size and bool(ended_well(source.state, found.lanes))
 
 
 def live_ones(blocks: Sequence[Superblock], scales: Scales) -> list[bool]:

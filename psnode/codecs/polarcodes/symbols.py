@@ -16,14 +16,15 @@ from numba import types
 from numba.extending import intrinsic
 
 from psnode.codecs.base import Floats
-from psnode.codecs.kernels.jit import kernel
+from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.memory import wide
 from psnode.codecs.polarcodes.channel import CELLS, CELLS_PER_UNIT
-from psnode.codecs.polarcodes.lanes import I16, LANES, Llrs, Masks, as_mask, load, row_at, splat
+from psnode.codecs.polarcodes.lanes import Llrs, Masks
+from psnode.codecs.polarcodes.vectors import I16, LANES, ROW, as_mask, at, load, pick, row_at, splat, spread
 
 Cells = npt.NDArray[np.uint16]
 
 CELL_BITS = 10
-_ROW = ir.VectorType(I16, LANES)
 _LARGEST = np.float32(np.finfo(np.float32).max)
 
 
@@ -32,33 +33,54 @@ def _mark(typing: Any, cells: Any, row: Any, word: Any, value: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         cells, row, word, value = arguments
-        address = row_at(context, builder, signature.args[0], cells, row, _ROW)
-        single = builder.insert_element(ir.Constant(_ROW, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
-        lanes = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
-        values = builder.shuffle_vector(single, ir.Constant(_ROW, ir.Undefined), lanes)
-        marked = builder.or_(load(builder, address), builder.select(as_mask(builder, word), values, splat(_ROW, 0)))
-        builder.store(marked, address).align = 2
+        address = row_at(context, builder, signature.args[0], cells, row, ROW)
+        chosen = builder.select(as_mask(builder, word), spread(builder, ROW, value), splat(ROW, 0))
+        builder.store(builder.or_(load(builder, address), chosen), address).align = 2
         return context.get_dummy_value()
 
     return types.void(cells, types.intp, types.uint32, types.uint16), generate
 
 
+def _prior(typing: Any, table: Any, cells: Any, row: Any, shift: Any, llrs: Any, target: Any) -> Any:
+    """Row `target` of `llrs` = table[cells / 2^shift] of a row; 32 entries."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        table, cells, row, shift, llrs, target = arguments
+        values = load(builder, row_at(context, builder, signature.args[1], cells, row, ROW))
+        entries = at(context, builder, signature.args[0], table, ir.Constant(row.type, 0), I16)
+        found = pick(context, builder, entries, builder.lshr(values, spread(builder, ROW, shift)), LANES)
+        builder.store(found, row_at(context, builder, signature.args[4], llrs, target, ROW)).align = 2
+        return context.get_dummy_value()
+
+    return types.void(table, cells, types.intp, types.uint16, llrs, types.intp), generate
+
+
 _mark_row = cast(Callable[[Cells, int, np.uint32, np.uint16], None], intrinsic(_mark))
+_prior_row = cast(Callable[[Llrs, Cells, int, np.uint16, Llrs, int], None], intrinsic(_prior))
+
+
+@inlined
+def _cell(value: np.float32) -> np.uint16:
+    """The cell of a value in units of cells: no sum of two floats is rounded."""
+    inside = min(max(value, np.float32(-CELLS // 2)), np.float32(CELLS // 2 - 0.5))
+    whole = np.int32(inside)
+    return np.uint16(whole - np.int32(np.float32(whole) > inside) + np.int32(CELLS // 2))
 
 
 @kernel
 def cells_of(x: Floats, scale: float, cells: Cells, lanes: int) -> None:
     """The cells of x / scale, `lanes` of each row of `cells`; the middle where x ends or scale is 0."""
-    factor = CELLS_PER_UNIT / scale if scale > 0 else 0.0
-    middle, top = 0.5 * CELLS, CELLS - 0.5
+    wide()
+    factor = np.float32(CELLS_PER_UNIT / scale) if scale > 0 else np.float32(0)
     if lanes == LANES:
+        target = cells[: x.size]
         for i in range(x.size):
-            cells[i] = np.uint16(np.int32(min(max(np.float64(x[i]) * factor + middle, 0.0), top)))
+            target[i] = _cell(x[i] * factor)
         cells[x.size :] = CELLS // 2
         return
     cells[:] = CELLS // 2
     for i in range(x.size):
-        cells[i // lanes * LANES + i % lanes] = np.uint16(np.int32(min(max(np.float64(x[i]) * factor + middle, 0.0), top)))
+        cells[i // lanes * LANES + i % lanes] = _cell(x[i] * factor)
 
 
 @kernel
@@ -71,10 +93,11 @@ def look_up_llrs(table: Llrs, index: Cells, llrs: Llrs) -> None:
 
 @kernel
 def look_up_priors(table: Llrs, index: Cells, shift: int, llrs: Llrs) -> None:
-    """The second half of `llrs`, of every row: table[index / 2^shift]."""
-    target = llrs[index.size :]
-    for i in range(index.size):
-        target[i] = table[index[i] >> np.uint16(shift)]
+    """The second half of `llrs`, of every row: table[index / 2^shift], 32 entries."""
+    rows = index.size // LANES
+    bits = np.uint16(shift)
+    for row in range(rows):
+        _prior_row(table, index, row, bits, llrs, rows + row)
 
 
 @kernel
@@ -88,36 +111,46 @@ def mark(cells: Cells, bits: Masks, shift: int) -> None:
 @kernel
 def values_of(symbols: Cells, shift: int, count: int, half: np.float32, out: Floats, lanes: int) -> None:
     """out = (2 (symbol / 2^shift) - (count - 1)) half, rounded once, cut off at the largest float32; `count` symbols."""
+    wide()
     offset = np.int32(count - 1)
     bits = np.uint16(shift)
+    if lanes == LANES:
+        source = symbols[: out.size]
+        for i in range(out.size):
+            value = np.float32(np.int32(np.int32(2) * np.int32(source[i] >> bits) - offset)) * half
+            out[i] = min(max(value, -_LARGEST), _LARGEST)
+        return
     for i in range(out.size):
-        at = i if lanes == LANES else i // lanes * LANES + i % lanes
-        value = np.float32(2 * np.int32(symbols[at] >> bits) - offset) * half
+        value = np.float32(2 * np.int32(symbols[i // lanes * LANES + i % lanes] >> bits) - offset) * half
         out[i] = min(max(value, -_LARGEST), _LARGEST)
 
 
 @kernel
-def inner_products(x: Floats, symbols: Cells, shift: int, count: int, lanes: int) -> tuple[float, float]:
-    """<x, y> and <y, y> with y = 2 (symbol / 2^shift) - (count - 1), summed in 32 lanes one after the other."""
-    offset = np.int32(count - 1)
+def inner_products(x: Floats, scale: float, symbols: Cells, shift: int, count: int, lanes: int) -> tuple[float, float]:
+    """<x, y> / scale and <y, y> with y = 2 (symbol / 2^shift) - (count - 1), summed in 32 lanes one after the other.
+
+    At most 2^16 values: a lane's sum in float32 errs by a millionth of its size, the squares are exact.
+    """
+    wide()
+    offset, factor = np.int32(count - 1), np.float32(1 / scale)
     bits = np.uint16(shift)
-    sums, squares = np.zeros(LANES), np.zeros(LANES)
+    sums, squares = np.zeros(LANES, np.float32), np.zeros(LANES, np.int32)
     full = x.size // LANES * LANES if lanes == LANES else 0
     for start in range(0, full, LANES):
         part, row = x[start : start + LANES], symbols[start : start + LANES]
         for j in range(LANES):
-            y = np.float64(2 * np.int32(row[j] >> bits) - offset)
-            sums[j] += np.float64(part[j]) * y
+            y = np.int32(np.int32(2) * np.int32(row[j] >> bits) - offset)
+            sums[j] += part[j] * factor * np.float32(y)
             squares[j] += y * y
     xy, yy = 0.0, 0.0
     for j in range(LANES):
-        xy += sums[j]
-        yy += squares[j]
+        xy += np.float64(sums[j])
+        yy += np.float64(squares[j])
     for i in range(full, x.size):
         at = i if lanes == LANES else i // lanes * LANES + i % lanes
-        y = np.float64(2 * np.int32(symbols[at] >> bits) - offset)
-        xy += np.float64(x[i]) * y
-        yy += y * y
+        value = np.float64(2 * np.int32(symbols[at] >> bits) - offset)
+        xy += np.float64(x[i]) * np.float64(factor) * value
+        yy += value * value
     return xy, yy
 
 

@@ -10,8 +10,11 @@ import numpy as np
 
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.polarcodes import schedule as kinds
-from psnode.codecs.polarcodes.coder import Places, Words16, look_up, read_row, steps_of, write_row
-from psnode.codecs.polarcodes.lanes import LANES, Llrs, Masks, below, f_row, g_row, gather_row, negative
+from psnode.codecs.polarcodes.coder import Words16, likely_of
+from psnode.codecs.polarcodes.lanes import Llrs, Masks, below, f_row, g_row, gather_row, negative
+from psnode.codecs.polarcodes.reader import Reader, read_row
+from psnode.codecs.polarcodes.vectors import LANES
+from psnode.codecs.polarcodes.writer import Writer, write_row
 
 _F_POST, _F_PRIOR, _G_POST, _G_PRIOR, _JOIN = kinds.F_POST, kinds.F_PRIOR, kinds.G_POST, kinds.G_PRIOR, kinds.JOIN
 _FROZEN_FLAT, _FREE_FLAT, _FREE = kinds.FROZEN_FLAT, kinds.FREE_FLAT, kinds.FREE
@@ -74,10 +77,8 @@ def encode_level(
     bits: Masks,
     noise: Masks,
     samples: Llrs,
-    table: Masks,
-    state: Masks,
-    words: Words16,
-    places: Places,
+    table: Words16,
+    writer: Writer,
     raw: Masks,
     lanes: int,
     left: int,
@@ -88,8 +89,9 @@ def encode_level(
     Writes raw rows to `raw` and coded ones to the stream. `left`: rows to be coded from here on, weighted with their lanes;
     what is left afterwards is returned. Once 16 bits a word and `left` exceed `allowed`, the prior's likelier values are taken.
     """
-    index, chances = np.empty(LANES, np.uint32), np.empty(LANES, np.uint32)
+    chances = np.empty(LANES, np.uint32)
     used = np.uint64((1 << lanes) - 1)
+    state, places, log, words = writer  # once: each time would count references
     drawn, filled = 0, 0
     for k in range(steps.shape[0]):
         kind, n, s = steps[k, 0], steps[k, 1], steps[k, 2]
@@ -108,11 +110,10 @@ def encode_level(
             filled += n
         elif kind == _FREE:
             for i in range(n):
-                likely = steps_of(prior, n + i, index)
+                likely = likely_of(prior, n + i, table, chances)
                 bit = likely if 16 * places[0] + left > allowed else negative(post, n + i)
                 bits[s + i] = bit
-                look_up(index, table, chances)
-                write_row(state, chances, np.uint32(bit ^ likely), words, places, used)
+                write_row(state, places, log, words, chances, np.uint32(bit ^ likely), used)
                 left -= lanes
         else:
             _draw(kind, n, s, prior, bits, noise, drawn, samples)
@@ -125,10 +126,9 @@ def encode_level(
             elif kind == _REPEAT:
                 _gather(post, n, s, bits)
                 _gather(prior, n, s, bits)
-                likely = steps_of(prior, 0, index)
+                likely = likely_of(prior, 0, table, chances)
                 turned = likely if 16 * places[0] + left > allowed else negative(post, 0)
-                look_up(index, table, chances)
-                write_row(state, chances, np.uint32(turned ^ likely), words, places, used)
+                write_row(state, places, log, words, chances, np.uint32(turned ^ likely), used)
                 left -= lanes
                 _turn(n, s, bits, turned)
     return left
@@ -141,16 +141,15 @@ def decode_level(
     bits: Masks,
     noise: Masks,
     samples: Llrs,
-    table: Masks,
-    state: Masks,
-    words: Words16,
-    place: Places,
+    table: Words16,
+    reader: Reader,
     raw: Masks,
     lanes: int,
 ) -> None:
     """Overwrite bits[:N] of a level: the LLRs of its prior are in rows N..2N-1 of `prior`, its raw rows in `raw`."""
-    index, chances = np.empty(LANES, np.uint32), np.empty(LANES, np.uint32)
+    chances = np.empty(LANES, np.uint32)
     used = np.uint64((1 << lanes) - 1)
+    state, place, words = reader
     drawn, filled = 0, 0
     for k in range(steps.shape[0]):
         kind, n, s = steps[k, 0], steps[k, 1], steps[k, 2]
@@ -161,9 +160,8 @@ def decode_level(
             filled += n
         elif kind == _FREE:
             for i in range(n):
-                likely = steps_of(prior, n + i, index)
-                look_up(index, table, chances)
-                bits[s + i] = np.uint32(likely ^ read_row(state, chances, words, place, used))
+                likely = likely_of(prior, n + i, table, chances)
+                bits[s + i] = np.uint32(likely ^ read_row(state, place, words, chances, used))
         else:
             _draw(kind, n, s, prior, bits, noise, drawn, samples)
             drawn += n
@@ -172,6 +170,5 @@ def decode_level(
                 filled += 1
             elif kind == _REPEAT:
                 _gather(prior, n, s, bits)
-                likely = steps_of(prior, 0, index)
-                look_up(index, table, chances)
-                _turn(n, s, bits, np.uint32(likely ^ read_row(state, chances, words, place, used)))
+                likely = likely_of(prior, 0, table, chances)
+                _turn(n, s, bits, np.uint32(likely ^ read_row(state, place, words, chances, used)))
