@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from psnode.bench import inputs, operators
 from psnode.bench.bandwidth import read_bandwidth
 from psnode.bench.hardware import hardware, last_level_cache
 from psnode.bench.inputs import Input
-from psnode.bench.rate_distortion import Curve, curve, least_bits, shrunk
+from psnode.bench.quality import quality
+from psnode.bench.rate_distortion import Curve, curve
 from psnode.bench.rotation import Rotation, beyond_cache
 from psnode.bench.timing import rate
 from psnode.codecs import Codec, Payload, available, get_codec
@@ -113,7 +114,7 @@ def _row(spec: str, codec: Codec, memory: Memory, theory: Curve, seconds: float)
     row: dict[str, Any] = {"spec": spec, "size": sum(part.size for part in parts)}
     row |= {"unbiased": codec.unbiased, "lossless": codec.lossless}
     try:
-        row |= _quality(codec, parts, theory)
+        row |= quality(codec, parts, KEY, theory)
         row |= _speed(codec, memory, row["size"], seconds)
         row["allocated"] = _allocated(codec, memory, row["size"])
     except Exception as error:  # one codec that cannot be measured must not end the others' run
@@ -123,34 +124,6 @@ def _row(spec: str, codec: Codec, memory: Memory, theory: Curve, seconds: float)
         row[name]["share"] = row[name]["median"] / row["read"]["median"]
     row["operators"] = operators.measure(spec, memory.inputs, seconds)
     return row
-
-
-def _quality(codec: Codec, parts: list[Floats], theory: Curve) -> dict[str, Any]:
-    nbytes, missed, energy = 0, 0.0, 0.0
-    for part in parts:
-        payload = codec.encode(part, KEY)
-        nbytes += payload.nbytes
-        missed += _squares(part - codec.decode(payload))
-        energy += _squares(part)
-    bits = 8 * nbytes / sum(part.size for part in parts)
-    error = missed / energy if energy else 0.0
-    least, own = (least_bits(error, codec.unbiased), theory.bits_at(shrunk(error, codec.unbiased))) if error else (None, None)
-    return {
-        "bits": bits,
-        "error": error,
-        "shrunk": shrunk(error, codec.unbiased),
-        "over_bound": None if least is None else bits - least,
-        "over_source": None if own is None else bits - own,
-    }
-
-
-def _squares(x: Floats) -> float:
-    return sum(float(np.dot(part, part)) for part in _pieces(x.reshape(-1)))
-
-
-def _pieces(x: Floats) -> Iterator[np.ndarray]:
-    for start in range(0, x.size, 1 << 20):
-        yield x[start : start + (1 << 20)].astype(np.float64)
 
 
 class _Actions:

@@ -108,6 +108,20 @@ def bench_codecs(**options: Any) -> int:
     return measure(**options)
 
 
+@bench.command(name="fidelity", short_help="Every codec's error against polar's at as many bits.")
+@click.option("--codec", "specs", multiple=True, metavar="SPEC", help="Measure this one and polar; repeat; default: all.")
+@click.option("--size", type=click.IntRange(1024), default=2**22, show_default=True, help="Values of N(0,1).")
+@click.option("--gradient", type=click.Path(path_type=Path), metavar="FILE", help="A file of bench record, measured too.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
+@click.option("--plot", "plot_file", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw what was found on N(0,1).")
+@debuggable
+def bench_fidelity(**options: Any) -> int:
+    """Bits and squared error of every codec on N(0,1) and a recorded gradient, and what polar makes of as many bits."""
+    from psnode.bench.fidelity import main as measure
+
+    return measure(**options)
+
+
 @bench.command(name="polar-design", short_help="Make the designs of the polar codec anew.")
 @click.option("--rate", "rates", type=float, multiple=True, metavar="R", help="This rate in bits; repeat; default: all.")
 @click.option(
