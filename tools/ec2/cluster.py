@@ -91,11 +91,20 @@ class Cluster:
 
 def cluster_of(cloud: Cloud, settings: Settings) -> Cluster:
     """The cluster that the settings name; its owner is who the credentials belong to, unless they say another."""
-    owner = settings.owner
-    if not owner:
-        # arn:aws:iam::123456789012:user/ada, arn:aws:sts::123456789012:assumed-role/train/ada, ...:root
-        owner = cloud.ask("get_caller_identity", service="sts")["Arn"].rsplit(":", 1)[-1].rsplit("/", 1)[-1]
+    owner = settings.owner or owner_of(cloud.ask("get_caller_identity", service="sts")["Arn"])
     return Cluster(cloud, settings.name, owner)
+
+
+def owner_of(arn: str) -> str:
+    """Who the credentials with this ARN belong to, the same for all of his commands; unique within an account.
+
+    A user's name, or role-NAME: a role's sessions are called anew by every log-in, except by those of IAM Identity Center, which
+    gives everybody the same roles and calls a session by its user.
+    """
+    kind, *names = arn.rsplit(":", 1)[-1].split("/")
+    if kind != "assumed-role" or names[0].startswith("AWSReservedSSO_"):
+        return names[-1] if names else kind  # root has no name
+    return f"role-{names[0]}"
 
 
 def tags_of(resource: Mapping[str, Any]) -> dict[str, str]:

@@ -41,7 +41,9 @@ class Settings:
         "", "of the cluster: lower-case letters, digits and hyphens; part of every tag", pattern=NAME, example="atomo"
     )
     owner: str = _option(
-        "", "whose cluster it is, a tag; default: the user or role that the credentials belong to", pattern=r"[\w.@=+-]{1,64}"
+        "",
+        "whose cluster it is, a tag; default: the user, or role-NAME of the role, that the credentials belong to",
+        pattern=r"[\w.@=+,-]{1,69}",
     )
     region: str = _option("", "AWS region; default: what AWS_REGION or the profile says", example="us-west-2")
     profile: str = _option("", "profile of the AWS configuration; default: as for every AWS tool")
