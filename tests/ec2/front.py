@@ -44,7 +44,7 @@ class Front:
     tokens: dict[str, tuple[int, str, bytes]] = field(default_factory=dict)
     blind: int = 0  # so many DescribeInstances show nothing yet
     prices: dict[str, float] = field(default_factory=lambda: {"m5.2xlarge": 0.384, "m5.large": 0.096, "c5.2xlarge": 0.34})
-    before: Callable[[str, Form], None] = lambda action, form: None
+    before: Callable[[str, Form], bool] = lambda action, form: True  # whether the call comes through
     after: Callable[[str, Form, bytes], None] = lambda action, form, body: None
 
     def __post_init__(self) -> None:
@@ -84,7 +84,9 @@ class Front:
         form = dict(parse_qsl(body.decode())) if not target else {}
         action = form.get("Action") or target.rsplit(".", 1)[-1]
         self.calls.append((action, form))
-        self.before(action, form)
+        if not self.before(action, form):
+            request.close_connection = True
+            return
         status, kind, answer = self._answer(request, action, form, body)
         if status == 200:
             self.after(action, form, answer)

@@ -42,11 +42,13 @@ def killed_launch(front: Any, config: Path, number: int, *, done: bool) -> None:
     front.calls.clear()
     started = threading.Event()
 
-    def strike() -> None:
+    def strike() -> bool:
         started.wait()
-        if len(front.calls) == number + 1:
-            process.kill()
-            process.wait()
+        if len(front.calls) != number + 1:
+            return True
+        process.kill()
+        process.wait()
+        return False
 
     calls = {"before": lambda action, form: strike(), "after": lambda action, form, body: strike()}
     name = "after" if done else "before"
@@ -87,6 +89,21 @@ def running(api: Any) -> set[str]:
 
 
 WHOLE = Counter({"master": 1, "worker": 2, "security groups": 1, "key pairs": 1, "volumes": 3})
+# what the calls leave, in the order of CALLS
+EFFECTS = {
+    "ImportKeyPair": [Counter({"key pairs": 1})],
+    "CreateSecurityGroup": [Counter({"security groups": 1})],
+    "RunInstances": [Counter({"worker": 2, "volumes": 2}), Counter({"master": 1, "volumes": 1})],
+}
+
+
+def effect(calls: list[str]) -> Counter[str]:
+    """What there is after these first `calls` of a launch."""
+    there: Counter[str] = Counter()
+    for action, each in EFFECTS.items():
+        for one in each[: calls.count(action)]:
+            there += one
+    return there
 
 
 def test_the_list_of_calls_is_that_of_a_launch(ec2: Callable[..., Any], aws: Any) -> None:
@@ -100,6 +117,7 @@ def test_a_launch_killed_there_is_completed_by_another_one(
 ) -> None:
     others = running(api)
     killed_launch(aws, config, number, done=done)
+    assert +all_of(api, config) == effect(CALLS[: number + done])
     left = running(api) - others
     status = ec2("status").out
     assert set(re.findall(r"\bi-[0-9a-f]+", status)) == left
