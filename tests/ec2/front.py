@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ class Front:
     groups: dict[str, dict[str, str]] = field(default_factory=dict)
     consoles: dict[str, str] = field(default_factory=dict)
     tokens: dict[str, tuple[int, str, bytes]] = field(default_factory=dict)
+    ended: set[str] = field(default_factory=set)  # instances
     blind: int = 0  # so many DescribeInstances show nothing yet
     prices: dict[str, float] = field(default_factory=lambda: {"m5.2xlarge": 0.384, "m5.large": 0.096, "c5.2xlarge": 0.34})
     before: Callable[[str, Form], bool] = lambda action, form: True  # whether the call comes through
@@ -103,12 +105,7 @@ class Front:
         for refusal in self.refusals:
             if refusal.action == action and refusal.times > 0 and refusal.applies(form):
                 refusal.times -= 1
-                text = f"<Code>{refusal.code}</Code><Message>{escape(refusal.message)}</Message>"
-                return (
-                    400,
-                    "text/xml",
-                    f"<Response><Errors><Error>{text}</Error></Errors><RequestID>x</RequestID></Response>".encode(),
-                )
+                return _error(refusal.code, refusal.message)
         if action == "GetProducts":
             wanted = {term["Field"]: term["Value"] for term in json.loads(body)["Filters"]}
             rates = [_product(self.prices[name]) for name in [wanted["instanceType"]] if name in self.prices]
@@ -117,10 +114,11 @@ class Front:
             self.blind -= 1
             return _xml(action, "<reservationSet/>")
         if action == "RunInstances":
-            token = form["ClientToken"]
-            if token not in self.tokens:
-                self.tokens[token] = self._forward(request, body)
-            return self.tokens[token]
+            return self._run(request, form, body)
+        if action == "TerminateInstances":
+            done = self._forward(request, body)
+            self.ended |= _instances(done[2])
+            return done
         if action.endswith(("PlacementGroup", "PlacementGroups")):
             return self._placement(action, form)
         if action == "GetConsoleOutput" and form["InstanceId"] in self.consoles:
@@ -128,14 +126,22 @@ class Front:
             return _xml(action, f"<instanceId>{form['InstanceId']}</instanceId><output>{text}</output>")
         return self._forward(request, body)
 
+    def _run(self, request: BaseHTTPRequestHandler, form: Form, body: bytes) -> tuple[int, str, bytes]:
+        token = form["ClientToken"]
+        if token not in self.tokens:
+            answer = self._forward(request, body)
+            if answer[0] != 200:
+                return answer
+            self.tokens[token] = answer
+        if (ids := _instances(self.tokens[token][2])) and ids <= self.ended:
+            return _error("IdempotentInstanceTerminated", "the token was used for an instance that has been terminated")
+        return self.tokens[token]
+
     def _placement(self, action: str, form: Form) -> tuple[int, str, bytes]:
         if action == "CreatePlacementGroup":
             name = form["GroupName"]
             if name in self.groups:
-                return 400, "text/xml", (
-                    b"<Response><Errors><Error><Code>InvalidPlacementGroup.Duplicate</Code><Message>there is one</Message>"
-                    b"</Error></Errors><RequestID>x</RequestID></Response>"
-                )  # fmt: skip
+                return _error("InvalidPlacementGroup.Duplicate", "there is one")
             prefix = "TagSpecification.1.Tag."
             keys = [key for key in form if key.startswith(prefix) and key.endswith(".Key")]
             self.groups[name] = {form[key]: form[key.removesuffix("Key") + "Value"] for key in keys}
@@ -167,6 +173,15 @@ class Front:
             return answer.status, answer.headers.get("Content-Type", "text/xml"), answer.read()
         finally:
             connection.close()
+
+
+def _error(code: str, message: str) -> tuple[int, str, bytes]:
+    text = f"<Code>{code}</Code><Message>{escape(message)}</Message>"
+    return 400, "text/xml", f"<Response><Errors><Error>{text}</Error></Errors><RequestID>x</RequestID></Response>".encode()
+
+
+def _instances(answer: bytes) -> set[str]:
+    return set(re.findall(r"<instanceId>(.*?)</instanceId>", answer.decode()))
 
 
 def _xml(action: str, inner: str) -> tuple[int, str, bytes]:

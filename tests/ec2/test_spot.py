@@ -12,8 +12,11 @@ import pytest
 
 from tools.ec2 import errors
 from tools.ec2.cloud import Cloud
-from tools.ec2.cluster import cluster_of
+from tools.ec2.cluster import Cluster, cluster_of
+from tools.ec2.images import Image
 from tools.ec2.launching import launch
+from tools.ec2.places import Place
+from tools.ec2.requests import Common, start
 from tools.ec2.settings import Settings, load
 
 NO_ROOM = ("InsufficientInstanceCapacity", "We currently do not have sufficient m5.large capacity in the zone you requested")
@@ -67,6 +70,22 @@ def test_a_throttled_call_is_made_again_later_each_time(stubbed: Any, code: str)
     assert all(0.25 * 2**k <= seconds <= 0.5 * 2**k for k, seconds in enumerate(waits))
 
 
+def test_what_ended_since_it_was_asked_for_the_first_time_is_started_anew(stubbed: Any, aws: Any) -> None:
+    stubber, cloud, waits = stubbed
+    ended, runs = (
+        {"InstanceId": f"i-{number}", "State": {"Name": name}} for number, name in enumerate(["terminated", "running"])
+    )
+    stubber.add_response("run_instances", {"Instances": [ended, ended]})
+    stubber.add_client_error("run_instances", "IdempotentInstanceTerminated")
+    stubber.add_response("run_instances", {"Instances": [ended, runs]})
+    common = Common(Image("ami-1", "image", "/dev/sda1"), "key", "sg-1", None)
+    place = Place("us-west-2b", "subnet-1", "vpc-1", "m5.large", "m5.large")
+    started = start(Cluster(cloud, "spot", "ada"), Settings(name="spot"), common, place, "worker", 2, (0,))
+    assert started == {"i-0", "i-1"}
+    assert waits == []
+    stubber.assert_no_pending_responses()
+
+
 def test_throttling_that_does_not_end_is_given_up(stubbed: Any) -> None:
     stubber, cloud, waits = stubbed
     for _ in range(7):
@@ -108,6 +127,24 @@ def test_without_room_for_the_master_the_workers_do_not_stay_behind(
     assert ec2("launch", "--yes", "--method", "spot", "--fallback-zones", "us-west-2c").code == 0
     assert zones(api, config) == ["us-west-2c"] * 3
     assert aws.actions().count("TerminateInstances") == 1
+
+
+def test_what_a_refused_half_started_is_ended_even_if_ec2_does_not_show_it_yet(
+    ec2: Callable[..., Any], aws: Any, api: Any, config: Path
+) -> None:
+    aws.refuse("RunInstances", *NO_ROOM, applies=lambda form: form["MinCount"] == "1")
+    # EC2's parts do not learn of it at the same time
+    aws.refuse("TerminateInstances", "InvalidInstanceID.NotFound", "The instance ID does not exist", times=2)
+
+    def hide(action: str, form: dict[str, str]) -> bool:
+        if action == "RunInstances" and form["MinCount"] == "1":
+            aws.blind = 1
+        return True
+
+    aws.before = hide
+    assert ec2("launch", "--yes", "--capacity-attempts", 1).code == 3
+    assert zones(api, config) == []
+    assert aws.groups == {}
 
 
 def test_when_no_zone_has_room_the_next_type_is_taken_in_the_first(

@@ -35,6 +35,8 @@ _TYPED: Mapping[str, tuple[type[errors.Ec2Error], str]] = {
     "InvalidKeyPair.Duplicate": (errors.AlreadyThereError, ""),
     "InvalidPlacementGroup.Duplicate": (errors.AlreadyThereError, ""),
     "InvalidPermission.Duplicate": (errors.AlreadyThereError, ""),
+    "InvalidInstanceID.NotFound": (errors.NotShownError, "see status, and try again"),
+    "IdempotentInstanceTerminated": (errors.SpentTokenError, ""),
     **dict.fromkeys(
         ("AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch", "ExpiredToken"),
         (errors.AccessError, "these credentials are not valid (any more): aws sts get-caller-identity shows whose they are"),

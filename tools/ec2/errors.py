@@ -15,7 +15,10 @@
     ├── NodeLostError            3   EC2 took a node away (spot, or a failure of its own)
     ├── HostKeyError             4   a host key is not known yet, or is another one
     ├── RemoteError              n   a command on a node failed; its exit code
-    └── AlreadyThereError        1   what was to be made exists; callers look it up
+    ├── AlreadyThereError        1   what was to be made exists; callers look it up
+    ├── NotShownError            1   EC2 does not know yet, or any more, what was named; callers try again, or are content
+    ├── InUseError               1   what was to be removed is in use, perhaps by what is just ending; callers try again
+    └── SpentTokenError          1   what a client token stands for has ended; callers take the next one
 
 A message is one line that says what is wrong and what to do.
 """
@@ -108,3 +111,15 @@ class RemoteError(Ec2Error):
 
 class AlreadyThereError(Ec2Error):
     """A resource of that name exists."""
+
+
+class NotShownError(Ec2Error):
+    """EC2 does not know the instance, or the group, that was named: not yet, or not any more."""
+
+
+class InUseError(Ec2Error):
+    """The group is still in use, perhaps by a network card of an instance that has just ended."""
+
+
+class SpentTokenError(Ec2Error):
+    """The instances that a client token stands for have ended."""

@@ -22,7 +22,7 @@ from tools.ec2.errors import (
 from tools.ec2.images import Image, find_image
 from tools.ec2.places import Place, architecture_of, places
 from tools.ec2.removing import end_nodes
-from tools.ec2.requests import Common, request
+from tools.ec2.requests import Common, start
 from tools.ec2.resources import (
     check_key_name,
     ensure_firewall,
@@ -33,8 +33,6 @@ from tools.ec2.resources import (
     remove_resources,
 )
 from tools.ec2.settings import Settings
-
-_TOKEN_SECONDS = 1800  # shorter than EC2 shows a terminated instance
 
 
 @dataclass(frozen=True)
@@ -127,18 +125,16 @@ def _start_in(cluster: Cluster, settings: Settings, plan: Plan, common: Common, 
     """Start all that is missing in one place; if a part has no room there, end the other part again. Returns the ids."""
     started: set[str] = set()
     before = {node.id for node in plan.nodes}
-    ended, half_hour = sorted(node.id for node in cluster.nodes(ENDED)), int(time.time() // _TOKEN_SECONDS)
     for role, count in plan.missing.items():
         if not count:
             continue
         # those of this role alone: a repeated launch may see the other one's nodes, which the first did not
-        moment = (attempt, *ended, *sorted(node.id for node in plan.nodes if node.role == role), half_hour)
+        moment = (attempt, *sorted(node.id for node in plan.nodes if node.role == role))
         try:
-            done = cluster.cloud.change("run_instances", **request(cluster, settings, common, place, role, count, moment))
-            started |= {instance["InstanceId"] for instance in done.get("Instances", [])}
+            started |= start(cluster, settings, common, place, role, count, moment)
         except Ec2Error:
-            if not cluster.cloud.dry_run:
-                end_nodes(cluster, [node for node in cluster.nodes() if node.id not in before])
+            if not cluster.cloud.dry_run:  # EC2 may not show yet all that it has started
+                end_nodes(cluster, started | {node.id for node in cluster.nodes() if node.id not in before})
             raise
     return started
 

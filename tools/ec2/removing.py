@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection
 
 from tools.ec2.cloud import progress
-from tools.ec2.cluster import LIVE, Cluster, Node
-from tools.ec2.errors import DeadlineError
+from tools.ec2.cluster import LIVE, Cluster
+from tools.ec2.errors import DeadlineError, NotShownError
 from tools.ec2.resources import remove_resources
 
 _PATIENCE = 600.0  # seconds until a terminated instance must be gone
+_UNSHOWN = 8  # tries to end what EC2 has started but does not know of everywhere: a minute
 
 
 def shutdown(cluster: Cluster) -> list[str]:
     """End all nodes and remove the cluster's groups and key; returns what was removed. Confirming it is the caller's."""
     nodes = cluster.nodes()
-    end_nodes(cluster, nodes)
+    end_nodes(cluster, [node.id for node in nodes])
     return [f"{node.name} {node.id}" for node in nodes] + remove_resources(cluster)
 
 
-def end_nodes(cluster: Cluster, nodes: Sequence[Node]) -> None:
+def end_nodes(cluster: Cluster, ids: Collection[str]) -> None:
     """Terminate exactly these instances and wait until none of them is left; spot requests are one-time and end with them."""
-    if not nodes:
+    if not ids:
         return
-    ids = [node.id for node in nodes]
-    cluster.cloud.change("terminate_instances", InstanceIds=ids)
+    for attempt in range(_UNSHOWN):
+        try:
+            cluster.cloud.change("terminate_instances", InstanceIds=sorted(ids))
+            break
+        except NotShownError:
+            if attempt + 1 == _UNSHOWN:
+                raise
+            cluster.cloud.pause(attempt)
     if cluster.cloud.dry_run:
         return
     end = time.monotonic() + _PATIENCE

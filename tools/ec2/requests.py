@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tools.ec2.cluster import Cluster
+from tools.ec2.cluster import ENDED, Cluster
+from tools.ec2.errors import SpentTokenError
 from tools.ec2.images import Image
 from tools.ec2.places import Place
 from tools.ec2.settings import Settings
+
+_LIVES = 100  # so many times all nodes of a role may end and be started anew within the day that EC2 remembers a token
 
 
 @dataclass(frozen=True)
@@ -24,14 +27,32 @@ class Common:
     placement: str | None
 
 
+def start(
+    cluster: Cluster, settings: Settings, common: Common, place: Place, role: str, count: int, moment: Sequence[object]
+) -> set[str]:
+    """Start `count` nodes of `role`, all or none of them; returns their ids.
+
+    A call that is made again with the same `moment`, because nobody knows what became of the first one, finds what that one
+    started. If this has ended since, more are started.
+    """
+    for life in range(_LIVES):
+        try:
+            wanted = request(cluster, settings, common, place, role, count, (*moment, life))
+            found = cluster.cloud.change("run_instances", **wanted).get("Instances", [])
+        except SpentTokenError:
+            continue
+        if not found or any(instance["State"]["Name"] not in ENDED for instance in found):
+            return {instance["InstanceId"] for instance in found}
+    raise SpentTokenError(f"EC2 has ended {_LIVES} such groups of nodes within a day: find out why, and try again tomorrow")
+
+
 def request(
     cluster: Cluster, settings: Settings, common: Common, place: Place, role: str, count: int, moment: Sequence[object]
 ) -> dict[str, Any]:
     """RunInstances for `count` nodes of `role`, all or none of them.
 
-    `moment` is the same for a call that is made again because nobody knows what became of the first one, and another once an
-    instance has ended or time has passed. The client token is made of it: EC2 then starts nothing twice, even while it does
-    not show yet what the first call started.
+    The client token is made of all that and of `moment`: EC2 then starts nothing twice, even while it does not show yet what
+    the first call started.
     """
     wanted: dict[str, Any] = {
         "ImageId": common.image.id,
