@@ -5,14 +5,13 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
+import subprocess
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-NEVER = ["--yes", "--dry-run"]
 
 
 def name_of(config: Path) -> str:
@@ -83,6 +82,88 @@ def test_who_moves_is_let_in_and_the_old_address_is_not(ec2: Any, api: Any, conf
     ]
     ranges = [each["CidrIp"] for rule in group["IpPermissions"] for each in rule["IpRanges"]]
     assert ranges == ["198.51.100.0/28"]
+
+
+def test_who_moves_is_let_into_a_complete_cluster_too(ec2: Any, aws: Any, api: Any, config: Path) -> None:
+    ec2("launch", "--yes")
+    done = ec2("launch", "--dry-run", "--ssh-from", "198.51.100.7/32")
+    assert re.findall(r"^would call ec2 (\w+) ", done.out, re.M) == [
+        "revoke_security_group_ingress",
+        "authorize_security_group_ingress",
+    ]
+    assert ec2("launch", "--yes", "--ssh-from", "198.51.100.7/32").code == 0
+    (group,) = api.describe_security_groups(Filters=[{"Name": "tag:psnode:cluster", "Values": [name_of(config)]}])[
+        "SecurityGroups"
+    ]
+    assert [each["CidrIp"] for rule in group["IpPermissions"] for each in rule["IpRanges"]] == ["198.51.100.7/32"]
+    assert aws.actions().count("RunInstances") == 2
+
+
+def test_efa_may_send_to_its_own_group_by_name(ec2: Any, api: Any, config: Path) -> None:
+    done = ec2("launch", "--yes", "--efa")
+    assert done.code == 0, done.err
+    for _ in range(2):
+        (group,) = api.describe_security_groups(Filters=[{"Name": "tag:psnode:cluster", "Values": [name_of(config)]}])[
+            "SecurityGroups"
+        ]
+        pairs = [each["GroupId"] for rule in group["IpPermissionsEgress"] for each in rule.get("UserIdGroupPairs", [])]
+        assert pairs == [group["GroupId"]]
+        assert ec2("launch", "--yes", "--efa").code == 0
+
+
+def other_key(folder: Path) -> Path:
+    path = folder / "other key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path], check=True)
+    return path
+
+
+def test_a_key_pair_of_another_key_is_replaced_before_there_are_nodes(
+    ec2: Any, aws: Any, api: Any, config: Path, tmp_path: Path
+) -> None:
+    aws.refuse("RunInstances", "VcpuLimitExceeded")
+    aws.refuse("DeleteKeyPair", "UnauthorizedOperation")
+    assert ec2("launch", "--yes").code == 2
+    key = other_key(tmp_path)
+    assert ec2("launch", "--yes", "--path-to-keyfile", key).code == 0
+    mine = [{"Name": "tag:psnode:cluster", "Values": [name_of(config)]}]
+    (pair,) = api.describe_key_pairs(Filters=mine, IncludePublicKey=True)["KeyPairs"]
+    assert pair["PublicKey"].split()[:2] == key.with_suffix(".pub").read_text().split()[:2]
+    assert {instance["KeyName"] for instance in live(api, config)} == {pair["KeyName"]}
+
+
+def test_nodes_that_let_in_another_key_are_not_joined_by_such_as_let_in_this_one(
+    ec2: Any, aws: Any, config: Path, tmp_path: Path
+) -> None:
+    assert ec2("launch", "--yes", "--n-workers", 1).code == 0
+    done = ec2("launch", "--yes", "--path-to-keyfile", other_key(tmp_path))
+    assert done.code == 2
+    assert "let in another key than" in done.err
+    assert aws.actions().count("RunInstances") == 2
+
+
+def test_a_second_master_is_refused_and_named(ec2: Any, aws: Any, api: Any, config: Path) -> None:
+    ec2("launch", "--yes", "--n-workers", 1)
+    found = live(api, config)
+    worker = next(instance["InstanceId"] for instance in found if tags(instance)["psnode:role"] == "worker")
+    api.create_tags(Resources=[worker], Tags=[{"Key": "psnode:role", "Value": "master"}])
+    done = ec2("launch", "--yes")
+    assert done.code == 2
+    assert "the cluster has 2 masters" in done.err
+    assert worker in done.err
+    assert aws.actions().count("RunInstances") == 2
+    assert ec2("get_hosts", "--n-workers", 1).code == 2
+
+
+def test_a_launch_whose_nodes_do_not_start_says_what_stays(ec2: Any, aws: Any, api: Any, config: Path) -> None:
+    def take(action: str, form: dict[str, str], body: bytes) -> None:
+        if action == "RunInstances" and form["MinCount"] == "1":
+            api.terminate_instances(InstanceIds=re.findall(r"<instanceId>(.*?)</instanceId>", body.decode()))
+
+    aws.after = take
+    done = ec2("launch", "--yes")
+    assert done.code == 3
+    assert "the other nodes stay, and cost: status shows them" in done.err
+    assert len(re.findall(r"^worker-", ec2("status").out, re.M)) == len(live(api, config)) == 2
 
 
 def test_a_second_launch_changes_nothing(ec2: Any, aws: Any, api: Any, config: Path) -> None:

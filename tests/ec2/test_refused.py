@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,6 +99,14 @@ def test_a_file_that_is_no_toml_or_missing(refused: RefusedLaunch, config: Path)
 )
 def test_a_setting_that_cannot_be(refused: RefusedLaunch, flag: str, value: object, words: str) -> None:
     assert words in refused(flag, value)
+
+
+def test_a_key_name_of_another_key(refused: RefusedLaunch, aws: Any, api: Any, tmp_path: Path) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True)
+    name = f"other-{os.getpid()}"
+    api.import_key_pair(KeyName=name, PublicKeyMaterial=(tmp_path / "other.pub").read_bytes())
+    aws.calls.clear()
+    assert f"key_name {name} is another key than" in refused("--key-name", name)
 
 
 def test_more_nodes_or_more_money_than_the_caps_allow(refused: RefusedLaunch) -> None:

@@ -82,7 +82,7 @@ class Cluster:
     def complete(self, n_workers: int) -> list[Node]:
         """The master and `n_workers` workers, all running. Raises NoClusterError."""
         nodes = self.running()
-        if len(nodes) != n_workers + 1 or nodes[0].role != "master":
+        if len(nodes) != n_workers + 1 or [node.role for node in nodes].count("master") != 1:
             raise NoClusterError(
                 f"{len(nodes)} of {n_workers + 1} nodes are running: run launch to complete the cluster, then setup"
             )

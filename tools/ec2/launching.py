@@ -24,10 +24,11 @@ from tools.ec2.places import Place, architecture_of, places
 from tools.ec2.removing import end_nodes
 from tools.ec2.requests import Common, start
 from tools.ec2.resources import (
-    check_key_name,
+    check_key,
     ensure_firewall,
     ensure_key,
     ensure_placement,
+    let_in,
     own_range,
     public_key,
     remove_resources,
@@ -57,7 +58,9 @@ def launch(cluster: Cluster, settings: Settings, confirm: Callable[[str], None])
     """Bring the cluster to its size and wait until every node runs; `confirm` raises DeclinedError if the user says no."""
     plan = make_plan(cluster, settings)
     started: set[str] = set()
-    if any(plan.missing.values()):
+    if not any(plan.missing.values()):
+        let_in(cluster, settings, plan.ssh_from)
+    else:
         confirm(str(plan))
         try:
             started = _start(cluster, settings, plan)
@@ -67,7 +70,13 @@ def launch(cluster: Cluster, settings: Settings, confirm: Callable[[str], None])
                     if not cluster.nodes():
                         remove_resources(cluster)
             raise
-    return [] if cluster.cloud.dry_run else wait(cluster, settings, started)
+    if cluster.cloud.dry_run:
+        return []
+    try:
+        return wait(cluster, settings, started)
+    except Ec2Error:
+        progress("the other nodes stay, and cost: status shows them, launch completes the cluster, shutdown ends it")
+        raise
 
 
 def make_plan(cluster: Cluster, settings: Settings) -> Plan:
@@ -82,7 +91,10 @@ def make_plan(cluster: Cluster, settings: Settings) -> Plan:
         raise ConfigurationError(
             f"the cluster has {have['worker']} workers, and n_workers is {settings.n_workers}: raise it, or run shutdown first"
         )
-    check_key_name(cluster, settings)
+    if have["master"] > 1:
+        masters = " and ".join(node.id for node in nodes if node.role == "master")
+        raise ConfigurationError(f"the cluster has {have['master']} masters, {masters}: end one in the console, or run shutdown")
+    check_key(cluster, settings, public, nodes)
     where = places(cloud, settings, only=nodes[0].zone if nodes else "")
     types = [settings.master_type] + settings.n_workers * [settings.worker_type]
     every = [*types, *settings.fallback_types]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import subprocess
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tools.ec2.cluster import CLUSTER, OWNER, Cluster, tags_of
+from tools.ec2.cluster import CLUSTER, OWNER, Cluster, Node, tags_of
 from tools.ec2.errors import AlreadyThereError, ConfigurationError, Ec2Error
 from tools.ec2.settings import Settings
 
@@ -33,20 +34,35 @@ def public_key(keyfile: Path) -> str:
     return done.stdout.strip()
 
 
-def check_key_name(cluster: Cluster, settings: Settings) -> None:
-    """That the key pair `key_name` exists. Raises ConfigurationError."""
+def check_key(cluster: Cluster, settings: Settings, public: str, nodes: Sequence[Node]) -> None:
+    """That the key pair `key_name` exists, and that it, or the one that `nodes` let in, is that of the private key at hand.
+
+    Raises ConfigurationError.
+    """
     if settings.key_name:
-        cluster.cloud.ask("describe_key_pairs", KeyNames=[settings.key_name])
+        (pair,) = cluster.cloud.ask("describe_key_pairs", KeyNames=[settings.key_name], IncludePublicKey=True)["KeyPairs"]
+        if not _same(pair, public):
+            raise ConfigurationError(
+                f"key_name {settings.key_name} is another key than {settings.keyfile}: name its private half in path_to_keyfile, "
+                "or leave key_name out"
+            )
+    elif nodes and (found := _key_pair(cluster)) and not _same(found, public):
+        raise ConfigurationError(
+            f"the nodes of this cluster let in another key than {settings.keyfile}: set path_to_keyfile to the one they were "
+            "launched with, or run shutdown first"
+        )
 
 
 def ensure_key(cluster: Cluster, settings: Settings, public: str) -> str:
     """The name of the EC2 key pair: the user's own, or one for this cluster made of `public`."""
     if settings.key_name:
         return settings.key_name
+    if (old := _key_pair(cluster)) and not _same(old, public):  # of a cluster without nodes, as check_key has seen
+        cluster.cloud.change("delete_key_pair", KeyName=old["KeyName"])
 
     def found() -> str | None:
-        pairs = cluster.cloud.ask("describe_key_pairs", Filters=cluster.filters())["KeyPairs"]
-        return pairs[0]["KeyName"] if pairs else None
+        pair = _key_pair(cluster)
+        return pair["KeyName"] if pair and _same(pair, public) else None
 
     def make() -> None:
         tags = cluster.tags("key-pair")
@@ -55,8 +71,18 @@ def ensure_key(cluster: Cluster, settings: Settings, public: str) -> str:
     return _ensure(cluster, "key pair", found, make)
 
 
+def _key_pair(cluster: Cluster) -> dict[str, Any] | None:
+    pairs = cluster.cloud.ask("describe_key_pairs", Filters=cluster.filters(), IncludePublicKey=True)["KeyPairs"]
+    return pairs[0] if pairs else None
+
+
+def _same(pair: dict[str, Any], public: str) -> bool:
+    """Whether a key pair of EC2's is that of `public`, whatever is written behind it."""
+    return "PublicKey" not in pair or pair["PublicKey"].split()[:2] == public.split()[:2]
+
+
 def ensure_firewall(cluster: Cluster, settings: Settings, vpc: str, ssh_from: str) -> str:
-    """The id of the cluster's security group: port 22 from `ssh_from`, everything among members, nothing else."""
+    """The id of the cluster's security group: in come port 22 from `ssh_from`, everything from members, nothing else."""
 
     def found() -> str | None:
         filters = [*cluster.filters(), {"Name": "vpc-id", "Values": [vpc]}]
@@ -71,18 +97,23 @@ def ensure_firewall(cluster: Cluster, settings: Settings, vpc: str, ssh_from: st
         )
 
     group = _ensure(cluster, "security group", found, make)
-    _settle_rules(cluster, group, ssh_from)
+    _settle_rules(cluster, settings, group, ssh_from)
     return group
 
 
-def _settle_rules(cluster: Cluster, group: str, ssh_from: str) -> None:
+def let_in(cluster: Cluster, settings: Settings, ssh_from: str) -> None:
+    """Open the cluster's security group, if there is one, to `ssh_from` and to nobody else: its owner may have moved."""
+    for group in cluster.cloud.ask("describe_security_groups", Filters=cluster.filters())["SecurityGroups"]:
+        if _own(cluster, group):
+            _settle_rules(cluster, settings, group["GroupId"], ssh_from)
+
+
+def _settle_rules(cluster: Cluster, settings: Settings, group: str, ssh_from: str) -> None:
     """Make the group's ingress what it should be, adding and removing what differs."""
     cloud = cluster.cloud
-    now = (
-        set()
-        if cloud.dry_run and group.startswith("(")
-        else _rules(cloud.ask("describe_security_groups", GroupIds=[group]), group)
-    )
+    new = cloud.dry_run and group.startswith("(")
+    there = {} if new else cloud.ask("describe_security_groups", GroupIds=[group])["SecurityGroups"][0]
+    now = _rules(there.get("IpPermissions", []))
     family = "Ipv6Ranges" if ":" in ssh_from else "IpRanges"
     wanted = {("tcp", 22, 22, family, ssh_from), ("-1", -1, -1, "UserIdGroupPairs", group)}
     for call, rules in (("revoke_security_group_ingress", now - wanted), ("authorize_security_group_ingress", wanted - now)):
@@ -91,13 +122,18 @@ def _settle_rules(cluster: Cluster, group: str, ssh_from: str) -> None:
                 cloud.change(call, GroupId=group, IpPermissions=[_permission(*rule) for rule in sorted(rules)])
             except AlreadyThereError:  # by another launch of the same cluster, at the same time
                 continue
+    # that everything may go out, as in every new group, is not enough for EFA: it wants its own group named
+    members = ("-1", -1, -1, "UserIdGroupPairs", group)
+    if settings.efa and members not in _rules(there.get("IpPermissionsEgress", [])):
+        with contextlib.suppress(AlreadyThereError):
+            cloud.change("authorize_security_group_egress", GroupId=group, IpPermissions=[_permission(*members)])
 
 
-def _rules(found: dict[str, Any], group: str) -> set[tuple[str, int, int, str, str]]:
+def _rules(permissions: Sequence[dict[str, Any]]) -> set[tuple[str, int, int, str, str]]:
     keys = {"IpRanges": "CidrIp", "Ipv6Ranges": "CidrIpv6", "UserIdGroupPairs": "GroupId"}
     return {
         (each["IpProtocol"], each.get("FromPort", -1), each.get("ToPort", -1), family, member[key])
-        for each in found["SecurityGroups"][0]["IpPermissions"]
+        for each in permissions
         for family, key in keys.items()
         for member in each.get(family, [])
     }
