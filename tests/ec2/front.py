@@ -109,6 +109,8 @@ class Front:
         if action == "GetProducts":
             wanted = {term["Field"]: term["Value"] for term in json.loads(body)["Filters"]}
             rates = [_product(self.prices[name]) for name in [wanted["instanceType"]] if name in self.prices]
+            # a reserved block of capacity is paid beforehand
+            rates += [_product(0.0) for _ in rates if wanted.get("marketoption") != "OnDemand"]
             return 200, "application/x-amz-json-1.1", json.dumps({"FormatVersion": "aws_v1", "PriceList": rates}).encode()
         if action == "DescribeInstances" and self.blind > 0:
             self.blind -= 1

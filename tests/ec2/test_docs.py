@@ -33,7 +33,7 @@ def permissions() -> str:
     """Of every call in the source, as IAM spells it."""
     source = "".join(path.read_text() for path in (ROOT / "tools" / "ec2").glob("*.py"))
     calls = set(re.findall(r"""\.(?:ask|change)\(\s*"(\w+)"|change\(call""", source)) - {""}
-    calls |= set(re.findall(r'"((?:revoke|authorize)_\w+)"', source))
+    calls |= set(re.findall(r'"((?:revoke|authorize|delete)_\w+)"', source))
     spelled = {"".join(part.capitalize() for part in call.split("_")) for call in calls}
     services = {"GetCallerIdentity": "sts", "GetProducts": "pricing"}
     names = [*(f"{services.get(name, 'ec2')}:{name}" for name in spelled), "ec2:CreateTags"]

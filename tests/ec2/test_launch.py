@@ -46,11 +46,11 @@ def test_launch_starts_a_master_and_the_workers_with_tags(ec2: Any, api: Any, co
 def test_what_is_asked_of_ec2_keeps_the_nodes_safe(ec2: Any, aws: Any, api: Any, config: Path) -> None:
     assert ec2("launch", "--yes", "--method", "spot", "--spot-price", 0.05).code == 0
     asked = [form for action, form in aws.calls if action == "RunInstances"]
+    assert all(form["InstanceMarketOptions.SpotOptions.MaxPrice"] == "0.05" for form in asked)
     assert [form["MinCount"] + form["MaxCount"] for form in asked] == ["22", "11"]
     for form in asked:
         assert form["MetadataOptions.HttpTokens"] == "required"
         assert form["InstanceInitiatedShutdownBehavior"] == "terminate"
-        assert form["InstanceMarketOptions.SpotOptions.MaxPrice"] == "0.05"
         assert form["InstanceMarketOptions.SpotOptions.SpotInstanceType"] == "one-time"
         assert form["BlockDeviceMapping.1.Ebs.DeleteOnTermination"] == "true"
         tagged = {form[f"TagSpecification.{n}.ResourceType"] for n in range(1, 5)}
@@ -109,6 +109,24 @@ def test_efa_may_send_to_its_own_group_by_name(ec2: Any, api: Any, config: Path)
         pairs = [each["GroupId"] for rule in group["IpPermissionsEgress"] for each in rule.get("UserIdGroupPairs", [])]
         assert pairs == [group["GroupId"]]
         assert ec2("launch", "--yes", "--efa").code == 0
+
+
+def test_nodes_have_public_addresses_in_a_subnet_that_gives_none(ec2: Any, aws: Any, api: Any, config: Path) -> None:
+    vpc = api.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
+    made = api.create_subnet(VpcId=vpc, CidrBlock="10.9.1.0/24", AvailabilityZone="us-west-2b")["Subnet"]
+    assert not made["MapPublicIpOnLaunch"]
+    done = ec2("launch", "--yes", "--subnet-id", made["SubnetId"])
+    assert done.code == 0, done.err
+    found = live(api, config)
+    assert [instance["SubnetId"] for instance in found] == [made["SubnetId"]] * 3
+    assert all(instance["PublicIpAddress"] for instance in found)
+    mine = [{"Name": "tag:psnode:cluster", "Values": [name_of(config)]}]
+    (group,) = api.describe_security_groups(Filters=mine)["SecurityGroups"]
+    asked = [form for action, form in aws.calls if action == "RunInstances"]
+    assert {form["NetworkInterface.1.SecurityGroupId.1"] for form in asked} == {group["GroupId"]}
+    ec2("shutdown", "--yes")
+    assert ec2("launch", "--yes", "--subnet-id", made["SubnetId"], "--connect", "private").code == 0
+    assert not any(instance.get("PublicIpAddress") for instance in live(api, config))
 
 
 def other_key(folder: Path) -> Path:

@@ -89,6 +89,8 @@ def test_a_file_that_is_no_toml_or_missing(refused: RefusedLaunch, config: Path)
         ("--method", "Spot", "method must be on-demand or spot, not 'Spot'; did you mean spot?"),
         ("--name", "Ada's", 'name is "Ada\'s", which it cannot be'),
         ("--spot-price", 0.1, "spot_price is 0.1 but method is on-demand"),
+        ("--prices", "m5.large=0", "prices: that of m5.large is 0: it must be more than 0"),
+        ("--prices", "m5.large=-2", "prices: that of m5.large is -2: it must be more than 0"),
         ("--ssh-from", "0.0.0.0/0", "the whole Internet"),
         ("--image-id", "ami-0123456789abcdef0", "check image_id"),
         ("--subnet-id", "subnet-00000000", "check subnet_id"),
@@ -114,6 +116,16 @@ def test_more_nodes_or_more_money_than_the_caps_allow(refused: RefusedLaunch) ->
     # three at 0.096 and at 1.00 USD
     assert "3 nodes may cost 0.29 USD an hour, over max_hourly_price = 0.2" in refused("--max-hourly-price", 0.2)
     assert "may cost 3.00 USD" in refused("--method", "spot", "--spot-price", 1, "--max-hourly-price", 2.99)
+
+
+@pytest.mark.parametrize("price", [-1, 0.00001])
+def test_a_spot_price_that_nothing_costs(refused: RefusedLaunch, price: float) -> None:
+    assert "spot_price must be" in refused("--method", "spot", "--spot-price", price)
+
+
+def test_a_price_of_nothing_is_no_price(refused: RefusedLaunch, aws: Any) -> None:
+    aws.prices["r5.large"] = 0.0
+    assert "write prices = {" in refused("--worker-type", "r5.large")
 
 
 def test_a_price_that_nobody_knows(refused: RefusedLaunch) -> None:

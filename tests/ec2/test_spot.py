@@ -16,6 +16,7 @@ from tools.ec2.cluster import Cluster, cluster_of
 from tools.ec2.images import Image
 from tools.ec2.launching import launch
 from tools.ec2.places import Place
+from tools.ec2.removing import shutdown
 from tools.ec2.requests import Common, start
 from tools.ec2.settings import Settings, load
 
@@ -79,7 +80,7 @@ def test_what_ended_since_it_was_asked_for_the_first_time_is_started_anew(stubbe
     stubber.add_client_error("run_instances", "IdempotentInstanceTerminated")
     stubber.add_response("run_instances", {"Instances": [ended, runs]})
     common = Common(Image("ami-1", "image", "/dev/sda1"), "key", "sg-1", None)
-    place = Place("us-west-2b", "subnet-1", "vpc-1", "m5.large", "m5.large")
+    place = Place("us-west-2b", "subnet-1", "vpc-1", True, "m5.large", "m5.large")
     started = start(Cluster(cloud, "spot", "ada"), Settings(name="spot"), common, place, "worker", 2, (0,))
     assert started == {"i-0", "i-1"}
     assert waits == []
@@ -96,6 +97,32 @@ def test_throttling_that_does_not_end_is_given_up(stubbed: Any) -> None:
     assert len(waits) == 6
     assert sum(waits) < 60
     stubber.assert_no_pending_responses()
+
+
+def test_shutdown_waits_until_nothing_uses_the_groups_any_more(ec2: Callable[..., Any], aws: Any, api: Any, config: Path) -> None:
+    assert ec2("launch", "--yes").code == 0
+    aws.refuse("DeleteSecurityGroup", "DependencyViolation", "resource sg-1 has a dependent object", times=5)
+    aws.refuse("DeletePlacementGroup", "InvalidPlacementGroup.InUse", times=2)
+    waits: list[float] = []
+    settings = load(config, {})
+    shutdown(cluster_of(Cloud(settings, sleep=waits.append), settings))
+    assert len(waits) >= 7
+    assert zones(api, config) == []
+    assert aws.groups == {}
+    mine = [{"Name": "tag:psnode:cluster", "Values": [settings.name]}]
+    assert api.describe_security_groups(Filters=mine)["SecurityGroups"] == []
+    assert api.describe_key_pairs(Filters=mine)["KeyPairs"] == []
+
+
+def test_a_group_that_stays_in_use_does_not_keep_the_rest(aws: Any, ec2: Callable[..., Any], config: Path) -> None:
+    assert ec2("launch", "--yes").code == 0
+    aws.refuse("DeleteSecurityGroup", "DependencyViolation", "resource sg-1 has a dependent object", times=999)
+    waits: list[float] = []
+    settings = load(config, {})
+    with pytest.raises(errors.InUseError, match=r"\(DependencyViolation\): see in the console what uses it"):
+        shutdown(cluster_of(Cloud(settings, sleep=waits.append), settings))
+    assert 60 < sum(waits) < 600
+    assert aws.groups == {}
 
 
 def zones(api: Any, config: Path) -> list[str]:
@@ -205,6 +232,15 @@ def test_a_node_that_ec2_takes_while_the_cluster_starts_is_named(
     assert re.search(r"error: i-\w+ was ended by EC2 \(.*\): run launch again to replace it", done.err)
     assert ec2("launch", "--yes", "--method", "spot").code == 0
     assert zones(api, config) == ["us-west-2b"] * 3
+
+
+def test_the_highest_price_is_asked_as_it_was_written(ec2: Callable[..., Any], aws: Any) -> None:
+    prices = ["0.1234567", "3", "0.0001"]
+    for price in prices:
+        aws.refuse("RunInstances", "SpotMaxPriceTooLow")
+        ec2("launch", "--yes", "--method", "spot", "--spot-price", price, "--capacity-attempts", 1)
+    asked = [form["InstanceMarketOptions.SpotOptions.MaxPrice"] for action, form in aws.calls if action == "RunInstances"]
+    assert asked == prices
 
 
 def test_cost_counts_hours_at_the_price_of_each_kind(ec2: Callable[..., Any], aws: Any, api: Any, config: Path) -> None:

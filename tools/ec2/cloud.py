@@ -36,6 +36,14 @@ _TYPED: Mapping[str, tuple[type[errors.Ec2Error], str]] = {
     "InvalidPlacementGroup.Duplicate": (errors.AlreadyThereError, ""),
     "InvalidPermission.Duplicate": (errors.AlreadyThereError, ""),
     "InvalidInstanceID.NotFound": (errors.NotShownError, "see status, and try again"),
+    **dict.fromkeys(
+        ("InvalidGroup.NotFound", "InvalidPlacementGroup.Unknown"),
+        (errors.NotShownError, "see status, and try again"),
+    ),
+    **dict.fromkeys(
+        ("DependencyViolation", "InvalidGroup.InUse", "InvalidPlacementGroup.InUse"),
+        (errors.InUseError, "see in the console what uses it, and run shutdown again"),
+    ),
     "IdempotentInstanceTerminated": (errors.SpentTokenError, ""),
     **dict.fromkeys(
         ("AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch", "ExpiredToken"),

@@ -12,11 +12,12 @@ from tools.ec2.settings import Settings, nearest
 
 @dataclass(frozen=True)
 class Place:
-    """A zone and its subnet, and the types to start there."""
+    """A zone and its subnet, and the types to start there. `maps`: whether the subnet gives public addresses by itself."""
 
     zone: str
     subnet: str
     vpc: str
+    maps: bool
     master_type: str
     worker_type: str
 
@@ -64,13 +65,16 @@ def places(cloud: Cloud, settings: Settings, only: str = "") -> list[Place]:
     return found
 
 
-def _subnets(cloud: Cloud, settings: Settings) -> dict[str, tuple[str, str]]:
-    """(subnet, VPC) by zone."""
+def _subnets(cloud: Cloud, settings: Settings) -> dict[str, tuple[str, str, bool]]:
+    """(subnet, VPC, whether it gives public addresses) by zone."""
     if settings.subnet_id:
         found = cloud.ask("describe_subnets", SubnetIds=[settings.subnet_id])
     else:
         found = cloud.ask("describe_subnets", Filters=[{"Name": "default-for-az", "Values": ["true"]}])
-    subnets = {each["AvailabilityZone"]: (each["SubnetId"], each["VpcId"]) for each in found["Subnets"]}
+    subnets = {
+        each["AvailabilityZone"]: (each["SubnetId"], each["VpcId"], each.get("MapPublicIpOnLaunch", False))
+        for each in found["Subnets"]
+    }
     if not subnets:
         raise ConfigurationError("the region has no default subnets: set subnet_id to one of yours")
     return dict(sorted(subnets.items()))

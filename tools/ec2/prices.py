@@ -23,11 +23,12 @@ def on_demand(cloud: Cloud, settings: Settings, name: str) -> float:
         "tenancy": "Shared",
         "preInstalledSw": "NA",
         "capacitystatus": "Used",
+        "marketoption": "OnDemand",  # and no block of capacity, which costs nothing by the hour
     }
     filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in terms.items()]
     try:
         found = cloud.ask("get_products", service="pricing", ServiceCode="AmazonEC2", Filters=filters)["PriceList"]
-        return min(_hourly(json.loads(product)) for product in found)
+        return max(_hourly(json.loads(product)) for product in found)
     except (Ec2Error, ValueError, LookupError, TypeError) as error:
         raise ConfigurationError(
             f'the price of {name} in {region} cannot be asked ({error}): write prices = {{"{name}" = USD an hour}}'
@@ -36,7 +37,8 @@ def on_demand(cloud: Cloud, settings: Settings, name: str) -> float:
 
 def _hourly(product: dict[str, Any]) -> float:
     dimensions = [rate for term in product["terms"]["OnDemand"].values() for rate in term["priceDimensions"].values()]
-    return min(float(rate["pricePerUnit"]["USD"]) for rate in dimensions if rate["unit"] == "Hrs")
+    rates = [float(rate["pricePerUnit"]["USD"]) for rate in dimensions if rate["unit"] == "Hrs"]
+    return max(rate for rate in rates if rate > 0)
 
 
 def spot(cloud: Cloud, name: str, zone: str) -> float | None:

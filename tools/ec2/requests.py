@@ -70,7 +70,8 @@ def request(
         **_network(settings, common, place),
     }
     if settings.method == "spot":
-        limit = {"MaxPrice": f"{settings.spot_price:g}"} if settings.spot_price else {}
+        # in full: not rounded up, and no exponent
+        limit = {"MaxPrice": f"{settings.spot_price:.8f}".rstrip("0").rstrip(".")} if settings.spot_price else {}
         options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate", **limit}
         wanted["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
         wanted["TagSpecifications"] += cluster.tags("spot-instances-request", role=role)
@@ -89,13 +90,9 @@ def _root_volume(image: Image, settings: Settings) -> dict[str, Any]:
 
 
 def _network(settings: Settings, common: Common, place: Place) -> dict[str, Any]:
-    if not settings.efa:
+    gives = settings.connect == "public" and not place.maps  # a public address, which the subnet does not
+    if not settings.efa and not gives:
         return {"SubnetId": place.subnet, "SecurityGroupIds": [common.firewall]}
-    card = {
-        "DeviceIndex": 0,
-        "SubnetId": place.subnet,
-        "Groups": [common.firewall],
-        "InterfaceType": "efa",
-        "DeleteOnTermination": True,
-    }
-    return {"NetworkInterfaces": [{**card, "AssociatePublicIpAddress": True} if settings.connect == "public" else card]}
+    card = {"DeviceIndex": 0, "SubnetId": place.subnet, "Groups": [common.firewall], "DeleteOnTermination": True}
+    efa = {"InterfaceType": "efa"} if settings.efa else {}
+    return {"NetworkInterfaces": [{**card, **efa, **({"AssociatePublicIpAddress": True} if gives else {})}]}

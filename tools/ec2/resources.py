@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tools.ec2.cloud import progress
 from tools.ec2.cluster import CLUSTER, OWNER, Cluster, Node, tags_of
-from tools.ec2.errors import AlreadyThereError, ConfigurationError, Ec2Error
+from tools.ec2.errors import AlreadyThereError, ConfigurationError, Ec2Error, InUseError, NotShownError
 from tools.ec2.settings import Settings
 
+_IN_USE = 24  # tries to remove a group that is still in use: about four minutes
 _OWN_ADDRESS = "https://checkip.amazonaws.com"  # answers with the address that the question came from
 
 
@@ -194,21 +196,47 @@ def own_range(settings: Settings) -> str:
 
 
 def remove_resources(cluster: Cluster) -> list[str]:
-    """Remove the groups and the key pair of a cluster without nodes; returns their names."""
-    cloud, gone = cluster.cloud, []
-    for group in cloud.ask("describe_security_groups", Filters=cluster.filters())["SecurityGroups"]:
+    """Remove the groups and the key pair of a cluster without nodes; returns their names.
+
+    What cannot be removed does not keep the rest: the first error is raised when all has been tried.
+    """
+    cloud, filters = cluster.cloud, cluster.filters()
+    calls: list[tuple[str, str, dict[str, str]]] = []
+    for group in cloud.ask("describe_security_groups", Filters=filters)["SecurityGroups"]:
         if _own(cluster, group):
-            cloud.change("delete_security_group", GroupId=group["GroupId"])
-            gone.append(f"security group {group['GroupName']}")
-    for group in cloud.ask("describe_placement_groups", Filters=cluster.filters())["PlacementGroups"]:
+            calls.append((f"security group {group['GroupName']}", "delete_security_group", {"GroupId": group["GroupId"]}))
+    for group in cloud.ask("describe_placement_groups", Filters=filters)["PlacementGroups"]:
         if _own(cluster, group) and group["State"] in ("pending", "available"):
-            cloud.change("delete_placement_group", GroupName=group["GroupName"])
-            gone.append(f"placement group {group['GroupName']}")
-    for pair in cloud.ask("describe_key_pairs", Filters=cluster.filters())["KeyPairs"]:
+            calls.append((f"placement group {group['GroupName']}", "delete_placement_group", {"GroupName": group["GroupName"]}))
+    for pair in cloud.ask("describe_key_pairs", Filters=filters)["KeyPairs"]:
         if _own(cluster, pair):
-            cloud.change("delete_key_pair", KeyName=pair["KeyName"])
-            gone.append(f"key pair {pair['KeyName']}")
+            calls.append((f"key pair {pair['KeyName']}", "delete_key_pair", {"KeyName": pair["KeyName"]}))
+    gone, failed = [], []
+    for name, call, what in calls:
+        try:
+            _remove(cluster, call, what)
+            gone.append(name)
+        except Ec2Error as error:
+            failed.append(error)
+    if failed:
+        raise failed[0]
     return gone
+
+
+def _remove(cluster: Cluster, call: str, what: dict[str, str]) -> None:
+    """Make the call until nothing uses any more what it removes: network cards outlast their instances by some seconds."""
+    for attempt in range(_IN_USE):
+        try:
+            cluster.cloud.change(call, **what)
+        except NotShownError:
+            return
+        except InUseError:
+            if attempt + 1 == _IN_USE:
+                raise
+            progress(f"waiting until nothing uses {' '.join(what.values())} any more")
+            cluster.cloud.pause(attempt, first=1.0, longest=15.0)
+        else:
+            return
 
 
 def _own(cluster: Cluster, resource: dict[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 from tools.ec2.errors import ConfigurationError
 
 NAME = r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?"
+_LEAST_PRICE = 0.0001
 TYPE = r"[a-z0-9-]+\.[a-z0-9-]+"
 
 
@@ -103,6 +104,11 @@ class Settings:
             _address("nfs_ip_address", self.nfs_ip_address)
         if self.ssh_from != "auto":
             _cidr(self.ssh_from)
+        if 0 < self.spot_price < _LEAST_PRICE:
+            raise ConfigurationError(f"spot_price must be 0, for no limit of its own, or at least {_LEAST_PRICE:g} USD an hour")
+        for name, price in self.prices.items():
+            if price <= 0:
+                raise ConfigurationError(f"prices: that of {name} is {price:g}: it must be more than 0 USD an hour")
         if self.spot_price and self.method != "spot":
             raise ConfigurationError(f"spot_price is {self.spot_price:g} but method is on-demand: set method to spot, or drop it")
         if self.n_workers + 1 > self.max_instances:
