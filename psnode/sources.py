@@ -21,7 +21,7 @@ PREFIX = "PSNODE_"
 FILE_VARIABLE = "PSNODE_CONFIG"
 RECORD = "config.json"  # what a run leaves in its directory; its member `config` is Config.to_dict()
 # variables of the project's own scripts, which are not settings of a run
-_OTHER_VARIABLES = frozenset({FILE_VARIABLE, "PSNODE_VENV", "PSNODE_PYTHON"})
+_OTHER_VARIABLES = frozenset({FILE_VARIABLE, "PSNODE_VENV", "PSNODE_PYTHON", "PSNODE_MPI", "PSNODE_CONSTRAINTS"})
 # what a resumed run does not take over from the run that it continues
 _NOT_INHERITED = frozenset({"resume", "train_dir", "local", "debug"})
 

@@ -341,6 +341,11 @@ def test_variables_spell_lists_and_words() -> None:
     assert (config.lr_milestones, config.task_options(), config.threads) == ((3, 6), {"a": "1", "b": "2"}, 0)
 
 
+def test_variables_of_the_scripts_are_no_settings() -> None:
+    names = ("PSNODE_VENV", "PSNODE_PYTHON", "PSNODE_MPI", "PSNODE_CONSTRAINTS")
+    assert load({}, dict.fromkeys(names, "x")) == load({}, {})
+
+
 def test_lr_shrinkage_alone_chooses_the_shrink_schedule() -> None:
     assert load({"lr_shrinkage": 0.95}, {}).lr_schedule == "shrink"
     assert load({}, {"PSNODE_LR_MILESTONES": "3"}).lr_schedule == "multistep"
