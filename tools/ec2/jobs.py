@@ -10,7 +10,8 @@ from pathlib import Path
 
 from tools.ec2.cloud import progress
 from tools.ec2.errors import ConfigurationError
-from tools.ec2.remote import Access, failure
+from tools.ec2.failures import failure
+from tools.ec2.remote import Access
 
 _TWO_MINUTES = 110  # from an interruption notice to the end of a node, less what it takes to hear of it
 
@@ -33,8 +34,8 @@ def start(way: Access, command: Sequence[str]) -> str:
         spot = [node for node in way.nodes if node.spot]
         way.everywhere(spot, "start_watch.sh", settings.remote_dir, f"{settings.venv}/bin/python")
     hosts = " ".join(node.private_address for node in way.nodes)
-    venv = settings.venv.removeprefix(settings.remote_dir + "/")
-    return way.script(way.master, "start_job.sh", settings.remote_dir, f"{venv}/bin", hosts, *line).strip() or "jobs/last"
+    folder = f"{settings.venv}/bin"
+    return way.script(way.master, "start_job.sh", settings.remote_dir, folder, hosts, *line).strip() or "jobs/last"
 
 
 def _mpi(way: Access) -> list[str]:
@@ -54,9 +55,12 @@ def common_network(addresses: Sequence[str]) -> str:
     return str(network)
 
 
-def follow(way: Access, job: str = "jobs/last", lines: str = "+1") -> int:
-    """Print the log of a job until it has ended; returns its code. An interrupt asks the job to end, and goes on."""
-    asked = False
+def follow(way: Access, job: str = "jobs/last", lines: str = "+1", *, watching: bool = False) -> int:
+    """Print the log of a job until it has ended; returns its code.
+
+    An interrupt asks the job to end, and goes on; with `watching` it only ends that, as the second one does, with 130.
+    """
+    asked = watching
     while True:
         process = _follower(way, job, lines, "follow")
         try:
@@ -66,7 +70,7 @@ def follow(way: Access, job: str = "jobs/last", lines: str = "+1") -> int:
             process.wait()
             if asked:
                 progress("the job goes on: logs --follow shows it")
-                raise
+                return 130
             asked = True
             progress("asking the job to write a checkpoint and end; interrupt again to leave it alone")
             stop(way)

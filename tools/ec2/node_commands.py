@@ -29,7 +29,7 @@ def add_to(cli: click.Group) -> None:
     )(_logs)
     command(cli, "ssh", node, words)(_ssh)
     command(cli, "put", node, click.argument("local", type=click.Path(path_type=Path)), click.argument("remote"))(_put)
-    command(cli, "get", node, click.argument("remote"), click.argument("local", type=click.Path(path_type=Path)))(_get)
+    command(cli, "get", node, click.argument("remote"), click.argument("local"))(_get)
 
 
 def _setup(session: Session) -> None:
@@ -62,7 +62,7 @@ def _logs(session: Session, follow: bool, lines: int) -> None:
     """Show the log of the last job."""
     from tools.ec2 import jobs
 
-    sys.exit(jobs.follow(session.way(), lines=str(lines)) if follow else jobs.show(session.way(), lines))
+    sys.exit(jobs.follow(session.way(), lines=str(lines), watching=True) if follow else jobs.show(session.way(), lines))
 
 
 def _ssh(session: Session, node: str, words: tuple[str, ...]) -> None:
@@ -87,19 +87,16 @@ def _one(way: Access, index: int, words: tuple[str, ...]) -> int:
 
 
 def _put(session: Session, node: str, local: Path, remote: str) -> None:
-    """Copy a file or a folder to nodes; REMOTE is relative to the home directory."""
+    """Copy a file or a folder to nodes. REMOTE is relative to the home directory; a folder becomes it, or goes into REMOTE/."""
     if not local.exists():
         raise ConfigurationError(f"{local} does not exist: name a file or a folder")
     way = session.way()
     way.put(way.choose(node), local, remote)
 
 
-def _get(session: Session, node: str, remote: str, local: Path) -> None:
-    """Copy a file or a folder from a node; from several each into a folder of its name in LOCAL."""
+def _get(session: Session, node: str, remote: str, local: str) -> None:
+    """Copy a file or a folder from a node. A folder becomes LOCAL, or goes into LOCAL/; from several nodes to LOCAL/NODE/."""
     way = session.way()
     chosen = way.choose(node)
     for each in chosen:
-        target = local if len(chosen) == 1 else local / each.name
-        if not way.dry_run:
-            (target.parent if len(chosen) == 1 else target).mkdir(parents=True, exist_ok=True)
-        way.get(each, remote, target)
+        way.get(each, remote, local if len(chosen) == 1 else f"{local}/{each.name}/")

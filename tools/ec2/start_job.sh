@@ -1,14 +1,18 @@
 #!/usr/bin/env bash
 # Runs on the master: starts a command that goes on when the connection ends. Prints the folder of the job.
 #
-#   start_job.sh DIR PATH_ADDITION HOSTS COMMAND...
+#   start_job.sh DIR BIN HOSTS COMMAND...   BIN: the folder of psnode
 set -euo pipefail
-cd "$1"
 [[ -x $2/psnode ]] || {
     echo "there is no psnode on this node: run setup" >&2
     exit 2
 }
+# the MPI that EFA's installer brings; an environment with one of its own comes before it
+for folder in /opt/amazon/openmpi/bin /opt/amazon/openmpi5/bin; do
+    [[ ! -d $folder ]] || PATH=$folder:$PATH
+done
 PATH=$(cd "$2" && pwd):$PATH
+cd "$1"
 tr ' ' '\n' <<<"$3" >hosts_address
 shift 3
 if [[ -f jobs/last/pid && ! -f jobs/last/code ]] && kill -0 "$(cat jobs/last/pid)" 2>/dev/null; then

@@ -1,0 +1,261 @@
+"""Commands and files on nodes. In the place of ssh stands a shell in a folder for each node; the whole chain has the real one."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tools.ec2.cluster import Node
+from tools.ec2.remote import Access
+from tools.ec2.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+# the node is the one whose host key is asked for; its shell gets the last word
+SSH = """#!/bin/bash
+for word; do
+    [[ $word != HostKeyAlias=* ]] || node=${word#*=}
+done
+mkdir -p "$NODES/$node"
+cd "$NODES/$node"
+HOME=$PWD exec bash -c "$word"
+"""
+CONSOLE = f"-----BEGIN SSH HOST KEY KEYS-----\nssh-ed25519 {'A' * 68} root@node\n-----END SSH HOST KEY KEYS-----\n"
+
+
+class Nodes(NamedTuple):
+    """A cluster that was launched: `ec2` runs the tool in this process, `start` in one of its own; `home` is a node's."""
+
+    ec2: Callable[..., Any]
+    start: Callable[..., subprocess.Popen[str]]
+    home: Callable[[str], Path]
+
+
+@pytest.fixture
+def nodes(ec2: Callable[..., Any], aws: Any, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
+    def boot(action: str, form: dict[str, str], body: bytes) -> None:
+        if action == "RunInstances":
+            aws.consoles.update(dict.fromkeys(re.findall(r"<instanceId>(.*?)</instanceId>", body.decode()), CONSOLE))
+
+    aws.after = boot
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ssh").write_text(SSH)
+    (tmp_path / "bin" / "ssh").chmod(0o755)
+    (tmp_path / "desk").mkdir()
+    monkeypatch.chdir(tmp_path / "desk")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("NODES", str(tmp_path / "nodes"))
+    assert ec2("launch", "--yes").code == 0
+    ids = dict(re.findall(r"^(\S+) +(i-\S+)", ec2("status").out, re.M))
+
+    def start(*words: object) -> subprocess.Popen[str]:
+        line = [sys.executable, "-m", "tools.ec2", str(words[0]), "--config", str(config), *map(str, words[1:])]
+        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(line, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, start_new_session=True, **pipes)
+
+    def home(name: str) -> Path:
+        path = tmp_path / "nodes" / ids[name]
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    return Nodes(ec2, start, home)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_a_folder_that_is_copied_again_lies_where_it_lay(nodes: Nodes, tmp_path: Path) -> None:
+    source = tmp_path / "my data"
+    (source / "a part").mkdir(parents=True)
+    (source / "a part" / "x*?.bin").write_bytes(bytes(range(256)) * 1000)
+    (source / "run.sh").write_text("#!/bin/sh\n")
+    (source / "run.sh").chmod(0o755)
+    for _ in range(2):
+        done = nodes.ec2("put", "--node", "all", source, "some where/data")
+        assert done.code == 0, done.err
+        done = nodes.ec2("get", "some where/data", "got/it")
+        assert done.code == 0, done.err
+        done = nodes.ec2("get", "--node", "workers", "some where/data", "each")
+        assert done.code == 0, done.err
+    for copy in (
+        *(nodes.home(name) / "some where" / "data" for name in ("master", "worker-0", "worker-1")),
+        Path("got/it"),
+        Path("each/worker-0/data"),
+        Path("each/worker-1/data"),
+    ):
+        assert tree(copy) == tree(source)
+        assert (copy / "run.sh").stat().st_mode & 0o111
+    assert tree(Path("each")).keys() == {f"worker-{i}/data/{name}" for i in (0, 1) for name in tree(source)}
+
+
+@pytest.mark.parametrize("into", [True, False])
+def test_what_goes_into_a_folder_keeps_its_name(nodes: Nodes, into: bool) -> None:
+    """A file, and a folder: from the desk to the home of the master, and the other way."""
+    desk, home = Path.cwd(), nodes.home("master")
+    source, target = (desk, home) if into else (home, desk)
+    (source / "many").mkdir()
+    (source / "many" / "x").write_text("x")
+    (source / "one").write_text("one")
+    places = [
+        ("there/", "there/one", "there/many/x"),
+        ("here", "here/one", "here/x"),
+        ("new", "new", "new/x"),
+        (".", "one", "many/x"),
+    ]
+    places += [("", "one", "many/x"), ("~/", "one", "many/x")] if into else []
+    for where, file, folder in places:
+        for name, lies in (("one", file), ("many", folder)):
+            (target / "here").mkdir()
+            done = nodes.ec2("put", name, where) if into else nodes.ec2("get", name, where)
+            assert done.code == 0, done.err
+            assert list(tree(target)) == [lies]
+            for path in target.iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def test_a_copy_that_fails_says_where_and_why(nodes: Nodes) -> None:
+    done = nodes.ec2("get", "no such", "x")
+    assert done.code == 1
+    assert done.err.strip().splitlines()[-1] == "psnode-ec2: error: master: get ended with code 1: no such does not exist"
+    Path("file").write_bytes(bytes(1 << 20))
+    (nodes.home("worker-1") / "taken").write_text("")
+    done = nodes.ec2("put", "--node", "worker-1", "file", "taken/file")
+    assert done.code == 1
+    assert re.search(r"error: worker-1: put ended with code 1: mkdir: .*taken", done.err)
+    (nodes.home("master") / "runs").mkdir()
+    (nodes.home("master") / "runs" / "x").write_text("x")
+    done = nodes.ec2("get", "runs", "file")
+    assert done.code == 2
+    assert re.search(r"error: file\S* cannot be written", done.err)
+
+
+def test_the_workers_are_the_workers_when_the_master_is_gone(nodes: Nodes, api: Any) -> None:
+    lost = re.search(r"^master +(\S+)", nodes.ec2("status").out, re.M)
+    assert lost
+    api.terminate_instances(InstanceIds=[lost[1]])
+    done = nodes.ec2("ssh", "--node", "workers", "pwd")
+    assert done.code == 0, done.err
+    assert done.out.split() == [str(nodes.home("worker-0")), str(nodes.home("worker-1"))]
+    done = nodes.ec2("ssh", "pwd")
+    assert done.code == 2
+    assert "there is no node master" in done.err
+
+
+def access(folder: Path) -> Access:
+    """The way to one node that nobody has started."""
+    node = Node(
+        "master", "master", "i-1", "m5.large", "us-west-2b", "running", False, "10.0.0.1", "", datetime.datetime.now(), ""
+    )
+    settings = Settings(name="paths", path_to_keyfile=folder / "my key", connect="private")
+    return Access(settings, [node], folder / "known hosts")
+
+
+def test_ssh_takes_paths_with_spaces_and_signs_as_they_are(tmp_path: Path) -> None:
+    folder = tmp_path / 'a "b" %d'
+    way = access(folder)
+    real = shutil.which("ssh")
+    assert real
+    done = subprocess.run([real, "-F", "none", "-G", *way.options(way.master), "host"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    understood = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    # -G shows what is in the configuration, before %% becomes %
+    assert understood["identityfile"].replace("%%", "%") == str(folder / "my key")
+    assert understood["userknownhostsfile"].strip('"').replace("%%", "%") == str(folder / "known hosts")
+    assert understood["stricthostkeychecking"] in ("true", "yes")
+
+
+def test_the_host_keys_of_many_nodes_reach_the_master(nodes: Nodes, tmp_path: Path) -> None:
+    """Three keys of 256 nodes: more than one word of a command line can hold."""
+    lengths = {"ssh-rsa": 372, "ecdsa-sha2-nistp256": 140, "ssh-ed25519": 68}
+    known = "".join(f"172.31.0.{n} {kind} {'A' * length}\n" for n in range(256) for kind, length in lengths.items())
+    assert len(known) > 131072
+    way = access(tmp_path)
+    folder = tmp_path / "nodes" / "i-1" / ".ssh"
+    folder.mkdir(parents=True)
+    (folder / "psnode").write_text("")
+    way.everywhere(way.nodes, "trust.sh", "ssh-ed25519 key psnode-nodes", known, "172.31.0.1", "172.31.0.2")
+    assert (folder / "psnode_known_hosts").read_text() == known
+    assert "Host 172.31.0.1 172.31.0.2\n" in (folder / "config").read_text()
+
+
+def job(nodes: Nodes, venv: str) -> Path:
+    """Where a psnode lies that says its words and goes on until it is told to end."""
+    home = nodes.home("master")
+    (home / venv / "bin").mkdir(parents=True)
+    (home / "psnode" / "jobs").mkdir(parents=True, exist_ok=True)
+    program = home / venv / "bin" / "psnode"
+    program.write_text('#!/bin/bash\ntrap "exit 75" TERM\necho "$@"\nfor _ in {1..600}; do sleep 0.1; done\n')
+    program.chmod(0o755)
+    return home / "psnode" / "jobs" / "last"
+
+
+@pytest.mark.parametrize("venv", ["", "envs/mine", "{home}/envs/yours"])
+def test_psnode_is_found_wherever_its_environment_is(nodes: Nodes, venv: str) -> None:
+    venv = venv.format(home=nodes.home("master"))
+    last = job(nodes, venv or "psnode/.venv")
+    done = nodes.ec2("run", "--detach", *(["--remote-venv", venv] if venv else []), "--", "train", "--seed", 7)
+    assert done.code == 0, done.err
+    wait_for(lambda: "train --seed 7" in (last / "log").read_text())
+    assert nodes.ec2("stop").code == 0
+    wait_for(lambda: (last / "code").exists())
+    assert (last / "code").read_text() == "75\n"
+
+
+def test_who_stops_watching_a_job_leaves_it_alone(nodes: Nodes) -> None:
+    last = job(nodes, "psnode/.venv")
+    assert nodes.ec2("run", "--detach", "--", "doctor").code == 0
+    watching = nodes.start("logs", "--follow")
+    try:
+        assert watching.stdout is not None
+        assert watching.stdout.readline() == "doctor\n"
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(timeout=60) == 130
+        # the stand-in's shell goes on, and has the same standard error
+        assert watching.stderr is not None
+        assert watching.stderr.readline() == "the job goes on: logs --follow shows it\n"
+        assert not (last / "code").exists()
+        os.kill(int((last / "pid").read_text()), 0)
+    finally:
+        watching.kill()
+        assert nodes.ec2("stop").code == 0
+        _, err = watching.communicate()
+    assert err == ""
+    wait_for(lambda: (last / "code").exists())
+
+
+def test_an_interrupt_ends_setup_and_what_it_waits_for(nodes: Nodes) -> None:
+    slow = nodes.home("master").parents[1] / "bin" / "ssh"
+    slow.write_text(SSH.replace('HOME=$PWD exec bash -c "$word"', "echo $$ >pid.new\nmv pid.new pid\nexec sleep 600"))
+    setup = nodes.start("setup", "--package", "psnode==1")
+    files = [nodes.home(name) / "pid" for name in ("master", "worker-0", "worker-1")]
+    try:
+        wait_for(lambda: all(file.exists() for file in files))
+        setup.send_signal(signal.SIGINT)
+        _, err = setup.communicate(timeout=60)
+    finally:
+        setup.kill()
+        setup.communicate()
+    assert setup.returncode == 130, err
+    assert err.strip().splitlines()[-1].startswith("psnode-ec2: interrupted: ")
+    assert "Traceback" not in err
+    for file in files:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(file.read_text()), 0)
+
+
+def wait_for(look: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not look():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.05)

@@ -1,0 +1,119 @@
+"""Files and folders to a node and back, as tar streams over ssh: the copy of a folder is the same however often it is made.
+
+A folder becomes its target, and what lies there already is overwritten or stays. A file goes into a target that is a folder.
+Into a target that is empty, . or .., or ends with a slash, both go under their own names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shlex
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING, Any
+
+from tools.ec2.cluster import Node
+from tools.ec2.errors import ConfigurationError
+from tools.ec2.failures import failure
+
+if TYPE_CHECKING:
+    from tools.ec2.remote import Access
+
+
+class _Input(io.RawIOBase):
+    """Standard input of a process that may end before it has read everything: the first write that fails says so."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self._pipe = pipe
+        self._broken = False
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return len(data) if self._broken else self._pipe.write(data)
+        except BrokenPipeError:
+            self._broken = True
+            raise
+
+
+def send(way: Access, node: Node, local: Path, remote: str) -> None:
+    """Copy `local` to `remote` on `node`. Raises RemoteError, ConfigurationError if it cannot be read."""
+    name, folder = local.resolve().name, local.is_dir()
+    line = way.line(node, _command("receive.sh", _from_home(remote), name, "folder" if folder else "file"))
+    with tempfile.TemporaryFile() as stderr:
+        with way.children.started(line, stdin=subprocess.PIPE, stderr=stderr) as process:
+            assert process.stdin is not None
+            try:
+                with tarfile.open(fileobj=_Input(process.stdin), mode="w|", dereference=True) as archive:
+                    archive.add(local, "." if folder else name)
+            except BrokenPipeError:
+                pass  # it will have said why
+            except OSError as error:
+                raise ConfigurationError(f"{error.filename or local} cannot be read: {error.strerror or error}") from error
+            finally:
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.close()
+        if process.returncode != 0:
+            raise failure(node, "put", process.returncode, _text(stderr))
+
+
+def fetch(way: Access, node: Node, remote: str, local: str) -> None:
+    """Copy `remote` on `node` to `local`. Raises RemoteError, ConfigurationError if that cannot be written."""
+    remote = _from_home(remote)
+    name, damage = PurePosixPath(remote).name or node.name, ""
+    line = way.line(node, _command("give.sh", remote or "."))
+    with tempfile.TemporaryFile() as stderr:
+        with way.children.started(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr) as process:
+            assert process.stdout is not None
+            try:
+                _unpack(process.stdout, local, name)
+            except tarfile.TarError as error:
+                damage = f"what came was no whole archive: {error}"
+            except OSError as error:
+                raise ConfigurationError(f"{error.filename or local} cannot be written: {error.strerror or error}") from error
+            finally:
+                process.stdout.close()
+        if process.returncode != 0 or damage:
+            raise failure(node, "get", process.returncode, _text(stderr) or damage)
+
+
+def _unpack(stream: IO[bytes], local: str, name: str) -> None:
+    """Write what give.sh printed. Of links, devices and paths that lead elsewhere it prints none, and none is taken."""
+    with tarfile.open(fileobj=stream, mode="r|") as archive:
+        target = None
+        for member in archive:
+            parts = PurePosixPath(member.name).parts
+            if target is None:
+                folder = not parts
+                keeps = local.endswith("/") or Path(local).name in ("", "..") or (not folder and Path(local).is_dir())
+                target = Path(local) / name if keeps else Path(local)
+            if ".." in parts or member.name.startswith("/") or not (member.isdir() or member.isreg()):
+                raise tarfile.TarError(f"{member.name} cannot be taken")
+            path = target.joinpath(*parts) if folder else target
+            path.parent.mkdir(parents=True, exist_ok=True)
+            content = archive.extractfile(member)
+            if content is None:
+                path.mkdir(exist_ok=True)
+            else:
+                with path.open("wb") as file:
+                    shutil.copyfileobj(content, file)
+                path.chmod(member.mode & 0o777)
+        while stream.read(1 << 16):  # what pads the archive
+            pass
+
+
+def _command(script: str, *arguments: str) -> str:
+    return shlex.join(["bash", "-c", Path(__file__).with_name(script).read_text(), script, *arguments])
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
+def _from_home(remote: str) -> str:
+    """A shell of the node begins there."""
+    return "" if remote == "~" else remote.removeprefix("~/")

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Runs on a node: unpacks, from standard input, a tar of one file or of all that a folder holds.
+#
+#   receive.sh TARGET NAME file|folder   NAME is kept in a TARGET that is empty, ., .. or ends with a slash; of a file also in a folder
+set -euo pipefail
+target=$1 name=$2 kind=$3
+case $target in
+'' | . | .. | */) target=${target:-.}/$name ;;
+*) [[ $kind == folder || ! -d $target ]] || target=$target/$name ;;
+esac
+unpack=(tar --no-same-owner --no-same-permissions -xf - -C)
+if [[ $kind == folder ]]; then
+    mkdir -p -- "$target"
+    exec "${unpack[@]}" "$target"
+fi
+beside=$(dirname -- "$target")
+mkdir -p -- "$beside"
+new=$(mktemp -d -p "$beside" .psnode-XXXXXX)
+trap 'rm -rf -- "$new"' EXIT
+"${unpack[@]}" "$new"
+mv -fT -- "$new/$name" "$target"
