@@ -42,6 +42,7 @@ class Front:
     refusals: list[Refusal] = field(default_factory=list)
     groups: dict[str, dict[str, str]] = field(default_factory=dict)
     consoles: dict[str, str] = field(default_factory=dict)
+    latest: dict[str, str] = field(default_factory=dict)  # where the latest output is another
     tokens: dict[str, tuple[int, str, bytes]] = field(default_factory=dict)
     ended: set[str] = field(default_factory=set)  # instances
     blind: int = 0  # so many DescribeInstances show nothing yet
@@ -124,7 +125,8 @@ class Front:
         if action.endswith(("PlacementGroup", "PlacementGroups")):
             return self._placement(action, form)
         if action == "GetConsoleOutput" and form["InstanceId"] in self.consoles:
-            text = base64.b64encode(self.consoles[form["InstanceId"]].encode()).decode()
+            printed = self.latest if form.get("Latest") == "true" and form["InstanceId"] in self.latest else self.consoles
+            text = base64.b64encode(printed[form["InstanceId"]].encode()).decode()
             return _xml(action, f"<instanceId>{form['InstanceId']}</instanceId><output>{text}</output>")
         return self._forward(request, body)
 

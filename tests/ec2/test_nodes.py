@@ -43,6 +43,24 @@ def test_a_key_elsewhere_on_the_console_or_a_block_without_end_counts_for_nothin
     assert keys_in("") == []
 
 
+def test_what_is_printed_after_the_start_puts_no_key_in_the_place_of_the_first() -> None:
+    assert keys_in(console(ED25519) + console(ECDSA)) == [ED25519]
+
+
+def test_keys_that_the_latest_output_does_not_reach_are_in_that_of_the_start(ec2: Any, aws: Any, config: Path) -> None:
+    def boot(action: str, form: dict[str, str], body: bytes) -> None:
+        if action == "RunInstances":
+            ids = re.findall(r"<instanceId>(.*?)</instanceId>", body.decode())
+            aws.consoles.update(dict.fromkeys(ids, console(ED25519)))
+            aws.latest.update(dict.fromkeys(ids, "[ 86400.0] eth0: link is up\r\n"))
+
+    aws.after = boot
+    assert ec2("launch", "--yes", "--n-workers", 1).code == 0
+    known = config.parent / "state" / "known_hosts"
+    ec2("ssh", "--n-workers", 1, "--connect", "public", "--node", "worker-9", "true")
+    assert [line.split(" ", 1)[1] for line in known.read_text().splitlines()] == [ED25519] * 2
+
+
 @pytest.mark.parametrize(
     ("addresses", "network"),
     [
@@ -56,7 +74,10 @@ def test_the_nodes_network_is_the_smallest_that_holds_all(addresses: list[str], 
 
 
 ON_NODES = [
+    (["setup"], "would wait until this works: ssh "),
     (["setup"], "pair.sh on master"),
+    (["setup"], "would build a wheel of "),
+    (["setup"], r"would copy \S+\.whl to ubuntu@"),
     (["setup"], "trust.sh on worker-1"),
     (["setup"], "pre_run.sh on worker-0"),
     (["setup", "--nfs-ip-address", "10.0.0.9", "--nfs-mount-point", "/mnt/s"], "mount.sh on worker-0: .* 10.0.0.9 / /mnt/s"),
@@ -82,6 +103,7 @@ def test_a_dry_run_says_what_would_be_done_on_the_nodes_and_asks_only(
         assert re.search(shown, done.out), done.out
     assert all(action.startswith(("Describe", "Get")) for action in aws.actions())
     assert not (config.parent / "state").exists()
+    assert "call ec2 get_console_output" in ec2("setup", "--dry-run").out
 
 
 def test_a_cluster_that_lost_a_node_trains_nothing_but_lets_its_owner_in(ec2: Any, api: Any) -> None:

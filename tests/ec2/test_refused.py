@@ -139,6 +139,35 @@ def test_no_credentials(refused: RefusedLaunch, monkeypatch: pytest.MonkeyPatch)
     assert "profile 'none'" in refused("--profile", "none")
 
 
+def test_half_of_the_credentials(refused: RefusedLaunch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    assert "aws_secret_access_key" in refused().lower()
+
+
+@pytest.mark.parametrize("variable", ["AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"])
+def test_a_file_of_aws_that_cannot_be_read(
+    refused: RefusedLaunch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
+) -> None:
+    (tmp_path / "broken").write_text("[default\nregion us-west-2\n")
+    monkeypatch.setenv(variable, str(tmp_path / "broken"))
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    line = refused()
+    assert "the AWS configuration cannot be used" in line
+    assert str(tmp_path / "broken") in line
+
+
+def test_a_directory_that_cannot_be_written(ec2: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    ec2("launch", "--yes")
+    for words in (["get_hosts", "--directory", tmp_path / "file" / "hosts"], ["ssh", "--state-dir", tmp_path / "file", "true"]):
+        done = ec2(*words, "--launch-deadline", 1)
+        assert done.code in (2, 4)
+        assert "Traceback" not in done.err
+    done = ec2("get_hosts", "--directory", tmp_path / "file" / "hosts")
+    assert done.code == 2
+    assert re.search(r"error: \S+ cannot be written \(Not a directory\): choose another --directory", done.err)
+
+
 @pytest.mark.parametrize("code", ["AuthFailure", "ExpiredToken", "UnauthorizedOperation"])
 def test_credentials_that_are_refused(refused: RefusedLaunch, aws: Any, code: str) -> None:
     aws.refuse("DescribeInstances", code, "AWS was not able to validate the provided access credentials")

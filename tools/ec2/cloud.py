@@ -150,11 +150,18 @@ def _client(service: str, settings: Settings) -> Any:
     except ImportError:
         raise errors.ConfigurationError("boto3 is not installed: pip install 'psnode[ec2]'") from None
     try:
-        session = boto3.Session(profile_name=settings.profile or None, region_name=settings.region or None)
+        return _made(boto3, botocore.config, service, settings)
     except botocore.exceptions.ProfileNotFound:
         raise errors.AccessError(
             f"profile {settings.profile!r} is not in the AWS configuration: aws configure makes one"
         ) from None
+    except (botocore.exceptions.BotoCoreError, ValueError) as error:
+        text = " ".join(str(error).split())
+        raise errors.AccessError(f"the AWS configuration cannot be used ({text}): aws configure makes one") from error
+
+
+def _made(boto3: Any, config: Any, service: str, settings: Settings) -> Any:
+    session = boto3.Session(profile_name=settings.profile or None, region_name=settings.region or None)
     region = session.region_name
     if region is None:
         raise errors.ConfigurationError("no region: set region, for example us-west-2, or AWS_REGION")
@@ -165,7 +172,7 @@ def _client(service: str, settings: Settings) -> Any:
         raise _no_credentials()
     # the price list has an endpoint in few regions, and is the same in all
     where = "us-east-1" if service == "pricing" else region
-    once = botocore.config.Config(retries={"total_max_attempts": 1}, connect_timeout=10, read_timeout=60)
+    once = config.Config(retries={"total_max_attempts": 1}, connect_timeout=10, read_timeout=60)
     return session.client(service, region_name=where, config=once)
 
 

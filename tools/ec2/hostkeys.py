@@ -28,7 +28,15 @@ def pin(cluster: Cluster, settings: Settings, nodes: Sequence[Node]) -> Path:
     show them within launch_deadline.
     """
     path = settings.state / "known_hosts"
-    missing = [node for node in nodes if node.id not in pinned(path)]
+    try:
+        known = pinned(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} cannot be read ({error}): set state_dir to another folder") from None
+    missing = [node for node in nodes if node.id not in known]
+    if cluster.cloud.dry_run:
+        for node in missing:
+            console_keys(cluster, node)  # which prints the call
+        return path
     deadline = time.monotonic() + settings.launch_deadline
     for attempt in range(10**6):
         found = {node.id: keys for node in missing if (keys := console_keys(cluster, node))}
@@ -47,22 +55,25 @@ def pin(cluster: Cluster, settings: Settings, nodes: Sequence[Node]) -> Path:
 
 
 def console_keys(cluster: Cluster, node: Node) -> list[str]:
-    """What `node` printed as its keys, `TYPE BASE64` each; nothing if it has not, yet."""
+    """What `node` printed as its keys, `TYPE BASE64` each; nothing if it has not, yet.
+
+    The output of the start is kept, but EC2 shows it minutes later than the latest; which in the end has gone over the keys.
+    """
     try:
-        answer = cluster.cloud.ask("get_console_output", InstanceId=node.id, Latest=True)
+        keys = keys_in(cluster.cloud.ask("get_console_output", InstanceId=node.id, Latest=True).get("Output", ""))
     except ConfigurationError:
         raise
-    except Ec2Error:  # Xen's instance types have no latest output, only the one of the start
-        answer = cluster.cloud.ask("get_console_output", InstanceId=node.id)
-    return keys_in(answer.get("Output", ""))
+    except Ec2Error:  # Xen's instance types have no latest output
+        keys = []
+    return keys or keys_in(cluster.cloud.ask("get_console_output", InstanceId=node.id).get("Output", ""))
 
 
 def keys_in(console: str) -> list[str]:
-    """The keys in a console's output, as text or in base64."""
+    """The keys in a console's output, as text or in base64: the first ones, which the start printed before anybody logged in."""
     if re.fullmatch(r"[A-Za-z0-9+/=\s]+", console):
         console = base64.b64decode(console).decode("utf-8", "replace")
     blocks = _BLOCK.findall(console)
-    return [" ".join(key) for key in _KEY.findall(blocks[-1])] if blocks else []
+    return [" ".join(key) for key in _KEY.findall(blocks[0])] if blocks else []
 
 
 def pinned(path: Path) -> dict[str, list[str]]:
@@ -77,9 +88,12 @@ def pinned(path: Path) -> dict[str, list[str]]:
 def _append(path: Path, keys: dict[str, list[str]]) -> None:
     lines = [f"{host} {key}\n" for host, each in keys.items() for key in each]
     if lines:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with path.open("a") as file:
-            file.write("".join(lines))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with path.open("a") as file:
+                file.write("".join(lines))
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be written ({error.strerror}): set state_dir to another folder") from None
 
 
 def for_addresses(path: Path, nodes: Iterable[Node]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tools.ec2.cluster import Node
+from tools.ec2.errors import ConfigurationError
 
 ALIAS = "deeplearning-worker"  # and the number of the line: the master is the first
 
@@ -29,10 +30,13 @@ def host_files(nodes: Sequence[Node]) -> dict[str, str]:
 
 
 def write_hosts(nodes: Sequence[Node], directory: Path) -> list[Path]:
-    """Write the files into `directory`; returns their paths."""
-    directory.mkdir(parents=True, exist_ok=True)
+    """Write the files into `directory`; returns their paths. Raises ConfigurationError."""
     written = []
-    for name, text in host_files(nodes).items():
-        (directory / name).write_text(text)
-        written.append(directory / name)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, text in host_files(nodes).items():
+            (directory / name).write_text(text)
+            written.append(directory / name)
+    except OSError as error:
+        raise ConfigurationError(f"{error.filename} cannot be written ({error.strerror}): choose another --directory") from None
     return written
