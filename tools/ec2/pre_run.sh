@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What a node needs: Python 3.11 or newer, psnode in a virtual environment, and an MPI. Safe to repeat.
 #
-#   pre_run.sh [WHAT]   a wheel, a checkout, or a pip requirement [the checkout that this script is in]
+#   pre_run.sh [WHAT]   a wheel, a checkout, or a pip requirement, such as psnode==1.2 or git+https://HOST/psnode.git
+#                       [the checkout that this script is in]
 #   PSNODE_VENV         the virtual environment [~/psnode/.venv]; one that is there is used as it is
 #   PSNODE_MPI          wheel: Open MPI's wheel; system: the one on the PATH, or the one that EFA's installer brings [wheel]
 #   PSNODE_CONSTRAINTS  a constraints file for pip
@@ -32,6 +33,18 @@ is_new() {
     "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null </dev/null
 }
 
+# requirement WHAT: with the extras that psnode needs here
+requirement() {
+    local named='^([A-Za-z0-9._-]+)[[:space:]]*(\[([^]]*)\])?[[:space:]]*([@=<>!~].*)?$'
+    if [[ $1 =~ $named ]]; then
+        local rest=${BASH_REMATCH[4]}
+        [[ $rest != @* ]] || rest=" $rest"
+        echo "${BASH_REMATCH[1]}[${BASH_REMATCH[3]:+${BASH_REMATCH[3]},}$extras]$rest"
+    else
+        echo "psnode[$extras] @ $1"
+    fi
+}
+
 find_python() {
     local candidate
     for candidate in python3 python3.13 python3.12 python3.11; do
@@ -42,6 +55,10 @@ find_python() {
     done
 }
 
+mkdir -p "$(dirname "$venv")"
+# one at a time: who was interrupted may still be at work here
+exec 9>"$venv.lock"
+flock 9
 if [[ ! -x $venv/bin/python ]]; then
     python=$(find_python)
     if [[ -z $python ]] || ! "$python" -c 'import ensurepip' 2>/dev/null </dev/null; then
@@ -52,7 +69,6 @@ if [[ ! -x $venv/bin/python ]]; then
         echo "pre_run.sh: error: this system has no Python 3.11 or newer: take a newer image" >&2
         exit 2
     }
-    mkdir -p "$(dirname "$venv")"
     "$python" -m venv "$venv" </dev/null >&2
 fi
 is_new "$venv/bin/python" || {
@@ -60,19 +76,21 @@ is_new "$venv/bin/python" || {
     exit 2
 }
 
+[[ $what != *git+* ]] || command -v git >/dev/null || install git
 pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
 [[ -z ${PSNODE_CONSTRAINTS:-} ]] || pip+=(-c "$PSNODE_CONSTRAINTS")
 extras=train,mpi
 if [[ $mpi == system ]]; then
     extras=train
-    for folder in /opt/amazon/openmpi5/bin /opt/amazon/openmpi/bin; do
+    for folder in /opt/amazon/openmpi/bin /opt/amazon/openmpi5/bin; do
         [[ ! -d $folder ]] || PATH=$folder:$PATH
     done
     command -v mpicc >/dev/null || install libopenmpi-dev openmpi-bin gcc python3-dev
     "${pip[@]}" --no-binary mpi4py mpi4py </dev/null >&2
 fi
 case $what in
-*.whl | */* | .)
+*://*) "${pip[@]}" "$(requirement "$what")" </dev/null >&2 ;;
+*.whl | */* | . | ..)
     what=$(readlink -f "$what")
     # what stands there needs no installing again; a checkout may have changed in any file
     state=none
@@ -86,7 +104,6 @@ case $what in
         echo "$state" >"$venv/.psnode-wheel"
     fi
     ;;
-*==*) "${pip[@]}" "${what%%==*}[$extras]==${what#*==}" </dev/null >&2 ;;
-*) "${pip[@]}" "${what}[$extras]" </dev/null >&2 ;;
+*) "${pip[@]}" "$(requirement "$what")" </dev/null >&2 ;;
 esac
 "$venv/bin/psnode" --version </dev/null

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import ipaddress
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +22,8 @@ from tools.ec2.remote import Access
 _CHECKOUT = Path(__file__).resolve().parents[2]
 SOURCES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "psnode", "tools")
 _EPOCH = 315532800  # 1980, the first year that a zip file knows
+# a URL, or a name with extras and versions or "@ URL": what it means is pip's business
+_REQUIREMENT = re.compile(r"\S+://\S+|[A-Za-z0-9][\w.-]*\s*(\[[^\]]*\])?\s*([=<>!~@].*)?")
 _FORWARDED = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
 
 
@@ -35,13 +40,13 @@ def prepare(way: Access, package: str) -> None:
     way.everywhere(way.nodes, "trust.sh", public, known, *(node.private_address for node in way.nodes))
     progress("the master may log in to all nodes")
     if settings.nfs_ip_address:
-        mount = (settings.nfs_ip_address, settings.nfs_export, settings.nfs_mount_point)
+        mount = (str(ipaddress.ip_address(settings.nfs_ip_address)), settings.nfs_export, settings.nfs_mount_point)
         way.everywhere(way.nodes, "mount.sh", *mount)
         progress(f"{settings.nfs_mount_point} is mounted")
     way.everywhere(way.nodes, "make_folders.sh", settings.remote_dir)
     way.put(way.nodes, Path(__file__).with_name("watch_interruption.py"), f"{settings.remote_dir}/")
     what = package
-    if Path(package).is_file():
+    if is_path(package):
         what = f"{settings.remote_dir}/{Path(package).name}"
         way.put(way.nodes, Path(package), what)
     versions = way.everywhere(way.nodes, "pre_run.sh", what, env=_environment(way))
@@ -56,15 +61,34 @@ def _environment(way: Access) -> dict[str, str]:
 
 @contextmanager
 def package_of(package: str, *, dry_run: bool) -> Iterator[str]:
-    """What is to be installed: a wheel on this machine, built if `package` is a folder, or a requirement as it is."""
+    """What is to be installed: a wheel on this machine, built if `package` is a folder, or a requirement as it is.
+
+    By default that is the checkout that this file is in, or, of an installed package, the same version.
+    """
+    if not package and not (_CHECKOUT / "setup.cfg").is_file():
+        package = f"psnode=={importlib.metadata.version('psnode')}"
     path = Path(package).expanduser() if package else _CHECKOUT
-    if not path.is_dir() or dry_run:
-        if package and ("/" in package or package.endswith(".whl")) and not path.exists():
-            raise ConfigurationError(f"package {package} does not exist: name a wheel, a checkout, or a pip requirement")
-        yield str(path) if path.exists() else package
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        yield str(_build(path, Path(folder)))
+    if package and not is_path(package):
+        if not _REQUIREMENT.fullmatch(package):
+            raise ConfigurationError(
+                f"package {package!r} is no pip requirement: name a wheel, a checkout (./psnode), or psnode==..."
+            )
+        yield package
+    elif not path.exists():
+        raise ConfigurationError(f"package {package} does not exist: name a wheel, a checkout, or a pip requirement")
+    elif not path.is_dir():
+        yield str(path)
+    elif dry_run:
+        print(f"would build a wheel of {path}")
+        yield str(path / "psnode-VERSION-py3-none-any.whl")
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            yield str(_build(path, Path(folder)))
+
+
+def is_path(package: str) -> bool:
+    """Whether `package` is something on this machine, as a requirement never looks: ., a/b, or a.whl, and no URL."""
+    return "://" not in package and (package in (".", "..", "~") or "/" in package or package.endswith(".whl"))
 
 
 def _build(checkout: Path, folder: Path) -> Path:
