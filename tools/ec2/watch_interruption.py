@@ -2,6 +2,8 @@
 
 Any rank passes that on to the master, which writes a checkpoint and ends with code 75; EC2 leaves it two minutes.
 
+It goes on looking as long as the node runs, for the notice may be out of reach for a while, and a job may begin after it.
+
     python watch_interruption.py DIRECTORY [SECONDS]    between looks [5]; a second one in the same directory leaves
 """
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import fcntl
+import http.client
 import os
 import re
 import signal
@@ -18,7 +21,8 @@ import time
 import urllib.request
 from pathlib import Path
 
-_METADATA = "http://169.254.169.254/latest"
+# AWS's own variable for it
+_METADATA = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254").rstrip("/") + "/latest"
 # A rank. Not mpirun, whose command line ends like this, and which would kill the ranks half a second after a TERM.
 _RANK = re.compile(rb"[^\0]*python[^\0]*\0-m\0psnode\0train(\0|$)")
 
@@ -35,7 +39,7 @@ def notice() -> str | None:
         asked = urllib.request.Request(f"{_METADATA}/meta-data/spot/instance-action", headers={"X-aws-ec2-metadata-token": token})
         with opener.open(asked, timeout=3) as answer:
             return str(answer.read(4096).decode())
-    except (OSError, ValueError):
+    except (OSError, ValueError, http.client.HTTPException):
         return None
 
 
@@ -56,13 +60,31 @@ def main(directory: str, seconds: str = "5") -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
-        while (text := notice()) is None:
+        said, seen, told = "", set[int](), set[int]()
+        while True:
+            text, now = notice(), set(ranks())
+            if text is not None:
+                if text != said:
+                    write(text)
+                said = text
+                # one that has just begun may not listen yet
+                tell(now & seen - told)
+                told |= now & seen
+            seen, told = now, told & now
             time.sleep(float(seconds))
-        with Path("interruption.log").open("a") as log:
-            log.write(f"{datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')} {text}\n")
-        for process in ranks():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGTERM)
+
+
+def write(text: str) -> None:
+    """Note what EC2 said."""
+    with contextlib.suppress(OSError), Path("interruption.log").open("a") as log:  # a full disk is no reason to say nothing
+        log.write(f"{datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')} {text}\n")
+
+
+def tell(processes: set[int]) -> None:
+    """Send them TERM: once to each, for they may take a while."""
+    for process in processes:
+        with contextlib.suppress(OSError):
+            os.kill(process, signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,113 @@
+"""The watcher on a spot node, as a process: it goes on looking whatever it is answered, and tells every rank once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[2] / "tools" / "ec2" / "watch_interruption.py"
+# in the place of ranks; it says what it hears
+RANK = "import pathlib, signal, sys\nheard = pathlib.Path(sys.argv[2])\n" + (
+    "signal.signal(signal.SIGTERM, lambda *args: heard.open('a').write('TERM\\n'))\n"
+    "heard.touch()\nwhile True:\n    signal.pause()\n"
+)
+
+
+class Metadata:
+    """`answer` is the response to everything: a status and a body, or bytes that are no HTTP."""
+
+    def __init__(self) -> None:
+        self.answer: tuple[int, bytes] | bytes = (404, b"")
+        self.asked = 0
+        metadata = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self._serve()
+
+            def do_PUT(self) -> None:
+                self._serve()
+
+            def _serve(self) -> None:
+                answer = metadata.answer if self.command == "GET" or isinstance(metadata.answer, bytes) else (200, b"token")
+                if isinstance(answer, bytes):
+                    self.wfile.write(answer)
+                else:
+                    self.send_response(answer[0])
+                    self.send_header("Content-Length", str(len(answer[1])))
+                    self.end_headers()
+                    self.wfile.write(answer[1])
+                metadata.asked += 1
+
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+
+
+@pytest.fixture
+def metadata() -> Iterator[Metadata]:
+    made = Metadata()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+def wait_for(look: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not look():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.02)
+
+
+def test_ranks_are_told_once_each_after_any_answer_and_those_that_begin_later_too(tmp_path: Path, metadata: Metadata) -> None:
+    # other ranks of this user may run on this machine: those here have a name of their own
+    name = f"psnode_of_{tmp_path.name}".encode()
+    text = SOURCE.read_bytes().replace(rb"-m\0psnode\0train", rb"-m\0" + name + rb"\0train")
+    assert name in text
+    (tmp_path / "watch.py").write_bytes(text)
+    (tmp_path / f"{name.decode()}.py").write_text(RANK)
+    processes = []
+
+    def start(*words: object, **env: str) -> None:
+        processes.append(subprocess.Popen([sys.executable, *map(str, words)], cwd=tmp_path, env=env))
+
+    def rank(number: int) -> Path:
+        start("-m", name.decode(), "train", tmp_path / f"rank-{number}", PATH="/usr/bin:/bin")
+        return tmp_path / f"rank-{number}"
+
+    try:
+        first = rank(1)
+        wait_for(first.exists)
+        metadata.answer = b"this is no HTTP\r\n\r\n"
+        start(tmp_path / "watch.py", tmp_path, "0.02", AWS_EC2_METADATA_SERVICE_ENDPOINT=metadata.url)
+        for answer in (metadata.answer, (500, b"later"), (404, b"")):
+            metadata.answer, asked = answer, metadata.asked
+            wait_for(lambda asked=asked: metadata.asked > asked + 3)  # type: ignore[misc]
+        assert first.read_text() == ""
+        metadata.answer = (200, b'{"action": "terminate"}')
+        wait_for(lambda: first.read_text() == "TERM\n")
+        metadata.answer = (404, b"")
+        second = rank(2)
+        wait_for(second.exists)
+        metadata.answer = (200, b'{"action": "terminate"}')
+        wait_for(lambda: second.read_text() == "TERM\n")
+        asked = metadata.asked
+        wait_for(lambda: metadata.asked > asked + 6)
+        assert first.read_text() == second.read_text() == "TERM\n"
+        (line,) = (tmp_path / "interruption.log").read_text().splitlines()
+        assert line.endswith(' {"action": "terminate"}')
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
