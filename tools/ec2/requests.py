@@ -16,6 +16,29 @@ from tools.ec2.settings import Settings
 
 _LIVES = 100  # so many times all nodes of a role may end and be started anew within the day that EC2 remembers a token
 
+_END = """#!/bin/sh
+shutdown -P +MINUTES
+end=$(date -u -d "@$(($(date +%s) + 60 * MINUTES))" '+%Y-%m-%d %H:%M:%S UTC')
+cd /etc/systemd/system || exit
+cat >psnode-end.service <<EOF
+[Unit]
+Description=The end of this node
+[Service]
+Type=oneshot
+ExecStart=/bin/sh -c 'exec shutdown -P now'
+EOF
+cat >psnode-end.timer <<EOF
+[Timer]
+OnCalendar=$end
+Persistent=true
+AccuracySec=1s
+[Install]
+WantedBy=timers.target
+EOF
+systemctl daemon-reload
+systemctl enable --now psnode-end.timer
+"""
+
 
 @dataclass(frozen=True)
 class Common:
@@ -80,8 +103,11 @@ def request(
 
 
 def user_data(max_hours: int) -> str:
-    """What a node does when it starts: set the hour at which it ends itself, and its bill, whatever happens to its owner."""
-    return f"#!/bin/sh\nshutdown -P +{60 * max_hours}\n" if max_hours else ""
+    """What a node does when it starts: set the hour at which it ends itself, and its bill, whatever happens to its owner.
+
+    A timer of systemd outlives a restart, which a planned shutdown does not; that one is for systems without systemd.
+    """
+    return _END.replace("MINUTES", str(60 * max_hours)) if max_hours else ""
 
 
 def _root_volume(image: Image, settings: Settings) -> dict[str, Any]:
