@@ -24,6 +24,10 @@ if ! grep -qxF "$line" /etc/fstab; then
     as_root chmod 644 /etc/fstab.psnode
     as_root mv /etc/fstab.psnode /etc/fstab
 fi
+# another server than before: what is mounted is let go, unless somebody works there
+if mountpoint -q "$directory" && [[ $(findmnt -n -o SOURCE --mountpoint "$directory" | tail -n 1) != "$server:$export" ]]; then
+    as_root umount "$directory"
+fi
 mountpoint -q "$directory" || as_root mount "$directory"
 # an export that nobody has used belongs to root: it becomes the user's, and nobody else may write
 if [[ ! -w $directory && -z $(ls -A "$directory") ]]; then
