@@ -80,7 +80,7 @@ echo "$SKYPILOT_NODE_IPS" >hosts_address
 """
     spot = "true" if settings.method == "spot" else "false"
     place = f"aws/{settings.region}" if settings.region else "aws"
-    return f"""# A master and {settings.n_workers} workers. From a checkout of psnode: sky launch FILE
+    return f"""# A master and {settings.n_workers} workers, all of the workers' type. From a checkout of psnode: sky launch FILE
 name: {settings.name}
 num_nodes: {settings.n_workers + 1}
 workdir: .

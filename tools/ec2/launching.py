@@ -104,7 +104,7 @@ def make_plan(cluster: Cluster, settings: Settings) -> Plan:
         for names in (types, *([other] * len(types) for other in settings.fallback_types))
     )
     missing = {"worker": settings.n_workers - have["worker"], "master": 1 - have["master"]}
-    return Plan(nodes, missing, where, image, public, own_range(settings), cost)
+    return Plan(nodes, missing, where, image, public, own_range(cluster, settings), cost)
 
 
 def _start(cluster: Cluster, settings: Settings, plan: Plan) -> set[str]:

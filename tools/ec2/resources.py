@@ -59,14 +59,18 @@ def ensure_key(cluster: Cluster, settings: Settings, public: str) -> str:
     """The name of the EC2 key pair: the user's own, or one for this cluster made of `public`."""
     if settings.key_name:
         return settings.key_name
-    if (old := _key_pair(cluster)) and not _same(old, public):  # of a cluster without nodes, as check_key has seen
-        cluster.cloud.change("delete_key_pair", KeyName=old["KeyName"])
+    others: set[str] = set()  # of a cluster without nodes, as check_key has seen
 
     def found() -> str | None:
         pair = _key_pair(cluster)
-        return pair["KeyName"] if pair and _same(pair, public) else None
+        if pair is None or _same(pair, public):
+            return str(pair["KeyName"]) if pair else None
+        others.add(pair["KeyName"])
+        return None
 
     def make() -> None:
+        while others:
+            cluster.cloud.change("delete_key_pair", KeyName=others.pop())
         tags = cluster.tags("key-pair")
         cluster.cloud.change("import_key_pair", KeyName=cluster.title, PublicKeyMaterial=public.encode(), TagSpecifications=tags)
 
@@ -181,10 +185,12 @@ def _ensure(cluster: Cluster, kind: str, found: Callable[[], str | None], make: 
     raise Ec2Error(f"EC2 made the {kind} {cluster.title} but does not show it: run the command again")
 
 
-def own_range(settings: Settings) -> str:
+def own_range(cluster: Cluster, settings: Settings) -> str:
     """The addresses that may reach port 22. Raises ConfigurationError if this machine's cannot be found out."""
     if settings.ssh_from != "auto":
         return settings.ssh_from
+    if cluster.cloud.dry_run:
+        cluster.cloud.say(f"call {_OWN_ADDRESS}")
     try:
         with urllib.request.urlopen(_OWN_ADDRESS, timeout=10) as answer:
             address = ipaddress.ip_address(answer.read(64).decode("ascii").strip())

@@ -85,10 +85,16 @@ class Settings:
         example={"m5.2xlarge": 0.384},
     )
     package: str = _option(
-        "", "what setup installs: a wheel, a checkout, or a pip requirement; default: the checkout this tool is in"
+        "",
+        "what setup installs: a wheel, a checkout, or a pip requirement, also a URL; "
+        "default: the checkout this tool is in, or psnode of its version",
     )
     remote_dir: str = _option("psnode", "where everything lies on a node; relative to the home directory", pattern=r"[\w./-]+")
-    remote_venv: str = _option("", "the virtual environment on the nodes; default: .venv in remote_dir", pattern=r"[\w./-]+")
+    remote_venv: str = _option(
+        "",
+        "the virtual environment on the nodes, relative to the home directory; default: .venv in remote_dir",
+        pattern=r"[\w./-]+",
+    )
     state_dir: Path | None = _option(None, "where host keys are kept; default: ~/.local/state/psnode-ec2/NAME")
     launch_deadline: int = _option(600, "seconds until all nodes must be running, and their host keys known", least=1)
     capacity_attempts: int = _option(3, "how often to go through zones and types before giving up", least=1, most=100)
@@ -102,6 +108,8 @@ class Settings:
             raise ConfigurationError("nfs_ip_address and nfs_mount_point belong together: set both or none")
         if self.nfs_ip_address:
             _address("nfs_ip_address", self.nfs_ip_address)
+        elif self.nfs_export != "/":
+            raise ConfigurationError(f"nfs_export is {self.nfs_export} but nfs_ip_address is not set: set it, or drop nfs_export")
         if self.ssh_from != "auto":
             _cidr(self.ssh_from)
         if 0 < self.spot_price < _LEAST_PRICE:
