@@ -82,7 +82,8 @@ def _run(
     before = _stamp(run_directory)
     # mpirun names its own folder by its process id, and does not start if a killed one of the same id has left one
     with tempfile.TemporaryDirectory(prefix="psnode-mpirun-", ignore_cleanup_errors=True) as sessions:
-        ended = supervise(command, {"PRTE_MCA_prte_local_tmpdir_base": sessions, **environment}, kill_after)
+        place = {} if "PRTE_MCA_prte_tmpdir_base" in environment else {"PRTE_MCA_prte_local_tmpdir_base": sessions}
+        ended = supervise(command, {**place, **environment}, kill_after)
     if run_directory is not None and _stamp(run_directory) not in (None, before):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             left = json.loads((run_directory / SUMMARY).read_bytes())
