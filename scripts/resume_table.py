@@ -1,8 +1,9 @@
 """Does a killed run end as an unbroken one? scripts/resume_table.py [--seed S] [SCHEME ...]  prints a Markdown table.
 
 For every scheme: a run of two workers on the CPU that nothing happens to; the same run in a process of its own that gets SIGKILL
-at a random step, and once more in the first step after it was resumed; and what is left of it resumed to its end. Equal are
-the hash of the final weights and the losses of all steps. The exit code is 1 if any scheme fails.
+at a random step, once more when it was resumed and has taken a step, and a third time, resumed again, inside a checkpoint; and
+what is left of it resumed to its end. Equal are the hash of the final weights and the losses of all steps. The exit code is 1
+if any scheme fails.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +52,39 @@ def last_step(train_dir: Path) -> int:
     return max((int(record["step"]) for record in records(train_dir)), default=0)
 
 
-def kill_after(train_dir: Path, process: subprocess.Popen[str], step: int) -> int:
-    """SIGKILL once the record of `step` is there; the step that the run had reached."""
+def kill_when(process: subprocess.Popen[str], ready: Callable[[], bool]) -> None:
+    """SIGKILL as soon as `ready`, or the process has ended."""
     end = time.monotonic() + SECONDS
-    while last_step(train_dir) < step and process.poll() is None and time.monotonic() < end:
-        time.sleep(0.001)
+    while not ready() and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.0005)
     process.send_signal(signal.SIGKILL)
     process.communicate()
+
+
+def kill_after(train_dir: Path, steps: int, *flags: str, scheme: str) -> int:
+    """Start or resume the run, and kill it once it has recorded `steps` steps of its own; the step that it had reached."""
+    file = train_dir / "metrics.jsonl"
+    before = file.stat().st_ino if file.exists() else 0  # a run that is resumed writes the records anew that it keeps
+    latest = train_dir / "checkpoints" / "latest"
+    base = int(latest.read_text().strip().removeprefix("step-")) if latest.exists() else 0
+    process = start(train_dir, scheme, *flags)
+    kill_when(process, lambda: file.exists() and file.stat().st_ino != before and last_step(train_dir) >= base + steps)
     return last_step(train_dir)
+
+
+def kill_inside_a_checkpoint(train_dir: Path, scheme: str) -> str:
+    """Resume the run and kill it while it writes a checkpoint; that one's step, or a dash if it was too quick."""
+    before = (train_dir / "config.json").stat().st_ino
+    process = start(train_dir, scheme, "--resume")
+
+    def drafts() -> list[str]:
+        if (train_dir / "config.json").stat().st_ino == before:  # those that the kills before have left
+            return []
+        return [path.name for path in (train_dir / "checkpoints").glob(".step-*") if not path.name.endswith(".gone")]
+
+    kill_when(process, lambda: bool(drafts()))
+    left = drafts()
+    return str(int(left[0].removeprefix(".step-"))) if left else "-"
 
 
 def finish(process: subprocess.Popen[str]) -> None:
@@ -76,14 +103,14 @@ def row(scheme: str, folder: Path, rng: random.Random) -> tuple[str, bool]:
     """A line of the table, and whether the runs end alike."""
     finish(start(folder / "whole", scheme))
     parts = folder / "parts"
-    first = kill_after(parts, start(parts, scheme), rng.randint(1, STEPS - 3))
-    written = parts / "checkpoints" / "latest"
-    base = int(written.read_text().strip().removeprefix("step-")) if written.exists() else 0
-    second = kill_after(parts, start(parts, scheme, "--resume"), base + 1)
+    first = kill_after(parts, rng.randint(1, STEPS - 5), scheme=scheme)
+    second = kill_after(parts, 1, "--resume", scheme=scheme)
+    third = kill_inside_a_checkpoint(parts, scheme)
     finish(start(parts, scheme, "--resume"))
     whole, resumed = outcome(folder / "whole"), outcome(parts)
     alike = whole == resumed
-    return f"| {scheme} | {first} | {second} | {whole[0][:16]} | {resumed[0][:16]} | {'yes' if alike else 'NO'} |", alike
+    cells = [scheme, first, second, third, whole[0][:16], resumed[0][:16], "yes" if alike else "NO"]
+    return f"| {' | '.join(map(str, cells))} |", alike
 
 
 def main() -> int:
@@ -95,7 +122,8 @@ def main() -> int:
     parser.add_argument("schemes", nargs="*", metavar="SCHEME", default=[])
     args = parser.parse_args()
     rng, good = random.Random(args.seed), True
-    print("| scheme | killed at | again at | unbroken | resumed | alike |\n|---|---:|---:|---|---|---|")
+    print("| scheme | killed at | again at | in the checkpoint of | unbroken | resumed | alike |")
+    print("|---|---:|---:|---:|---|---|---|", flush=True)
     for scheme in args.schemes or SCHEMES:
         with tempfile.TemporaryDirectory() as folder:
             line, alike = row(scheme, Path(folder), rng)
