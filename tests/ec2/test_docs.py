@@ -32,7 +32,7 @@ def _default(name: str) -> str:
 def permissions() -> str:
     """Of every call in the source, as IAM spells it."""
     source = "".join(path.read_text() for path in (ROOT / "tools" / "ec2").glob("*.py"))
-    calls = set(re.findall(r"""\.(?:ask|change)\(\s*"(\w+)"|change\(call""", source)) - {""}
+    calls = set(re.findall(r"""\.(?:ask|change|change_shown)\(\s*"(\w+)"|change\w*\(call""", source)) - {""}
     calls |= set(re.findall(r'"((?:revoke|authorize|delete)_\w+)"', source))
     spelled = {"".join(part.capitalize() for part in call.split("_")) for call in calls}
     services = {"GetCallerIdentity": "sts", "GetProducts": "pricing"}

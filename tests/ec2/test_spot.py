@@ -137,6 +137,17 @@ def zone_asked(api: Any, form: dict[str, str]) -> str:
     return str(api.describe_subnets(SubnetIds=[form["SubnetId"]])["Subnets"][0]["AvailabilityZone"])
 
 
+def test_what_was_made_a_moment_ago_and_is_not_known_everywhere_is_waited_for(aws: Any, api: Any, config: Path) -> None:
+    for action in ("AuthorizeSecurityGroupIngress", "RunInstances"):
+        aws.refuse(action, "InvalidGroup.NotFound", "The security group 'sg-1' does not exist", times=3)
+    waits: list[float] = []
+    settings = load(config, {})
+    cluster = cluster_of(Cloud(settings, sleep=waits.append), settings)
+    assert len(launch(cluster, settings, lambda text: None)) == 3
+    assert len(waits) >= 6
+    assert zones(api, config) == ["us-west-2b"] * 3
+
+
 def test_without_room_in_the_first_zone_the_whole_cluster_is_in_the_next(
     ec2: Callable[..., Any], aws: Any, api: Any, config: Path
 ) -> None:

@@ -13,6 +13,7 @@ from tools.ec2 import errors
 from tools.ec2.settings import Settings, nearest
 
 _PATIENCE = 7  # tries of one call when EC2 asks to slow down or the connection fails: about a minute
+_UNSHOWN = 8  # tries with something that EC2 does not know yet: about a minute
 _THROTTLED = {"RequestLimitExceeded", "Throttling", "ThrottlingException", "RequestThrottled", "EC2ThrottledException"}
 _AGAIN = {"InternalError", "InternalFailure", "ServiceUnavailable", "Unavailable", "ServerInternal"}
 _TYPED: Mapping[str, tuple[type[errors.Ec2Error], str]] = {
@@ -100,6 +101,15 @@ class Cloud:
             self.say("would " + _shown("ec2", operation, parameters))
             return {}
         return self._patiently(lambda: getattr(self._client("ec2"), operation)(**parameters))
+
+    def change_shown(self, operation: str, **parameters: Any) -> dict[str, Any]:
+        """The same, with what EC2 has made a moment ago and may not know everywhere yet: again until it does, for a minute."""
+        for attempt in range(_UNSHOWN - 1):
+            try:
+                return self.change(operation, **parameters)
+            except errors.NotShownError:
+                self.pause(attempt)
+        return self.change(operation, **parameters)
 
     def pause(self, attempt: int, first: float = 0.5, longest: float = 30.0) -> None:
         """Wait after the failed `attempt` (0, 1, ...): twice as long each time, and not in step with others."""

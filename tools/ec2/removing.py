@@ -7,11 +7,10 @@ from collections.abc import Collection
 
 from tools.ec2.cloud import progress
 from tools.ec2.cluster import LIVE, Cluster
-from tools.ec2.errors import DeadlineError, NotShownError
+from tools.ec2.errors import DeadlineError
 from tools.ec2.resources import remove_resources
 
 _PATIENCE = 600.0  # seconds until a terminated instance must be gone
-_UNSHOWN = 8  # tries to end what EC2 has started but does not know of everywhere: a minute
 
 
 def shutdown(cluster: Cluster) -> list[str]:
@@ -25,14 +24,7 @@ def end_nodes(cluster: Cluster, ids: Collection[str]) -> None:
     """Terminate exactly these instances and wait until none of them is left; spot requests are one-time and end with them."""
     if not ids:
         return
-    for attempt in range(_UNSHOWN):
-        try:
-            cluster.cloud.change("terminate_instances", InstanceIds=sorted(ids))
-            break
-        except NotShownError:
-            if attempt + 1 == _UNSHOWN:
-                raise
-            cluster.cloud.pause(attempt)
+    cluster.cloud.change_shown("terminate_instances", InstanceIds=sorted(ids))
     if cluster.cloud.dry_run:
         return
     end = time.monotonic() + _PATIENCE

@@ -61,7 +61,7 @@ def start(
     for life in range(_LIVES):
         try:
             wanted = request(cluster, settings, common, place, role, count, (*moment, life))
-            found = cluster.cloud.change("run_instances", **wanted).get("Instances", [])
+            found = cluster.cloud.change_shown("run_instances", **wanted).get("Instances", [])
         except SpentTokenError:
             continue
         if not found or any(instance["State"]["Name"] not in ENDED for instance in found):

@@ -125,14 +125,14 @@ def _settle_rules(cluster: Cluster, settings: Settings, group: str, ssh_from: st
     for call, rules in (("revoke_security_group_ingress", now - wanted), ("authorize_security_group_ingress", wanted - now)):
         if rules:
             try:
-                cloud.change(call, GroupId=group, IpPermissions=[_permission(*rule) for rule in sorted(rules)])
+                cloud.change_shown(call, GroupId=group, IpPermissions=[_permission(*rule) for rule in sorted(rules)])
             except AlreadyThereError:  # by another launch of the same cluster, at the same time
                 continue
     # that everything may go out, as in every new group, is not enough for EFA: it wants its own group named
     members = ("-1", -1, -1, "UserIdGroupPairs", group)
     if settings.efa and members not in _rules(there.get("IpPermissionsEgress", [])):
         with contextlib.suppress(AlreadyThereError):
-            cloud.change("authorize_security_group_egress", GroupId=group, IpPermissions=[_permission(*members)])
+            cloud.change_shown("authorize_security_group_egress", GroupId=group, IpPermissions=[_permission(*members)])
 
 
 def _rules(permissions: Sequence[dict[str, Any]]) -> set[tuple[str, int, int, str, str]]:
