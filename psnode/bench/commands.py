@@ -68,7 +68,7 @@ def bench_memory(**options: Any) -> int:
 @click.option("--network", default="torchvision:resnet18", show_default=True, help="As of train.")
 @click.option("--dataset", default="synthetic", show_default=True, help="As of train.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="As of train.")
-@click.option("--workers", type=click.IntRange(2), default=4, show_default=True, help="Hosts that compute.")
+@click.option("--workers", type=click.IntRange(1), default=4, show_default=True, help="Hosts that compute.")
 @click.option("--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Examples a worker takes in a step.")
 @click.option("--lr", type=click.FloatRange(0, min_open=True), default=0.01, show_default=True, help="Of all of them.")
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the first round; then the next.")
@@ -83,6 +83,9 @@ def bench_memory(**options: Any) -> int:
 @click.option("--run-seconds", type=click.FloatRange(1), default=900.0, show_default=True, help="The longest a run may take.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
 @click.option("--plot", "plot_file", type=click.Path(path_type=Path), help="Draw accuracy over time and bytes into this file.")
+@click.option("--alone/--no-alone", default=False, help="Also measure each scheme's exchange without any training.")
+@click.option("--from", "earlier", type=click.Path(path_type=Path), multiple=True, metavar="FILE", help="Put results together.")
+@click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Also write the tables to this page.")
 @click.option("--keep", type=click.Path(path_type=Path), help="Leave what the runs wrote in this empty directory.")
 @debuggable
 def bench_peers(schemes: tuple[str, ...], ddp: tuple[str, ...], **options: Any) -> int:

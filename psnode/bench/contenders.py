@@ -7,14 +7,14 @@ import shlex
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from psnode.bench.ddp import Communication, Program
 from psnode.config import settings
 from psnode.errors import ConfigurationError
 from psnode.launch import find_mpirun
 from psnode.schemes import resolve
-from psnode.settings import nearest
+from psnode.settings import Setting, nearest
 from psnode.sources import load
 
 # the same for all that is compared
@@ -50,14 +50,23 @@ class Ground:
         return {**found, **({"data_dir": self.data_dir} if self.data_dir else {}), **dict(self.options)}
 
 
+class Label(NamedTuple):
+    """What a row of the table is called. `kind`: psnode, alone (psnode's exchange without training), ddp or floor."""
+
+    name: str
+    kind: str
+
+    @property
+    def star(self) -> bool:
+        """Whether all that workers receive comes from a master."""
+        return self.kind in ("psnode", "alone")
+
+
 class Contender(Protocol):
-    """One row of the table. `kind`: psnode, ddp or floor."""
+    """One row of the table."""
 
     @property
-    def name(self) -> str: ...
-
-    @property
-    def kind(self) -> str: ...
+    def label(self) -> Label: ...
 
     def hosts(self, workers: int) -> int:
         """How many it needs."""
@@ -71,17 +80,19 @@ class Contender(Protocol):
 
 @dataclass(frozen=True)
 class Psnode:
-    """`psnode train` on a master and the workers. `flags`: a scheme, and flags of train after it."""
+    """`psnode train` on a master and the workers. `flags`: a scheme, and flags of train after it.
+
+    `alone`: nothing is trained, the same gradients are exchanged in every step.
+    """
 
     flags: str
-    kind: str = "psnode"
+    alone: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what train would refuse, and what is the same for all contenders."""
-        words = self._words()
         given = {}
-        for flag, value in zip(words[::2], [*words[1::2], None], strict=False):
-            found = [setting for setting in settings().values() if flag in (setting.flag, *setting.rules.aliases)]
+        for flag, value in self._pairs():
+            found = _settings(flag)
             if not found:
                 known = [setting.flag for setting in settings().values()]
                 raise ConfigurationError(f"--scheme {self.flags!r}: unknown flag {flag}{nearest(flag, known)}")
@@ -92,13 +103,14 @@ class Psnode:
             given[found[0].name] = found[0].parse(value, flag)
         resolve(load(given, {}))
 
-    def _words(self) -> list[str]:
+    def _pairs(self) -> list[tuple[str, str | None]]:
         words = [part for word in shlex.split(self.flags) for part in (word.split("=", 1) if word.startswith("--") else [word])]
-        return ["--scheme", *words] if words and not words[0].startswith("--") else words
+        words = ["--scheme", *words] if words and not words[0].startswith("--") else words
+        return list(zip(words[::2], [*words[1::2], None], strict=False))
 
     @property
-    def name(self) -> str:
-        return f"psnode {self.flags}"
+    def label(self) -> Label:
+        return Label(alone_name(self.flags), "alone") if self.alone else Label(f"psnode {self.flags}", "psnode")
 
     def hosts(self, workers: int) -> int:
         return workers + 1
@@ -106,8 +118,9 @@ class Psnode:
     def command(self, ground: Ground, folder: Path) -> list[str]:
         options = ground.task_options(folder / "marks")
         # no line of progress: what it shows costs a pass over the gradients now and then
+        task = "Exchange" if self.alone else "Metered"
         flags = {
-            "--task": "psnode.bench.marks:Metered", "--batch-size": ground.batch, "--lr": ground.lr, "--seed": ground.seed,
+            "--task": f"psnode.bench.marks:{task}", "--batch-size": ground.batch, "--lr": ground.lr, "--seed": ground.seed,
             "--threads": 1, "--max-steps": ground.steps, "--eval-freq": ground.evaluate_every,
             "--log-interval": ground.steps + 1, "--train-dir": folder / "run",
         }  # fmt: skip
@@ -115,13 +128,30 @@ class Psnode:
             find_mpirun(), "-n", str(ground.workers + 1), sys.executable, "-m", "psnode", "train", "--no-tensorboard",
             *(word for key, value in flags.items() for word in (key, str(value))),
             *(word for key, value in options.items() for word in ("--task-option", f"{key}={value}")),
-            *self._words(),
+            *(word for flag, value in self._pairs() for word in _spelled(flag, value)),
         ]  # fmt: skip
 
     def checkpoints(self, folder: Path) -> dict[int, Path]:
         from psnode import checkpoint
 
         return {checkpoint.step_of(path): path / checkpoint.MODEL for path in checkpoint.complete(folder / "run")}
+
+
+def alone_name(flags: str) -> str:
+    """What the exchange of a scheme without training is called."""
+    return f"psnode {flags}, nothing but the exchange"
+
+
+def _settings(flag: str) -> list[Setting]:
+    return [setting for setting in settings().values() if flag in (setting.flag, *setting.rules.aliases)]
+
+
+def _spelled(flag: str, value: str | None) -> list[str]:
+    """A setting as `psnode train` takes it: those that are true or false have no value there."""
+    [setting] = _settings(flag)
+    if setting.kind is bool:
+        return [flag if setting.parse(str(value), flag) else flag.replace("--", "--no-", 1)]
+    return [flag, str(value)]
 
 
 @dataclass(frozen=True)
@@ -134,20 +164,17 @@ class Ddp:
         Communication.parse(self.communication)
 
     @property
-    def kind(self) -> str:
-        return "floor" if self.communication == "none" else "ddp"
-
-    @property
-    def name(self) -> str:
-        return "no communication" if self.kind == "floor" else f"DDP {self.communication}"
+    def label(self) -> Label:
+        return Label("no communication", "floor") if self.communication == "none" else Label(f"DDP {self.communication}", "ddp")
 
     def hosts(self, workers: int) -> int:
-        return workers
+        return max(2, workers)  # a lab has no fewer
 
     def command(self, ground: Ground, folder: Path) -> list[str]:
         program = Program(
             communication=self.communication, options=ground.task_options(folder / "marks"), directory=str(folder),
             batch=ground.batch, steps=ground.steps, lr=ground.lr, seed=ground.seed, evaluate_every=ground.evaluate_every,
+            workers=ground.workers,
         )  # fmt: skip
         path = folder / "program.json"
         path.write_text(json.dumps(asdict(program)))

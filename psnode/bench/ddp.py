@@ -74,6 +74,8 @@ class Communication(NamedTuple):
 class Program:
     """What every process runs. `options`: of `Metered`; `batch`: examples a worker; `evaluate_every`: steps, 0: never.
 
+    `workers`: how many of the processes take part, the first ones; 0: all.
+
     Checkpoints (named step-NNNNNNNN.safetensors, as the weights in psnode's) go to `directory`.
     """
 
@@ -86,6 +88,7 @@ class Program:
     momentum: float = 0.9
     seed: int = 1
     evaluate_every: int = 0
+    workers: int = 0
     deadline: float = 120.0
 
 
@@ -99,6 +102,10 @@ def train(program: Program) -> None:
     from psnode.worker.computation import Computation
 
     torch.set_num_threads(1)
+    if program.workers:
+        if int(os.environ["RANK"]) >= program.workers:
+            return
+        os.environ["WORLD_SIZE"] = str(program.workers)
     dist.init_process_group("gloo", timeout=timedelta(seconds=program.deadline))
     rank, size = dist.get_rank(), dist.get_world_size()
     task = Metered(program.options)

@@ -21,15 +21,18 @@ from pathlib import Path
 from typing import Any
 
 import psnode
-from psnode.bench.contenders import Contender, Ddp, Ground, Psnode
+from psnode.bench.contenders import Contender, Ddp, Ground, Label, Psnode
 from psnode.bench.hardware import hardware
-from psnode.bench.standings import plot, row, show, with_ratios
+from psnode.bench.rounds import combine, load, tables
+from psnode.bench.standings import markdown, plot, show
 from psnode.bench.trial import Trial, run_trial
 from psnode.errors import ConfigurationError, TransportError
 
 SCHEMES = ("dense", "qsgd", "atomo", "dense --codec topk:ratio=0.01 --feedback ef --downlink bf16")
 # what tuning found best of each hook: see docs/emulated-hosts.md
 PEERS = ("none", "fp32", "fp16", "powersgd:rank=1", "powersgd:rank=2")
+
+BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->\n"
 
 
 def run(
@@ -41,6 +44,7 @@ def run(
     rounds: int = 1,
     warmup: int = 5,
     target: float | None = None,
+    alone: bool = False,
     run_seconds: float = 900.0,
     keep: Path | None = None,
     tell: Callable[[str], None] = lambda line: None,
@@ -50,13 +54,15 @@ def run(
     Args:
         schemes: each a scheme, flags of train after it. ddp: kinds of psnode.bench.ddp. rates: of the links, or none.
         warmup: steps before those that are timed; the last step is not timed either.
-        target: test accuracy to reach, a fraction. keep: leave what the runs wrote here. tell: gets a line a trial.
+        target: test accuracy to reach, a fraction. alone: measure each scheme's exchange without training, too.
+        keep: leave what the runs wrote here. tell: gets a line a trial.
 
     A contender that fails is listed with its reason. Raises ConfigurationError for what cannot be measured, or not here.
     """
     _check(ground, warmup, target)
     contenders: list[Contender] = [*map(Ddp, dict.fromkeys(ddp)), *map(Psnode, dict.fromkeys(schemes))]
-    trials: dict[str, dict[Contender, list[Trial | None]]] = {rate: {each: [] for each in contenders} for rate in rates}
+    contenders += [Psnode(each, alone=True) for each in dict.fromkeys(schemes)] if alone else []
+    trials: dict[str, dict[Label, list[Trial | None]]] = {rate: {each.label: [] for each in contenders} for rate in rates}
     failed: dict[str, dict[str, str]] = {rate: {} for rate in rates}
     with _directory(keep) as root:
         for number, rate, contender in ((n, r, c) for n in range(rounds) for r in rates for c in contenders):
@@ -64,17 +70,14 @@ def run(
             here = replace(ground, seed=ground.seed + number)
             try:
                 found = run_trial(contender, here, rate=rate, warmup=warmup, folder=folder, seconds=run_seconds)
-                trials[rate][contender].append(found)
-                tell(f"{rate}, round {number + 1}: {contender.name}: {1e3 * statistics.median(found.steps):.1f} ms")
+                trials[rate][contender.label].append(found)
+                tell(f"{rate}, round {number + 1}: {contender.label.name}: {1e3 * statistics.median(found.steps):.1f} ms")
             except TransportError as error:
-                trials[rate][contender].append(None)
-                failed[rate][contender.name] = str(error)
-                tell(f"{rate}, round {number + 1}: {contender.name}: {error}")
+                trials[rate][contender.label].append(None)
+                failed[rate][contender.label.name] = str(error)
+                tell(f"{rate}, round {number + 1}: {contender.label.name}: {error}")
             if keep is None:
                 shutil.rmtree(folder)
-    rows = {rate: [row(each, found, target) for each, found in here.items() if any(found)] for rate, here in trials.items()}
-    with_ratios(rows)
-    goodput = {rate: [min(trial.goodput) for found in here.values() for trial in found if trial] for rate, here in trials.items()}
     return {
         **hardware(),
         "versions": _versions(),
@@ -82,10 +85,8 @@ def run(
         "rounds": rounds,
         "warmup": warmup,
         "target": target,
-        "rates": {
-            rate: {"least_goodput_mbit": goodput[rate], "rows": rows[rate], "failed": failed[rate]} for rate in rates
-        },
-    }  # fmt: skip
+        "rates": tables(trials, failed, target),
+    }
 
 
 def main(
@@ -102,9 +103,16 @@ def main(
     warmup: int,
     json_file: Path | None,
     plot_file: Path | None,
+    markdown_file: Path | None = None,
+    earlier: Sequence[Path] = (),
     **rest: Any,
 ) -> int:
-    """Measure `steps` steps after `warmup`, print tables, write the files asked for; 1 if a contender failed, else 0."""
+    """Measure `steps` steps after `warmup`, print tables, write the files asked for; 1 if a contender failed, else 0.
+
+    `earlier`: put these results together instead of measuring. A plot is of the first ground with accuracies.
+    """
+    if earlier:
+        return _report(combine(load(earlier)), json_file, plot_file, markdown_file)
     if plot_file is not None and not evaluate_every:
         raise ConfigurationError("--plot draws accuracies: say how often to measure them with --evaluate-every")
     directory = None if data_dir is None else str(data_dir.expanduser().absolute())
@@ -115,13 +123,29 @@ def main(
         steps=warmup + steps + 1, evaluate_every=evaluate_every,
     )  # fmt: skip
     result = run(ground, warmup=warmup, tell=lambda line: print(line, file=sys.stderr, flush=True), **rest)
-    show(result)
+    return _report([result], json_file, plot_file, markdown_file)
+
+
+def _report(results: Sequence[dict[str, Any]], json_file: Path | None, plot_file: Path | None, markdown_file: Path | None) -> int:
+    for result in results:
+        show(result)
+    for file in (json_file, markdown_file):
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
     if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(result, indent=1) + "\n")
+        json_file.write_text(json.dumps(results[0] if len(results) == 1 else results, indent=1) + "\n")
+    if markdown_file is not None:
+        insert(markdown(results), markdown_file)
     if plot_file is not None:
-        plot(result, plot_file)
-    return int(any(found["failed"] for found in result["rates"].values()))
+        plot(next((result for result in results if result["ground"]["evaluate_every"]), results[0]), plot_file)
+    return int(any(found["failed"] for result in results for found in result["rates"].values()))
+
+
+def insert(text: str, file: Path) -> None:
+    """Write `text` to `file`, or only between the lines BEGIN and END if it has them: what people wrote around them stays."""
+    before, begin, rest = file.read_text().partition(BEGIN) if file.exists() else ("", "", "")
+    _, end, after = rest.partition(END)
+    file.write_text(f"{before}{BEGIN}{text}{END}{after}" if begin and end else text)
 
 
 def _check(ground: Ground, warmup: int, target: float | None) -> None:

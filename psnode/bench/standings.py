@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import sub, truediv
 from pathlib import Path
 from typing import Any
 
-from psnode.bench.contenders import Contender
+from psnode.bench.contenders import Label, alone_name
 from psnode.bench.trial import Trial
 
-_WIDTH = 150  # of a table that goes to a file
-_HEADS = ("step, ms", "quartiles", "/ floor", "/ best DDP", "/ unshaped DDP", "out, MB", "in, MB", "all, MB", "booked")
+_WIDTH = 170  # of a table that goes to a file
+_HEADS = (
+    "step, ms", "quartiles", "- floor", "/ floor", "hidden", "/ best DDP", "/ unshaped DDP", "out, MB", "in, MB", "all, MB",
+    "booked",
+)  # fmt: skip
 _LEGEND = (
-    "step: median of the rounds' medians; out, in: of a worker's interface a step, all: out of all hosts; booked: psnode's own "
-    "accounts over what the interfaces counted without the headers of packets"
+    "step: median of the rounds' medians; hidden: 1 - (step - floor) / exchange alone; out, in: of a worker's interface a step, "
+    "all: out of all hosts; booked: psnode's own accounts over what the interfaces counted without the headers of packets"
 )
 
 
-def row(contender: Contender, rounds: Sequence[Trial | None], target: float | None) -> dict[str, Any]:
+def row(label: Label, rounds: Sequence[Trial | None], target: float | None) -> dict[str, Any]:
     """A contender at one rate; None stands for a round that failed, but not for all.
 
     `step_ms`: the median over rounds of each round's median, and quartiles over all steps. `curves`: per round, points as
@@ -29,8 +33,8 @@ def row(contender: Contender, rounds: Sequence[Trial | None], target: float | No
     low, _, high = statistics.quantiles([1e3 * step for trial in trials for step in trial.steps], n=4)
     middle = statistics.median(median for median in medians if median is not None)
     return {
-        "name": contender.name,
-        "kind": contender.kind,
+        "name": label.name,
+        "kind": label.kind,
         "step_ms": {"median": middle, "low": low, "high": high, "rounds": medians},
         "bytes": {
             field: statistics.fmean(getattr(trial, field) for trial in trials) for field in ("sent", "received", "sent_by_all")
@@ -49,7 +53,8 @@ def _reached(trial: Trial, target: float) -> dict[str, Any] | None:
 def with_ratios(rates: Mapping[str, Sequence[dict[str, Any]]]) -> None:
     """Add `ratios` to every row: its step over that of the floor, of the best DDP at its rate, and of dense unshaped DDP.
 
-    Each is the median over the rounds; None where the other was not measured.
+    Also `exposed_ms`, what the step takes more than the floor, and `hidden`, the share of the exchange that the step does not
+    show: 1 - (step - floor) / exchange alone. Each is the median over the rounds; None where the other was not measured.
     """
     unshaped = next((row for row in rates.get("none", ()) if row["name"].startswith("DDP fp32")), None)
     for rows in rates.values():
@@ -60,15 +65,18 @@ def with_ratios(rates: Mapping[str, Sequence[dict[str, Any]]]) -> None:
             "unshaped_ddp": unshaped,
         }
         for each in rows:
-            each["ratios"] = {name: _ratio(each, other) for name, other in others.items()}
+            each["ratios"] = {name: _median(truediv, each, other) for name, other in others.items()}
+            each["exposed_ms"] = _median(sub, each, others["floor"])
+            name = alone_name(each["name"].removeprefix("psnode "))
+            alone = next((row for row in rows if row["kind"] == "alone" and row["name"] == name), None)
+            each["hidden"] = _median(lambda step, floor, exchange: 1 - (step - floor) / exchange, each, others["floor"], alone)
 
 
-def _ratio(one: dict[str, Any], other: dict[str, Any] | None) -> float | None:
-    if other is None:
-        return None
-    pairs = zip(one["step_ms"]["rounds"], other["step_ms"]["rounds"], strict=True)
-    ratios = [mine / theirs for mine, theirs in pairs if mine is not None and theirs is not None]
-    return statistics.median(ratios) if ratios else None
+def _median(function: Callable[..., float], *rows: dict[str, Any] | None) -> float | None:
+    """The median over rounds of a function of the rows' steps; None if a row is missing or no round has all of them."""
+    found = [row["step_ms"]["rounds"] for row in rows if row is not None]
+    rounds = [steps for steps in zip(*found, strict=False) if None not in steps] if len(found) == len(rows) else []
+    return statistics.median(function(*steps) for steps in rounds) if rounds else None
 
 
 def show(result: Mapping[str, Any]) -> None:
@@ -81,10 +89,9 @@ def show(result: Mapping[str, Any]) -> None:
         console = Console(width=_WIDTH)
     ground = result["ground"]
     for rate, found in result["rates"].items():
-        title = f"{ground['network']}, {ground['dataset']}, {ground['workers']} workers x {ground['batch']}, links of {rate}"
-        table = Table(title=title, caption=f"{result['cpu']}, {result['cores']} cores, {result['date']}")
+        table = Table(title=_title(ground, rate), caption=f"{result['cpu']}, {result['cores']} cores, {result['date']}")
         table.add_column("", overflow="fold")
-        heads = [*_HEADS, *(["top1, %"] if ground["evaluate_every"] else []), *(["to target, s"] if result["target"] else [])]
+        heads = _heads(result)
         for head in heads:
             table.add_column(head, justify="right", no_wrap=True)
         for each in found["rows"]:
@@ -96,16 +103,50 @@ def show(result: Mapping[str, Any]) -> None:
     console.print(", ".join(f"{name} {version}" for name, version in result["versions"].items()), markup=False)
 
 
+def _title(ground: Mapping[str, Any], rate: str) -> str:
+    return f"{ground['network']}, {ground['dataset']}, {ground['workers']} workers x {ground['batch']}, links of {rate}"
+
+
+def _heads(result: Mapping[str, Any]) -> list[str]:
+    accuracy = ["top1, %"] if result["ground"]["evaluate_every"] else []
+    return [*_HEADS, *accuracy, *(["to target, s"] if result["target"] else [])]
+
+
 def _cells(each: Mapping[str, Any]) -> list[str]:
     step, nbytes, ratios = each["step_ms"], each["bytes"], each["ratios"]
     cells = [f"{step['median']:.1f}", f"{step['low']:.1f}-{step['high']:.1f}"]
-    cells += ["" if ratios[name] is None else f"{ratios[name]:.2f}" for name in ("floor", "best_ddp", "unshaped_ddp")]
+    cells.append("" if each["exposed_ms"] is None else f"{each['exposed_ms']:.1f}")
+    shares = (ratios["floor"], each["hidden"], ratios["best_ddp"], ratios["unshaped_ddp"])
+    cells += ["" if share is None else f"{share:.2f}" for share in shares]
     cells += [f"{nbytes[name] / 1e6:.3f}" for name in ("sent", "received", "sent_by_all")]
     cells.append("" if each["booked"] is None else f"{each['booked']:.4f}")
     cells.append(" ".join(f"{100 * top1:.2f}" for top1 in each["top1"]))
     if each["top1"]:
         cells.append(" ".join("never" if point is None else f"{point['seconds']:.1f}" for point in each["to_target"]))
     return cells
+
+
+def markdown(results: Sequence[Mapping[str, Any]]) -> str:
+    """The same tables for docs/results, of any number of results."""
+    lines = []
+    for result in results:
+        ground = result["ground"]
+        heads = _heads(result)
+        for rate, found in result["rates"].items():
+            goodput = found["least_goodput_mbit"]
+            lines += [
+                f"### {ground['network']}, {ground['dataset']}, {ground['workers']} workers x {ground['batch']}, links of {rate}"
+            ]
+            lines += ["", f"Goodput of the slowest link: {min(goodput):,.1f} to {max(goodput):,.1f} Mbit/s.", ""]
+            lines += ["| | rounds | " + " | ".join(heads) + " |", "|---|" + "---:|" * (1 + len(heads))]
+            for each in found["rows"]:
+                rounds = sum(median is not None for median in each["step_ms"]["rounds"])
+                lines.append(f"| {each['name']} | {rounds} | " + " | ".join(_cells(each)[: len(heads)]) + " |")
+            lines += [f"| {name} | | failed: {error} |" for name, error in found["failed"].items()] + [""]
+    result = results[0]
+    lines += [_LEGEND + ".", "", f"{result['cpu']}, {result['cores']} cores, {result['date'][:10]}; "]
+    lines[-1] += ", ".join(f"{name} {version}" for name, version in result["versions"].items()) + "."
+    return "\n".join(lines) + "\n"
 
 
 def plot(result: Mapping[str, Any], path: Path) -> None:
@@ -118,7 +159,7 @@ def plot(result: Mapping[str, Any], path: Path) -> None:
         axes = (("seconds", 1.0, "seconds of training"), ("nbytes", 1e-6, "MB sent by all hosts"))
         for panel, (field, unit, label) in zip(panels, axes, strict=True):
             for each in found["rows"]:
-                points = each["curves"][0]
+                points = next(iter(each["curves"]), ())
                 if points:
                     panel.plot([p[field] * unit for p in points], [100 * p["top1"] for p in points], ".-", label=each["name"])
             panel.set(xscale="log", xlabel=label, ylabel="test accuracy, %", title=f"links of {rate}")

@@ -52,14 +52,15 @@ def run_trial(contender: Contender, ground: Ground, *, rate: str, warmup: int, f
     """
     (folder / "marks").mkdir(parents=True)
     counters, _ = on_hosts(
-        contender.command(ground, folder), hosts=contender.hosts(ground.workers), rate=rate, each=contender.kind != "psnode",
+        contender.command(ground, folder), hosts=contender.hosts(ground.workers), rate=rate, each=not contender.label.star,
         counters=folder / "counters.json", seconds=seconds,
     )  # fmt: skip
     marks = read_marks(folder / "marks", ground.steps)
     if len(marks) != ground.workers or any(len(each) != ground.steps for each in marks):
-        raise TransportError(f"{contender.name}: {len(marks)} workers took {[len(each) for each in marks]} steps")
+        raise TransportError(f"{contender.label.name}: {len(marks)} workers took {[len(each) for each in marks]} steps")
     durations = step_durations(marks)
-    star = contender.kind == "psnode"
+    star = contender.label.star
+    accurate = ground.evaluate_every and contender.label.kind in ("psnode", "ddp")
     traffic = [Traffic.between(each[warmup], each[-1]) for each in marks]
     n_steps = ground.steps - 1 - warmup
     return Trial(
@@ -69,7 +70,7 @@ def run_trial(contender: Contender, ground: Ground, *, rate: str, warmup: int, f
         sent_by_all=sent_by_all(traffic, star) / n_steps,
         booked=booked(folder / "run" / METRICS, traffic, range(warmup + 1, ground.steps)) if star else None,
         goodput=tuple(counters["goodput_mbit"]),
-        curve=curve(contender, ground, folder, marks, durations) if ground.evaluate_every and contender.kind != "floor" else (),
+        curve=curve(contender, ground, folder, marks, durations) if accurate else (),
     )
 
 
@@ -103,7 +104,7 @@ def curve(
     for step, top1 in accuracies(ground, contender.checkpoints(folder)).items():
         last = min(step, ground.steps - 1)
         traffic = [Traffic.between(each[0], each[last]) for each in marks]
-        points.append(Point(step, clock[step], sent_by_all(traffic, contender.kind == "psnode"), top1))
+        points.append(Point(step, clock[step], sent_by_all(traffic, contender.label.star), top1))
     return tuple(points)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from torch.nn import functional
 from psnode.bench import peers
 from psnode.bench.contenders import Ddp, Ground, Psnode
 from psnode.bench.ddp import Communication
-from psnode.bench.marks import Mark, Metered, Traffic, read_marks
+from psnode.bench.marks import Exchange, Mark, Metered, Traffic, read_marks
+from psnode.bench.rounds import combine, load, tables
 from psnode.bench.standings import plot, row, show, with_ratios
 from psnode.bench.trial import Point, Trial, step_durations
 from psnode.classification import Classification
@@ -146,16 +148,102 @@ def trial(*milliseconds: float) -> Trial:
 
 
 def test_ratios_are_medians_over_rounds_that_both_finished() -> None:
-    floor = row(Ddp("none"), [trial(10, 10), trial(20, 20), trial(10, 10)], None)
-    peer = row(Ddp("fp32"), [trial(30, 50), trial(40, 40), None], 0.8)
-    ours = row(Psnode("dense"), [trial(20, 20), trial(10, 10), trial(30, 30)], 0.95)
+    floor = row(Ddp("none").label, [trial(10, 10), trial(20, 20), trial(10, 10)], None)
+    peer = row(Ddp("fp32").label, [trial(30, 50), trial(40, 40), None], 0.8)
+    ours = row(Psnode("dense").label, [trial(20, 20), trial(10, 10), trial(30, 30)], 0.95)
     assert peer["step_ms"]["rounds"] == [pytest.approx(40), pytest.approx(40), None]
     assert peer["step_ms"]["median"] == pytest.approx(40)
     with_ratios({"100mbit": [floor, ours], "none": [floor, peer]})
     assert ours["ratios"] == {"floor": pytest.approx(2.0), "best_ddp": None, "unshaped_ddp": pytest.approx((0.5 + 0.25) / 2)}
+    assert ours["exposed_ms"] == pytest.approx(10)  # of 10, -10, 20
+    assert ours["hidden"] is None
     assert peer["ratios"] == {"floor": pytest.approx((4 + 2) / 2), "best_ddp": 1.0, "unshaped_ddp": 1.0}
     assert [point["step"] for point in peer["to_target"]] == [2, 2]
     assert ours["to_target"] == [None, None, None]
+
+
+def test_hidden_is_what_the_step_does_not_show_of_the_exchange() -> None:
+    rows = [
+        row(Ddp("none").label, [trial(10, 10), trial(10, 10), trial(10, 10)], None),
+        row(Psnode("dense").label, [trial(15, 15), trial(12, 12), trial(30, 30)], None),
+        row(Psnode("dense", alone=True).label, [trial(20, 20), trial(10, 10), trial(20, 20)], None),
+        row(Psnode("qsgd").label, [trial(15, 15), None, None], None),
+    ]
+    with_ratios({"none": rows})
+    assert rows[1]["hidden"] == pytest.approx(0.75)  # of 1 - 5/20, 1 - 2/10, 1 - 20/20
+    assert rows[3]["hidden"] is None  # its own exchange was not measured
+
+
+def test_an_exchange_has_fixed_gradients_of_the_models_size_and_marks_every_pass(tmp_path: Path) -> None:
+    task = Exchange({"marks": str(tmp_path), "network": "LeNet", "dataset": "digits"})
+    model = task.model()
+    seen = []
+    for _ in range(2):
+        model.zero_grad()
+        loss, outputs = task.loss(model, (torch.zeros(3), torch.zeros(3)))
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert task.metrics(outputs, (torch.zeros(3), torch.zeros(3))) == {}
+        seen.append(torch.cat([torch.as_tensor(weights.grad).reshape(-1).clone() for weights in model.parameters()]))
+    assert torch.equal(seen[0], seen[1])
+    assert seen[0].numel() == PARAMETERS
+    assert seen[0].std() == pytest.approx(1e-3, rel=0.02)
+    [file] = tmp_path.iterdir()
+    assert len(file.read_text().splitlines()) == 2
+
+
+def result(steps: int, seed: int, network: str = "LeNet", **trials: list[Trial | None]) -> dict[str, Any]:
+    """A result as `run` makes it, of these trials at 100mbit."""
+    labels = {"floor": Ddp("none").label, "fp32": Ddp("fp32").label, "dense": Psnode("dense").label}
+    found = tables({"100mbit": {labels[name]: rounds for name, rounds in trials.items()}}, {"100mbit": {}}, None)
+    ground = {**asdict(TINY), "network": network, "steps": steps, "seed": seed}
+    common = {"cpu": "c", "cores": 2, "date": "2026-11-21T00:00:00", "versions": {"psnode": "1"}, "target": None, "warmup": 2}
+    return dict(json.loads(json.dumps({**common, "ground": ground, "rounds": 1, "rates": found})))
+
+
+def test_results_of_pieces_are_those_of_one_run(tmp_path: Path) -> None:
+    floor, peer, ours = [trial(10, 12), trial(20, 21)], [trial(30, 50), None], [trial(20, 21), trial(10, 11)]
+    whole = result(9, 1, floor=floor, fp32=peer, dense=ours)
+    pieces = [
+        result(9, 1, dense=ours[:1], floor=floor[:1]),
+        result(5, 1, fp32=peer[:1]),
+        result(9, 1, network="FC", dense=ours[:1]),
+        result(9, 2, floor=floor[1:], dense=ours[1:]),
+        result(5, 2, fp32=peer[1:]),
+    ]
+    files = [tmp_path / f"{number}.json" for number in range(len(pieces))]
+    for file, piece in zip(files, pieces, strict=True):
+        file.write_text(json.dumps(piece))
+    together, other = combine(load(files))
+    assert [each["name"] for each in together["rates"]["100mbit"]["rows"]] == ["no communication", "DDP fp32", "psnode dense"]
+    assert json.loads(json.dumps(together["rates"])) == whole["rates"]
+    assert other["ground"]["network"] == "FC"
+    files[0].write_text('{"ground": {}}')
+    assert load(files[1:2]) == pieces[1:2]
+    with pytest.raises(ConfigurationError, match=r"0\.json holds no result"):
+        load([tmp_path / "none" / "0.json"])
+
+
+def test_tables_replace_only_what_was_measured_on_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{peers.BEGIN}old\n{peers.END}after\n")
+    json_file = tmp_path / "piece.json"
+    json_file.write_text(json.dumps(result(9, 1, floor=[trial(10, 10)], dense=[trial(25, 25)])))
+    options: dict[str, Any] = {
+        "network": "", "dataset": "", "data_dir": None, "workers": 0, "batch_size": 0, "lr": 0, "seed": 0, "steps": 0,
+        "evaluate_every": 0, "warmup": 0, "json_file": None, "plot_file": None,
+    }  # fmt: skip
+    assert peers.main(**options, earlier=[json_file], markdown_file=page) == 0
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    assert "| psnode dense | 1 | 25.0 | 25.0-25.0 | 15.0 | 2.50 |" in text
+    assert peers.main(**options, earlier=[json_file], markdown_file=tmp_path / "new.md") == 0
+    assert (tmp_path / "new.md").read_text() == text.partition(peers.BEGIN)[2].partition(peers.END)[0]
+
+
+def test_settings_that_are_true_or_false_become_flags_of_train(tmp_path: Path) -> None:
+    pytest.importorskip("mpi4py")
+    assert Psnode("dense --overlap false").command(TINY, tmp_path)[-3:] == ["--scheme", "dense", "--no-overlap"]
+    assert Psnode("dense --overlap=true").command(TINY, tmp_path)[-1] == "--overlap"
 
 
 @pytest.mark.parametrize(
