@@ -126,7 +126,12 @@ app.add_command(
 
 @app.command(short_help="Train on P workers through mpirun, fault tolerant.", context_settings={"allow_interspersed_args": False})
 @click.option(
-    "-n", "--workers", type=click.IntRange(1), required=True, metavar="P", help="Number of workers; the master comes on top."
+    "-n",
+    "--workers",
+    type=click.IntRange(1),
+    required=True,
+    metavar="P",
+    help="Number of workers; the master, and spares that train asks for, come on top.",
 )
 @click.option("--hostfile", type=click.Path(path_type=Path), help="Hosts, one a line, the master's first; NAME slots=N.")
 @click.option("--mpirun-arg", "mpirun_args", multiple=True, metavar="ARG", help="Handed to mpirun; repeat for more.")
@@ -144,17 +149,17 @@ def launch(workers: int, mpirun_args: tuple[str, ...], command: tuple[str, ...],
     """Run `psnode COMMAND` on a master and P workers through mpirun, with what a fault-tolerant job needs."""
     context = click.get_current_context().find_root()
     _, chosen, rest = app.resolve_command(context, list(command))
-    directory = None
+    directory, spares = None, 0
     if chosen is app.commands["train"]:  # refuse here what every rank would refuse
         config = _configure(**chosen.make_context("psnode train", rest).params)
         if config.local is not None:
             raise ConfigurationError("--local runs all workers in one process: leave it out, or leave out launch")
-        directory = config.directory
+        directory, spares = config.directory, config.spares
     elif options["restarts"]:
         raise ConfigurationError("--restarts resumes a training run: it has no meaning for another command, leave it out")
     from psnode.launch import launch as run_job
 
-    return run_job(workers, list(command), mpirun_args=list(mpirun_args), run_directory=directory, **options)
+    return run_job(workers + spares, list(command), mpirun_args=list(mpirun_args), run_directory=directory, **options)
 
 
 @app.command(short_help="Follow a run and evaluate its checkpoints.")

@@ -132,6 +132,9 @@ class Config:
         "a master that does not answer.",
         above=0, free=True,
     )  # fmt: skip
+    spares: int = option(
+        0, "Ranks behind the workers that follow the weights and take the places of workers who are lost.", minimum=0, free=True
+    )
     stop_deadline: float = option(
         20.0, "Seconds from a request to stop until the job goes on without whoever has not yet done its part of the last round "
         "and checkpoint; under psnode launch 0.7 of --kill-after unless given.",
@@ -188,13 +191,17 @@ class Config:
             raise ConfigurationError("--download needs --data-dir: name the directory to fetch into")
         self.task_options()
         if self.local is not None:
+            if self.spares:
+                raise ConfigurationError(
+                    "--spares has no meaning with --local, whose workers cannot be lost: drop one of the two"
+                )
             self.check_workers(self.local)
 
     def check_workers(self, workers: int) -> None:
         """Refuse a job of `workers` workers that the settings cannot mean."""
         if workers < 1:
             raise ConfigurationError(
-                "a job needs a master and a worker, not 1 rank: start it with mpirun -n 2 or more, or use --local P"
+                "a job needs a master and a worker beside its --spares: start more ranks (at least mpirun -n 2), or use --local P"
             )
         if self.min_workers > workers:
             raise ConfigurationError(f"--min-workers is {self.min_workers}, the job has {workers}: lower it")

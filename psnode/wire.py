@@ -69,6 +69,7 @@ class Flag(IntFlag):
     NONE = 0
     CHECKPOINT = 1  # ROUND: contribute to the checkpoint of this version
     STOP = 2  # ROUND: this version is the last
+    SPARE = 4  # ROUND: you are not needed yet, wait for the next version
 
 
 def _nothing() -> None:
@@ -224,7 +225,7 @@ def unpack_groups(body: Bytes, count: int, source: int | None = None) -> list[in
 
 
 _KINDS = frozenset(Kind)
-_KNOWN_FLAGS = int(Flag.CHECKPOINT | Flag.STOP)
+_KNOWN_FLAGS = int(Flag.CHECKPOINT | Flag.STOP | Flag.SPARE)
 
 
 def checksum(buffer: Bytes) -> int:

@@ -47,13 +47,13 @@ def lead(transport: Transport, config: Config, make_task: Callable[[Config], Tas
     Raises PsnodeError when the job cannot start or go on; the workers have been told then.
     """
     link = Link(transport)
-    workers = range(1, transport.size)
+    ranks = range(1, transport.size)
     gather_hello(transport, hello, config.start_deadline)
     try:
-        return _lead(link, config, make_task, workers)
+        return _lead(link, config, make_task, ranks)
     except Exception as error:
         told = _explained(error, config)
-        link.fail(workers, told)
+        link.fail(ranks, told)
         if told is error:
             raise
         raise told from error
@@ -67,7 +67,8 @@ def _explained(error: Exception, config: Config) -> Exception:
     return CheckpointError(f"{where} cannot be written ({error.strerror}): make room and go on with --resume")
 
 
-def _lead(link: Link, config: Config, make_task: Callable[[Config], Task], workers: range) -> int:
+def _lead(link: Link, config: Config, make_task: Callable[[Config], Task], ranks: range) -> int:
+    workers = ranks[: max(0, len(ranks) - config.spares)]
     config.check_workers(len(workers))
     scheme = resolve(config)
     task = make_task(config)
@@ -75,31 +76,34 @@ def _lead(link: Link, config: Config, make_task: Callable[[Config], Task], worke
     model = task.model()
     with claim(config) as run:
         try:
-            return _run(link, config, scheme, model, run, workers)
+            return _run(link, config, scheme, model, run, workers, ranks[len(workers) :])
         except StoppedError as error:  # before it began: whoever watches the directory learns why nothing comes
             _summary(run, error.step, _REASONS[error.exit_code], error.exit_code, 0).write(run.path)
             raise
 
 
-def _run(link: Link, config: Config, scheme: Scheme, model: torch.nn.Module, run: RunDirectory, workers: range) -> int:
-    ready = gather_ready(link, run, workers, 5 * config.pause_deadline)
+def _run(
+    link: Link, config: Config, scheme: Scheme, model: torch.nn.Module, run: RunDirectory, workers: range, spares: range
+) -> int:
+    ranks = (*workers, *spares)
+    ready = gather_ready(link, run, ranks, 5 * config.pause_deadline)
     dealing = Dealing(config, ready[workers[0]].examples, workers, run.parts(len(workers)))
     epochs, last_step = dealing.epochs, dealing.last_step
     events = Events(run.path)
     if run.before.plan is None:
         size = group_bytes_for(
-            link, config, scheme, model, ready, steps=last_step, epoch=epochs.steps,
+            link, config, scheme, model, {rank: ready[rank] for rank in workers}, steps=last_step, epoch=epochs.steps,
             tell=lambda reason: events.tell("calibrated", 0, reason=reason),
         )  # fmt: skip
         config = replace(config, group_bytes=size)
         run = replace(run, config=config)
     plan = run.before.plan or plan_for(ready[workers[0]], scheme, config)
     parameters = Parameters(model, plan, config, scheme.momentum)
-    downlink = Downlink(scheme.downlink, parameters.weights.numpy(), plan, link, workers, seed=config.seed)
+    downlink = Downlink(scheme.downlink, parameters.weights.numpy(), plan, link, ranks, seed=config.seed)
     restore(run, parameters, downlink)
     job = job_digest(config, plan, run.mark)
     run.begin(plan, len(workers))
-    send_start(link, run, plan, ready, epochs, job=job, last_step=last_step)
+    send_start(link, run, plan, ready, epochs, workers=len(workers), job=job, last_step=last_step)
     watch, tracer = Stopwatch(), Tracer(0, enabled=config.timeline)
     on = config.consistency != "bsp"
     drafts = Drafts(run, parameters, downlink, tracer, events, workers=len(workers), rounds_go_on=on)
@@ -111,6 +115,7 @@ def _run(link: Link, config: Config, scheme: Scheme, model: torch.nn.Module, run
             plan=plan,
             run=run,
             workers=workers,
+            spares=spares,
             parameters=parameters,
             downlink=downlink,
             drafts=drafts,
@@ -125,7 +130,7 @@ def _run(link: Link, config: Config, scheme: Scheme, model: torch.nn.Module, run
             history=History(run.path) if config.record_history else None,
         )
         master.reduction.warm_up()
-        beat = Heartbeat(link, workers)
+        beat = Heartbeat(link, ranks)
         _tell_of_the_start(master.events, run, workers)
         try:
             master.serve()
@@ -137,12 +142,12 @@ def _run(link: Link, config: Config, scheme: Scheme, model: torch.nn.Module, run
         finally:
             beat.close()
     if config.timeline:
-        names = {0: "master", **{rank: f"worker {rank}" for rank in workers}}
+        names = {0: "master", **{rank: f"worker {rank}" for rank in ranks}}
         write_timeline(run.path, [*tracer.events(), *(event for events in master.traces.values() for event in events)], names)
     code = _exit_code(master)
     quorum = code == 75 and master.stop_reason == "quorum"
     _summarise(master, run, "quorum" if quorum else _REASONS.get(code, "completed"), code)
-    link.send(workers, Kind.END)
+    link.send(ranks, Kind.END)
     return code
 
 

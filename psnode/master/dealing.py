@@ -39,6 +39,13 @@ class Dealing:
         steps, shift, sample_shift = self.epochs
         return Deal(list(self.ranks), steps, shift, sample_shift, self.last_step)
 
+    def hand_over(self, rank: int, live: Iterable[int]) -> int:
+        """`rank` gets the share of somebody who is not `live` any more: of whom."""
+        place = next(index for index, owner in enumerate(self.ranks) if owner not in live)
+        former = self.ranks[place]
+        self.ranks = (*self.ranks[:place], rank, *self.ranks[place + 1 :])
+        return former
+
     def renew(self, version: int, live: Iterable[int]) -> bool:
         """Deal among `live` if `version` ends an epoch that was dealt among others; whether that was so."""
         ranks = tuple(sorted(live))

@@ -72,6 +72,11 @@ class Drafts:
         """The workers whose parts are awaited."""
         return frozenset(rank for pending in self._pending.values() for rank in pending.awaited)
 
+    @property
+    def statistics(self) -> bytes:
+        """The means of the workers' buffers, as last known, as a part that holds nothing else; empty if there are none."""
+        return checkpoint.dump({f"buffer/{name}": value for name, value in self._means.items()}) if self._means else b""
+
     def begin(self, version: int, ranks: Iterable[int], until: float) -> bool:
         """Begin the checkpoint of `version`, the newest, with parts of `ranks`; False if there will be none."""
         try:

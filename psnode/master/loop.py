@@ -62,6 +62,7 @@ class Master:
     plan: Plan
     run: RunDirectory
     workers: range
+    spares: range
     parameters: Parameters
     downlink: Downlink
     drafts: Drafts
@@ -86,7 +87,7 @@ class Master:
         """
         self._hashes: dict[int, int] = {}
         self._clock = Clock()
-        self._members = Members(self.workers, self._clock)
+        self._members = Members(self.workers, self._clock, self.spares)
         self._round = RoundClock(Patience(self.config.deadline, self.config.pause_deadline), self._clock)
         self._not_used: dict[int, tuple[int, list[int]]] = {}  # of those who are let in: a step, and groups
         self._stopping = self._dealt = False
@@ -140,6 +141,9 @@ class Master:
                 raise event
             case _Overdue():
                 self._on_overdue()
+            case Frame(kind=Kind.REQUEST):
+                self._count_up(event)
+                self._request_stop(bytes(event.body).decode("ascii", "replace"))
             case Frame(sender=rank) if rank not in self._members.live:
                 if event.kind is Kind.REPORT and self._members.is_aside(rank):  # records may wait for it
                     self._on_report(event)
@@ -155,9 +159,6 @@ class Master:
                 self.traces[event.sender] = parse_events(bytes(event.body), event.sender)
             case Frame(kind=Kind.SKIP):
                 self._on_skip(event)
-            case Frame(kind=Kind.REQUEST):
-                self._count_up(event)
-                self._request_stop(bytes(event.body).decode("ascii", "replace"))
             case GroupClosed():
                 self._on_group_closed(event)
             case StopRequest():
@@ -202,7 +203,8 @@ class Master:
             waiting |= self._missing_traces()
         if not waiting and not hurried and late > 2 * self._round.patience.utmost:
             raise TransportError(f"no round was finished within {late:.0f} s and no worker is to blame; go on with --resume")
-        if waiting and (hurried or len(live - waiting) >= max(1, self.config.min_workers) or late >= self._round.patience.utmost):
+        enough = len(live - waiting) + len(self._members.spares) >= max(1, self.config.min_workers)
+        if waiting and (hurried or enough or late >= self._round.patience.utmost):
             for rank in sorted(waiting):
                 self._put_aside(rank)
         if not hurried:
@@ -228,7 +230,7 @@ class Master:
         self.accounts.lost(rank)
         self._write_records()
         left, least = len(self._members.live), self.config.min_workers
-        if left < least and self.stop_reason is None:
+        if left + len(self._members.spares) < least and self.stop_reason is None:
             self.events.tell("quorum", self.version, None, f"{left} of --min-workers {least} are left")
             self._request_stop(_QUORUM)
         self.drafts.give_up(rank)
@@ -240,22 +242,35 @@ class Master:
         return taken
 
     def _let_in(self) -> None:
-        """Those who were put aside and heard again get the whole weights of the version that is complete, and take part."""
+        """Who was put aside and heard again gets the whole weights of the version that is complete, and takes part or waits.
+
+        Empty places are taken by spares, which have followed all versions.
+        """
         self._not_used = self._members.let_in()
         for rank in self._not_used:
-            self.events.tell("returned", self.version, rank)
-            self.accounts.found(rank)
-            self._rounds.admit([rank], self.version)
+            waits = rank in self._members.spares
+            self.events.tell("returned", self.version, rank, "its place is taken: a spare from here on" if waits else "")
             for group in self.plan.groups:
                 self.accounts.down(self.downlink.send_dense(group, self.version, [rank]), self.version)
-        self.downlink.recipients = tuple(sorted(self._members.live))
+        for rank in self._members.promote():
+            former = self.dealing.hand_over(rank, self._members.live - {rank})
+            self.events.tell("promoted", self.version, rank, f"in the place of rank {former}")
+            self._dealt = True
+            self._not_used[rank] = self.version, []
+            if statistics := self.drafts.statistics:
+                self.link.send(rank, Kind.STATE, statistics, step=self.version, version=self.version)
+                self.accounts.down(HEADER_BYTES + len(statistics), self.version)
+        for rank in self._not_used.keys() & self._members.live:
+            self.accounts.found(rank)
+            self._rounds.admit([rank], self.version)
+        self.downlink.recipients = tuple(sorted([*self._members.live, *self._members.spares]))
 
     def _deal_anew(self) -> None:
         """Where an epoch ends that was dealt among others than take part now, the next is dealt among these.
 
         Who was let in has to know of an earlier deal.
         """
-        informed = set(self._not_used) if self._dealt else set()
+        informed = self._not_used.keys() & self._members.live if self._dealt else set()
         if self.dealing.renew(self.version, self._members.live):
             self._dealt, informed = True, set(self._members.live)
             names = ", ".join(map(str, self.dealing.ranks))
@@ -377,10 +392,12 @@ class Master:
     def _send_round(self, flags: Flag, *, first: bool) -> None:
         """Declare the version complete, to each worker with the groups of its gradient that were not used and never will be."""
         frames: dict[tuple[int, bytes, Flag], list[int]] = {}
-        for rank in sorted(self._members.live):
-            now = self.version, [] if first else self._left_out(rank)
+        for rank in sorted([*self._members.live, *self._members.spares]):
+            spare = rank in self._members.spares
+            now = self.version, [] if first or spare else self._left_out(rank)
             step, left_out = self._not_used.get(rank, now)
-            told = flags & ~Flag.CHECKPOINT if rank in self._not_used else flags  # it was not there when the checkpoint began
+            told = flags & ~Flag.CHECKPOINT if spare or rank in self._not_used else flags  # it was not there when that began
+            told |= Flag.SPARE if spare else Flag.NONE
             frames.setdefault((step, pack_groups(left_out, len(self.plan.groups)), told), []).append(rank)
         self._not_used.clear()
         for (step, body, told), ranks in frames.items():

@@ -20,12 +20,14 @@ class _Absence:
 
 
 class Members:
-    """The workers of a job. `live`: those whose gradients count and who are waited for."""
+    """The workers of a job. `live`: those whose gradients count and who are waited for; `spares`: those who wait to be."""
 
-    def __init__(self, workers: Iterable[int], clock: Clock) -> None:
+    def __init__(self, workers: Iterable[int], clock: Clock, spares: Iterable[int] = ()) -> None:
         self.live = frozenset(workers)
+        self.spares = list(spares)
+        self._most = len(self.live)
         self._clock = clock
-        self._since = dict.fromkeys(self.live, clock.now())
+        self._since = dict.fromkeys([*self.live, *self.spares], clock.now())
         self._strikes: dict[int, int] = {}
         self._aside: dict[int, _Absence] = {}
 
@@ -69,14 +71,29 @@ class Members:
         return rank in self._aside
 
     def forget(self, rank: int) -> bool:
-        """`rank` will not return; False if nobody waited for that."""
+        """`rank` will not return, and is no spare; False if nobody waited for that."""
+        if rank in self.spares:
+            self.spares.remove(rank)
+            return True
         return self._aside.pop(rank, None) is not None
 
     def let_in(self) -> dict[int, tuple[int, list[int]]]:
-        """Count those again who were put aside and heard since: each with its last step, and the groups not taken of that."""
+        """Those who were put aside and heard since: each with its last step, and the groups not taken of that.
+
+        They count again, but for those whose places have been taken: these are spares.
+        """
         found = {}
         for rank in sorted(rank for rank, absence in self._aside.items() if absence.heard):
             absence = self._aside.pop(rank)
             found[rank] = absence.step, [group for group, last in enumerate(absence.taken) if last < absence.step]
-        self.live |= found.keys()
+        back = list(found)[: max(0, self._most - len(self.live))]
+        self.live |= set(back)
+        self.spares += [rank for rank in found if rank not in back]
         return found
+
+    def promote(self) -> list[int]:
+        """Count as many spares as places are empty: these."""
+        number = min(len(self.spares), self._most - len(self.live))
+        promoted, self.spares = self.spares[:number], self.spares[number:]
+        self.live |= set(promoted)
+        return promoted

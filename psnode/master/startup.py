@@ -28,7 +28,7 @@ from psnode.wire import Frame, Kind
 MakeTask = Callable[[Config], Task]
 
 
-def gather_ready(link: Link, run: RunDirectory, workers: range, patience: float) -> dict[int, Ready]:
+def gather_ready(link: Link, run: RunDirectory, workers: Sequence[int], patience: float) -> dict[int, Ready]:
     """Hand the configuration down and wait until every worker has built its model and data.
 
     ConfigurationError if they do not agree on the model or on the number of examples, StoppedError if one of the ranks is asked
@@ -114,7 +114,15 @@ def epochs_of(config: Config, parts: Sequence[Part], examples: int) -> Epochs:
 
 
 def send_start(
-    link: Link, run: RunDirectory, plan: Plan, ready: Mapping[int, Ready], epochs: Epochs, *, job: int, last_step: int
+    link: Link,
+    run: RunDirectory,
+    plan: Plan,
+    ready: Mapping[int, Ready],
+    epochs: Epochs,
+    *,
+    workers: int,
+    job: int,
+    last_step: int,
 ) -> None:
     """Tell every worker the plan and where to start; its state goes along where it cannot read it itself.
 
@@ -122,7 +130,7 @@ def send_start(
     another number of workers wrote it, each gets the mean of all their memories.
     """
     found = run.before.checkpoint
-    dealt = redealt(found, ready[1]) if found and run.before.redealt(len(ready)) else None
+    dealt = redealt(found, ready[1]) if found and run.before.redealt(workers) else None
     follow = {rank: dealt or _state(found, rank, answer) for rank, answer in ready.items()} if found else {}
     for rank in ready:
         start = Start(

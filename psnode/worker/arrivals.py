@@ -10,7 +10,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from psnode import wire
+import torch
+
+from psnode import checkpoint, wire
 from psnode.clock import Clock
 from psnode.codecs import Codec, Payload, get_codec
 from psnode.errors import DeadlineExceededError, WireError
@@ -55,6 +57,7 @@ class Arrivals:
         self.missing: set[int] = set()  # groups whose weights are of an older version
         self.waited = 0.0
         self.deal: Deal | None = None  # the newest that has come, until somebody takes it
+        self.statistics: dict[str, torch.Tensor] = {}  # with it, for a rank that has none of its own
 
     def expect(self, version: int) -> None:
         """From here on `version` is to come: no weight may be used before it is required."""
@@ -124,6 +127,9 @@ class Arrivals:
             if unused := wire.unpack_groups(event.body, len(self._plan.groups), event.sender):
                 self._returned(event.step, unused)
             self._flags = event.flags
+            return
+        if event.kind is Kind.STATE:
+            self.statistics = checkpoint.parse(bytes(event.body), "what the master knows of the buffers")
             return
         if event.kind is Kind.DEAL:
             self.deal = Deal.from_bytes(event.body, event.sender)

@@ -51,13 +51,13 @@ class Worker:
     def train(self) -> None:
         """Take the weights that the master begins with, and all steps; then wait to be told to leave."""
         self.arrivals.expect(self.start.step)
-        self.arrivals.complete()
+        self._stand_by(self.arrivals.complete())
         self.take_steps()
         self._leave()
 
     def take_steps(self) -> None:
         """Take steps from the weights that are there, up to the round that the master declares the last."""
-        version, going, self._last_step = self.start.step, True, self.start.last_step
+        version, going, self._last_step = self.arrivals.version, True, self.start.last_step
         while going and version < self._last_step:
             going = self._step(version + 1)
             # weights of a later version or another share of the data came: what was begun with the others is void
@@ -124,18 +124,27 @@ class Worker:
         if (deal := self.arrivals.deal) is None:
             return
         self.arrivals.deal, self._void = None, None
+        statistics, self.arrivals.statistics = self.arrivals.statistics, {}
+        self.replica.load_buffers({name.removeprefix("buffer/"): value for name, value in statistics.items()})
         self.batches.close()
         self.batches = self.share(deal, version)
         lr = learning_rate(self.config, deal.steps_per_epoch, deal.shift)
         self.sender.reschedule(lr, deal.steps_per_epoch, deal.shift, len(deal.ranks))
         self._last_step = deal.last_step
 
+    def _stand_by(self, flags: Flag) -> Flag:
+        """While this rank is a spare: take one version after the other."""
+        while Flag.SPARE in flags and Flag.STOP not in flags:
+            self.arrivals.expect(self.arrivals.version + 1)
+            flags = self.arrivals.complete()
+        return flags
+
     def _settle(self, version: int, buffers: dict[str, torch.Tensor]) -> bool:
         """Wait until `version` is complete and contribute to its checkpoint if there is to be one.
 
         False if it is the last, or if a later one has come in its place.
         """
-        flags = self.arrivals.complete()
+        flags = self._stand_by(self.arrivals.complete())
         if self.arrivals.version != version:
             return False
         if Flag.CHECKPOINT in flags:

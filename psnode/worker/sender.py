@@ -53,6 +53,7 @@ class GradientSender:
         lr: Schedule,
         steps_per_epoch: int,
         shift: int = 0,
+        workers: int | None = None,
     ) -> None:
         feedback = get_feedback(scheme.feedback)
         self._plan = plan
@@ -60,7 +61,7 @@ class GradientSender:
         self._gradients = gradients
         self._seed = seed
         self._ratio_epochs = scheme.ratio_epochs
-        self.reschedule(lr, steps_per_epoch, shift, link.transport.size - 1)
+        self.reschedule(lr, steps_per_epoch, shift, workers or link.transport.size - 1)
         self._phase = 0
         self._context = Context()
         self._coders = [

@@ -86,6 +86,7 @@ class Site:
             lr=learning_rate(config, start.steps_per_epoch, start.shift),
             steps_per_epoch=start.steps_per_epoch,
             shift=start.shift,
+            workers=self.sampler.workers,
         )
         if start.restore is not None:
             _restore(start, link, self.directory, replica, sender, self.patience)
@@ -135,8 +136,8 @@ def join(link: Link, patience: float, make_task: MakeTask, turn: AbstractContext
         torch.manual_seed(config.seed)
         model = task.model().to(device)
         data = task.train_data()
-        workers = link.transport.size - 1
-        sampler = Sampler(len(data), link.rank - 1, workers, config.batch_size, config.batches_per_step, config.seed)
+        workers = link.transport.size - 1 - config.spares
+        sampler = Sampler(len(data), (link.rank - 1) % workers, workers, config.batch_size, config.batches_per_step, config.seed)
         computation = Computation(task, model, device, rank=link.rank, seed=config.seed, turn=turn)
         order = _measure_order(computation, model, data, sampler) if link.rank == 1 else None
     directory = _shared(Path(setup.train_dir), setup.mark)

@@ -77,3 +77,13 @@ def test_an_outsider_draws_examples_of_its_own_choice_each_once_in_an_epoch(rank
     overlaps = [len(share & set(drawn)) for share in shares]
     # of 1000 examples 330 and 330: hypergeometric, mean 108.9, deviation 7.0; five deviations: one in 5e5
     np.testing.assert_allclose(overlaps, 108.9, atol=35)
+
+
+def test_who_takes_a_place_takes_its_share() -> None:
+    found = dealing(epochs=3)
+    before = {rank: taken(found, rank, 1, 25) for rank in found.ranks}
+    assert found.hand_over(6, [1, 3, 4]) == 2
+    assert taken(found, 6, 1, 25) == before[2]
+    assert [taken(found, rank, 1, 25) for rank in (1, 3, 4)] == [before[rank] for rank in (1, 3, 4)]
+    assert not found.renew(25, [1, 3, 4, 6])
+    assert found.parts == (Part(0, 4),)

@@ -62,3 +62,25 @@ def test_silence_counts_from_the_last_word_or_question() -> None:
     members.ask([2])
     seconds.value = 14.0
     assert [members.silent_for(rank) for rank in (1, 2, 3)] == [4.0, 4.0, 14.0]
+
+
+def test_spares_are_promoted_to_empty_places_in_their_order() -> None:
+    members = Members([1, 2, 3], Clock(), spares=[4, 5])
+    assert members.promote() == []
+    members.remove(2)
+    assert members.promote() == [4]
+    assert (members.live, members.spares) == ({1, 3, 4}, [5])
+    assert members.forget(5)
+    members.remove(1)
+    assert members.promote() == []
+    assert members.live == {3, 4}
+
+
+def test_who_returns_to_a_taken_place_waits_as_a_spare() -> None:
+    members = Members([1, 2], Clock(), spares=[3])
+    members.remove(2)
+    members.put_aside(2, [5], 5)
+    assert members.promote() == [3]
+    members.hear(2)
+    assert members.let_in() == {2: (5, [])}
+    assert (members.live, members.spares) == ({1, 3}, [2])

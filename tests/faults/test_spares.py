@@ -1,0 +1,84 @@
+"""Ranks that wait take the places of workers who are killed or stop answering."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from psnode import checkpoint
+from psnode.history import violations
+from psnode.metrics import read_records
+from tests.faults.test_aside import wait_for
+
+pytestmark = pytest.mark.serial
+
+Launched = Callable[..., Any]
+FLAGS = ["--scheme", "qsgd", "--feedback", "ef", "--record-history", "--hash-every", "5", "--max-steps", "100000"]
+
+
+def told(job: Any) -> list[tuple[str, int | None]]:
+    """What happened to whom; an epoch may have ended meanwhile."""
+    return [(event["event"], event["rank"]) for event in job.events() if event["event"] != "re-dealt"]
+
+
+@pytest.mark.parametrize("downlink", ["dense", "bf16"])
+def test_a_spare_takes_the_place_of_a_killed_worker(launched: Launched, downlink: str) -> None:
+    """It has followed every version: the hash of its weights is compared like everybody's. The next death is one too many."""
+    job = launched(2, *FLAGS, "--spares", "1", "--min-workers", "2", "--downlink", downlink)
+    job.wait_for_step(10)
+    os.kill(job.pid(1), signal.SIGKILL)
+    promoted = wait_for(job, "promoted")
+    job.wait_for_step(promoted + 30)
+    os.kill(job.pid(3), signal.SIGKILL)
+    code, out = job.end()
+    assert code == 75, out
+    assert told(job) == [("lost", 1), ("promoted", 3), ("lost", 3), ("quorum", None)]
+    contributing = [record["contributing"] for record in job.records()]
+    assert contributing[:10] == [2] * 10
+    assert contributing[promoted : promoted + 30] == [2] * 30  # from the first round after the one in which the worker died
+    ranks = {
+        rank
+        for line in read_records(job.train_dir / "history.jsonl")
+        if line["step"] > promoted
+        for g in line["groups"]
+        for rank, *_ in g
+    }
+    assert ranks == {2, 3}
+    assert violations(job.train_dir) == []
+    assert job.summary()["stop_reason"] == "quorum"
+
+
+def test_who_returns_to_a_taken_place_is_a_spare(launched: Launched) -> None:
+    job = launched(2, *FLAGS, "--spares", "1", "--deadline", "2", "--downlink", "bf16")
+    job.wait_for_step(10)
+    stopped = job.pid(2)
+    os.kill(stopped, signal.SIGSTOP)
+    job.wait_for_step(wait_for(job, "promoted") + 10)
+    os.kill(stopped, signal.SIGCONT)
+    job.wait_for_step(wait_for(job, "returned") + 10)
+    os.kill(job.pid(1), signal.SIGKILL)
+    lost = wait_for(job, "lost")
+    job.wait_for_step(lost + 30)
+    job.process.send_signal(signal.SIGTERM)
+    code, out = job.end()
+    assert code == 75, out
+    assert told(job) == [("put aside", 2), ("promoted", 3), ("returned", 2), ("lost", 1), ("promoted", 2)]
+    assert [record["contributing"] for record in job.records()][lost + 1 : lost + 29] == [2] * 28
+    assert violations(job.train_dir) == []
+    found = checkpoint.Checkpoint.open(checkpoint.latest(job.train_dir))
+    assert [found.has(checkpoint.worker_file(rank)) for rank in (1, 2, 3)] == [False, True, True]
+
+
+def test_spares_who_are_not_needed_change_nothing(launched: Launched) -> None:
+    hashes = []
+    for name, spares in (("none", "0"), ("one", "1")):
+        job = launched(2, "--scheme", "qsgd", "--feedback", "ef", "--max-steps", "12", "--spares", spares)
+        job.train_dir = job.train_dir.rename(job.train_dir.with_name(name)) if job.end()[0] == 0 else job.train_dir
+        hashes.append(job.summary()["model_hash"])
+        assert json.loads((job.train_dir / "config.json").read_bytes())["workers"] == 2
+    assert hashes[0] == hashes[1]
