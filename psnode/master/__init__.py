@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from psnode.checkpoint import worker_file
+from psnode.clock import Clock
 from psnode.config import Config
 from psnode.errors import CheckpointError, PsnodeError, StoppedError
 from psnode.history import History
@@ -26,11 +27,11 @@ from psnode.master.loop import Master
 from psnode.master.parameters import Parameters
 from psnode.master.progress import Fanout, progress
 from psnode.master.reduction import Reduction
+from psnode.master.standing import Standing
 from psnode.master.startup import gather_ready, job_digest, plan_for, restore, send_start
 from psnode.metrics import METRICS, RunLog, Summary, compression_ratio, peak_memory, totals
 from psnode.plan import Plan
 from psnode.run_directory import RunDirectory, claim
-from psnode.schedules import learning_rate
 from psnode.schemes import Scheme, resolve
 from psnode.task import Task
 from psnode.timeline import Tracer, write_timeline
@@ -104,6 +105,7 @@ def _run(
     job = job_digest(config, plan, run.mark)
     run.begin(plan, len(workers))
     send_start(link, run, plan, ready, epochs, workers=len(workers), job=job, last_step=last_step)
+    clock = Clock()
     watch, tracer = Stopwatch(), Tracer(0, enabled=config.timeline)
     on = config.consistency != "bsp"
     drafts = Drafts(run, parameters, downlink, tracer, events, workers=len(workers), rounds_go_on=on)
@@ -122,11 +124,12 @@ def _run(
             reduction=Reduction(plan, scheme, parameters, downlink, lanes, watch, tracer, seed=config.seed),
             watch=watch,
             accounts=Accounts(len(workers), epochs.steps, run.before.step, epochs.shift),
-            schedule=learning_rate(config, epochs.steps, epochs.shift),
             dealing=dealing,
             observer=observer,
             tracer=tracer,
             events=events,
+            clock=clock,
+            standing=Standing(clock, config.stop_deadline),
             history=History(run.path) if config.record_history else None,
         )
         master.reduction.warm_up()
@@ -145,7 +148,7 @@ def _run(
         names = {0: "master", **{rank: f"worker {rank}" for rank in ranks}}
         write_timeline(run.path, [*tracer.events(), *(event for events in master.traces.values() for event in events)], names)
     code = _exit_code(master)
-    quorum = code == 75 and master.stop_reason == "quorum"
+    quorum = code == 75 and master.standing.stop_reason == "quorum"
     _summarise(master, run, "quorum" if quorum else _REASONS.get(code, "completed"), code)
     link.send(ranks, Kind.END)
     return code
@@ -169,9 +172,9 @@ def _tell_of_the_start(events: Events, run: RunDirectory, workers: range) -> Non
 
 
 def _exit_code(master: Master) -> int:
-    if master.version >= master.dealing.last_step or master.stop_reason is None:
+    if master.version >= master.dealing.last_step or master.standing.stop_reason is None:
         return 0
-    return 130 if master.stop_reason == "SIGINT" else 75
+    return 130 if master.standing.stop_reason == "SIGINT" else 75
 
 
 def _summarise(master: Master, run: RunDirectory, reason: str, code: int) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from psnode.config import Config
-from psnode.master.startup import Epochs, epochs_of
+from psnode.master.startup import epochs_of
 from psnode.messages import Deal
 from psnode.parts import Part
+from psnode.schedules import learning_rate
 
 
 class Dealing:
     """The shares of the run's last part: those of `ranks`, in this order, of `examples`.
+
+    `parts` of the run, where its `epochs` stand by them, and the learning rate's `schedule`.
 
     Shares are dealt anew only where an epoch ends: whoever goes within one takes the rest of its share along, and whoever
     comes has none before the next.
@@ -21,12 +24,12 @@ class Dealing:
         self._config = config
         self._examples = examples
         self.ranks = tuple(ranks)
-        self.parts = tuple(parts)
+        self._take(parts)
 
-    @property
-    def epochs(self) -> Epochs:
-        """Where the epochs stand."""
-        return epochs_of(self._config, self.parts, self._examples)
+    def _take(self, parts: Sequence[Part]) -> None:
+        self.parts = tuple(parts)
+        self.epochs = epochs_of(self._config, self.parts, self._examples)
+        self.schedule = learning_rate(self._config, self.epochs.steps, self.epochs.shift)
 
     @property
     def last_step(self) -> int:
@@ -53,6 +56,6 @@ class Dealing:
         if not ends or not ranks or set(ranks) == set(self.ranks):
             return False
         if len(ranks) != len(self.ranks):
-            self.parts = (*self.parts, Part(version, len(ranks)))
+            self._take([*self.parts, Part(version, len(ranks))])
         self.ranks = ranks
         return True

@@ -1,0 +1,120 @@
+"""Who is waited for, who is put aside, and who is lost: and what becomes of the open round and the job then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from psnode.config import Config
+from psnode.errors import TransportError, WireError
+from psnode.link import Link
+from psnode.master.accounts import Accounts
+from psnode.master.drafts import Drafts
+from psnode.master.events import Events
+from psnode.master.members import STRIKES, Members
+from psnode.master.patience import RoundClock
+from psnode.master.reduction import Refused
+from psnode.master.rounds import Rounds
+from psnode.master.standing import QUORUM, Standing
+
+_STOP_AGAIN = 0.1  # of the stop deadline, for each thing that is left to do behind it
+_SILENCES = 4  # deadlines that a worker may keep silent where no round waits for it
+
+
+@dataclass
+class Attendance:
+    """Decides when the others go on without somebody. For the master's main thread."""
+
+    link: Link
+    config: Config
+    standing: Standing
+    members: Members
+    round: RoundClock
+    rounds: Rounds
+    drafts: Drafts
+    accounts: Accounts
+    events: Events
+
+    def on_overdue(self, owing: frozenset[int]) -> None:
+        """Put aside who holds up the round or a checkpoint: if too few would be left, not before the longest deadline.
+
+        Whoever asked the job to stop will not wait: then at once. `owing`: whose traces have not come.
+        """
+        live, late = self.members.live, self.round.taken
+        hurried = self.standing.late
+        if hurried:
+            self.standing.stop_by += _STOP_AGAIN * self.config.stop_deadline
+        waiting = live & self.drafts.missing
+        if not self.standing.stopping:
+            waiting |= live & self.rounds.missing
+        elif not self.drafts:
+            waiting |= owing
+        if not waiting and not hurried and late > 2 * self.round.patience.utmost:
+            raise TransportError(f"no round was finished within {late:.0f} s and no worker is to blame; go on with --resume")
+        enough = len(live - waiting) + len(self.members.spares) >= max(1, self.config.min_workers)
+        if waiting and (hurried or enough or late >= self.round.patience.utmost):
+            for rank in sorted(waiting):
+                self.put_aside(rank)
+        if not hurried:
+            self.round.extend()
+
+    def put_aside(self, rank: int) -> None:
+        """Go on without `rank` until it is heard again."""
+        reason = f"not heard of for {self.members.silent_for(rank):.1f} s"
+        taken = self._do_without(rank, "put aside", reason)
+        self.members.put_aside(rank, taken, 0 if self.config.consistency in ("ssp", "asp") else self.standing.version + 1)
+
+    def lose(self, rank: int, reason: str) -> None:
+        """Go on without `rank` for good."""
+        if self.members.forget(rank):
+            self.events.tell("lost", self.standing.version, rank, reason)
+        self._do_without(rank, "lost", reason)
+
+    def _do_without(self, rank: int, event: str, reason: str) -> list[int]:
+        """What `rank` sent to the open round counts. Below the quorum, stop with a checkpoint. What `Rounds.withdraw` says."""
+        if not self.members.remove(rank):
+            return []
+        self.events.tell(event, self.standing.version, rank, reason)
+        self.accounts.lost(rank)
+        left, least = len(self.members.live), self.config.min_workers
+        if left + len(self.members.spares) < least and self.standing.stop_reason is None:
+            self.events.tell("quorum", self.standing.version, None, f"{left} of --min-workers {least} are left")
+            self.standing.request(QUORUM)
+        self.drafts.give_up(rank)
+        if self.standing.stopping:
+            return []
+        taken = self.rounds.withdraw(rank)
+        if not left:  # nobody will close what is open: the version is complete as it is
+            self.rounds.force()
+        return taken
+
+    def put_aside_the_silent(self) -> None:
+        """Where rounds close without the slowest, no deadline notices that one has stopped."""
+        if self.config.consistency == "bsp" or self.config.local is not None:
+            return
+        limit = max(_SILENCES * self.round.patience.of_round(pause=False), self.round.patience.utmost)
+        for rank in sorted(self.members.live & self.rounds.missing):
+            enough = len(self.members.live) > max(1, self.config.min_workers)
+            if self.members.silent_for(rank) > (limit if enough else _SILENCES * limit):
+                self.put_aside(rank)
+
+    def reject(self, rank: int, what: WireError | Refused) -> None:
+        """Count what `rank` sent and cannot be used; after three in a row go on without it.
+
+        Nobody knows what an unreadable frame was: this round expects nothing more of its sender, and a checkpoint that
+        waits for it is made without.
+        """
+        if rank not in self.members.live:
+            return
+        error = what.error if isinstance(what, Refused) else what
+        self.accounts.dropped(self.standing.version + 1)
+        struck_out = self.members.strike(rank)
+        self.events.tell("rejected", self.standing.version, rank, f"{type(error).__name__}: {error}")
+        self.accounts.excuse(rank, self.standing.version + 1)
+        if isinstance(what, WireError) and rank in self.drafts.missing:
+            self.link.fail(rank, error)
+            self.lose(rank, "sent a frame that is none in the place of its part of a checkpoint")
+        elif struck_out:
+            self.link.fail(rank, WireError(f"rank {rank} sent {STRIKES} frames in a row that are none", 0))
+            self.lose(rank, f"sent {STRIKES} frames in a row that are none: not listened to any more")
+        elif isinstance(what, WireError) and not self.standing.stopping:
+            self.rounds.excuse(rank, self.standing.version + 1)
