@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from psnode import checkpoint
 from psnode.history import violations
 
 pytestmark = pytest.mark.serial
@@ -51,6 +52,28 @@ def test_a_stopped_worker_is_put_aside_and_let_in_again(launched: Launched, down
     assert contributing[3] == 3
     assert set(contributing[aside + 2 : aside + 19]) == {2}
     assert contributing[back + 5 : back + 25].count(3) >= 18
+    assert violations(job.train_dir) == []
+
+
+def test_a_silent_worker_that_no_round_waits_for_is_put_aside_and_returns(launched: Launched) -> None:
+    """Checkpoints are made without it meanwhile, in order, and it keeps none back when it has returned."""
+    rule = ["--consistency", "kofn", "--num-aggregate", "2", "--eval-freq", "20", "--pause-deadline", "3"]
+    job = launched(3, *FLAGS, *rule, "--max-steps", "1000000")
+    job.wait_for_step(10)
+    pid = job.pid(3)
+    os.kill(pid, signal.SIGSTOP)
+    job.wait_for_step(wait_for(job, "put aside") + 20)
+    os.kill(pid, signal.SIGCONT)
+    back = wait_for(job, "returned")
+    job.wait_for_step(back + 60)
+    job.process.send_signal(signal.SIGTERM)
+    code, out = job.end()
+    assert code == 75, out
+    told = [(event["event"], event["rank"]) for event in job.events() if event["event"] not in ("re-dealt", "left out")]
+    assert told == [("put aside", 3), ("returned", 3)]
+    steps = [checkpoint.step_of(path) for path in checkpoint.complete(job.train_dir)]
+    assert steps == [*range(20, steps[-1], 20), steps[-1]]
+    assert checkpoint.step_of(checkpoint.latest(job.train_dir)) == steps[-1] == job.summary()["steps"]
     assert violations(job.train_dir) == []
 
 

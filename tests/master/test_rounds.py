@@ -180,3 +180,24 @@ def test_replays_and_strangers_are_not_taken() -> None:
         assert not world.rounds.offer(gradient(3, 0, 0))
         assert not world.rounds.offer(gradient(2, 5, 0))
         assert not world.rounds.offer(gradient(2, 0, 9))
+
+
+def test_who_has_sent_everything_of_the_open_round_is_idle() -> None:
+    rounds = Rounds(2, Synchronous(2), by_rank=True, add=lambda frame: None, close=lambda group: None)
+    rounds.admit([1, 2, 3], 0)
+    rounds.open(0)
+    assert rounds.idle == frozenset()
+    rounds.offer(gradient(1, 0, 0))
+    assert rounds.idle == frozenset()
+    rounds.offer(gradient(1, 1, 0))
+    rounds.excuse(3, 1)
+    assert rounds.idle == {1, 3}
+
+
+def test_who_is_withdrawn_leaves_word_of_what_was_taken() -> None:
+    rounds = Rounds(3, Synchronous(2), by_rank=True, add=lambda frame: None, close=lambda group: None)
+    rounds.admit([1, 2], 6)
+    rounds.open(6)
+    rounds.offer(gradient(1, 2, 6))
+    assert rounds.withdraw(1) == [6, 6, 7]
+    assert not rounds.offer(gradient(1, 0, 6))
