@@ -22,6 +22,7 @@ import numpy.typing as npt
 from psnode.codecs.base import Floats
 from psnode.codecs.entropy.ans_model import section_cost
 from psnode.codecs.kernels.jit import kernel
+from psnode.codecs.polarcodes.designs import CHANNELS
 
 GROUP = 64
 CHUNK = 1 << 16
@@ -141,6 +142,22 @@ def _limits(multiplier: float) -> Float64s:
     return multiplier * np.diff(LADDER) / -np.diff(shares())
 
 
+def _reach(rate: float) -> float:
+    """The last point of the rate's channel, in root mean squares."""
+    channel = CHANNELS[rate]
+    return ((1 << channel.levels) - 1) / 2 * channel.step
+
+
+@kernel
+def _beyond(x: Floats, reach: float) -> float:
+    """The energy of what values exceed `reach` by: no point is there for it."""
+    total = 0.0
+    for i in range(x.size):
+        excess = max(abs(np.float64(x[i])) - reach, 0.0)
+        total += excess * excess
+    return total
+
+
 class Arranged(NamedTuple):
     """The classes, the groups sorted by class without the first, and m: what a bit more would save."""
 
@@ -157,7 +174,8 @@ def arrange(x: Floats, mean_square: float, rate: float) -> Arranged | None:
     _arrange(x, mean_square * 4.0**-rate / 4, taps, y, energies)
     ids, multiplier = _allocate(energies, mean_square, rate * x.size)
     total, left = _errors(energies, ids, shares())
-    if left > _GAIN * _GAP * 4.0**-rate * total:
+    alone = _GAP * 4.0**-rate * total  # what is left if the values are coded as they are, and Gaussian
+    if left > _GAIN * alone and left > _GAIN * (alone + _beyond(x, _reach(rate) * math.sqrt(mean_square)) / GROUP):
         return None
     z = np.empty(int((ids > 0).sum()) * GROUP, np.float32)
     _sort(y, ids, _starts(ids), z)

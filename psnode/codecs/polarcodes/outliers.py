@@ -61,8 +61,7 @@ def write(x: Floats, y: Floats, multiplier: float, body: Bytes) -> int:
     """What leads from `y` to `x` where they differ most, `multiplier` being m; the number of bytes."""
     limit = np.float32(min(np.sqrt(_WORTH * multiplier), _LARGEST / 4))
     limit = max(limit, np.finfo(np.float32).smallest_normal)
-    while (count := _count(x, y, float(limit))) > x.size // _SHARE:
-        limit *= np.float32(2)
+    limit, count = _affordable(x, y, limit)
     if not count:
         return write_section(body, 0)
     places = np.empty(count, np.uint32)
@@ -75,6 +74,19 @@ def write(x: Floats, y: Floats, multiplier: float, body: Bytes) -> int:
     body[start:end] = 0
     body[start : start + count] = codes + 128 * (errors < 0)
     return end
+
+
+def _affordable(x: Floats, y: Floats, limit: np.float32) -> tuple[np.float32, int]:
+    """`limit`, or about the least above it that few enough values exceed; how many do."""
+    most, least = x.size // _SHARE, limit
+    while (count := _count(x, y, float(limit))) > most:
+        limit *= np.float32(2)
+    for _ in range(3 * (limit > least)):
+        smaller = np.float32(limit / 2**0.25)
+        if (more := _count(x, y, float(smaller))) > most:
+            break
+        limit, count = smaller, more
+    return limit, count
 
 
 def read(body: Bytes, size: int) -> tuple[Words32, npt.NDArray[np.float64], Bytes]:
