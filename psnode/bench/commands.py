@@ -125,6 +125,25 @@ def bench_fidelity(**options: Any) -> int:
     return measure(**options)
 
 
+@bench.command(name="sketchml", short_help="Bytes of sparse gradients against SketchML's own coding.")
+@click.option(
+    "--codec", "specs", multiple=True, metavar="SPEC", help="Measure this one; repeat; default: some forms of sketchml."
+)
+@click.option(
+    "--size", type=click.IntRange(1024), default=2**20, show_default=True, help="Coordinates, Student-t(3) at random places."
+)
+@click.option("--density", type=click.FloatRange(0.0001, 1), default=0.01, show_default=True, help="The share that is not 0.")
+@click.option(
+    "--gradient", type=click.Path(path_type=Path), metavar="FILE", help="A file of bench record: its largest values too."
+)
+@debuggable
+def bench_sketchml(**options: Any) -> int:
+    """Bits of keys, bytes and error of sparse gradients, against the coding that SketchML was published with."""
+    from psnode.bench.sparse_sizes import main as measure
+
+    return measure(**options)
+
+
 @bench.command(name="polar-design", short_help="Make the designs of the polar codec anew.")
 @click.option("--rate", "rates", type=float, multiple=True, metavar="R", help="This rate in bits; repeat; default: all.")
 @click.option(
@@ -161,6 +180,7 @@ def bench_polar_design(**options: Any) -> int:
     help="Blocks of 2^N; repeat for more.",
 )
 @click.option("--values", type=click.IntRange(1), default=1 << 23, show_default=True, help="How many Gaussian values.")
+@click.option("--segment", "segments", type=click.IntRange(1), multiple=True, metavar="N", help="An array of N values; repeat.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
 @debuggable
 def bench_polar_gap(**options: Any) -> int:

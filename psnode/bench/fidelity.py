@@ -27,7 +27,7 @@ KEY = Key.derive(1, "bench")
 POLAR = tuple(f"polar:rate={rate}" for rate in (0.5, 1, 1.5, 2, 3, 4))
 SETTINGS = (
     *POLAR,
-    *(f"dithered:step={step}+ans" for step in (3.5, 2, 1.5, 1, 0.5, 0.35)),
+    *(f"dithered:step={step}+ans" for step in (3.5, 2, 1.5, 1, 0.5, 0.35, 0.25)),
     *(f"qsgd:levels={levels}+ans" for levels in (1, 3, 7, 15, 31)),
     *(f"nuqsgd:levels={levels}+ans" for levels in (1, 3, 7)),
     *("natural+ans", "terngrad", "terngrad+ans", "terngrad:clip=2.5+ans"),
@@ -37,7 +37,7 @@ SETTINGS = (
     *("topk:ratio=0.03+polar:rate=3", "topk:ratio=0.1+polar:rate=3"),
     *("graddrop:ratio=0.025", "threshold", "randk:ratio=0.03", "entrywise:budget=0.03", "entrywise:budget=0.1"),
     *("svd:rank=3,sample=false", "svd:rank=8,sample=false", "svd:rank=16,sample=false"),
-    "svd:rank=16,sample=false+qsgd:levels=127+ans",
+    *(f"svd:rank={rank},sample=false+qsgd:levels=127+ans" for rank in (16, 48, 96, 192)),
     *("lss:bits=1", "lss:bits=2", "lss:bits=2+ans", "lss:bits=3+ans"),
     *(f"lss:bits=8,rate={rate}+ans" for rate in (0.5, 1, 2)),
     *("sketchml", "sketchml:bins=16,rows=0+ans", "sketchml:bins=64,rows=0+ans", "topk:ratio=0.05+sketchml:bins=32,rows=0+ans"),

@@ -23,7 +23,7 @@ def scalar_quantiser(bits: Float64s) -> Float64s:
     """The least error of a uniform quantiser of N(0, 1) with a zone of its own for 0, means, and an ideal entropy coder."""
     errors = []
     for zone in np.linspace(0.5, 1.2, 15):
-        found = np.array([_quantised(step, zone * step) for step in np.geomspace(5, 0.15, 80)])
+        found = np.array([_quantised(step, zone * step) for step in np.geomspace(14, 0.15, 120)])
         errors.append(np.interp(bits, found[:, 0], np.log(found[:, 1])))
     return np.asarray(np.exp(np.min(errors, axis=0)), np.float64)
 
@@ -55,7 +55,7 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     whole.set(ylabel="squared error in dB, unbiased codecs after the best factor", ylim=(-21, 0.5))
     gap.set(ylabel="dB above the rate-distortion function", ylim=(0, 6))
     whole.legend(fontsize=8)
-    figure.suptitle(f"N(0, 1), {result['sources']['gaussian']['size']:,} values, {result['date']}")
+    figure.suptitle(f"N(0, 1), {result['sources']['gaussian']['size']:,} values, {result['date'][:10]}")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=100)
 

@@ -3,7 +3,8 @@
 For every rate and block length N, values of N(0, 1) are encoded, and their bytes decoded by another process. With R the bits
 of all of these bytes a value, D the mean squared error over the mean square, the gap is 10 log10 D + 20 log10(2) R decibels:
 that of D over the 4^-R that no code can beat. The worst block is measured likewise, with the same R. Speeds are GB/s of float32
-on one core, the fastest of several calls with buffers that are used again.
+on one core, the fastest of at least five calls and half a second, with buffers that are used again. With --segment arrays of
+these sizes are measured instead, in this process.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from psnode.codecs.polarcodes.vectors import LANES
 from psnode.codecs.rng import Key
 
 KEY = Key.derive(1, "gap")
-_REPEATS = 5
+_REPEATS, _SECONDS = 5, 0.5
 _DECODER = """
 import sys
 from pathlib import Path
@@ -48,8 +49,8 @@ def _decoded_elsewhere(data: bytes) -> Floats:
 
 
 def _fastest(call: Callable[[], object]) -> float:
-    seconds = []
-    for _ in range(_REPEATS):
+    seconds: list[float] = []
+    while len(seconds) < _REPEATS or sum(seconds) < _SECONDS:
         start = perf_counter()
         call()
         seconds.append(perf_counter() - start)
@@ -82,8 +83,31 @@ def measure(rate: float, block: int, values: int) -> dict[str, Any]:
     }
 
 
-def main(rates: Sequence[float], log_lengths: Sequence[int], values: int, json_file: Path | None) -> int:
-    """Print a row for every rate and block length; the exit code. CodecSpecError for ones that polar does not know."""
+def segment(rate: float, size: int) -> dict[str, Any]:
+    """Bits, error and speed of one array of `size` values, whose blocks are as long as it allows, up to 2^14."""
+    codec = get_codec(f"polar:rate={rate:g},prior=gaussian")
+    x = np.random.default_rng(1).standard_normal(size, np.float32)
+    buffer, out = np.empty(codec.max_nbytes(x.shape), np.uint8), np.empty_like(x)
+    payload = codec.encode(x, KEY, out=buffer)
+    codec.decode(payload, out=out)
+    lost, energy = float(np.sum((x - out).astype(np.float64) ** 2)), float(np.sum(x.astype(np.float64) ** 2))
+    return {
+        "rate": rate,
+        "size": size,
+        "bits": 8 * payload.nbytes / size,
+        "error": lost / energy,
+        "gap": 10 * math.log10(lost / energy) + 20 * math.log10(2) * 8 * payload.nbytes / size,
+        "encode": x.nbytes / 1e9 / _fastest(lambda: codec.encode(x, KEY, out=buffer)),
+        "decode": x.nbytes / 1e9 / _fastest(lambda: codec.decode(payload, out=out)),
+    }
+
+
+def main(
+    rates: Sequence[float], log_lengths: Sequence[int], values: int, segments: Sequence[int], json_file: Path | None
+) -> int:  # fmt: skip
+    """Print a row for every rate and block length, or segment if there are some; the exit code. CodecSpecError."""
+    if segments:
+        return _segments(rates, segments, json_file)
     print("  bits   N     blocks  bits sent    error   gap dB  worst dB  encode  decode GB/s")
     rows = []
     for rate in rates:
@@ -93,6 +117,20 @@ def main(rates: Sequence[float], log_lengths: Sequence[int], values: int, json_f
             found = f"{row['bits']:11.4f}{row['error']:10.5f}{row['gap']:9.3f}{row['worst']:10.3f}"
             speed = f"{row['encode']:8.2f}{row['decode']:8.2f}"
             print(f"{rate:6g}  2^{log_length:<3d}{row['blocks']:8d}{found}{speed}", flush=True)
+    _save(rows, json_file)
+    return 0
+
+
+def _segments(rates: Sequence[float], segments: Sequence[int], json_file: Path | None) -> int:
+    print("  bits    values  bits sent    error   gap dB  encode  decode GB/s")
+    rows = [segment(rate, size) for rate in rates for size in segments]
+    for row in rows:
+        found = f"{row['bits']:11.4f}{row['error']:9.5f}{row['gap']:9.3f}"
+        print(f"{row['rate']:6g}{row['size']:10d}{found}{row['encode']:8.2f}{row['decode']:8.2f}")
+    _save(rows, json_file)
+    return 0
+
+
+def _save(rows: list[dict[str, Any]], json_file: Path | None) -> None:
     if json_file:
         json_file.write_text(json.dumps({**hardware(), "rows": rows}, indent=1))
-    return 0
