@@ -60,6 +60,11 @@ class Cluster:
         pairs = [{"Key": key, "Value": value} for key, value in (tags | ({ROLE: role} if role else {})).items()]
         return [{"ResourceType": kind, "Tags": pairs} for kind in kinds]
 
+    def owns(self, resource: Mapping[str, Any]) -> bool:
+        """That it carries both tags: checked again, whatever a filter let through."""
+        tags = tags_of(resource)
+        return tags.get(CLUSTER) == self.name and tags.get(OWNER) == self.owner
+
     def nodes(self, states: tuple[str, ...] = LIVE) -> list[Node]:
         """Instances in one of `states`, the master first, the workers by address."""
         filters = [*self.filters(), {"Name": "instance-state-name", "Values": list(states)}]

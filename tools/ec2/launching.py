@@ -20,18 +20,15 @@ from tools.ec2.errors import (
     PriceTooLowError,
 )
 from tools.ec2.images import Image, find_image
+from tools.ec2.keys import check_key, ensure_key, public_key
 from tools.ec2.places import Place, architecture_of, places
-from tools.ec2.removing import end_nodes
+from tools.ec2.removing import end_nodes, remove_resources
 from tools.ec2.requests import Common, start
 from tools.ec2.resources import (
-    check_key,
     ensure_firewall,
-    ensure_key,
     ensure_placement,
     let_in,
     own_range,
-    public_key,
-    remove_resources,
 )
 from tools.ec2.settings import Settings
 

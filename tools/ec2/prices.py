@@ -28,6 +28,8 @@ def on_demand(cloud: Cloud, settings: Settings, name: str) -> float:
     filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in terms.items()]
     try:
         found = cloud.ask("get_products", service="pricing", ServiceCode="AmazonEC2", Filters=filters)["PriceList"]
+        if not found:
+            raise LookupError("the price list does not have it")
         return max(_hourly(json.loads(product)) for product in found)
     except (Ec2Error, ValueError, LookupError, TypeError) as error:
         raise ConfigurationError(
@@ -38,7 +40,9 @@ def on_demand(cloud: Cloud, settings: Settings, name: str) -> float:
 def _hourly(product: dict[str, Any]) -> float:
     dimensions = [rate for term in product["terms"]["OnDemand"].values() for rate in term["priceDimensions"].values()]
     rates = [float(rate["pricePerUnit"]["USD"]) for rate in dimensions if rate["unit"] == "Hrs"]
-    return max(rate for rate in rates if rate > 0)
+    if not any(rate > 0 for rate in rates):
+        raise LookupError("the price list says nothing")
+    return max(rates)
 
 
 def spot(cloud: Cloud, name: str, zone: str) -> float | None:

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs on a node: unpacks, from standard input, a tar of one file or of all that a folder holds.
 #
-#   receive.sh TARGET NAME file|folder   NAME is kept in a TARGET that is empty, ., .. or ends with a slash; of a file also in a folder
+#   receive.sh TARGET NAME file|folder   NAME is kept in a TARGET that is empty, ., .. or ends with a slash, and that of a file in a
+#                                        TARGET that is a folder
 set -euo pipefail
 target=$1 name=$2 kind=$3
 case $target in

@@ -15,7 +15,7 @@ from tools.ec2.copying import fetch, send
 from tools.ec2.errors import DeadlineError, NoClusterError
 from tools.ec2.failures import UNREACHED, failure, last_line
 from tools.ec2.hostkeys import pin
-from tools.ec2.resources import public_key
+from tools.ec2.keys import public_key
 from tools.ec2.settings import Settings
 
 

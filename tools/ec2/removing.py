@@ -7,9 +7,9 @@ from collections.abc import Collection
 
 from tools.ec2.cloud import progress
 from tools.ec2.cluster import LIVE, Cluster
-from tools.ec2.errors import DeadlineError
-from tools.ec2.resources import remove_resources
+from tools.ec2.errors import DeadlineError, Ec2Error, InUseError, NotShownError
 
+_IN_USE = 24  # tries to remove a group that is still in use: about four minutes
 _PATIENCE = 600.0  # seconds until a terminated instance must be gone
 
 
@@ -37,3 +37,47 @@ def end_nodes(cluster: Cluster, ids: Collection[str]) -> None:
         progress(f"waiting until {len(left)} nodes are gone")
         cluster.cloud.pause(attempt, first=1.0, longest=15.0)
     raise DeadlineError(f"{len(left)} nodes are still ending after {_PATIENCE:g} s: run shutdown again to remove the rest")
+
+
+def remove_resources(cluster: Cluster) -> list[str]:
+    """Remove the groups and the key pair of a cluster without nodes; returns their names.
+
+    What cannot be removed does not keep the rest: the first error is raised when all has been tried.
+    """
+    cloud, filters = cluster.cloud, cluster.filters()
+    calls: list[tuple[str, str, dict[str, str]]] = []
+    for group in cloud.ask("describe_security_groups", Filters=filters)["SecurityGroups"]:
+        if cluster.owns(group):
+            calls.append((f"security group {group['GroupName']}", "delete_security_group", {"GroupId": group["GroupId"]}))
+    for group in cloud.ask("describe_placement_groups", Filters=filters)["PlacementGroups"]:
+        if cluster.owns(group) and group["State"] in ("pending", "available"):
+            calls.append((f"placement group {group['GroupName']}", "delete_placement_group", {"GroupName": group["GroupName"]}))
+    for pair in cloud.ask("describe_key_pairs", Filters=filters)["KeyPairs"]:
+        if cluster.owns(pair):
+            calls.append((f"key pair {pair['KeyName']}", "delete_key_pair", {"KeyName": pair["KeyName"]}))
+    gone, failed = [], []
+    for name, call, what in calls:
+        try:
+            _remove(cluster, call, what)
+            gone.append(name)
+        except Ec2Error as error:
+            failed.append(error)
+    if failed:
+        raise failed[0]
+    return gone
+
+
+def _remove(cluster: Cluster, call: str, what: dict[str, str]) -> None:
+    """Make the call until nothing uses any more what it removes: network cards outlast their instances by some seconds."""
+    for attempt in range(_IN_USE):
+        try:
+            cluster.cloud.change(call, **what)
+        except NotShownError:
+            return
+        except InUseError:
+            if attempt + 1 == _IN_USE:
+                raise
+            progress(f"waiting until nothing uses {' '.join(what.values())} any more")
+            cluster.cloud.pause(attempt, first=1.0, longest=15.0)
+        else:
+            return
