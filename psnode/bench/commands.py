@@ -190,6 +190,20 @@ def bench_polar_gap(**options: Any) -> int:
     return measure(**options)
 
 
+@bench.command(name="polar-stages", short_help="Where the polar codec's time goes.")
+@click.option(
+    "--rate", type=click.Choice((0.5, 1.0, 1.5, 2.0, 3.0, 4.0)), default=1.0, show_default=True, metavar="R", help="Bits."
+)
+@click.option("--log-length", type=click.IntRange(6, 18), default=14, show_default=True, metavar="N", help="Blocks of 2^N.")
+@click.option("--repeats", type=click.IntRange(1), default=20, show_default=True, help="The fastest of so many counts.")
+@debuggable
+def bench_polar_stages(**options: Any) -> int:
+    """Nanoseconds of every stage of encoding and decoding, for a row of 32 values."""
+    from psnode.bench.polar_stages import main as measure
+
+    return measure(**options)
+
+
 @bench.command(name="record", short_help="Save a gradient for bench codecs.")
 @click.option("--output", type=click.Path(path_type=Path), required=True, metavar="FILE", help="Where to: FILE.safetensors.")
 @click.option("--steps", type=click.IntRange(0), default=10, show_default=True, help="Steps of training before it.")

@@ -101,14 +101,14 @@ def draw(key: Words, stream: int, first: int, out: Masks) -> None:
         rng.fill(out[start : start + rng.HALF], key, stream, first + start // 4)
 
 
-def _rows(size: int, kind: type) -> Any:
+def aligned_rows(size: int, kind: type) -> Any:
     """`size` values of 2 bytes, at a multiple of 64 bytes: a row is a line of the cache."""
     memory = np.empty(2 * size + 64, np.uint8)
     start = -memory.ctypes.data % 64
     return memory[start : start + 2 * size].view(kind)
 
 
-def _noise(key: Words, block: Superblock, level: int, steps: Schedule) -> Masks:
+def random_words(key: Words, block: Superblock, level: int, steps: Schedule) -> Masks:
     """The random words of one level of a superblock."""
     out = np.empty(-(-steps.drawn // rng.HALF) * rng.HALF, np.uint32)
     draw(readonly(key), STREAM + 256 * level, block.start, out)
@@ -140,7 +140,7 @@ def write(
     out = writer(words, found.lanes)
     longest = max((block.log_length for block in blocks), default=0)
     size = LANES << longest
-    cells, post, prior = _rows(size, np.uint16), _rows(2 * size, np.int16), _rows(2 * size, np.int16)
+    cells, post, prior = aligned_rows(size, np.uint16), aligned_rows(2 * size, np.int16), aligned_rows(2 * size, np.int16)
     bits, rows = np.empty(1 << longest, np.uint32), np.empty(1 << longest, np.uint32)
     table, samples = chances(), logistic()
     left, at, first = found.coded, 0, 0
@@ -163,7 +163,7 @@ def write(
             symbols.look_up_llrs(tables.posterior[level], here, post[: 2 * here.size])
             if not steps.flat:
                 symbols.look_up_priors(tables.prior[level], here, CELL_BITS, prior[: 2 * here.size])
-            noise = _noise(key, block, level, steps)
+            noise = random_words(key, block, level, steps)
             left = encode_level(steps.encode, post, prior, bits, noise, samples, table, out, rows, block.lanes, left, allowed)
             pack(rows, steps.raw, block.lanes, raw, at)
             at += steps.raw * block.lanes
@@ -244,7 +244,7 @@ def read(
     source = reader(words, found.lanes)
     longest = max((block.log_length for block in blocks), default=0)
     size = LANES << longest
-    cells, prior = _rows(size, np.uint16), _rows(2 * size, np.int16)
+    cells, prior = aligned_rows(size, np.uint16), aligned_rows(2 * size, np.int16)
     bits, rows = np.empty(1 << longest, np.uint32), np.empty(1 << longest, np.uint32)
     table, samples = chances(), logistic()
     at, first = 0, 0
@@ -263,7 +263,7 @@ def read(
                 symbols.look_up_priors(tables.prior[level], here, 0, prior[: 2 * here.size])
             unpack(raw, at, steps.raw, block.lanes, rows)
             at += steps.raw * block.lanes
-            noise = _noise(key, block, level, steps)
+            noise = random_words(key, block, level, steps)
             decode_level(steps.decode, prior, bits, noise, samples, table, source, rows, block.lanes)
             symbols.mark(here, bits[: 1 << block.log_length], level)
         for part, values, scale, start in zip(_parts(here, block), _pieces(out, block), own, _starts(block), strict=True):
