@@ -42,6 +42,7 @@ def publish(train_dir: Path, step: int) -> None:
     draft = Draft(train_dir, step)
     checkpoint.write_tensors(checkpoint.draft_path(train_dir, step) / checkpoint.worker_file(1), weights(step))
     draft.add(checkpoint.worker_file(2), checkpoint.dump(weights(step)))
+    draft.keep([checkpoint.worker_file(1), checkpoint.worker_file(2)])
     draft.add_tensors(checkpoint.MODEL, weights(step))
     draft.add_tensors(checkpoint.OPTIMIZER, weights(step))
     draft.publish({"workers": 2}, keep_last=1)
