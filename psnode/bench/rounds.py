@@ -1,7 +1,6 @@
-"""Results of `psnode bench peers` that were measured in pieces, put together: what was measured later counts as a later round.
+"""Results of `psnode bench peers` that were measured in pieces, put together: each piece is a round, or several.
 
-The i-th time that a contender was measured is compared with the i-th time that another was, on the same ground but
-for the seed.
+So ratios are between what was measured in one piece; who was not in it is missing in that round.
 """
 
 from __future__ import annotations
@@ -54,13 +53,24 @@ def _together(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for piece in pieces:
         for rate, found in piece["rates"].items():
             failed.setdefault(rate, {}).update(found["failed"])
-            for each in found["trials"]:
-                rounds = trials.setdefault(rate, {}).setdefault(Label(each["name"], each["kind"]), [])
-                rounds += [None if trial is None else _trial(trial) for trial in each["rounds"]]
+            trials.setdefault(rate, {}).update({label: [] for label in _measured(piece, rate)})
+    for piece in pieces:
+        for rate, here in trials.items():
+            measured = _measured(piece, rate)
+            most = max(map(len, measured.values()), default=0)
+            for label, together in here.items():
+                rounds = measured.get(label, [])
+                together += rounds + [None] * (most - len(rounds))
     order = {"floor": 0, "ddp": 1}
     sorted_ = {rate: dict(sorted(here.items(), key=lambda item: order.get(item[0].kind, 2))) for rate, here in trials.items()}
     most = max(len(each) for here in trials.values() for each in here.values())
     return {**pieces[0], "rounds": most, "rates": tables(sorted_, failed, pieces[0]["target"])}
+
+
+def _measured(piece: Mapping[str, Any], rate: str) -> dict[Label, list[Trial | None]]:
+    """The rounds of every contender of a piece; nothing at a rate that is not in it."""
+    trials = piece["rates"].get(rate, {"trials": ()})["trials"]
+    return {Label(each["name"], each["kind"]): [trial and _trial(trial) for trial in each["rounds"]] for each in trials}
 
 
 def _trial(fields: Mapping[str, Any]) -> Trial:

@@ -204,19 +204,21 @@ def test_results_of_pieces_are_those_of_one_run(tmp_path: Path) -> None:
     floor, peer, ours = [trial(10, 12), trial(20, 21)], [trial(30, 50), None], [trial(20, 21), trial(10, 11)]
     whole = result(9, 1, floor=floor, fp32=peer, dense=ours)
     pieces = [
-        result(9, 1, dense=ours[:1], floor=floor[:1]),
-        result(5, 1, fp32=peer[:1]),
+        result(9, 1, dense=ours[:1], floor=floor[:1], fp32=peer[:1]),
         result(9, 1, network="FC", dense=ours[:1]),
-        result(9, 2, floor=floor[1:], dense=ours[1:]),
-        result(5, 2, fp32=peer[1:]),
+        result(5, 2, floor=floor[1:], dense=ours[1:], fp32=peer[1:]),
+        result(9, 2, dense=ours[:1]),
     ]
     files = [tmp_path / f"{number}.json" for number in range(len(pieces))]
     for file, piece in zip(files, pieces, strict=True):
         file.write_text(json.dumps(piece))
-    together, other = combine(load(files))
+    together, other = combine(load(files[:3]))
     assert [each["name"] for each in together["rates"]["100mbit"]["rows"]] == ["no communication", "DDP fp32", "psnode dense"]
     assert json.loads(json.dumps(together["rates"])) == whole["rates"]
     assert other["ground"]["network"] == "FC"
+    [more, _] = combine(load(files))
+    rounds = [each["step_ms"]["rounds"] for each in more["rates"]["100mbit"]["rows"]]
+    assert [[median is not None for median in each] for each in rounds] == [[1, 1, 0], [1, 0, 0], [1, 1, 1]]
     files[0].write_text('{"ground": {}}')
     assert load(files[1:2]) == pieces[1:2]
     with pytest.raises(ConfigurationError, match=r"0\.json holds no result"):
