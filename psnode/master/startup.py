@@ -127,11 +127,18 @@ def send_start(
     """Tell every worker the plan and where to start; its state goes along where it cannot read it itself.
 
     A worker of which the checkpoint holds nothing, because it was gone then, gets the mean of the others' buffers; where
-    another number of workers wrote it, each gets the mean of all their memories.
+    another number of workers wrote it, each gets the mean of all their memories. Ranks above `workers`, spares, have none.
     """
     found = run.before.checkpoint
     dealt = redealt(found, ready[1]) if found and run.before.redealt(workers) else None
-    follow = {rank: dealt or _state(found, rank, answer) for rank, answer in ready.items()} if found else {}
+    follow: dict[int, bytes | None] = {}
+    for rank, answer in ready.items():
+        if found is None:
+            break
+        if rank <= workers:
+            follow[rank] = dealt or _state(found, rank, answer)
+        else:  # a spare, whatever place it had when the checkpoint was made
+            follow[rank] = checkpoint.dump(_mean_buffers(found, answer))
     for rank in ready:
         start = Start(
             plan=plan.to_dict(),

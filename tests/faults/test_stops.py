@@ -54,12 +54,12 @@ def test_a_stopped_worker_does_not_keep_an_asynchronous_job_from_its_checkpoint(
 
 def test_a_job_whose_host_stands_still_goes_on_as_if_nothing_had_happened(launched: Launched) -> None:
     """Everything is stopped for longer than every deadline, and continued: master first."""
-    job = launched(2, "--max-steps", "100000", "--deadline", "2", "--pause-deadline", "4", "--record-history")
+    job = launched(2, "--max-steps", "100000", "--deadline", "3", "--pause-deadline", "5", "--record-history")
     job.wait_for_step(10)
     pids = [job.pid(rank) for rank in (0, 1, 2)]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
-    time.sleep(7)
+    time.sleep(8)
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
     before = len(job.records())

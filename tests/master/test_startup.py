@@ -1,0 +1,56 @@
+"""What ranks are told to go on from when a run is resumed."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+
+from psnode import checkpoint
+from psnode.config import Config
+from psnode.link import Link
+from psnode.master.startup import Epochs, send_start
+from psnode.messages import Ready, Start
+from psnode.parts import Part
+from psnode.plan import Tensor, make_plan
+from psnode.run_directory import Before, RunDirectory
+from psnode.transport.loopback import LoopbackTransport, loopback_group
+from psnode.wire import Kind
+
+PLAN = make_plan([Tensor("weight", (4,))], "identity", group_by="model", min_compress_bytes=0)
+
+
+def resumed(folder: Path, wrote: int) -> RunDirectory:
+    """A run that `wrote` workers left; rank 1 was lost, and rank 3, a spare, had its place."""
+    draft = checkpoint.Draft(folder, 5)
+    draft.add_tensors(checkpoint.MODEL, {"weight": torch.zeros(4), "mean": torch.full((2,), 7.0)})
+    for rank in (2, 3):
+        part = {"feedback/0/residual": torch.full((4,), float(rank)), "buffer/mean": torch.full((2,), float(rank))}
+        draft.add_tensors(checkpoint.worker_file(rank), part)
+    found = checkpoint.Checkpoint.open(draft.publish({"workers": wrote}))
+    return RunDirectory(folder, "mark", Config(train_dir=folder), Before(found, PLAN, (Part(0, wrote),)), io.BytesIO())
+
+
+def told(end: LoopbackTransport) -> dict[str, torch.Tensor] | None:
+    """The state that a rank was sent behind its PLAN."""
+    link = Link(end)
+    start = Start.from_bytes(link.expect(Kind.PLAN, 5).body, 0)
+    assert start.step == 5
+    link.job = start.job
+    return checkpoint.parse(bytes(link.expect(Kind.STATE, 5).body), "state") if start.state_follows else None
+
+
+@pytest.mark.parametrize(("wrote", "second"), [(2, None), (3, {"feedback/0/residual": 2.5, "buffer/mean": 7.0})])
+def test_a_spare_begins_without_memories_whatever_place_it_had_before(
+    tmp_path: Path, wrote: int, second: dict[str, float] | None
+) -> None:
+    """Worker 2 reads its own part, or gets the mean of all where another number of workers wrote them."""
+    ends = loopback_group(4)
+    ready = {rank: Ready([["weight", [4]]], None, 100, True) for rank in (1, 2, 3)}
+    send_start(Link(ends[0]), resumed(tmp_path, wrote), PLAN, ready, Epochs(10, 0, 0), workers=2, job=9, last_step=20)
+    found = [told(end) for end in ends[1:]]
+    assert found[1] is None if second is None else {name: value[0].item() for name, value in (found[1] or {}).items()} == second
+    assert found[2] is not None
+    assert {name: value.tolist() for name, value in found[2].items()} == {"buffer/mean": [7.0, 7.0]}
