@@ -16,7 +16,7 @@ from psnode.master.reduction import Refused
 from psnode.master.rounds import Rounds
 from psnode.master.standing import QUORUM, Standing
 
-_STOP_AGAIN = 0.1  # of the stop deadline, for each thing that is left to do behind it
+_STOP_AGAIN = 0.2  # of the stop deadline, for each thing that is left to do behind it
 _SILENCES = 4  # deadlines that a worker may keep silent where no round waits for it
 
 

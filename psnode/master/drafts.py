@@ -28,6 +28,7 @@ class _Pending:
     """
 
     draft: checkpoint.Draft
+    ranks: frozenset[int]
     awaited: set[int]
     weights: tuple[Tensors, Tensors, torch.Tensor] | None
     until: float
@@ -84,7 +85,8 @@ class Drafts:
         except OSError as error:
             self._abandon(version, error)
             return False
-        self._pending[version] = _Pending(draft, set(ranks), self._copies() if self._rounds_go_on else None, until)
+        copies, everybody = self._copies() if self._rounds_go_on else None, frozenset(ranks)
+        self._pending[version] = _Pending(draft, everybody, set(everybody), copies, until)
         return True
 
     def require(self, version: int) -> None:
@@ -154,6 +156,7 @@ class Drafts:
 
     def _publish(self, pending: _Pending) -> None:
         draft = pending.draft
+        whole = pending.states.keys() == pending.ranks  # only such a one takes the place of older ones
         with self._tracer.span("checkpoint", step=draft.step):
             draft.keep({checkpoint.worker_file(rank) for rank in pending.states})
             weights, optimizer, replica = pending.weights or self._weights()
@@ -162,7 +165,7 @@ class Drafts:
             draft.add_tensors(checkpoint.OPTIMIZER, optimizer)
             if self._downlink.differs:
                 draft.add_tensors(checkpoint.REPLICA, {"replica": replica})
-            draft.publish({"workers": self._workers}, self._run.config.keep_last)
+            draft.publish({"workers": self._workers}, self._run.config.keep_last if whole else 0)
 
     def _copies(self) -> tuple[Tensors, Tensors, torch.Tensor]:
         weights, optimizer, replica = self._weights()

@@ -48,11 +48,11 @@ class Bench:
         return checkpoint.Checkpoint.open(path).tensors(checkpoint.MODEL)
 
 
-def bench(folder: Path, *, rounds_go_on: bool) -> Bench:
+def bench(folder: Path, *, rounds_go_on: bool, keep_last: int = 0) -> Bench:
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     tensors = [Tensor(name, tuple(value.shape)) for name, value in model.named_parameters()]
     plan = make_plan(tensors, "identity", group_by="model", min_compress_bytes=0)
-    config = Config(train_dir=folder)
+    config = Config(train_dir=folder, keep_last=keep_last)
     parameters = Parameters(model, plan, config, 0.9)
     downlink = Downlink("dense", parameters.weights.numpy(), plan, Link(loopback_group(1)[0]), (), seed=1)
     with claim(config) as run:
@@ -74,6 +74,19 @@ def test_a_part_of_everybody_who_was_there_makes_a_checkpoint(tmp_path: Path) ->
     assert (found.published, len(found.drafts)) == ([5], 0)
     assert found.tensors(5)["1.running_mean"].tolist() == [3.0] * 3
     assert found.tensors(5)["1.num_batches_tracked"] == 2
+
+
+def test_one_without_the_memories_of_somebody_who_is_there_takes_no_other_ones_place(tmp_path: Path) -> None:
+    found = bench(tmp_path, rounds_go_on=False, keep_last=1)
+    for version, late in ((5, False), (10, True), (15, False)):
+        found.drafts.begin(version, [1, 2], 0.0)
+        found.part(version, 1, 0.0)
+        if late:
+            found.drafts.give_up(2)
+            assert found.published == [5, 10]
+        else:
+            found.part(version, 2, 0.0)
+            assert found.published == [version]
 
 
 def test_none_is_published_before_an_earlier_one(tmp_path: Path) -> None:
