@@ -124,7 +124,6 @@ class Draft:
         self.step = step
         self._root = train_dir / CHECKPOINTS
         self.path = draft_path(train_dir, step)
-        self._names = set[str]()
         shutil.rmtree(self.path, ignore_errors=True)
         self.path.mkdir(parents=True)
         fsync_directory(train_dir)
@@ -138,14 +137,12 @@ class Draft:
         write_tensors(self._place(name), tensors)
 
     def _place(self, name: str) -> Path:
-        self._names.add(name)
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
     def keep(self, names: Collection[str]) -> None:
-        """Of what was written so far, also by others, only `names` are parts of the checkpoint."""
-        self._names = set(names)
+        """Drop every file but `names`: halves that their writers did not finish in time."""
         for path in self.path.rglob("*"):
             if path.is_file() and path.relative_to(self.path).as_posix() not in names:
                 path.unlink(missing_ok=True)
@@ -155,10 +152,12 @@ class Draft:
 
         OSError if it cannot be written: the one that was the latest then still is.
         """
-        paths = {name: self.path / name for name in sorted(self._names)}  # others may still write into the directory
-        files = {name: {"bytes": path.stat().st_size, "xxh3_128": _hash(path)} for name, path in paths.items()}
+        files = {}
+        for path in sorted(self.path.rglob("*")):
+            if path.is_file():
+                files[path.relative_to(self.path).as_posix()] = {"bytes": path.stat().st_size, "xxh3_128": _hash(path)}
         write_file(self.path / MANIFEST, json.dumps({"step": self.step, **facts, "files": files}, indent=2).encode())
-        for directory in {self.path, *(path.parent for path in paths.values())}:
+        for directory in {path.parent for path in self.path.rglob("*")}:
             fsync_directory(directory)
         final = self._root / step_directory(self.step)
         _remove(final)

@@ -135,9 +135,7 @@ app.add_command(
 )
 @click.option("--hostfile", type=click.Path(path_type=Path), help="Hosts, one a line, the master's first; NAME slots=N.")
 @click.option("--mpirun-arg", "mpirun_args", multiple=True, metavar="ARG", help="Handed to mpirun; repeat for more.")
-@click.option(
-    "--kill-after", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True, help="Seconds from TERM to KILL."
-)
+@click.option("--kill-after", type=click.FloatRange(0), default=10.0, show_default=True, help="Seconds from TERM to KILL.")
 @click.option(
     "--restarts",
     type=click.IntRange(0),
@@ -151,20 +149,17 @@ def launch(workers: int, mpirun_args: tuple[str, ...], command: tuple[str, ...],
     """Run `psnode COMMAND` on a master and P workers through mpirun, with what a fault-tolerant job needs."""
     context = click.get_current_context().find_root()
     _, chosen, rest = app.resolve_command(context, list(command))
-    directory, spares, stop_deadline = None, 0, None
+    directory, spares = None, 0
     if chosen is app.commands["train"]:  # refuse here what every rank would refuse
         config = _configure(**chosen.make_context("psnode train", rest).params)
         if config.local is not None:
             raise ConfigurationError("--local runs all workers in one process: leave it out, or leave out launch")
         directory, spares = config.directory, config.spares
-        if config.stop_deadline != type(config)().stop_deadline:
-            stop_deadline = config.stop_deadline
     elif options["restarts"]:
         raise ConfigurationError("--restarts resumes a training run: it has no meaning for another command, leave it out")
     from psnode.launch import launch as run_job
 
-    options |= {"mpirun_args": list(mpirun_args), "run_directory": directory, "stop_deadline": stop_deadline}
-    return run_job(workers + spares, list(command), **options)
+    return run_job(workers + spares, list(command), mpirun_args=list(mpirun_args), run_directory=directory, **options)
 
 
 @app.command(short_help="Follow a run and evaluate its checkpoints.")

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import xxhash
 
 from psnode import checkpoint
+from psnode.journal import Journal
 from psnode.metrics import read_records
 
 HISTORY = "history.jsonl"
@@ -37,18 +38,25 @@ class History:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / HISTORY
+        self._journal: Journal | None = None
 
     def start(self, version: int, digest: str, parameters: Sequence[str]) -> None:
         """The job goes on from `version`."""
+        self._journal = self._journal or Journal(self._path)
         self._write({"step": version, "hash": digest, "parameters": parameters})
 
     def version(self, version: int, digest: str, groups: Sequence[Sequence[Added]]) -> None:
         """`version` is finished; `groups[g]` was added to group g."""
         self._write({"step": version, "hash": digest, "groups": groups})
 
+    def close(self) -> None:
+        """Flush everything to disk."""
+        if self._journal is not None:
+            self._journal.close()
+
     def _write(self, line: dict[str, Any]) -> None:
-        with self._path.open("ab", buffering=0) as file:
-            file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        assert self._journal is not None
+        self._journal.append(json.dumps(line, separators=(",", ":")).encode())
 
 
 def violations(directory: Path, staleness: int | None = 0) -> list[str]:

@@ -29,7 +29,6 @@ def launch(
     hostfile: Path | str | None = None,
     mpirun_args: Sequence[str] = (),
     kill_after: float = 10.0,
-    stop_deadline: float | None = None,
     restarts: int = 0,
     run_directory: Path | None = None,
     program: Sequence[str] = (sys.executable, "-m", "psnode"),
@@ -41,7 +40,6 @@ def launch(
             addresses gets one rank a host in turn. None: all ranks on this host.
         mpirun_args: handed on; they win over what psnode would choose itself.
         kill_after: seconds from a request to stop (TERM, INT, USR1, HUP) until every process is killed.
-        stop_deadline: the job's own --stop-deadline, seconds; None: it has none, and gets .7 of `kill_after`.
         restarts: how often the job may be started again, with --resume, after it has ended by itself without being done.
         run_directory: where the run is kept that a restart resumes; a job that died before it left one begins anew.
         program: what every rank runs, before `command`.
@@ -54,8 +52,7 @@ def launch(
     if hasattr(os, "geteuid") and os.geteuid() == 0 and any(name not in environment for name in _ROOT_VARIABLES):
         print(f"psnode: running as root, so {' and '.join(_ROOT_VARIABLES)} are set for mpirun", file=sys.stderr, flush=True)
         environment.update(dict.fromkeys(_ROOT_VARIABLES, "1"))
-    if stop_deadline is None:
-        environment["PSNODE_STOP_DEADLINE"] = f"{_TO_STOP * kill_after:g}"
+    environment.setdefault("PSNODE_STOP_DEADLINE", f"{_TO_STOP * kill_after:g}")
     line = mpirun_command(find_mpirun(), n_workers + 1, hostfile, mpirun_args, environment)
     program = [*line, *program]
     # where nobody else looks into the directory, a master that left no summary there was killed

@@ -144,6 +144,8 @@ def _run(
             raise
         finally:
             beat.close()
+            if master.history is not None:
+                master.history.close()
     if config.timeline:
         names = {0: "master", **{rank: f"worker {rank}" for rank in ranks}}
         write_timeline(run.path, [*tracer.events(), *(event for events in master.traces.values() for event in events)], names)

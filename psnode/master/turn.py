@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -39,6 +40,7 @@ class Turn:
     events: Events
     entering: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
     _dealt: bool = False  # since the start
+    _recorded: bool = True  # the deal, in config.json
 
     def let_in(self) -> None:
         """Who was put aside and heard again gets the whole weights of the version that is complete, and takes part or waits.
@@ -76,8 +78,12 @@ class Turn:
             self.events.tell(
                 "re-dealt", self.standing.version, None, f"the examples of the epoch that begins are those of ranks {names}"
             )
-            self.run.record(self.dealing.parts)
+            self._recorded = False
             self.accounts.count_epochs(self.dealing.epochs.steps, self.dealing.epochs.shift)
+        if not self._recorded:  # where the disk is full, again with the next version: until then it takes no checkpoint either
+            with contextlib.suppress(OSError):
+                self.run.record(self.dealing.parts)
+                self._recorded = True
         if informed:
             body = self.dealing.deal.to_bytes()
             self.link.send(sorted(informed), Kind.DEAL, body, step=self.standing.version, version=self.standing.version)

@@ -22,6 +22,7 @@ from psnode.checkpoint import Checkpoint, Draft
 from psnode.classification import Classification
 from psnode.config import Config
 from psnode.errors import CheckpointError, ConfigurationError
+from psnode.history import violations
 from psnode.metrics import read_records
 from psnode.run_directory import claim
 from tests.faults.traced import AVAILABLE, RAISED, Trace, traced
@@ -42,7 +43,6 @@ def publish(train_dir: Path, step: int) -> None:
     draft = Draft(train_dir, step)
     checkpoint.write_tensors(checkpoint.draft_path(train_dir, step) / checkpoint.worker_file(1), weights(step))
     draft.add(checkpoint.worker_file(2), checkpoint.dump(weights(step)))
-    draft.keep([checkpoint.worker_file(1), checkpoint.worker_file(2)])
     draft.add_tensors(checkpoint.MODEL, weights(step))
     draft.add_tensors(checkpoint.OPTIMIZER, weights(step))
     draft.publish({"workers": 2}, keep_last=1)
@@ -221,13 +221,14 @@ def test_a_run_goes_on_while_its_disk_is_full_and_is_complete_if_there_is_room_a
     large_disk: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     train_dir = large_disk / "run"
-    assert psnode.run(Fills(large_disk, full=6, free=30), config(train_dir)) == 0
+    assert psnode.run(Fills(large_disk, full=6, free=30), config(train_dir, record_history=True)) == 0
     assert [checkpoint.step_of(path) for path in checkpoint.complete(train_dir)] == [36, 40]
     assert [record["step"] for record in read_records(train_dir / "metrics.jsonl")] == list(range(1, 41))
     told = capfd.readouterr().err
     assert [step for step in range(41) if f"step {step}: not saved: its checkpoint cannot be written: No space" in told] == [
         8, 12, 16, 20, 24, 28,
     ]  # fmt: skip
+    assert violations(train_dir) == []
     assert told.count("metrics.jsonl cannot be written: No space left on device: its lines wait") == 1
     assert psnode.run(Fills(large_disk, full=-1, free=None), config(tmp_path / "undisturbed")) == 0
     assert summary(train_dir)["model_hash"] == summary(tmp_path / "undisturbed")["model_hash"]
