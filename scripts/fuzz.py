@@ -24,6 +24,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from types import FunctionType
 
 import numpy as np
 
@@ -47,7 +48,7 @@ INTERESTING = [0, 1, 2, 0x7F, 0x80, 0xFF, 0xFFFF, 0x7F800000, 0x7FFFFFFF, 0x8000
 
 
 def import_psnode() -> None:
-    """What is under test, by names of this module; apart, so that --coverage can watch the import."""
+    """What is under test, by names of this module."""
     global Codec, Payload, available, get_codec, Key, CheckpointError, CodecError, PsnodeError, WireError, wire, messages
     global parse_events, parse_state
     from psnode import messages, wire
@@ -73,6 +74,7 @@ class Reader:
             kind.CONFIG: lambda body: bodies.Setup.from_bytes(body, 1),
             kind.READY: lambda body: bodies.Ready.from_bytes(body, 1),
             kind.PLAN: lambda body: bodies.Start.from_bytes(body, 1),
+            kind.DEAL: lambda body: bodies.Deal.from_bytes(body, 1),
             kind.REPORT: lambda body: bodies.Report.from_bytes(body, 1),
             kind.FAILED: lambda body: bodies.Failure.from_bytes(body, 1),
             kind.STATE: lambda body: parse_state(bytes(body), "the state of rank 1"),
@@ -184,11 +186,12 @@ def _control() -> dict[int, bytes]:
     from psnode.checkpoint import dump
 
     kind = wire.Kind
-    found = dict.fromkeys((kind.ROUND, kind.REQUEST, kind.END), b"SIGTERM")
+    found: dict[int, bytes] = dict.fromkeys(kind, b"SIGTERM")
     found[kind.HELLO] = messages.Hello("host", 7, "1").to_bytes()
     found[kind.CONFIG] = messages.Setup({"lr": 0.1, "seed": 1}, "runs/x", "mark").to_bytes()
     found[kind.READY] = messages.Ready([["a", [3, 4]], ["b", []]], ["b", "a"], 100, True).to_bytes()
     found[kind.PLAN] = messages.Start({"tensors": []}, JOB, 3, 10, 5, None, False).to_bytes()
+    found[kind.DEAL] = messages.Deal([1, 3], 5, 2, -1, 10).to_bytes()
     found[kind.REPORT] = messages.Report(0.5, 8, {"top1": 3.0}, 0.1, 0.1, 0.1, None, 12345).to_bytes()
     found[kind.FAILED] = messages.Failure("out of memory", 1).to_bytes()
     found[kind.STATE] = dump({"buffer/mean": torch.ones(3), "feedback/0/residual": torch.zeros(5)})
@@ -282,17 +285,28 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _functions() -> Iterator[FunctionType]:
+    """What psnode has loaded and Python interprets; not the kernels, which Numba compiles from bytecode as it is."""
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] == "psnode":
+            for thing in list(vars(module).values()):
+                for member in (thing, *(vars(thing).values() if isinstance(thing, type) else ())):
+                    function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+                    if isinstance(function, FunctionType) and function.__module__ == name:
+                        yield function
+
+
 def run_with_coverage(args: argparse.Namespace) -> int:
     """libFuzzer's loop, from the seeds and what DIR holds."""
     import atheris
 
-    with atheris.instrument_imports(include=["psnode"]):
-        import_psnode()
     read = Reader()
     args.coverage.mkdir(parents=True, exist_ok=True)
     for index, data in enumerate(seeds(forms())):
         (args.coverage / f"seed-{index:03d}").write_bytes(data)
         read(data)
+    for function in _functions():
+        atheris.instrument_func(function)
     options = [
         f"-runs={args.runs}",
         f"-max_total_time={int(args.seconds)}",
@@ -315,9 +329,9 @@ def main() -> int:
     parser.add_argument("--coverage", type=Path, metavar="DIR", help="let atheris choose the changes")
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="inputs to read again")
     args = parser.parse_args()
+    import_psnode()
     if args.coverage:
         return run_with_coverage(args)
-    import_psnode()
     if args.files:
         read = Reader()
         for path in args.files:
