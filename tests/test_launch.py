@@ -274,12 +274,3 @@ def test_root_is_told_what_is_set_for_it(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "running as root" in done.stderr
-
-
-@pytest.mark.parametrize(("own", "told"), [(None, "1.4"), (60.0, "")])
-def test_ranks_have_a_part_of_the_time_to_stop_in_unless_the_job_says_how_much(
-    tmp_path: Path, own: float | None, told: str
-) -> None:
-    job = Launched(tmp_path, 1, 'mark("told", os.environ.get("PSNODE_STOP_DEADLINE", ""))', kill_after=2.0, stop_deadline=own)
-    assert job.end()[0] == 0
-    assert (tmp_path / "told").read_text() == told
