@@ -77,7 +77,7 @@ def run(
                 failed[rate][contender.label.name] = str(error)
                 tell(f"{rate}, round {number + 1}: {contender.label.name}: {error}")
             if keep is None:
-                shutil.rmtree(folder)
+                shutil.rmtree(folder, ignore_errors=True)  # a contender that was cut off may still write
     return {
         **hardware(),
         "versions": _versions(),
@@ -166,7 +166,7 @@ def _directory(keep: Path | None) -> Iterator[Path]:
             raise ConfigurationError(f"--keep {keep} is not empty: choose another directory")
         yield keep.absolute()
         return
-    with tempfile.TemporaryDirectory(prefix="psnode-peers-") as folder:
+    with tempfile.TemporaryDirectory(prefix="psnode-peers-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
