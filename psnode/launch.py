@@ -88,6 +88,9 @@ def _run(
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             left = json.loads((run_directory / SUMMARY).read_bytes())
             return Ended(int(left["exit_code"]), ended.asked or left["stop_reason"] == "signal")
+    # asked to stop before rank 0 could say so, or killed over it: whatever checkpoint there is stays
+    if ended.asked and run_directory is not None and ended.code not in _FINAL[1:]:
+        return Ended(StoppedError.exit_code, True)
     code = MissingRanksError.exit_code if ended.code == 0 and judged else ended.code
     return Ended(code, ended.asked or code == StoppedError.exit_code)
 

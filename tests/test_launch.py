@@ -181,6 +181,16 @@ def test_the_summary_of_an_earlier_start_says_nothing_of_this_one(tmp_path: Path
     assert code not in (0, 75), out
 
 
+def test_a_job_that_is_told_to_stop_before_it_can_say_anything_is_to_be_started_again(tmp_path: Path) -> None:
+    body = "if rank == 0:\n    mark('ready')\ntime.sleep(40)"
+    job = Launched(tmp_path, 1, body, run_directory=tmp_path / "run", kill_after=3.0)
+    job.wait_for("ready")
+    job.process.terminate()
+    code, out = job.end()
+    assert code == 75, out
+    assert leftover(tmp_path) == []
+
+
 @pytest.mark.parametrize(("reason", "starts"), [("signal", 1), ("quorum", 3)])
 def test_a_master_that_was_told_to_stop_is_not_started_again(tmp_path: Path, reason: str, starts: int) -> None:
     body = (

@@ -119,8 +119,10 @@ class Accounts:
         entry.closed = time.perf_counter()
 
     def due(self) -> Iterator[StepRecord]:
-        """The records that are complete, in order."""
-        while (entry := self._rounds.get(self._next)) and entry.closed and not self._missing(entry):
+        """The records that are complete, in order; where rounds go on without somebody's report, not all wait for it for ever."""
+        while (entry := self._rounds.get(self._next)) and entry.closed:
+            if self._missing(entry) and len(self._rounds) <= _MOST_REPORTS:
+                return
             yield self._record(self._next, self._rounds.pop(self._next))
             self._next += 1
 

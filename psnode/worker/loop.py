@@ -58,7 +58,7 @@ class Worker:
     def take_steps(self) -> None:
         """Take steps from the weights that are there, up to the round that the master declares the last."""
         version, going, self._last_step = self.arrivals.version, True, self.start.last_step
-        while going and version < self._last_step:
+        while going and version < self._end:
             going = self._step(version + 1)
             # weights of a later version or another share of the data came: what was begun with the others is void
             if self.arrivals.version != version or self.arrivals.deal is not None:
@@ -118,6 +118,11 @@ class Worker:
         self.gradients.clear()
         self._report(step, outcome, seconds, encode, digest)
         return True
+
+    @property
+    def _end(self) -> int:
+        """The last step, also by a deal that no batch was drawn from yet."""
+        return self._last_step if self.arrivals.deal is None else self.arrivals.deal.last_step
 
     def _take_deal(self, version: int) -> None:
         """Go on behind `version` with the share that the master has dealt since, if it has."""

@@ -54,7 +54,7 @@ def test_a_spare_takes_the_place_of_a_killed_worker(launched: Launched, downlink
 
 
 def test_who_returns_to_a_taken_place_is_a_spare(launched: Launched) -> None:
-    job = launched(2, *FLAGS, "--spares", "1", "--deadline", "4", "--downlink", "bf16")
+    job = launched(2, *FLAGS, "--spares", "1", "--deadline", "4", "--pause-deadline", "20", "--downlink", "bf16")
     job.wait_for_step(10)
     stopped = job.pid(2)
     os.kill(stopped, signal.SIGSTOP)
