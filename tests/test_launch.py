@@ -53,7 +53,7 @@ class Launched:
 
     def wait_for(self, name: str) -> str:
         """The contents of a file that a rank writes (atomically)."""
-        end = time.monotonic() + 30
+        end = time.monotonic() + 100
         while not (self.folder / name).exists():
             if self.process.poll() is not None or time.monotonic() > end:
                 self.process.kill()
@@ -63,7 +63,7 @@ class Launched:
 
     def end(self) -> tuple[int, str]:
         """Exit code and output of a launch that ends by itself."""
-        out, _ = self.process.communicate(timeout=40)
+        out, _ = self.process.communicate(timeout=100)
         return self.process.returncode, out
 
 
@@ -81,7 +81,13 @@ def leftover(folder: Path) -> list[str]:
 
 
 def test_master_and_workers_run_and_rank_zero_decides_the_exit_code(tmp_path: Path) -> None:
-    job = Launched(tmp_path, 2, "mark(f'ran-{rank}')\nsys.exit(75 if rank == 0 else 0)")
+    body = """
+    mark(f"ran-{rank}")
+    while rank == 0 and not all((folder / f"ran-{other}").exists() for other in (1, 2)):
+        time.sleep(.01)
+    sys.exit(75 if rank == 0 else 0)
+    """
+    job = Launched(tmp_path, 2, body)
     code, out = job.end()
     assert code == 75, out
     assert sorted(p.name for p in tmp_path.glob("ran-*")) == ["ran-0", "ran-1", "ran-2"]
@@ -280,7 +286,7 @@ def test_root_is_told_what_is_set_for_it(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OMPI_ALLOW")}
     call = "from psnode.launch import launch; import sys; sys.exit(launch(1, [], program=['true']))"
     done = subprocess.run(
-        [sys.executable, "-c", call], env={**environment, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=40
+        [sys.executable, "-c", call], env={**environment, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
     assert "running as root" in done.stderr

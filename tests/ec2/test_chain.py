@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.serial, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.serial, pytest.mark.timeout(600)]
 
 
 class Cluster(NamedTuple):

@@ -79,7 +79,7 @@ class RunningJob:
                     pids[int(word.partition(b"=")[2])] = pid
         return pids
 
-    def wait_for(self, text: str, seconds: float = 30.0) -> None:
+    def wait_for(self, text: str, seconds: float = 120.0) -> None:
         """Block until `text` is on standard output; fail with the whole output if it does not come."""
         end = time.monotonic() + seconds
         while text not in self.output()[0]:

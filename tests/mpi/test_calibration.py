@@ -59,7 +59,7 @@ def test_a_calibrated_run_is_the_run_with_what_was_chosen_and_resumes_with_it(mp
     while not (auto / "checkpoints" / "latest").exists() and time.monotonic() < end and job.process.poll() is None:
         time.sleep(0.05)
     os.kill(job.rank_pids()[0], signal.SIGUSR1)
-    assert job.wait(20).code == 75
+    assert job.wait(60).code == 75
     [event] = [json.loads(line) for line in (auto / "events.jsonl").read_text().splitlines()]
     size = group_bytes(auto)
     assert event["event"] == "calibrated"

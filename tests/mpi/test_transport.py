@@ -52,7 +52,7 @@ def test_a_killed_worker_is_announced_and_the_others_go_on(mpirun: Any, links: s
     killed = time.time()
     os.kill(job.rank_pids()[2], signal.SIGKILL)
     job.wait_for("lost 2", 10)
-    done = job.wait(30)
+    done = job.wait(60)
     assert done.code == 0, done
     words = next(line for line in done.out.splitlines() if line.startswith("lost")).split()
     assert float(words[3]) - killed < 5.0
@@ -66,7 +66,7 @@ def test_workers_learn_of_the_death_of_the_master_and_leave(mpirun: Any) -> None
     for rank in range(3):
         job.wait_for(f"up {rank}", 20)
     os.kill(job.rank_pids()[0], signal.SIGKILL)
-    done = job.wait(20)
+    done = job.wait(60)
     assert sorted(line for line in done.out.splitlines() if line.startswith("rank")) == [
         f"rank {rank}: PeerLost(rank=0, reason='its process has died')" for rank in (1, 2)
     ]
