@@ -122,8 +122,8 @@ class Reader:
             values = codec.decode(payload)
         if values.shape != payload.shape or values.dtype != np.float32:
             raise AssertionError(f"{codec!r} decoded {payload.shape} as {values.dtype} {values.shape}")
-            if codec.linear:
-                codec.merge([payload, payload])
+        if codec.linear:
+            codec.merge([payload, payload])
         support = codec.support(payload)
         if support.size and not 0 <= support.min() <= support.max() < payload.size:
             raise AssertionError(f"{codec!r} names coordinates out of the array")
