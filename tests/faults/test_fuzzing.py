@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -18,14 +19,10 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "fuzz.py"
 
 
 @pytest.fixture(scope="module")
-def fuzz() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fuzz", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.import_psnode()
-    return module
+def reader() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SCRIPT.parent)
+        yield importlib.import_module("fuzz_reader")
 
 
 @pytest.mark.timeout(600)  # 10 s once the kernels are compiled
@@ -65,21 +62,21 @@ class Broken:
     ("fault", "error"), [("untyped", IndexError), ("half", AssertionError), ("memory", MemoryError), ("type", AssertionError)]
 )
 def test_whatever_breaks_the_rules_comes_out(
-    fuzz: ModuleType, monkeypatch: pytest.MonkeyPatch, fault: str, error: type[Exception]
+    reader: ModuleType, monkeypatch: pytest.MonkeyPatch, fault: str, error: type[Exception]
 ) -> None:
     payload = get_codec("fp16").encode(gaussian(20), Key.derive(1)).to_bytes()
-    read = fuzz.Reader()
-    read(bytes([fuzz.PAYLOAD]) + payload)
+    read = reader.Reader()
+    read(bytes([reader.PAYLOAD]) + payload)
     assert (read.decoded, read.refused) == (1, 0)
-    monkeypatch.setattr(fuzz, "_decoder", lambda stages: Broken(fault))
+    monkeypatch.setattr(reader, "_decoder", lambda stages: Broken(fault))
     with pytest.raises(error):
-        read(bytes([fuzz.PAYLOAD]) + payload)
+        read(bytes([reader.PAYLOAD]) + payload)
 
 
-def test_every_input_of_the_corpus_is_read_without_harm(fuzz: ModuleType) -> None:
+def test_every_input_of_the_corpus_is_read_without_harm(reader: ModuleType) -> None:
     paths = sorted((SCRIPT.parents[1] / "tests" / "corpus").glob("*"))
     assert len(paths) > 1
-    read = fuzz.Reader()
+    read = reader.Reader()
     for path in paths:
         read(path.read_bytes())
     assert read.decoded + read.refused == len(paths)
