@@ -12,7 +12,6 @@ come from the network and go there.
 
 from __future__ import annotations
 
-import json
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from psnode.bench.inputs import Input
 from psnode.bench.quality import quality
 from psnode.bench.rate_distortion import Curve, curve
 from psnode.bench.rotation import Rotation, beyond_cache
+from psnode.bench.saving import save
 from psnode.bench.timing import rate
 from psnode.codecs import Codec, Payload, available, get_codec
 from psnode.codecs.base import Bytes, Floats
@@ -185,9 +185,7 @@ def main(
 
     result = run(specs, size, gradient, seconds, beyond_cache(last_level_cache()) if copies is None else copies << 20)
     show(result)
-    if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(result, indent=1) + "\n")
+    save(result, json_file)
     if plot_file is not None:
         from psnode.bench.plots import draw
 

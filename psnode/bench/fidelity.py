@@ -7,7 +7,6 @@ highest rate takes it stays what it is there.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from psnode.bench.hardware import hardware
 from psnode.bench.inputs import Input
 from psnode.bench.quality import quality
 from psnode.bench.rate_distortion import curve
+from psnode.bench.saving import save
 from psnode.codecs import get_codec
 from psnode.codecs.rng import Key
 
@@ -109,9 +109,7 @@ def main(specs: Sequence[str], size: int, gradient: Path | None, json_file: Path
     """Measure, print, write JSON and the plot; the exit code."""
     result = run(specs, size, gradient)
     show(result)
-    if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(result, indent=1) + "\n")
+    save(result, json_file)
     if plot_file is not None:
         from psnode.bench.fidelity_plot import draw
 

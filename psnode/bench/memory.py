@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from psnode.bench.hardware import hardware
+from psnode.bench.saving import save
 from psnode.errors import PsnodeError
 from psnode.launch import launch
 from psnode.metrics import SUMMARY
@@ -81,6 +82,5 @@ def main(networks: Sequence[str], workers: Sequence[int], schemes: Sequence[str]
     """Run, print the table, write it as JSON; the exit code."""
     result = run(networks, workers, schemes)
     print(markdown(result))
-    if json_file is not None:
-        json_file.write_text(json.dumps(result, indent=1) + "\n")
+    save(result, json_file)
     return 0

@@ -9,7 +9,6 @@ The floor is the same W processes without any exchange.
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import statistics
 import sys
@@ -24,6 +23,7 @@ import psnode
 from psnode.bench.contenders import Contender, Ddp, Ground, Label, Psnode
 from psnode.bench.hardware import hardware
 from psnode.bench.rounds import combine, load, tables
+from psnode.bench.saving import save
 from psnode.bench.standings import markdown, plot, show
 from psnode.bench.trial import Trial, run_trial
 from psnode.errors import ConfigurationError, TransportError
@@ -129,12 +129,9 @@ def main(
 def _report(results: Sequence[dict[str, Any]], json_file: Path | None, plot_file: Path | None, markdown_file: Path | None) -> int:
     for result in results:
         show(result)
-    for file in (json_file, markdown_file):
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-    if json_file is not None:
-        json_file.write_text(json.dumps(results[0] if len(results) == 1 else results, indent=1) + "\n")
+    save(results[0] if len(results) == 1 else results, json_file)
     if markdown_file is not None:
+        markdown_file.parent.mkdir(parents=True, exist_ok=True)
         insert(markdown(results), markdown_file)
     if plot_file is not None:
         plot(next((result for result in results if result["ground"]["evaluate_every"]), results[0]), plot_file)

@@ -9,7 +9,6 @@ these sizes are measured instead, in this process.
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from psnode.bench.hardware import hardware
+from psnode.bench.saving import save
 from psnode.codecs import get_codec
 from psnode.codecs.base import Floats
 from psnode.codecs.polarcodes.vectors import LANES
@@ -132,5 +132,4 @@ def _segments(rates: Sequence[float], segments: Sequence[int], json_file: Path |
 
 
 def _save(rows: list[dict[str, Any]], json_file: Path | None) -> None:
-    if json_file:
-        json_file.write_text(json.dumps({**hardware(), "rows": rows}, indent=1))
+    save({**hardware(), "rows": rows}, json_file)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from psnode.bench.hardware import hardware
+from psnode.bench.saving import save
 from psnode.errors import ConfigurationError, TransportError
 from psnode.launch import launch
 
@@ -102,9 +103,7 @@ def main(json_file: Path | None = None, **sizes: Any) -> int:
     """Measure, print a table, and write everything to `json_file`; returns the exit code 0."""
     result = run(**sizes)
     _show(result)
-    if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps({**result, "targets": targets(result)}, indent=2) + "\n")
+    save({**result, "targets": targets(result)}, json_file)
     return 0
 
 
