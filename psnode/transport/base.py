@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from psnode.errors import DeadlineExceededError
+from psnode.transport.mailbox import Mailbox
 
 Bytes = npt.NDArray[np.uint8]
 Buffer = bytes | bytearray | memoryview | Bytes
@@ -63,7 +64,7 @@ class Inbox:
     """
 
     def __init__(self) -> None:
-        self._events: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._events: Mailbox[object] = Mailbox()
         self._first: deque[object] = deque()
 
     def post(self, event: object) -> None:

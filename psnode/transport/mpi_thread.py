@@ -12,6 +12,7 @@ from psnode.errors import TransportError
 from psnode.transport.base import Inbox
 from psnode.transport.environment import job_name, on_one_host, place
 from psnode.transport.listening import Listener, Woken, can_listen
+from psnode.transport.mailbox import Mailbox
 from psnode.transport.pace import MOVED_NANOSECONDS, Pace
 from psnode.transport.pool import Pool
 from psnode.transport.traffic import Message, Traffic
@@ -39,7 +40,7 @@ class MpiThread:
         self.started, self.ended = threading.Event(), threading.Event()
         self.error: Exception | None = None
         self.agreed = False
-        self._orders: queue.SimpleQueue[Message | Call | None] = queue.SimpleQueue()
+        self._orders: Mailbox[Message | Call | None] = Mailbox()
         self._mpi, self._inbox, self._pool, self._piece_bytes = mpi, inbox, pool, piece_bytes
         self._closing_deadline: float | None = None
         self._listener: Listener | None = None

@@ -1,0 +1,51 @@
+"""A queue with one reader, whose waits end in time whatever signals come."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections import deque
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Mailbox(Generic[T]):
+    """Unbounded, first in, first out. Any thread may put, a signal's handler too; one thread takes.
+
+    `queue.SimpleQueue` has the same methods, but a wait of its is endless if a signal's handler lasts beyond the timeout, as
+    after SIGSTOP, SIGTERM and SIGCONT (CPython 3.11 and 3.12 take the negative rest for "no timeout"). `queue.Queue` may not be
+    put to from a handler.
+    """
+
+    def __init__(self) -> None:
+        self._items: deque[T] = deque()
+        self._news = threading.Lock()  # free if something may have come since the reader last looked
+        self._news.acquire()
+
+    def put(self, item: T) -> None:
+        """Put an item in, and wake the reader."""
+        self._items.append(item)
+        with contextlib.suppress(RuntimeError):  # it is free already: nobody waits
+            self._news.release()
+
+    def empty(self) -> bool:
+        """Whether nothing is there now."""
+        return not self._items
+
+    def get_nowait(self) -> T:
+        """The next item; queue.Empty if there is none."""
+        try:
+            return self._items.popleft()
+        except IndexError:
+            raise queue.Empty from None
+
+    def get(self, timeout: float) -> T:
+        """The next item; queue.Empty if none comes within `timeout` seconds."""
+        end = time.monotonic() + timeout
+        while not self._items:
+            if not self._news.acquire(timeout=max(0.0, end - time.monotonic())):
+                break
+        return self.get_nowait()
