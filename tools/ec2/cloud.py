@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
+
+import click
 
 from tools.ec2 import errors
 from tools.ec2.settings import Settings, nearest
@@ -195,5 +196,5 @@ def _shown(service: str, operation: str, parameters: Mapping[str, Any]) -> str:
 
 
 def progress(text: str) -> None:
-    """A line for whoever waits."""
-    print(text, file=sys.stderr, flush=True)
+    """A line for whoever waits, whole: threads may speak side by side."""
+    click.echo(text, err=True)

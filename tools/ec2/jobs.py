@@ -8,6 +8,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+import click
+
 from tools.ec2.cloud import progress
 from tools.ec2.errors import ConfigurationError
 from tools.ec2.failures import failure
@@ -94,7 +96,7 @@ def stop(way: Access) -> None:
 def _follower(way: Access, job: str, lines: str, how: str) -> subprocess.Popen[str]:
     words = ["bash", "-s", "--", way.settings.remote_dir, job, lines, how]
     if way.dry_run:
-        print(f"would run follow_job.sh on {way.master.name}: {shlex.join(words)}")
+        click.echo(f"would run follow_job.sh on {way.master.name}: {shlex.join(words)}")
         return subprocess.Popen(["true"], text=True)
     with Path(__file__).with_name("follow_job.sh").open() as script:
         # a session of its own: an interrupt is for this process alone

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import click
+
 from tools.ec2.cloud import progress
 from tools.ec2.errors import ConfigurationError, Ec2Error
 from tools.ec2.hostkeys import for_addresses
@@ -79,7 +81,7 @@ def package_of(package: str, *, dry_run: bool) -> Iterator[str]:
     elif not path.is_dir():
         yield str(path)
     elif dry_run:
-        print(f"would build a wheel of {path}")
+        click.echo(f"would build a wheel of {path}")
         yield str(path / "psnode-VERSION-py3-none-any.whl")
     else:
         with tempfile.TemporaryDirectory() as folder:

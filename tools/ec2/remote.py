@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import click
+
 from tools.ec2.children import Children
 from tools.ec2.cloud import progress
 from tools.ec2.cluster import Cluster, Node
@@ -77,7 +79,7 @@ class Access:
         """Run the script `name` of this folder on a node with bash; returns what it printed. Raises RemoteError."""
         words = ["env", *(f"{key}={value}" for key, value in (env or {}).items()), "bash", "-s"]
         if self.dry_run:
-            print(f"would run {name} on {node.name}: {shlex.join([*words, '--', *arguments])}")
+            click.echo(f"would run {name} on {node.name}: {shlex.join([*words, '--', *arguments])}")
             return ""
         # the arguments may be longer than a command line can be
         text = f"set -- {shlex.join(arguments)}\n{Path(__file__).with_name(name).read_text()}"
@@ -94,14 +96,14 @@ class Access:
         """Copy a file or a folder to `remote` on every one of `nodes`. Raises RemoteError, ConfigurationError."""
         if self.dry_run:
             for node in nodes:
-                print(f"would copy {local} to {self.target(node)}:{remote}")
+                click.echo(f"would copy {local} to {self.target(node)}:{remote}")
         else:
             self.children.map(lambda node: send(self, node, local, remote), nodes)
 
     def get(self, node: Node, remote: str, local: str) -> None:
         """Copy a file or a folder from a node. Raises RemoteError, ConfigurationError."""
         if self.dry_run:
-            print(f"would copy {self.target(node)}:{remote} to {local}")
+            click.echo(f"would copy {self.target(node)}:{remote} to {local}")
         else:
             fetch(self, node, remote, local)
 
@@ -109,7 +111,7 @@ class Access:
         """Wait until all nodes let us in. Raises HostKeyError, RemoteError, DeadlineError."""
         if self.dry_run:
             for node in self.nodes:
-                print(f"would wait until this works: {shlex.join(self.line(node, 'true'))}")
+                click.echo(f"would wait until this works: {shlex.join(self.line(node, 'true'))}")
             return
         deadline = time.monotonic() + self.settings.launch_deadline
         self.children.map(lambda node: self._reach(node, deadline), self.nodes)
