@@ -21,10 +21,11 @@ from psnode.errors import CodecError, CodecTypeError, CodecValueError, PayloadEr
 Floats = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint64]
 Indices = npt.NDArray[np.int64]
+Parts = Sequence[tuple[int, Floats]]  # pieces of a vector, each with its place
 
 Array = TypeVar("Array", bound=npt.NDArray[Any])
 
-__all__ = ["Bytes", "Codec", "Floats", "Indices", "Payload", "RandomSource", "Shape", "Words", "readonly"]
+__all__ = ["Bytes", "Codec", "Floats", "Indices", "Parts", "Payload", "RandomSource", "Shape", "Words", "readonly"]
 
 
 class RandomSource(Protocol):
@@ -70,6 +71,11 @@ class Codec(ABC):
         return False
 
     @property
+    def adds_finite(self) -> bool:
+        """Whether encode_parts looks for what is not finite before it adds it."""
+        return False
+
+    @property
     def refit(self) -> int:
         """For how many steps of training what `fit` found serves; 1: every array is coded by itself."""
         return 1
@@ -112,6 +118,27 @@ class Codec(ABC):
             np.add(residual, source, out=residual)
             return self.encode(residual, rng, error=residual, out=out)
         return self._payload(x.shape, rng, out, lambda key, body: self._encode_sum(readonly(source), key, body, residual))
+
+    def encode_parts(self, parts: Parts, rng: RandomSource, residual: Floats, *, out: Bytes | None = None) -> Payload:
+        """`encode_sum` of an array that lies in `parts`, flat float32 in ascending order; where none lies it is zero.
+
+        `residual`: contiguous, apart from all of them. Raises NonFiniteGradientError like encode. If the codec `adds_finite`,
+        nobody needs to check the parts before: `residual` keeps what was added until there, and stays finite.
+        """
+        _check_error(residual, residual.shape)
+        return self._payload(residual.shape, rng, out, lambda key, body: self._encode_parts(parts, key, body, residual))
+
+    def encode_change(
+        self, x: Floats, y: Floats, rng: RandomSource, *, out: Bytes | None = None, scratch: Floats | None = None
+    ) -> Payload:
+        """Code x - y and move y by what is decoded: y += decode(payload). Both float32, contiguous and of one shape.
+
+        `scratch` (float32, flat, as long as x or longer) saves codecs that need the difference as a whole an allocation.
+        """
+        source = _checked(x, "x")
+        _check_error(y, x.shape)
+        room = np.empty(x.shape, np.float32) if scratch is None else scratch[: x.size].reshape(x.shape)
+        return self._payload(x.shape, rng, out, lambda key, body: self._encode_change(readonly(source), y, key, body, room))
 
     def decode(self, payload: Payload, out: Floats | None = None) -> Floats:
         """The decoded array, float32 of payload.shape: a new one, or `out` (that shape or flat, contiguous) overwritten.
@@ -200,6 +227,20 @@ class Codec(ABC):
         """residual += x, and _encode_error of it in place. `residual` is contiguous and apart from x."""
         np.add(residual, x, out=residual)
         return self._encode_error(readonly(residual), key, body, residual)
+
+    def _encode_parts(self, parts: Parts, key: Words, body: Bytes, residual: Floats) -> int:
+        """residual += the array in `parts`, and _encode_error of it in place. `residual` is contiguous."""
+        flat = residual.reshape(-1)
+        for place, part in parts:
+            there = flat[place : place + part.size]
+            np.add(there, part, out=there)
+        return self._encode_error(readonly(residual), key, body, residual)
+
+    def _encode_change(self, x: Floats, y: Floats, key: Words, body: Bytes, room: Floats) -> int:
+        """_encode of x - y, for which there is `room`, and y += decoded. All contiguous."""
+        used = self._encode(readonly(np.subtract(x, y, out=room)), key, body)
+        self._decode_add(readonly(body[:used]), y, np.float32(1))
+        return used
 
     def _encode_dots(self, x: Floats, key: Words, body: Bytes) -> tuple[int, float, float]:
         """_encode, and the inner products <x, y> and <y, y> with the decoded y, in float64 and in a fixed order."""

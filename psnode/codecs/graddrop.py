@@ -40,7 +40,7 @@ class Graddrop(Selector):
         return min(2 * share(self.ratio, size), size)
 
     def _select(self, scan: Scan, key: Words) -> Entries:
-        size = scan.x.size
+        size = scan.size
         sampled = min(max(size // 1000, 4096), 1 << 16, size)
         rank = share(self.ratio, sampled)
         limit = scan.limit(sampled, rank, key, number_of(self.id))

@@ -63,7 +63,7 @@ class Randk(Selector):
         return _SIDE, self._most(math.prod(shape))
 
     def _select(self, scan: Scan, key: Words) -> Entries:
-        flat = scan.written().x.reshape(-1)
+        flat = scan.array()
         if max_norm(flat) == NOT_FINITE:
             raise_nonfinite(flat)
         count = self._most(flat.size)

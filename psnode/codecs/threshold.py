@@ -59,12 +59,11 @@ class Threshold(Selector):
         return size if self.tau is not None else max(1, size // int(_RMS**2))
 
     def _select(self, scan: Scan, key: Words) -> Entries:
-        size = scan.x.size
+        size = scan.size
         most, room = self._most(size), size // _ROOM
         if self.tau is not None:
             return scan.at_least(_bits_from(self.tau), most, room)
-        scan = scan.written()
-        limit = max(1, _bits_from(_RMS * _rms(scan.x)))
+        limit = max(1, _bits_from(_RMS * _rms(scan.array())))
         entries = scan.at_least(limit, most, room)
         return entries if entries.indices.size else scan.largest(1, key, number_of(self.id))
 

@@ -46,7 +46,7 @@ class Topk(Selector):
         return share(self.ratio, size)
 
     def _select(self, scan: Scan, key: Words) -> Entries:
-        size = scan.x.size
+        size = scan.size
         keep, stream = self._most(size), number_of(self.id)
         if not self.sampled or size <= _SMALL:
             return scan.largest(keep, key, stream)
@@ -59,4 +59,3 @@ class Topk(Selector):
             if entries.indices.size >= _FEWEST * keep or limit == 1:
                 return entries
             rank *= 2
-            scan = scan.done()

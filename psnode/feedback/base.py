@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from psnode.codecs import Codec, Payload, spec
-from psnode.codecs.base import Bytes, RandomSource
+from psnode.codecs.base import Bytes, Parts, RandomSource
 
 Floats = npt.NDArray[np.float32]
 State = dict[str, Floats]
-Parts = Sequence[tuple[int, Floats]]  # pieces of a vector, each with its place
 
 
 class Context(NamedTuple):

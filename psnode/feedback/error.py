@@ -8,9 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from psnode.codecs import Codec, Payload
-from psnode.codecs.base import Bytes, RandomSource
+from psnode.codecs.base import Bytes, Parts, RandomSource
 from psnode.errors import CodecSpecError
-from psnode.feedback.base import ALONE, Context, Feedback, Floats, Parts, State
+from psnode.feedback.base import ALONE, Context, Feedback, Floats, State
 from psnode.feedback.none import NoFeedback
 
 
@@ -63,12 +63,7 @@ class ErrorFeedback(Feedback):
         out: Bytes | None = None,
         context: Context = ALONE,
     ) -> Payload:
-        residual = self._carried(state, context)
-        for place, part in parts:
-            there = residual[place : place + part.size]
-            np.add(there, part, out=there)
-        coded = residual.reshape(shape)
-        return codec.encode(coded, rng, error=coded, out=out)
+        return codec.encode_parts(parts, rng, self._carried(state, context).reshape(shape), out=out)
 
     def _carried(self, state: State, context: Context) -> Floats:
         """decay * e, in the place of e."""

@@ -60,11 +60,10 @@ class Downlink:
         frame = self._room(group, len(codecs), sum(room))
         scratch = self._scratch.pop() if self._scratch else np.empty(max(segment.size for segment in self._segments), np.float32)
         for segment, codec in zip(group.segments, codecs, strict=True):
-            replica = self.replica[segment.start : segment.stop]
-            change = np.subtract(self._x[segment.start : segment.stop], replica, out=scratch[: segment.size])
+            x = self._x[segment.start : segment.stop].reshape(segment.shape)
+            y = self.replica[segment.start : segment.stop].reshape(segment.shape)
             key = Key.derive(self._seed, _PURPOSE, 0, version, group.index, segment.index)
-            payload = codec.encode(change.reshape(segment.shape), key, out=frame.room)
-            codec.decode_add(payload, replica)
+            payload = codec.encode_change(x, y, key, out=frame.room, scratch=scratch)
             frame.take(payload.nbytes)
         self._scratch.append(scratch)
         return self._post(group, frame, Kind.DELTA, version)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from psnode.feedback import Parts
+from psnode.codecs.base import Parts
 from psnode.plan import Plan
 
 Floats = npt.NDArray[np.float32]

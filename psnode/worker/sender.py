@@ -6,7 +6,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +38,8 @@ class GradientSender:
     """Takes indices of finished groups, codes and sends them in that order.
 
     `gradients` must not change until `drain` has returned. From the first group of
-    a step whose gradient is not finite, none is coded or sent any more, and no memory is touched: the master is told to
-    go on without. Three such steps in a row are an error.
+    a step whose gradient is not finite, none is coded or sent any more: the master is told to go on without, and residuals
+    keep what was added to them until there, as the master returns what was sent. Three such steps in a row are an error.
     """
 
     def __init__(
@@ -138,9 +138,7 @@ class GradientSender:
                 coders = self._coders[index]
                 parts = wire.split_group(frame[wire.HEADER_BYTES :], len(coders))
                 for coder, data in zip(coders, parts, strict=True):
-                    if coder.feedback.memory is not None:
-                        memory = coder.state[coder.feedback.memory]
-                        coder.codec(self._phase, step).decode_add(Payload.from_bytes(data), memory)
+                    _put_back(coder, coder.codec(self._phase, step), Payload.from_bytes(data))
 
     @property
     def relative_error(self) -> float | None:
@@ -185,23 +183,22 @@ class GradientSender:
             self._idle.release()
 
     def _send(self, group: Group) -> None:
-        parts = self._gradients.parts(group.start, group.stop)
-        if not all(all_finite(part) for _, part in parts):
-            self._skip(self._gradients.flat(group.start, group.stop))
-            return
         coders = self._coders[group.index]
+        codecs = [coder.codec(self._phase, self._step) for coder in coders]
         frame = self._room(group)
-        for coder in coders:
-            segment = coder.segment
-            codec = coder.codec(self._phase, self._step)
-            rank = _ALL if codec.linear else self._link.rank
-            key = Key.derive(self._seed, _PURPOSE, rank, self._step, group.index, segment.index)
-            gradient, payload = self._push(coder, codec, key, frame.room)
-            coder.fit(gradient, payload, key, self._phase, self._step)
-            if self._lost is not None:
-                error, energy = coder.feedback.lost(gradient, coder.state, codec.decode(payload))
-                self._lost = self._lost[0] + error, self._lost[1] + energy
-            frame.take(payload.nbytes)
+        done: list[tuple[SegmentCoder, Codec, Payload]] = []
+        try:
+            self._check(coders, codecs)
+            for coder, codec in zip(coders, codecs, strict=True):
+                payload = self._code(group, coder, codec, frame.room)
+                done.append((coder, codec, payload))
+                frame.take(payload.nbytes)
+        except NonFiniteGradientError as error:
+            for coder, codec, payload in done:
+                _put_back(coder, codec, payload)
+            self._skipped = error
+            self._link.send(0, Kind.SKIP, str(error).encode(), step=self._step, version=self._version)
+            return
         sealed = frame.seal(
             Kind.GRADIENT,
             sender=self._link.rank,
@@ -213,6 +210,25 @@ class GradientSender:
         self._frames[group.index] = (frame.buffer, self._link.send_frame(0, sealed))
         self._sent[group.index] = sealed
 
+    def _check(self, coders: Sequence[SegmentCoder], codecs: Sequence[Codec]) -> None:
+        """Raise NonFiniteGradientError for the segments that are not checked while they are coded."""
+        for coder, codec in zip(coders, codecs, strict=True):
+            if not (coder.feedback.only_adds and codec.adds_finite):
+                for place, part in self._gradients.parts(coder.segment.start, coder.segment.stop):
+                    if not all_finite(part):
+                        raise_nonfinite(part, place)
+
+    def _code(self, group: Group, coder: SegmentCoder, codec: Codec, out: Bytes) -> Payload:
+        segment = coder.segment
+        rank = _ALL if codec.linear else self._link.rank
+        key = Key.derive(self._seed, _PURPOSE, rank, self._step, group.index, segment.index)
+        gradient, payload = self._push(coder, codec, key, out)
+        coder.fit(gradient, payload, key, self._phase, self._step)
+        if self._lost is not None:
+            error, energy = coder.feedback.lost(gradient, coder.state, codec.decode(payload))
+            self._lost = self._lost[0] + error, self._lost[1] + energy
+        return payload
+
     def _push(self, coder: SegmentCoder, codec: Codec, key: Key, out: Bytes) -> tuple[Floats, Payload]:
         """Code a segment; its gradient, or an array of its shape where that is all that the feedback rule needs of it."""
         segment, feedback = coder.segment, coder.feedback
@@ -223,13 +239,6 @@ class GradientSender:
         gradient = self._gradients.flat(segment.start, segment.stop).reshape(segment.shape)
         return gradient, feedback.push(gradient, coder.state, codec, key, out, self._context)
 
-    def _skip(self, gradient: Floats) -> None:
-        try:
-            raise_nonfinite(gradient)
-        except NonFiniteGradientError as error:
-            self._skipped = error
-            self._link.send(0, Kind.SKIP, str(error).encode(), step=self._step, version=self._version)
-
     def _room(self, group: Group) -> wire.GroupFrame:
         """A frame in the making: in last step's memory if that has left (fresh pages are slow), else in new."""
         last = self._frames[group.index]
@@ -237,3 +246,9 @@ class GradientSender:
         coders = self._coders[group.index]
         room = sum(wire.padded(coder.max_nbytes) for coder in coders)
         return wire.GroupFrame(len(coders), room, last[0] if last is not None and free else None)
+
+
+def _put_back(coder: SegmentCoder, codec: Codec, payload: Payload) -> None:
+    """Return what `payload` carries to the residual it was taken from, if there is one."""
+    if coder.feedback.memory is not None:
+        codec.decode_add(payload, coder.state[coder.feedback.memory])

@@ -105,6 +105,46 @@ def test_any_array_layout_gives_the_same_bytes(form: Codec) -> None:
         np.testing.assert_array_equal(error, expected)
 
 
+def test_parts_are_added_and_coded_as_if_they_had_been_one_array(form: Codec) -> None:
+    x, residual = gaussian(1200), gaussian(1201)[1:].reshape(40, 30)
+    parts = [(0, x[:100]), (100, x[100:613]), (700, x[700:])]
+    total = residual.copy().reshape(-1)
+    total[:613] += x[:613]
+    total[700:] += x[700:]
+    expected = np.empty_like(residual)
+    payload = form.encode(total.reshape(residual.shape), KEY, error=expected)
+    mine = residual.copy()
+    assert form.encode_parts(parts, KEY, mine) == payload
+    np.testing.assert_array_equal(mine, expected)
+    empty = np.zeros((0, 3), np.float32)
+    assert form.encode_parts([], KEY, empty) == form.encode(empty, KEY)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("spec", [spec for spec in forms() if get_codec(spec).adds_finite])
+def test_parts_that_are_not_finite_leave_a_finite_residual_where_that_is_promised(spec: str, value: float) -> None:
+    form = get_codec(spec).contractive()
+    x, residual = gaussian(20_000), gaussian(20_001)[1:]
+    x[15_000] = value
+    before = residual.copy()
+    with pytest.raises(NonFiniteGradientError) as caught:
+        form.encode_parts([(0, x[:7000]), (7000, x[7000:])], KEY, residual)
+    assert caught.value.index == 15_000
+    assert np.isfinite(residual).all()
+    np.testing.assert_array_equal(residual[15_000:], before[15_000:])
+
+
+def test_a_change_is_the_difference_coded_and_added(form: Codec) -> None:
+    x, y = gaussian(40, 30), gaussian(1201)[1:].reshape(40, 30)
+    payload = form.encode(x - y, KEY)
+    moved = y.copy()
+    form.decode_add(payload, moved)
+    for scratch in (None, np.empty(1300, np.float32)):
+        mine = y.copy()
+        assert form.encode_change(x, mine, KEY, scratch=scratch) == payload
+        np.testing.assert_array_equal(mine, moved)
+
+
 def test_the_error_may_be_written_over_the_input(form: Codec) -> None:
     x = gaussian(40, 30)
     error = np.empty_like(x)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,9 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from psnode.codecs.base import readonly
-from psnode.codecs.kernels.gather import sample
+from psnode.codecs.kernels.gather import places
 from psnode.codecs.selection.largest import Scan
 from psnode.codecs.selection.ranking import kth_largest
+from psnode.codecs.selection.scans import Copied, Difference, Plain, Summed
 from psnode.errors import NonFiniteGradientError
 
 KEY = np.array([3, 7], np.uint64)
@@ -56,7 +59,7 @@ def test_the_k_largest_are_those_of_a_stable_sort(name, size):
     for keep in sorted({1, 2, size // 1000, size // 100, size // 10, size // 2, size - 1, size} - {0}):
         if keep > size:
             continue
-        found = Scan(x).largest(keep, KEY, STREAM)
+        found = Scan(Plain(x)).largest(keep, KEY, STREAM)
         assert np.array_equal(found.indices, by_sorting(x, keep))
         assert np.array_equal(found.values.view(np.uint32), x[found.indices].view(np.uint32))
 
@@ -67,14 +70,14 @@ def test_the_k_largest_are_those_of_a_stable_sort(name, size):
 )
 def test_any_short_vector(x, keep):
     keep = min(keep, x.size)
-    assert np.array_equal(Scan(readonly(x)).largest(keep, KEY, STREAM).indices, by_sorting(x, keep))
+    assert np.array_equal(Scan(Plain(readonly(x))).largest(keep, KEY, STREAM).indices, by_sorting(x, keep))
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_sample_changes_nothing(seed):
     x = inputs(LONG)["62 % zeros"]
     key = np.random.default_rng(seed).integers(2**64, size=2, dtype=np.uint64)
-    assert np.array_equal(Scan(x).largest(700, key, STREAM).indices, by_sorting(x, 700))
+    assert np.array_equal(Scan(Plain(x)).largest(700, key, STREAM).indices, by_sorting(x, 700))
 
 
 def test_a_sample_that_misleads_costs_a_second_scan_and_nothing_else():
@@ -83,7 +86,7 @@ def test_a_sample_that_misleads_costs_a_second_scan_and_nothing_else():
     x = inputs(LONG)["normal"].copy()
     x[places[::3]] += 100
     for target in (None, np.empty_like(x)):
-        found = Scan(readonly(x), target).largest(700, KEY, STREAM)
+        found = Scan(Plain(readonly(x)) if target is None else Copied(readonly(x), target)).largest(700, KEY, STREAM)
         assert np.array_equal(found.indices, by_sorting(x, 700))
     assert np.array_equal(target, x)
 
@@ -94,7 +97,7 @@ def test_a_sample_that_misleads_costs_a_second_scan_and_nothing_else():
 def test_more_candidates_than_were_expected_change_nothing(name, limit, room):
     x = inputs(LONG)[name]
     for most in (1, 100, 5000, LONG):
-        found = Scan(x).at_least(limit, most, room)
+        found = Scan(Plain(x)).at_least(limit, most, room)
         reach = x * (np.abs(x).view(np.uint32) >= limit)
         assert np.array_equal(found.indices, by_sorting(reach, most))
 
@@ -102,14 +105,14 @@ def test_more_candidates_than_were_expected_change_nothing(name, limit, room):
 def test_a_threshold_is_inclusive():
     x = readonly(np.array([0.5, -2.0, np.nextafter(np.float32(2), np.float32(0)), 2.0, 3.0], np.float32))
     limit = int(np.float32(2).view(np.uint32))
-    assert Scan(x).at_least(limit, 5, 5).indices.tolist() == [1, 3, 4]
+    assert Scan(Plain(x)).at_least(limit, 5, 5).indices.tolist() == [1, 3, 4]
 
 
 def test_the_target_receives_a_copy():
     x = inputs(LONG)["normal"]
     for keep in (3, LONG // 2):
         target = np.full(LONG, 9, np.float32)
-        found = Scan(x, target).largest(keep, KEY, STREAM)
+        found = Scan(Copied(x, target)).largest(keep, KEY, STREAM)
         assert np.array_equal(target, x)
         assert found.indices.size == keep
 
@@ -121,20 +124,20 @@ def test_one_value_that_is_not_finite_is_found(value, index):
     x[index] = value
     for keep in (1, 70, LONG):
         with pytest.raises(NonFiniteGradientError) as caught:
-            Scan(readonly(x)).largest(keep, KEY, STREAM)
+            Scan(Plain(readonly(x))).largest(keep, KEY, STREAM)
         assert caught.value.index == index
 
 
 def test_nothing_but_nans_is_found_too():
     with pytest.raises(NonFiniteGradientError) as caught:
-        Scan(readonly(np.full(LONG, np.nan, np.float32))).largest(5, KEY, STREAM)
+        Scan(Plain(readonly(np.full(LONG, np.nan, np.float32)))).largest(5, KEY, STREAM)
     assert caught.value.index == 0
 
 
 def test_the_largest_float32_is_finite():
     x = np.zeros(100, np.float32)
     x[7] = -np.finfo(np.float32).max
-    assert Scan(readonly(x)).largest(3, KEY, STREAM).indices.tolist() == [7]
+    assert Scan(Plain(readonly(x))).largest(3, KEY, STREAM).indices.tolist() == [7]
 
 
 @given(hnp.arrays(np.uint32, st.integers(1, 200), elements=st.integers(0, 2**32 - 1) | st.integers(0, 3)), st.data())
@@ -149,8 +152,8 @@ def test_the_rank_and_its_ties_are_those_of_a_sort(found, data):
 def sampled(count: int, size: int, key: np.ndarray) -> np.ndarray:
     """The places that a sample of `count` of `size` coordinates looks at."""
     found = np.empty(count, np.uint32)
-    sample(readonly(np.arange(size, dtype=np.float32)), readonly(np.empty(0, np.float32)), key, STREAM, found)
-    return found.view(np.float32).astype(int)
+    places(size, key, STREAM, found)
+    return found.astype(int)
 
 
 def test_a_sample_holds_one_coordinate_of_every_stretch_each_as_likely():
@@ -177,7 +180,7 @@ def test_a_sum_is_scanned_as_if_it_had_been_added_before(name, keep):
     residual = inputs(LONG)["heavy tail"].copy()
     with np.errstate(over="ignore"):
         total = residual + x
-    found = Scan(x, residual, add=True).largest(keep, KEY, STREAM)
+    found = Scan(Summed([(0, x)], residual)).largest(keep, KEY, STREAM)
     assert np.array_equal(residual, total)
     assert np.array_equal(found.indices, by_sorting(total, keep))
     assert np.array_equal(found.values, total[found.indices])
@@ -187,5 +190,57 @@ def test_a_sum_that_overflows_is_named():
     x = np.zeros(LONG, np.float32)
     x[40_000] = np.finfo(np.float32).max
     with pytest.raises(NonFiniteGradientError) as caught:
-        Scan(readonly(x), x.copy(), add=True).largest(5, KEY, STREAM)
+        Scan(Summed([(0, readonly(x))], x.copy())).largest(5, KEY, STREAM)
     assert caught.value.index == 40_000
+
+
+CUTS = [[0, LONG], [0, 1, 63, 4096, 40_000, LONG], [500, 4596, 4600, 9000], [LONG - 1, LONG]]
+
+
+@pytest.mark.parametrize("cuts", CUTS)
+@pytest.mark.parametrize("keep", [1, 700, LONG // 2])
+def test_a_sum_of_parts_is_scanned_as_if_they_had_been_added_before(cuts, keep):
+    """Parts side by side, a gap before, one between (where cuts skips one) and one behind."""
+    x, residual = inputs(LONG)["normal"], inputs(LONG)["heavy tail"].copy()
+    spans = [span for i, span in enumerate(itertools.pairwise(cuts)) if i != 2]
+    parts = [(start, readonly(x[start:stop].copy())) for start, stop in spans]
+    total = residual.copy()
+    for start, stop in spans:
+        total[start:stop] += x[start:stop]
+    found = Scan(Summed(parts, residual)).largest(keep, KEY, STREAM)
+    assert np.array_equal(residual, total)
+    assert np.array_equal(found.indices, by_sorting(total, keep))
+    assert np.array_equal(found.values, total[found.indices])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("index", [0, 5000, 69_999])
+def test_of_a_sum_with_a_part_that_is_not_finite_nothing_but_finite_values_is_added(value, index):
+    x, residual = inputs(LONG)["normal"].copy(), inputs(LONG)["heavy tail"].copy()
+    x[index] = value
+    before = residual.copy()
+    parts = [(0, readonly(x[:300])), (300, readonly(x[300:]))]
+    with pytest.raises(NonFiniteGradientError) as caught:
+        Scan(Summed(parts, residual)).largest(700, KEY, STREAM)
+    assert caught.value.index == index
+    assert np.isfinite(residual).all()
+    assert np.array_equal(residual[index:], before[index:])
+
+
+@pytest.mark.parametrize("name", inputs(1))
+@pytest.mark.parametrize("keep", [1, 700, LONG // 2])
+def test_a_difference_is_scanned_as_if_it_had_been_made_before(name, keep):
+    x, y = inputs(LONG)[name], inputs(LONG)["heavy tail"]
+    with np.errstate(over="ignore"):
+        found = Scan(Difference(x, y)).largest(keep, KEY, STREAM)
+        difference = x - y
+    assert np.array_equal(found.indices, by_sorting(difference, keep))
+    assert np.array_equal(found.values, difference[found.indices])
+
+
+def test_a_difference_that_is_not_finite_is_named():
+    x, y = inputs(LONG)["normal"].copy(), inputs(LONG)["heavy tail"]
+    x[66_000] = np.nan
+    with pytest.raises(NonFiniteGradientError) as caught:
+        Scan(Difference(readonly(x), y)).largest(5, KEY, STREAM)
+    assert caught.value.index == 66_000

@@ -58,8 +58,8 @@ def add_to(more: Floats, total: Floats) -> None:
             there[i] += here[i]
 
 
-def raise_nonfinite(x: Floats) -> None:
-    """Raise NonFiniteGradientError for the first NaN or infinity of `x`."""
+def raise_nonfinite(x: Floats, start: int = 0) -> None:
+    """Raise NonFiniteGradientError for the first NaN or infinity of `x`, which begins at coordinate `start`."""
     flat = x.reshape(-1)
     index = int(np.flatnonzero(~np.isfinite(flat))[0])
-    raise NonFiniteGradientError(index, float(flat[index]))
+    raise NonFiniteGradientError(start + index, float(flat[index]))

@@ -1,6 +1,8 @@
 """The loops behind a scan for large values: 64 comparisons at a time to a mask, and one index for each of its few ones.
 
-A strip of 4096 coordinates is read from memory once; its masks, and its copy where one is made, stay in the first-level cache.
+A strip of 4096 coordinates is read from memory once; its masks, and what is computed of it, stay in the first-level cache.
+Each loop appends to `indices` and to `found`, which holds values' bits, from place `count` on, and returns (stop, count): stop is
+the end, or where the scan must go on because less than STRIP places were left. `offset` is added to what goes to `indices`.
 """
 
 from __future__ import annotations
@@ -9,7 +11,9 @@ import numpy as np
 
 from psnode.codecs.base import Floats, Words
 from psnode.codecs.kernels.bitmasks import LANES, MAGNITUDE, Words32, lowest_one, mask_added, mask_at_least, mask_copied
+from psnode.codecs.kernels.finite import INFINITY_BITS, ROW
 from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, wide
 from psnode.codecs.rng import BLOCK as CALLS
 from psnode.codecs.rng import fill
 
@@ -18,7 +22,7 @@ STRIP = 4096
 
 @inlined
 def _collect(
-    bits: Words32, start: int, stop: int, limit: np.uint32, masks: Words, out: Words32, found: Words32, count: int
+    bits: Words32, start: int, stop: int, limit: np.uint32, masks: Words, out: Words32, found: Words32, count: int, offset: int
 ) -> int:
     """Append what `masks` mark of full rows and what is at least `limit` of the last one; the new count."""
     rows = (stop - start) // LANES
@@ -26,67 +30,125 @@ def _collect(
         mask = masks[row]
         while mask:
             i = start + row * LANES + lowest_one(mask)
-            out[count] = i
+            out[count] = i + offset
             found[count] = bits[i]
             count += 1
             mask &= mask - np.uint64(1)
     for i in range(start + rows * LANES, stop):
         if np.uint32(bits[i] & np.uint32(MAGNITUDE)) >= limit:
-            out[count] = i
+            out[count] = i + offset
             found[count] = bits[i]
             count += 1
     return count
 
 
 @kernel
-def gather(x: Floats, start: int, limit: np.uint32, indices: Words32, found: Words32, count: int) -> tuple[int, int]:
-    """Append the coordinates from `start` on whose magnitude has bits of at least `limit`, from place `count` on.
-
-    Returns (stop, count): stop is x.size, or where the scan must go on because less than STRIP places were left.
-    """
+def gather(x: Floats, start: int, limit: np.uint32, indices: Words32, found: Words32, count: int, offset: int) -> tuple[int, int]:
+    """The coordinates from `start` on whose magnitude has bits of at least `limit`."""
+    wide()
     masks = np.empty(STRIP // LANES, np.uint64)
     bits = x.view(np.uint32)
     while start < x.size and count + STRIP <= indices.size:
         stop = min(start + STRIP, x.size)
-        for row in range((stop - start) // LANES):
-            masks[row] = mask_at_least(bits, start + row * LANES, limit)
-        count = _collect(bits, start, stop, limit, masks, indices, found, count)
+        rows = (stop - start) // LANES
+        for first in range(0, rows, ROW // LANES):
+            fetch_row(x, start + first * LANES + AHEAD)
+            for row in range(first, min(first + ROW // LANES, rows)):
+                masks[row] = mask_at_least(bits, start + row * LANES, limit)
+        count = _collect(bits, start, stop, limit, masks, indices, found, count, offset)
         start = stop
     return start, count
 
 
 @kernel
-def gather_into(
-    x: Floats, target: Floats, add: bool, start: int, limit: np.uint32, indices: Words32, found: Words32, count: int
+def gather_copied(
+    x: Floats, target: Floats, start: int, limit: np.uint32, indices: Words32, found: Words32, count: int
 ) -> tuple[int, int]:
-    """`gather` of `target` as it is written: a copy of `x`, or `x` added to it."""
+    """`gather` of `x` on its way into `target`."""
+    wide()
     masks = np.empty(STRIP // LANES, np.uint64)
     bits = target.view(np.uint32)
     while start < x.size and count + STRIP <= indices.size:
         stop = min(start + STRIP, x.size)
         rows = (stop - start) // LANES
-        if add:
-            for row in range(rows):
-                masks[row] = mask_added(x, target, start + row * LANES, limit)
-        else:
-            for row in range(rows):
+        for first in range(0, rows, ROW // LANES):
+            fetch_row(x, start + first * LANES + AHEAD)
+            fetch_row_to_write(target, start + first * LANES + AHEAD)
+            for row in range(first, min(first + ROW // LANES, rows)):
                 masks[row] = mask_copied(x, target, start + row * LANES, limit)
         for i in range(start + rows * LANES, stop):
-            target[i] = target[i] + x[i] if add else x[i]
-        count = _collect(bits, start, stop, limit, masks, indices, found, count)
+            target[i] = x[i]
+        count = _collect(bits, start, stop, limit, masks, indices, found, count, 0)
         start = stop
     return start, count
 
 
 @kernel
-def sample(x: Floats, residual: Floats, key: Words, stream: int, found: Words32) -> None:
-    """The bits of one coordinate at random of each of found.size equal stretches of x + residual; of x if that is empty."""
+def gather_added(
+    x: Floats, target: Floats, start: int, limit: np.uint32, indices: Words32, found: Words32, count: int, offset: int
+) -> tuple[int, int]:
+    """`gather` of `target` while `x` is added to it. At a strip of x that is not finite it ends with a count of -1."""
+    wide()
+    masks = np.empty(STRIP // LANES, np.uint64)
+    bits, magnitudes = target.view(np.uint32), x.view(np.uint32)
+    while start < x.size and count + STRIP <= indices.size:
+        stop = min(start + STRIP, x.size)
+        rows = (stop - start) // LANES
+        top = np.uint32(0)
+        for first in range(start, stop, ROW):
+            fetch_row(x, first + AHEAD)
+            part = magnitudes[first : min(first + ROW, stop)]
+            for i in range(part.size):
+                top = max(top, np.uint32(part[i] & np.uint32(MAGNITUDE)))
+        if top >= np.uint32(INFINITY_BITS):
+            return start, -1
+        for first in range(0, rows, ROW // LANES):
+            fetch_row_to_write(target, start + first * LANES + AHEAD)
+            for row in range(first, min(first + ROW // LANES, rows)):
+                masks[row] = mask_added(x, target, start + row * LANES, limit)
+        for i in range(start + rows * LANES, stop):
+            target[i] = target[i] + x[i]
+        count = _collect(bits, start, stop, limit, masks, indices, found, count, offset)
+        start = stop
+    return start, count
+
+
+@kernel
+def gather_difference(
+    x: Floats, y: Floats, start: int, limit: np.uint32, indices: Words32, found: Words32, count: int
+) -> tuple[int, int]:
+    """`gather` of x - y, which exists a strip at a time."""
+    masks = np.empty(STRIP // LANES, np.uint64)
+    difference = np.empty(STRIP, np.float32)
+    bits = difference.view(np.uint32)
+    while start < x.size and count + STRIP <= indices.size:
+        stop = min(start + STRIP, x.size)
+        here, there = x[start:stop], y[start:stop]
+        for i in range(here.size):
+            difference[i] = here[i] - there[i]
+        for row in range((stop - start) // LANES):
+            masks[row] = mask_at_least(bits, row * LANES, limit)
+        count = _collect(bits, 0, stop - start, limit, masks, indices, found, count, start)
+        start = stop
+    return start, count
+
+
+@kernel
+def places(size: int, key: Words, stream: int, found: Words32) -> None:
+    """Fill `found` with one place at random of each of found.size equal stretches of `size` coordinates, ascending."""
     words = np.empty(4 * CALLS, np.uint32)
-    values = found.view(np.float32)
-    stretch = x.size / found.size
+    stretch = size / found.size
     for i in range(found.size):
         j = i % (4 * CALLS)
         if j == 0:
             fill(words, key, stream, i // 4)
-        place = min(np.int64((i + words[j] * 2.0**-32) * stretch), np.int64(x.size - 1))
-        values[i] = x[place] + residual[place] if residual.size else x[place]
+        found[i] = min(np.int64((i + words[j] * 2.0**-32) * stretch), np.int64(size - 1))
+
+
+@kernel
+def take(x: Floats, places: Words32) -> Floats:
+    """x[places], without the wider copy of the places that numpy makes."""
+    values = np.empty(places.size, np.float32)
+    for i in range(places.size):
+        values[i] = x[places[i]]
+    return values

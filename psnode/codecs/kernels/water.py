@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.base import Floats, Words, readonly
+from psnode.codecs.base import Floats, Words
 from psnode.codecs.kernels.bitmasks import MAGNITUDE, Words32
 from psnode.codecs.kernels.dots import Float64s
-from psnode.codecs.kernels.gather import sample
+from psnode.codecs.kernels.gather import places, take
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.rng import words
 from psnode.codecs.selection.largest import Entries, Scan
+from psnode.codecs.selection.scans import Plain
 
 UNIT_BITS = 43  # 512 probabilities of at most 1 add up exactly in a float64
 UNITS = 1 << UNIT_BITS
@@ -85,11 +86,11 @@ def level_of(x: Floats, budget: float, key: Words, stream: int) -> tuple[np.floa
     limit = 1
     if x.size > _SMALL:
         found = np.empty(min(x.size // 64, _SMALL), np.uint32)
-        sample(flat, readonly(np.empty(0, np.float32)), key, stream, found)
-        magnitudes = np.abs(found.view(np.float32)).astype(np.float64)
+        places(x.size, key, stream, found)
+        magnitudes = np.abs(take(flat, found)).astype(np.float64)
         limit = _half(solve(magnitudes[np.isfinite(magnitudes)], 0.0, budget * found.size / x.size))
     while True:
-        above = np.abs(Scan(x).at_least(limit, x.size, x.size // 64).values).astype(np.float64)
+        above = np.abs(Scan(Plain(x)).at_least(limit, x.size, x.size // 64).values).astype(np.float64)
         exact = solve(above, sum_below(flat, np.uint32(limit)), budget)
         level = np.float32(min(exact, _LARGEST))
         if float(level) < exact < _LARGEST:

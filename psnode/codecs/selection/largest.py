@@ -15,13 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from psnode.codecs.base import Floats, Words, readonly
+from psnode.codecs.base import Floats, Words
 from psnode.codecs.kernels.bitmasks import Words32
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
-from psnode.codecs.kernels.gather import STRIP, gather, gather_into, sample
+from psnode.codecs.kernels.gather import STRIP, places
 from psnode.codecs.selection.ranking import keep_largest, kth_largest, peak
-
-_NOTHING = np.empty(0, np.float32)
+from psnode.codecs.selection.scans import Source
 
 
 class Entries(NamedTuple):
@@ -37,30 +36,26 @@ def _longer(array: Words32, most: int) -> Words32:
     return longer
 
 
-class Scan(NamedTuple):
-    """What is scanned: `x`, or `target` (contiguous, apart from x) after `x` was copied or, if `add`, added to it."""
+class Scan:
+    """A search of `source` for its largest values. Its first pass makes what has to be made; later ones read that."""
 
-    x: Floats
-    target: Floats | None = None
-    add: bool = False
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.size = source.size
 
-    def done(self) -> Scan:
-        """The same once the target has been written."""
-        return self if self.target is None else Scan(readonly(self.target))
-
-    def written(self) -> Scan:
-        """The same with the target written now."""
-        if self.target is not None:
-            np.add(self.target, self.x, out=self.target) if self.add else np.copyto(self.target, self.x)
-        return self.done()
+    def array(self) -> Floats:
+        """All of the array, flat: made now, if nothing has searched it yet, in a pass of its own."""
+        array = self._source.made()
+        self._source = self._source.gathered()
+        return array
 
     def limit(self, size: int, rank: float, key: Words, stream: int) -> int:
         """The bits, at least 1, of the rank-th largest of `size` sampled magnitudes; 1 if the rank exceeds the sample."""
         if rank >= size:
             return 1
-        found = np.empty(size, np.uint32)
-        residual = self.target.reshape(-1) if self.add and self.target is not None else _NOTHING
-        sample(self.x.reshape(-1), readonly(residual), key, stream, found)
+        sampled = np.empty(size, np.uint32)
+        places(self.size, key, stream, sampled)
+        found = self._source.at(sampled).view(np.uint32)
         return max(1, int(kth_largest(found, max(1, math.ceil(rank)))[0]))
 
     def at_least(self, limit: int, most: int, room: int) -> Entries:
@@ -68,17 +63,13 @@ class Scan(NamedTuple):
 
         `room`: how many are expected; a multiple of it is allocated when there are more. Raises NonFiniteGradientError.
         """
-        x, target = self.x.reshape(-1), None if self.target is None else self.target.reshape(-1)
-        full = min(most + max(most // 2, STRIP), x.size) + STRIP
+        full = min(most + max(most // 2, STRIP), self.size) + STRIP
         room = min(room + STRIP, full)
         indices, found = np.empty(room, np.uint32), np.empty(room, np.uint32)
         stop = count = 0
         while True:
-            if target is None:
-                stop, count = gather(x, stop, np.uint32(limit), indices, found, count)
-            else:
-                stop, count = gather_into(x, target, self.add, stop, np.uint32(limit), indices, found, count)
-            if stop == x.size:
+            stop, count = self._source.gather(stop, limit, indices, found, count)
+            if stop == self.size:
                 break
             if indices.size < full:
                 indices, found = _longer(indices, full), _longer(found, full)
@@ -88,21 +79,22 @@ class Scan(NamedTuple):
         if count > most:
             keep_largest(indices, found, count, most)
             count = most
+        self._source = self._source.gathered()
         if int(peak(found[:count])) >= INFINITY_BITS:
-            raise_nonfinite(self.done().x)
+            raise_nonfinite(self._source.made())
         return Entries(indices[:count], found[:count].view(np.float32))
 
     def largest(self, keep: int, key: Words, stream: int) -> Entries:
         """The `keep` >= 1 largest, exactly; all that are not zero if there are fewer."""
-        limit, size = 1, self.x.size
+        limit, size = 1, self.size
         room = size
         if size > 4 * STRIP:
-            sampled = min(size // 64, 1 << 14)
+            sampled = min(size // 64, 1 << 12)
             expected = sampled * keep / size
             rank = expected + 4 * math.sqrt(expected) + 3  # fewer than one scan in 10^4 finds too few
             room = int(size / sampled * (rank + 4 * math.sqrt(rank)))
             limit = self.limit(sampled, rank, key, stream)
         entries = self.at_least(limit, keep, room)
         if entries.indices.size < keep and limit > 1:
-            return self.done().at_least(1, keep, room)
+            return self.at_least(1, keep, room)
         return entries

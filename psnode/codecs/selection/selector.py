@@ -11,13 +11,14 @@ from abc import abstractmethod
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Indices, Shape, Words
+from psnode.codecs.base import Bytes, Floats, Indices, Parts, Shape, Words
 from psnode.codecs.bounds import check_real
 from psnode.codecs.kernels.bitmasks import Words32
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.payload import MAX_COORDINATES
 from psnode.codecs.selection import indices
 from psnode.codecs.selection.largest import Entries, Scan
+from psnode.codecs.selection.scans import Copied, Difference, Plain, Source, Summed
 from psnode.codecs.stages import Reducer, write_section
 
 
@@ -25,6 +26,7 @@ class Selector(Reducer):
     """A subclass says which entries it keeps, and of how many coordinates at most."""
 
     sparse = True
+    adds_finite = True
 
     @abstractmethod
     def _most(self, size: int) -> int:
@@ -46,23 +48,30 @@ class Selector(Reducer):
         return indices.max_nbytes(most, size), most
 
     def _reduce(self, x: Floats, key: Words, side: Bytes) -> tuple[int, Floats]:
-        entries = self._select(Scan(x), key)
+        entries = self._select(Scan(Plain(x)), key)
         return self._write_indices(entries.indices, key, x.size, side), entries.values
 
     def _encode_error(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
-        return self._without(Scan(x, None if error.ctypes.data == x.ctypes.data else error), key, body, error)
+        source = Plain(x) if error.ctypes.data == x.ctypes.data else Copied(x, error)
+        return self._write_and_add(source, key, body, error, -1)
 
     def _encode_sum(self, x: Floats, key: Words, body: Bytes, residual: Floats) -> int:
-        return self._without(Scan(x, residual, add=True), key, body, residual)
+        return self._encode_parts([(0, x.reshape(-1))], key, body, residual)
 
-    def _without(self, scan: Scan, key: Words, body: Bytes, error: Floats) -> int:
-        """Write the body, and take from `error`, which the scan leaves as the array to code, what is sent."""
-        entries = self._select(scan, key)
-        used = self._write_indices(entries.indices, key, error.size, body[4 : 4 + self._max_parts(error.shape)[0]])
+    def _encode_parts(self, parts: Parts, key: Words, body: Bytes, residual: Floats) -> int:
+        return self._write_and_add(Summed(parts, residual), key, body, residual, -1)
+
+    def _encode_change(self, x: Floats, y: Floats, key: Words, body: Bytes, room: Floats) -> int:
+        return self._write_and_add(Difference(x, y), key, body, y, 1)
+
+    def _write_and_add(self, source: Source, key: Words, body: Bytes, target: Floats, weight: int) -> int:
+        """Write the body, and add `weight` times what is sent to `target`."""
+        entries = self._select(Scan(source), key)
+        used = self._write_indices(entries.indices, key, target.size, body[4 : 4 + self._max_parts(target.shape)[0]])
         start = write_section(body, used)
         end = start + 4 * entries.values.size
         body[start:end].view(np.float32)[:] = entries.values
-        add_at(error.reshape(-1), entries.indices, entries.values, np.float32(-1))
+        add_at(target.reshape(-1), entries.indices, entries.values, np.float32(weight))
         return end
 
     def _count(self, side: Bytes, shape: Shape) -> int:
