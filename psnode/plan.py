@@ -20,7 +20,9 @@ GroupBy = Literal["layer", "bytes", "model"]
 IDENTITY = "identity"
 DENSE = "dense"  # a downlink that replaces the weights
 PARTITION = 4096  # flat segments are cut at multiples of this many coordinates
-DEFAULT_GROUP_BYTES = 4 << 20
+DEFAULT_GROUP_BYTES = 16 << 20
+ONE_GROUP_BYTES = 4 << 20  # a model of at most so many is one group unless --group-bytes says otherwise
+_LEAST_BYTES = 1 << 20  # below this, groups are not made smaller towards the end
 MAX_SEGMENT = 1 << 28  # coordinates; a payload holds no more
 
 
@@ -203,16 +205,27 @@ def _is_in_vain(codec: Codec, shape: tuple[int, ...]) -> bool:
 
 
 def _fuse(tensors: Sequence[Tensor], group_by: GroupBy, group_bytes: int) -> list[list[Tensor]]:
-    """Runs of neighbouring tensors, one run a group (before partition)."""
+    """Runs of neighbouring tensors, one run a group (before partition).
+
+    Groups of `group_bytes` cost few frames. But what the last one holds is coded, sent, added and sent back after the backward
+    pass, with nothing to hide behind: a group takes at most two thirds of what is left.
+    """
     if group_by == "model":
         return [list(tensors)]
     if group_by == "layer":
         return [list(run) for _, run in groupby(tensors, key=lambda tensor: tensor.name.rpartition(".")[0])]
-    runs: list[list[Tensor]] = [[]]
+    left = 4 * sum(tensor.size for tensor in tensors)
+    least = min(group_bytes, left if left <= ONE_GROUP_BYTES else _LEAST_BYTES)
+    runs: list[list[Tensor]] = []
+    room = 0
     for tensor in tensors:
-        if runs[-1] and 4 * sum(t.size for t in (*runs[-1], tensor)) > group_bytes:
+        nbytes = 4 * tensor.size
+        if not runs or nbytes > room:
             runs.append([])
+            room = max(least, min(2 * left // 3, group_bytes))
         runs[-1].append(tensor)
+        room -= nbytes
+        left -= nbytes
     return runs
 
 

@@ -29,23 +29,23 @@ def test_the_least_of_all_sizes_is_found(best: int) -> None:
 
 
 def test_less_than_a_twentieth_is_no_gain() -> None:
-    assert search(lambda size: 1.0 if size == 4 * MIB else 0.96, WHOLE) == 4 * MIB
-    seconds = dict(zip(SIZES, [0.90, 0.94, 1.0, 0.96, 0.5], strict=True))
-    assert search(seconds.__getitem__, WHOLE) == MIB
+    assert search(lambda size: 1.0 if size == 16 * MIB else 0.96, WHOLE) == 16 * MIB
+    seconds = dict(zip(SIZES, [0.5, 0.90, 0.94, 1.0, 0.96], strict=True))
+    assert search(seconds.__getitem__, WHOLE) == 4 * MIB
 
 
 def test_a_slow_step_is_tried_once() -> None:
     tried: list[int] = []
-    assert search(lambda size: tried.append(size) or 1.5, WHOLE) == 4 * MIB  # type: ignore[func-returns-value]
-    assert tried == [4 * MIB]
+    assert search(lambda size: tried.append(size) or 1.5, WHOLE) == 16 * MIB  # type: ignore[func-returns-value]
+    assert tried == [16 * MIB]
 
 
 @pytest.mark.parametrize(
     ("rows", "steps", "changed", "expected"),
     [
-        (2000, FEWEST_STEPS - 1, {}, 4 * MIB),
-        (1000, FEWEST_STEPS, {}, 4 * MIB),  # 4,000,000 bytes: one group
-        (2000, FEWEST_STEPS, {"local": 2}, 4 * MIB),
+        (2000, FEWEST_STEPS - 1, {}, 16 * MIB),
+        (1000, FEWEST_STEPS, {}, 16 * MIB),  # 4,000,000 bytes: one group
+        (2000, FEWEST_STEPS, {"local": 2}, 16 * MIB),
         (2000, FEWEST_STEPS, {"group_bytes": 5 * MIB}, 5 * MIB),
         (2000, FEWEST_STEPS, {"group_by": "layer"}, 0),
     ],
