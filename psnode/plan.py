@@ -21,8 +21,8 @@ IDENTITY = "identity"
 DENSE = "dense"  # a downlink that replaces the weights
 PARTITION = 4096  # flat segments are cut at multiples of this many coordinates
 DEFAULT_GROUP_BYTES = 16 << 20
-ONE_GROUP_BYTES = 4 << 20  # a model of at most so many is one group unless --group-bytes says otherwise
-_LEAST_BYTES = 1 << 20  # below this, groups are not made smaller towards the end
+SMALL_MODEL_BYTES = 4 << 20  # at most so many go in one group, unless --group-bytes says otherwise
+_LAST_GROUP_BYTES = 1 << 20  # the same for what is left of a larger one
 MAX_SEGMENT = 1 << 28  # coordinates; a payload holds no more
 
 
@@ -208,23 +208,23 @@ def _fuse(tensors: Sequence[Tensor], group_by: GroupBy, group_bytes: int) -> lis
     """Runs of neighbouring tensors, one run a group (before partition).
 
     Groups of `group_bytes` cost few frames. But what the last one holds is coded, sent, added and sent back after the backward
-    pass, with nothing to hide behind: a group takes at most two thirds of what is left.
+    pass, with nothing to hide behind: a group ends where it has two thirds of what is left.
     """
     if group_by == "model":
         return [list(tensors)]
     if group_by == "layer":
         return [list(run) for _, run in groupby(tensors, key=lambda tensor: tensor.name.rpartition(".")[0])]
     left = 4 * sum(tensor.size for tensor in tensors)
-    least = min(group_bytes, left if left <= ONE_GROUP_BYTES else _LEAST_BYTES)
     runs: list[list[Tensor]] = []
-    room = 0
+    least = SMALL_MODEL_BYTES if left <= SMALL_MODEL_BYTES else _LAST_GROUP_BYTES
+    size, enough = 0, 0.0
     for tensor in tensors:
         nbytes = 4 * tensor.size
-        if not runs or nbytes > room:
+        if not runs or size >= enough or size + nbytes > group_bytes:
             runs.append([])
-            room = max(least, min(2 * left // 3, group_bytes))
+            size, enough = 0, 2 * left / 3 if left > least else math.inf
         runs[-1].append(tensor)
-        room -= nbytes
+        size += nbytes
         left -= nbytes
     return runs
 

@@ -16,7 +16,7 @@ from psnode.link import Link
 from psnode.master.rehearsal import ROUNDS, Rehearsal
 from psnode.master.startup import plan_for
 from psnode.messages import Ready
-from psnode.plan import DEFAULT_GROUP_BYTES, ONE_GROUP_BYTES, Plan
+from psnode.plan import DEFAULT_GROUP_BYTES, SMALL_MODEL_BYTES, Plan
 from psnode.schedules import learning_rate
 from psnode.schemes import Scheme
 
@@ -47,7 +47,7 @@ def group_bytes_for(
         return config.group_bytes
     answer = ready[min(ready)]
     whole = 4 * plan_for(answer, scheme, config).size
-    if config.local is not None or steps < FEWEST_STEPS or whole <= ONE_GROUP_BYTES:
+    if config.local is not None or steps < FEWEST_STEPS or whole <= SMALL_MODEL_BYTES:
         return DEFAULT_GROUP_BYTES
     lr = learning_rate(config, epoch)(0)
     rehearsed: dict[Plan, float] = {}
