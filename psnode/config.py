@@ -99,7 +99,7 @@ class Config:
     min_compress_bytes: int = option(4096, "Smaller tensors travel as they are.", minimum=0)
     group_by: str = option("bytes", "What travels in one frame.", choices=("layer", "bytes", "model"))
     group_bytes: int = option(
-        0, "Size of a group in float32 bytes; auto: 16 MiB, or what some rehearsed steps show to be faster.",
+        0, "The most float32 bytes of a group; auto: 16 MiB, or what some rehearsed steps show to be faster.",
         minimum=0, words={"auto": 0}, needs=("group_by", "bytes"),
     )  # fmt: skip
     overlap: bool = option(True, "Begin the next forward pass while its weights still arrive.", free=True)

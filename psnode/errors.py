@@ -71,6 +71,10 @@ class NonFiniteGradientError(CodecError):
         self.value = value
 
 
+class NonFinitePartError(NonFiniteGradientError):
+    """What a worker computed holds NaN or infinity; no memory was changed by it."""
+
+
 class WireError(PsnodeError):
     """Bytes that are not a valid frame of this job; `source` is the rank they came from, if known."""
 

@@ -21,8 +21,9 @@ IDENTITY = "identity"
 DENSE = "dense"  # a downlink that replaces the weights
 PARTITION = 4096  # flat segments are cut at multiples of this many coordinates
 DEFAULT_GROUP_BYTES = 16 << 20
-SMALL_MODEL_BYTES = 4 << 20  # at most so many go in one group, unless --group-bytes says otherwise
+SMALL_MODEL_BYTES = 4 << 20  # at most so many go in one group, if that may be so large
 _LAST_GROUP_BYTES = 1 << 20  # the same for what is left of a larger one
+_SCRAP_BYTES = 1 << 16  # so little is no group of its own
 MAX_SEGMENT = 1 << 28  # coordinates; a payload holds no more
 
 
@@ -220,7 +221,7 @@ def _fuse(tensors: Sequence[Tensor], group_by: GroupBy, group_bytes: int) -> lis
     size, enough = 0, 0.0
     for tensor in tensors:
         nbytes = 4 * tensor.size
-        if not runs or size >= enough or size + nbytes > group_bytes:
+        if not runs or (size >= enough and left > _SCRAP_BYTES) or size + nbytes > group_bytes:
             runs.append([])
             size, enough = 0, 2 * left / 3 if left > least else math.inf
         runs[-1].append(tensor)

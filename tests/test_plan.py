@@ -54,6 +54,8 @@ def test_a_small_model_is_one_group_and_a_large_ones_groups_shrink_towards_the_e
     assert [4 * group.size >> 10 for group in make_plan(small, "qsgd", group_bytes=1 << 20).groups] == [1024] * 4
     large = [Tensor(f"layer{i}.weight", (512, 256)) for i in range(64)]  # 32 MiB: 16, 2/3 of 16, of 5, of 1.5, the rest
     assert [4 * group.size >> 10 for group in make_plan(large, "qsgd").groups] == [16384, 11264, 3584, 1024, 512]
+    tail = [*large, Tensor("last.weight", (8, 256)), Tensor("last.bias", (256,))]  # 9 KiB: no group of their own
+    assert [4 * group.size >> 10 for group in make_plan(tail, "qsgd").groups] == [16384, 11264, 3584, 1545]
 
 
 @given(st.lists(shapes, min_size=1, max_size=12), st.sampled_from(["qsgd", "svd:rank=3"]))

@@ -72,7 +72,7 @@ class Codec(ABC):
 
     @property
     def adds_finite(self) -> bool:
-        """Whether encode_parts looks for what is not finite before it adds it."""
+        """Whether encode_parts undoes what it has added where a part is not finite."""
         return False
 
     @property
@@ -123,9 +123,11 @@ class Codec(ABC):
         """`encode_sum` of an array that lies in `parts`, flat float32 in ascending order; where none lies it is zero.
 
         `residual`: contiguous, apart from all of them. Raises NonFiniteGradientError like encode. If the codec `adds_finite`,
-        nobody needs to check the parts before: `residual` keeps what was added until there, and stays finite.
+        nobody needs to check the parts before: NonFinitePartError leaves `residual` as it was, but for rounding.
         """
         _check_error(residual, residual.shape)
+        _check_contiguous(residual, "residual")
+        _check_parts(parts, residual.size)
         return self._payload(residual.shape, rng, out, lambda key, body: self._encode_parts(parts, key, body, residual))
 
     def encode_change(
@@ -137,6 +139,7 @@ class Codec(ABC):
         """
         source = _checked(x, "x")
         _check_error(y, x.shape)
+        _check_contiguous(y, "y")
         room = np.empty(x.shape, np.float32) if scratch is None else scratch[: x.size].reshape(x.shape)
         return self._payload(x.shape, rng, out, lambda key, body: self._encode_change(readonly(source), y, key, body, room))
 
@@ -316,6 +319,22 @@ def _check_error(error: Floats, shape: Shape) -> None:
         raise CodecValueError(f"error has shape {error.shape}, x has {shape}: they must be equal")
     if not error.flags.writeable:
         raise CodecValueError("error is read-only")
+
+
+def _check_contiguous(array: Floats, name: str) -> None:
+    if not array.flags.c_contiguous:
+        raise CodecValueError(f"{name} is not contiguous")
+
+
+def _check_parts(parts: Parts, size: int) -> None:
+    """Flat, contiguous, in order, apart from each other and within `size`."""
+    end = 0
+    for place, part in parts:
+        if _checked(part, "a part") is not part or part.ndim != 1:
+            raise CodecValueError("a part is not flat and contiguous")
+        if place < end or place + part.size > size:
+            raise CodecValueError(f"a part of {part.size} values at {place} overlaps another, or does not fit into {size}")
+        end = place + part.size
 
 
 def _checked_buffer(out: Bytes, limit: int) -> Bytes:

@@ -38,6 +38,11 @@ class Feedback(ABC):
     momentum_of_its_own: ClassVar[bool] = False
     only_adds: ClassVar[bool] = False
 
+    @property
+    def sums(self) -> bool:
+        """Whether the gradient is added to the memory as that is, so that subtracting it undoes it."""
+        return False
+
     @abstractmethod
     def init(self, size: int) -> State:
         """The memories of a segment of `size` coordinates before the first step."""

@@ -36,6 +36,10 @@ class ErrorFeedback(Feedback):
         if not 0 < self.decay <= 1:
             raise CodecSpecError(f"ef: decay must be above 0 and at most 1, not {self.decay}")
 
+    @property
+    def sums(self) -> bool:
+        return self.decay == 1 and not self.rescale
+
     def dense(self) -> Feedback:
         return NoFeedback()
 

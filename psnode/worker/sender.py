@@ -6,7 +6,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +16,10 @@ from psnode import wire
 from psnode.codecs import Codec, Payload
 from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
 from psnode.codecs.rng import Key
-from psnode.errors import CheckpointError, NonFiniteGradientError
+from psnode.errors import CheckpointError, NonFiniteGradientError, NonFinitePartError
 from psnode.feedback import Context, get_feedback
 from psnode.link import Link
-from psnode.plan import Group, Plan
+from psnode.plan import Group, Plan, Segment
 from psnode.schedules import Schedule
 from psnode.schemes import Scheme
 from psnode.transport.base import Pending
@@ -38,8 +38,8 @@ class GradientSender:
     """Takes indices of finished groups, codes and sends them in that order.
 
     `gradients` must not change until `drain` has returned. From the first group of
-    a step whose gradient is not finite, none is coded or sent any more: the master is told to go on without, and residuals
-    keep what was added to them until there, as the master returns what was sent. Three such steps in a row are an error.
+    a step whose gradient is not finite, none is coded or sent any more, and their memories stay as they were (but for
+    rounding): the master is told to go on without. Three such steps in a row are an error.
     """
 
     def __init__(
@@ -188,16 +188,20 @@ class GradientSender:
         frame = self._room(group)
         done: list[tuple[SegmentCoder, Codec, Payload]] = []
         try:
-            self._check(coders, codecs)
             for coder, codec in zip(coders, codecs, strict=True):
+                segment = coder.segment
+                if not _undoes(coder, codec):
+                    self._check(segment)
+            for coder, codec in zip(coders, codecs, strict=True):
+                segment = coder.segment
                 payload = self._code(group, coder, codec, frame.room)
                 done.append((coder, codec, payload))
                 frame.take(payload.nbytes)
-        except NonFiniteGradientError as error:
+        except NonFinitePartError as error:
             for coder, codec, payload in done:
-                _put_back(coder, codec, payload)
-            self._skipped = error
-            self._link.send(0, Kind.SKIP, str(error).encode(), step=self._step, version=self._version)
+                self._undo(coder, codec, payload)
+            self._skipped = NonFinitePartError(segment.start + error.index, error.value)
+            self._link.send(0, Kind.SKIP, str(self._skipped).encode(), step=self._step, version=self._version)
             return
         sealed = frame.seal(
             Kind.GRADIENT,
@@ -210,13 +214,20 @@ class GradientSender:
         self._frames[group.index] = (frame.buffer, self._link.send_frame(0, sealed))
         self._sent[group.index] = sealed
 
-    def _check(self, coders: Sequence[SegmentCoder], codecs: Sequence[Codec]) -> None:
-        """Raise NonFiniteGradientError for the segments that are not checked while they are coded."""
-        for coder, codec in zip(coders, codecs, strict=True):
-            if not (coder.feedback.only_adds and codec.adds_finite):
-                for place, part in self._gradients.parts(coder.segment.start, coder.segment.stop):
-                    if not all_finite(part):
-                        raise_nonfinite(part, place)
+    def _check(self, segment: Segment) -> None:
+        """Raise NonFinitePartError for the first coordinate of the segment's gradient that is not finite."""
+        for place, part in self._gradients.parts(segment.start, segment.stop):
+            if not all_finite(part):
+                raise_nonfinite(part, place, NonFinitePartError)
+
+    def _undo(self, coder: SegmentCoder, codec: Codec, payload: Payload) -> None:
+        """Make a segment's memory what it was before the gradient was added and `payload` taken from it."""
+        if _undoes(coder, codec) and coder.feedback.memory is not None:
+            _put_back(coder, codec, payload)
+            memory = coder.state[coder.feedback.memory]
+            for place, part in self._gradients.parts(coder.segment.start, coder.segment.stop):
+                there = memory[place : place + part.size]
+                np.subtract(there, part, out=there)
 
     def _code(self, group: Group, coder: SegmentCoder, codec: Codec, out: Bytes) -> Payload:
         segment = coder.segment
@@ -246,6 +257,11 @@ class GradientSender:
         coders = self._coders[group.index]
         room = sum(wire.padded(coder.max_nbytes) for coder in coders)
         return wire.GroupFrame(len(coders), room, last[0] if last is not None and free else None)
+
+
+def _undoes(coder: SegmentCoder, codec: Codec) -> bool:
+    """Whether a segment need not be checked before it is coded: what is not finite is found on the way, and taken back."""
+    return coder.feedback.only_adds and coder.feedback.sums and codec.adds_finite
 
 
 def _put_back(coder: SegmentCoder, codec: Codec, payload: Payload) -> None:

@@ -15,7 +15,7 @@ import pytest
 from psnode.codecs import Codec, Payload, get_codec
 from psnode.codecs.registry import decoder_of
 from psnode.codecs.rng import Key
-from psnode.errors import CodecTypeError, CodecValueError, NonFiniteGradientError, PayloadError
+from psnode.errors import CodecTypeError, CodecValueError, NonFiniteGradientError, NonFinitePartError, PayloadError
 from tests.codecs.family import SHAPES, VALUES, Floats, forms, gaussian
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,16 +122,36 @@ def test_parts_are_added_and_coded_as_if_they_had_been_one_array(form: Codec) ->
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("spec", [spec for spec in forms() if get_codec(spec).adds_finite])
-def test_parts_that_are_not_finite_leave_a_finite_residual_where_that_is_promised(spec: str, value: float) -> None:
+def test_parts_that_are_not_finite_leave_the_residual_where_that_is_promised(spec: str, value: float) -> None:
     form = get_codec(spec).contractive()
     x, residual = gaussian(20_000), gaussian(20_001)[1:]
     x[15_000] = value
     before = residual.copy()
-    with pytest.raises(NonFiniteGradientError) as caught:
+    with pytest.raises(NonFinitePartError) as caught:
         form.encode_parts([(0, x[:7000]), (7000, x[7000:])], KEY, residual)
     assert caught.value.index == 15_000
-    assert np.isfinite(residual).all()
-    np.testing.assert_array_equal(residual[15_000:], before[15_000:])
+    np.testing.assert_allclose(residual, before, rtol=0, atol=1e-6)
+
+
+def test_parts_that_are_none_are_refused() -> None:
+    codec, x, residual = get_codec("topk"), gaussian(1000), gaussian(1000)
+    bad = [
+        [(0, x[::4])],
+        [(0, x.astype(np.float64))],
+        [(0, x.reshape(10, 100))],
+        [(1, x)],
+        [(-1, x[:10])],
+        [(0, x[:10]), (9, x[10:20])],
+        [(20, x[:10]), (0, x[10:20])],
+    ]
+    for parts in bad:
+        with pytest.raises((CodecTypeError, CodecValueError)):
+            codec.encode_parts(parts, KEY, residual)
+    np.testing.assert_array_equal(residual, gaussian(1000))
+    with pytest.raises(CodecValueError, match="contiguous"):
+        codec.encode_parts([], KEY, np.zeros(1000, np.float32)[::2])
+    with pytest.raises(CodecValueError, match="contiguous"):
+        codec.encode_change(x[:500], np.zeros(1000, np.float32)[::2], KEY)
 
 
 def test_a_change_is_the_difference_coded_and_added(form: Codec) -> None:

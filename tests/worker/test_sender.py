@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
 from psnode.config import Config
-from psnode.errors import NonFiniteGradientError
+from psnode.errors import NonFiniteGradientError, NonFinitePartError
 from psnode.link import Link
 from psnode.plan import Plan
 from psnode.schemes import resolve
 from psnode.transport.loopback import loopback_group
-from psnode.wire import Kind
+from psnode.wire import Frame, Kind
 from psnode.worker.sender import GradientSender
 
 CODEC = "topk:ratio=0.05"
@@ -43,33 +45,76 @@ def step(sender: GradientSender, number: int) -> None:
     sender.drain()
 
 
-@pytest.mark.parametrize(("place", "added"), [(2500, 2500), (7600, 6500), (8003, 0)])
-def test_a_gradient_that_is_not_finite_leaves_residuals_that_are_finite_sums(place: int, added: int) -> None:
-    """What is before the bad half of a segment is added, as groups that were sent are; the identity segment is seen first."""
-    ends = loopback_group(2)
-    given = Given()
-    master, link = Link(ends[0]), Link(ends[1])
+@pytest.fixture
+def given() -> Given:
+    return Given()
+
+
+@pytest.fixture
+def ends() -> tuple[Link, Link]:
+    first, second = loopback_group(2)
+    return Link(first), Link(second)
+
+
+@pytest.fixture
+def sender(given: Given, ends: tuple[Link, Link]) -> Iterator[GradientSender]:
     scheme = resolve(Config(scheme="dense", codec=CODEC, feedback="ef"))
-    sender = GradientSender(PLAN, scheme, link, given, seed=1, lr=lambda step: 0.1, steps_per_epoch=9)  # type: ignore[arg-type]
-    try:
-        whole = given.vector.copy()
-        given.vector[place] = np.inf
-        step(sender, 1)
-        frame = master.next(10)
-        assert frame.kind is Kind.SKIP  # type: ignore[union-attr]
-        state = sender.state()
-        residual = np.concatenate([state["feedback/0/residual"].numpy(), state["feedback/1/residual"].numpy()])
-        np.testing.assert_allclose(residual[:added], whole[:added], rtol=1e-6)
-        assert np.all((residual[added:] == 0) | (residual[added:] == whole[added:8000]))
-        assert np.all(residual[place:] == 0)
-        given.vector[place] = whole[place]
+    sender = GradientSender(PLAN, scheme, ends[1], given, seed=1, lr=lambda step: 0.1, steps_per_epoch=9)  # type: ignore[arg-type]
+    yield sender
+    sender.close()
+
+
+def residual(sender: GradientSender) -> np.ndarray:
+    state = sender.state()
+    return np.concatenate([state["feedback/0/residual"].numpy(), state["feedback/1/residual"].numpy()])
+
+
+def received(master: Link) -> tuple[Kind, bytes]:
+    frame = master.next(10)
+    assert isinstance(frame, Frame)
+    return frame.kind, bytes(frame.body)
+
+
+@pytest.mark.parametrize("place", [2500, 7600, 8003])
+def test_a_gradient_that_is_not_finite_changes_no_memory(
+    place: int, given: Given, ends: tuple[Link, Link], sender: GradientSender
+) -> None:
+    """In the first segment, in the second part of the second, in the one that travels as it is."""
+    step(sender, 1)
+    assert received(ends[0])[0] is Kind.GRADIENT
+    before = residual(sender)
+    good = given.vector[place]
+    given.vector[place] = np.inf
+    step(sender, 2)
+    kind, message = received(ends[0])
+    assert kind is Kind.SKIP
+    assert f"inf at flat index {place}:" in message.decode()
+    np.testing.assert_allclose(residual(sender), before, rtol=0, atol=1e-6)
+    given.vector[place] = good
+    step(sender, 3)
+    assert received(ends[0])[0] is Kind.GRADIENT
+    given.vector[place] = np.nan
+    step(sender, 4)
+    step(sender, 5)
+    with pytest.raises(NonFiniteGradientError):
+        step(sender, 6)
+    assert np.isfinite(residual(sender)).all()
+
+
+def test_huge_values_beside_a_nan_are_not_sent_later(given: Given, ends: tuple[Link, Link], sender: GradientSender) -> None:
+    good = given.vector.copy()
+    given.vector[7], given.vector[7900] = 1e30, np.nan
+    step(sender, 1)
+    assert received(ends[0])[0] is Kind.SKIP
+    given.vector[:] = good
+    step(sender, 2)
+    assert received(ends[0])[0] is Kind.GRADIENT
+    assert np.abs(residual(sender)).max() < 10
+
+
+def test_a_residual_that_overflows_is_an_error_and_nothing_to_skip(given: Given, sender: GradientSender) -> None:
+    given.vector[:5000] = 2e38
+    step(sender, 1)
+    with pytest.raises(NonFiniteGradientError) as caught:
         step(sender, 2)
-        assert master.next(10).kind is Kind.GRADIENT  # type: ignore[union-attr]
-        given.vector[place] = np.nan
-        step(sender, 3)
-        step(sender, 4)
-        with pytest.raises(NonFiniteGradientError):
-            step(sender, 5)
-        assert all(bool(memory.isfinite().all()) for memory in sender.state().values())
-    finally:
-        sender.close()
+    assert not isinstance(caught.value, NonFinitePartError)

@@ -58,8 +58,8 @@ def add_to(more: Floats, total: Floats) -> None:
             there[i] += here[i]
 
 
-def raise_nonfinite(x: Floats, start: int = 0) -> None:
-    """Raise NonFiniteGradientError for the first NaN or infinity of `x`, which begins at coordinate `start`."""
+def raise_nonfinite(x: Floats, start: int = 0, kind: type[NonFiniteGradientError] = NonFiniteGradientError) -> None:
+    """Raise `kind` for the first NaN or infinity of `x`, which begins at coordinate `start`."""
     flat = x.reshape(-1)
     index = int(np.flatnonzero(~np.isfinite(flat))[0])
-    raise NonFiniteGradientError(start + index, float(flat[index]))
+    raise kind(start + index, float(flat[index]))

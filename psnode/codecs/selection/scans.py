@@ -13,6 +13,7 @@ from psnode.codecs.base import Floats, Parts, readonly
 from psnode.codecs.kernels.bitmasks import Words32
 from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
 from psnode.codecs.kernels.gather import gather, gather_added, gather_copied, gather_difference, take
+from psnode.errors import NonFinitePartError
 
 
 class Source(ABC):
@@ -81,8 +82,7 @@ class Copied(Source):
 class Summed(Source):
     """`target` (contiguous), to which an array in `parts` is added: in ascending order, apart from each other and from target.
 
-    Raises NonFiniteGradientError before it adds a strip that is not finite: what was added before stays, and is finite
-    unless the sum overflows.
+    Raises NonFinitePartError where a part is not finite, and takes back what it had added: target is as it was, but for rounding.
     """
 
     def __init__(self, parts: Parts, target: Floats) -> None:
@@ -102,7 +102,8 @@ class Summed(Source):
             if start < end:
                 stop, reached = gather_added(part, self._target[place:end], start - place, bits, indices, found, count, place)
                 if reached < 0:
-                    raise_nonfinite(part, place)
+                    self._take_back(place + stop)
+                    raise_nonfinite(part, place, NonFinitePartError)
                 start, count = place + stop, reached
                 if start < end:
                     return start, count
@@ -118,7 +119,8 @@ class Summed(Source):
     def made(self) -> Floats:
         for place, part in self._parts:
             if not all_finite(part):
-                raise_nonfinite(part, place)
+                raise_nonfinite(part, place, NonFinitePartError)
+        for place, part in self._parts:
             there = self._target[place : place + part.size]
             np.add(there, part, out=there)
         return readonly(self._target)
@@ -126,12 +128,19 @@ class Summed(Source):
     def gathered(self) -> Source:
         return Plain(readonly(self._target))
 
+    def _take_back(self, stop: int) -> None:
+        """Subtract the parts from the target, as far as they were added."""
+        for place, part in self._parts:
+            there = self._target[place : min(place + part.size, max(stop, place))]
+            np.subtract(there, part[: there.size], out=there)
+
 
 class Difference(Source):
-    """x - y, of equal shapes, which exists as a whole only if it is asked for."""
+    """x - y, of equal shapes, which exists as a whole only if it is asked for, in `room`."""
 
-    def __init__(self, x: Floats, y: Floats) -> None:
-        self._x, self._y = x.reshape(-1), y.reshape(-1)
+    def __init__(self, x: Floats, y: Floats, room: Floats) -> None:
+        self._x, self._y, self._room = x.reshape(-1), y.reshape(-1), room.reshape(-1)
+        self._is_made = False
         self.size = x.size
 
     def gather(self, start: int, limit: int, indices: Words32, found: Words32, count: int) -> tuple[int, int]:
@@ -141,4 +150,8 @@ class Difference(Source):
         return take(self._x, places) - take(self._y, places)
 
     def made(self) -> Floats:
-        return readonly(self._x - self._y)
+        self._is_made = True
+        return readonly(np.subtract(self._x, self._y, out=self._room))
+
+    def gathered(self) -> Source:
+        return Plain(readonly(self._room)) if self._is_made else self

@@ -62,7 +62,7 @@ class Selector(Reducer):
         return self._write_and_add(Summed(parts, residual), key, body, residual, -1)
 
     def _encode_change(self, x: Floats, y: Floats, key: Words, body: Bytes, room: Floats) -> int:
-        return self._write_and_add(Difference(x, y), key, body, y, 1)
+        return self._write_and_add(Difference(x, y, room), key, body, y, 1)
 
     def _write_and_add(self, source: Source, key: Words, body: Bytes, target: Floats, weight: int) -> int:
         """Write the body, and add `weight` times what is sent to `target`."""
