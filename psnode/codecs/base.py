@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from psnode.codecs import spec
+from psnode.codecs.arguments import Parts, check_contiguous, check_error, check_parts, checked_buffer, checked_target, in_c_order
 from psnode.codecs.payload import Bytes, Payload, Shape, check_shape, header_nbytes, write_header
-from psnode.errors import CodecError, CodecTypeError, CodecValueError, PayloadError
+from psnode.errors import CodecError, CodecTypeError, PayloadError
 
 Floats = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint64]
 Indices = npt.NDArray[np.int64]
-Parts = Sequence[tuple[int, Floats]]  # pieces of a vector, each with its place
 
 Array = TypeVar("Array", bound=npt.NDArray[Any])
 
@@ -101,10 +101,10 @@ class Codec(ABC):
         multiple of 4 bytes, max_nbytes(x.shape) long or longer) is where the payload is written; it is then a view.
         Raises NonFiniteGradientError (`error` is undefined then), CodecTypeError, CodecValueError.
         """
-        source = _checked(x, "x")
+        source = in_c_order(x, "x")
         if error is None:
             return self._payload(x.shape, rng, out, lambda key, body: self._encode(readonly(source), key, body))
-        _check_error(error, x.shape)
+        check_error(error, x.shape)
         return self._payload(x.shape, rng, out, lambda key, body: self._with_error(source, key, body, error))
 
     def encode_sum(self, x: Floats, rng: RandomSource, residual: Floats, *, out: Bytes | None = None) -> Payload:
@@ -112,8 +112,8 @@ class Codec(ABC):
 
         The same values in one sweep over memory where the codec can. `residual`: float32, the shape of x, apart from it.
         """
-        source = _checked(x, "x")
-        _check_error(residual, x.shape)
+        source = in_c_order(x, "x")
+        check_error(residual, x.shape)
         if not residual.flags.c_contiguous or np.may_share_memory(residual, source):
             np.add(residual, source, out=residual)
             return self.encode(residual, rng, error=residual, out=out)
@@ -125,9 +125,9 @@ class Codec(ABC):
         `residual`: contiguous, apart from all of them. Raises NonFiniteGradientError like encode. If the codec `adds_finite`,
         nobody needs to check the parts before: NonFinitePartError leaves `residual` as it was, but for rounding.
         """
-        _check_error(residual, residual.shape)
-        _check_contiguous(residual, "residual")
-        _check_parts(parts, residual.size)
+        check_error(residual, residual.shape)
+        check_contiguous(residual, "residual")
+        check_parts(parts, residual.size)
         return self._payload(residual.shape, rng, out, lambda key, body: self._encode_parts(parts, key, body, residual))
 
     def encode_change(
@@ -137,9 +137,9 @@ class Codec(ABC):
 
         `scratch` (float32, flat, as long as x or longer) saves codecs that need the difference as a whole an allocation.
         """
-        source = _checked(x, "x")
-        _check_error(y, x.shape)
-        _check_contiguous(y, "y")
+        source = in_c_order(x, "x")
+        check_error(y, x.shape)
+        check_contiguous(y, "y")
         room = np.empty(x.shape, np.float32) if scratch is None else scratch[: x.size].reshape(x.shape)
         return self._payload(x.shape, rng, out, lambda key, body: self._encode_change(readonly(source), y, key, body, room))
 
@@ -151,7 +151,7 @@ class Codec(ABC):
         body = self._body(payload)
         if out is None:
             out = np.empty(payload.shape, np.float32)
-        target = _checked_target(out, payload.shape)
+        target = checked_target(out, payload.shape)
         if target.size:
             self._decode(body, target)
         return out
@@ -162,7 +162,7 @@ class Codec(ABC):
         `out`: float32, contiguous, payload.shape or flat. Raises PayloadError and has then not touched `out`.
         """
         body = self._body(payload)
-        target = _checked_target(out, payload.shape)
+        target = checked_target(out, payload.shape)
         if target.size:
             self._decode_add(body, target, np.float32(weight))
 
@@ -268,7 +268,7 @@ class Codec(ABC):
         check_shape(shape)
         key = np.asarray(rng.integers(2**64, size=2, dtype=np.uint64))
         limit = self.max_nbytes(shape)
-        buffer = np.empty(limit, np.uint8) if out is None else _checked_buffer(out, limit)
+        buffer = np.empty(limit, np.uint8) if out is None else checked_buffer(out, limit)
         used = write_header(buffer, self.stages, shape)
         if math.prod(shape):
             used += write(key, buffer[used:limit])
@@ -303,55 +303,3 @@ def readonly(array: Array) -> Array:
     view = array.view()
     view.flags.writeable = False
     return view
-
-
-def _checked(x: Floats, name: str) -> Floats:
-    """`x` in C order, copied only if it is not."""
-    if not isinstance(x, np.ndarray) or x.dtype != np.float32:
-        found = f"an array of {x.dtype}" if isinstance(x, np.ndarray) else type(x).__name__
-        raise CodecTypeError(f"{name} must be a float32 numpy array, not {found}")
-    return np.asarray(x, order="C")
-
-
-def _check_error(error: Floats, shape: Shape) -> None:
-    _checked(error[:0] if isinstance(error, np.ndarray) and error.ndim else error, "error")
-    if error.shape != shape:
-        raise CodecValueError(f"error has shape {error.shape}, x has {shape}: they must be equal")
-    if not error.flags.writeable:
-        raise CodecValueError("error is read-only")
-
-
-def _check_contiguous(array: Floats, name: str) -> None:
-    if not array.flags.c_contiguous:
-        raise CodecValueError(f"{name} is not contiguous")
-
-
-def _check_parts(parts: Parts, size: int) -> None:
-    """Flat, contiguous, in order, apart from each other and within `size`."""
-    end = 0
-    for place, part in parts:
-        if _checked(part, "a part") is not part or part.ndim != 1:
-            raise CodecValueError("a part is not flat and contiguous")
-        if place < end or place + part.size > size:
-            raise CodecValueError(f"a part of {part.size} values at {place} overlaps another, or does not fit into {size}")
-        end = place + part.size
-
-
-def _checked_buffer(out: Bytes, limit: int) -> Bytes:
-    if not isinstance(out, np.ndarray) or out.dtype != np.uint8:
-        raise CodecTypeError("out of encode must be a uint8 numpy array")
-    if out.ndim != 1 or not out.flags.c_contiguous or not out.flags.writeable or out.ctypes.data % 4:
-        raise CodecValueError("out of encode must be 1-D, contiguous, writable and start at a multiple of 4 bytes")
-    if out.size < limit:
-        raise CodecValueError(f"out of encode has {out.size} bytes, needs max_nbytes(shape) = {limit}")
-    return out
-
-
-def _checked_target(out: Floats, shape: Shape) -> Floats:
-    if not isinstance(out, np.ndarray) or out.dtype != np.float32:
-        raise CodecTypeError("out must be a float32 numpy array")
-    if out.shape not in (shape, (math.prod(shape),)):
-        raise CodecValueError(f"out has shape {out.shape}, the payload has {shape}: give that shape or the flat one")
-    if not out.flags.c_contiguous or not out.flags.writeable:
-        raise CodecValueError("out must be contiguous and writable")
-    return out.reshape(shape)
