@@ -228,8 +228,7 @@ class Codec(ABC):
 
     def _encode_sum(self, x: Floats, key: Words, body: Bytes, residual: Floats) -> int:
         """residual += x, and _encode_error of it in place. `residual` is contiguous and apart from x."""
-        np.add(residual, x, out=residual)
-        return self._encode_error(readonly(residual), key, body, residual)
+        return self._encode_parts([(0, x.reshape(-1))], key, body, residual)
 
     def _encode_parts(self, parts: Parts, key: Words, body: Bytes, residual: Floats) -> int:
         """residual += the array in `parts`, and _encode_error of it in place. `residual` is contiguous."""

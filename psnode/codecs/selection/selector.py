@@ -55,9 +55,6 @@ class Selector(Reducer):
         source = Plain(x) if error.ctypes.data == x.ctypes.data else Copied(x, error)
         return self._write_and_add(source, key, body, error, -1)
 
-    def _encode_sum(self, x: Floats, key: Words, body: Bytes, residual: Floats) -> int:
-        return self._encode_parts([(0, x.reshape(-1))], key, body, residual)
-
     def _encode_parts(self, parts: Parts, key: Words, body: Bytes, residual: Floats) -> int:
         return self._write_and_add(Summed(parts, residual), key, body, residual, -1)
 
