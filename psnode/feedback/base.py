@@ -40,7 +40,7 @@ class Feedback(ABC):
 
     @property
     def sums(self) -> bool:
-        """Whether the gradient is added to the memory as that is, so that subtracting it undoes it."""
+        """Whether it `only_adds`, and to the memory as that is: subtracting the gradient then undoes a push."""
         return False
 
     @abstractmethod

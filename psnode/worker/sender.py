@@ -261,7 +261,7 @@ class GradientSender:
 
 def _undoes(coder: SegmentCoder, codec: Codec) -> bool:
     """Whether a segment need not be checked before it is coded: what is not finite is found on the way, and taken back."""
-    return coder.feedback.only_adds and coder.feedback.sums and codec.adds_finite
+    return coder.feedback.sums and codec.adds_finite
 
 
 def _put_back(coder: SegmentCoder, codec: Codec, payload: Payload) -> None:
