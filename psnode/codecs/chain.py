@@ -44,7 +44,18 @@ def build_chain(stages: Sequence[spec.Stage]) -> Codec:
         raise CodecSpecError(f"{text} is no chain: write [selector or svd +] quantiser [+ lossless stage]")
     if lossless is not None and not isinstance(middle[0], Quantiser):
         raise CodecSpecError(f"{text} is no chain: {middle[0].id} is entropy coded already, leave {lossless.id} out")
-    return Chain(reducer, middle[0], lossless)
+    return chain_of(reducer, middle[0], lossless)
+
+
+def chain_of(reducer: Reducer | None, quantiser: FlatCodec, lossless: Lossless | None) -> Chain:
+    """The chain of stages as built."""
+    if reducer is None or not reducer.sparse:
+        return Chain(reducer, quantiser, lossless)
+    from psnode.codecs.selection.selector import Selector
+    from psnode.codecs.selection.sparse_chain import SparseChain
+
+    assert isinstance(reducer, Selector)
+    return SparseChain(reducer, quantiser, lossless)
 
 
 def _build(stage: spec.Stage) -> object:
@@ -125,8 +136,8 @@ class Chain(Codec):
             reducer = form
         quantiser = self.quantiser.contractive()
         if isinstance(quantiser, FlatCodec):
-            return Chain(reducer, quantiser, self.lossless_stage)
-        return Contractive(Chain(reducer, self.quantiser, self.lossless_stage))
+            return chain_of(reducer, quantiser, self.lossless_stage)
+        return Contractive(chain_of(reducer, self.quantiser, self.lossless_stage))
 
     def fit(self, x: Floats, rng: RandomSource) -> Chain:
         """With the quantiser fitted to what reaches it of `x`."""

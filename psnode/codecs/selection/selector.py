@@ -11,22 +11,22 @@ from abc import abstractmethod
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Indices, Parts, Shape, Words
+from psnode.codecs.base import Bytes, Floats, Indices, Shape, Words
 from psnode.codecs.bounds import check_real
 from psnode.codecs.kernels.bitmasks import Words32
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.payload import MAX_COORDINATES
 from psnode.codecs.selection import indices
 from psnode.codecs.selection.largest import Entries, Scan
-from psnode.codecs.selection.scans import Copied, Difference, Plain, Source, Summed
+from psnode.codecs.selection.scans import Plain, Source
+from psnode.codecs.selection.searching import Searching
 from psnode.codecs.stages import Reducer, write_section
 
 
-class Selector(Reducer):
+class Selector(Searching, Reducer):
     """A subclass says which entries it keeps, and of how many coordinates at most."""
 
     sparse = True
-    adds_finite = True
 
     @abstractmethod
     def _most(self, size: int) -> int:
@@ -47,24 +47,17 @@ class Selector(Reducer):
         most = self._most(size)
         return indices.max_nbytes(most, size), most
 
-    def _reduce(self, x: Floats, key: Words, side: Bytes) -> tuple[int, Floats]:
-        entries = self._select(Scan(Plain(x)), key)
-        return self._write_indices(entries.indices, key, x.size, side), entries.values
-
-    def _encode_error(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
-        source = Plain(x) if error.ctypes.data == x.ctypes.data else Copied(x, error)
-        return self._write_and_add(source, key, body, error, -1)
-
-    def _encode_parts(self, parts: Parts, key: Words, body: Bytes, residual: Floats) -> int:
-        return self._write_and_add(Summed(parts, residual), key, body, residual, -1)
-
-    def _encode_change(self, x: Floats, y: Floats, key: Words, body: Bytes, room: Floats) -> int:
-        return self._write_and_add(Difference(x, y, room), key, body, y, 1)
-
-    def _write_and_add(self, source: Source, key: Words, body: Bytes, target: Floats, weight: int) -> int:
-        """Write the body, and add `weight` times what is sent to `target`."""
+    def select(self, source: Source, key: Words, side: Bytes) -> tuple[int, Entries]:
+        """The entries to send of `source`, whose indices are written to `side`, in so many bytes. NonFiniteGradientError."""
         entries = self._select(Scan(source), key)
-        used = self._write_indices(entries.indices, key, target.size, body[4 : 4 + self._max_parts(target.shape)[0]])
+        return self._write_indices(entries.indices, key, source.size, side), entries
+
+    def _reduce(self, x: Floats, key: Words, side: Bytes) -> tuple[int, Floats]:
+        used, entries = self.select(Plain(x), key, side)
+        return used, entries.values
+
+    def _encode_source(self, source: Source, key: Words, body: Bytes, target: Floats, weight: int) -> int:
+        used, entries = self.select(source, key, body[4 : 4 + self._max_parts(target.shape)[0]])
         start = write_section(body, used)
         end = start + 4 * entries.values.size
         body[start:end].view(np.float32)[:] = entries.values
