@@ -29,10 +29,11 @@ class Binary(Quantiser):
         """Bytes of side information that encode writes for `size` coordinates."""
 
     @abstractmethod
-    def _sign(self, x: Floats, key: Words, side: Bytes, bits: Bytes, addend: Floats, total: Floats) -> None:
+    def _sign(self, x: Floats, key: Words, side: Bytes, bits: Bytes, addend: Floats, total: Floats, error: Floats) -> bool:
         """Write the side information and the signs of `x` (1-D). Raises NonFiniteGradientError.
 
-        If `addend` is not empty, `total` is the memory of `x`, and `addend` is added to it beforehand.
+        If `addend` is not empty, `total` is the memory of `x`, and `addend` is added to it beforehand. Whether x - decoded was
+        written to `error`, which may be the memory of x, or is empty.
         """
 
     @abstractmethod
@@ -48,25 +49,21 @@ class Binary(Quantiser):
         return self._side_nbytes(size) + -(-size // 8)
 
     def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
-        return self._write(x, key, body, NO_FLOATS, NO_FLOATS)
+        return self._write(x, key, body, NO_FLOATS, NO_FLOATS, NO_FLOATS)
 
     def _encode_error(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
-        return self._subtract(x, body, self._encode(x, key, body), error)
+        return self._write(x, key, body, NO_FLOATS, NO_FLOATS, error)
 
     def _encode_sum(self, x: Floats, key: Words, body: Bytes, residual: Floats) -> int:
-        total = readonly(residual)
-        return self._subtract(total, body, self._write(total, key, body, x, residual), residual)
+        return self._write(readonly(residual), key, body, x, residual, residual)
 
-    def _write(self, x: Floats, key: Words, body: Bytes, addend: Floats, total: Floats) -> int:
+    def _write(self, x: Floats, key: Words, body: Bytes, addend: Floats, total: Floats, error: Floats) -> int:
         used, start = self._max_body(x.shape), self._side_nbytes(x.size)
-        self._sign(x.reshape(-1), key, body[:start], body[start:used], readonly(addend.reshape(-1)), total.reshape(-1))
-        return used
-
-    def _subtract(self, x: Floats, body: Bytes, used: int, error: Floats) -> int:
-        """error = x - decoded, which may be in place; `used`."""
-        start = self._side_nbytes(x.size)
-        bucket, low, high = self._levels(readonly(body[:start]), x.size)
-        apply(readonly(body[start:used]), bucket, readonly(-low), readonly(-high), x.reshape(-1), error.reshape(-1))
+        side, bits = body[:start], body[start:used]
+        rest = readonly(addend.reshape(-1)), total.reshape(-1), error.reshape(-1)
+        if not self._sign(x.reshape(-1), key, side, bits, *rest) and error.size:
+            bucket, low, high = self._levels(readonly(side), x.size)
+            apply(readonly(bits), bucket, readonly(-low), readonly(-high), x.reshape(-1), error.reshape(-1))
         return used
 
     def _decode(self, body: Bytes, out: Floats) -> None:
@@ -93,7 +90,7 @@ class Binary(Quantiser):
     def _symbols(self, x: Floats, key: Words) -> Symbols:
         side = np.empty(self._side_nbytes(x.size), np.uint8)
         bits = np.empty(-(-x.size // 8), np.uint8)
-        self._sign(x, key, side, bits, readonly(NO_FLOATS), NO_FLOATS)
+        self._sign(x, key, side, bits, readonly(NO_FLOATS), NO_FLOATS, NO_FLOATS)
         return Symbols(side, np.unpackbits(bits, count=x.size, bitorder="little"), 2)
 
     def _read_side(self, side: Bytes, size: int) -> tuple[int, int]:

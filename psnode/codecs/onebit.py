@@ -37,7 +37,7 @@ class OneBit(Binary):
     def _side_nbytes(self, size: int) -> int:
         return _SIDE
 
-    def _sign(self, x: Floats, key: Words, side: Bytes, bits: Bytes, addend: Floats, total: Floats) -> None:
+    def _sign(self, x: Floats, key: Words, side: Bytes, bits: Bytes, addend: Floats, total: Floats, error: Floats) -> bool:
         sums, stream = np.zeros(2), number_of(self.id)
         negatives = signs_and_sums(x, addend, total, key, stream, bits, sums)
         if not np.isfinite(sums).all():
@@ -51,6 +51,7 @@ class OneBit(Binary):
         high = min(positive / max(x.size - negatives, 1), _LARGEST)
         low = min(negative / max(negatives, 1), _LARGEST)
         side.view(np.float32)[:] = -low, high
+        return False
 
     def _split(self, body: Bytes, size: int) -> int:
         return _SIDE

@@ -16,17 +16,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Words, readonly
+from psnode.codecs.base import Bytes, Floats, Words
 from psnode.codecs.binary import NO_FLOATS, Binary
 from psnode.codecs.bounds import check_integer
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
-from psnode.codecs.kernels.sign import DOWN, signs_and_magnitudes
+from psnode.codecs.kernels.sign import signs_and_means
+from psnode.codecs.kernels.sign_lanes import GROUP
 from psnode.codecs.payload import MAX_COORDINATES
 from psnode.codecs.table import number_of
 from psnode.errors import PayloadError
 
 _FIELD = 4
-_LARGEST = np.finfo(np.float32).max
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,22 +44,14 @@ class ScaledSign(Binary):
     def _side_nbytes(self, size: int) -> int:
         return _FIELD + 4 * -(-size // (self.bucket or size))
 
-    def _sign(self, x: Floats, key: Words, side: Bytes, bits: Bytes, addend: Floats, total: Floats) -> None:
-        bucket, nothing = self.bucket or x.size, readonly(NO_FLOATS)
-        sums = np.zeros(-(-x.size // bucket))
-        settings = bucket, key, number_of(self.id)
-        signs_and_magnitudes(x, addend, total, *settings, bits, sums, NO_FLOATS)
-        if not np.isfinite(sums).all():
-            if not np.isfinite(x).all():
-                raise_nonfinite(x)
-            sums[:] = 0
-            small = readonly(x * np.float32(DOWN))
-            signs_and_magnitudes(small, nothing, NO_FLOATS, *settings, np.empty_like(bits), sums, NO_FLOATS)
-            sums /= DOWN
-        counts = np.full(sums.size, bucket)
-        counts[-1] = x.size - bucket * (sums.size - 1)
+    def _sign(self, x: Floats, key: Words, side: Bytes, bits: Bytes, addend: Floats, total: Floats, error: Floats) -> bool:
+        bucket = self.bucket or x.size
         side[:_FIELD].view(np.uint32)[0] = self.bucket
-        side[_FIELD:].view(np.float32)[:] = np.minimum(sums / counts, _LARGEST)
+        means = side[_FIELD:].view(np.float32)
+        wanted = error if bucket % GROUP == 0 or bucket >= x.size else NO_FLOATS
+        if not signs_and_means(x, addend, total, bucket, key, number_of(self.id), bits, means, wanted):
+            raise_nonfinite(x)
+        return wanted.size > 0
 
     def _split(self, body: Bytes, size: int) -> int:
         if body.size < _FIELD:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Words, readonly
-from psnode.codecs.binary import NO_FLOATS, Binary
+from psnode.codecs.base import Bytes, Floats, Words
+from psnode.codecs.binary import Binary
 from psnode.codecs.kernels.finite import raise_nonfinite
-from psnode.codecs.kernels.sign import signs_and_magnitudes
+from psnode.codecs.kernels.sign import signs
 from psnode.codecs.scaledsign import ScaledSign
 from psnode.codecs.table import number_of
 
@@ -34,19 +34,10 @@ class Sign(Binary):
     def _side_nbytes(self, size: int) -> int:
         return 0
 
-    def _sign(self, x: Floats, key: Words, side: Bytes, bits: Bytes, addend: Floats, total: Floats) -> None:
-        self._pack(x, addend, total, key, bits, NO_FLOATS)
-
-    def _encode_error(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
-        used = self._max_body(x.shape)
-        self._pack(x.reshape(-1), readonly(NO_FLOATS), NO_FLOATS, key, body[:used], error.reshape(-1))
-        return used
-
-    def _pack(self, x: Floats, addend: Floats, total: Floats, key: Words, bits: Bytes, error: Floats) -> None:
-        magnitude = np.zeros(1)
-        signs_and_magnitudes(x, addend, total, x.size, key, number_of(self.id), bits, magnitude, error)
-        if not np.isfinite(magnitude[0]) and not np.isfinite(x).all():
+    def _sign(self, x: Floats, key: Words, side: Bytes, bits: Bytes, addend: Floats, total: Floats, error: Floats) -> bool:
+        if not signs(x, addend, total, key, number_of(self.id), bits, error):
             raise_nonfinite(x)
+        return True
 
     def _split(self, body: Bytes, size: int) -> int:
         return 0

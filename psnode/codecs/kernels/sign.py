@@ -11,9 +11,8 @@ import numpy as np
 
 from psnode.codecs.base import Bytes, Floats, Words
 from psnode.codecs.kernels.dots import Float64s
-from psnode.codecs.kernels.finite import add_to
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.kernels.memory import AHEAD, fetch_row, wide
+from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, wide
 from psnode.codecs.kernels.norms import fold
 from psnode.codecs.kernels.signbits import ROW, apply, count, pack_rest, pack_row, some, toss
 from psnode.codecs.rng import BLOCK, HALF, Words32, fill
@@ -21,6 +20,7 @@ from psnode.codecs.rng import BLOCK, HALF, Words32, fill
 PIECE = 32 * HALF
 DOWN = 2.0**-16  # an array times this has sums that do not overflow
 _LANES = 64
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @inlined
@@ -61,18 +61,33 @@ def _settle(key: Words, stream: int, start: int, bits: Bytes, zero: Bytes, coins
         toss(bits, zero, coins.view(np.uint8))
 
 
+@inlined
+def _add_row(addend: Floats, total: Floats, row: int) -> None:
+    """total += addend from index `row` on, 512 or what is left."""
+    fetch_row(addend, row + AHEAD)
+    fetch_row_to_write(total, row + AHEAD)
+    here, there = addend[row : row + ROW], total[row : row + ROW]
+    for i in range(here.size):
+        there[i] += here[i]
+
+
 @kernel
-def _piece(x: Floats, bits: Bytes, zero: Bytes, lanes: Floats) -> float:
+def _piece(x: Floats, addend: Floats, total: Floats, bits: Bytes, zero: Bytes, lanes: Floats) -> float:
     """Pack a piece, note its zeros, return the sum of |x|."""
     wide()
     values = x.view(np.uint32)
     lanes[:] = 0
     full = x.size // ROW * ROW
     for row in range(0, full, ROW):
-        fetch_row(x, row + AHEAD)
+        if addend.size:
+            _add_row(addend, total, row)
+        else:
+            fetch_row(x, row + AHEAD)
         pack_row(values, row, bits, zero, row // 8)
         _add_magnitudes(x[row : row + ROW], lanes)
     if full < x.size:
+        if addend.size:
+            _add_row(addend, total, full)
         rest = np.zeros(ROW, np.float32)
         rest[: x.size - full] = x[full:]
         pack_rest(rest.view(np.uint32), x.size - full, bits[full // 8 :], zero[full // 8 :])
@@ -81,7 +96,9 @@ def _piece(x: Floats, bits: Bytes, zero: Bytes, lanes: Floats) -> float:
 
 
 @kernel
-def _signed_piece(x: Floats, bits: Bytes, zero: Bytes, plus: Floats, minus: Floats) -> tuple[float, float]:
+def _signed_piece(
+    x: Floats, addend: Floats, total: Floats, bits: Bytes, zero: Bytes, plus: Floats, minus: Floats
+) -> tuple[float, float]:
     """Pack a piece, note its zeros, return the sums of max(x, 0) and max(-x, 0)."""
     wide()
     values = x.view(np.uint32)
@@ -89,11 +106,16 @@ def _signed_piece(x: Floats, bits: Bytes, zero: Bytes, plus: Floats, minus: Floa
     minus[:] = 0
     full = x.size // ROW * ROW
     for row in range(0, full, ROW):
-        fetch_row(x, row + AHEAD)
+        if addend.size:
+            _add_row(addend, total, row)
+        else:
+            fetch_row(x, row + AHEAD)
         pack_row(values, row, bits, zero, row // 8)
         _add_positive(x[row : row + ROW], plus)
         _add_negative(x[row : row + ROW], minus)
     if full < x.size:
+        if addend.size:
+            _add_row(addend, total, full)
         rest = np.zeros(ROW, np.float32)
         rest[: x.size - full] = x[full:]
         pack_rest(rest.view(np.uint32), x.size - full, bits[full // 8 :], zero[full // 8 :])
@@ -115,32 +137,72 @@ def _magnitude(x: Floats, lanes: Floats) -> float:
 
 
 @kernel
-def signs_and_magnitudes(
-    x: Floats, addend: Floats, total: Floats, bucket: int, key: Words, stream: int, bits: Bytes, sums: Float64s, error: Floats
-) -> None:
-    """Pack the signs of `x`, add the sum of |x| of every bucket to `sums`; error = x - sign (may be x), unless it is empty.
+def _mean(x: Floats, total: float) -> float:
+    """The mean of |x|, of which `total` is the sum or what is left of it beyond float32's range; NaN if x is not finite."""
+    if not np.isfinite(total):
+        total = 0.0
+        for i in range(x.size):
+            total += abs(np.float64(x[i]))
+    mean = total / x.size
+    return min(mean, _LARGEST) if np.isfinite(mean) else np.nan
 
-    If `addend` is not empty, `total` is the memory of `x`, and `addend` is added to it beforehand.
+
+@kernel
+def _subtract(bits: Bytes, bucket: int, levels: Floats, x: Floats, error: Floats) -> None:
+    """error = x - level of its bucket with the sign."""
+    apply(bits, bucket, levels, -levels, x, error)
+
+
+@kernel
+def signs_and_means(
+    x: Floats, addend: Floats, total: Floats, bucket: int, key: Words, stream: int, bits: Bytes, means: Floats, error: Floats
+) -> bool:
+    """Pack the signs of `x`, write the mean of |x| of every bucket to `means`; whether x is finite.
+
+    If `addend` is not empty, `total` is the memory of `x`, and `addend` is added to it beforehand. error, or empty: x - mean
+    sign, may be x; then `bucket` is a multiple of 64 or all of x, and what fits into a cache is read from memory once.
     """
     coins, zero = np.empty(HALF, np.uint32), np.empty(PIECE // 8, np.uint8)
     lanes = np.empty(_LANES, np.float32)
-    minus, plus = np.full(1, 1, np.float32), np.full(1, -1, np.float32)
+    magnitude, done = 0.0, 0  # of the bucket that is open; coordinates in buckets that are closed
     for start in range(0, x.size, PIECE):
         piece = x[start : start + PIECE]
-        add_to(addend[start : start + PIECE], total[start : start + PIECE])
+        end = start + piece.size
         packed = bits[start // 8 : (start + PIECE) // 8]
-        magnitude = _piece(piece, packed, zero[: packed.size], lanes)
+        whole = _piece(piece, addend[start:end], total[start:end], packed, zero[: packed.size], lanes)
         _settle(key, stream, start, packed, zero[: packed.size], coins)
-        at = start
-        while bucket < x.size and at < start + piece.size:
-            b = at // bucket
-            end = min((b + 1) * bucket, start + piece.size)
-            sums[b] += _magnitude(x[at:end], lanes)
-            at = end
-        if bucket >= x.size:
-            sums[0] += magnitude
+        at, first = start, done
+        while at < end:
+            stop = min(done + bucket, end)
+            magnitude += whole if stop - at == piece.size else _magnitude(x[at:stop], lanes)
+            if stop == min(done + bucket, x.size):
+                mean = _mean(x[done:stop], magnitude)
+                if np.isnan(mean):
+                    return False
+                means[done // bucket] = mean
+                magnitude, done = 0.0, stop
+            at = stop
+        if error.size and done > first:
+            closed = means[first // bucket : (done + bucket - 1) // bucket]
+            _subtract(bits[first // 8 : (done + 7) // 8], bucket, closed, x[first:done], error[first:done])
+    return True
+
+
+@kernel
+def signs(x: Floats, addend: Floats, total: Floats, key: Words, stream: int, bits: Bytes, error: Floats) -> bool:
+    """Pack the signs of `x`; whether x is finite. `addend`, `total`: as above. error, or empty: x - sign, may be x."""
+    coins, zero = np.empty(HALF, np.uint32), np.empty(PIECE // 8, np.uint8)
+    lanes, one = np.empty(_LANES, np.float32), np.full(1, 1, np.float32)
+    for start in range(0, x.size, PIECE):
+        piece, more = x[start : start + PIECE], addend[start : start + PIECE]
+        packed = bits[start // 8 : (start + PIECE) // 8]
+        magnitude = _piece(piece, more, total[start : start + PIECE], packed, zero[: packed.size], lanes)
+        if not np.isfinite(magnitude) and np.isnan(_mean(piece, magnitude)):
+            return False
+        _settle(key, stream, start, packed, zero[: packed.size], coins)
         if error.size:
-            apply(packed, PIECE, minus, plus, piece, error[start : start + PIECE])
+            _subtract(packed, PIECE, one, piece, error[start : start + PIECE])
+    return True
 
 
 @kernel
@@ -153,9 +215,9 @@ def signs_and_sums(x: Floats, addend: Floats, total: Floats, key: Words, stream:
     coins, zero = np.empty(HALF, np.uint32), np.empty(PIECE // 8, np.uint8)
     plus, minus = np.empty(_LANES, np.float32), np.empty(_LANES, np.float32)
     for start in range(0, x.size, PIECE):
-        add_to(addend[start : start + PIECE], total[start : start + PIECE])
+        piece, more = x[start : start + PIECE], addend[start : start + PIECE]
         packed = bits[start // 8 : (start + PIECE) // 8]
-        a, b = _signed_piece(x[start : start + PIECE], packed, zero[: packed.size], plus, minus)
+        a, b = _signed_piece(piece, more, total[start : start + PIECE], packed, zero[: packed.size], plus, minus)
         _settle(key, stream, start, packed, zero[: packed.size], coins)
         sums[0] += a
         sums[1] += b
