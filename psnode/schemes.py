@@ -166,17 +166,15 @@ def resolve(config: Config) -> Scheme:
     from psnode.codecs import get_codec
     from psnode.feedback import get_feedback
 
-    name, _, parameters = config.scheme.partition(":")
-    scheme = _NAMES.get(name.strip().casefold())
-    if scheme is None:
-        raise ConfigurationError(f"--scheme must be one of {', '.join(SCHEMES)}, not {name!r}{nearest(name, _NAMES)}")
-    if parameters and config.codec:
-        raise ConfigurationError(f"--scheme sets {parameters!r} for a codec that --codec replaces: leave one of the two out")
+    scheme, settings, added = _named(config.scheme)
+    if (settings or added) and config.codec:
+        raise ConfigurationError(f"--scheme {config.scheme} changes a codec that --codec replaces: leave one of the two out")
     if config.codec:
         spec = _overridden(config, config.codec, parse(config.codec)[1])
     else:
-        asked = _settings(parameters)
-        spec = _overridden(config, _join(scheme.codec, {0: asked}), (Stage("", asked),))
+        own = parse(scheme.codec)[1]
+        asked = (Stage("", settings), *(Stage("", {}) for _ in own[1:]), *added)
+        spec = _overridden(config, "+".join([_join(scheme.codec, {0: settings}), *map(_written, added)]), asked)
     feedback = config.feedback or scheme.feedback
     rule = get_feedback(feedback)
     if config.momentum and rule.momentum_of_its_own:
@@ -218,9 +216,17 @@ def with_ratio(spec: str, ratio: float) -> str:
     return _join(spec, {index: {"ratio": repr(ratio)} for index, stage in enumerate(stages) if "ratio" in stage.settings})
 
 
-def _settings(text: str) -> dict[str, str]:
-    """The settings of `k=v,...`."""
-    return parse(f"scheme:{text}")[1][0].settings if text else {}
+def _named(text: str) -> tuple[Scheme, dict[str, str], tuple[Stage, ...]]:
+    """The scheme of a text such as `topk:ratio=0.005+fp16`, the settings of its codec, and the stages to be added to that."""
+    wrapped, (first, *added) = parse(text) if text.strip() else (False, (Stage("", {}),))
+    scheme = None if wrapped else _NAMES.get(first.id.casefold())
+    if scheme is None:
+        raise ConfigurationError(f"--scheme must be one of {', '.join(SCHEMES)}, not {first.id!r}{nearest(first.id, _NAMES)}")
+    return scheme, first.settings, tuple(added)
+
+
+def _written(stage: Stage) -> str:
+    return f"{stage.id}:{','.join(f'{key}={value}' for key, value in stage.settings.items())}".removesuffix(":")
 
 
 def _join(spec: str, changes: Mapping[int, Mapping[str, str]]) -> str:
@@ -228,8 +234,7 @@ def _join(spec: str, changes: Mapping[int, Mapping[str, str]]) -> str:
     wrapped, stages = parse(spec)
     parts = []
     for index, stage in enumerate(stages):
-        settings = {**stage.settings, **changes.get(index, {})}
-        parts.append(f"{stage.id}:{','.join(f'{key}={value}' for key, value in settings.items())}".removesuffix(":"))
+        parts.append(_written(Stage(stage.id, {**stage.settings, **changes.get(index, {})})))
     return f"contractive({'+'.join(parts)})" if wrapped else "+".join(parts)
 
 

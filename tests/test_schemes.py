@@ -52,6 +52,12 @@ def test_parameters_of_a_scheme_go_to_its_codec() -> None:
     assert parameters(scheme="qsgd:levels=3,norm=max") == get_codec("qsgd:levels=3,bucket=512,norm=max")
 
 
+def test_stages_after_a_scheme_are_added_to_its_codec() -> None:
+    assert parameters(scheme="topk:ratio=0.02+fp16") == get_codec("topk:ratio=0.02+fp16")
+    assert parameters(scheme="QSGD+ans") == get_codec("qsgd+ans")
+    assert parameters(scheme="topk+qsgd:levels=7+ans", bucket_size=64) == get_codec("topk+qsgd:levels=7,bucket=64+ans")
+
+
 @pytest.mark.parametrize(
     ("fields", "spec"),
     [
@@ -80,7 +86,13 @@ def test_overrides_of_the_codec(fields: dict[str, Any], spec: str) -> None:
         ({"scheme": "qsgd:levels=0"}, "levels"),
         ({"codec": "nothing"}, "nothing"),
         ({"codec": "qsgd:levels=two"}, "levels"),
-        ({"scheme": "qsgd:levels=3", "codec": "svd"}, "--scheme sets 'levels=3' for a codec that --codec replaces"),
+        ({"scheme": "qsgd:levels=3", "codec": "svd"}, "--scheme qsgd:levels=3 changes a codec that --codec replaces"),
+        ({"scheme": "qsgd+ans", "codec": "svd"}, "--scheme qsgd+ans changes a codec that --codec replaces"),
+        ({"scheme": "topk+fpp16"}, "did you mean fp16"),
+        ({"scheme": "topk+svd"}, "is no chain"),
+        ({"scheme": "topk+"}, "empty stage"),
+        ({"scheme": ""}, "--scheme must be one of"),
+        ({"scheme": "contractive(qsgd)"}, "--scheme must be one of"),
         ({"scheme": "qsgd", "svd_rank": 2}, "--svd-rank 2 has no meaning for codec qsgd"),
         ({"scheme": "dense", "bucket_size": 2}, "--bucket-size 2 has no meaning for codec identity"),
         ({"scheme": "atomo", "codec": "svd:rank=4", "svd_rank": 2}, "--svd-rank 2 means rank=2 but the codec is given rank=4"),
