@@ -152,6 +152,7 @@ def markdown(results: Sequence[Mapping[str, Any]]) -> str:
 def plot(result: Mapping[str, Any], path: Path) -> None:
     """Test accuracy over wall-clock and over bytes, a line a contender (its first round), a row of panels a rate."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     rates = result["rates"]
     figure = Figure(figsize=(12, 4.5 * len(rates)), layout="constrained")
@@ -163,6 +164,9 @@ def plot(result: Mapping[str, Any], path: Path) -> None:
                 if points:
                     panel.plot([p[field] * unit for p in points], [100 * p["top1"] for p in points], ".-", label=each["name"])
             panel.set(xscale="log", xlabel=label, ylabel="test accuracy, %", title=f"links of {rate}")
+            panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            panel.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            panel.xaxis.set_minor_formatter(NullFormatter())
         panels[1].legend(fontsize="small")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
