@@ -81,7 +81,9 @@ class Config:
     batches_per_step: int = option(1, "Backward passes whose mean gradient makes one step.", minimum=1)
 
     # what crosses the links
-    scheme: str = option("atomo", "A paper's combination, NAME[:k=v,...]; parameters go to its codec.", aliases=("--code",))
+    scheme: str = option(
+        "atomo", "A paper's combination, NAME[:k=v,...][+STAGE]; parameters and stages go to its codec.", aliases=("--code",)
+    )
     codec: str | None = option(None, "Codec instead of the scheme's.", metavar="SPEC")
     feedback: str | None = option(None, "Feedback instead of the scheme's: none, ef, dgc or ema[:k=v,...].", metavar="SPEC")
     aggregator: str | None = option(None, "Aggregator instead of the scheme's.", choices=("mean", "majority"))
