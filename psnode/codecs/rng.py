@@ -1,10 +1,8 @@
-"""Philox 4x32-10: random words as a function of a key, a stream and a counter.
+"""Random words as a function of a key, a stream and a counter: Threefry 4x32-13 (psnode.codecs.kernels.threefry).
 
-Call n of stream s under the two words (w0, w1) that encode drew is Philox with key (low w0, high w0) and counter
-(n, s, low w1, high w1): four uint32. The first byte of a stream is the wire number of the stage that uses it, so that no
-two stages of a chain share randomness.
-
-Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+Call c of stream s under the two words (w0, w1) that encode drew is Threefry with key (low w0, high w0, low w1, high w1) and
+counter (c, s, 0, 0): four uint32. The first byte of a stream is the wire number of the stage that uses it, so that no two
+stages of a chain share randomness.
 """
 
 from __future__ import annotations
@@ -17,72 +15,58 @@ import numpy.typing as npt
 from psnode.codecs.base import Words
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import wide
+from psnode.codecs.kernels.threefry import Four, encrypt
 from psnode.errors import CodecValueError
 
 Words32 = npt.NDArray[np.uint32]
-Word = np.uint64
 
 BLOCK = 64  # calls that `fill` makes at a time
 HALF = 4 * BLOCK  # words they give: 16 bits for each of 512 coordinates
 _LOW = 0xFFFFFFFF
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
 @inlined
-def _philox(c0: Word, c1: Word, c2: Word, c3: Word, k0: Word, k1: Word) -> tuple[Word, Word, Word, Word]:
-    """Four words, each in a uint64: that is what lets a loop over calls be vectorised."""
+def _split(key: Words) -> Four:
+    """The key of Threefry that two uint64 are."""
     low = np.uint64(_LOW)
     half = np.uint64(32)
-    for _ in range(10):
-        p0 = np.uint64(_MULTIPLIERS[0]) * c0
-        p1 = np.uint64(_MULTIPLIERS[1]) * c2
-        c0 = (p1 >> half) ^ c1 ^ k0
-        c1 = p1 & low
-        c2 = (p0 >> half) ^ c3 ^ k1
-        c3 = p0 & low
-        k0 = (k0 + np.uint64(_WEYL[0])) & low
-        k1 = (k1 + np.uint64(_WEYL[1])) & low
-    return c0, c1, c2, c3
+    return np.uint32(key[0] & low), np.uint32(key[0] >> half), np.uint32(key[1] & low), np.uint32(key[1] >> half)
 
 
 @inlined
-def call(key: Words, stream: int, counter: int) -> tuple[Word, Word, Word, Word]:
-    """The four words, as uint64, of call `counter` of `stream`."""
-    low = np.uint64(_LOW)
-    half = np.uint64(32)
-    return _philox(np.uint64(counter), np.uint64(stream), key[1] & low, key[1] >> half, key[0] & low, key[0] >> half)
+def _call(key: Four, stream: int, counter: int) -> Four:
+    return encrypt((np.uint32(counter), np.uint32(stream), np.uint32(0), np.uint32(0)), key)
+
+
+@inlined
+def call(key: Words, stream: int, counter: int) -> Four:
+    """The four words of call `counter` of `stream`."""
+    return _call(_split(key), stream, counter)
 
 
 @kernel
 def fill(out: Words32, key: Words, stream: int, first: int) -> None:
     """The words of calls first..first+63 in four planes: word w of call first+j goes to out[64*w + j]. `out`: 256 uint32."""
     wide()
-    low = np.uint64(_LOW)
-    half = np.uint64(32)
-    k0 = key[0] & low
-    k1 = key[0] >> half
-    c2 = key[1] & low
-    c3 = key[1] >> half
+    split = _split(key)
     for j in range(BLOCK):
-        a, b, c, d = _philox(np.uint64(first + j), np.uint64(stream), c2, c3, k0, k1)
-        out[j] = np.uint32(a)
-        out[BLOCK + j] = np.uint32(b)
-        out[2 * BLOCK + j] = np.uint32(c)
-        out[3 * BLOCK + j] = np.uint32(d)
+        a, b, c, d = _call(split, stream, first + j)
+        out[j] = a
+        out[BLOCK + j] = b
+        out[2 * BLOCK + j] = c
+        out[3 * BLOCK + j] = d
 
 
 @kernel
 def _one(counter: Words32, key: Words32) -> Words32:
     out = np.empty(4, np.uint32)
-    k0, k1 = np.uint64(key[0]), np.uint64(key[1])
-    a, b, c, d = _philox(np.uint64(counter[0]), np.uint64(counter[1]), np.uint64(counter[2]), np.uint64(counter[3]), k0, k1)
-    out[0], out[1], out[2], out[3] = np.uint32(a), np.uint32(b), np.uint32(c), np.uint32(d)
+    words = encrypt((counter[0], counter[1], counter[2], counter[3]), (key[0], key[1], key[2], key[3]))
+    out[0], out[1], out[2], out[3] = words
     return out
 
 
-def philox(counter: Words32, key: Words32) -> Words32:
-    """Philox 4x32-10 itself: four uint32 from a counter of four and a key of two."""
+def threefry(counter: Words32, key: Words32) -> Words32:
+    """Threefry 4x32-13 itself: four uint32 from a counter of four and a key of four."""
     return _one(counter, key)
 
 
@@ -106,14 +90,15 @@ class Key:
         """The key of a tuple such as (seed, purpose, rank, step, group, segment).
 
         A part is an integer in 0..2**64-1, or a name of at most 8 bytes, which stands for its UTF-8 bytes as a little-endian
-        integer. Philox is chained: the state, at first (number of parts, 0, 0, 0), is encrypted under one part after another.
+        integer. Threefry is chained: the state, at first (number of parts, 0, 0, 0), is encrypted under one part after another,
+        a part as the key (low 32 bits, high 32 bits, 0, 0).
         """
         state = np.array([len(parts), 0, 0, 0], np.uint32)
         for part in parts:
             number = int.from_bytes(part.encode(), "little") if isinstance(part, str) else int(part)
             if not 0 <= number < 2**64:
                 raise CodecValueError(f"a part of a key must be in 0..2**64-1 or a name of at most 8 bytes, not {part!r}")
-            state = _one(state, np.array([number & _LOW, number >> 32], np.uint32))
+            state = _one(state, np.array([number & _LOW, number >> 32, 0, 0], np.uint32))
         first, second = state.view(np.uint64).tolist()
         return cls((first, second))
 

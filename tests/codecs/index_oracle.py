@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tests.codecs.philox_oracle import stage_words
+from tests.codecs.threefry_oracle import stage_words
 
 
 def sections(body: bytes, count: int) -> tuple[list[bytes], bytes]:

@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 
 from tests.codecs.golden_reader import unpack_planes
-from tests.codecs.philox_oracle import halves, stage_words
+from tests.codecs.threefry_oracle import halves, stage_words
 
 Array = np.ndarray
 TERNGRAD, MINMAX, ONEBIT, SIGN, SCALEDSIGN, TBQ = 9, 10, 11, 12, 13, 14

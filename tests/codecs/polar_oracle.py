@@ -12,8 +12,8 @@ from scipy.special import expit, logsumexp
 import psnode
 from tests.codecs.golden_reader import header, section
 from tests.codecs.index_oracle import read_set
-from tests.codecs.philox_oracle import philox
 from tests.codecs.symbols_oracle import read_ans
+from tests.codecs.threefry_oracle import call_words
 
 Array = np.ndarray
 CHANNELS = {
@@ -206,10 +206,8 @@ def read_outliers(body: bytes, size: int) -> tuple[Array, Array, bytes]:
 
 def words_of(key: tuple[int, int], stream: int, first: int, count: int) -> Array:
     """At least `count` words, in blocks of 64 calls from call `first` on."""
-    calls = np.zeros((64 * -(-count // 256), 4), np.uint64)
-    calls[:, 0], calls[:, 1] = first + np.arange(len(calls)), stream
-    calls[:, 2], calls[:, 3] = key[1] % 2**32, key[1] >> 32
-    return philox(calls, (key[0] % 2**32, key[0] >> 32)).reshape(-1, 64, 4).transpose(0, 2, 1).reshape(-1)
+    calls = first + np.arange(64 * -(-count // 256))
+    return call_words(key, stream, calls).reshape(-1, 64, 4).transpose(0, 2, 1).reshape(-1)
 
 
 def turned_back(q: Array, scale: np.float32, key: tuple[int, int], first: int) -> Array:

@@ -7,7 +7,7 @@ import struct
 import numpy as np
 
 from tests.codecs.golden_reader import header
-from tests.codecs.philox_oracle import stage_words
+from tests.codecs.threefry_oracle import stage_words
 
 COUNTSKETCH, COUNTMEAN = 24, 25
 

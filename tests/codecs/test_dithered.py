@@ -19,8 +19,8 @@ from psnode.errors import CodecSpecError, PayloadError
 from tests.codecs.family import Floats, gaussian, recorded, student
 from tests.codecs.golden_reader import header, plane_widths, section, unpack_planes
 from tests.codecs.golden_store import check_golden
-from tests.codecs.philox_oracle import halves
 from tests.codecs.symbols_oracle import entropy, read_ans
+from tests.codecs.threefry_oracle import halves
 
 WORDS = (0x0123456789ABCDEF, 0xFEDCBA9876543210)
 KEY = Key(WORDS)

@@ -16,7 +16,7 @@ from psnode.errors import CodecSpecError, PayloadError
 from tests.codecs.family import gaussian, recorded, student
 from tests.codecs.golden_reader import header, unpack_planes
 from tests.codecs.golden_store import check_golden
-from tests.codecs.philox_oracle import stage_words
+from tests.codecs.threefry_oracle import stage_words
 
 KEY = Key.derive(4)
 

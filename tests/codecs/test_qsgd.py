@@ -15,7 +15,7 @@ from psnode.codecs.rng import Key
 from psnode.errors import CodecSpecError, PayloadError
 from tests.codecs.family import gaussian, recorded, student
 from tests.codecs.golden_reader import unpack_planes
-from tests.codecs.philox_oracle import halves, stage_words
+from tests.codecs.threefry_oracle import halves, stage_words
 
 NUMBER = 5  # of qsgd on the wire
 TIES = NUMBER + 256

@@ -1,20 +1,25 @@
-"""Philox 4x32-10 against its published vectors and against NumPy; keys."""
+"""Threefry 4x32-13 against its published vectors and against NumPy; keys."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from psnode.codecs.rng import BLOCK, Key, fill, philox, words
+from psnode.codecs.rng import BLOCK, Key, fill, threefry, words
 from psnode.errors import CodecValueError
-from tests.codecs.philox_oracle import halves, stage_words
-from tests.codecs.philox_oracle import philox as oracle
+from tests.codecs.threefry_oracle import halves, stage_words
+from tests.codecs.threefry_oracle import threefry as oracle
 
-# counter, key, result: the known answers that Random123 publishes for philox4x32 with 10 rounds.
+# rounds, counter, key, result: the known answers that Random123 publishes for threefry4x32.
+ZEROS, ONES = "00000000 00000000 00000000 00000000", "ffffffff ffffffff ffffffff ffffffff"
+PI = "243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0 082efa98 ec4e6c89"
 PUBLISHED = [
-    ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
-    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
-    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+    (13, ZEROS, ZEROS, "531c7e4f 39491ee5 2c855a92 3d6abf9a"),
+    (13, ONES, ONES, "c4189358 1c9cc83a d5881c67 6a0a89e0"),
+    (13, *PI, "4aa71d8f 734738c2 431fc6a8 ae6debf1"),
+    (20, ZEROS, ZEROS, "9c6ca96a e17eae66 fc10ecd4 5256a7d8"),
+    (20, ONES, ONES, "2a881696 57012287 f6c7446e a16a6732"),
+    (20, *PI, "59cd1dbb b8879579 86b5d00c ac8b6d84"),
 ]
 
 
@@ -22,11 +27,19 @@ def hexadecimal(text: str) -> np.ndarray:
     return np.array([int(word, 16) for word in text.split()], np.uint32)
 
 
-@pytest.mark.parametrize(("counter", "key", "result"), PUBLISHED)
-def test_published_vectors(counter: str, key: str, result: str) -> None:
-    np.testing.assert_array_equal(philox(hexadecimal(counter), hexadecimal(key)), hexadecimal(result))
-    k0, k1 = hexadecimal(key).tolist()
-    np.testing.assert_array_equal(oracle(hexadecimal(counter)[None], (k0, k1))[0], hexadecimal(result))
+@pytest.mark.parametrize(("rounds", "counter", "key", "result"), PUBLISHED)
+def test_published_vectors(rounds: int, counter: str, key: str, result: str) -> None:
+    k0, k1, k2, k3 = hexadecimal(key).tolist()
+    np.testing.assert_array_equal(oracle(hexadecimal(counter)[None], (k0, k1, k2, k3), rounds)[0], hexadecimal(result))
+    if rounds == 13:
+        np.testing.assert_array_equal(threefry(hexadecimal(counter), hexadecimal(key)), hexadecimal(result))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_numpy_gives_the_same_words_for_any_counter_and_key(seed: int) -> None:
+    counter, key = np.random.default_rng(seed).integers(2**32, size=(2, 4), dtype=np.uint32)
+    k0, k1, k2, k3 = key.tolist()
+    np.testing.assert_array_equal(threefry(counter, key), oracle(counter[None], (k0, k1, k2, k3))[0])
 
 
 def test_a_stage_draws_by_key_stream_and_counter() -> None:
@@ -54,10 +67,10 @@ def test_a_key_answers_with_the_same_two_words() -> None:
     np.testing.assert_array_equal(first, key.words)
 
 
-def test_a_key_chains_philox_over_its_parts() -> None:
+def test_a_key_chains_threefry_over_its_parts() -> None:
     state = np.array([[3, 0, 0, 0]], np.uint64)
     for part in (2**40 + 9, int.from_bytes(b"name", "little"), 0):
-        state = oracle(state, (part % 2**32, part >> 32))
+        state = oracle(state, (part % 2**32, part >> 32, 0, 0))
     low0, high0, low1, high1 = (int(word) for word in state[0])
     assert Key.derive(2**40 + 9, "name", 0).words == (low0 + (high0 << 32), low1 + (high1 << 32))
 

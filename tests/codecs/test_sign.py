@@ -1,4 +1,4 @@
-"""sign, against NumPy's signs and coins drawn by an independent Philox."""
+"""sign, against NumPy's signs and coins drawn by an independent Threefry."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tests.codecs.family import gaussian, recorded, student
 from tests.codecs.golden_reader import header, section, unpack_planes
 from tests.codecs.golden_store import check_golden
 from tests.codecs.index_oracle import read_set
-from tests.codecs.philox_oracle import stage_words
+from tests.codecs.threefry_oracle import stage_words
 
 KEY = Key.derive(6)
 

@@ -1,4 +1,4 @@
-"""Random subsets: every one equally likely, equal to a draw in plain Python from the same Philox words."""
+"""Random subsets: every one equally likely, equal to a draw in plain Python from the same random words."""
 
 from __future__ import annotations
 
