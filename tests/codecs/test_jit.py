@@ -1,0 +1,34 @@
+"""Compiled kernels are renewed when what they call changes, not only when they do."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import psnode
+
+_DRAW = """
+import numpy as np
+from psnode.codecs.kernels.signbits import toss
+bits = np.zeros(1, np.uint8)
+toss(bits, np.full(1, 255, np.uint8), np.full(1, 7, np.uint8))
+print(int(bits[0]), sum(toss.stats.cache_hits.values()))
+"""
+
+
+def test_what_is_cached_counts_for_the_sources_of_all_kernels(tmp_path: Path) -> None:
+    """A copy of the package: the second process takes what the first compiled, the third does not, as rng.py differs."""
+    package = tmp_path / "psnode"
+    shutil.copytree(Path(psnode.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+
+    def draw() -> list[str]:
+        command = [sys.executable, "-c", _DRAW]
+        run = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True)
+        return run.stdout.split()
+
+    assert [draw(), draw()] == [["7", "0"], ["7", "1"]]
+    with (package / "codecs" / "rng.py").open("a") as source:
+        source.write("\n")
+    assert [draw(), draw()] == [["7", "0"], ["7", "1"]]
