@@ -160,8 +160,8 @@ _OVERRIDES: Mapping[str, tuple[str, Callable[[int], int]]] = MappingProxyType(
 def resolve(config: Config) -> Scheme:
     """The scheme that `config` names with its parameters and overrides applied; ConfigurationError if there is none.
 
-    `codec` of the result is the full spec, every parameter written out. A downlink that the scheme chose for its own codec is
-    not used for another: it is dense then.
+    `codec` of the result is the full spec, every parameter written out. A downlink that the scheme chose is not used for
+    a codec in the place of its own: it is dense then.
     """
     from psnode.codecs import get_codec
     from psnode.feedback import get_feedback
@@ -218,10 +218,11 @@ def with_ratio(spec: str, ratio: float) -> str:
 
 def _named(text: str) -> tuple[Scheme, dict[str, str], tuple[Stage, ...]]:
     """The scheme of a text such as `topk:ratio=0.005+fp16`, the settings of its codec, and the stages to be added to that."""
-    wrapped, (first, *added) = parse(text) if text.strip() else (False, (Stage("", {}),))
-    scheme = None if wrapped else _NAMES.get(first.id.casefold())
+    name = text.partition(":")[0].partition("+")[0].strip()
+    scheme = _NAMES.get(name.casefold())
     if scheme is None:
-        raise ConfigurationError(f"--scheme must be one of {', '.join(SCHEMES)}, not {first.id!r}{nearest(first.id, _NAMES)}")
+        raise ConfigurationError(f"--scheme must be one of {', '.join(SCHEMES)}, not {name!r}{nearest(name, _NAMES)}")
+    first, *added = parse(text)[1]
     return scheme, first.settings, tuple(added)
 
 

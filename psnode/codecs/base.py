@@ -76,6 +76,11 @@ class Codec(ABC):
         return False
 
     @property
+    def keeps_values(self) -> bool:
+        """Whether what is decoded are values of x as they were, so that adding them to x - decoded gives x again."""
+        return False
+
+    @property
     def refit(self) -> int:
         """For how many steps of training what `fit` found serves; 1: every array is coded by itself."""
         return 1

@@ -49,15 +49,15 @@ class Binary(Quantiser):
         return self._side_nbytes(size) + -(-size // 8)
 
     def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
-        return self._write(x, key, body, NO_FLOATS, NO_FLOATS, NO_FLOATS)
+        return self._code(x, key, body, NO_FLOATS, NO_FLOATS, NO_FLOATS)
 
     def _encode_error(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
-        return self._write(x, key, body, NO_FLOATS, NO_FLOATS, error)
+        return self._code(x, key, body, NO_FLOATS, NO_FLOATS, error)
 
     def _encode_sum(self, x: Floats, key: Words, body: Bytes, residual: Floats) -> int:
-        return self._write(readonly(residual), key, body, x, residual, residual)
+        return self._code(readonly(residual), key, body, x, residual, residual)
 
-    def _write(self, x: Floats, key: Words, body: Bytes, addend: Floats, total: Floats, error: Floats) -> int:
+    def _code(self, x: Floats, key: Words, body: Bytes, addend: Floats, total: Floats, error: Floats) -> int:
         used, start = self._max_body(x.shape), self._side_nbytes(x.size)
         side, bits = body[:start], body[start:used]
         rest = readonly(addend.reshape(-1)), total.reshape(-1), error.reshape(-1)

@@ -48,14 +48,13 @@ def build_chain(stages: Sequence[spec.Stage]) -> Codec:
 
 
 def chain_of(reducer: Reducer | None, quantiser: FlatCodec, lossless: Lossless | None) -> Chain:
-    """The chain of stages as built."""
-    if reducer is None or not reducer.sparse:
-        return Chain(reducer, quantiser, lossless)
+    """The chain of stages as built, of the kind that searches if it begins with a selector."""
     from psnode.codecs.selection.selector import Selector
     from psnode.codecs.selection.sparse_chain import SparseChain
 
-    assert isinstance(reducer, Selector)
-    return SparseChain(reducer, quantiser, lossless)
+    if isinstance(reducer, Selector):
+        return SparseChain(reducer, quantiser, lossless)
+    return Chain(reducer, quantiser, lossless)
 
 
 def _build(stage: spec.Stage) -> object:

@@ -52,6 +52,11 @@ class Randk(Selector):
         """True if entries are scaled."""
         return self.scaled
 
+    @property
+    def keeps_values(self) -> bool:
+        """True if they are not."""
+        return not self.scaled
+
     def contractive(self) -> Randk:
         """The entries unscaled."""
         return dataclasses.replace(self, scaled=False) if self.scaled else self

@@ -188,11 +188,13 @@ class GradientSender:
         frame = self._room(group)
         done: list[tuple[SegmentCoder, Codec, Payload]] = []
         try:
-            for coder, codec in zip(coders, codecs, strict=True):
+            pairs = list(zip(coders, codecs, strict=True))
+            certain = all(_undoes(*pair) for pair in pairs[:-1])  # nothing comes after the last that could undo it
+            for coder, codec in pairs:
                 segment = coder.segment
-                if not _undoes(coder, codec):
+                if not (certain and _finds(coder, codec)):
                     self._check(segment)
-            for coder, codec in zip(coders, codecs, strict=True):
+            for coder, codec in pairs:
                 segment = coder.segment
                 payload = self._code(group, coder, codec, frame.room)
                 done.append((coder, codec, payload))
@@ -222,7 +224,7 @@ class GradientSender:
 
     def _undo(self, coder: SegmentCoder, codec: Codec, payload: Payload) -> None:
         """Make a segment's memory what it was before the gradient was added and `payload` taken from it."""
-        if _undoes(coder, codec) and coder.feedback.memory is not None:
+        if coder.feedback.memory is not None:
             _put_back(coder, codec, payload)
             memory = coder.state[coder.feedback.memory]
             for place, part in self._gradients.parts(coder.segment.start, coder.segment.stop):
@@ -259,9 +261,14 @@ class GradientSender:
         return wire.GroupFrame(len(coders), room, last[0] if last is not None and free else None)
 
 
-def _undoes(coder: SegmentCoder, codec: Codec) -> bool:
-    """Whether a segment need not be checked before it is coded: what is not finite is found on the way, and taken back."""
+def _finds(coder: SegmentCoder, codec: Codec) -> bool:
+    """Whether coding a segment finds what is not finite in its gradient, and takes back what it has added."""
     return coder.feedback.sums and codec.adds_finite
+
+
+def _undoes(coder: SegmentCoder, codec: Codec) -> bool:
+    """Whether a segment that was coded can be undone, or need not be, when another of its group turns out not to be finite."""
+    return coder.feedback.memory is None or (_finds(coder, codec) and codec.keeps_values)
 
 
 def _put_back(coder: SegmentCoder, codec: Codec, payload: Payload) -> None:

@@ -17,12 +17,11 @@ from psnode.wire import Frame, Kind
 from psnode.worker.sender import GradientSender
 
 CODEC = "topk:ratio=0.05"
-PLAN = Plan.from_dict(
-    {
-        "tensors": [["a", [50, 100]], ["b", [30, 100]], ["c", [7]]],
-        "groups": [[[CODEC, 0, [5000]], [CODEC, 5000, [3000]], ["identity", 8000, [7]]]],
-    }
-)
+
+
+def plan(codec: str) -> Plan:
+    segments = [[codec, 0, [5000]], [codec, 5000, [3000]], ["identity", 8000, [7]]]
+    return Plan.from_dict({"tensors": [["a", [50, 100]], ["b", [30, 100]], ["c", [7]]], "groups": [segments]})
 
 
 class Given:
@@ -57,9 +56,10 @@ def ends() -> tuple[Link, Link]:
 
 
 @pytest.fixture
-def sender(given: Given, ends: tuple[Link, Link]) -> Iterator[GradientSender]:
-    scheme = resolve(Config(scheme="dense", codec=CODEC, feedback="ef"))
-    sender = GradientSender(PLAN, scheme, ends[1], given, seed=1, lr=lambda step: 0.1, steps_per_epoch=9)  # type: ignore[arg-type]
+def sender(given: Given, ends: tuple[Link, Link], request: pytest.FixtureRequest) -> Iterator[GradientSender]:
+    codec = getattr(request, "param", CODEC)
+    scheme = resolve(Config(scheme="dense", codec=codec, feedback="ef"))
+    sender = GradientSender(plan(codec), scheme, ends[1], given, seed=1, lr=lambda step: 0.1, steps_per_epoch=9)  # type: ignore[arg-type]
     yield sender
     sender.close()
 
@@ -101,9 +101,11 @@ def test_a_gradient_that_is_not_finite_changes_no_memory(
     assert np.isfinite(residual(sender)).all()
 
 
+@pytest.mark.parametrize("sender", [CODEC, f"{CODEC}+fp16", f"{CODEC}+scaledsign", f"{CODEC}+lss:refit=5"], indirect=True)
 def test_huge_values_beside_a_nan_are_not_sent_later(given: Given, ends: tuple[Link, Link], sender: GradientSender) -> None:
+    """Neither where a payload is added back, nor where that would not bring back what was there: there all is checked before."""
     good = given.vector.copy()
-    given.vector[7], given.vector[7900] = 1e30, np.nan
+    given.vector[7], given.vector[99], given.vector[7900] = 1e30, 1.2345e24, np.nan
     step(sender, 1)
     assert received(ends[0])[0] is Kind.SKIP
     given.vector[:] = good

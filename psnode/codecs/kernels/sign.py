@@ -2,7 +2,7 @@
 
 Sums have a fixed order. In every piece of 8192 coordinates (and bucket) lane l of 64 adds coordinates l mod 64 in float32,
 eight rows at a time by a tree; the 64 lanes are folded to one, and the pieces are added in float64. A sum that is not finite
-shows that a coordinate is not, or that float32 overflowed.
+shows that a coordinate is not, or that float32 overflowed: then it is taken again, in float64 or of smaller numbers.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ def _magnitude(x: Floats, lanes: Floats) -> float:
 
 @kernel
 def _mean(x: Floats, total: float) -> float:
-    """The mean of |x|, of which `total` is the sum or what is left of it beyond float32's range; NaN if x is not finite."""
-    if not np.isfinite(total):
+    """The mean of |x|, whose sum is `total` unless that is not finite; NaN if x is not finite."""
+    if not np.isfinite(total):  # float32 overflowed, or x is not finite
         total = 0.0
         for i in range(x.size):
             total += abs(np.float64(x[i]))
@@ -159,8 +159,9 @@ def signs_and_means(
 ) -> bool:
     """Pack the signs of `x`, write the mean of |x| of every bucket to `means`; whether x is finite.
 
-    If `addend` is not empty, `total` is the memory of `x`, and `addend` is added to it beforehand. error, or empty: x - mean
-    sign, may be x; then `bucket` is a multiple of 64 or all of x, and what fits into a cache is read from memory once.
+    If `addend` is not empty, `total` is the memory of `x`, and `addend` is added to it beforehand. `error`, if it is not empty,
+    receives x - decoded and may be x; `bucket` must then be a multiple of 64 or at least x.size. A bucket that fits into the
+    cache is read from memory once.
     """
     coins, zero = np.empty(HALF, np.uint32), np.empty(PIECE // 8, np.uint8)
     lanes = np.empty(_LANES, np.float32)

@@ -28,6 +28,11 @@ class Selector(Searching, Reducer):
 
     sparse = True
 
+    @property
+    def keeps_values(self) -> bool:
+        """True unless a subclass changes them."""
+        return True
+
     @abstractmethod
     def _most(self, size: int) -> int:
         """The most entries kept of `size` > 0 coordinates."""

@@ -16,7 +16,10 @@ from psnode.codecs.stages import write_section
 
 @dataclass(frozen=True, repr=False)
 class SparseChain(Searching, Chain):
-    """As Chain. What the quantiser loses of a value stays behind, like the values that were not selected."""
+    """As Chain. What the quantiser loses of a value stays behind, like the values that were not selected.
+
+    Wrapped in Contractive, as chains with an unbiased quantiser are in feedback loops, it is handed the array as a whole.
+    """
 
     reducer: Selector
 
@@ -24,7 +27,6 @@ class SparseChain(Searching, Chain):
         used, entries = self.reducer.select(source, key, body[4 : 4 + self.reducer._max_parts(target.shape)[0]])
         start = write_section(body, used)
         end = start + self._encode_values(readonly(entries.values), key, body[start:])
-        decoded = np.empty(entries.values.size, np.float32)
-        self._decode_values(readonly(body[start:end]), decoded)
+        decoded = self._kept(readonly(body[start:end]), entries.values.size)
         add_at(target.reshape(-1), entries.indices, decoded, np.float32(weight))
         return end
