@@ -167,6 +167,7 @@ def plot(result: Mapping[str, Any], path: Path) -> None:
             panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             panel.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
             panel.xaxis.set_minor_formatter(NullFormatter())
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize="small")
+    entries = {label: line for panel in figure.axes for line, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=2, fontsize="small")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
