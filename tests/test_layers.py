@@ -161,14 +161,10 @@ def test_tools_import_nothing_of_psnode() -> None:
     assert [line for line in found if "imports psnode" in line] == []
 
 
-# What would execute what a peer or a file says. numpy.load is safe with its default, which is why naming the flag is forbidden.
+# What would execute what a peer or a file says, beyond what ruff.toml forbids. numpy.load is safe with its default, which is why
+# naming the flag is forbidden.
 FORBIDDEN = {
-    "pickle": r"\b(c?[Pp]ickle|dill|cloudpickle|joblib|shelve|marshal)\b(?!\))",
-    "eval": r"(?<![\w.])(eval|exec)\(",
-    "torch.load": r"torch\.load\(",
     "allow_pickle": r"allow_pickle\s*=\s*True",
-    "yaml": r"yaml\.(load|unsafe_load)\(",
-    "shell": r"shell\s*=\s*True|os\.system\(",
     "MPI's lower case, which pickles": r"\b(comm|world|COMM_WORLD)\."
     r"(i?send|i?recv|sendrecv|bcast|(all)?gather|scatter|(all)?reduce)\(",
 }
@@ -198,10 +194,7 @@ def code_of(path: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("what", "line"),
     [
-        ("pickle", "import pickle"),
-        ("pickle", "x = pickle.loads(b)"),
-        ("eval", "y = eval(text)"),
-        ("torch.load", "state = torch.load(path)"),
+        ("allow_pickle", "x = np.load(path, allow_pickle=True)"),
         ("MPI's lower case, which pickles", "comm.send(thing, dest=1)"),
     ],
 )
@@ -209,6 +202,6 @@ def test_the_search_would_find(what: str, line: str) -> None:
     assert re.search(FORBIDDEN[what], line)
 
 
-@pytest.mark.parametrize("line", ["model.eval()", "comm.Isend(buffer)", "self.evaluate(x)"])
+@pytest.mark.parametrize("line", ["comm.Isend(buffer)", "np.load(path, allow_pickle=False)"])
 def test_the_search_leaves_alone(line: str) -> None:
     assert not any(re.search(pattern, line) for pattern in FORBIDDEN.values())
