@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Words, readonly
-from psnode.codecs.binary import NO_FLOATS, Binary
+from psnode.codecs.base import Bytes, Floats, Words
+from psnode.codecs.binary import Binary
 from psnode.codecs.kernels.finite import raise_nonfinite
-from psnode.codecs.kernels.sign import DOWN, signs_and_sums
+from psnode.codecs.kernels.sign import signs_and_sums
 from psnode.codecs.table import number_of
 from psnode.errors import PayloadError
 
@@ -38,15 +38,10 @@ class OneBit(Binary):
         return _SIDE
 
     def _sign(self, x: Floats, key: Words, side: Bytes, bits: Bytes, addend: Floats, total: Floats, error: Floats) -> bool:
-        sums, stream = np.zeros(2), number_of(self.id)
-        negatives = signs_and_sums(x, addend, total, key, stream, bits, sums)
+        sums = np.zeros(2)
+        negatives = signs_and_sums(x, addend, total, key, number_of(self.id), bits, sums)
         if not np.isfinite(sums).all():
-            if not np.isfinite(x).all():
-                raise_nonfinite(x)
-            sums[:] = 0
-            small = readonly(x * np.float32(DOWN))
-            signs_and_sums(small, readonly(NO_FLOATS), NO_FLOATS, key, stream, np.empty_like(bits), sums)
-            sums /= DOWN
+            raise_nonfinite(x)
         positive, negative = sums.tolist()
         high = min(positive / max(x.size - negatives, 1), _LARGEST)
         low = min(negative / max(negatives, 1), _LARGEST)

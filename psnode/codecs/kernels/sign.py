@@ -2,7 +2,7 @@
 
 Sums have a fixed order. In every piece of 8192 coordinates (and bucket) lane l of 64 adds coordinates l mod 64 in float32,
 eight rows at a time by a tree; the 64 lanes are folded to one, and the pieces are added in float64. A sum that is not finite
-shows that a coordinate is not, or that float32 overflowed: then it is taken again, in float64 or of smaller numbers.
+shows that a coordinate is not, or that float32 overflowed: then it is taken again, in float64.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import numpy as np
 
 from psnode.codecs.base import Bytes, Floats, Words
 from psnode.codecs.kernels.dots import Float64s
+from psnode.codecs.kernels.finite import all_finite
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, wide
 from psnode.codecs.kernels.norms import fold
@@ -18,7 +19,6 @@ from psnode.codecs.kernels.signbits import ROW, apply, count, pack_rest, pack_ro
 from psnode.codecs.rng import BLOCK, HALF, Words32, fill
 
 PIECE = 32 * HALF
-DOWN = 2.0**-16  # an array times this has sums that do not overflow
 _LANES = 64
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -198,12 +198,25 @@ def signs(x: Floats, addend: Floats, total: Floats, key: Words, stream: int, bit
         piece, more = x[start : start + PIECE], addend[start : start + PIECE]
         packed = bits[start // 8 : (start + PIECE) // 8]
         magnitude = _piece(piece, more, total[start : start + PIECE], packed, zero[: packed.size], lanes)
-        if not np.isfinite(magnitude) and np.isnan(_mean(piece, magnitude)):
+        if not np.isfinite(magnitude) and not all_finite(piece):
             return False
         _settle(key, stream, start, packed, zero[: packed.size], coins)
         if error.size:
             _subtract(packed, PIECE, one, piece, error[start : start + PIECE])
     return True
+
+
+@kernel
+def _sums(x: Floats) -> tuple[float, float]:
+    """The sums of max(x, 0) and max(-x, 0) in float64; one of them is not finite if x is not."""
+    plus, minus = 0.0, 0.0
+    for i in range(x.size):
+        value = np.float64(x[i])
+        if value < 0:
+            minus -= value
+        else:
+            plus += value
+    return plus, minus
 
 
 @kernel
@@ -219,6 +232,8 @@ def signs_and_sums(x: Floats, addend: Floats, total: Floats, key: Words, stream:
         piece, more = x[start : start + PIECE], addend[start : start + PIECE]
         packed = bits[start // 8 : (start + PIECE) // 8]
         a, b = _signed_piece(piece, more, total[start : start + PIECE], packed, zero[: packed.size], plus, minus)
+        if not np.isfinite(a + b):
+            a, b = _sums(piece)
         _settle(key, stream, start, packed, zero[: packed.size], coins)
         sums[0] += a
         sums[1] += b
