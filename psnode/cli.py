@@ -99,7 +99,8 @@ def _configure(file: Path | None, **flags: Any) -> Config:
     from psnode.sources import load
 
     config = load({name: value for name, value in flags.items() if value not in (None, ())}, os.environ, file)
-    resolve(config)
+    if not config.resume:  # a run that goes on has a scheme already
+        resolve(config)
     return config
 
 

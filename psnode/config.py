@@ -13,7 +13,7 @@ from typing import Any, Self
 import xxhash
 
 from psnode.errors import ConfigurationError
-from psnode.settings import Setting, nearest, option, settings_of
+from psnode.settings import ABSENT, Setting, nearest, option, settings_of
 
 DEFAULT_EPOCHS = 10  # enough for LeNet to pass 97 % on the embedded digits
 
@@ -248,7 +248,12 @@ class Config:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`; unknown and missing names raise ConfigurationError."""
+        """The inverse of `to_dict`. A setting that is newer than the record takes the value that means what was done before.
+
+        ConfigurationError for names that are unknown, or missing and no newer.
+        """
+        newer = {name: setting.rules.before for name, setting in settings().items() if setting.rules.before is not ABSENT}
+        fields = {**newer, **fields}
         if unknown := [name for name in fields if name not in settings()]:
             raise ConfigurationError(f"unknown setting {unknown[0]!r}{nearest(unknown[0], settings())}")
         if missing := [name for name in settings() if name not in fields]:

@@ -3,7 +3,7 @@
 Start of a job, master M and worker W (docs/architecture.md):
 
     W HELLO   "host, process, version"
-    M CONFIG  the resolved configuration, and a mark to find in the run's directory if that is shared
+    M CONFIG  the resolved configuration and scheme, and a mark to find in the run's directory if that is shared
     W READY   the model's tensors; from worker 1 also the order in which their gradients finish
     M PLAN    segments and groups, and the version to start from; then WEIGHTS, a frame a group
 """
@@ -70,9 +70,10 @@ class Hello(_Message):
 
 @dataclass(frozen=True)
 class Setup(_Message):
-    """CONFIG: what to train and how. `mark` is the contents of a file in the run's directory."""
+    """CONFIG: what to train and how, and the resolved scheme. `mark` is the contents of a file in the run's directory."""
 
     config: dict[str, Any]
+    scheme: dict[str, Any]
     train_dir: str
     mark: str
 

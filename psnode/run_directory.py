@@ -24,6 +24,7 @@ from psnode.errors import CheckpointError, ConfigurationError, PsnodeError
 from psnode.metrics import METRICS, SUMMARY, cut_after, totals, write_atomically
 from psnode.parts import Part, continued
 from psnode.plan import Plan
+from psnode.schemes import Scheme, resolve
 
 CONFIG = "config.json"
 _LOCK = ".lock"
@@ -33,11 +34,12 @@ _PACKAGES = ("numpy", "numba", "torch", "torchvision", "mpi4py", "safetensors")
 
 @dataclass(frozen=True)
 class Before:
-    """What a resumed run starts from: its plan, its latest checkpoint if there is one, and its parts so far."""
+    """What a resumed run starts from: its plan and scheme, its latest checkpoint if there is one, and its parts so far."""
 
     checkpoint: checkpoint.Checkpoint | None = None
     plan: Plan | None = None
     parts: tuple[Part, ...] = ()
+    scheme: Scheme | None = None
 
     @property
     def step(self) -> int:
@@ -56,6 +58,7 @@ class RunDirectory:
     path: Path
     mark: str
     config: Config
+    scheme: Scheme
     before: Before
     lock: IO[bytes]
 
@@ -79,6 +82,7 @@ class RunDirectory:
             "workers": workers,
             "parts": self.parts(workers),
             "config": self.config.to_dict(),
+            "scheme": self.scheme.to_dict(),
             "plan": plan.to_dict(),
             "versions": _versions(),
         }
@@ -92,10 +96,11 @@ class RunDirectory:
 def claim(config: Config) -> RunDirectory:
     """Make the directory of a new run, or enter that of the run to resume, and keep other jobs out of it.
 
-    Raises ConfigurationError if it holds another run or another job is at work in it, CheckpointError if what it holds
-    cannot be read.
+    A resumed run keeps the scheme that it was begun with, whatever the tables say by now. Raises ConfigurationError if the
+    directory holds another run or another job is at work in it, CheckpointError if what it holds cannot be read.
     """
     path = config.directory.resolve()
+    scheme = None if config.resume else resolve(config)
     if config.resume:
         saved_run(path)
     elif any((path / name).exists() for name in (CONFIG, METRICS, checkpoint.CHECKPOINTS)):
@@ -112,7 +117,7 @@ def claim(config: Config) -> RunDirectory:
     except BaseException:
         lock.close()
         raise
-    return RunDirectory(path, mark, config, before, lock)
+    return RunDirectory(path, mark, config, before.scheme or scheme or resolve(config), before, lock)
 
 
 def _lock(path: Path) -> IO[bytes]:
@@ -159,6 +164,7 @@ def _intact(path: Path, read: Callable[[dict[str, Any]], _T]) -> _T:
 def _resumed(path: Path, config: Config) -> tuple[Config, Before]:
     earlier, plan = saved_config(path), _intact(path, lambda saved: Plan.from_dict(saved["plan"]))
     parts = _intact(path, lambda saved: _parts(saved.get("parts", [[0, saved["workers"]]])))
+    scheme = _saved_scheme(path, earlier)
     if config.threads == 0:
         config = replace(config, threads=earlier.threads)
     if config.group_bytes == 0:  # auto: what the run was begun with
@@ -170,7 +176,13 @@ def _resumed(path: Path, config: Config) -> tuple[Config, Before]:
     if found is not None:
         found.verify()
     totals(path / METRICS, found.step if found else 0)
-    return config, Before(found, plan, parts)
+    return config, Before(found, plan, parts, scheme)
+
+
+def _saved_scheme(path: Path, config: Config) -> Scheme:
+    """The scheme that the run in `path` was begun with."""
+    recorded = _intact(path, lambda saved: Scheme.from_dict(saved["scheme"]) if "scheme" in saved else None)
+    return recorded or resolve(config, unrecorded=True)
 
 
 def _parts(saved: Any) -> tuple[Part, ...]:

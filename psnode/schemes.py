@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from psnode.codecs.spec import Stage, parse
 from psnode.config import Config
@@ -40,6 +40,25 @@ class Scheme:
     rule: str = "that of dense SGD"
     aliases: tuple[str, ...] = ()
 
+    def to_dict(self) -> dict[str, Any]:
+        """What decides how a run goes, in types that JSON has: what config.json records."""
+        return {name: list(value) if isinstance(value := getattr(self, name), tuple) else value for name in _RECORDED}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Scheme:
+        """Inverse of to_dict; ConfigurationError if a field is missing, unknown or of another type."""
+        if set(fields) != set(_RECORDED):
+            raise ConfigurationError(
+                f"a recorded scheme has the fields {', '.join(_RECORDED)}, not {', '.join(map(str, fields))}"
+            )
+        kinds = {"momentum": (int, float), "ratio_epochs": (int, float), "ratio_warmup": (list, tuple)}
+        for name, value in fields.items():
+            if not isinstance(value, kinds.get(name, (str,))):
+                raise ConfigurationError(f"the recorded scheme's {name} is {value!r}")
+        return cls(summary="", paper="", **{**fields, "ratio_warmup": tuple(map(float, fields["ratio_warmup"]))})
+
+
+_RECORDED = ("name", "codec", "feedback", "aggregator", "downlink", "momentum", "ratio_warmup", "ratio_epochs")
 
 _TABLE = (
     Scheme(
@@ -147,6 +166,9 @@ _TABLE = (
 SCHEMES: Mapping[str, Scheme] = MappingProxyType({scheme.name: scheme for scheme in _TABLE})
 _NAMES = MappingProxyType({name: scheme for scheme in _TABLE for name in (scheme.name, *scheme.aliases)})
 
+# What rows said that have changed since runs record their scheme. A run without a record goes on by these.
+_UNRECORDED: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+
 # setting -> the codec's parameter, and that parameter's value for the setting's
 _OVERRIDES: Mapping[str, tuple[str, Callable[[int], int]]] = MappingProxyType(
     {
@@ -157,16 +179,19 @@ _OVERRIDES: Mapping[str, tuple[str, Callable[[int], int]]] = MappingProxyType(
 )
 
 
-def resolve(config: Config) -> Scheme:
+def resolve(config: Config, *, unrecorded: bool = False) -> Scheme:
     """The scheme that `config` names with its parameters and overrides applied; ConfigurationError if there is none.
 
     `codec` of the result is the full spec, every parameter written out. A downlink that the scheme chose is not used for
-    a codec in the place of its own: it is dense then.
+    a codec in the place of its own: it is dense then. `unrecorded`: by the table as it was when runs did not record
+    their scheme yet.
     """
     from psnode.codecs import get_codec
     from psnode.feedback import get_feedback
 
     scheme, settings, added = _named(config.scheme)
+    if unrecorded:
+        scheme = replace(scheme, **_UNRECORDED.get(scheme.name, {}))
     if (settings or added) and config.codec:
         raise ConfigurationError(f"--scheme {config.scheme} changes a codec that --codec replaces: leave one of the two out")
     if config.codec:

@@ -22,6 +22,9 @@ _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
 
+ABSENT: Any = object()  # no value at all, where None is one
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rules:
     """What a field accepts beyond its type. `None` in a bound means: not bounded on that side.
@@ -34,6 +37,7 @@ class Rules:
     implies   naming the setting is enough to choose `needs`
     free      may differ when a run is resumed, and is no part of the job's digest
     aliases   further flags
+    before    what a run was begun with whose record does not know the setting; ABSENT: such a record is damaged
     inverse   a bool's flag has a --no- form
     """
 
@@ -49,6 +53,7 @@ class Rules:
     implies: bool = False
     free: bool = False
     aliases: tuple[str, ...] = ()
+    before: Any = ABSENT
 
 
 def option(default: Any, help: str, **rules: Any) -> Any:  # noqa: A002

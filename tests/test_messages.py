@@ -11,7 +11,7 @@ from psnode.messages import Failure, Hello, Ready, Report, Setup, Start
 
 MESSAGES = [
     Hello("host", 1, "0.1"),
-    Setup({"lr": 0.1}, "runs/x", "mark"),
+    Setup({"lr": 0.1}, {"name": "dense"}, "runs/x", "mark"),
     Ready([["w", [2, 3]]], ["w"], 10, True),
     Start({"tensors": []}, 2**64 - 1, 0, 10, 5, None, False, True),
     Report(1.5, 32, {"top1": 3.0}, 0.1, 0.2, 0.3, None, 2**64 - 1),

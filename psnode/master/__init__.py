@@ -32,7 +32,7 @@ from psnode.master.startup import gather_ready, job_digest, plan_for, restore, s
 from psnode.metrics import METRICS, RunLog, Summary, compression_ratio, peak_memory, totals
 from psnode.plan import Plan
 from psnode.run_directory import RunDirectory, claim
-from psnode.schemes import Scheme, resolve
+from psnode.schemes import Scheme
 from psnode.task import Task
 from psnode.timeline import Tracer, write_timeline
 from psnode.transport.barrier import gather_hello
@@ -71,13 +71,12 @@ def _explained(error: Exception, config: Config) -> Exception:
 def _lead(link: Link, config: Config, make_task: Callable[[Config], Task], ranks: range) -> int:
     workers = ranks[: max(0, len(ranks) - config.spares)]
     config.check_workers(len(workers))
-    scheme = resolve(config)
     task = make_task(config)
     torch.manual_seed(config.seed)
     model = task.model()
     with claim(config) as run:
         try:
-            return _run(link, config, scheme, model, run, workers, ranks[len(workers) :])
+            return _run(link, run.config, run.scheme, model, run, workers, ranks[len(workers) :])
         except StoppedError as error:  # before it began: whoever watches the directory learns why nothing comes
             _summary(run, error.step, _REASONS[error.exit_code], error.exit_code, 0).write(run.path)
             raise
@@ -102,7 +101,7 @@ def _run(
     parameters = Parameters(model, plan, config, scheme.momentum)
     downlink = Downlink(scheme.downlink, parameters.weights.numpy(), plan, link, ranks, seed=config.seed)
     restore(run, parameters, downlink)
-    job = job_digest(config, plan, run.mark)
+    job = job_digest(config, scheme, plan, run.mark)
     run.begin(plan, len(workers))
     send_start(link, run, plan, ready, epochs, workers=len(workers), job=job, last_step=last_step)
     clock = Clock()

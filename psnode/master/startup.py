@@ -34,7 +34,7 @@ def gather_ready(link: Link, run: RunDirectory, workers: Sequence[int], patience
     ConfigurationError if they do not agree on the model or on the number of examples, StoppedError if one of the ranks is asked
     to stop.
     """
-    setup = Setup(run.config.to_dict(), str(run.path), run.mark)
+    setup = Setup(run.config.to_dict(), run.scheme.to_dict(), str(run.path), run.mark)
     link.send(workers, Kind.CONFIG, setup.to_bytes())
     found: dict[int, Ready] = {}
     end = time.monotonic() + patience
@@ -77,9 +77,9 @@ def plan_for(ready: Ready, scheme: Scheme, config: Config) -> Plan:
     )
 
 
-def job_digest(config: Config, plan: Plan, mark: str) -> int:
-    """What every frame of this job carries: configuration, plan and this start of it."""
-    text = json.dumps([config.digest(), plan.to_dict(), mark], sort_keys=True)
+def job_digest(config: Config, scheme: Scheme, plan: Plan, mark: str) -> int:
+    """What every frame of this job carries: configuration, scheme, plan and this start of it."""
+    text = json.dumps([config.digest(), scheme.to_dict(), plan.to_dict(), mark], sort_keys=True)
     return max(1, xxhash.xxh3_64_intdigest(text.encode()))
 
 

@@ -20,7 +20,7 @@ from psnode.link import Link
 from psnode.messages import Deal, Ready, Setup, Start
 from psnode.plan import Plan, downlink_codecs
 from psnode.schedules import learning_rate
-from psnode.schemes import resolve
+from psnode.schemes import Scheme
 from psnode.task import Data, Task
 from psnode.timeline import Tracer
 from psnode.wire import Kind
@@ -43,6 +43,7 @@ class Site:
 
     link: Link
     config: Config
+    scheme: Scheme
     directory: Path | None  # the run's, if this rank sees it
     device: torch.device
     model: torch.nn.Module
@@ -75,7 +76,7 @@ class Site:
         plan = Plan.from_dict(start.plan)
         replica = Replica(self.model, plan, self.device)
         gradients = Gradients(replica.parameters, plan, self.device)
-        scheme = resolve(config)
+        scheme = self.scheme
         sampler = replace(self.sampler, shift=start.sample_shift)
         sender = GradientSender(
             plan,
@@ -144,7 +145,7 @@ def join(link: Link, patience: float, make_task: MakeTask, turn: AbstractContext
     tensors = [[tensor.name, list(tensor.shape)] for tensor in describe(model)]
     link.forward_requests(0)  # the master waits for us and nothing else
     link.send(0, Kind.READY, Ready(tensors, order, len(data), directory is not None).to_bytes())
-    site = Site(link, config, directory, device, model, data, sampler, computation, patience)
+    site = Site(link, config, Scheme.from_dict(setup.scheme), directory, device, model, data, sampler, computation, patience)
     while (start := site.next_start()).rehearsal:
         site.rehearse(start)
     return site.worker(start)

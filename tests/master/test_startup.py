@@ -16,6 +16,7 @@ from psnode.messages import Ready, Start
 from psnode.parts import Part
 from psnode.plan import Tensor, make_plan
 from psnode.run_directory import Before, RunDirectory
+from psnode.schemes import resolve
 from psnode.transport.loopback import LoopbackTransport, loopback_group
 from psnode.wire import Kind
 
@@ -30,7 +31,8 @@ def resumed(folder: Path, wrote: int) -> RunDirectory:
         part = {"feedback/0/residual": torch.full((4,), float(rank)), "buffer/mean": torch.full((2,), float(rank))}
         draft.add_tensors(checkpoint.worker_file(rank), part)
     found = checkpoint.Checkpoint.open(draft.publish({"workers": wrote}))
-    return RunDirectory(folder, "mark", Config(train_dir=folder), Before(found, PLAN, (Part(0, wrote),)), io.BytesIO())
+    config = Config(train_dir=folder)
+    return RunDirectory(folder, "mark", config, resolve(config), Before(found, PLAN, (Part(0, wrote),)), io.BytesIO())
 
 
 def told(end: LoopbackTransport) -> dict[str, torch.Tensor] | None:

@@ -1,0 +1,97 @@
+"""Runs begun by earlier versions go on bit for bit: directories that commit 050e485 wrote (mpirun, two workers, 7 steps).
+
+    psnode launch -n 2 -- train --task old_task --scheme SCHEME --batch-size 8 --threads 1 --lr 0.05 --seed 3 --eval-freq 0 \
+        --no-tensorboard --max-steps 7 --train-dir runs/SCHEME
+
+The hashes below are those of the same commit after 20 steps, with the variables of ARITHMETIC set: linear algebra then takes
+roads that processors of several makers share. Where a processor computes otherwise all the same, the probe says so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psnode.config import Config, settings
+from psnode.run_directory import saved_config
+from psnode.schemes import resolve
+from psnode.settings import ABSENT
+
+RUNS = Path(__file__).parent / "old_runs"
+ROOT = Path(__file__).resolve().parents[1]
+ARITHMETIC = {
+    "ATEN_CPU_CAPABILITY": "default",
+    "MKL_CBWR": "COMPATIBLE",
+    "DNNL_MAX_CPU_ISA": "SSE41",
+    "OPENBLAS_CORETYPE": "Haswell",
+    "OMP_NUM_THREADS": "1",
+}
+PROBE = "9c3a984757c961936d56fa1b8dd29e22"
+HASHES = {
+    "dense": "eea33aed2c51d11ae59d6c30b787aaac",
+    "qsgd": "e124c0963fa1efc5acde8d5e69fee265",
+    "atomo": "74c288761b31785ce9b206e6c20bcbb2",
+}
+
+
+def run(*command: str | Path, folder: Path) -> str:
+    """The output of a Python program that runs in `folder` with the arithmetic of the old runs, and must end well."""
+    env = {**os.environ, **ARITHMETIC, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
+    done = subprocess.run(
+        [sys.executable, *map(str, command)], cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.serial
+@pytest.mark.skipif(
+    shutil.which("mpirun") is None and shutil.which("mpirun", path=Path(sys.executable).parent) is None, reason="no mpirun"
+)
+@pytest.mark.parametrize("scheme", HASHES)
+def test_an_old_run_goes_on_bit_for_bit(scheme: str, tmp_path: Path) -> None:
+    shutil.copytree(RUNS, tmp_path, dirs_exist_ok=True)
+    if (found := run("probe.py", folder=tmp_path).strip()) != PROBE:
+        pytest.skip(f"this processor's arithmetic is another than that of the recorded runs: the probe gives {found}")
+    run(
+        "-m",
+        "psnode",
+        "launch",
+        "-n",
+        "2",
+        "--",
+        "train",
+        "--resume",
+        "--max-steps",
+        "20",
+        "--train-dir",
+        scheme,
+        folder=tmp_path,
+    )
+    summary = json.loads((tmp_path / scheme / "summary.json").read_bytes())
+    assert (summary["steps"], summary["model_hash"]) == (20, HASHES[scheme])
+    assert json.loads((tmp_path / scheme / "config.json").read_bytes())["scheme"] == recorded()[scheme]
+
+
+def recorded() -> dict[str, dict[str, Any]]:
+    """What commit 050e485 meant by every scheme."""
+    return dict(json.loads((RUNS / "schemes.json").read_bytes()))
+
+
+@pytest.mark.parametrize("scheme", recorded())
+def test_a_run_without_a_recorded_scheme_keeps_what_its_name_meant_then(scheme: str) -> None:
+    assert resolve(Config(scheme=scheme), unrecorded=True).to_dict() == recorded()[scheme]
+
+
+def test_settings_that_an_old_record_lacks_say_what_was_done_before() -> None:
+    known = json.loads((RUNS / "dense" / "config.json").read_bytes())["config"].keys()
+    assert [name for name in known if name not in settings()] == []
+    assert [name for name, setting in settings().items() if (setting.rules.before is ABSENT) != (name in known)] == []
+    assert saved_config(RUNS / "dense").scheme == "dense"
