@@ -168,7 +168,8 @@ def make_plan(
 
     Tensors with one dimension or none, smaller than `min_compress_bytes`, or whose payload could be as large as
     they are (unless the codec is adaptive), travel as identity. Within a group the coded tensors come before the identity
-    ones: each codec then sees one long run.
+    ones: each codec then sees one long run. No segment and no group of several has more than MAX_SEGMENT coordinates;
+    ConfigurationError for a larger tensor that the codec cannot take in pieces.
     """
     if not tensors:
         raise ConfigurationError("the model has no trainable parameters")
@@ -183,7 +184,7 @@ def make_plan(
         shapes: list[tuple[str, tuple[int, ...]]] = []
         for spec, run in groupby(members, key=lambda tensor: chosen[tensor.name]):
             shapes += [(spec, shape) for shape in _cut(list(run), spec, limit)]
-        for piece in _partition(shapes, 1.5 * limit):
+        for piece in _partition(shapes, min(1.5 * limit, 4 * MAX_SEGMENT)):
             segments = []
             for spec, shape in piece:
                 segments.append(Segment(index, spec, start, shape))
@@ -194,10 +195,16 @@ def make_plan(
 
 
 def _codec_for(tensor: Tensor, spec: str, min_compress_bytes: int) -> str:
-    nbytes = 4 * tensor.size
-    if len(tensor.shape) < 2 or nbytes < min_compress_bytes or _is_in_vain(get_codec(spec), tensor.shape):
+    nbytes, codec = 4 * tensor.size, get_codec(spec)
+    if len(tensor.shape) < 2 or nbytes < min_compress_bytes:
         return IDENTITY
-    return spec
+    if tensor.size > MAX_SEGMENT and codec.shaped:
+        raise ConfigurationError(
+            f"parameter {tensor.name} has {tensor.size} values, codec {spec} takes at most {MAX_SEGMENT} of a tensor, "
+            "which it cannot cut: choose another --scheme or --codec"
+        )
+    shape = tensor.shape if tensor.size <= MAX_SEGMENT else (MAX_SEGMENT,)
+    return IDENTITY if _is_in_vain(codec, shape) else spec
 
 
 def _is_in_vain(codec: Codec, shape: tuple[int, ...]) -> bool:

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from psnode.codecs import get_codec
 from psnode.errors import ConfigurationError
-from psnode.plan import IDENTITY, PARTITION, Plan, Tensor, make_plan
+from psnode.plan import IDENTITY, PARTITION, GroupBy, Plan, Tensor, make_plan
+from psnode.schemes import SCHEMES
 
 shapes = st.lists(st.integers(0, 70), min_size=0, max_size=4).map(tuple)
 
@@ -116,3 +118,19 @@ def test_a_model_without_parameters_is_refused() -> None:
 def test_a_codec_whose_payloads_depend_on_the_values_is_used_although_they_might_be_large(codec: str) -> None:
     plan = make_plan([Tensor("large", (400, 400)), Tensor("bias", (400,))], codec)
     assert [segment.codec for segment in plan.segments] == [codec, IDENTITY]
+
+
+
+@pytest.mark.parametrize("group_by", ["layer", "bytes", "model"])
+@pytest.mark.parametrize("codec", sorted({scheme.codec for scheme in SCHEMES.values()}))
+def test_no_payload_holds_more_than_its_format_can_count(codec: str, group_by: GroupBy) -> None:
+    """2^28 values at most, in segments that go up and in whole groups that go down; or the plan is refused in one line."""
+    tensors = [Tensor("a.weight", (1 << 15, 1 << 15)), Tensor("a.bias", (1 << 15,)), Tensor("b.weight", (1 << 14, 1 << 14))]
+    if get_codec(codec).shaped:
+        with pytest.raises(ConfigurationError, match=r"a\.weight"):
+            make_plan(tensors, codec, group_by=group_by)
+        return
+    plan = make_plan(tensors, codec, group_by=group_by, group_bytes=1 << 33)
+    assert plan.size == sum(tensor.size for tensor in tensors)
+    assert max(segment.size for segment in plan.segments) <= 1 << 28
+    assert max(group.size for group in plan.groups) <= 1 << 28
