@@ -211,13 +211,17 @@ def resolve(config: Config, *, unrecorded: bool = False) -> Scheme:
         raise ConfigurationError(
             "a majority vote takes neither --momentum nor --weight-decay: what moves a weight is its sign alone; leave them out"
         )
+    momentum = scheme.momentum if config.momentum is None else config.momentum
+    if config.nesterov and not momentum and not unrecorded:
+        instead = f"write --feedback {feedback},nesterov=true" if feedback.startswith("dgc:") else "leave it out"
+        raise ConfigurationError(f"--nesterov has no meaning with {scheme.name}: its optimizer has no momentum; {instead}")
     return replace(
         _warmed_up(scheme, config.sparsity_warmup_epochs),
         codec=repr(get_codec(spec)),
         feedback=feedback,
         aggregator=aggregator,
         downlink=_downlink(config.downlink or (DENSE if config.codec else scheme.downlink), get_codec(spec)),
-        momentum=scheme.momentum if config.momentum is None else config.momentum,
+        momentum=momentum,
     )
 
 

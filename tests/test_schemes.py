@@ -157,3 +157,11 @@ def test_the_warm_up_of_the_ratio_can_be_stretched_or_left_out() -> None:
     assert (len(usual.ratio_warmup), usual.ratio_epochs) == (4, 1)
     assert (short.ratio_warmup, short.ratio_epochs) == (usual.ratio_warmup, 0.125)
     assert none.ratio_warmup == ()
+
+
+@pytest.mark.parametrize("name", ["dgc", "signsgd", "signum"])
+def test_nesterovs_form_of_a_momentum_that_the_master_does_not_have_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="--nesterov"):
+        resolve(Config(scheme=name, nesterov=True))
+    assert resolve(Config(scheme=name, nesterov=True), unrecorded=True).momentum == 0  # an older run goes on as it was
+    assert resolve(Config(scheme="dense", nesterov=True)).momentum == 0.9
