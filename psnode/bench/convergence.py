@@ -3,110 +3,192 @@
 Every run is a job of its own, `psnode launch -n P -- train ...`, or `psnode train --local P ...` where cores are few: the sums
 are the same, and no rank waits in MPI. Its last checkpoint is then evaluated. What is reported is read from the run's own
 files: final accuracy and loss on the test set, bytes each way, times a step.
+
+A table of many runs takes hours. The same command may be given again after it was stopped: runs that are done are read, one that
+left a checkpoint goes on, the others begin anew.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from psnode import checkpoint
 from psnode.bench.hardware import hardware
 from psnode.bench.saving import save
 from psnode.errors import PsnodeError
-from psnode.launch import launch
 from psnode.metrics import METRICS, SUMMARY, read_records
+from psnode.run_directory import saved_config, saved_run
+from psnode.schemes import resolve
 
 _SETTLED = 0.1  # the share of a run's first steps that is left out of its times: compilation, cold caches
+_ASKED = "asked.json"  # in a run's directory: the arguments it was started with
+_PROGRAM = (sys.executable, "-m", "psnode")
 
 
-def run(runs: Sequence[str], common: str, workers: int, seeds: Sequence[int], output: Path, local: bool) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Run:
+    """One training: `flags` are a scheme and what belongs to it, `common` flags are those of all runs."""
+
+    flags: tuple[str, ...]
+    common: tuple[str, ...]
+    seed: int
+    workers: int
+    local: bool
+    output: Path
+
+    @property
+    def directory(self) -> Path:
+        """Where it writes."""
+        return self.output / f"{'-'.join(self.flags).replace('/', '_').replace(' ', '')}-{self.seed}"
+
+    @property
+    def arguments(self) -> list[str]:
+        """What `psnode` is started with."""
+        scheme, *own = self.flags
+        train = ["train", *self.common, "--scheme", scheme, *own, "--seed", str(self.seed)]
+        train += ["--train-dir", str(self.directory), "--eval-freq", "0"]
+        workers = str(self.workers)
+        return [*train, "--local", workers] if self.local else ["launch", "-n", workers, "--", *train]
+
+    def complete(self) -> None:
+        """Train and evaluate, unless that was done before. PsnodeError if it fails, or if another run is in its place."""
+        asked = json.dumps(self.arguments)
+        resume: list[str] = []
+        if (self.directory / _ASKED).exists():
+            self._check(asked)
+            resume = ["--resume"] if checkpoint.latest(self.directory) else []
+        if not self._is_done():
+            if not resume and (self.directory / _ASKED).exists():
+                shutil.rmtree(self.directory)
+            self.directory.mkdir(parents=True, exist_ok=True)
+            (self.directory / _ASKED).write_text(asked)
+            self._call([*self.arguments, *resume])
+        self._call(["evaluate", "--once", "--train-dir", str(self.directory)])
+
+    def _check(self, asked: str) -> None:
+        """Whether what lies there is this run, and its scheme still means what it meant."""
+        if (self.directory / _ASKED).read_text() != asked:
+            raise PsnodeError(f"{self.directory} holds a run with other settings: choose another --output")
+        if (self.directory / "config.json").exists():
+            scheme = resolve(saved_config(self.directory)).to_dict()
+            if scheme != saved_run(self.directory).get("scheme"):
+                raise PsnodeError(f"{self.directory} was made when its scheme meant something else: choose another --output")
+
+    def _is_done(self) -> bool:
+        summary = self.directory / SUMMARY
+        return summary.exists() and json.loads(summary.read_bytes())["exit_code"] == 0
+
+    def _call(self, arguments: Sequence[str]) -> None:
+        code = subprocess.run([*_PROGRAM, *arguments], check=False).returncode
+        if code != 0:
+            name = f"the run {' '.join(self.flags)} with seed {self.seed}"
+            raise PsnodeError(f"{name} ended with exit code {code}: see its messages above")
+
+    def figures(self) -> dict[str, Any]:
+        """What its files say."""
+        evaluation = list(read_records(self.directory / "evaluations.jsonl"))[-1]
+        summary = json.loads((self.directory / SUMMARY).read_bytes())
+        records = list(read_records(self.directory / METRICS))
+        settled = records[int(_SETTLED * len(records)) :]
+        return {
+            "lr": saved_config(self.directory).lr,
+            "top1": evaluation["top1"],
+            "loss": evaluation["loss"],
+            "uplink_bytes": summary["uplink_bytes"] / summary["steps"] / self.workers,
+            "downlink_bytes": summary["downlink_bytes"] / summary["steps"] / self.workers,
+            "ratio": summary["compression_ratio"],
+            "step": statistics.median(record["seconds"]["step"] for record in settled),
+            "encode": statistics.median(record["seconds"]["encode"] for record in settled),
+        }
+
+
+def run(
+    runs: Sequence[str],
+    common: str,
+    workers: int,
+    seeds: Sequence[int],
+    output: Path,
+    local: bool,
+    *,
+    lrs: Sequence[str] = (),
+    jobs: int = 1,
+) -> dict[str, Any]:
     """Train and evaluate each of `runs`, texts such as "qsgd" or "signsgd --lr 0.001": a scheme and flags of its own.
 
-    `common`: flags of all runs. Runs write into `output`/RUN-seed, which must not hold them yet. Raises PsnodeError
-    when a run does not end with 0.
+    `common`: flags of all runs. `lrs`: learning rates, of which each of `runs` is reported at the one with the best accuracy.
+    `jobs`: so many runs at a time, whose times then say little. Runs write into `output`/RUN-seed. Raises PsnodeError when a
+    run does not end with 0; no other is begun then.
     """
+
+    def of(text: str, lr: str, seed: int) -> Run:
+        flags = (*shlex.split(text), *(("--lr", lr) if lr else ()))
+        return Run(flags, tuple(shlex.split(common)), seed, workers, local, output)
+
+    rates = lrs or ("",)
+    every = dict.fromkeys(of(text, lr, seed) for seed in seeds for text in runs for lr in rates)
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        for done in [pool.submit(each.complete) for each in every]:
+            done.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
     rows = []
     for text in runs:
-        scheme, *flags = shlex.split(text)
-        measured = [_measure([scheme, *flags], shlex.split(common), workers, seed, output, local) for seed in seeds]
-        rows.append({"run": text, "seeds": list(seeds), **_combined(measured)})
+        tried = [_combined([of(text, lr, seed).figures() for seed in seeds]) for lr in rates]
+        best = max(tried, key=lambda found: float(found["top1"]))
+        rows.append({"run": text, "seeds": list(seeds), **best, "tried": {f"{found['lr']:g}": found["top1"] for found in tried}})
     return {**hardware(), "workers": workers, "common": common, "rows": rows}
 
 
-def _measure(flags: Sequence[str], common: Sequence[str], workers: int, seed: int, output: Path, local: bool) -> dict[str, Any]:
-    from psnode.evaluator import follow
-
-    scheme, *own = flags
-    train_dir = output / f"{'-'.join(flags).replace('/', '_').replace(' ', '')}-{seed}"
-    arguments = [
-        "train",
-        *common,
-        "--scheme",
-        scheme,
-        *own,
-        "--seed",
-        str(seed),
-        "--train-dir",
-        str(train_dir),
-        "--eval-freq",
-        "0",
-    ]
-    code = _run_local(workers, arguments) if local else launch(workers, arguments)
-    if code != 0:
-        raise PsnodeError(f"the run {' '.join(flags)} with seed {seed} ended with exit code {code}: see its messages above")
-    follow(train_dir, once=True)
-    evaluation = list(read_records(train_dir / "evaluations.jsonl"))[-1]
-    summary = json.loads((train_dir / SUMMARY).read_bytes())
-    records = list(read_records(train_dir / METRICS))
-    settled = records[int(_SETTLED * len(records)) :]
-    return {
-        "top1": evaluation["top1"],
-        "loss": evaluation["loss"],
-        "uplink_bytes": summary["uplink_bytes"] / summary["steps"] / workers,
-        "downlink_bytes": summary["downlink_bytes"] / summary["steps"] / workers,
-        "ratio": summary["compression_ratio"],
-        "step": statistics.median(record["seconds"]["step"] for record in settled),
-        "encode": statistics.median(record["seconds"]["encode"] for record in settled),
-    }
-
-
-def _run_local(workers: int, arguments: Sequence[str]) -> int:
-    return subprocess.run([sys.executable, "-m", "psnode", *arguments, "--local", str(workers)], check=False).returncode
-
-
 def _combined(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Means over the seeds, and the accuracies one by one; bytes are those of one worker in one step."""
+    """Means over the seeds, the accuracies one by one and their mean's standard error; bytes are those of one worker and step."""
     means = {name: statistics.fmean(each[name] for each in measured) for name in measured[0] if measured[0][name] is not None}
-    return {**means, "all_top1": [each["top1"] for each in measured]}
+    top1 = [each["top1"] for each in measured]
+    error = statistics.stdev(top1) / math.sqrt(len(top1)) if len(top1) > 1 else None
+    return {**means, "all_top1": top1, "standard_error": error}
 
 
 def markdown(result: dict[str, Any]) -> str:
     """The result as a page for docs/results."""
     lines = [
-        "| run | test top1 | spread | loss | bytes up | bytes down | ratio | step | encode |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| run | lr | test top1 | s.e. | loss | bytes up | bytes down | ratio | step | encode |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in result["rows"]:
-        spread = max(row["all_top1"]) - min(row["all_top1"])
+        error = "" if row["standard_error"] is None else f"{100 * row['standard_error']:.2f}"
+        figures = f"{row['uplink_bytes']:,.0f} | {row['downlink_bytes']:,.0f} | {row['ratio']:.1f}"
+        times = f"{1e3 * row['step']:.1f} ms | {1e3 * row['encode']:.1f} ms"
         lines.append(
-            f"| {row['run']} | {100 * row['top1']:.2f} % | {100 * spread:.2f} | {row['loss']:.4f} | {row['uplink_bytes']:,.0f} "
-            f"| {row['downlink_bytes']:,.0f} | {row['ratio']:.1f} | {1e3 * row['step']:.1f} ms | {1e3 * row['encode']:.1f} ms |"
+            f"| {row['run']} | {row['lr']:g} | {100 * row['top1']:.2f} % | {error} | {row['loss']:.4f} | {figures} | {times} |"
         )
     head = f"{result['date']}, {result['cpu']}, {result['cores']} cores, {result['workers']} workers, `{result['common']}`"
     return f"{head}\n\nBytes are those of one worker in one step.\n\n" + "\n".join(lines) + "\n"
 
 
 def main(
-    runs: Sequence[str], common: str, workers: int, seeds: Sequence[int], output: Path, local: bool, json_file: Path | None
+    runs: Sequence[str],
+    common: str,
+    workers: int,
+    seeds: Sequence[int],
+    output: Path,
+    local: bool,
+    lrs: Sequence[float],
+    jobs: int,
+    json_file: Path | None,
 ) -> int:
     """Run, print the table, write it as JSON; the exit code."""
-    result = run(runs, common, workers, seeds, output, local)
+    result = run(runs, common, workers, seeds, output, local, lrs=[f"{lr:g}" for lr in lrs], jobs=jobs)
     print(markdown(result))
     save(result, json_file)
     return 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,13 +28,47 @@ def test_a_row_is_what_the_run_left_behind(tmp_path: Path) -> None:
     assert row["top1"] == evaluation["top1"]
     assert row["uplink_bytes"] == summary["uplink_bytes"] / 6 / 2
     assert row["ratio"] == summary["compression_ratio"]
-    assert "| qsgd --lr 0.05 |" in markdown(result)
+    assert "| qsgd --lr 0.05 | 0.05 |" in markdown(result)
 
 
 def test_a_run_that_fails_is_reported(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     with pytest.raises(PsnodeError, match="exit code 2"):
         run(["no-such-scheme"], COMMON, workers=1, seeds=[1], output=tmp_path, local=False)
+
+
+def test_runs_that_are_done_are_read_and_the_best_rate_of_each_is_reported(tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"workers": 2, "seeds": [1, 2], "output": tmp_path, "local": True, "lrs": ["0.05", "1e-06"]}
+    first = run(["dense"], COMMON, jobs=2, **arguments)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"dense---lr-{lr}-{n}" for lr in ("0.05", "1e-06") for n in (1, 2)
+    ]
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*")}
+    again = run(["dense"], COMMON, **arguments)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*")} == written
+    [row], [same] = first["rows"], again["rows"]
+    assert row == same
+    assert row["lr"] == 0.05
+    one, other = row["all_top1"]
+    assert row["tried"]["0.05"] == row["top1"] == pytest.approx((one + other) / 2)
+    assert row["standard_error"] == pytest.approx(abs(one - other) / 2)  # (difference / sqrt 2) / sqrt 2
+
+
+def test_a_run_that_was_stopped_goes_on_and_one_with_other_settings_is_refused(tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"workers": 2, "seeds": [1], "output": tmp_path, "local": True}
+    whole = run(["qsgd"], COMMON, **arguments)
+    [train_dir] = tmp_path.iterdir()
+    (train_dir / "summary.json").unlink()  # killed before its end, with nothing saved
+    shutil.rmtree(train_dir / "checkpoints")
+    (train_dir / "evaluations.jsonl").unlink()
+    assert run(["qsgd"], COMMON, **arguments)["rows"][0]["all_top1"] == whole["rows"][0]["all_top1"]
+    with pytest.raises(PsnodeError, match="holds a run with other settings"):
+        run(["qsgd"], COMMON.replace("8", "4"), **arguments)
+    record = json.loads((train_dir / "config.json").read_bytes())
+    record["scheme"]["downlink"] = "bf16"  # as if the table had said so then
+    (train_dir / "config.json").write_text(json.dumps(record))
+    with pytest.raises(PsnodeError, match="when its scheme meant something else"):
+        run(["qsgd"], COMMON, **arguments)
 
 
 def test_schemes_keep_up_with_dense(tmp_path: Path) -> None:
