@@ -141,7 +141,7 @@ _TABLE = (
         "Korada and Urbanke, Polar codes are optimal for lossy source coding, IEEE Trans. IT 56, 2010", feedback="ef",
     ),
     Scheme(
-        "countsketch", "countsketch:rows=5,ratio=0.1", "hashed sums, added up undecoded; medians of five, the rest remembered",
+        "countsketch", "countsketch:rows=5,ratio=0.1", "hashed sums; medians of five, the rest remembered",
         "Ivkin et al., Communication-efficient distributed SGD with sketching, NeurIPS 2019", feedback="ef",
     ),
     Scheme(

@@ -61,6 +61,11 @@ class Codec(ABC):
         return False
 
     @property
+    def decodes_linearly(self) -> bool:
+        """Whether a merged payload decodes to the sum of what its parts decode to, but for rounding; linear codecs only."""
+        return False
+
+    @property
     def shaped(self) -> bool:
         """Whether the result depends on the shape of x and not on its values in order alone."""
         return False

@@ -5,7 +5,8 @@ rows', so their median is unbiased. It is off by more than 2 ||x|| / sqrt(column
 probability that falls exponentially with r; a few large coordinates among many small ones come out best.
 
 The median is not linear, the sketch is: what is decoded from the sum of several sketches differs from the sum of what
-each would decode to by noise of mean 0.
+each would decode to by noise of mean 0. Senders with error feedback remember what their own sketch missed, so that the receiver
+of theirs has to decode sketch by sketch.
 
 Sources: Charikar, Chen, Farach-Colton, "Finding frequent items in data streams", ICALP 2002; as gradient compression:
 Ivkin et al., "Communication-efficient distributed SGD with sketching", NeurIPS 2019; Rothchild et al., "FetchSGD", ICML 2020.

@@ -22,6 +22,7 @@ class Identity(Codec):
     unbiased = True
     lossless = True
     linear = True
+    decodes_linearly = True
 
     def merge(self, payloads: Sequence[Payload]) -> Payload:
         """The payload of the sum of `payloads`, added in their order in float32."""

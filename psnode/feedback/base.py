@@ -51,6 +51,13 @@ class Feedback(ABC):
         """The form of `codec` that may be used under this rule."""
         return codec if self.memory is None else codec.contractive()
 
+    def merges(self, codec: Codec) -> bool:
+        """Whether the senders of a step share a key, so that their payloads are summed undecoded and decoded once.
+
+        A memory holds what was coded minus what this payload decodes to: with one, the sum must decode to the sum of those.
+        """
+        return codec.linear and (self.memory is None or codec.decodes_linearly)
+
     def dense(self) -> Feedback:
         """The rule for a segment that is not compressed, in a job whose other segments follow this one."""
         return self

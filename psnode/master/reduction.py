@@ -70,6 +70,7 @@ class Reduction:
         self._sum = np.zeros(plan.size, np.float32)
         codecs = [get_codec(segment.codec) for segment in plan.segments]
         self._codecs = [codec if codec.lossless else feedback.form(codec) for codec in codecs]
+        self._merges = [self._aggregator.merges and feedback.merges(codec) for codec in self._codecs]
         self._merged: dict[tuple[int, int], Payload] = {}
         self._added: list[list[Added]] = [[] for _ in plan.groups]
         self._spoilt = set[int]()  # groups whose sum holds a part of a frame
@@ -125,7 +126,7 @@ class Reduction:
     def _add_payload(self, segment: Segment, payload: Payload, step: int) -> None:
         """Add it decoded, or, if it can be merged, to what waits of its step, to be decoded once when the group closes."""
         codec = self._codecs[segment.index]
-        if codec.linear and self._aggregator.merges:
+        if self._merges[segment.index]:
             earlier = self._merged.get((segment.index, step))
             self._merged[segment.index, step] = codec.merge([payload] if earlier is None else [earlier, payload])
         else:

@@ -31,7 +31,7 @@ Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 _PURPOSE = "gradient"
 _SKIPS = 3
-_ALL = 0  # in the place of a rank: payloads of linear codecs can be merged if all workers of a step share one key
+_ALL = 0  # in the place of a rank: payloads can be merged if all workers of a step share one key
 
 
 class GradientSender:
@@ -233,7 +233,7 @@ class GradientSender:
 
     def _code(self, group: Group, coder: SegmentCoder, codec: Codec, out: Bytes) -> Payload:
         segment = coder.segment
-        rank = _ALL if codec.linear else self._link.rank
+        rank = _ALL if coder.feedback.merges(codec) else self._link.rank
         key = Key.derive(self._seed, _PURPOSE, rank, self._step, group.index, segment.index)
         gradient, payload = self._push(coder, codec, key, out)
         coder.fit(gradient, payload, key, self._phase, self._step)

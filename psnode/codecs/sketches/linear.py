@@ -70,6 +70,11 @@ class LinearSketch(Codec):
         """Whether a coordinate is estimated by the median of its cells, not their mean."""
 
     @property
+    def decodes_linearly(self) -> bool:
+        """Means are linear, medians are not."""
+        return not self.median
+
+    @property
     def unbiased(self) -> bool:
         """True unless damped."""
         return not self.damped
