@@ -15,18 +15,19 @@ of it is deleted. Its contents are tensors and JSON: reading one executes nothin
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING, Any
 
 import xxhash
 
 from psnode.errors import CheckpointError
+from psnode.files import delete, inside, open_plain, read_json, read_plain
 from psnode.metrics import fsync_directory, write_atomically
 
 if TYPE_CHECKING:
@@ -40,7 +41,9 @@ MODEL = "model.safetensors"
 OPTIMIZER = "state/optimizer.safetensors"
 REPLICA = "state/replica.safetensors"
 _NAME = re.compile(r"step-(\d{8,})")
+_UNFINISHED = re.compile(r"\.step-\d{8,}(\.gone)?|\.latest\.\d+")
 _CHUNK = 1 << 22
+_MANIFEST_BYTES = 1 << 24
 _REMEDY = f"; write the name of an older checkpoint into {CHECKPOINTS}/{LATEST} to resume from that"
 
 
@@ -124,7 +127,7 @@ class Draft:
         self.step = step
         self._root = train_dir / CHECKPOINTS
         self.path = draft_path(train_dir, step)
-        shutil.rmtree(self.path, ignore_errors=True)
+        delete(self.path)
         self.path.mkdir(parents=True)
         fsync_directory(train_dir)
 
@@ -155,7 +158,8 @@ class Draft:
         files = {}
         for path in sorted(self.path.rglob("*")):
             if path.is_file():
-                files[path.relative_to(self.path).as_posix()] = {"bytes": path.stat().st_size, "xxh3_128": _hash(path)}
+                with path.open("rb") as file:
+                    files[path.relative_to(self.path).as_posix()] = {"bytes": path.stat().st_size, "xxh3_128": _hash(file)}
         write_file(self.path / MANIFEST, json.dumps({"step": self.step, **facts, "files": files}, indent=2).encode())
         for directory in {path.parent for path in self.path.rglob("*")}:
             fsync_directory(directory)
@@ -173,27 +177,25 @@ class Draft:
 
     def discard(self) -> None:
         """Delete what was written: there will be no such checkpoint."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        delete(self.path)
 
 
 def _remove(path: Path) -> None:
     """Delete a checkpoint, if it is there, without readers or a crash ever finding half of it."""
     gone = path.with_name(f".{path.name}.gone")
-    shutil.rmtree(gone, ignore_errors=True)
+    delete(gone)
     try:
         path.rename(gone)
     except FileNotFoundError:
         return
-    shutil.rmtree(gone, ignore_errors=True)
+    delete(gone)
 
 
 def sweep(train_dir: Path) -> None:
-    """Delete what writers that were killed left unfinished. Only for whoever alone may write there."""
+    """Delete the unfinished files of killed writers, by psnode's names for them. Only for the process that holds the lock."""
     for path in (train_dir / CHECKPOINTS).glob(".*"):
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        if _UNFINISHED.fullmatch(path.name):
+            delete(path)
 
 
 def step_of(path: Path) -> int:
@@ -208,14 +210,14 @@ def complete(train_dir: Path) -> list[Path]:
     """The directories of the published checkpoints, oldest first."""
     root = train_dir / CHECKPOINTS
     found = [(int(match[1]), path) for path in root.glob("step-*") if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found) if (path / MANIFEST).is_file()]
+    return [path for _, path in sorted(found) if not path.is_symlink() and (path / MANIFEST).is_file()]
 
 
 def latest(train_dir: Path) -> Path | None:
     """The directory that `latest` names; None where no checkpoint was ever published."""
     pointer = train_dir / CHECKPOINTS / LATEST
     try:
-        name = pointer.read_text(encoding="ascii", errors="replace").strip()
+        name = read_plain(pointer, _CHUNK).decode("ascii", errors="replace").strip()
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -236,13 +238,20 @@ class Checkpoint:
 
     @classmethod
     def open(cls, path: Path) -> Checkpoint:
-        """CheckpointError if the manifest is missing or damaged."""
+        """CheckpointError if the manifest is missing or damaged, or that of another directory."""
         try:
-            facts = json.loads((path / MANIFEST).read_bytes())
-            for entry in facts["files"].values():
-                if not (isinstance(entry["bytes"], int) and isinstance(entry["xxh3_128"], str)):
-                    raise TypeError(f"an entry of files is {entry}")
-            return cls(path, int(facts["step"]), facts)
+            if path.is_symlink():
+                raise ValueError("the directory is a link: copy the checkpoint there")
+            facts = read_json(path / MANIFEST, _MANIFEST_BYTES)
+            for name, entry in facts["files"].items():
+                if not inside(name):
+                    raise ValueError(f"files names {name[:60]!r}, which is no plain path inside the checkpoint")
+                if not (type(entry["bytes"]) is int and entry["bytes"] >= 0 and isinstance(entry["xxh3_128"], str)):
+                    raise TypeError(f"an entry of files is {str(entry)[:60]}")
+            step = facts["step"]
+            if type(step) is not int or (_NAME.fullmatch(path.name) and step != step_of(path)):
+                raise ValueError(f"it is that of step {str(step)[:20]}, not of this directory")
+            return cls(path, step, facts)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             problem = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
             raise CheckpointError(f"checkpoint {path} is incomplete or damaged: {MANIFEST}: {problem}{_REMEDY}") from error
@@ -250,24 +259,29 @@ class Checkpoint:
     def verify(self) -> None:
         """Read every file once. CheckpointError if one is missing, truncated or altered."""
         for name in self.facts["files"]:
-            self._checked(name, lambda path: (path.stat().st_size, _hash(path)))
+            self._checked(name, _hash)
 
     def read(self, name: str) -> bytes:
         """The bytes of a file. CheckpointError if it is missing, truncated or altered."""
         content = b""
 
-        def read(path: Path) -> tuple[int, str]:
+        def read(file: IO[bytes]) -> str:
             nonlocal content
-            content = path.read_bytes()
-            return len(content), xxhash.xxh3_128_hexdigest(content)
+            content = file.read(self.facts["files"][name]["bytes"])
+            return xxhash.xxh3_128_hexdigest(content)
 
         self._checked(name, read)
         return content
 
-    def _checked(self, name: str, measure: Callable[[Path], tuple[int, str]]) -> None:
+    def _checked(self, name: str, digest_of: Callable[[IO[bytes]], str]) -> None:
+        """Compare size, then digest, of a file with the manifest's."""
         entry = self.facts["files"].get(name)
         try:
-            size, digest = measure(self.path / name)
+            if any((self.path / parent).is_symlink() for parent in PurePosixPath(name).parents):
+                raise OSError(errno.ELOOP, "its directory is a link", name)
+            with open_plain(self.path / name) as file:
+                size = os.fstat(file.fileno()).st_size
+                digest = digest_of(file) if entry is not None and size == entry["bytes"] else ""
         except OSError as error:
             raise CheckpointError(f"checkpoint {self.path} lacks {name}: {error.strerror}{_REMEDY}") from error
         if entry is None or size != entry["bytes"]:
@@ -285,9 +299,8 @@ class Checkpoint:
         return name in self.facts["files"]
 
 
-def _hash(path: Path) -> str:
+def _hash(file: IO[bytes]) -> str:
     digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
+    while chunk := file.read(_CHUNK):
+        digest.update(chunk)
     return digest.hexdigest()

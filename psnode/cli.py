@@ -177,6 +177,10 @@ def launch(workers: int, mpirun_args: tuple[str, ...], command: tuple[str, ...],
     "--batch-size", "--eval-batch-size", "--test-batch-size", type=click.IntRange(1), help="Examples at once; default: the run's."
 )
 @click.option("--enable-gpu/--no-enable-gpu", default=False, help="Compute on CUDA.")
+@click.option(
+    "--task", metavar="FILE|MODULE", help="The task that the run trains, where it is none of psnode's own; is executed."
+)
+@click.option("--trust-run/--no-trust-run", default=False, help="Execute the task that the run's record names.")
 @debuggable
 def evaluate(train_dir: Path, follow: bool, **options: Any) -> int:
     """Evaluate each checkpoint of a run once, as they appear, and end when the run has ended."""

@@ -24,7 +24,9 @@ class Config:
     `validate` checks the fields against each other. Sizes are bytes, times seconds, unless the help says otherwise."""
 
     # what is trained
-    task: str | None = option(None, "A task of your own: path/to/task.py or package.module.", metavar="FILE|MODULE")
+    task: str | None = option(
+        None, "A task of your own: path/to/task.py or package.module.", metavar="FILE|MODULE", names_code=True
+    )
     task_option: tuple[str, ...] = option((), "A setting handed to the task; repeat for more.", metavar="KEY=VALUE")
     network: str = option("LeNet", "The network: LeNet, FC, ResNet18, VGG11, ..., or torchvision:NAME.")
     dataset: str = option("digits", "The data: digits (embedded), MNIST, Cifar10, Cifar100, SVHN, imagefolder or synthetic.")
@@ -154,6 +156,10 @@ class Config:
     eval_freq: int = option(50, "Steps between checkpoints; 0: only at the end.", minimum=0, free=True)
     keep_last: int = option(0, "Checkpoints to keep; 0: all.", minimum=0, free=True)
     resume: bool = option(False, "Go on from the last checkpoint in --train-dir.", free=True)
+    trust_run: bool = option(
+        False, "With --resume, execute the code that the recorded run names (--task) without its being named again.",
+        free=True, before=False,
+    )  # fmt: skip
     log_interval: int = option(10, "Steps between lines of progress.", minimum=1, free=True)
     timeline: bool = option(False, "Write timeline.json, a Chrome trace of every rank.", free=True)
     record_history: bool = option(False, "Write history.jsonl: which gradients made each version of the weights.", free=True)

@@ -15,10 +15,14 @@ import torch
 from torch import nn
 
 from psnode import checkpoint
+from psnode.config import Config
 from psnode.device import choose_device, to_device
 from psnode.errors import CheckpointError, ConfigurationError, DeadlineExceededError
+from psnode.files import read_json
 from psnode.metrics import METRICS, SUMMARY, TENSORBOARD, read_records, scalars
+from psnode.naming import locate_task
 from psnode.run_directory import saved_config, saved_run
+from psnode.sources import check_trust
 from psnode.task import Batch, Data, Task
 from psnode.tasks import make_task
 
@@ -70,10 +74,9 @@ def evaluate(task: Task, model: nn.Module, data: Data, step: int, batch_size: in
 class Evaluator:
     """Measures checkpoints of the run in `train_dir` and appends the results to its evaluations.jsonl."""
 
-    def __init__(self, train_dir: Path, task: Task | None, batch_size: int | None, enable_gpu: bool) -> None:
+    def __init__(self, train_dir: Path, config: Config, task: Task | None, batch_size: int | None) -> None:
         self._train_dir = train_dir
-        config = replace(saved_config(train_dir), enable_gpu=enable_gpu)
-        self._device = choose_device(enable_gpu)
+        self._device = choose_device(config.enable_gpu)
         self._batch_size = batch_size or config.test_batch_size
         self._task = task or make_task(config)
         self._data = self._task.eval_data()
@@ -151,17 +154,23 @@ def follow(
     interval: float = 1.0,
     batch_size: int | None = None,
     enable_gpu: bool = False,
-    task: Task | None = None,
+    task: Task | str | None = None,
+    trust_run: bool = False,
 ) -> int:
     """Evaluate the checkpoints of the run in `train_dir` as they appear, until the run has ended; the exit code.
 
     `checkpoint`: only this one, a step or a path. `once`: only what is there now. Wait `patience` seconds for a run that
     has not begun, and for one that stopped to be continued (75) or writes nothing without having ended. `interval`: seconds
-    between looks. `task`: what the run trains, where a program handed it to psnode.run. Exit code 5 if a checkpoint could
+    between looks. `task`: what the run trains: the instance that a program handed to psnode.run, or FILE|MODULE as in --task,
+    which is executed; what the run's record names is executed only with `trust_run`. Exit code 5 if a checkpoint could
     not be read. Raises ConfigurationError, CheckpointError, DeadlineExceededError.
     """
     _await_run(train_dir, 0.0 if once or checkpoint is not None else patience, interval)
-    evaluator = Evaluator(train_dir, task, batch_size, enable_gpu)
+    config = replace(saved_config(train_dir), enable_gpu=enable_gpu)
+    check_trust(train_dir, config.to_dict(), () if task is None else ("task",), trusted=trust_run)
+    if isinstance(task, str):
+        config, task = replace(config, task=locate_task(task)), None
+    evaluator = Evaluator(train_dir, config, task, batch_size)
     try:
         if checkpoint is not None:
             evaluator.measure(_find(train_dir, checkpoint))
@@ -207,7 +216,8 @@ def _await_run(train_dir: Path, patience: float, interval: float) -> None:
 
 
 def _find(train_dir: Path, which: str) -> Path:
-    path = train_dir / checkpoint.CHECKPOINTS / checkpoint.step_directory(int(which)) if which.isdecimal() else Path(which)
+    own = train_dir / checkpoint.CHECKPOINTS
+    path = own / checkpoint.step_directory(int(which)) if which.isdecimal() else Path(which).resolve()
     if not path.is_dir():
         steps = ", ".join(str(checkpoint.step_of(found)) for found in checkpoint.complete(train_dir)) or "none"
         raise ConfigurationError(f"there is no checkpoint {which}: the run's checkpoints are {steps}")
@@ -217,7 +227,7 @@ def _find(train_dir: Path, which: str) -> Path:
 def _ended(train_dir: Path) -> int | None:
     """The exit code in summary.json, None while the run goes on."""
     try:
-        return int(json.loads((train_dir / SUMMARY).read_bytes())["exit_code"])
+        return int(read_json(train_dir / SUMMARY)["exit_code"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -62,7 +62,7 @@ def launch(
         if ended.asked or ended.code in _FINAL:
             break
         resumable = run_directory is not None and (run_directory / CONFIG).exists()
-        again = [*command, "--resume"] if resumable and "--resume" not in command else list(command)
+        again = [*command, "--resume", "--trust-run"] if resumable and "--resume" not in command else list(command)
         how = "from its last checkpoint" if resumable else "from the beginning"
         print(
             f"psnode: the job ended with {ended.code}: started again {how} ({number} of {restarts})", file=sys.stderr, flush=True

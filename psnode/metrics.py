@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from psnode.errors import CheckpointError
+from psnode.files import parse_json
 from psnode.journal import Journal
 
 METRICS = "metrics.jsonl"
@@ -130,7 +131,7 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
 
 def _record(line: bytes, path: Path, number: int) -> dict[str, Any]:
     try:
-        record = json.loads(line)
+        record = parse_json(line)
         if not isinstance(record, dict) or not isinstance(record["step"], int):
             raise ValueError("it has no step")
         return record

@@ -60,6 +60,14 @@ def boolean(kind: str, text: str) -> bool:
     return text.lower() == "true"
 
 
+PASSED = "python:"  # before the class of a task that a program handed to psnode.run: nothing that could be imported
+
+
+def names_code(value: str | None) -> bool:
+    """Whether a setting's `value` names code that would be imported."""
+    return value is not None and not value.startswith(PASSED)
+
+
 def names_file(source: str) -> bool:
     """Whether `source`, the part of --task before a colon, is a file's path and not a module's name."""
     return source.endswith(".py") or os.sep in source

@@ -21,6 +21,7 @@ import psnode
 from psnode import checkpoint
 from psnode.config import Config
 from psnode.errors import CheckpointError, ConfigurationError, PsnodeError
+from psnode.files import read_json
 from psnode.metrics import METRICS, SUMMARY, cut_after, totals, write_atomically
 from psnode.parts import Part, continued
 from psnode.plan import Plan
@@ -137,7 +138,7 @@ def _lock(path: Path) -> IO[bytes]:
 def saved_run(path: Path) -> dict[str, Any]:
     """The contents of a run's config.json. ConfigurationError if there is none, CheckpointError if it is damaged."""
     try:
-        saved = json.loads((path / CONFIG).read_bytes())
+        saved = read_json(path / CONFIG)
         if not isinstance(saved, dict) or not {"config", "plan", "workers"} <= set(saved):
             raise ValueError("config, plan or workers is missing")
     except FileNotFoundError:

@@ -37,6 +37,7 @@ class Rules:
     implies   naming the setting is enough to choose `needs`
     free      may differ when a run is resumed, and is no part of the job's digest
     aliases   further flags
+    names_code   the value names code that is executed: a recorded run's is not taken over unasked
     before    what a run was begun with whose record does not know the setting; ABSENT: such a record is damaged
     inverse   a bool's flag has a --no- form
     """
@@ -53,6 +54,7 @@ class Rules:
     implies: bool = False
     free: bool = False
     aliases: tuple[str, ...] = ()
+    names_code: bool = False
     before: Any = ABSENT
 
 

@@ -5,16 +5,16 @@ Nothing is ignored: a name that no setting has is refused, wherever it stands.
 
 from __future__ import annotations
 
-import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from psnode.config import Config, settings
 from psnode.errors import ConfigurationError
-from psnode.naming import locate_task
+from psnode.files import read_json
+from psnode.naming import locate_task, names_code
 from psnode.settings import nearest
 
 PREFIX = "PSNODE_"
@@ -23,7 +23,7 @@ RECORD = "config.json"  # what a run leaves in its directory; its member `config
 # variables of the project's own scripts, which are not settings of a run
 _OTHER_VARIABLES = frozenset({FILE_VARIABLE, "PSNODE_VENV", "PSNODE_PYTHON", "PSNODE_MPI", "PSNODE_CONSTRAINTS"})
 # what a resumed run does not take over from the run that it continues
-_NOT_INHERITED = frozenset({"resume", "train_dir", "local", "debug"})
+_NOT_INHERITED = frozenset({"resume", "train_dir", "local", "debug", "trust_run"})
 
 
 def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None) -> Config:
@@ -37,12 +37,29 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
     values = {**_implied(given), **given}
     config = Config(**values)
     if config.resume:
-        config = Config(**{**_recorded(config.directory), **values})
+        recorded = _recorded(config.directory)
+        check_trust(config.directory, recorded, values, trusted=config.trust_run)
+        config = Config(**{**recorded, **values})
     config.validate(given)
     # the record must mean the same to an evaluator that was started elsewhere
     if config.data_dir:
         config = replace(config, data_dir=config.data_dir.expanduser().absolute())
     return replace(config, task=locate_task(config.task)) if config.task else config
+
+
+def check_trust(directory: Path, recorded: Mapping[str, Any], given: Container[str], *, trusted: bool) -> None:
+    """Refuse to execute code that only the record of a run names: whoever wrote the directory would decide what is run.
+
+    `recorded`: the settings of the run in `directory`; `given`: the names of those that the user set, which are not taken
+    from the record. ConfigurationError names the code.
+    """
+    for name, setting in settings().items():
+        value = recorded.get(name)
+        if setting.rules.names_code and names_code(value) and name not in given and not trusted:
+            raise ConfigurationError(
+                f"the run in {directory} would execute {value}: name it again with {setting.flag}, "
+                "or add --trust-run if you trust whoever wrote that directory"
+            )
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -96,7 +113,7 @@ def _implied(given: Mapping[str, Any]) -> dict[str, Any]:
 def _recorded(directory: Path) -> dict[str, Any]:
     """The settings of the run in `directory`, as far as they are inherited; none where it has no readable record."""
     try:
-        fields = Config.from_dict(json.loads((directory / RECORD).read_bytes())["config"]).to_dict()
+        fields = Config.from_dict(read_json(directory / RECORD)["config"]).to_dict()
     except (OSError, ValueError, LookupError, TypeError, ConfigurationError):
         return {}  # whoever resumes the run reads the record again, and reports
     return {name: value for name, value in fields.items() if name not in _NOT_INHERITED}

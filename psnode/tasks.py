@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from psnode.config import Config
 from psnode.errors import ConfigurationError
+from psnode.naming import PASSED
 from psnode.task import Task, load_task
-
-_PASSED = "python:"
 
 
 def passed_task(task: Task) -> str:
     """What the configuration has for `task` when a program hands an instance of its own to psnode.run."""
-    return _PASSED + type(task).__name__
+    return PASSED + type(task).__name__
 
 
 def make_task(config: Config) -> Task:
@@ -19,9 +18,9 @@ def make_task(config: Config) -> Task:
 
     ConfigurationError if it cannot be had, among others because a program made it and handed it to psnode.run.
     """
-    if config.task is not None and config.task.startswith(_PASSED):
+    if config.task is not None and config.task.startswith(PASSED):
         raise ConfigurationError(
-            f"the run trains {config.task.removeprefix(_PASSED)}, which a program handed to psnode.run: "
+            f"the run trains {config.task.removeprefix(PASSED)}, which a program handed to psnode.run: "
             "go on with that program, and evaluate with psnode.evaluator.follow(train_dir, task=...)"
         )
     if config.task is not None:

@@ -34,6 +34,10 @@ is_installed() {
 prepare_venv() {
     local venv=$1 extras=$2 python
     if [[ ! -x $venv/bin/python ]]; then
+        if [[ -e $venv && ! -e $venv/pyvenv.cfg && -n $(ls -A "$venv") ]]; then
+            echo "$0: error: $venv is there and is no virtual environment: name another in PSNODE_VENV, or remove it" >&2
+            return 2
+        fi
         python=$(find_python)
         echo "making $venv with $python" >&2
         if ! "$python" -m venv "$venv" >&2; then

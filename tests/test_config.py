@@ -30,7 +30,7 @@ MAY_CHANGE = {
     "data_dir", "download", "test_batch_size", "max_steps", "epochs", "overlap", "comm_type", "start_deadline", "deadline",
     "pause_deadline", "stop_deadline", "spares",
     "hash_every", "min_workers", "train_dir", "eval_freq", "keep_last", "resume", "log_interval", "timeline", "tensorboard",
-    "local", "debug", "record_history",
+    "local", "debug", "record_history", "trust_run",
 }  # fmt: skip
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="\n\0"), max_size=20)

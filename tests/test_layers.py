@@ -16,7 +16,7 @@ PACKAGE = ROOT / "psnode"
 # From the bottom to the top. A module imports from its own line and from those above it in this list.
 LAYERS = [
     {"errors"},
-    {"naming", "settings", "codecs"},
+    {"naming", "settings", "files", "codecs"},
     {"config", "sources", "schedules", "schemes", "feedback", "plan", "parts"},
     {"wire", "messages", "checkpoint", "journal", "history", "metrics", "timeline", "run_directory"}
     | {"models", "data", "task", "tasks", "classification", "torchvision_ops", "device"},

@@ -60,21 +60,8 @@ def test_an_old_run_goes_on_bit_for_bit(scheme: str, tmp_path: Path) -> None:
     shutil.copytree(RUNS, tmp_path, dirs_exist_ok=True)
     if (found := run("probe.py", folder=tmp_path).strip()) != PROBE:
         pytest.skip(f"this processor's arithmetic is another than that of the recorded runs: the probe gives {found}")
-    run(
-        "-m",
-        "psnode",
-        "launch",
-        "-n",
-        "2",
-        "--",
-        "train",
-        "--resume",
-        "--max-steps",
-        "20",
-        "--train-dir",
-        scheme,
-        folder=tmp_path,
-    )
+    launch = ["-m", "psnode", "launch", "-n", "2", "--", "train", "--resume"]
+    run(*launch, "--task", "old_task", "--max-steps", "20", "--train-dir", scheme, folder=tmp_path)
     summary = json.loads((tmp_path / scheme / "summary.json").read_bytes())
     assert (summary["steps"], summary["model_hash"]) == (20, HASHES[scheme])
     assert json.loads((tmp_path / scheme / "config.json").read_bytes())["scheme"] == recorded()[scheme]

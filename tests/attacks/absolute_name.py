@@ -1,0 +1,13 @@
+"""The manifest lists a device by its absolute path: reading it would never end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.attacks.attack import rename_entry
+
+TOLD = "no plain path inside the checkpoint"
+
+
+def attack(run: Path) -> None:
+    rename_entry(run, "/dev/zero")

@@ -1,0 +1,14 @@
+"""The model is a sparse file of a terabyte: hashing it would take an hour."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tests.attacks.attack import MODEL, STEP
+
+TOLD = "its manifest has"
+
+
+def attack(run: Path) -> None:
+    os.truncate(run / STEP / MODEL, 1 << 40)

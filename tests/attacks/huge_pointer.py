@@ -1,0 +1,13 @@
+"""`latest` is a sparse file of a terabyte."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+TOLD = "it is larger than"
+EVALUATED = (0, [7])  # an evaluation takes what is there
+
+
+def attack(run: Path) -> None:
+    os.truncate(run / "checkpoints/latest", 1 << 40)

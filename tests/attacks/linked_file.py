@@ -1,0 +1,14 @@
+"""The model is a link to a device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.attacks.attack import MODEL, STEP
+
+TOLD = f"lacks {MODEL}"
+
+
+def attack(run: Path) -> None:
+    (run / STEP / MODEL).unlink()
+    (run / STEP / MODEL).symlink_to("/dev/zero")

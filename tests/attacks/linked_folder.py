@@ -1,0 +1,15 @@
+"""The folder of the optimizer's state is a link out of the checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.attacks.attack import STEP
+
+TOLD = "its directory is a link"
+EVALUATED = (0, [7])  # an evaluation needs the model alone
+
+
+def attack(run: Path) -> None:
+    (run / STEP / "state").rename(run / "elsewhere")
+    (run / STEP / "state").symlink_to(run / "elsewhere")

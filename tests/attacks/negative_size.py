@@ -1,0 +1,13 @@
+"""The manifest gives the model a negative size, which would read it to its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.attacks.attack import MODEL, rename_entry
+
+TOLD = "an entry of files is"
+
+
+def attack(run: Path) -> None:
+    rename_entry(run, MODEL, bytes=-1)

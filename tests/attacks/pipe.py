@@ -1,0 +1,15 @@
+"""The model is a pipe that nobody writes into: opening it would wait for ever."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tests.attacks.attack import MODEL, STEP
+
+TOLD = "no regular file"
+
+
+def attack(run: Path) -> None:
+    (run / STEP / MODEL).unlink()
+    os.mkfifo(run / STEP / MODEL)
