@@ -120,7 +120,6 @@ def test_a_codec_whose_payloads_depend_on_the_values_is_used_although_they_might
     assert [segment.codec for segment in plan.segments] == [codec, IDENTITY]
 
 
-
 @pytest.mark.parametrize("group_by", ["layer", "bytes", "model"])
 @pytest.mark.parametrize("codec", sorted({scheme.codec for scheme in SCHEMES.values()}))
 def test_no_payload_holds_more_than_its_format_can_count(codec: str, group_by: GroupBy) -> None:
