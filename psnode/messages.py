@@ -11,6 +11,8 @@ Start of a job, master M and worker W (docs/architecture.md):
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
@@ -39,24 +41,57 @@ class _Message:
         if not isinstance(data, dict) or set(data) != set(names):
             raise WireError(f"{cls.__name__} message must have the fields {', '.join(names)}", source)
         for name, declared in names.items():
-            if not isinstance(data[name], _ACCEPTED[declared]):
+            if not _accepted(declared, data[name]):
                 raise WireError(f"{cls.__name__} message: {name} must be {declared}", source)
-        return cls(**data)
+        message = cls(**data)
+        if not message._is_sound():
+            raise WireError(f"{cls.__name__} message: its fields make no sense together: {bytes(body)[:200]!r}", source)
+        return message
+
+    def _is_sound(self) -> bool:
+        """Whether the fields, of the right types by now, are what a sender of this version could mean."""
+        return True
 
 
-_ACCEPTED: dict[str, tuple[type, ...]] = {
-    "int": (int,),
-    "float": (int, float),
-    "str": (str,),
-    "bool": (bool,),
-    "dict[str, Any]": (dict,),
-    "dict[str, float]": (dict,),
-    "list[Any]": (list,),
-    "list[str] | None": (list, type(None)),
-    "float | None": (int, float, type(None)),
-    "str | None": (str, type(None)),
-    "int | None": (int, type(None)),
+def _is_integer(value: object) -> bool:
+    """Whether `value` fits 64 bits, signed or not. JSON has integers of any length, and true is none of them."""
+    return type(value) is int and -(2**63) <= value < 2**64
+
+
+def _is_real(value: object) -> bool:
+    """Whether `value` has a float64; NaN and infinity have."""
+    return type(value) is float or (type(value) is int and abs(value) < 2**1023)
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= _LONGEST_NAME
+
+
+def _is_metric(item: tuple[object, object]) -> bool:
+    return _is_name(item[0]) and _is_real(item[1])
+
+
+_LONGEST_NAME = 1000
+_MOST_METRICS = 1000
+_CHECKS: dict[str, Callable[[Any], bool]] = {
+    "int": _is_integer,
+    "float": _is_real,
+    "str": lambda value: isinstance(value, str),
+    "bool": lambda value: isinstance(value, bool),
+    "dict[str, Any]": lambda value: isinstance(value, dict),
+    "dict[str, float]": lambda value: (
+        isinstance(value, dict) and len(value) <= _MOST_METRICS and all(map(_is_metric, value.items()))
+    ),
+    "list[Any]": lambda value: isinstance(value, list),
+    "list[int]": lambda value: isinstance(value, list) and all(map(_is_integer, value)),
+    "list[str]": lambda value: isinstance(value, list) and all(map(_is_name, value)),
 }
+
+
+def _accepted(declared: str, value: object) -> bool:
+    """Whether `value`, read from JSON, is of the type that a field declares."""
+    kind, _, optional = declared.partition(" | ")
+    return (optional == "None" and value is None) or _CHECKS[kind](value)
 
 
 @dataclass(frozen=True)
@@ -78,6 +113,13 @@ class Setup(_Message):
     mark: str
 
 
+def _is_tensor(value: object) -> bool:
+    """Whether `value` is [name, shape]."""
+    if not isinstance(value, list) or len(value) != 2 or not _is_name(value[0]) or not isinstance(value[1], list):
+        return False
+    return all(_is_integer(length) and length >= 0 for length in value[1])
+
+
 @dataclass(frozen=True)
 class Ready(_Message):
     """READY: `tensors` [[name, shape], ...] in the model's order; `order` their names as gradients finish."""
@@ -86,6 +128,9 @@ class Ready(_Message):
     order: list[str] | None
     examples: int
     shared_directory: bool
+
+    def _is_sound(self) -> bool:
+        return self.examples >= 0 and all(map(_is_tensor, self.tensors))
 
 
 @dataclass(frozen=True)
@@ -115,7 +160,7 @@ class Deal(_Message):
     A worker that is not among them draws examples of its own choice until the next.
     """
 
-    ranks: list[Any]
+    ranks: list[int]
     steps_per_epoch: int
     shift: int
     sample_shift: int
@@ -138,10 +183,16 @@ class Report(_Message):
     relative_error: float | None
     replica_hash: int | None
 
+    def _is_sound(self) -> bool:
+        return self.samples >= 0 and math.isfinite(self.loss)
+
 
 @dataclass(frozen=True)
 class Failure(_Message):
-    """FAILED: why a rank cannot go on, and the exit code that stands for it."""
+    """FAILED: why a rank cannot go on, and the exit code that stands for it: never 0, with which nobody fails."""
 
     message: str
     exit_code: int
+
+    def _is_sound(self) -> bool:
+        return 0 < self.exit_code < 256

@@ -245,6 +245,13 @@ def with_ratio(spec: str, ratio: float) -> str:
     return _join(spec, {index: {"ratio": repr(ratio)} for index, stage in enumerate(stages) if "ratio" in stage.settings})
 
 
+def phases(spec: str, warmup: Sequence[float]) -> list[str]:
+    """The specs of a codec in the phases of a warm-up through the ratios of `warmup`, and after it: `spec`, the last."""
+    from psnode.codecs import get_codec
+
+    return [*(with_ratio(spec, ratio) for ratio in warmup if not get_codec(spec).lossless), spec]
+
+
 def _named(text: str) -> tuple[Scheme, dict[str, str], tuple[Stage, ...]]:
     """The scheme of a text such as `topk:ratio=0.005+fp16`, the settings of its codec, and the stages to be added to that."""
     name = text.partition(":")[0].partition("+")[0].strip()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 
 import pytest
 
@@ -35,6 +37,42 @@ def test_a_missing_unknown_or_mistyped_field_is_refused(message: Hello) -> None:
     ):
         with pytest.raises(WireError, match="from rank 4"):
             type(message).from_bytes(json.dumps(bad).encode(), 4)
+
+
+REPORT = Report(1.5, 32, {"top1": 3.0}, 0.1, 0.2, 0.3, None, None)
+LIES = [
+    (REPORT, {"metrics": {"top1": "3"}}),  # a sum over strings would end the master
+    (REPORT, {"metrics": {"top1": None}}),
+    (REPORT, {"metrics": {"top1": 10**400}}),
+    (REPORT, {"metrics": {"x" * 10_000: 1.0}}),
+    (REPORT, {"metrics": {str(i): 1.0 for i in range(100_000)}}),
+    (REPORT, {"loss": 10**400}),  # an integer that no float holds
+    (REPORT, {"loss": math.nan}),
+    (REPORT, {"loss": True}),
+    (REPORT, {"samples": -1}),
+    (REPORT, {"samples": 10**30}),
+    (REPORT, {"wait": "long"}),
+    (REPORT, {"replica_hash": 2**64}),
+    (Ready([["w", [2, 3]]], ["w"], 10, True), {"tensors": [["w", [2, "3"]]]}),
+    (Ready([["w", [2, 3]]], ["w"], 10, True), {"tensors": [["w"]]}),
+    (Ready([["w", [2, 3]]], ["w"], 10, True), {"tensors": [["w", [-2]]]}),
+    (Ready([["w", [2, 3]]], ["w"], 10, True), {"order": [3]}),
+    (Ready([["w", [2, 3]]], ["w"], 10, True), {"examples": -1}),
+    (Failure("bad", 2), {"exit_code": 0}),  # a failed job would be a success
+    (Failure("bad", 2), {"exit_code": 10**6}),
+]
+
+
+@pytest.mark.parametrize(("message", "lie"), LIES)
+def test_fields_that_nobody_could_mean_are_refused(message: Hello, lie: dict[str, object]) -> None:
+    data = json.loads(message.to_bytes())
+    with pytest.raises(WireError, match="from rank 4"):
+        type(message).from_bytes(json.dumps({**data, **lie}).encode(), 4)
+
+
+def test_metrics_that_are_not_finite_are_a_tasks_own_business() -> None:
+    report = replace(REPORT, metrics={"ratio": math.inf}, relative_error=math.inf)
+    assert Report.from_bytes(report.to_bytes()) == report
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[1]", b"3"])

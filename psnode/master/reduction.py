@@ -19,7 +19,7 @@ from psnode.master.downlink import Downlink, smallest
 from psnode.master.lanes import Lanes
 from psnode.master.parameters import Parameters
 from psnode.plan import Group, Plan, Segment
-from psnode.schemes import Scheme
+from psnode.schemes import Scheme, phases
 from psnode.timeline import Tracer
 from psnode.wire import Frame
 
@@ -71,6 +71,10 @@ class Reduction:
         codecs = [get_codec(segment.codec) for segment in plan.segments]
         self._codecs = [codec if codec.lossless else feedback.form(codec) for codec in codecs]
         self._merges = [self._aggregator.merges and feedback.merges(codec) for codec in self._codecs]
+        self._limits = [
+            max(feedback.form(get_codec(spec)).max_nbytes(segment.shape) for spec in phases(segment.codec, scheme.ratio_warmup))
+            for segment in plan.segments
+        ]
         self._merged: dict[tuple[int, int], Payload] = {}
         self._added: list[list[Added]] = [[] for _ in plan.groups]
         self._spoilt = set[int]()  # groups whose sum holds a part of a frame
@@ -119,6 +123,11 @@ class Reduction:
             if payload.shape != segment.shape:
                 raise PayloadError(
                     f"rank {frame.sender} sent segment {segment.index} as {payload.shape}, the plan has {segment.shape}"
+                )
+            if payload.nbytes > self._limits[segment.index]:
+                raise PayloadError(
+                    f"rank {frame.sender} sent segment {segment.index} in {payload.nbytes} bytes, "
+                    f"more than the {self._limits[segment.index]} that its codec can need"
                 )
             found.append((segment, payload))
         return found

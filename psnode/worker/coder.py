@@ -11,7 +11,7 @@ from psnode.codecs import Codec, Payload, get_codec
 from psnode.codecs.rng import Key
 from psnode.feedback import Feedback, State
 from psnode.plan import Segment
-from psnode.schemes import with_ratio
+from psnode.schemes import phases
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -29,8 +29,7 @@ class SegmentCoder:
         codec = get_codec(segment.codec)
         self.segment = segment
         self.feedback: Feedback = feedback.dense() if codec.lossless else feedback
-        specs = [with_ratio(segment.codec, ratio) for ratio in warmup if not codec.lossless]
-        self._phases: list[Codec] = [self.feedback.form(get_codec(spec)) for spec in (*specs, segment.codec)]
+        self._phases: list[Codec] = [self.feedback.form(get_codec(spec)) for spec in phases(segment.codec, warmup)]
         self.state: State = self.feedback.init(segment.size)
         self.max_nbytes = max(phase.max_nbytes(segment.shape) for phase in self._phases)
         self._refit = self._phases[-1].refit

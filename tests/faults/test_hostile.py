@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -68,6 +69,32 @@ def not_its_to_send(frame: np.ndarray) -> np.ndarray:
     """A ROUND, which only the master sends."""
     job = int(frame[40:48].view("<u8")[0])
     return wire.pack(Kind.ROUND, sender=int(frame[8:12].view("<u4")[0]), job=job, step=4, version=4)
+
+
+def with_body(change: Callable[[bytes], bytes]) -> Lie:
+    """A frame whose body is changed, under a right length and a right checksum."""
+
+    def lie(frame: np.ndarray) -> np.ndarray:
+        job = int(frame[40:48].view("<u8")[0])
+        opened = wire.unpack(frame, job=job)
+        body = change(bytes(opened.body))
+        place = {"group": opened.group, "step": opened.step, "version": opened.version}
+        return wire.pack(opened.kind, body, sender=opened.sender, job=job, **place)
+
+    return lie
+
+
+def reporting(**fields: Any) -> Lie:
+    """A report with other fields."""
+    return with_body(lambda body: json.dumps({**json.loads(body), **fields}).encode())
+
+
+def too_long(body: bytes) -> bytes:
+    """The first payload with a megabyte of zeros behind it."""
+    count, first = struct.unpack_from("<II", body)
+    head = 4 * (1 + count)
+    table = struct.pack("<II", count, first + (1 << 20)) + body[8:head]
+    return table + body[head : head + first] + bytes(1 << 20) + body[head + first :]
 
 
 class Lying(Transport):
@@ -146,7 +173,8 @@ def test_nothing_of_a_lie_is_added(tmp_path: Path) -> None:
     ("kind", "lie"),
     [
         (Kind.GRADIENT, altered), (Kind.GRADIENT, garbage), (Kind.GRADIENT, not_its_to_send),
-        (Kind.REPORT, altered), (Kind.REPORT, no_message), (Kind.REPORT, not_its_to_send),
+        (Kind.REPORT, altered), (Kind.REPORT, no_message), (Kind.REPORT, not_its_to_send), (Kind.GRADIENT, with_body(too_long)),
+        (Kind.REPORT, reporting(metrics={"top1": "three"})), (Kind.REPORT, reporting(loss=10**400)),
     ],
 )  # fmt: skip
 def test_one_bad_frame_costs_a_worker_no_more_than_a_round(tmp_path: Path, kind: Kind, lie: Lie) -> None:
