@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from psnode.codecs.spec import Stage, parse
 from psnode.config import Config
+from psnode.effects import DENSE_RATE, UNIT_RATE, ladder_to, momentum_of, moves_by_rate, refuse_what_has_no_effect
 from psnode.errors import ConfigurationError
 from psnode.plan import DENSE
 from psnode.settings import nearest
 
 if TYPE_CHECKING:
     from psnode.codecs import Codec
+    from psnode.feedback import Gathering
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,9 @@ class Scheme:
     """A combination as a paper defines it; specs are strings, so that the table needs nothing to be imported.
 
     codec, feedback, aggregator, downlink   specs
-    momentum       of the master's optimizer, unless --momentum says otherwise: 0 where the sender has its own
+    momentum       of the master's optimizer, unless --momentum says otherwise or somebody else owns it (psnode.effects)
+    gathers_decay  whether weight decay is gathered by a momentum as gradients are, also where the sender has that
+    lr             the learning rate, unless --lr says otherwise
     ratio_warmup   the sparsifier's ratios before its own, `ratio_epochs` epochs each; empty: none
     rule           what the paper says about the learning rate, for the reader
     """
@@ -35,10 +39,19 @@ class Scheme:
     aggregator: str = "mean"
     downlink: str = "dense"
     momentum: float = 0.9
+    gathers_decay: bool = True
+    lr: float = DENSE_RATE
     ratio_warmup: tuple[float, ...] = ()
     ratio_epochs: float = 1.0
     rule: str = "that of dense SGD"
     aliases: tuple[str, ...] = ()
+
+    @property
+    def gathering(self) -> Gathering | None:
+        """How weight decay is gathered on the master in the place of a sender's momentum; None: as the optimizer has it."""
+        from psnode.feedback import get_feedback
+
+        return get_feedback(self.feedback).gathering if self.gathers_decay else None
 
     def to_dict(self) -> dict[str, Any]:
         """What decides how a run goes, in types that JSON has: what config.json records."""
@@ -46,19 +59,28 @@ class Scheme:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Scheme:
-        """Inverse of to_dict; ConfigurationError if a field is missing, unknown or of another type."""
+        """Inverse of to_dict; ConfigurationError if a field is missing, unknown or of another type.
+
+        A field that is newer than the record takes the value that means what was done before.
+        """
+        fields = {**_BEFORE, **fields}
         if set(fields) != set(_RECORDED):
             raise ConfigurationError(
                 f"a recorded scheme has the fields {', '.join(_RECORDED)}, not {', '.join(map(str, fields))}"
             )
-        kinds = {"momentum": (int, float), "ratio_epochs": (int, float), "ratio_warmup": (list, tuple)}
+        kinds: dict[str, tuple[type, ...]] = {"momentum": (int, float), "gathers_decay": (bool,)}
+        kinds |= {"ratio_epochs": (int, float), "ratio_warmup": (list, tuple)}
         for name, value in fields.items():
             if not isinstance(value, kinds.get(name, (str,))):
                 raise ConfigurationError(f"the recorded scheme's {name} is {value!r}")
         return cls(summary="", paper="", **{**fields, "ratio_warmup": tuple(map(float, fields["ratio_warmup"]))})
 
 
-_RECORDED = ("name", "codec", "feedback", "aggregator", "downlink", "momentum", "ratio_warmup", "ratio_epochs")
+_RECORDED = (
+    "name", "codec", "feedback", "aggregator", "downlink", "momentum", "gathers_decay", "ratio_warmup", "ratio_epochs",
+)  # fmt: skip
+# what runs did whose record lacks a field
+_BEFORE: Mapping[str, Any] = MappingProxyType({"gathers_decay": False})
 
 _TABLE = (
     Scheme(
@@ -106,13 +128,13 @@ _TABLE = (
     Scheme(
         "signsgd", "sign", "signs, decided by majority vote at the master",
         "Bernstein et al., signSGD with majority vote, ICLR 2019",
-        aggregator="majority", downlink="scaledsign", momentum=0.0,
+        aggregator="majority", downlink="scaledsign", momentum=0.0, lr=UNIT_RATE,
         rule="every coordinate moves by lr: a hundredth of dense SGD's lr and less",
     ),
     Scheme(
         "signum", "sign", "signs of the momentum average, decided by majority vote",
         "Bernstein et al., signSGD with majority vote, ICLR 2019", feedback="ema:beta=0.9",
-        aggregator="majority", downlink="scaledsign", momentum=0.0,
+        aggregator="majority", downlink="scaledsign", momentum=0.0, lr=UNIT_RATE,
         rule="every coordinate moves by lr: a hundredth of dense SGD's lr and less",
     ),
     Scheme(
@@ -158,7 +180,7 @@ _TABLE = (
     ),
     Scheme(
         "dgc", "topk:ratio=0.001,sampled=true", "deep gradient compression: momentum before sparsification",
-        "Lin et al., Deep gradient compression, ICLR 2018", feedback="dgc:momentum=0.9", momentum=0.0,
+        "Lin et al., Deep gradient compression, ICLR 2018", feedback="dgc:momentum=0.9",
         ratio_warmup=(0.25, 0.0625, 0.015625, 0.004),
     ),
 )  # fmt: skip
@@ -167,7 +189,7 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType({scheme.name: scheme for scheme
 _NAMES = MappingProxyType({name: scheme for scheme in _TABLE for name in (scheme.name, *scheme.aliases)})
 
 # What rows said that have changed since runs record their scheme. A run without a record goes on by these.
-_UNRECORDED: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+_UNRECORDED: Mapping[str, Mapping[str, Any]] = MappingProxyType({"dgc": {"momentum": 0.0}})
 
 # setting -> the codec's parameter, and that parameter's value for the setting's
 _OVERRIDES: Mapping[str, tuple[str, Callable[[int], int]]] = MappingProxyType(
@@ -183,7 +205,7 @@ def resolve(config: Config, *, unrecorded: bool = False) -> Scheme:
     """The scheme that `config` names with its parameters and overrides applied; ConfigurationError if there is none.
 
     `codec` of the result is the full spec, every parameter written out. A downlink that the scheme chose is not used for
-    a codec in the place of its own: it is dense then. `unrecorded`: by the table as it was when runs did not record
+    a codec in the place of its own: it is dense then. `unrecorded`: by the rules as they were when runs did not record
     their scheme yet.
     """
     from psnode.codecs import get_codec
@@ -191,38 +213,38 @@ def resolve(config: Config, *, unrecorded: bool = False) -> Scheme:
 
     scheme, settings, added = _named(config.scheme)
     if unrecorded:
-        scheme = replace(scheme, **_UNRECORDED.get(scheme.name, {}))
+        scheme = replace(scheme, **{**_BEFORE, **_UNRECORDED.get(scheme.name, {})})
+    codec = get_codec(_spec(config, scheme, settings, added))
+    feedback, aggregator = config.feedback or scheme.feedback, config.aggregator or scheme.aggregator
+    rule = get_feedback(feedback)
+    momentum = momentum_of(config, rule, aggregator, scheme.momentum)
+    ladder = scheme.ratio_warmup
+    if unrecorded:
+        momentum = scheme.momentum if config.momentum is None else config.momentum
+    else:
+        refuse_what_has_no_effect(config, rule, codec, aggregator, momentum)
+        ladder = ladder_to(_ratio(repr(codec)), ladder)
+    by_rate = moves_by_rate(rule, codec, aggregator)
+    return replace(
+        _warmed_up(replace(scheme, ratio_warmup=ladder), config.sparsity_warmup_epochs),
+        codec=repr(codec),
+        feedback=feedback,
+        aggregator=aggregator,
+        downlink=_downlink(config.downlink or (DENSE if config.codec else scheme.downlink), codec),
+        momentum=momentum,
+        lr=scheme.lr if by_rate == (scheme.lr == UNIT_RATE) else UNIT_RATE if by_rate else DENSE_RATE,
+    )
+
+
+def _spec(config: Config, scheme: Scheme, settings: dict[str, str], added: Sequence[Stage]) -> str:
+    """The spec of the codec that `config` asks for; `settings` and `added` are what it says behind the scheme's name."""
     if (settings or added) and config.codec:
         raise ConfigurationError(f"--scheme {config.scheme} changes a codec that --codec replaces: leave one of the two out")
     if config.codec:
-        spec = _overridden(config, config.codec, parse(config.codec)[1])
-    else:
-        own = parse(scheme.codec)[1]
-        asked = (Stage("", settings), *(Stage("", {}) for _ in own[1:]), *added)
-        spec = _overridden(config, "+".join([_join(scheme.codec, {0: settings}), *map(_written, added)]), asked)
-    feedback = config.feedback or scheme.feedback
-    rule = get_feedback(feedback)
-    if config.momentum and rule.momentum_of_its_own:
-        raise ConfigurationError(
-            f"--momentum {config.momentum:g} would come on top of that of feedback {feedback}: set it there, and leave this out"
-        )
-    aggregator = config.aggregator or scheme.aggregator
-    if aggregator == "majority" and (config.momentum or config.weight_decay):
-        raise ConfigurationError(
-            "a majority vote takes neither --momentum nor --weight-decay: what moves a weight is its sign alone; leave them out"
-        )
-    momentum = scheme.momentum if config.momentum is None else config.momentum
-    if config.nesterov and not momentum and not unrecorded:
-        instead = f"write --feedback {feedback},nesterov=true" if feedback.startswith("dgc:") else "leave it out"
-        raise ConfigurationError(f"--nesterov has no meaning with {scheme.name}: its optimizer has no momentum; {instead}")
-    return replace(
-        _warmed_up(scheme, config.sparsity_warmup_epochs),
-        codec=repr(get_codec(spec)),
-        feedback=feedback,
-        aggregator=aggregator,
-        downlink=_downlink(config.downlink or (DENSE if config.codec else scheme.downlink), get_codec(spec)),
-        momentum=momentum,
-    )
+        return _overridden(config, config.codec, parse(config.codec)[1])
+    own = parse(scheme.codec)[1]
+    asked = (Stage("", settings), *(Stage("", {}) for _ in own[1:]), *added)
+    return _overridden(config, "+".join([_join(scheme.codec, {0: settings}), *map(_written, added)]), asked)
 
 
 def _warmed_up(scheme: Scheme, epochs: float | None) -> Scheme:
@@ -231,10 +253,19 @@ def _warmed_up(scheme: Scheme, epochs: float | None) -> Scheme:
         return scheme
     if not scheme.ratio_warmup:
         names = ", ".join(name for name, other in SCHEMES.items() if other.ratio_warmup)
+        if SCHEMES[scheme.name].ratio_warmup:
+            raise ConfigurationError(
+                f"--sparsity-warmup-epochs has no meaning here: no ratio of {scheme.name}'s warm-up is above the codec's own"
+            )
         raise ConfigurationError(f"--sparsity-warmup-epochs has no meaning with {scheme.name}: the schemes with one are {names}")
     if not epochs:
         return replace(scheme, ratio_warmup=())
     return replace(scheme, ratio_epochs=epochs / len(scheme.ratio_warmup))
+
+
+def _ratio(spec: str) -> float | None:
+    """The ratio of the sparsifier in a full `spec`; None if there is none."""
+    return next((float(stage.settings["ratio"]) for stage in parse(spec)[1] if "ratio" in stage.settings), None)
 
 
 def with_ratio(spec: str, ratio: float) -> str:

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "psnode"
 LAYERS = [
     {"errors"},
     {"naming", "settings", "files", "codecs"},
-    {"config", "sources", "schedules", "schemes", "feedback", "plan", "parts"},
+    {"config", "sources", "schedules", "schemes", "effects", "feedback", "plan", "parts"},
     {"wire", "messages", "checkpoint", "journal", "history", "metrics", "timeline", "run_directory"}
     | {"models", "data", "task", "tasks", "classification", "torchvision_ops", "device"},
     {"transport", "link", "clock"},

@@ -68,13 +68,25 @@ def test_an_old_run_goes_on_bit_for_bit(scheme: str, tmp_path: Path) -> None:
 
 
 def recorded() -> dict[str, dict[str, Any]]:
-    """What commit 050e485 meant by every scheme."""
-    return dict(json.loads((RUNS / "schemes.json").read_bytes()))
+    """What commit 050e485 meant by every scheme, with what it did that no record named then."""
+    found = json.loads((RUNS / "schemes.json").read_bytes())
+    return {name: {**scheme, "gathers_decay": False} for name, scheme in found.items()}
 
 
 @pytest.mark.parametrize("scheme", recorded())
 def test_a_run_without_a_recorded_scheme_keeps_what_its_name_meant_then(scheme: str) -> None:
     assert resolve(Config(scheme=scheme), unrecorded=True).to_dict() == recorded()[scheme]
+
+
+def test_a_run_without_a_recorded_scheme_keeps_what_is_refused_or_done_otherwise_now() -> None:
+    """Momentum on both sides, a warm-up that ends below its codec's ratio, a memory under a vote, Nesterov without momentum."""
+    twice = resolve(Config(scheme="topk", feedback="dgc"), unrecorded=True)
+    assert (twice.momentum, twice.gathers_decay, twice.gathering) == (0.9, False, None)
+    assert resolve(Config(scheme="dgc", feedback="ef"), unrecorded=True).momentum == 0
+    assert resolve(Config(scheme="dgc:ratio=0.05"), unrecorded=True).ratio_warmup == (0.25, 0.0625, 0.015625, 0.004)
+    assert resolve(Config(scheme="signsgd", feedback="ef"), unrecorded=True).feedback == "ef"
+    assert resolve(Config(scheme="dgc", nesterov=True), unrecorded=True).momentum == 0
+    assert resolve(Config(scheme="dense", min_compress_bytes=0), unrecorded=True).codec == "identity"
 
 
 def test_settings_that_an_old_record_lacks_say_what_was_done_before() -> None:

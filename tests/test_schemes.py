@@ -165,3 +165,42 @@ def test_nesterovs_form_of_a_momentum_that_the_master_does_not_have_is_refused(n
         resolve(Config(scheme=name, nesterov=True))
     assert resolve(Config(scheme=name, nesterov=True), unrecorded=True).momentum == 0  # an older run goes on as it was
     assert resolve(Config(scheme="dense", nesterov=True)).momentum == 0.9
+
+
+@pytest.mark.parametrize(
+    ("ratio", "ladder"),
+    [
+        ("0.001", (0.25, 0.0625, 0.015625, 0.004)), ("0.004", (0.25, 0.0625, 0.015625)), ("0.05", (0.25, 0.0625)),
+        ("0.1", (0.25,)), ("0.25", ()), ("0.5", ()),
+    ],
+)  # fmt: skip
+def test_the_warm_up_of_the_ratio_falls_to_that_of_the_codec_and_no_further(ratio: str, ladder: tuple[float, ...]) -> None:
+    assert resolve(Config(scheme=f"dgc:ratio={ratio}")).ratio_warmup == ladder
+    assert resolve(Config(scheme="dgc", codec=f"randk:ratio={ratio}")).ratio_warmup == ladder
+    if ladder:
+        stretched = resolve(Config(scheme=f"dgc:ratio={ratio}", sparsity_warmup_epochs=3))
+        assert stretched.ratio_epochs * len(ladder) == pytest.approx(3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"scheme": "dgc:ratio=0.3", "sparsity_warmup_epochs": 1}, "no ratio of dgc's warm-up is above the codec's own"),
+        ({"scheme": "dgc", "codec": "threshold", "sparsity_warmup_epochs": 1}, "no ratio of dgc's warm-up is above"),
+        ({"scheme": "qsgd", "feedback": "dgc"}, "sends every coordinate"),
+        ({"scheme": "dense", "feedback": "dgc"}, "identity loses nothing"),
+        ({"scheme": "tbq", "feedback": "dgc"}, "sends every coordinate"),
+        ({"scheme": "dense", "feedback": "ef"}, "feedback ef would have nothing to remember"),
+        ({"scheme": "signsgd", "feedback": "ef"}, "a majority vote pays nobody's"),
+        ({"scheme": "topk", "aggregator": "majority"}, "a majority vote pays nobody's"),
+        ({"scheme": "signsgd", "optimizer": "adam"}, "--optimizer adam would divide a vote by its own size"),
+        ({"scheme": "signsgd", "nesterov": True}, "--nesterov is a form of the master's momentum, which is 0 here: leave it out"),
+        ({"scheme": "dgc", "nesterov": True}, "write --feedback dgc:nesterov=true"),
+        ({"scheme": "dense", "min_compress_bytes": 0}, "--min-compress-bytes has no meaning for identity"),
+    ],
+)
+def test_what_would_have_no_effect_beside_the_rest_is_refused_in_one_line(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        resolve(Config(**fields))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

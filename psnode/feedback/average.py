@@ -11,7 +11,7 @@ from psnode.codecs import Codec, Payload
 from psnode.codecs.base import Bytes, RandomSource
 from psnode.codecs.kernels.jit import kernel
 from psnode.errors import CodecSpecError
-from psnode.feedback.base import ALONE, Context, Feedback, Floats, State
+from psnode.feedback.base import ALONE, Context, Feedback, Floats, Gathering, State
 
 
 @dataclass(frozen=True, repr=False)
@@ -19,13 +19,16 @@ class MomentumAverage(Feedback):
     """Signum: m = beta m + (1 - beta) g is coded in the place of g (Bernstein et al., "signSGD", ICML 2018, algorithm 2)."""
 
     id: ClassVar[str] = "ema"
-    momentum_of_its_own: ClassVar[bool] = True
 
     beta: float = 0.9
 
     def __post_init__(self) -> None:
         if not 0 <= self.beta < 1:
             raise CodecSpecError(f"ema: beta must be at least 0 and below 1, not {self.beta}")
+
+    @property
+    def gathering(self) -> Gathering:
+        return Gathering(self.beta, 1 - self.beta)
 
     def init(self, size: int) -> State:
         return {"average": np.zeros(size, np.float32)}

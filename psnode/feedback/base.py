@@ -26,17 +26,31 @@ class Context(NamedTuple):
 ALONE = Context()
 
 
+class Gathering(NamedTuple):
+    """A momentum: v = momentum v + gain g; v, or with nesterov gain g + momentum v, takes the place of g."""
+
+    momentum: float
+    gain: float = 1.0
+    nesterov: bool = False
+
+
 class Feedback(ABC):
     """The rule: which memories a segment has, and what is coded in the place of its gradient.
 
     `memory` names the array that holds what was coded minus what the receivers decoded, if the rule keeps one.
+    `masks`: momentum is forgotten where it was sent, so that the rule is for codecs that leave coordinates out.
     `only_adds`: a gradient is added to that and looked at no more, so that `push_parts` needs no array of it.
     """
 
     id: ClassVar[str]
     memory: ClassVar[str | None] = None
-    momentum_of_its_own: ClassVar[bool] = False
+    masks: ClassVar[bool] = False
     only_adds: ClassVar[bool] = False
+
+    @property
+    def gathering(self) -> Gathering | None:
+        """The momentum that gradients are gathered into before they are coded, if the rule has one: it is the only one then."""
+        return None
 
     @property
     def sums(self) -> bool:

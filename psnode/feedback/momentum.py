@@ -12,13 +12,11 @@ from psnode.codecs import Codec, Payload
 from psnode.codecs.base import Bytes, RandomSource
 from psnode.codecs.kernels.jit import kernel
 from psnode.errors import CodecSpecError
-from psnode.feedback.base import ALONE, Context, Feedback, Floats, State, energy
+from psnode.feedback.base import ALONE, Context, Feedback, Floats, Gathering, State, energy
 
 
 @dataclass(frozen=True, repr=False)
 class _SenderMomentum(Feedback):
-    momentum_of_its_own: ClassVar[bool] = True
-
     momentum: float = 0.9
     nesterov: bool = False
     clip: float = 0.0
@@ -28,6 +26,10 @@ class _SenderMomentum(Feedback):
             raise CodecSpecError(f"{self.id}: momentum must be at least 0 and below 1, not {self.momentum}")
         if not 0 <= self.clip < math.inf:
             raise CodecSpecError(f"{self.id}: clip must be 0 (none) or a finite norm above it, not {self.clip}")
+
+    @property
+    def gathering(self) -> Gathering:
+        return Gathering(self.momentum, nesterov=self.nesterov)
 
     def _accumulate(self, gradient: Floats, u: Floats, v: Floats, workers: int) -> None:
         """u = m u + g and v += u, or with nesterov u = m (u + g) and v += u + g, of the clipped gradient."""
@@ -44,11 +46,12 @@ class MomentumCorrection(_SenderMomentum):
 
     u = m u + g, v = v + u, send C(v), v = v - C(v), u = 0 on the support of what was sent. nesterov: u = m (u + g),
     v = v + u + g. clip > 0 first scales a segment's gradient to a norm of at most clip / sqrt(workers).
-    The master's own momentum must then be 0. Lin et al., "Deep gradient compression", ICLR 2018, section 3, appendix B.
+    Lin et al., "Deep gradient compression", ICLR 2018, section 3, appendix B.
     """
 
     id: ClassVar[str] = "dgc"
     memory: ClassVar[str | None] = "velocity"
+    masks: ClassVar[bool] = True
 
     def dense(self) -> Feedback:
         return LocalMomentum(self.momentum, self.nesterov, self.clip)

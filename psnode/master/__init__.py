@@ -98,7 +98,7 @@ def _run(
         config = replace(config, group_bytes=size)
         run = replace(run, config=config)
     plan = run.before.plan or plan_for(ready[workers[0]], scheme, config)
-    parameters = Parameters(model, plan, config, scheme.momentum)
+    parameters = Parameters(model, plan, config, scheme.momentum, scheme.gathering)
     downlink = Downlink(scheme.downlink, parameters.weights.numpy(), plan, link, ranks, seed=config.seed)
     restore(run, parameters, downlink)
     job = job_digest(config, scheme, plan, run.mark)

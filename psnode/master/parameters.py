@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,8 @@ from torch import nn
 
 from psnode.config import Config
 from psnode.errors import CheckpointError
-from psnode.master.sgd import descend
+from psnode.feedback import Gathering
+from psnode.master.sgd import descend, descend_beside
 from psnode.plan import Plan
 
 Floats = npt.NDArray[np.float32]
@@ -24,9 +27,10 @@ class Parameters:
 
     Groups are updated apart from each other: all optimizers that are offered work coordinate by coordinate. SGD is
     psnode's own, with torch's results (psnode.master.sgd); the others are torch's, one a group over its range.
+    `gathering`: the momentum that the senders have gathered their gradients into, which SGD's weight decay then has here.
     """
 
-    def __init__(self, model: nn.Module, plan: Plan, config: Config, momentum: float) -> None:
+    def __init__(self, model: nn.Module, plan: Plan, config: Config, momentum: float, gathering: Gathering | None = None) -> None:
         self.model = model
         self.plan = plan
         self.weights = torch.empty(plan.size)
@@ -36,19 +40,23 @@ class Parameters:
             self.weights[where] = parameter.detach().reshape(-1)
             parameter.data = self.weights[where].view(parameter.shape)
         self._ranges = [nn.Parameter(self.weights[group.start : group.stop]) for group in plan.groups]
-        self._descent: dict[str, Any] | None = None
+        self._descend: Callable[..., None] | None = None
         self._optimizers: list[torch.optim.Optimizer] = []
-        self._velocity = torch.zeros(plan.size if config.optimizer == "sgd" and momentum else 0)
-        if config.optimizer == "sgd":
-            self._descent = {"momentum": momentum, "weight_decay": config.weight_decay, "nesterov": config.nesterov}
-        else:
+        beside = gathering is not None and config.weight_decay != 0
+        self._velocity = torch.zeros(plan.size if config.optimizer == "sgd" and (momentum or beside) else 0)
+        if config.optimizer != "sgd":
             self._optimizers = [_optimizer(config, parameter, momentum) for parameter in self._ranges]
+        elif gathering is not None and beside:
+            decay = gathering.gain * config.weight_decay
+            self._descend = partial(descend_beside, decay=decay, momentum=gathering.momentum, nesterov=gathering.nesterov)
+        else:
+            self._descend = partial(descend, momentum=momentum, weight_decay=config.weight_decay, nesterov=config.nesterov)
 
     def update(self, group: int, total: Floats, factor: float, lr: float) -> None:
         """One optimizer step on a group's weights with the gradient factor * `total`; clears `total` (float32, flat)."""
-        if self._descent is not None:
+        if self._descend is not None:
             where = slice(self.plan.groups[group].start, self.plan.groups[group].stop)
-            descend(self.weights.numpy()[where], self._velocity.numpy()[where], total, factor=factor, lr=lr, **self._descent)
+            self._descend(self.weights.numpy()[where], self._velocity.numpy()[where], total, factor=factor, lr=lr)
             return
         gradient = torch.from_numpy(total)
         optimizer = self._optimizers[group]

@@ -44,7 +44,7 @@ class Rehearsal:
         start = Start(self._plan.to_dict(), self._link.job, 0, ROUNDS, steps_per_epoch, None, False, rehearsal=True)
         before = {name: value.clone() for name, value in self._model.state_dict().items()}
         self._link.send(self._workers, Kind.PLAN, start.to_bytes())
-        parameters = Parameters(self._model, self._plan, self._config, self._scheme.momentum)
+        parameters = Parameters(self._model, self._plan, self._config, self._scheme.momentum, self._scheme.gathering)
         weights = parameters.weights.numpy()
         downlink = Downlink(self._scheme.downlink, weights, self._plan, self._link, self._workers, seed=self._config.seed)
         lanes = Lanes(self._link.transport.inbox, lane_count(len(self._plan.groups)))

@@ -39,6 +39,20 @@ def descend(
         _descend_momentum(x, velocity, total, *coefficients)
 
 
+def descend_beside(
+    x: Floats, velocity: Floats, total: Floats, *, factor: float, lr: float, decay: float, momentum: float, nesterov: bool
+) -> None:
+    """One step on `x` with gradients that their senders have gathered into a momentum; gathers weight decay as they did.
+
+        velocity = momentum * velocity + decay * x
+        x = x - lr * (factor * total + (decay * x + momentum * velocity if nesterov else velocity))
+
+    The recursion is linear: what senders and master gather apart adds up to one momentum of gradient and decay. Clears `total`.
+    """
+    coefficients = np.array([factor, -lr, momentum, decay], np.float32)
+    _descend_beside(x, velocity, total, nesterov, *coefficients)
+
+
 def _multiply_add(typing: Any, a: Any, b: Any, c: Any) -> Any:
     """a * b + c, rounded once where the processor does so in one instruction, else twice."""
 
@@ -79,4 +93,17 @@ def _descend_nesterov(
         d = multiply_add(decay, x[i], factor * total[i])
         velocity[i] = momentum * velocity[i] + d
         x[i] = multiply_add(rate, multiply_add(momentum, velocity[i], d), x[i])
+        total[i] = 0
+
+
+@kernel
+def _descend_beside(
+    x: Floats, velocity: Floats, total: Floats, nesterov: bool, factor: np.float32, rate: np.float32, momentum: np.float32,
+    decay: np.float32,
+) -> None:  # fmt: skip
+    for i in range(x.size):
+        d = decay * x[i]
+        velocity[i] = multiply_add(momentum, velocity[i], d)
+        owed = multiply_add(momentum, velocity[i], d) if nesterov else velocity[i]
+        x[i] = multiply_add(rate, multiply_add(factor, total[i], owed), x[i])
         total[i] = 0

@@ -1,0 +1,75 @@
+"""What settings do to each other: who owns momentum and weight decay, and what would be without effect beside what.
+
+One rule: gradients are gathered into a momentum once. A feedback rule that has a momentum does it alone, and weight decay is then
+gathered apart, on the master, by the same recursion (Gathering); under a majority vote nobody does, for what moves a weight is
+a sign; else the master's optimizer does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from psnode.config import Config, settings
+from psnode.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from psnode.codecs import Codec
+    from psnode.feedback import Feedback
+
+MAJORITY = "majority"
+DENSE_RATE = 0.01
+UNIT_RATE = 0.0005  # where every coordinate moves by the learning rate
+
+
+def momentum_of(config: Config, rule: Feedback, aggregator: str, usual: float) -> float:
+    """The momentum of the master's optimizer, `usual` unless something else is said. ConfigurationError for a second one."""
+    if config.momentum and rule.gathering is not None:
+        raise ConfigurationError(
+            f"--momentum {config.momentum:g} would come on top of that of feedback {rule.id}: set it there, and leave this out"
+        )
+    if aggregator == MAJORITY and (config.momentum or config.weight_decay):
+        raise ConfigurationError(
+            "a majority vote takes neither --momentum nor --weight-decay: what moves a weight is its sign alone; leave them out"
+        )
+    if rule.gathering is not None or aggregator == MAJORITY:
+        return 0.0
+    return usual if config.momentum is None else config.momentum
+
+
+def refuse_what_has_no_effect(config: Config, rule: Feedback, codec: Codec, aggregator: str, momentum: float) -> None:
+    """ConfigurationError for settings that would change nothing beside the others, or nothing that they are meant to."""
+    if config.nesterov and not momentum:
+        instead = f"write --feedback {rule.id}:nesterov=true" if hasattr(rule, "nesterov") else "leave it out"
+        raise ConfigurationError(f"--nesterov is a form of the master's momentum, which is 0 here: {instead}")
+    if aggregator == MAJORITY and config.optimizer != "sgd":
+        raise ConfigurationError(
+            f"--optimizer {config.optimizer} would divide a vote by its own size, which is 1: leave it out under a majority vote"
+        )
+    if aggregator == MAJORITY and rule.memory is not None:
+        raise ConfigurationError(
+            f"feedback {rule.id} remembers what a gradient is owed, and a majority vote pays nobody's: use none or ema"
+        )
+    if rule.memory is not None and codec.lossless:
+        raise ConfigurationError(f"feedback {rule.id} would have nothing to remember, since {codec!r} loses nothing: use none")
+    if rule.masks and not codec.sparse:
+        raise ConfigurationError(
+            f"feedback {rule.id} forgets the momentum of what was sent, and {codec!r} sends every coordinate: use ef, with the "
+            "master's momentum"
+        )
+    if config.weight_decay and config.optimizer == "adam" and rule.gathering is not None:
+        raise ConfigurationError(
+            f"--weight-decay with adam is gathered by its momentum, which is that of feedback {rule.id} here: use adamw, or sgd"
+        )
+    if codec.lossless and config.min_compress_bytes != settings()["min_compress_bytes"].default:
+        raise ConfigurationError(f"--min-compress-bytes has no meaning for {codec!r}, which sends all tensors as they are")
+
+
+def ladder_to(ratio: float | None, ladder: Sequence[float]) -> tuple[float, ...]:
+    """The ratios of a warm-up on the way down to `ratio`, the codec's own; none for a codec without one."""
+    return tuple(step for step in ladder if ratio is not None and step > ratio)
+
+
+def moves_by_rate(rule: Feedback, codec: Codec, aggregator: str) -> bool:
+    """Whether every coordinate moves by the learning rate itself, or the mean of several signs times that."""
+    return aggregator == MAJORITY or (codec.id == "sign" and rule.memory is None)
