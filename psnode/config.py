@@ -127,8 +127,9 @@ class Config:
     )  # fmt: skip
     aggregate_order: str = option("rank", "rank: reproducible sums; arrival: as they come.", choices=("rank", "arrival"))
     start_deadline: float = option(60.0, "Seconds all ranks have to report at the start.", above=0, free=True)
-    deadline: float = option(
-        0.0, "Seconds a round may take before who holds it up is put aside; auto: median + max(5, 6 MAD) of recent rounds.",
+    deadline: float | None = option(
+        None, "Seconds a round may take before who holds it up is put aside; auto: median + max(5, 6 MAD) of recent rounds; "
+        "default: with bsp --pause-deadline, or auto if that is more, with the other rules auto.",
         minimum=0, words={"auto": 0.0}, free=True,
     )  # fmt: skip
     pause_deadline: float = option(

@@ -23,7 +23,7 @@ from psnode.sources import load
 DEFAULTS = {
     "network": "LeNet", "dataset": "digits", "batch_size": 32, "test_batch_size": 1000, "seed": 1, "optimizer": "sgd", "lr": 0.01,
     "lr_schedule": "constant", "lr_shrinkage": 0.95, "scheme": "atomo", "min_compress_bytes": 4096, "consistency": "bsp",
-    "start_deadline": 60.0, "deadline": 0.0, "pause_deadline": 120.0, "stop_deadline": 20.0, "spares": 0,
+    "start_deadline": 60.0, "deadline": None, "pause_deadline": 120.0, "stop_deadline": 20.0, "spares": 0,
     "hash_every": 50, "eval_freq": 50, "enable_gpu": False, "resume": False,
 }  # fmt: skip
 MAY_CHANGE = {

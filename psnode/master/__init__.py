@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -140,6 +141,7 @@ def _run(
             code = error.exit_code if isinstance(error, PsnodeError) else 1
             with contextlib.suppress(OSError):  # a full disk, say: then the first error is the one to tell
                 _summarise(master, run, _REASONS.get(code, "failed"), code)
+            _tell_of_the_end(master)
             raise
         finally:
             beat.close()
@@ -151,6 +153,7 @@ def _run(
     code = _exit_code(master)
     quorum = code == 75 and master.standing.stop_reason == "quorum"
     _summarise(master, run, "quorum" if quorum else _REASONS.get(code, "completed"), code)
+    _tell_of_the_end(master)
     link.send(ranks, Kind.END)
     return code
 
@@ -170,6 +173,18 @@ def _tell_of_the_start(events: Events, run: RunDirectory, workers: range) -> Non
     for rank in workers:
         if found is not None and not found.has(worker_file(rank)):
             events.tell("begins anew", found.step, rank, "the checkpoint holds no memories of it")
+
+
+def _tell_of_the_end(master: Master) -> None:
+    """The last line of a synchronous run some of whose rounds were not."""
+    if master.partial and master.config.consistency == "bsp":
+        rounds, everybody = master.version - master.run.before.step, len(master.workers)
+        print(
+            f"psnode: {master.partial} of {rounds} rounds were not of all {everybody} workers: "
+            "`contributing` in metrics.jsonl says of how many, events.jsonl why",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _exit_code(master: Master) -> int:

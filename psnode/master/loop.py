@@ -21,7 +21,7 @@ from psnode.master.drafts import Drafts
 from psnode.master.events import Events
 from psnode.master.members import Members
 from psnode.master.parameters import Parameters
-from psnode.master.patience import Patience, RoundClock
+from psnode.master.patience import RoundClock, patience_of
 from psnode.master.reduction import GroupClosed, Reduction, Refused
 from psnode.master.rounds import Rounds
 from psnode.master.standing import Standing
@@ -75,6 +75,7 @@ class Master:
     standing: Standing
     history: History | None = None
     final_loss: float | None = None
+    partial: int = 0  # rounds that were not of all workers
     traces: dict[int, list[dict[str, object]]] = field(default_factory=dict)
 
     @property
@@ -89,7 +90,7 @@ class Master:
         """
         self._hashes: dict[int, int] = {}
         self._members = Members(self.workers, self.clock, self.spares)
-        self._round = RoundClock(Patience(self.config.deadline, self.config.pause_deadline), self.clock)
+        self._round = RoundClock(patience_of(self.config), self.clock)
         self._added: list[tuple[Added, ...]] = [()] * len(self.plan.groups)
         self._rounds = Rounds(
             len(self.plan.groups),
@@ -226,6 +227,7 @@ class Master:
             flags |= Flag.CHECKPOINT if self.drafts.begin(version, self._members.live, until) else Flag.NONE
         if not first:
             contributors = {(added.rank, added.step) for group in self._added for added in group}
+            self.partial += any(len({added.rank for added in group}) < len(self.workers) for group in self._added)
             self.accounts.close(version, self.dealing.schedule(version - 1), contributors, self.watch.take())
             self._write_records()
             if self.history is not None:

@@ -6,6 +6,7 @@ from collections import deque
 from statistics import median
 
 from psnode.clock import Clock
+from psnode.config import Config
 
 MARGIN = 5.0  # seconds: a busy host or a collection of garbage takes less
 _RECENT = 50
@@ -16,13 +17,16 @@ _START = 5  # pauses' deadlines for the first round of a job: kernels compile, c
 class Patience:
     """median + max(5 s, 6 MAD) of recent rounds, or `fixed` seconds if that is above 0; at least `pause` in declared pauses.
 
+    `least`: no round's deadline is shorter.
+
     Six median absolute deviations are four standard deviations of a normal distribution. Declared pauses are rounds that
     are known to take longer: the first ones, those after a checkpoint, a comparison of weights or the end of an epoch,
     and those that let somebody in. They have at least twice what the longest of the recent ones took.
     """
 
-    def __init__(self, fixed: float, pause: float) -> None:
+    def __init__(self, fixed: float, pause: float, least: float = 0.0) -> None:
         self._fixed = fixed
+        self._least = least
         self._pause = pause
         self._rounds: deque[float] = deque(maxlen=_RECENT)
         self._pauses: deque[float] = deque(maxlen=_RECENT)
@@ -36,7 +40,7 @@ class Patience:
         usual = self._fixed or self._adapted()
         if pause or usual is None:
             return max(usual or 0.0, self._pause, 2 * max(self._pauses, default=0.0))
-        return usual
+        return max(usual, self._least)
 
     @property
     def utmost(self) -> float:
@@ -48,6 +52,16 @@ class Patience:
             return None
         middle = median(self._rounds)
         return middle + max(MARGIN, 6 * median(abs(value - middle) for value in self._rounds))
+
+
+def patience_of(config: Config) -> Patience:
+    """The patience that the configuration asks for.
+
+    A synchronous round is of all workers: by default a stall puts nobody aside before the deadline of pauses. Where rounds close
+    without the slowest, deadlines follow them.
+    """
+    patient = config.deadline is None and config.consistency == "bsp"
+    return Patience(config.deadline or 0.0, config.pause_deadline, config.pause_deadline if patient else 0.0)
 
 
 class RoundClock:

@@ -95,7 +95,7 @@ class Site:
         tracer = Tracer(link.rank, enabled=config.timeline)
         arrivals = Arrivals(
             link, plan, replica, downlink_codecs(plan, scheme.downlink), tracer,
-            max(config.deadline, config.pause_deadline), sender.give_back,
+            max(config.deadline or 0.0, config.pause_deadline), sender.give_back,
         )  # fmt: skip
         # workers that take turns must not keep one while they wait for another's gradient
         early = config.overlap and config.consistency == "bsp" and config.local is None and watchable(self.model)

@@ -22,14 +22,19 @@ _FLAGS = ["--batch-size", "8", "--threads", "1", "--no-tensorboard", "--lr", "0.
 
 
 class Job:
-    """A job of `workers` workers that writes into `train_dir`."""
+    """A job of `workers` workers that writes into `train_dir`. `deadline`: that of rounds; empty: the default."""
 
-    def __init__(self, train_dir: Path, workers: int, *flags: str, launch: Sequence[str] = ()) -> None:
+    def __init__(self, train_dir: Path, workers: int, *flags: str, launch: Sequence[str] = (), deadline: str = "60") -> None:
         self.train_dir = train_dir
         command = [sys.executable, "-m", "psnode", "launch", "-n", str(workers), *launch, "--", "train", *_FLAGS, *flags]
         self.process = subprocess.Popen(
             [*command, "--train-dir", str(train_dir)],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PSNODE_DEADLINE": "60"},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "OMP_NUM_THREADS": "1",
+                **({"PSNODE_DEADLINE": deadline} if deadline else {}),
+            },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -94,8 +99,8 @@ def launched(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     pytest.importorskip("mpi4py")
     jobs: list[Job] = []
 
-    def start(workers: int, *flags: str, launch: Sequence[str] = ()) -> Job:
-        jobs.append(Job(tmp_path / "run", workers, *flags, launch=launch))
+    def start(workers: int, *flags: str, **how: Any) -> Job:
+        jobs.append(Job(tmp_path / "run", workers, *flags, **how))
         return jobs[-1]
 
     yield start

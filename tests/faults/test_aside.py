@@ -56,6 +56,23 @@ def test_a_stopped_worker_is_put_aside_and_let_in_again(launched: Launched, down
     assert violations(job.train_dir) == []
 
 
+def test_a_stall_of_nine_seconds_leaves_nobody_out_of_a_synchronous_run(launched: Launched) -> None:
+    """Steps take milliseconds. Every round is of both workers all the same, unless --deadline asks for another rule."""
+    job = launched(2, "--scheme", "dense", "--max-steps", "100000", deadline="")
+    job.wait_for_step(20)
+    pid = job.pid(2)
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(9)  # the stall
+    os.kill(pid, signal.SIGCONT)
+    job.wait_for_step(len(job.records()) + 10)
+    job.process.send_signal(signal.SIGTERM)
+    code, out = job.end()
+    assert code == 75, out
+    assert job.events() == []
+    assert {record["contributing"] for record in job.records()} == {2}
+    assert "not of all" not in out
+
+
 def test_a_silent_worker_that_no_round_waits_for_is_put_aside_and_returns(launched: Launched) -> None:
     """Checkpoints are made without it meanwhile, in order, and it keeps none back when it has returned."""
     rule = ["--consistency", "kofn", "--num-aggregate", "2", "--eval-freq", "20", "--pause-deadline", "6"]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from psnode.master.patience import Patience
+from psnode.config import Config
+from psnode.master.patience import Patience, patience_of
 
 
 def adapted(rounds: list[float]) -> float:
@@ -48,6 +51,29 @@ def test_a_fixed_deadline_does_not_adapt_and_declared_pauses_are_longer() -> Non
     patience = Patience(2.0, 30.0)
     assert (patience.of_round(pause=False), patience.of_round(pause=True)) == (2.0, 30.0)
     assert Patience(50.0, 30.0).of_round(pause=True) == 50.0
+
+
+def of_a_run(seconds: float, **settings: Any) -> float:
+    """The deadline behind 50 rounds that took `seconds` each."""
+    patience = patience_of(Config(pause_deadline=90.0, **settings))
+    for _ in range(50):
+        patience.add(seconds)
+    return patience.of_round(pause=False)
+
+
+def test_a_synchronous_run_waits_as_long_as_in_a_pause_unless_a_deadline_is_set() -> None:
+    assert of_a_run(0.007) == 90.0
+    assert of_a_run(0.007, deadline=0.0) == pytest.approx(5.007)
+    assert of_a_run(0.007, deadline=2.0) == 2.0
+
+
+def test_a_synchronous_run_of_long_rounds_gives_them_their_time() -> None:
+    assert of_a_run(200.0) == pytest.approx(205.0)
+
+
+@pytest.mark.parametrize("rule", [{"consistency": "kofn", "num_aggregate": 1}, {"consistency": "ssp"}, {"consistency": "asp"}])
+def test_rounds_that_do_not_wait_for_all_have_deadlines_that_follow_them(rule: dict[str, Any]) -> None:
+    assert of_a_run(0.007, **rule) == pytest.approx(5.007)
 
 
 def test_pauses_have_twice_what_the_longest_took() -> None:
