@@ -10,6 +10,10 @@
 A checkpoint is written into a directory whose name starts with a dot, every file and the directory are
 fsynced, the directory is renamed, and only then `latest` is replaced. One that goes is renamed before anything
 of it is deleted. Its contents are tensors and JSON: reading one executes nothing.
+
+Workers write beside it, into a directory of the checkpoint's step and of this start of the job. What the master takes of that it
+moves; the rest goes with that directory before anything is published. So the manifest lists what was decided on, and nobody else
+has ever known a path of it.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import errno
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any
@@ -41,7 +45,7 @@ MODEL = "model.safetensors"
 OPTIMIZER = "state/optimizer.safetensors"
 REPLICA = "state/replica.safetensors"
 _NAME = re.compile(r"step-(\d{8,})")
-_UNFINISHED = re.compile(r"\.step-\d{8,}(\.gone)?|\.latest\.\d+")
+_UNFINISHED = re.compile(r"\.step-\d{8,}(\.[0-9a-f]{16})?(\.gone)?|\.latest\.\d+")
 _CHUNK = 1 << 22
 _MANIFEST_BYTES = 1 << 24
 _REMEDY = f"; write the name of an older checkpoint into {CHECKPOINTS}/{LATEST} to resume from that"
@@ -115,20 +119,37 @@ def _without_aliases(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Ten
     return apart
 
 
-def draft_path(train_dir: Path, step: int) -> Path:
-    """Where the unfinished checkpoint of `step` is written."""
-    return train_dir / CHECKPOINTS / f".{step_directory(step)}"
+def _parts_path(train_dir: Path, step: int, job: int) -> Path:
+    """Where workers of `job`, as its frames carry it, write their parts of the checkpoint of `step`."""
+    return train_dir / CHECKPOINTS / f".{step_directory(step)}.{job:016x}"
+
+
+def write_part(train_dir: Path, step: int, job: int, rank: int, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write and fsync a worker's part of an unfinished checkpoint: all of it, or nothing that anybody takes for it.
+
+    FileNotFoundError if nobody waits for that checkpoint any more; OSError if the disk does not take it.
+    """
+    place = _parts_path(train_dir, step, job)
+    unfinished = place / f".{worker_file(rank)}"
+    write_tensors(unfinished, tensors)
+    unfinished.rename(place / worker_file(rank))
 
 
 class Draft:
-    """A checkpoint of `step` in the making, invisible to readers until `publish`."""
+    """A checkpoint of `step` in the making, invisible to readers until `publish`. It will hold what was added or adopted.
 
-    def __init__(self, train_dir: Path, step: int) -> None:
+    `job`: that of the workers whose parts may be adopted.
+    """
+
+    def __init__(self, train_dir: Path, step: int, job: int = 0) -> None:
         self.step = step
         self._root = train_dir / CHECKPOINTS
-        self.path = draft_path(train_dir, step)
-        delete(self.path)
-        self.path.mkdir(parents=True)
+        self._path = self._root / f".{step_directory(step)}"
+        self._parts = _parts_path(train_dir, step, job)
+        self._names = set[str]()
+        for path in (self._path, self._parts):
+            delete(path)
+            path.mkdir(parents=True)
         fsync_directory(train_dir)
 
     def add(self, name: str, content: bytes) -> None:
@@ -139,33 +160,33 @@ class Draft:
         """Write safetensors file `name` without a copy of the tensors in memory."""
         write_tensors(self._place(name), tensors)
 
-    def _place(self, name: str) -> Path:
-        path = self.path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path
+    def adopt(self, name: str) -> None:
+        """Take the part `name` that a worker has written. FileNotFoundError if it is not there."""
+        (self._parts / name).rename(self._path / name)
+        self._names.add(name)
 
-    def keep(self, names: Collection[str]) -> None:
-        """Drop every file but `names`: halves that their writers did not finish in time."""
-        for path in self.path.rglob("*"):
-            if path.is_file() and path.relative_to(self.path).as_posix() not in names:
-                path.unlink(missing_ok=True)
+    def _place(self, name: str) -> Path:
+        path = self._path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._names.add(name)
+        return path
 
     def publish(self, facts: Mapping[str, Any], keep_last: int = 0) -> Path:
         """Seal the checkpoint with `facts`, make it the latest, and delete all but the newest `keep_last` (0: none).
 
         OSError if it cannot be written: the one that was the latest then still is.
         """
+        _remove(self._parts)
         files = {}
-        for path in sorted(self.path.rglob("*")):
-            if path.is_file():
-                with path.open("rb") as file:
-                    files[path.relative_to(self.path).as_posix()] = {"bytes": path.stat().st_size, "xxh3_128": _hash(file)}
-        write_file(self.path / MANIFEST, json.dumps({"step": self.step, **facts, "files": files}, indent=2).encode())
-        for directory in {path.parent for path in self.path.rglob("*")}:
+        for name in sorted(self._names):
+            with (self._path / name).open("rb") as file:
+                files[name] = {"bytes": os.fstat(file.fileno()).st_size, "xxh3_128": _hash(file)}
+        write_file(self._path / MANIFEST, json.dumps({"step": self.step, **facts, "files": files}, indent=2).encode())
+        for directory in {path.parent for path in self._path.rglob("*")}:
             fsync_directory(directory)
         final = self._root / step_directory(self.step)
         _remove(final)
-        self.path.rename(final)
+        self._path.rename(final)
         fsync_directory(self._root)
         write_atomically(self._root / LATEST, final.name.encode() + b"\n")
         if keep_last:
@@ -177,12 +198,13 @@ class Draft:
 
     def discard(self) -> None:
         """Delete what was written: there will be no such checkpoint."""
-        delete(self.path)
+        _remove(self._parts)
+        delete(self._path)
 
 
 def _remove(path: Path) -> None:
-    """Delete a checkpoint, if it is there, without readers or a crash ever finding half of it."""
-    gone = path.with_name(f".{path.name}.gone")
+    """Delete a directory, if it is there, without readers, late writers or a crash ever finding half of it."""
+    gone = path.with_name(f".{path.name.lstrip('.')}.gone")
     delete(gone)
     try:
         path.rename(gone)

@@ -70,6 +70,7 @@ class Flag(IntFlag):
     CHECKPOINT = 1  # ROUND: contribute to the checkpoint of this version
     STOP = 2  # ROUND: this version is the last
     SPARE = 4  # ROUND: you are not needed yet, wait for the next version
+    WRITTEN = 8  # STATE: memories and buffers lie in the run's directory, here are the buffers alone
 
 
 def _nothing() -> None:
@@ -225,7 +226,7 @@ def unpack_groups(body: Bytes, count: int, source: int | None = None) -> list[in
 
 
 _KINDS = frozenset(Kind)
-_KNOWN_FLAGS = int(Flag.CHECKPOINT | Flag.STOP | Flag.SPARE)
+_KNOWN_FLAGS = int(Flag.CHECKPOINT | Flag.STOP | Flag.SPARE | Flag.WRITTEN)
 
 
 def checksum(buffer: Bytes) -> int:

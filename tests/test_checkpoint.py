@@ -143,13 +143,14 @@ def test_garbage_is_no_safetensors_file(content: bytes) -> None:
         checkpoint.parse(content, "thing")
 
 
-def test_what_was_not_finished_is_no_part_of_a_checkpoint(tmp_path: Path) -> None:
+def test_what_nobody_decided_on_is_no_part_of_a_checkpoint(tmp_path: Path) -> None:
     draft = Draft(tmp_path, 3)
-    draft.add_tensors("worker-001.safetensors", {"w": torch.ones(3)})
-    draft.add("worker-002.safetensors", b"ha")
-    draft.add("state/.tmpXYZ", b"half")
-    draft.keep({"worker-001.safetensors"})
+    for rank in (1, 2):
+        checkpoint.write_part(tmp_path, 3, 0, rank, {"w": torch.ones(3)})
+    draft.adopt("worker-001.safetensors")
     draft.add_tensors("model.safetensors", {"w": torch.ones(3)})
     found = Checkpoint.open(draft.publish({"workers": 2}))
     found.verify()
     assert set(found.facts["files"]) == {"model.safetensors", "worker-001.safetensors"}
+    assert {path.name for path in found.path.iterdir()} == {"manifest.json", "model.safetensors", "worker-001.safetensors"}
+    assert sorted(path.name for path in found.path.parent.iterdir()) == ["latest", "step-00000003"]

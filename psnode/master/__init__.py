@@ -108,7 +108,7 @@ def _run(
     clock = Clock()
     watch, tracer = Stopwatch(), Tracer(0, enabled=config.timeline)
     on = config.consistency != "bsp"
-    drafts = Drafts(run, parameters, downlink, tracer, events, workers=len(workers), rounds_go_on=on)
+    drafts = Drafts(run, parameters, downlink, tracer, events, workers=len(workers), rounds_go_on=on, job=job)
     view = progress(plan.size, run.before.step, last_step, config.log_interval)
     with _lanes(link, plan) as lanes, Fanout(RunLog(run.path, tensorboard=config.tensorboard is not False), view) as observer:
         master = Master(

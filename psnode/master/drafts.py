@@ -14,7 +14,7 @@ from psnode.master.events import Events
 from psnode.master.parameters import Parameters
 from psnode.run_directory import RunDirectory
 from psnode.timeline import Tracer
-from psnode.wire import Frame
+from psnode.wire import Flag, Frame
 
 Tensors = dict[str, torch.Tensor]
 _MOST = 4
@@ -53,8 +53,10 @@ class Drafts:
         *,
         workers: int,
         rounds_go_on: bool,
+        job: int = 0,
     ) -> None:
         self._run = run
+        self._job = job
         self._parameters = parameters
         self._downlink = downlink
         self._tracer = tracer
@@ -81,7 +83,7 @@ class Drafts:
     def begin(self, version: int, ranks: Iterable[int], until: float) -> bool:
         """Begin the checkpoint of `version`, the newest, with parts of `ranks`; False if there will be none."""
         try:
-            draft = checkpoint.Draft(self._run.path, version)
+            draft = checkpoint.Draft(self._run.path, version, self._job)
         except OSError as error:
             self._abandon(version, error)
             return False
@@ -119,12 +121,19 @@ class Drafts:
             tensors = checkpoint.parse(content, f"the state of rank {frame.sender}")
         except CheckpointError as error:
             raise WireError(str(error), frame.sender) from error
-        if not (pending.draft.path / name).exists():  # the worker does not see this directory
-            try:
+        try:
+            if Flag.WRITTEN in frame.flags:
+                pending.draft.adopt(name)
+            else:
                 pending.draft.add(name, content)
-            except OSError as error:
-                self._abandon(frame.step, error)
-                return
+        except FileNotFoundError:
+            self._events.tell("left out", frame.step, frame.sender, "its part of the checkpoint is not where it has written it")
+            pending.awaited.discard(frame.sender)
+            self.publish()
+            return
+        except OSError as error:
+            self._abandon(frame.step, error)
+            return
         pending.states[frame.sender] = {key: value for key, value in tensors.items() if key.startswith("buffer/")}
         pending.awaited.discard(frame.sender)
         self.publish()
@@ -158,7 +167,6 @@ class Drafts:
         draft = pending.draft
         whole = pending.states.keys() == pending.ranks  # only such a one takes the place of older ones
         with self._tracer.span("checkpoint", step=draft.step):
-            draft.keep({checkpoint.worker_file(rank) for rank in pending.states})
             weights, optimizer, replica = pending.weights or self._weights()
             self._means = _mean_buffers(pending.states.values()) or self._means
             draft.add_tensors(checkpoint.MODEL, {**weights, **self._means})

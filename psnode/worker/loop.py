@@ -173,18 +173,18 @@ class Worker:
         """This worker's part of the checkpoint: all of it into the shared directory, or to the master; buffers to the master."""
         with self.tracer.span("checkpoint", step=step):
             buffers = {f"buffer/{name}": value for name, value in buffers.items()}
-            if self.directory is None:
-                content = checkpoint.dump({**self.sender.state(), **buffers})
-            else:
-                path = checkpoint.draft_path(self.directory, step) / checkpoint.worker_file(self.link.rank)
+            written = False
+            if self.directory is not None:
                 try:
-                    checkpoint.write_tensors(path, {**self.sender.state(), **buffers})
-                    content = checkpoint.dump(buffers)
+                    checkpoint.write_part(self.directory, step, self.link.job, self.link.rank, {**self.sender.state(), **buffers})
+                    written = True
+                except FileNotFoundError:
+                    return  # published without this part, or given up
                 except OSError:
-                    if not path.parent.exists():
-                        return  # published without this part, or given up
-                    content = checkpoint.dump({**self.sender.state(), **buffers})  # let the master try
-            self.link.send(0, Kind.STATE, content, step=step, version=step)
+                    pass  # let the master try
+            content = checkpoint.dump(buffers if written else {**self.sender.state(), **buffers})
+            flags = Flag.WRITTEN if written else Flag.NONE
+            self.link.send(0, Kind.STATE, content, step=step, version=step, flags=flags)
 
     def _leave(self) -> None:
         """Hand over the trace and wait for the master's word that everything is written."""

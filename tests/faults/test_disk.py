@@ -41,7 +41,8 @@ def weights(step: int) -> dict[str, torch.Tensor]:
 def publish(train_dir: Path, step: int) -> None:
     """All that a job writes of a checkpoint, by the functions that it uses."""
     draft = Draft(train_dir, step)
-    checkpoint.write_tensors(checkpoint.draft_path(train_dir, step) / checkpoint.worker_file(1), weights(step))
+    checkpoint.write_part(train_dir, step, 0, 1, weights(step))
+    draft.adopt(checkpoint.worker_file(1))
     draft.add(checkpoint.worker_file(2), checkpoint.dump(weights(step)))
     draft.add_tensors(checkpoint.MODEL, weights(step))
     draft.add_tensors(checkpoint.OPTIMIZER, weights(step))

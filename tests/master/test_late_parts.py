@@ -1,0 +1,194 @@
+"""Workers who write their part of a checkpoint while it is being published without it, or after that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from psnode import checkpoint
+from psnode.checkpoint import Checkpoint, Draft
+from psnode.config import Config
+from psnode.link import Link
+from psnode.master.downlink import Downlink
+from psnode.master.drafts import Drafts
+from psnode.master.events import Events
+from psnode.master.parameters import Parameters
+from psnode.plan import Tensor, make_plan
+from psnode.run_directory import claim
+from psnode.timeline import Tracer
+from psnode.transport.loopback import loopback_group
+from psnode.wire import Flag, Frame, Kind
+from psnode.worker.loop import Worker
+
+STEP = 5
+SIZES = {1: 3, 2: 5000}  # of the memories of two workers
+
+
+def drafts(folder: Path) -> Drafts:
+    model = nn.Linear(2, 3)
+    tensors = [Tensor(name, tuple(value.shape)) for name, value in model.named_parameters()]
+    plan = make_plan(tensors, "identity", group_by="model", min_compress_bytes=0)
+    config = Config(train_dir=folder)
+    parameters = Parameters(model, plan, config, 0.9)
+    downlink = Downlink("dense", parameters.weights.numpy(), plan, Link(loopback_group(1)[0]), (), seed=1)
+    with claim(config) as run:
+        pass
+    tracer = Tracer(0, enabled=False)
+    return Drafts(run, parameters, downlink, tracer, Events(folder), workers=2, rounds_go_on=True)
+
+
+def memories(rank: int) -> dict[str, torch.Tensor]:
+    return {"feedback/0/residual": torch.full((SIZES[rank],), float(rank))}
+
+
+def contribute(folder: Path, rank: int, sent: list[Frame]) -> None:
+    """What the worker of this rank does when it has come by the version."""
+
+    def send(rank_to: int, kind: Kind, body: bytes, *, step: int, version: int, flags: Flag = Flag.NONE) -> None:
+        sent.append(Frame(kind, flags, rank, 0, step, version, np.frombuffer(body, np.uint8)))
+
+    worker = object.__new__(Worker)
+    worker.link = SimpleNamespace(rank=rank, job=0, send=send)  # type: ignore[assignment]
+    worker.directory = folder
+    worker.tracer = Tracer(rank, enabled=False)
+    worker.sender = SimpleNamespace(state=lambda: memories(rank))  # type: ignore[assignment]
+    worker._contribute(STEP, {})
+
+
+def newest(folder: Path) -> Checkpoint:
+    path = checkpoint.latest(folder)
+    assert path is not None
+    return Checkpoint.open(path)
+
+
+def check(folder: Path) -> None:
+    """The checkpoint is what was decided on: the first worker's part, and none of the second."""
+    found = newest(folder)
+    found.verify()
+    assert set(found.facts["files"]) == {checkpoint.MODEL, checkpoint.OPTIMIZER, checkpoint.worker_file(1)}
+    assert {path.name for path in found.path.iterdir()} == {"manifest.json", "state", *found.facts["files"]} - {
+        checkpoint.OPTIMIZER
+    }
+    assert torch.equal(found.tensors(checkpoint.worker_file(1))["feedback/0/residual"], memories(1)["feedback/0/residual"])
+
+
+def publish_without_the_second(folder: Path) -> Callable[[], None]:
+    """Two workers are to contribute, and one does; what is returned goes on without the other."""
+    found = drafts(folder)
+    found.begin(STEP, [1, 2], 0.0)
+    sent: list[Frame] = []
+    contribute(folder, 1, sent)
+    found.take(*sent)
+
+    def go_on() -> None:
+        found.give_up(2)
+        assert len(found) == 0
+
+    return go_on
+
+
+@pytest.mark.parametrize("moment", [checkpoint.MODEL, checkpoint.OPTIMIZER, checkpoint.MANIFEST, checkpoint.LATEST])
+def test_a_worker_that_wakes_up_while_the_checkpoint_is_written_is_no_part_of_it(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late: list[int] = []
+
+    def wake(name: object) -> None:
+        if str(name).endswith(moment) and not late:
+            late.append(rank := 2)
+            contribute(tmp_path, rank, [])
+
+    for module, name in ((Draft, "add_tensors"), (checkpoint, "write_file"), (checkpoint, "write_atomically")):
+        own = getattr(module, name)
+
+        def watched(*args: Any, _own: Callable[..., Any] = own, _place: int = int(module is Draft), **named: Any) -> Any:
+            wake(args[_place])
+            return _own(*args, **named)
+
+        monkeypatch.setattr(module, name, watched)
+    publish_without_the_second(tmp_path)()
+    assert late, "nobody was late"
+    check(tmp_path)
+    contribute(tmp_path, 2, [])  # and once more, when all is over
+    check(tmp_path)
+
+
+@pytest.fixture
+def halves(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """Whoever saves tensors does so by halves; between them what the list holds is called, once."""
+    between: list[Callable[[], None]] = []
+
+    def save(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        content = safetensors.torch.save(tensors)
+        with Path(path).open("wb") as file:
+            file.write(content[: len(content) // 2])
+            file.flush()
+            while between:
+                between.pop()()
+            file.write(content[len(content) // 2 :])
+
+    monkeypatch.setattr(safetensors.torch, "save_file", save)
+    return between
+
+
+def test_a_worker_that_was_stopped_amid_its_writing_ends_it_elsewhere(tmp_path: Path, halves: list[Callable[[], None]]) -> None:
+    go_on = publish_without_the_second(tmp_path)
+    halves.append(go_on)
+    sent: list[Frame] = []
+    contribute(tmp_path, 2, sent)
+    check(tmp_path)
+    assert sent == []  # it knows that nobody waits
+
+
+def test_what_a_worker_could_not_write_whole_it_sends(tmp_path: Path, halves: list[Callable[[], None]]) -> None:
+    found = drafts(tmp_path)
+    found.begin(STEP, [1, 2], 0.0)
+
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    sent: list[Frame] = []
+    contribute(tmp_path, 1, sent)
+    halves.append(full)
+    contribute(tmp_path, 2, sent)
+    for frame in sent:
+        found.take(frame)
+    opened = newest(tmp_path)
+    for rank in (1, 2):
+        tensors = opened.tensors(checkpoint.worker_file(rank))
+        assert torch.equal(tensors["feedback/0/residual"], memories(rank)["feedback/0/residual"])
+
+
+def test_a_writer_of_an_earlier_start_of_the_job_does_not_touch_what_this_one_writes(tmp_path: Path) -> None:
+    for job in (7, 8):
+        checkpoint.sweep(tmp_path)
+        draft = Draft(tmp_path, STEP, job)
+        checkpoint.write_part(tmp_path, STEP, job, 1, memories(1))
+    checkpoint.write_part(tmp_path, STEP, 8, 1, memories(1))
+    with pytest.raises(FileNotFoundError):
+        checkpoint.write_part(tmp_path, STEP, 7, 1, {"feedback/0/residual": torch.zeros(9)})
+    draft.adopt(checkpoint.worker_file(1))
+    draft.add_tensors(checkpoint.MODEL, {"w": torch.ones(3)})
+    opened = Checkpoint.open(draft.publish({"workers": 1}))
+    assert torch.equal(opened.tensors(checkpoint.worker_file(1))["feedback/0/residual"], memories(1)["feedback/0/residual"])
+
+
+def test_a_part_that_is_said_to_lie_there_and_does_not_is_left_out(tmp_path: Path) -> None:
+    found = drafts(tmp_path)
+    found.begin(STEP, [1, 2], 0.0)
+    sent: list[Frame] = []
+    contribute(tmp_path, 1, sent)
+    contribute(tmp_path, 2, sent)
+    for path in (tmp_path / checkpoint.CHECKPOINTS).rglob(checkpoint.worker_file(2)):
+        path.unlink()
+    for frame in sent:
+        found.take(frame)
+    check(tmp_path)
