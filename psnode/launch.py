@@ -18,6 +18,8 @@ from psnode.run_directory import CONFIG
 from psnode.supervision import Ended, supervise
 
 _FINAL = (0, 2, 4, 5, 130)  # done, or what another start would end in again; 130: somebody pressed Ctrl-C
+# where mpirun finds hosts by itself
+_ALLOCATIONS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
 _TO_STOP = 0.7  # of the time until KILL, for what holds up the last checkpoint; the rest for writing it
 _ROOT_VARIABLES = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 
@@ -136,7 +138,12 @@ def _open_mpi_options(
         if not chosen("pml"):
             yield from ("--mca", "pml", "ob1")
         if not chosen("btl"):
-            yield from ("--mca", "btl", "self,sm,tcp")
+            # on one host no rank has to listen to a network
+            yield from (
+                "--mca",
+                "btl",
+                "self,sm" if hostfile is None and _stays_here(mpirun_args, environment) else "self,sm,tcp",
+            )
     # A rank computes with several threads: bound to one core, as mpirun would do, they would share it.
     if not chosen("bind-to"):
         yield from ("--bind-to", "none")
@@ -150,6 +157,12 @@ def _open_mpi_options(
                 yield from ("-x", name)
     elif ranks > _cores():
         yield "--oversubscribe"
+
+
+def _stays_here(mpirun_args: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Whether mpirun is told of no host but this one: neither by an argument nor by a scheduler or a default of its own."""
+    named = any("host" in argument or "machinefile" in argument or "appfile" in argument for argument in mpirun_args)
+    return not named and not any(name in _ALLOCATIONS or "hostfile" in name.lower() for name in environment)
 
 
 def _checked(hostfile: Path | str) -> Path:

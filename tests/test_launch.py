@@ -290,3 +290,21 @@ def test_root_is_told_what_is_set_for_it(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "running as root" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "links"),
+    [
+        ((), {}, "self,sm"),
+        (("--host", "a,b"), {}, "self,sm,tcp"),
+        (("--mca", "orte_default_hostfile", "x"), {}, "self,sm,tcp"),
+        (("--machinefile", "x"), {}, "self,sm,tcp"),
+        ((), {"SLURM_JOB_ID": "3"}, "self,sm,tcp"),
+        ((), {"PRTE_MCA_prte_default_hostfile": "x"}, "self,sm,tcp"),
+    ],
+)
+def test_a_job_that_stays_on_this_host_uses_no_network(
+    arguments: tuple[str, ...], environment: dict[str, str], links: str
+) -> None:
+    line = mpirun_command(find_mpirun(), 2, None, arguments, environment)
+    assert line[line.index("btl") + 1] == links

@@ -90,7 +90,7 @@ class Job:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self.process.kill()
-            self.process.wait()
+        self.process.communicate()
 
 
 @pytest.fixture
