@@ -43,7 +43,7 @@ class _Message:
         for name, declared in names.items():
             if not _accepted(declared, data[name]):
                 raise WireError(f"{cls.__name__} message: {name} must be {declared}", source)
-        message = cls(**data)
+        message = cls(**{name: plain(value) if isinstance(value, str) else value for name, value in data.items()})
         if not message._is_sound():
             raise WireError(f"{cls.__name__} message: its fields make no sense together: {bytes(body)[:200]!r}", source)
         return message
@@ -51,6 +51,11 @@ class _Message:
     def _is_sound(self) -> bool:
         """Whether the fields, of the right types by now, are what a sender of this version could mean."""
         return True
+
+
+def plain(text: str) -> str:
+    """`text` with a question mark for every character that a terminal might obey, but for line ends and tabs."""
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)
 
 
 def _is_integer(value: object) -> bool:
@@ -64,7 +69,7 @@ def _is_real(value: object) -> bool:
 
 
 def _is_name(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= _LONGEST_NAME
+    return isinstance(value, str) and len(value) <= _LONGEST_NAME and value.isprintable()
 
 
 def _is_metric(item: tuple[object, object]) -> bool:

@@ -70,6 +70,13 @@ def test_fields_that_nobody_could_mean_are_refused(message: Hello, lie: dict[str
         type(message).from_bytes(json.dumps({**data, **lie}).encode(), 4)
 
 
+def test_what_a_terminal_would_obey_does_not_arrive() -> None:
+    body = Failure("\x1b]0;title\x07\x1b[31mred\x9b0m\u202egone\r\n\tback", 1).to_bytes()
+    assert Failure.from_bytes(body).message == "?]0;title??[31mred?0m?gone?\n\tback"
+    with pytest.raises(WireError):
+        Report.from_bytes(replace(REPORT, metrics={"\x1b[2J": 1.0}).to_bytes())
+
+
 def test_metrics_that_are_not_finite_are_a_tasks_own_business() -> None:
     report = replace(REPORT, metrics={"ratio": math.inf}, relative_error=math.inf)
     assert Report.from_bytes(report.to_bytes()) == report

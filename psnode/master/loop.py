@@ -26,7 +26,7 @@ from psnode.master.reduction import GroupClosed, Reduction, Refused
 from psnode.master.rounds import Rounds
 from psnode.master.standing import Standing
 from psnode.master.turn import Turn
-from psnode.messages import Report
+from psnode.messages import Report, plain
 from psnode.metrics import StepRecord
 from psnode.plan import Plan
 from psnode.run_directory import RunDirectory
@@ -158,7 +158,7 @@ class Master:
                 self._attendance.on_overdue(self._missing_traces())
             case Frame(kind=Kind.REQUEST):
                 self._count_up(event)
-                self.standing.request(bytes(event.body).decode("ascii", "replace"))
+                self.standing.request(plain(bytes(event.body).decode("ascii", "replace")))
             case Frame(sender=rank) if rank not in self._members.live:
                 if event.kind is Kind.REPORT and self._members.is_aside(rank):  # records may wait for it
                     self._on_report(event)
@@ -201,7 +201,7 @@ class Master:
         """A worker's gradient of this step is not finite."""
         self._count_up(frame, frame.step)
         self.accounts.dropped(self.version + 1)
-        reason = bytes(frame.body).decode("utf-8", "replace")
+        reason = plain(bytes(frame.body).decode("utf-8", "replace"))
         self.events.tell("skipped", self.version, frame.sender, f"its gradient of step {frame.step} is left out: {reason}")
         if not self.standing.stopping:
             self._rounds.excuse(frame.sender, frame.step)

@@ -17,7 +17,7 @@ from psnode.link import Link, StopRequest
 from psnode.master.consistency import gradients_a_round
 from psnode.master.downlink import Downlink
 from psnode.master.parameters import Parameters
-from psnode.messages import Ready, Setup, Start
+from psnode.messages import Ready, Setup, Start, plain
 from psnode.parts import Part, shift
 from psnode.plan import DEFAULT_GROUP_BYTES, Plan, Tensor, make_plan
 from psnode.run_directory import RunDirectory
@@ -51,7 +51,7 @@ def gather_ready(link: Link, run: RunDirectory, workers: Sequence[int], patience
             case Frame(kind=Kind.READY):
                 found[event.sender] = Ready.from_bytes(event.body, event.sender)
             case Frame(kind=Kind.REQUEST):
-                raise StoppedError(run.before.step, bytes(event.body).decode("ascii", "replace"))
+                raise StoppedError(run.before.step, plain(bytes(event.body).decode("ascii", "replace")))
             case StopRequest():
                 raise StoppedError(run.before.step, event.reason)
     first = found[workers[0]]
