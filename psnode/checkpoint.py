@@ -48,6 +48,7 @@ _NAME = re.compile(r"step-(\d{8,})")
 _UNFINISHED = re.compile(r"\.step-\d{8,}(\.[0-9a-f]{16})?(\.gone)?|\.latest\.\d+")
 _CHUNK = 1 << 22
 _MANIFEST_BYTES = 1 << 24
+_PAIRS = "psnode.complex"  # in the metadata of a file: tensors that are pairs of real numbers there
 _REMEDY = f"; write the name of an older checkpoint into {CHECKPOINTS}/{LATEST} to resume from that"
 
 
@@ -70,7 +71,7 @@ def dump(tensors: Mapping[str, torch.Tensor]) -> bytes:
     """Tensors as safetensors bytes."""
     from safetensors.torch import save
 
-    return bytes(save(_without_aliases(tensors)))
+    return bytes(save(*_portable(tensors)))
 
 
 def parse(content: bytes, source: str) -> dict[str, torch.Tensor]:
@@ -79,8 +80,8 @@ def parse(content: bytes, source: str) -> dict[str, torch.Tensor]:
     from safetensors.torch import load
 
     try:
-        return dict(load(content))
-    except (SafetensorError, ValueError, KeyError) as error:
+        return _with_pairs(dict(load(content)), content)
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{source} is no readable safetensors file: {error}") from error
 
 
@@ -98,7 +99,8 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     from safetensors.torch import save_file
 
     try:
-        save_file(_without_aliases(tensors), path)
+        values, metadata = _portable(tensors)
+        save_file(values, path, metadata)
     except SafetensorError as error:
         number = re.search(r"os error (\d+)", str(error))
         if number is None:
@@ -108,12 +110,32 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         os.fsync(file.fileno())
 
 
+def _portable(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str] | None]:
+    """What the format can hold: types of complex numbers that it lacks as pairs of real ones, and a note of their names."""
+    import torch
+
+    apart = _without_aliases(tensors)
+    pairs = [name for name, value in apart.items() if value.is_complex() and value.dtype is not torch.complex64]
+    values = {name: torch.view_as_real(value) if name in pairs else value for name, value in apart.items()}
+    return values, {_PAIRS: json.dumps(pairs)} if pairs else None
+
+
+def _with_pairs(tensors: dict[str, torch.Tensor], content: bytes) -> dict[str, torch.Tensor]:
+    """Undo `_portable`. ValueError, KeyError or RuntimeError if the note is not one."""
+    import torch
+
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    for name in json.loads(header.get("__metadata__", {}).get(_PAIRS, "[]")):
+        tensors[str(name)] = torch.view_as_complex(tensors[str(name)])
+    return tensors
+
+
 def _without_aliases(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Contiguous tensors that share no memory: the format has no aliases, so every name of tied weights gets its copy."""
     apart: dict[str, torch.Tensor] = {}
     seen = set[int]()
     for name, tensor in tensors.items():
-        tensor = tensor.detach().contiguous()
+        tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
         apart[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
         seen.add(tensor.data_ptr())
     return apart

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 import numpy as np
@@ -37,7 +37,7 @@ class _Message:
             data = json.loads(bytes(body))
         except (ValueError, RecursionError) as error:
             raise WireError(f"{cls.__name__} message is no JSON: {error}", source) from error
-        names = {field.name: str(field.type) for field in fields(cls)}
+        names = {found.name: str(found.type) for found in fields(cls)}
         if not isinstance(data, dict) or set(data) != set(names):
             raise WireError(f"{cls.__name__} message must have the fields {', '.join(names)}", source)
         for name, declared in names.items():
@@ -125,22 +125,35 @@ def _is_tensor(value: object) -> bool:
     return all(_is_integer(length) and length >= 0 for length in value[1])
 
 
+def _is_content(value: object) -> bool:
+    """Whether `value` is [dtype, shape, hash]."""
+    return isinstance(value, list) and len(value) == 3 and _is_integer(value[2]) and _is_tensor(value[:2])
+
+
 @dataclass(frozen=True)
 class Ready(_Message):
-    """READY: `tensors` [[name, shape], ...] in the model's order; `order` their names as gradients finish."""
+    """READY: `tensors` [[name, shape], ...] in the model's order; `order` their names as gradients finish.
+
+    `contents`: of every parameter and buffer, trained or not, dtype, shape and the xxh3_64 of its bytes, by name.
+    """
 
     tensors: list[Any]
     order: list[str] | None
     examples: int
     shared_directory: bool
+    contents: dict[str, Any] = field(default_factory=dict)
 
     def _is_sound(self) -> bool:
-        return self.examples >= 0 and all(map(_is_tensor, self.tensors))
+        known = all(_is_name(name) and _is_content(value) for name, value in self.contents.items())
+        return self.examples >= 0 and all(map(_is_tensor, self.tensors)) and known
 
 
 @dataclass(frozen=True)
 class Start(_Message):
-    """PLAN: the plan, the job digest of all later frames, and where to start; STATE frames follow if `state_follows`.
+    """PLAN: the plan, the job digest of all later frames, and where to start.
+
+    Then come `tensors` STATE frames with what rank 0 has and the worker does not, frozen parameters and buffers, another with the
+    worker's own state if `state_follows`, and WEIGHTS of all groups if `weights_follow`: else the worker has them.
 
     `rehearsal`: take some steps by this plan, leave no trace of them, and wait for another PLAN.
     `shift` and `sample_shift` place a step in the epochs of the schedules and of the data (psnode.parts).
@@ -156,6 +169,8 @@ class Start(_Message):
     rehearsal: bool = False
     shift: int = 0
     sample_shift: int = 0
+    tensors: int = 0
+    weights_follow: bool = True
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,16 @@ class Task(ABC):
         """SUMS over the batch of whatever is worth following, e.g. {"top1": number right}; divided by `size` later."""
         return {}
 
+    def statistics(self, model: torch.nn.Module) -> dict[str, str]:
+        """The buffers of `model` that a worker's passes move by its own data, with how a checkpoint combines them: mean or max.
+
+        Those of torch's batch and instance norms. Extend the answer where modules of your own keep running statistics; other
+        buffers in the state dict must be the same on every worker.
+        """
+        from psnode.inventory import batch_statistics
+
+        return batch_statistics(model)
+
     @abstractmethod
     def size(self, batch: Batch) -> int:
         """The number of examples (tokens, ...) in `batch` that loss and metrics are averages or sums over."""

@@ -19,7 +19,7 @@ LAYERS = [
     {"naming", "settings", "files", "codecs"},
     {"config", "sources", "schedules", "schemes", "effects", "feedback", "plan", "parts"},
     {"wire", "messages", "checkpoint", "journal", "history", "metrics", "timeline", "run_directory"}
-    | {"models", "data", "task", "tasks", "classification", "torchvision_ops", "device"},
+    | {"models", "data", "task", "tasks", "classification", "torchvision_ops", "device", "inventory"},
     {"transport", "link", "clock"},
     {"worker", "master", "evaluator"},
     {"job", "launch", "supervision", "doctor", "listing", "bench", "debugging"},

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from psnode import inventory
 from psnode.checkpoint import worker_file
 from psnode.clock import Clock
 from psnode.config import Config
@@ -17,6 +18,7 @@ from psnode.errors import CheckpointError, PsnodeError, StoppedError
 from psnode.history import History
 from psnode.link import Link
 from psnode.master.accounts import Accounts, Stopwatch
+from psnode.master.agreement import among, what_to_send
 from psnode.master.calibration import group_bytes_for
 from psnode.master.dealing import Dealing
 from psnode.master.downlink import Downlink
@@ -75,16 +77,25 @@ def _lead(link: Link, config: Config, make_task: Callable[[Config], Task], ranks
     task = make_task(config)
     torch.manual_seed(config.seed)
     model = task.model()
+    statistics = task.statistics(model)
+    inventory.check(model, statistics)
     with claim(config) as run:
         try:
-            return _run(link, run.config, run.scheme, model, run, workers, ranks[len(workers) :])
+            return _run(link, run.config, run.scheme, model, statistics, run, workers, ranks[len(workers) :])
         except StoppedError as error:  # before it began: whoever watches the directory learns why nothing comes
             _summary(run, error.step, _REASONS[error.exit_code], error.exit_code, 0).write(run.path)
             raise
 
 
 def _run(
-    link: Link, config: Config, scheme: Scheme, model: torch.nn.Module, run: RunDirectory, workers: range, spares: range
+    link: Link,
+    config: Config,
+    scheme: Scheme,
+    model: torch.nn.Module,
+    statistics: dict[str, str],
+    run: RunDirectory,
+    workers: range,
+    spares: range,
 ) -> int:
     ranks = (*workers, *spares)
     ready = gather_ready(link, run, ranks, 5 * config.pause_deadline)
@@ -102,13 +113,16 @@ def _run(
     parameters = Parameters(model, plan, config, scheme.momentum, scheme.gathering)
     downlink = Downlink(scheme.downlink, parameters.weights.numpy(), plan, link, ranks, seed=config.seed)
     restore(run, parameters, downlink)
+    lacking = what_to_send(ready, model, run.before.checkpoint)
     job = job_digest(config, scheme, plan, run.mark)
     run.begin(plan, len(workers))
-    send_start(link, run, plan, ready, epochs, workers=len(workers), job=job, last_step=last_step)
+    send_start(link, run, plan, ready, epochs, workers=len(workers), job=job, last_step=last_step, model=model, lacking=lacking)
     clock = Clock()
     watch, tracer = Stopwatch(), Tracer(0, enabled=config.timeline)
     on = config.consistency != "bsp"
-    drafts = Drafts(run, parameters, downlink, tracer, events, workers=len(workers), rounds_go_on=on, job=job)
+    drafts = Drafts(
+        run, parameters, downlink, tracer, events, workers=len(workers), rounds_go_on=on, job=job, statistics=statistics
+    )
     view = progress(plan.size, run.before.step, last_step, config.log_interval)
     with _lanes(link, plan) as lanes, Fanout(RunLog(run.path, tensorboard=config.tensorboard is not False), view) as observer:
         master = Master(
@@ -131,6 +145,7 @@ def _run(
             clock=clock,
             standing=Standing(clock, config.stop_deadline),
             history=History(run.path) if config.record_history else None,
+            behind=tuple(among(lacking, plan.slices())),
         )
         master.reduction.warm_up()
         beat = Heartbeat(link, ranks)

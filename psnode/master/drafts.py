@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 from psnode import checkpoint
 from psnode.errors import CheckpointError, WireError
+from psnode.inventory import batch_statistics
 from psnode.master.downlink import Downlink
 from psnode.master.events import Events
 from psnode.master.parameters import Parameters
+from psnode.master.statistics import combined
 from psnode.run_directory import RunDirectory
 from psnode.timeline import Tracer
 from psnode.wire import Flag, Frame
@@ -40,7 +42,9 @@ class Drafts:
 
     Who is to contribute is fixed when a checkpoint is begun; who returns later holds nothing of that version. None is
     published before those of earlier versions, so that `latest` never moves back. `rounds_go_on`: weights may change while
-    parts are awaited, and are copied. One that the disk does not take is told and given up: the job goes on without.
+    parts are awaited, and are copied. `statistics`: how the buffers are combined of which each worker has
+    its own (psnode.inventory; None: batch norm's). One that the disk does not take is told and given up: the job goes on
+    without.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class Drafts:
         workers: int,
         rounds_go_on: bool,
         job: int = 0,
+        statistics: Mapping[str, str] | None = None,
     ) -> None:
         self._run = run
         self._job = job
@@ -64,7 +69,9 @@ class Drafts:
         self._refused: tuple[int, OSError] | None = None  # the newest version that could not be saved, and why
         self._workers = workers
         self._rounds_go_on = rounds_go_on
-        self._means: Tensors = {}  # of the workers' buffers, as last known
+        self._rules = batch_statistics(parameters.model) if statistics is None else statistics
+        self._differing = set[str]()  # buffers of which that was told
+        self._means: Tensors = {}  # what the workers' buffers make together, as last known
         self._pending: dict[int, _Pending] = {}  # by version, ascending
 
     def __len__(self) -> int:
@@ -168,12 +175,25 @@ class Drafts:
         whole = pending.states.keys() == pending.ranks  # only such a one takes the place of older ones
         with self._tracer.span("checkpoint", step=draft.step):
             weights, optimizer, replica = pending.weights or self._weights()
-            self._means = _mean_buffers(pending.states.values()) or self._means
+            self._means = self._combined(draft.step, pending.states) or self._means
             draft.add_tensors(checkpoint.MODEL, {**weights, **self._means})
             draft.add_tensors(checkpoint.OPTIMIZER, optimizer)
             if self._downlink.differs:
                 draft.add_tensors(checkpoint.REPLICA, {"replica": replica})
             draft.publish({"workers": self._workers}, self._run.config.keep_last if whole else 0)
+
+    def _combined(self, version: int, states: Mapping[int, Tensors]) -> Tensors:
+        """What the workers' buffers make together. Those that should be the same everywhere and are not are told, once each."""
+        found, differing = combined(states, self._rules)
+        for name in differing:
+            if name not in self._differing:
+                self._differing.add(name)
+                self._events.tell(
+                    "differs", version, min(states),
+                    f"buffer {name} is not the same on every worker: the checkpoint holds that of rank {min(states)}; "
+                    "a statistic is to be named in Task.statistics",
+                )  # fmt: skip
+        return found
 
     def _copies(self) -> tuple[Tensors, Tensors, torch.Tensor]:
         weights, optimizer, replica = self._weights()
@@ -182,13 +202,3 @@ class Drafts:
 
     def _weights(self) -> tuple[Tensors, Tensors, torch.Tensor]:
         return self._parameters.model.state_dict(), self._parameters.state(), torch.from_numpy(self._downlink.replica)
-
-
-def _mean_buffers(states: Collection[Tensors]) -> Tensors:
-    """Each buffer's mean over the workers; whole numbers (num_batches_tracked): the maximum."""
-    found: Tensors = {}
-    for key in next(iter(states), {}):
-        stacked = torch.stack([state[key] for state in states])
-        mean = stacked.mean(0) if stacked.is_floating_point() else stacked.amax(0)
-        found[key.removeprefix("buffer/")] = mean
-    return found

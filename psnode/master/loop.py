@@ -74,6 +74,7 @@ class Master:
     clock: Clock
     standing: Standing
     history: History | None = None
+    behind: tuple[int, ...] = ()  # ranks that do not have the weights yet
     final_loss: float | None = None
     partial: int = 0  # rounds that were not of all workers
     traces: dict[int, list[dict[str, object]]] = field(default_factory=dict)
@@ -119,8 +120,8 @@ class Master:
         if self.history is not None:
             names = [name for name, _ in self.parameters.model.named_parameters()]
             self.history.start(self.version, self.parameters.digest(), names)
-        for group in self.plan.groups:
-            self.accounts.down(self.downlink.send_dense(group, self.version))
+        for group in self.plan.groups if self.behind else ():
+            self.accounts.down(self.downlink.send_dense(group, self.version, self.behind))
         self._finish_round(first=True)
         while not (self.standing.stopping and not self.drafts and not self._missing_traces()):
             event = self._next_event()

@@ -15,6 +15,7 @@ from torch import nn
 from psnode.config import Config
 from psnode.errors import CheckpointError
 from psnode.feedback import Gathering
+from psnode.inventory import bits
 from psnode.master.sgd import descend, descend_beside
 from psnode.plan import Plan
 
@@ -67,10 +68,10 @@ class Parameters:
         total[:] = 0
 
     def digest(self) -> str:
-        """xxh3_128 of the parameters' float32 bytes in state-dict order."""
+        """xxh3_128 of the bytes of all parameters, frozen ones too, in state-dict order."""
         state = xxhash.xxh3_128()
         for _, parameter in self.model.named_parameters():
-            state.update(parameter.detach().contiguous().numpy().data)
+            state.update(bits(parameter))
         return state.hexdigest()
 
     def state(self) -> dict[str, torch.Tensor]:

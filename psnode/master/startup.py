@@ -14,6 +14,7 @@ from psnode import checkpoint
 from psnode.config import Config
 from psnode.errors import ConfigurationError, DeadlineExceededError, StoppedError
 from psnode.link import Link, StopRequest
+from psnode.master.agreement import Lacking, among, besides, hand_out, messages
 from psnode.master.consistency import gradients_a_round
 from psnode.master.downlink import Downlink
 from psnode.master.parameters import Parameters
@@ -123,8 +124,12 @@ def send_start(
     workers: int,
     job: int,
     last_step: int,
+    model: torch.nn.Module | None = None,
+    lacking: Lacking | None = None,
 ) -> None:
     """Tell every worker the plan and where to start; its state goes along where it cannot read it itself.
+
+    So do the tensors of `model`, rank 0's, that are `lacking`, but for the weights of the plan.
 
     A worker of which the checkpoint holds nothing, because it was gone then, gets the mean of the others' buffers; where
     another number of workers wrote it, each gets the mean of all their memories. Ranks above `workers`, spares, have none.
@@ -139,6 +144,8 @@ def send_start(
             follow[rank] = dealt or _state(found, rank, answer)
         else:  # a spare, whatever place it had when the checkpoint was made
             follow[rank] = checkpoint.dump(_mean_buffers(found, answer))
+    rest = {} if lacking is None else besides(lacking, plan.slices())
+    frames = {} if model is None else messages(rest, model)
     for rank in ready:
         start = Start(
             plan=plan.to_dict(),
@@ -150,9 +157,13 @@ def send_start(
             sample_shift=epochs.sample_shift,
             restore=found.path.name if found else None,
             state_follows=follow.get(rank) is not None,
+            tensors=frames.get(rank, 0),
+            weights_follow=lacking is None or rank in among(lacking, plan.slices()),
         )
         link.send(rank, Kind.PLAN, start.to_bytes())
     link.job = job
+    if model is not None:
+        hand_out(link, rest, model)
     for rank, state in follow.items():
         if state is not None:
             link.send(rank, Kind.STATE, state)

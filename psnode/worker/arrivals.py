@@ -66,6 +66,11 @@ class Arrivals:
         self.missing = {group.index for group in self._plan.groups}
         self.waited = 0.0
 
+    def hold(self, version: int) -> None:
+        """The weights that are there are those of `version`, which is not closed yet."""
+        self.expect(version)
+        self.missing = set()
+
     def assume(self, version: int) -> None:
         """The weights that are there count as the whole of `version`, closed."""
         self.expect(version)

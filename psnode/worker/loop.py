@@ -50,7 +50,10 @@ class Worker:
 
     def train(self) -> None:
         """Take the weights that the master begins with, and all steps; then wait to be told to leave."""
-        self.arrivals.expect(self.start.step)
+        if self.start.weights_follow:
+            self.arrivals.expect(self.start.step)
+        else:
+            self.arrivals.hold(self.start.step)
         self._stand_by(self.arrivals.complete())
         self.take_steps()
         self._leave()
@@ -172,7 +175,7 @@ class Worker:
     def _contribute(self, step: int, buffers: dict[str, torch.Tensor]) -> None:
         """This worker's part of the checkpoint: all of it into the shared directory, or to the master; buffers to the master."""
         with self.tracer.span("checkpoint", step=step):
-            buffers = {f"buffer/{name}": value for name, value in buffers.items()}
+            buffers = {f"buffer/{name}": value.cpu() for name, value in buffers.items()}
             written = False
             if self.directory is not None:
                 try:

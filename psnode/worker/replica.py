@@ -11,6 +11,7 @@ import xxhash
 from torch import nn
 
 from psnode.errors import ConfigurationError
+from psnode.inventory import persistent_buffers
 from psnode.plan import Group, Plan, Tensor
 
 Floats = npt.NDArray[np.float32]
@@ -69,9 +70,9 @@ class Replica:
         return xxhash.xxh3_64_intdigest(weights.data)
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        """A copy of the model's persistent buffers (batch-norm statistics), by state-dict name, on the host."""
+        """A copy of the model's persistent buffers (batch-norm statistics), by state-dict name, where the model is."""
         found = self.model.named_buffers(remove_duplicate=False)
-        return {name: value.detach().clone().cpu() for name, value in found if name in self._persistent}
+        return {name: value.detach().clone() for name, value in found if name in self._persistent}
 
     def load_buffers(self, buffers: dict[str, torch.Tensor]) -> None:
         """Inverse of `buffers`."""
@@ -79,4 +80,4 @@ class Replica:
 
     @cached_property
     def _persistent(self) -> set[str]:
-        return set(self.model.state_dict()) - {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
+        return persistent_buffers(self.model)

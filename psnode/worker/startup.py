@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from psnode import checkpoint
+from psnode import checkpoint, inventory
 from psnode.config import Config
 from psnode.data.prefetch import Prefetch
 from psnode.data.sampler import Sampler
 from psnode.device import choose_device
+from psnode.errors import ConfigurationError
 from psnode.link import Link
 from psnode.messages import Deal, Ready, Setup, Start
 from psnode.plan import Plan, downlink_codecs
@@ -60,7 +61,7 @@ class Site:
 
     def rehearse(self, start: Start) -> None:
         """Take the steps that the master asks for, and leave weights and buffers as they were."""
-        before = {name: value.clone() for name, value in self.model.state_dict().items()}
+        before = inventory.copies(self.model)
         quiet = replace(self.config, hash_every=0, log_interval=start.last_step + 1, timeline=False)
         worker = replace(self, config=quiet).worker(start)
         try:
@@ -68,7 +69,7 @@ class Site:
             worker.take_steps()
         finally:
             worker.close()
-        self.model.load_state_dict(before)
+        inventory.put_back(self.model, before)
 
     def worker(self, start: Start) -> Worker:
         """The worker that follows `start`, ready for its first step."""
@@ -89,6 +90,9 @@ class Site:
             shift=start.shift,
             workers=self.sampler.workers,
         )
+        for _ in range(start.tensors):
+            content = bytes(link.expect(Kind.STATE, self.patience).body)
+            inventory.put_back(self.model, checkpoint.parse(content, "what rank 0 has and this rank does not"))
         if start.restore is not None:
             _restore(start, link, self.directory, replica, sender, self.patience)
         sender.warm_up()
@@ -135,28 +139,53 @@ def join(link: Link, patience: float, make_task: MakeTask, turn: AbstractContext
     with turn:
         task = make_task(config)
         torch.manual_seed(config.seed)
-        model = task.model().to(device)
+        model = task.model()
+        statistics = task.statistics(model)
+        inventory.check(model, statistics)
+        model.to(device)
         data = task.train_data()
         workers = link.transport.size - 1 - config.spares
         sampler = Sampler(len(data), (link.rank - 1) % workers, workers, config.batch_size, config.batches_per_step, config.seed)
         computation = Computation(task, model, device, rank=link.rank, seed=config.seed, turn=turn)
-        order = _measure_order(computation, model, data, sampler) if link.rank == 1 else None
+        agreed = set() if config.resume else inventory.persistent_buffers(model) - statistics.keys()
+        order = _measure_order(computation, model, data, sampler, agreed) if link.rank == 1 else None
     directory = _shared(Path(setup.train_dir), setup.mark)
     tensors = [[tensor.name, list(tensor.shape)] for tensor in describe(model)]
     link.forward_requests(0)  # the master waits for us and nothing else
-    link.send(0, Kind.READY, Ready(tensors, order, len(data), directory is not None).to_bytes())
+    link.send(0, Kind.READY, Ready(tensors, order, len(data), directory is not None, inventory.contents(model)).to_bytes())
     site = Site(link, config, Scheme.from_dict(setup.scheme), directory, device, model, data, sampler, computation, patience)
     while (start := site.next_start()).rehearsal:
         site.rehearse(start)
     return site.worker(start)
 
 
-def _measure_order(computation: Computation, model: torch.nn.Module, data: Data, sampler: Sampler) -> list[str]:
-    """The order in which gradients finish, from one backward pass that leaves no trace."""
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    batch = data.batch(sampler.indices(1)[0], np.random.default_rng(0))
-    order = finish_order(trainable(model), lambda: (computation.run(0, [batch], None), None)[1])
-    model.load_state_dict(before)
+def _measure_order(
+    computation: Computation, model: torch.nn.Module, data: Data, sampler: Sampler, agreed: Collection[str]
+) -> list[str]:
+    """The order in which gradients finish, from one backward pass that leaves no trace.
+
+    If that moved buffers that are to be `agreed` on, one on another batch shows whether they are functions of the data.
+    ConfigurationError if so: every worker's would be another.
+    """
+    before = inventory.copies(model)
+
+    def passed(step: int) -> tuple[list[str], dict[str, bytes]]:
+        """The order on the batch of `step`, and what the pass made of those buffers."""
+        batch = data.batch(sampler.indices(step)[0], np.random.default_rng(0))
+        order = finish_order(trainable(model), lambda: (computation.run(0, [batch], None), None)[1])
+        now = inventory.tensors(model)
+        after = {name: bytes(inventory.bits(now[name])) for name in sorted(before.keys() & now.keys() & set(agreed))}
+        inventory.put_back(model, before)
+        return order, after
+
+    order, first = passed(1)
+    if any(value != inventory.bits(before[name]) for name, value in first.items()):
+        _, second = passed(2)
+        if moved := [name for name, value in first.items() if second.get(name) != value]:
+            raise ConfigurationError(
+                f"buffer {moved[0]} takes another value with every batch, so that each worker has its own: "
+                "say in Task.statistics how a checkpoint is to combine them, or register it with persistent=False"
+            )
     return order
 
 

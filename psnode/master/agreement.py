@@ -1,0 +1,82 @@
+"""Everybody begins with what rank 0 has: built from the seed everywhere, compared by hash, sent only to those that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+
+from psnode import checkpoint, inventory
+from psnode.errors import ConfigurationError
+from psnode.link import Link
+from psnode.messages import Ready
+from psnode.wire import Kind
+
+Lacking = Mapping[int, Sequence[str]]
+
+
+def lacking(ready: Mapping[int, Ready], model: torch.nn.Module) -> dict[int, list[str]]:
+    """By rank: the tensors of `model`, rank 0's, of which the worker has other bytes; no entry for one that has all.
+
+    ConfigurationError if a worker's model does not hold tensors of the same names, types and shapes.
+    """
+    own = inventory.contents(model)
+    found: dict[int, list[str]] = {}
+    for rank, answer in ready.items():
+        for name in (*own, *answer.contents):
+            if _kind(own.get(name)) != _kind(answer.contents.get(name)):
+                raise ConfigurationError(
+                    f"rank {rank} has another model than rank 0: {name} is {_told(answer.contents.get(name))} there, "
+                    f"{_told(own.get(name))} here; every host needs the same files and package versions"
+                )
+        if names := [name for name in own if own[name] != answer.contents[name]]:
+            found[rank] = names
+    return found
+
+
+def _kind(entry: object) -> object:
+    return entry[:2] if isinstance(entry, list) else None
+
+
+def _told(entry: object) -> str:
+    return "missing" if not isinstance(entry, list) else f"{entry[0]} of shape {tuple(entry[1])}"
+
+
+def what_to_send(
+    ready: Mapping[int, Ready], model: torch.nn.Module, resumed: checkpoint.Checkpoint | None
+) -> dict[int, list[str]]:
+    """What each rank lacks of what rank 0 begins with. Where a run goes on, workers have buffers of their own, and no weights."""
+    found = lacking(ready, model)
+    if resumed is None:
+        return found
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    own = inventory.persistent_buffers(model)
+    return {rank: [*trained, *(name for name in found.get(rank, []) if name not in own | trained)] for rank in ready}
+
+
+def besides(found: Lacking, names: Collection[str]) -> dict[int, list[str]]:
+    """`found`, but for `names`."""
+    kept = {rank: [name for name in missing if name not in names] for rank, missing in found.items()}
+    return {rank: missing for rank, missing in kept.items() if missing}
+
+
+def among(found: Lacking, names: Collection[str]) -> list[int]:
+    """The ranks that lack one of `names`."""
+    return [rank for rank, missing in found.items() if not set(names).isdisjoint(missing)]
+
+
+def messages(found: Lacking, model: torch.nn.Module) -> dict[int, int]:
+    """How many STATE frames `hand_out` sends each rank."""
+    values = inventory.tensors(model)
+    return {rank: len(list(inventory.chunks(values, names))) for rank, names in found.items()}
+
+
+def hand_out(link: Link, found: Lacking, model: torch.nn.Module) -> None:
+    """Send every rank what it lacks, once made for all that lack the same."""
+    values = inventory.tensors(model)
+    together: dict[tuple[str, ...], list[int]] = {}
+    for rank, names in found.items():
+        together.setdefault(tuple(names), []).append(rank)
+    for names, ranks in together.items():
+        for chunk in inventory.chunks(values, names):
+            link.send(ranks, Kind.STATE, checkpoint.dump(chunk))
