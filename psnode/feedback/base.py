@@ -17,7 +17,7 @@ State = dict[str, Floats]
 
 
 class Context(NamedTuple):
-    """What a rule may need to know of the job: the number of workers, and lr of the last step / lr of this one."""
+    """What a rule may need to know of the job: the number of workers, and lr of the last push / lr of this one."""
 
     workers: int = 1
     lr_ratio: float = 1.0
@@ -53,8 +53,13 @@ class Feedback(ABC):
         return None
 
     @property
+    def rescales(self) -> bool:
+        """Whether the memory is kept in units of weights: a gradient then counts with the learning rate of its own version."""
+        return False
+
+    @property
     def sums(self) -> bool:
-        """Whether it `only_adds`, and to the memory as that is: subtracting the gradient then undoes a push."""
+        """Whether it `only_adds`, and to all of the memory: subtracting the gradient then undoes a push."""
         return False
 
     @abstractmethod

@@ -20,9 +20,9 @@ class ErrorFeedback(Feedback):
 
     Converges for every contraction C (Karimireddy et al., "Error feedback fixes SignSGD", ICML 2019, algorithm 2);
     an unbiased codec is therefore used in its contractive form. With decay=1 the sum of what was sent + e = the sum of g.
-    rescale=true multiplies e by lr_{t-1}/lr_t: the residual is kept in units of weights when the learning rate
-    changes (Zheng, Huang, Kwok, "Communication-efficient distributed blockwise momentum SGD with error-feedback",
-    NeurIPS 2019, algorithm 1).
+    rescale=true multiplies e by lr_s/lr_t, where s is the last step that was coded: the residual is kept in units of
+    weights when the learning rate changes (Zheng, Huang, Kwok, "Communication-efficient distributed blockwise momentum SGD with
+    error-feedback", NeurIPS 2019, algorithm 1). The sum of lr * what was sent + lr * e = the sum of lr * g, each with its own lr.
     """
 
     id: ClassVar[str] = "ef"
@@ -37,8 +37,12 @@ class ErrorFeedback(Feedback):
             raise CodecSpecError(f"ef: decay must be above 0 and at most 1, not {self.decay}")
 
     @property
+    def rescales(self) -> bool:
+        return self.rescale
+
+    @property
     def sums(self) -> bool:
-        return self.decay == 1 and not self.rescale
+        return self.decay == 1
 
     def dense(self) -> Feedback:
         return NoFeedback()

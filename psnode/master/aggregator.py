@@ -26,8 +26,8 @@ class Aggregator(ABC):
     merges: ClassVar[bool] = False
 
     @abstractmethod
-    def add(self, codec: Codec, payload: Payload, out: Floats) -> None:
-        """Add one worker's payload of a segment to the segment's accumulator `out` (flat, zeros at first)."""
+    def add(self, codec: Codec, payload: Payload, out: Floats, weight: float = 1.0) -> None:
+        """Add one worker's payload of a segment, times `weight`, to the segment's accumulator `out` (flat, zeros at first)."""
 
     @abstractmethod
     def finish(self, out: Floats, count: int, rng: RandomSource | None = None) -> float:
@@ -42,8 +42,8 @@ class Mean(Aggregator):
 
     merges: ClassVar[bool] = True
 
-    def add(self, codec: Codec, payload: Payload, out: Floats) -> None:
-        codec.decode_add(payload, out)
+    def add(self, codec: Codec, payload: Payload, out: Floats, weight: float = 1.0) -> None:
+        codec.decode_add(payload, out, weight)
 
     def finish(self, out: Floats, count: int, rng: RandomSource | None = None) -> float:
         return 1 / count
@@ -58,7 +58,8 @@ class Majority(Aggregator):
     Bernstein et al., "signSGD with Majority Vote is Communication Efficient and Fault Tolerant", ICLR 2019.
     """
 
-    def add(self, codec: Codec, payload: Payload, out: Floats) -> None:
+    def add(self, codec: Codec, payload: Payload, out: Floats, weight: float = 1.0) -> None:
+        """Every vote weighs the same."""
         if codec.id == Sign.id:
             codec.decode_add(payload, out)
         else:

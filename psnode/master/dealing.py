@@ -10,6 +10,8 @@ from psnode.messages import Deal
 from psnode.parts import Part
 from psnode.schedules import learning_rate
 
+_REMEMBERED = 1 << 14  # versions; no gradient is older, but after hours of silence
+
 
 class Dealing:
     """The shares of the run's last part: those of `ranks`, in this order, of `examples`.
@@ -24,7 +26,14 @@ class Dealing:
         self._config = config
         self._examples = examples
         self.ranks = tuple(ranks)
+        self._rates: dict[int, float] = {}  # by version
         self._take(parts)
+
+    def rate(self, version: int) -> float:
+        """The learning rate of gradients computed on `version`: the schedule's when that was new, whatever it is by now."""
+        found = self._rates.setdefault(version, self.schedule(version))
+        self._rates.pop(version - _REMEMBERED, None)
+        return found
 
     def _take(self, parts: Sequence[Part]) -> None:
         self.parts = tuple(parts)

@@ -97,7 +97,7 @@ class Master:
             len(self.plan.groups),
             rule_of(self.config, len(self.workers)),
             by_rank=self.config.aggregate_order == "rank",
-            add=self.reduction.add,
+            add=self._add,
             close=self._close,
         )
         self._attendance = Attendance(
@@ -192,8 +192,14 @@ class Master:
             self.accounts.dropped(self.version + 1)
             frame.release()
 
+    def _add(self, frame: Frame) -> None:
+        """Have a gradient added to the open round, which is updated with the learning rate of the newest version."""
+        stale = self.reduction.rescales and frame.version != self.version
+        rate = self.dealing.rate(self.version)
+        self.reduction.add(frame, self.dealing.rate(frame.version) / rate if stale and rate else 1.0)
+
     def _close(self, group: int) -> None:
-        self.reduction.close(group, self.version + 1, self.dealing.schedule(self.version))
+        self.reduction.close(group, self.version + 1, self.dealing.rate(self.version))
 
     def _missing_traces(self) -> frozenset[int]:
         return self._members.live - self.traces.keys() if self.config.timeline else frozenset()

@@ -75,7 +75,8 @@ class Reduction:
             max(feedback.form(get_codec(spec)).max_nbytes(segment.shape) for spec in phases(segment.codec, scheme.ratio_warmup))
             for segment in plan.segments
         ]
-        self._merged: dict[tuple[int, int], Payload] = {}
+        self._merged: dict[tuple[int, int], tuple[Payload, float]] = {}
+        self.rescales = feedback.rescales
         self._added: list[list[Added]] = [[] for _ in plan.groups]
         self._spoilt = set[int]()  # groups whose sum holds a part of a frame
 
@@ -87,16 +88,16 @@ class Reduction:
             self._aggregator.finish(gradient.reshape(-1), 1, Key.derive(0))
         self._downlink.warm_up()
 
-    def add(self, frame: Frame) -> None:
-        """Queue a gradient frame's payloads for addition."""
+    def add(self, frame: Frame, weight: float = 1.0) -> None:
+        """Queue a gradient frame's payloads for addition, each times `weight`: one weight a step."""
         group = self._plan.groups[frame.group]
-        self._lanes.submit(group.index, partial(self._add, group, frame))
+        self._lanes.submit(group.index, partial(self._add, group, frame, weight))
 
     def close(self, index: int, version: int, lr: float) -> None:
         """Queue the update of a group with the gradients added, if there are any, and the sending of its `version`."""
         self._lanes.submit(index, partial(self._close, self._plan.groups[index], version, lr))
 
-    def _add(self, group: Group, frame: Frame) -> Refused | None:
+    def _add(self, group: Group, frame: Frame, weight: float) -> Refused | None:
         """Add all of a frame's payloads or, if one of them is none, nothing of the group in this round.
 
         A codec that raises has not touched the sum, but the payloads before it are in there.
@@ -105,7 +106,7 @@ class Reduction:
         with self._watch.timing("decode"), self._tracer.span("decode", group=group.index, sender=frame.sender):
             try:
                 for segment, payload in self._payloads(group, frame):
-                    self._add_payload(segment, payload, frame.step)
+                    self._add_payload(segment, payload, frame.step, weight)
                     touched = True
             except (CodecError, WireError) as error:
                 if touched:
@@ -132,22 +133,22 @@ class Reduction:
             found.append((segment, payload))
         return found
 
-    def _add_payload(self, segment: Segment, payload: Payload, step: int) -> None:
+    def _add_payload(self, segment: Segment, payload: Payload, step: int, weight: float) -> None:
         """Add it decoded, or, if it can be merged, to what waits of its step, to be decoded once when the group closes."""
         codec = self._codecs[segment.index]
         if self._merges[segment.index]:
             earlier = self._merged.get((segment.index, step))
-            self._merged[segment.index, step] = codec.merge([payload] if earlier is None else [earlier, payload])
+            self._merged[segment.index, step] = codec.merge([payload] if earlier is None else [earlier[0], payload]), weight
         else:
-            self._aggregator.add(codec, payload, self._sum[segment.start : segment.stop])
+            self._aggregator.add(codec, payload, self._sum[segment.start : segment.stop], weight)
 
     def _add_merged(self, group: Group) -> None:
         """Decode what was merged since the group was last closed."""
         segments = {segment.index: segment for segment in group.segments}
         for index, step in sorted(key for key in tuple(self._merged) if key[0] in segments):
-            segment, payload = segments[index], self._merged.pop((index, step))
+            segment, (payload, weight) = segments[index], self._merged.pop((index, step))
             with self._watch.timing("decode"), self._tracer.span("decode", group=group.index, segment=index):
-                self._aggregator.add(self._codecs[index], payload, self._sum[segment.start : segment.stop])
+                self._aggregator.add(self._codecs[index], payload, self._sum[segment.start : segment.stop], weight)
 
     def _close(self, group: Group, version: int, lr: float) -> GroupClosed:
         added = self._take(group)

@@ -172,19 +172,33 @@ def send_start(
 def redealt(found: checkpoint.Checkpoint, answer: Ready) -> bytes:
     """What every worker goes on from where another number of them wrote the checkpoint: the means of memories and buffers.
 
-    The weights are owed the mean over the workers of what each holds back, and that mean stays what it was. A memory
-    of bytes (a codebook) is the first worker's.
+    The weights are owed the mean over the workers of what each holds back, and that mean stays what it was, in units of weights
+    where memories are. A memory of bytes (a codebook) is the first worker's.
     """
     names = [name for name in found.facts["files"] if checkpoint.is_worker_file(name)]
     sums: dict[str, torch.Tensor] = {}
     for name in names:
-        for key, value in found.tensors(name).items():
+        for key, value in _owed(found.tensors(name)).items():
             if key.startswith("feedback/") and key not in sums:
                 sums[key] = value.double() if value.is_floating_point() else value
             elif key.startswith("feedback/") and value.is_floating_point():
                 sums[key] += value
-    means = {key: (value / len(names)).float() if value.is_floating_point() else value for key, value in sums.items()}
+    means = {key: value / len(names) if value.is_floating_point() else value for key, value in sums.items()}
+    means = {key: value.float() if value.is_floating_point() else value for key, value in _owed(means, back=True).items()}
     return checkpoint.dump({**means, **_mean_buffers(found, answer)})
+
+
+def _owed(memories: Mapping[str, torch.Tensor], *, back: bool = False) -> dict[str, torch.Tensor]:
+    """Memories that come with a rate (psnode.worker.coder) times that rate, in float64, or with `back` divided by it."""
+    found = dict(memories)
+    for key, rate in memories.items():
+        segment, _, name = key.rpartition("/")
+        if name != "rate" or not float(rate):
+            continue
+        for other in memories:
+            if other.startswith(f"{segment}/") and other != key and memories[other].is_floating_point():
+                found[other] = memories[other].double() / rate if back else memories[other].double() * rate
+    return found
 
 
 def _state(found: checkpoint.Checkpoint, rank: int, answer: Ready) -> bytes | None:

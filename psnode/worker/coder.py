@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from psnode.codecs import Codec, Payload, get_codec
 from psnode.codecs.rng import Key
-from psnode.feedback import Feedback, State
+from psnode.feedback import Context, Feedback, State
 from psnode.plan import Segment
 from psnode.schemes import phases
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 _ROOM = 4096
+RATE = "rate"  # a memory: what another one is in units of
 
 
 class SegmentCoder:
@@ -35,6 +37,17 @@ class SegmentCoder:
         self._refit = self._phases[-1].refit
         self._codebook = np.zeros(_ROOM if self._refit > 1 else 0, np.uint8)
         self._fitted: Codec | None = None
+        self._rate = np.zeros(1)  # the learning rate of the last push, which a rescaled memory is in units of; 0: not known
+
+    def context(self, workers: int, rate: float, before: float) -> Context:
+        """What the rule has to know for the push that follows at once, of a step with learning rate `rate`.
+
+        `before`: that of the step before, for a memory which does not say what it is in units of.
+        """
+        last = float(self._rate[0]) or before
+        if rate > 0:
+            self._rate[0] = rate
+        return Context(workers, last / rate if rate > 0 else 1.0)
 
     def codec(self, phase: int, step: int = 1) -> Codec:
         """The codec for `step`, counted from 1, in `phase` of the warm-up, or after it."""
@@ -52,9 +65,10 @@ class SegmentCoder:
         self._codebook[:] = 0
         self._codebook[: len(spec)] = np.frombuffer(spec, np.uint8)
 
-    def memories(self) -> dict[str, Floats | Bytes]:
+    def memories(self) -> dict[str, npt.NDArray[Any]]:
         """What a checkpoint holds: views. After writing to them call `restore`."""
-        return {**self.state, **({"codebook": self._codebook} if self._refit > 1 else {})}
+        rate = {RATE: self._rate} if self.feedback.rescales else {}
+        return {**self.state, **rate, **({"codebook": self._codebook} if self._refit > 1 else {})}
 
     def restore(self) -> None:
         """Use the codebook that was written to the memories."""

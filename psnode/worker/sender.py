@@ -17,14 +17,14 @@ from psnode.codecs import Codec, Payload
 from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
 from psnode.codecs.rng import Key
 from psnode.errors import CheckpointError, NonFiniteGradientError, NonFinitePartError
-from psnode.feedback import Context, get_feedback
+from psnode.feedback import get_feedback
 from psnode.link import Link
 from psnode.plan import Group, Plan, Segment
 from psnode.schedules import Schedule
 from psnode.schemes import Scheme
 from psnode.transport.base import Pending
 from psnode.wire import Kind
-from psnode.worker.coder import SegmentCoder
+from psnode.worker.coder import RATE, SegmentCoder
 from psnode.worker.gradients import Gradients
 
 Bytes = npt.NDArray[np.uint8]
@@ -63,7 +63,7 @@ class GradientSender:
         self._ratio_epochs = scheme.ratio_epochs
         self.reschedule(lr, steps_per_epoch, shift, workers or link.transport.size - 1)
         self._phase = 0
-        self._context = Context()
+        self._rate = self._rate_before = 0.0
         self._coders = [
             [SegmentCoder(segment, feedback, scheme.ratio_warmup) for segment in group.segments] for group in plan.groups
         ]
@@ -99,8 +99,8 @@ class GradientSender:
         self._sent = {}
         self._lost = (0.0, 0.0) if measure else None
         self._phase = int((step - 1 + self._shift) / self._steps_per_phase)
-        lr = self._lr(step - 1)
-        self._context = Context(self._workers, self._lr(step - 2) / lr if step > 1 and lr > 0 else 1.0)
+        self._rate = self._lr(step - 1)
+        self._rate_before = self._lr(step - 2) if step > 1 else self._rate
 
     def reschedule(self, lr: Schedule, steps_per_epoch: int, shift: int, workers: int) -> None:
         """From the next step on the learning rate is `lr`'s, and epochs are counted for so many workers."""
@@ -162,6 +162,8 @@ class GradientSender:
     def load_state(self, tensors: dict[str, torch.Tensor]) -> None:
         """Inverse of `state`. CheckpointError if a memory is missing or of another size."""
         for name, memory in self.state().items():
+            if name not in tensors and name.endswith(f"/{RATE}"):
+                continue  # of a run that did not save it
             if name not in tensors or tensors[name].shape != memory.shape:
                 raise CheckpointError(
                     f"the checkpoint's worker state does not fit this run: {name} is missing or of another size"
@@ -245,12 +247,13 @@ class GradientSender:
     def _push(self, coder: SegmentCoder, codec: Codec, key: Key, out: Bytes) -> tuple[Floats, Payload]:
         """Code a segment; its gradient, or an array of its shape where that is all that the feedback rule needs of it."""
         segment, feedback = coder.segment, coder.feedback
+        context = coder.context(self._workers, self._rate, self._rate_before)
         if feedback.only_adds and feedback.memory is not None:
             parts = self._gradients.parts(segment.start, segment.stop)
             like = coder.state[feedback.memory].reshape(segment.shape)
-            return like, feedback.push_parts(parts, segment.shape, coder.state, codec, key, out, self._context)
+            return like, feedback.push_parts(parts, segment.shape, coder.state, codec, key, out, context)
         gradient = self._gradients.flat(segment.start, segment.stop).reshape(segment.shape)
-        return gradient, feedback.push(gradient, coder.state, codec, key, out, self._context)
+        return gradient, feedback.push(gradient, coder.state, codec, key, out, context)
 
     def _room(self, group: Group) -> wire.GroupFrame:
         """A frame in the making: in last step's memory if that has left (fresh pages are slow), else in new."""
