@@ -239,9 +239,16 @@ def _fuse(tensors: Sequence[Tensor], group_by: GroupBy, group_bytes: int) -> lis
 
 def _cut(run: Sequence[Tensor], spec: str, limit: float) -> list[tuple[int, ...]]:
     """The shapes of the segments made of one run of tensors with the same codec, about `limit` bytes each."""
-    if get_codec(spec).shaped:
+    codec = get_codec(spec)
+    if codec.shaped:
         return [tensor.shape for tensor in run]
-    size = sum(tensor.size for tensor in run)
+    if codec.one_scale:
+        return [shape for tensor in run for shape in _pieces(tensor.size, limit)]
+    return _pieces(sum(tensor.size for tensor in run), limit)
+
+
+def _pieces(size: int, limit: float) -> list[tuple[int, ...]]:
+    """`size` coordinates in flat segments of about `limit` bytes."""
     count = max(1, round(4 * size / limit), -(-size // MAX_SEGMENT))
     step = max(1, -(-size // (count * PARTITION))) * PARTITION
     return [(min(step, size - start),) for start in range(0, max(size, 1), step)]

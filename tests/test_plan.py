@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +25,7 @@ def tensors_of(all_shapes: list[tuple[int, ...]]) -> list[Tensor]:
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(shapes, min_size=1, max_size=12),
-    st.sampled_from(["qsgd", "svd:rank=3", "identity", "fp16"]),
+    st.sampled_from(["qsgd", "svd:rank=3", "identity", "fp16", "terngrad"]),
     st.sampled_from(["layer", "bytes", "model"]),
     st.sampled_from([1 << 14, 1 << 17, 4 << 20]),
 )
@@ -78,6 +79,36 @@ def test_vectors_small_tensors_and_what_would_not_shrink_travel_as_identity() ->
 def test_fusion_makes_one_run_of_all_that_is_coded_alike_within_a_group() -> None:
     plan = make_plan(tensors_of([(64, 64), (64,)] * 4), "qsgd", group_by="model")
     assert [(s.codec, s.shape) for s in plan.segments] == [("qsgd", (4 * 64 * 64,)), (IDENTITY, (4 * 64,))]
+
+
+@pytest.mark.parametrize(
+    "codec",
+    ["terngrad", "terngrad+ans", "scaledsign", "onebit", "minmax:bits=4", "tbq", "lss:bits=2", "contractive(minmax)"],
+)
+def test_tensors_that_would_share_a_scale_are_segments_of_their_own_in_the_same_frame(codec: str) -> None:
+    tensors = tensors_of([(64, 64), (64,), (32, 50), (9,)])
+    [group] = make_plan(tensors, codec, group_by="model").groups
+    assert [(s.codec, s.shape) for s in group.segments] == [(codec, (64 * 64,)), (codec, (32 * 50,)), (IDENTITY, (64 + 9,))]
+
+
+@pytest.mark.parametrize("codec", ["scaledsign:bucket=512", "tbq:tau=0.01", "topk:ratio=0.1+scaledsign", "qsgd"])
+def test_tensors_whose_scales_are_their_own_or_fixed_are_fused(codec: str) -> None:
+    [group] = make_plan(tensors_of([(64, 64), (64,), (32, 50), (9,)]), codec, group_by="model").groups
+    assert [(s.codec, s.size) for s in group.segments] == [(codec, 64 * 64 + 32 * 50), (IDENTITY, 64 + 9)]
+
+
+def test_one_scale_for_tensors_of_unlike_magnitude_would_lose_the_smaller_one() -> None:
+    """Signs times the mean magnitude leave 1 - 2 / pi of a Gaussian's energy; with a scale that is 50 times too large, 2500."""
+    rng = np.random.default_rng(5)
+    large, small = 100 * rng.standard_normal((64, 64)), rng.standard_normal((64, 64))
+    x = np.concatenate([large.ravel(), small.ravel()]).astype(np.float32)
+    plan = make_plan(tensors_of([(64, 64), (64,), (64, 64)]), "scaledsign", group_by="model")
+    decoded = np.zeros_like(x)
+    for segment in plan.segments[:2]:
+        codec, where = get_codec(segment.codec), slice(segment.start, segment.stop)
+        decoded[where] = codec.decode(codec.encode(x[where], np.random.default_rng(6)))
+    lost = ((x - decoded) ** 2)[small.size :].sum() / (small**2).sum()
+    assert lost == pytest.approx(1 - 2 / math.pi, abs=0.06)  # 4096 values: six standard errors
 
 
 def test_layers_are_groups_of_their_own() -> None:

@@ -71,6 +71,11 @@ class Codec(ABC):
         return False
 
     @property
+    def one_scale(self) -> bool:
+        """Whether all of x shares a scale or levels, so that tensors of unlike magnitudes are better coded one by one."""
+        return False
+
+    @property
     def sparse(self) -> bool:
         """Whether decode_add touches only the coordinates in `support`."""
         return False

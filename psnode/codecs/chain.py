@@ -101,6 +101,11 @@ class Chain(Codec):
         return self.reducer is not None and self.reducer.shaped
 
     @property
+    def one_scale(self) -> bool:
+        """Whether the quantiser is, of the array itself: what a reducer keeps has magnitudes of its own."""
+        return self.reducer is None and self.quantiser.one_scale
+
+    @property
     def sparse(self) -> bool:
         """Whether the reducer is."""
         return self.reducer is not None and self.reducer.sparse

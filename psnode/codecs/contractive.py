@@ -36,6 +36,11 @@ class Contractive(Codec):
         return self.codec.shaped
 
     @property
+    def one_scale(self) -> bool:
+        """As the wrapped codec."""
+        return self.codec.one_scale
+
+    @property
     def sparse(self) -> bool:
         """As the wrapped codec."""
         return self.codec.sparse

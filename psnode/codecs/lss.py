@@ -75,6 +75,11 @@ class Lss(Quantiser):
         if self.codebook is not None:
             self._relative_edges()
 
+    @property
+    def one_scale(self) -> bool:
+        """True: all tensors of a segment share its clusters."""
+        return True
+
     def fit(self, x: Floats, rng: RandomSource) -> Lss:
         """With the codebook that suits `x`; as it is if x has no value but 0."""
         flat = readonly(np.ascontiguousarray(x).reshape(-1))

@@ -52,6 +52,11 @@ class MinMax(Quantiser):
         if isinstance(self.bits, bool) or self.bits not in WIDTHS:
             raise CodecSpecError(f"minmax: bits={self.bits} must be one of {', '.join(map(str, WIDTHS))}")
 
+    @property
+    def one_scale(self) -> bool:
+        """True."""
+        return True
+
     def _max_body(self, shape: Shape) -> int:
         return _SIDE + packed_nbytes(math.prod(shape), self.bits)
 

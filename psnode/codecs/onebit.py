@@ -34,6 +34,11 @@ class OneBit(Binary):
 
     id = "onebit"
 
+    @property
+    def one_scale(self) -> bool:
+        """True."""
+        return True
+
     def _side_nbytes(self, size: int) -> int:
         return _SIDE
 

@@ -41,6 +41,11 @@ class ScaledSign(Binary):
         """CodecSpecError for a bucket out of bounds."""
         check_integer(self, "bucket", 0, MAX_COORDINATES)
 
+    @property
+    def one_scale(self) -> bool:
+        """True without buckets."""
+        return not self.bucket
+
     def _side_nbytes(self, size: int) -> int:
         return _FIELD + 4 * -(-size // (self.bucket or size))
 

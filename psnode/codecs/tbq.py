@@ -48,6 +48,11 @@ class Tbq(Quantiser):
         if self.tau is not None:
             check_real(self, "tau", _LEAST, _MOST)
 
+    @property
+    def one_scale(self) -> bool:
+        """True unless tau is given."""
+        return self.tau is None
+
     def _max_body(self, shape: Shape) -> int:
         size = math.prod(shape)
         return _SIDE + 2 * -(-size // kernels.BLOCK) + -(-size // DIGITS)

@@ -56,6 +56,11 @@ class TernGrad(Quantiser):
         check_real(self, "clip", 0, _MAX_CLIP)
 
     @property
+    def one_scale(self) -> bool:
+        """True."""
+        return True
+
+    @property
     def unbiased(self) -> bool:
         """True if nothing is cut off."""
         return not self.clip
