@@ -31,6 +31,7 @@ from psnode.master.parameters import Parameters
 from psnode.master.progress import Fanout, progress
 from psnode.master.reduction import Reduction
 from psnode.master.standing import Standing
+from psnode.master.star import DownlinkNotice
 from psnode.master.startup import gather_ready, job_digest, plan_for, restore, send_start
 from psnode.metrics import METRICS, RunLog, Summary, compression_ratio, peak_memory, totals
 from psnode.plan import Plan
@@ -124,7 +125,10 @@ def _run(
         run, parameters, downlink, tracer, events, workers=len(workers), rounds_go_on=on, job=job, statistics=statistics
     )
     view = progress(plan.size, run.before.step, last_step, config.log_interval)
-    with _lanes(link, plan) as lanes, Fanout(RunLog(run.path, tensorboard=config.tensorboard is not False), view) as observer:
+    accounts = Accounts(len(workers), epochs.steps, run.before.step, epochs.shift)
+    notice = DownlinkNotice(scheme, accounts, len(workers))
+    log = RunLog(run.path, tensorboard=config.tensorboard is not False)
+    with _lanes(link, plan) as lanes, Fanout(log, view, notice) as observer:
         master = Master(
             link=link,
             config=config,
@@ -137,7 +141,7 @@ def _run(
             drafts=drafts,
             reduction=Reduction(plan, scheme, parameters, downlink, lanes, watch, tracer, seed=config.seed),
             watch=watch,
-            accounts=Accounts(len(workers), epochs.steps, run.before.step, epochs.shift),
+            accounts=accounts,
             dealing=dealing,
             observer=observer,
             tracer=tracer,

@@ -71,6 +71,7 @@ class Accounts:
         self._lost: frozenset[int] = frozenset()
         self._reports: dict[int, dict[int, Report]] = defaultdict(dict)  # by rank and its step
         self._loss: float | None = None
+        self.first = (0, 0)  # bytes up and down of the first step's own frames, once its record is made
 
     def count_epochs(self, steps: int, shift: int) -> None:
         """From here on an epoch has so many steps, and steps are counted from `shift`."""
@@ -138,6 +139,7 @@ class Accounts:
         seconds = (entry.closed or 0.0) - self._last_close
         self._last_close = entry.closed or 0.0
         spare, self._elsewhere = self._elsewhere, _Round()
+        self.first = self.first if any(self.first) else (entry.up, entry.down)
         errors = [report.relative_error for report in reports if report.relative_error is not None]
         return StepRecord(
             step=step,
