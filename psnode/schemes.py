@@ -82,48 +82,50 @@ _RECORDED = (
 # what runs did whose record lacks a field
 _BEFORE: Mapping[str, Any] = MappingProxyType({"gathers_decay": False})
 
+CHANGES = "topk:ratio=0.1+scaledsign"  # a downlink of about .6 bits a coordinate
+
 _TABLE = (
     Scheme(
         "dense", "identity", "float32 as it is: the baseline", "",
         aliases=("fp32", "sgd", "identity"),
     ),
-    Scheme("fp16", "fp16", "half precision, saturating", "IEEE 754-2019 binary16"),
-    Scheme("bf16", "bf16", "the upper half of a float32, rounded", "Kalamkar et al., arXiv:1905.12322"),
+    Scheme("fp16", "fp16", "half precision, saturating", "IEEE 754-2019 binary16", downlink="fp16"),
+    Scheme("bf16", "bf16", "the upper half of a float32, rounded", "Kalamkar et al., arXiv:1905.12322", downlink="bf16"),
     Scheme(
         "qsgd", "qsgd:levels=15,bucket=512", "stochastic rounding to levels of a bucket's norm, unbiased",
         "Alistarh et al., QSGD, NeurIPS 2017", downlink="qsgd:levels=15,bucket=512",
     ),
     Scheme(
         "atomo", "svd:rank=3", "a few singular triples, sampled with the least variance, unbiased",
-        "Wang et al., ATOMO, NeurIPS 2018",
+        "Wang et al., ATOMO, NeurIPS 2018", downlink=CHANGES,
     ),
     Scheme(
         "atomo-entrywise", "entrywise", "coordinates sampled with the least variance, unbiased",
-        "Wang et al., ATOMO, NeurIPS 2018",
+        "Wang et al., ATOMO, NeurIPS 2018", downlink=CHANGES,
     ),
     Scheme(
         "nuqsgd", "nuqsgd:levels=7", "stochastic rounding to powers of two of a bucket's norm, unbiased",
-        "Ramezani-Kebrya et al., NUQSGD, JMLR 22, 2021",
+        "Ramezani-Kebrya et al., NUQSGD, JMLR 22, 2021", downlink=CHANGES,
     ),
     Scheme(
         "natural", "natural", "stochastic rounding to powers of two, unbiased",
-        "Horvath et al., Natural compression, arXiv:1905.10988",
+        "Horvath et al., Natural compression, arXiv:1905.10988", downlink=CHANGES,
     ),
     Scheme(
         "dithered", "dithered+ans", "a lattice shifted by a dither that both sides know, entropy coded, unbiased",
-        "Zamir and Feder, On universal quantization, IEEE Trans. Inf. Theory 38, 1992",
+        "Zamir and Feder, On universal quantization, IEEE Trans. Inf. Theory 38, 1992", downlink=CHANGES,
     ),
     Scheme(
         "terngrad", "terngrad:clip=2.5", "-1, 0 or 1 times the clipped maximum",
-        "Wen et al., TernGrad, NeurIPS 2017",
+        "Wen et al., TernGrad, NeurIPS 2017", downlink=CHANGES,
     ),
     Scheme(
         "minmax", "minmax:bits=4", "equidistant values between the extremes, what HiPress calls TernGrad, unbiased",
-        "Bai et al., HiPress, SOSP 2021",
+        "Bai et al., HiPress, SOSP 2021", downlink=CHANGES,
     ),
     Scheme(
         "onebit", "onebit", "two values, the means of the entries below and above zero, the rest remembered",
-        "Seide et al., 1-bit stochastic gradient descent, Interspeech 2014", feedback="ef",
+        "Seide et al., 1-bit stochastic gradient descent, Interspeech 2014", feedback="ef", downlink=CHANGES,
     ),
     Scheme(
         "signsgd", "sign", "signs, decided by majority vote at the master",
@@ -140,18 +142,19 @@ _TABLE = (
     Scheme(
         "tbq", "tbq", "entries beyond a threshold, as its value, the rest remembered",
         "Strom, Scalable distributed DNN training using commodity GPU cloud computing, Interspeech 2015", feedback="ef",
+        downlink=CHANGES,
     ),
     Scheme(
         "efsignsgd", "scaledsign", "signs times the mean magnitude, the rest remembered",
-        "Karimireddy et al., Error feedback fixes SignSGD, ICML 2019", feedback="ef",
+        "Karimireddy et al., Error feedback fixes SignSGD, ICML 2019", feedback="ef", downlink=CHANGES,
     ),
     Scheme(
         "randk", "randk:ratio=0.01", "one coordinate in a hundred, drawn by a shared seed, the rest remembered",
-        "Stich et al., Sparsified SGD with memory, NeurIPS 2018", feedback="ef",
+        "Stich et al., Sparsified SGD with memory, NeurIPS 2018", feedback="ef", downlink=CHANGES,
     ),
     Scheme(
         "graddrop", "graddrop:ratio=0.01", "what exceeds a sampled threshold, the rest remembered",
-        "Aji and Heafield, Sparse communication for distributed gradient descent, EMNLP 2017", feedback="ef",
+        "Aji and Heafield, Sparse communication for distributed gradient descent, EMNLP 2017", feedback="ef", downlink=CHANGES,
     ),
     Scheme(
         "topk", "topk:ratio=0.01", "the largest of every hundred coordinates, the rest remembered",
@@ -161,27 +164,29 @@ _TABLE = (
     Scheme(
         "polar", "polar:rate=1,block=16384", "polar source codes, nearly the least squared error of one bit, the rest remembered",
         "Korada and Urbanke, Polar codes are optimal for lossy source coding, IEEE Trans. IT 56, 2010", feedback="ef",
+        downlink=CHANGES,
     ),
     Scheme(
         "countsketch", "countsketch:rows=5,ratio=0.1", "hashed sums; medians of five, the rest remembered",
-        "Ivkin et al., Communication-efficient distributed SGD with sketching, NeurIPS 2019", feedback="ef",
+        "Ivkin et al., Communication-efficient distributed SGD with sketching, NeurIPS 2019", feedback="ef", downlink=CHANGES,
     ),
     Scheme(
         "countmean", "countmean:rows=5,ratio=0.1", "hashed sums, added up undecoded; means of five, the rest remembered",
         "Alon, Matias, Szegedy, The space complexity of approximating the frequency moments, STOC 1996", feedback="ef",
+        downlink=CHANGES,
     ),
     Scheme(
         "lss", "lss:bits=2", "the mean of a cluster of values, by its id, the rest remembered",
-        "Ge et al., CASQ, CLUSTER 2021", feedback="ef",
+        "Ge et al., CASQ, CLUSTER 2021", feedback="ef", downlink=CHANGES,
     ),
     Scheme(
         "sketchml", "sketchml", "equally filled bins in sketches that never make a magnitude larger",
-        "Jiang et al., SketchML, SIGMOD 2018",
+        "Jiang et al., SketchML, SIGMOD 2018", downlink=CHANGES,
     ),
     Scheme(
         "dgc", "topk:ratio=0.001,sampled=true", "deep gradient compression: momentum before sparsification",
         "Lin et al., Deep gradient compression, ICLR 2018", feedback="dgc:momentum=0.9",
-        ratio_warmup=(0.25, 0.0625, 0.015625, 0.004),
+        ratio_warmup=(0.25, 0.0625, 0.015625, 0.004), downlink=CHANGES,
     ),
 )  # fmt: skip
 
@@ -189,7 +194,13 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType({scheme.name: scheme for scheme
 _NAMES = MappingProxyType({name: scheme for scheme in _TABLE for name in (scheme.name, *scheme.aliases)})
 
 # What rows said that have changed since runs record their scheme. A run without a record goes on by these.
-_UNRECORDED: Mapping[str, Mapping[str, Any]] = MappingProxyType({"dgc": {"momentum": 0.0}})
+_DENSE_BEFORE = (
+    "fp16", "bf16", "atomo", "atomo-entrywise", "nuqsgd", "natural", "dithered", "terngrad", "minmax", "onebit", "tbq",
+    "efsignsgd", "randk", "graddrop", "polar", "countsketch", "countmean", "lss", "sketchml", "dgc",
+)  # fmt: skip
+_UNRECORDED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {name: {"downlink": DENSE, **({"momentum": 0.0} if name == "dgc" else {})} for name in _DENSE_BEFORE}
+)
 
 # setting -> the codec's parameter, and that parameter's value for the setting's
 _OVERRIDES: Mapping[str, tuple[str, Callable[[int], int]]] = MappingProxyType(

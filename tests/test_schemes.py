@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from psnode.codecs import get_codec
@@ -118,7 +119,10 @@ def test_what_cannot_be_meant_is_refused_in_one_line(fields: dict[str, Any], mes
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize(("name", "downlink"), [("topk", "topk:ratio=0.01"), ("signsgd", "scaledsign"), ("atomo", "dense")])
+@pytest.mark.parametrize(
+    ("name", "downlink"),
+    [("topk", "topk:ratio=0.01"), ("signsgd", "scaledsign"), ("atomo", "topk:ratio=0.1+scaledsign"), ("dense", "dense")],
+)
 def test_a_scheme_brings_its_downlink_for_its_own_codec_unless_another_is_named(name: str, downlink: str) -> None:
     found = resolve(Config(scheme=name)).downlink
     assert found == downlink or get_codec(found) == get_codec(downlink)
@@ -127,11 +131,24 @@ def test_a_scheme_brings_its_downlink_for_its_own_codec_unless_another_is_named(
     assert get_codec(resolve(Config(scheme=name, codec="qsgd", downlink="bf16")).downlink) == get_codec("bf16")
 
 
+@pytest.mark.parametrize("name", SCHEMES)
+def test_what_is_coded_up_is_coded_down_as_well(name: str) -> None:
+    """In as many bytes or, beside an uplink of very few bits, in about one bit a coordinate or less."""
+    scheme = resolve(Config(scheme=name))
+    if name == "dense":
+        assert scheme.downlink == "dense"
+        return
+    x = np.random.default_rng(1).standard_normal((500, 862)).astype(np.float32)
+    up, down = (get_codec(spec).encode(x, np.random.default_rng(2)).nbytes for spec in (scheme.codec, scheme.downlink))
+    assert down <= 1.01 * max(up, x.size / 8)
+
+
 def test_feedback_downlink_and_momentum_of_the_configuration_win() -> None:
     scheme = resolve(Config(scheme="atomo", feedback="ef", downlink="bf16", momentum=0.5))
     assert (scheme.feedback, scheme.downlink, scheme.momentum) == ("ef", "bf16", 0.5)
     untouched = resolve(Config(scheme="atomo"))
-    assert (untouched.feedback, untouched.downlink, untouched.momentum) == ("none", "dense", 0.9)
+    assert (untouched.feedback, untouched.momentum) == ("none", 0.9)
+    assert get_codec(untouched.downlink) == get_codec("topk:ratio=0.1+scaledsign")
     assert resolve(Config(momentum=0.0)).momentum == 0.0
 
 
