@@ -9,7 +9,7 @@ import torch
 
 from psnode import checkpoint
 from psnode.errors import CheckpointError, WireError
-from psnode.inventory import batch_statistics
+from psnode.inventory import batch_statistics, persistent_buffers
 from psnode.master.downlink import Downlink
 from psnode.master.events import Events
 from psnode.master.parameters import Parameters
@@ -128,6 +128,9 @@ class Drafts:
             tensors = checkpoint.parse(content, f"the state of rank {frame.sender}")
         except CheckpointError as error:
             raise WireError(str(error), frame.sender) from error
+        buffers = {key: value for key, value in tensors.items() if key.startswith("buffer/")}
+        if odd := self._odd(buffers):
+            raise WireError(f"the state of rank {frame.sender} holds {odd[:200]}, which the model does not have", frame.sender)
         try:
             if Flag.WRITTEN in frame.flags:
                 pending.draft.adopt(name)
@@ -141,9 +144,15 @@ class Drafts:
         except OSError as error:
             self._abandon(frame.step, error)
             return
-        pending.states[frame.sender] = {key: value for key, value in tensors.items() if key.startswith("buffer/")}
+        pending.states[frame.sender] = buffers
         pending.awaited.discard(frame.sender)
         self.publish()
+
+    def _odd(self, buffers: Tensors) -> str | None:
+        """A buffer that the model does not have, or has with another dtype or shape."""
+        own = self._parameters.model.state_dict()
+        known = {f"buffer/{name}": (own[name].dtype, own[name].shape) for name in persistent_buffers(self._parameters.model)}
+        return next((key for key, value in buffers.items() if known.get(key) != (value.dtype, value.shape)), None)
 
     def give_up(self, rank: int) -> None:
         """Wait for no part of `rank` any more; those that it has contributed stay."""

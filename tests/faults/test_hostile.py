@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from psnode import checkpoint, wire
 from psnode.config import Config
@@ -188,7 +189,12 @@ def test_one_bad_frame_costs_a_worker_no_more_than_a_round(tmp_path: Path, kind:
     assert violations(tmp_path / "run") == []
 
 
-@pytest.mark.parametrize("lie", [altered, truncated, of_another_job])
+def extra_buffer(body: bytes) -> bytes:
+    """A buffer that the model does not have: the checkpoint would fit no model."""
+    return checkpoint.dump({**checkpoint.parse(body, "state"), "buffer/running_mean": torch.zeros(3)})
+
+
+@pytest.mark.parametrize("lie", [altered, truncated, of_another_job, with_body(extra_buffer)])
 def test_a_checkpoint_is_made_without_a_worker_whose_part_of_it_is_a_lie(tmp_path: Path, lie: Lie) -> None:
     config = Config(**{**settings(tmp_path / "run"), "eval_freq": 5}, record_history=True)
     assert train(config, 3, liar=2, lie=lie, step=5, kind=Kind.STATE) == 0
