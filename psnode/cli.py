@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from psnode.config import Config, settings
 from psnode.debugging import debuggable, traced
 from psnode.errors import ConfigurationError, PsnodeError
 from psnode.settings import Setting, nearest
+from psnode.tracebacks import in_one_line
 from psnode.transport.environment import place
 
 _GRACE = 5.0  # seconds that rank 0 has to speak before the others do
@@ -248,8 +250,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PsnodeError as error:
         return _fail(" ".join(str(error).split()), error.exit_code)
     except Exception as error:  # whatever else arrives here is a bug of psnode or of the user's task
-        message = " ".join(f"{type(error).__name__}: {error}".split())
-        return _fail(f"{message} (unexpected: --debug shows the traceback)", 1)
+        traceback.print_exc()
+        return _fail(f"{in_one_line(error)}: unexpected", PsnodeError.exit_code)
 
 
 def _fail(message: str, code: int) -> int:

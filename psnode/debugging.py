@@ -1,4 +1,4 @@
-"""--debug: the traceback of an error, which otherwise is told in one line."""
+"""--debug: the traceback of an error that psnode raises itself, and otherwise tells in one line."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from typing import Any, TypeVar
 
 import click
 
+from psnode.errors import PsnodeError
+
 _R = TypeVar("_R")
 
 
 @contextlib.contextmanager
 def traced(debug: bool) -> Iterator[None]:
-    """With `debug`, print the traceback of what passes through."""
+    """With `debug`, print the traceback of what psnode raises itself; that of a bug or of a task's mistake is printed anyway."""
     try:
         yield
-    except Exception:
+    except PsnodeError:
         if debug:
             traceback.print_exc()
         raise

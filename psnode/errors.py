@@ -18,6 +18,7 @@
     │   └── PeerLostError               3   a rank died or closed its end
     ├── CheckpointError                 5   a checkpoint cannot be read or written, or belongs to another run
     ├── DivergedError                   4   the loss is not finite, or replicas differ
+    │   └── NonFiniteLossError              NaN or infinity where a worker expected its loss
     └── StoppedError                   75   stopped on request before a step was taken: start again; 130 if by Ctrl-C
 
 A message is one line that says what is wrong and what to do; details are attributes.
@@ -135,6 +136,15 @@ class DivergedError(PsnodeError):
     """Training cannot go on: the loss is not finite, or replicas of the weights differ."""
 
     exit_code = 4
+
+
+class NonFiniteLossError(DivergedError):
+    """A worker's loss in `step` is `value`: NaN or infinity."""
+
+    def __init__(self, value: float, rank: int, step: int) -> None:
+        super().__init__(f"loss is {value} on rank {rank} at step {step}")
+        self.value = value
+        self.step = step
 
 
 class StoppedError(PsnodeError):

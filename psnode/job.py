@@ -88,10 +88,6 @@ def _run_mpi(config: Config, task: Task | None) -> int:
         if transport.rank == 0:
             raise
         print(f"psnode: rank {transport.rank}: {error}", file=sys.stderr, flush=True)
-    except BaseException:
-        if config.debug:
-            traceback.print_exc()
-        raise
     finally:
         transport.close()
         if not transport.clean:

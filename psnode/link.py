@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from psnode import wire
-from psnode.errors import DeadlineExceededError, PeerLostError, PsnodeError
+from psnode.errors import DeadlineExceededError, NonFiniteLossError, PeerLostError, PsnodeError
 from psnode.messages import Failure
+from psnode.tracebacks import formatted, in_one_line
 from psnode.transport.base import Arrival, PeerLost, Pending, Transport
 from psnode.wire import Flag, Frame, Kind
 
@@ -22,10 +25,17 @@ TAG = 0
 class RemoteFailureError(PsnodeError):
     """Another rank said that it cannot go on; its exit code becomes ours."""
 
-    def __init__(self, rank: int, failure: Failure) -> None:
+    def __init__(self, rank: int, failure: Failure, step: int = 0) -> None:
         super().__init__(failure.message if rank == 0 else f"rank {rank}: {failure.message}")
         self.rank = rank
+        self.failure = failure
+        self.step = step
         self.exit_code = failure.exit_code
+
+    def show(self) -> None:
+        """Print the traceback that came with it, if one did."""
+        if self.failure.traceback:
+            print(f"psnode: rank {self.rank} cannot go on:\n{self.failure.traceback}", file=sys.stderr, end="", flush=True)
 
 
 class StopRequest(NamedTuple):
@@ -61,13 +71,19 @@ class Link:
         ranks = (ranks,) if isinstance(ranks, int) else ranks
         return [self.transport.send(rank, TAG, (frame,)) for rank in ranks]
 
-    def fail(self, ranks: int | Sequence[int], error: Exception) -> None:
-        """Tell other ranks that this one cannot go on because of `error`."""
-        code = error.exit_code if isinstance(error, PsnodeError) else 1
-        text = (
-            str(error) if isinstance(error, PsnodeError) else f"{type(error).__name__}: {error} (unexpected: --debug shows more)"
-        )
-        self.send(ranks, Kind.FAILED, Failure(" ".join(text.split()), code).to_bytes())
+    def fail(self, ranks: int | Sequence[int], error: BaseException, *, debug: bool = False) -> None:
+        """Tell other ranks that this one cannot go on because of `error`.
+
+        With the traceback of what psnode does not raise itself, which is a mistake of its own or of the task's; `debug`: of all.
+        """
+        if isinstance(error, PsnodeError):
+            failure = Failure(" ".join(str(error).split()), error.exit_code, formatted(error) if debug else "")
+        else:
+            failure = Failure(in_one_line(error), PsnodeError.exit_code, formatted(error))
+        step = 0
+        if isinstance(error, NonFiniteLossError):
+            step, failure = error.step, replace(failure, loss=f"{error.value}")
+        self.send(ranks, Kind.FAILED, failure.to_bytes(), step=step)
 
     def next(self, seconds: float) -> object:
         """The next frame, or event posted to the transport's inbox by this rank's own threads.
@@ -83,7 +99,7 @@ class Link:
         if isinstance(event, Arrival):
             frame = wire.unpack(event.data, job=self.job, source=event.source, release=event.release)
             if frame.kind is Kind.FAILED:
-                raise RemoteFailureError(frame.sender, Failure.from_bytes(frame.body, frame.sender))
+                raise RemoteFailureError(frame.sender, Failure.from_bytes(frame.body, frame.sender), frame.step)
             return frame
         if isinstance(event, PeerLost):
             raise PeerLostError(event.rank, event.reason)

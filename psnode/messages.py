@@ -209,10 +209,15 @@ class Report(_Message):
 
 @dataclass(frozen=True)
 class Failure(_Message):
-    """FAILED: why a rank cannot go on, and the exit code that stands for it: never 0, with which nobody fails."""
+    """FAILED: why a rank cannot go on, and the exit code that stands for it: never 0, with which nobody fails.
+
+    `traceback`: as Python prints it, or empty; `loss`: the loss, nan or inf, if that is why.
+    """
 
     message: str
     exit_code: int
+    traceback: str = ""
+    loss: str | None = None
 
     def _is_sound(self) -> bool:
-        return 0 < self.exit_code < 256
+        return 0 < self.exit_code < 256 and self.loss in (None, "nan", "inf", "-inf")

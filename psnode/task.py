@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from psnode.errors import ConfigurationError
 from psnode.naming import names_file
+from psnode.tracebacks import in_one_line
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +107,7 @@ def load_task(spec: str, options: Mapping[str, str] | None = None) -> Task:
     except ConfigurationError:
         raise
     except Exception as error:
-        raise ConfigurationError(f"task {spec} cannot be constructed: {_one_line(error)}") from error
+        raise ConfigurationError(f"task {spec} cannot be constructed: {in_one_line(error)}") from error
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -121,7 +122,7 @@ def _import_file(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise ConfigurationError(f"task file {path} cannot be imported: {_one_line(error)}") from error
+        raise ConfigurationError(f"task file {path} cannot be imported: {in_one_line(error)}") from error
     return module
 
 
@@ -130,7 +131,7 @@ def _import_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
-        raise ConfigurationError(f"task module {name} cannot be imported: {_one_line(error)}") from error
+        raise ConfigurationError(f"task module {name} cannot be imported: {in_one_line(error)}") from error
 
 
 def _extend_path(directory: Path) -> None:
@@ -156,7 +157,3 @@ def _choose_class(module: ModuleType, source: str, name: str) -> type[Task]:
     if missing := sorted(getattr(chosen, "__abstractmethods__", ())):
         raise ConfigurationError(f"task {found} in {source} lacks the method{'s' * (len(missing) > 1)} {', '.join(missing)}")
     return chosen
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -131,6 +131,21 @@ def test_a_refused_run_leaves_nothing_behind(psnode: Run, tmp_path: Path) -> Non
     assert not (tmp_path / "run").exists()
 
 
+def test_what_a_task_raises_is_shown_with_file_and_line_without_debug(psnode: Run, tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(
+        "from psnode.classification import Classification\n"
+        "class Mine(Classification):\n"
+        "    def __init__(self, options=None):\n"
+        "        super().__init__('LeNet', 'digits', seed=1)\n"
+        "    def model(self):\n"
+        "        return 1 / 0\n"
+    )
+    done = psnode("train", "--local", "2", "--task", "task.py:Mine")
+    assert done.code == 1
+    assert 'task.py", line 6, in model' in done.err
+    assert "ZeroDivisionError: division by zero (task.py:6 in model)" in done.err.splitlines()[-1]
+
+
 def test_debug_shows_the_traceback(psnode: Run) -> None:
     done = psnode("train", "--local", "2", "--network", "LeNett", "--debug")
     assert done.code == 2

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "psnode"
 
 # From the bottom to the top. A module imports from its own line and from those above it in this list.
 LAYERS = [
-    {"errors"},
+    {"errors", "tracebacks"},
     {"naming", "settings", "files", "codecs"},
     {"config", "sources", "schedules", "schemes", "effects", "feedback", "plan", "parts"},
     {"wire", "messages", "checkpoint", "journal", "history", "metrics", "timeline", "run_directory"}

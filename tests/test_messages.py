@@ -18,6 +18,7 @@ MESSAGES = [
     Start({"tensors": []}, 2**64 - 1, 0, 10, 5, None, False, True),
     Report(1.5, 32, {"top1": 3.0}, 0.1, 0.2, 0.3, None, 2**64 - 1),
     Failure("bad", 2),
+    Failure("worse", 4, "Traceback ...", "nan"),
 ]
 
 

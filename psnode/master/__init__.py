@@ -16,7 +16,7 @@ from psnode.clock import Clock
 from psnode.config import Config
 from psnode.errors import CheckpointError, PsnodeError, StoppedError
 from psnode.history import History
-from psnode.link import Link
+from psnode.link import Link, RemoteFailureError
 from psnode.master.accounts import Accounts, Stopwatch
 from psnode.master.agreement import among, what_to_send
 from psnode.master.calibration import group_bytes_for
@@ -33,6 +33,7 @@ from psnode.master.reduction import Reduction
 from psnode.master.standing import Standing
 from psnode.master.star import DownlinkNotice
 from psnode.master.startup import gather_ready, job_digest, plan_for, restore, send_start
+from psnode.messages import Failure
 from psnode.metrics import METRICS, RunLog, Summary, compression_ratio, peak_memory, totals
 from psnode.plan import Plan
 from psnode.run_directory import RunDirectory, claim
@@ -57,6 +58,8 @@ def lead(transport: Transport, config: Config, make_task: Callable[[Config], Tas
     try:
         return _lead(link, config, make_task, ranks)
     except Exception as error:
+        if isinstance(error, RemoteFailureError):
+            error.show()
         told = _explained(error, config)
         link.fail(ranks, told)
         if told is error:
@@ -170,6 +173,11 @@ def _run(
         names = {0: "master", **{rank: f"worker {rank}" for rank in ranks}}
         write_timeline(run.path, [*tracer.events(), *(event for events in master.traces.values() for event in events)], names)
     code = _exit_code(master)
+    if code and (failure := master.standing.failure) is not None:
+        _summarise(master, run, "failed", failure.exit_code)
+        _tell_of_the_end(master)
+        saved = f"the checkpoint of step {master.version} is written: once the cause is mended go on with --resume"
+        raise RemoteFailureError(0, Failure(f"{failure}: {saved}", failure.exit_code))
     quorum = code == 75 and master.standing.stop_reason == "quorum"
     _summarise(master, run, "quorum" if quorum else _REASONS.get(code, "completed"), code)
     _tell_of_the_end(master)

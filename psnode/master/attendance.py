@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from psnode.config import Config
 from psnode.errors import TransportError, WireError
-from psnode.link import Link
+from psnode.link import Link, RemoteFailureError
 from psnode.master.accounts import Accounts
 from psnode.master.drafts import Drafts
 from psnode.master.events import Events
@@ -68,6 +68,14 @@ class Attendance:
         if self.members.forget(rank):
             self.events.tell("lost", self.standing.version, rank, reason)
         self._do_without(rank, "lost", reason)
+
+    def fail(self, failure: RemoteFailureError) -> None:
+        """Go on without a worker that an exception has ended; if too few are left, the job ends with it, behind a checkpoint."""
+        failure.show()
+        unasked = self.standing.stop_reason is None
+        self.lose(failure.rank, failure.failure.message)
+        if unasked and self.standing.stop_reason == QUORUM:
+            self.standing.failure = failure
 
     def _do_without(self, rank: int, event: str, reason: str) -> list[int]:
         """What `rank` sent to the open round counts. Below the quorum, stop with a checkpoint. What `Rounds.withdraw` says."""

@@ -9,13 +9,14 @@ import xxhash
 
 from psnode.clock import Clock
 from psnode.config import Config
-from psnode.errors import DeadlineExceededError, DivergedError, PeerLostError, WireError
+from psnode.errors import DeadlineExceededError, DivergedError, PeerLostError, PsnodeError, WireError
 from psnode.history import Added, History
-from psnode.link import Link, StopRequest
+from psnode.link import Link, RemoteFailureError, StopRequest
 from psnode.master.accounts import Accounts, Stopwatch
 from psnode.master.attendance import Attendance
 from psnode.master.consistency import rule_of
 from psnode.master.dealing import Dealing
+from psnode.master.divergence import diverged
 from psnode.master.downlink import Downlink
 from psnode.master.drafts import Drafts
 from psnode.master.events import Events
@@ -141,7 +142,7 @@ class Master:
             try:
                 with self.clock.listening(min(self._round.deadline, self.standing.stop_by)) as seconds:
                     return self.link.next(seconds)
-            except (PeerLostError, WireError) as error:
+            except (PeerLostError, WireError, RemoteFailureError) as error:
                 return error
             except DeadlineExceededError:
                 if self.clock.now() >= min(self._round.deadline, self.standing.stop_by):
@@ -151,6 +152,8 @@ class Master:
         match event:
             case PeerLostError():
                 self._attendance.lose(event.rank, str(event))
+            case RemoteFailureError():
+                self._on_failure(event)
             case WireError(source=int(rank)) | Refused(sender=rank):
                 self._attendance.reject(rank, event)
             case WireError():
@@ -212,6 +215,16 @@ class Master:
         self.events.tell("skipped", self.version, frame.sender, f"its gradient of step {frame.step} is left out: {reason}")
         if not self.standing.stopping:
             self._rounds.excuse(frame.sender, frame.step)
+
+    def _on_failure(self, event: RemoteFailureError) -> None:
+        """A worker cannot go on. An exception is its own; what settings, weights or checkpoints are to blame for ends the job."""
+        if event.failure.loss is not None:
+            newest = self.config.consistency == "bsp" and event.step == self.version + 1
+            live, weights = (self._members.live, self.downlink.replica) if newest else (frozenset[int](), None)
+            raise diverged(self.link, event, live - self._rounds.missing, live, weights)
+        if event.exit_code != PsnodeError.exit_code:
+            raise event
+        self._attendance.fail(event)
 
     def _on_group_closed(self, event: GroupClosed) -> None:
         self.accounts.down(event.nbytes, event.version)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from psnode.clock import Clock
+from psnode.errors import PsnodeError
 
 QUORUM = "quorum"
 
@@ -16,6 +17,7 @@ class Standing:
         self.version = 0
         self.stopping = False
         self.stop_reason: str | None = None
+        self.failure: PsnodeError | None = None  # why too few are left, if an exception of one of them is
         self.stop_by = math.inf  # when who asked the job to stop has waited long enough
         self._clock = clock
         self._stop_deadline = stop_deadline

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from psnode.config import Config
 from psnode.errors import PsnodeError, TransportError
-from psnode.link import Link, RemoteFailureError
+from psnode.link import Link, RemoteFailureError, StopRequest
 from psnode.task import Task
 from psnode.transport.barrier import send_hello
 from psnode.transport.base import Transport
@@ -26,34 +26,56 @@ def work(
     """Take part in a job as a worker; returns the exit code, 0 whenever the master knows how the job ended.
 
     Of `config` only the deadlines are used, until the master's has come. What goes wrong here is reported to the master,
-    which speaks for all. Raises TransportError when the master is gone.
+    which speaks for all and may go on with the others. Raises TransportError when the master is gone.
     """
     link = Link(transport)
     send_hello(transport, hello)
-    try:
-        worker = join(link, 5 * config.pause_deadline + config.start_deadline, make_task, turn)
-        try:
-            worker.train()
-        finally:
-            worker.close()
-    except RemoteFailureError:
-        pass
-    except TransportError:
-        raise
-    except Exception as error:
-        link.fail(0, error)
+    if not _takes_part(link, config, make_task, turn):
         _wait_for_end(link, config.pause_deadline)
-        if not isinstance(error, PsnodeError) and config.debug:
-            raise
     return 0
 
 
+def _takes_part(link: Link, config: Config, make_task: Callable[[Config], Task], turn: AbstractContextManager[Any]) -> bool:
+    """Take all steps; False if something went wrong here: the master has been told then, and nothing of it is left in memory."""
+    try:
+        with _reported(link, config.debug):
+            worker = join(link, 5 * config.pause_deadline + config.start_deadline, make_task, turn)
+        try:
+            with _reported(link, config.debug):  # before threads are ended, which may take long
+                worker.train()
+        finally:
+            worker.close()
+    except RemoteFailureError:
+        return True
+    except TransportError:
+        raise
+    except (Exception, SystemExit):
+        return False
+    return True
+
+
+@contextmanager
+def _reported(link: Link, debug: bool) -> Iterator[None]:
+    """Tell the master of what passes through, be it the task's; a program that leaves on one rank is an exception like others."""
+    try:
+        yield
+    except (RemoteFailureError, TransportError):
+        raise
+    except (Exception, SystemExit) as error:
+        link.fail(0, error, debug=debug)
+        raise
+
+
 def _wait_for_end(link: Link, seconds: float) -> None:
-    """Stay until the master has taken note, so that its error message comes before any sign of our end."""
+    """Stay until the job has ended: a process that leaves alone would end it under mpirun, which knows nothing of the others."""
     try:
         while True:
             event = link.next(seconds)
-            if isinstance(event, Frame) and event.kind is Kind.END:
-                return
+            if isinstance(event, StopRequest):
+                link.send(0, Kind.REQUEST, event.reason.encode())
+            elif isinstance(event, Frame):
+                event.release()
+                if event.kind is Kind.END:
+                    return
     except PsnodeError:
         return

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from psnode.device import to_device
-from psnode.errors import DivergedError
+from psnode.errors import NonFiniteLossError
 from psnode.task import Batch, Task
 from psnode.worker.hooks import GroupHooks
 
@@ -67,7 +67,7 @@ class Computation:
         """Passes over all `batches`; the gradients' sum is the gradient of the mean of their losses.
 
         The first forward pass runs inside `first_forward`; after it `settled` says whether the step is to be taken, and
-        if not, None is returned. Raises DivergedError before the backward pass of a loss that is not finite.
+        if not, None is returned. Raises NonFiniteLossError before the backward pass of a loss that is not finite.
         """
         with self._turn:
             start = time.perf_counter()
@@ -82,7 +82,7 @@ class Computation:
                     return None
                 value = float(loss.detach())
                 if not math.isfinite(value):
-                    raise DivergedError(f"loss is {value} on rank {self._rank} at step {step}: lower --lr or warm it up")
+                    raise NonFiniteLossError(value, self._rank, step)
                 if hooks is not None and index == len(batches) - 1:
                     hooks.arm()
                 (loss / len(batches) if len(batches) > 1 else loss).backward()  # type: ignore[no-untyped-call]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from psnode import checkpoint
 from psnode.config import Config
 from psnode.job import run
 
@@ -138,7 +139,7 @@ BAD = [
 @pytest.mark.parametrize(("flags", "code", "hint"), BAD, ids=lambda value: " ".join(value) if isinstance(value, list) else None)
 def test_bad_input_is_one_line_and_ends_every_rank(mpirun: Any, tmp_path: Path, flags: list[str], code: int, hint: str) -> None:
     train_dir = tmp_path / "some-run"
-    done = mpirun(3, [*TRAIN, "--max-steps", "20", "--train-dir", train_dir, *flags], timeout=30)
+    done = mpirun(3, [*TRAIN, "--max-steps", "20", "--train-dir", train_dir, *flags])
     assert done.code == code, done
     everything = done.out + done.err
     lines = [line for line in everything.splitlines() if "psnode: error:" in line]
@@ -155,8 +156,9 @@ def test_one_rank_is_not_a_job(mpirun: Any, tmp_path: Path) -> None:
     assert "mpirun -n 3" in done.out + done.err
 
 
-def test_what_goes_wrong_on_one_worker_is_said_once_and_names_it(mpirun: Any, tmp_path: Path) -> None:
-    task = tmp_path / "task.py"
+def mistaken(folder: Path) -> str:
+    """A task of one's own whose loss cannot be computed on rank 2."""
+    task = folder / "task.py"
     task.write_text(
         "import os\n"
         "from psnode.classification import Classification\n"
@@ -168,12 +170,28 @@ def test_what_goes_wrong_on_one_worker_is_said_once_and_names_it(mpirun: Any, tm
         "            raise ValueError('my own mistake')\n"
         "        return super().loss(model, batch)\n"
     )
-    done = mpirun(3, [*TRAIN, "--task", f"{task}:Mine", "--max-steps", "5", "--train-dir", tmp_path / "run"], timeout=30)
+    return f"{task}:Mine"
+
+
+def test_what_goes_wrong_on_one_worker_is_said_once_and_names_it(mpirun: Any, tmp_path: Path) -> None:
+    flags = ["--task", mistaken(tmp_path), "--max-steps", "5", "--min-workers", "2", "--train-dir", tmp_path / "run"]
+    done = mpirun(3, [*TRAIN, *flags])
     assert done.code == 1
+    assert 'task.py", line 8, in loss' in done.out + done.err
     lines = [line for line in (done.out + done.err).splitlines() if "psnode: error:" in line]
     assert len(lines) == 1
     assert "rank 2" in lines[0]
-    assert "my own mistake" in lines[0]
+    assert "my own mistake (task.py:8 in loss)" in lines[0]
+    assert checkpoint.Checkpoint.open(checkpoint.latest(tmp_path / "run")).step == summary(tmp_path / "run")["steps"]
+
+
+def test_the_others_end_as_they_should_when_one_worker_has_raised_an_exception(mpirun: Any, tmp_path: Path) -> None:
+    """Under plain mpirun the end of one process would be the end of all: it stays, and does nothing."""
+    done = mpirun(3, [*TRAIN, "--task", mistaken(tmp_path), "--max-steps", "5", "--train-dir", tmp_path / "run"])
+    assert done.code == 0, done
+    assert summary(tmp_path / "run")["steps"] == 5
+    assert "rank 2 lost: ValueError: my own mistake (task.py:8 in loss)" in done.out + done.err
+    assert "5 of 5 rounds were not of all 2 workers" in done.out + done.err
 
 
 def test_a_rank_that_does_not_answer_is_named(mpirun: Any, tmp_path: Path) -> None:

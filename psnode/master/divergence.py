@@ -1,0 +1,70 @@
+"""A loss that is not finite: what is known of it, from all who computed one on the same weights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from psnode.errors import DeadlineExceededError, DivergedError, PeerLostError, PsnodeError
+from psnode.link import Link, RemoteFailureError
+from psnode.wire import Frame, Kind
+
+Floats = npt.NDArray[np.float32]
+_SECONDS = 10.0
+_BEHIND_THE_LOSS = (Kind.GRADIENT, Kind.REPORT, Kind.SKIP)  # what a worker whose loss was finite sends of the step
+
+
+def diverged(
+    link: Link, first: RemoteFailureError, finite: Iterable[int], others: Iterable[int], weights: Floats | None
+) -> DivergedError:
+    """The error that the job ends with because `first` says that a loss is not finite.
+
+    `finite`: ranks whose loss of that step was; the rest of `others` is listened to for ten seconds. `weights`: those that
+    the loss was computed on, if they are still there.
+    """
+    losses = {first.rank: str(first.failure.loss)}
+    fine = set(finite) - {first.rank}
+    silent = set(others) - fine - {first.rank}
+    end = time.monotonic() + _SECONDS
+    while silent:
+        try:
+            event = link.next(end - time.monotonic())
+        except DeadlineExceededError:
+            break
+        except RemoteFailureError as failure:
+            if failure.failure.loss is not None and failure.step == first.step:
+                losses[failure.rank] = failure.failure.loss
+                silent.discard(failure.rank)
+        except PeerLostError as lost:
+            silent.discard(lost.rank)
+        except PsnodeError:  # a frame that is none says nothing
+            continue
+        else:
+            if isinstance(event, Frame) and event.step == first.step and event.kind in _BEHIND_THE_LOSS:
+                fine.add(event.sender)
+                silent.discard(event.sender)
+    sound = None if weights is None else bool(np.isfinite(weights).all())
+    return DivergedError(_told(first.step - 1, losses, fine, silent, sound))
+
+
+def _told(version: int, losses: dict[int, str], fine: set[int], silent: set[int], sound: bool | None) -> str:
+    """One line: on which ranks, on which weights, and what can be done."""
+    values = sorted(set(losses.values()))
+    found = [f"{value} on {_ranks(rank for rank in losses if losses[rank] == value)}" for value in values]
+    found += [f"finite on {_ranks(fine)}"] if fine else []
+    found += [f"not heard of {_ranks(silent)}"] if silent else []
+    weights = "" if sound is None else f"; the weights themselves are {'finite' if sound else 'not'}"
+    remedy = (
+        f"look at the batch and the host of {_ranks(losses)}"
+        if fine
+        else "if the loss had risen before (metrics.jsonl), lower --lr or warm it up; if not, one update was out of place"
+    )
+    return f"the loss on the weights published as step {version} is not finite: {', '.join(found)}{weights}: {remedy}"
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    names = [str(rank) for rank in sorted(ranks)]
+    return f"rank{'s' if len(names) > 1 else ''} {', '.join(names)}"

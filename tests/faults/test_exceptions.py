@@ -1,0 +1,162 @@
+"""Python exceptions of one worker: the others go on without it, or the job ends behind a checkpoint; its traceback is shown."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from psnode import checkpoint
+from psnode.classification import Classification
+from psnode.config import Config
+from psnode.errors import DivergedError, PsnodeError
+from psnode.history import violations
+from psnode.job import run
+from psnode.metrics import read_records
+
+HERE = Path(__file__).name
+
+
+class Torn:
+    """Data whose batches cannot be read on worker `rank` from the `first`th on."""
+
+    def __init__(self, data: Any, first: int) -> None:
+        self.data, self.first, self.count = data, first, 0
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def batch(self, indices: Any, rng: Any) -> Any:
+        self.count += 1
+        if self.count >= self.first:
+            raise OSError(5, "the disk of this host is broken")  # here
+        return self.data.batch(indices, rng)
+
+
+LINE = next(number for number, line in enumerate(Path(__file__).read_text().splitlines(), 1) if line.endswith("# here"))
+
+
+class Fails(Classification):
+    """Digits, but on worker 2 the data cannot be read from the fifth batch on, or what `raises` says comes out of the loss."""
+
+    def __init__(self, raises: Callable[[], BaseException] | None = None, first: int = 5) -> None:
+        super().__init__("LeNet", "digits", seed=1)
+        self.raises, self.first, self.count = raises, first, 0
+
+    def train_data(self) -> Any:
+        data = super().train_data()
+        mine = threading.current_thread().name == "worker-2" and self.raises is None
+        return Torn(data, self.first) if mine else data
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.raises is not None and threading.current_thread().name == "worker-2":
+            self.count += 1
+            if self.count == self.first:
+                raise self.raises()
+        return super().loss(model, batch)
+
+
+def config(train_dir: Path, **changed: Any) -> Config:
+    settings = {"scheme": "qsgd", "feedback": "ef", "batch_size": 8, "max_steps": 10, "eval_freq": 0, "local": 3, "lr": 0.02}
+    settings |= {"threads": 1, "tensorboard": False, "record_history": True, "hash_every": 1}
+    return Config(train_dir=train_dir, **{**settings, **changed})
+
+
+def events(train_dir: Path) -> list[tuple[str, int | None]]:
+    return [(event["event"], event["rank"]) for event in read_records(train_dir / "events.jsonl")]
+
+
+def test_the_others_go_on_without_a_worker_whose_data_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(config(tmp_path), Fails()) == 0
+    assert events(tmp_path) == [("lost", 2)]
+    [told] = read_records(tmp_path / "events.jsonl")
+    assert "OSError: [Errno 5] the disk of this host is broken" in told["reason"]
+    assert f"{HERE}:{LINE} in batch" in told["reason"]
+    contributing = [record["contributing"] for record in read_records(tmp_path / "metrics.jsonl")]
+    assert contributing == [3] * 4 + [2] * 6
+    shown = capsys.readouterr().err
+    assert f'{HERE}", line {LINE}, in batch' in shown
+    assert "6 of 10 rounds were not of all 3 workers" in shown.splitlines()[-1]
+    assert violations(tmp_path) == []
+
+
+@pytest.mark.parametrize("raises", [MemoryError, lambda: torch.OutOfMemoryError("no room"), lambda: SystemExit(3), StopIteration])
+def test_whatever_a_task_raises_is_the_end_of_one_worker(tmp_path: Path, raises: Callable[[], BaseException]) -> None:
+    assert run(config(tmp_path), Fails(raises)) == 0
+    assert events(tmp_path) == [("lost", 2)]
+
+
+def test_below_the_quorum_the_job_ends_with_the_exception_behind_a_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(PsnodeError, match=rf"rank 2: OSError: .*{HERE}:{LINE} in batch.* step 5 .*--resume") as caught:
+        run(config(tmp_path, min_workers=3), Fails())
+    assert caught.value.exit_code == 1
+    assert f'{HERE}", line {LINE}, in batch' in capsys.readouterr().err
+    assert events(tmp_path) == [("lost", 2), ("quorum", None)]
+    ended = json.loads((tmp_path / "summary.json").read_bytes())
+    assert (ended["steps"], ended["stop_reason"], ended["exit_code"]) == (5, "failed", 1)
+    newest = checkpoint.latest(tmp_path)
+    assert newest is not None
+    found = checkpoint.Checkpoint.open(newest)
+    assert found.step == 5
+    assert [found.has(checkpoint.worker_file(rank)) for rank in (1, 2, 3)] == [True, False, True]
+    assert run(config(tmp_path, min_workers=3, resume=True), Fails(first=100)) == 0
+
+
+def test_a_loss_that_is_not_finite_is_told_of_the_weights_and_all_ranks_not_of_who_spoke_first(tmp_path: Path) -> None:
+    """What worker 2 sends in step 4 is finite, and far too large: all find what it did to the weights in step 5."""
+    with pytest.raises(PsnodeError) as caught:
+        run(config(tmp_path, scheme="dense", feedback="none"), Lies())
+    message = str(caught.value)
+    assert caught.value.exit_code == DivergedError.exit_code
+    assert "published as step 4 is not finite: nan on ranks 1, 2, 3; " in message
+    assert not message.startswith("rank ")
+
+
+class Lies(Classification):
+    """Digits; in its fourth step worker 2 claims a gradient of -1e30 everywhere."""
+
+    def __init__(self) -> None:
+        super().__init__("LeNet", "digits", seed=1)
+        self.count = 0
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        loss, outputs = super().loss(model, batch)
+        if threading.current_thread().name == "worker-2":
+            self.count += 1
+            if self.count == 4:
+                total = sum(parameter.sum() for parameter in model.parameters())
+                loss = loss - (total - total.detach()) * 1e30
+        return loss, outputs
+
+
+class Alone(Classification):
+    """Digits; the batches of worker 2 hold a NaN in its fourth step."""
+
+    def __init__(self) -> None:
+        super().__init__("LeNet", "digits", seed=1)
+        self.count = 0
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        loss, outputs = super().loss(model, batch)
+        if threading.current_thread().name == "worker-2":
+            self.count += 1
+            if self.count == 4:
+                loss = loss * np.nan
+        return loss, outputs
+
+
+def test_a_loss_that_is_finite_elsewhere_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(PsnodeError) as caught:
+        run(config(tmp_path), Alone())
+    message = str(caught.value)
+    assert caught.value.exit_code == DivergedError.exit_code
+    assert "published as step 3 is not finite: nan on rank 2, finite on ranks 1, 3" in message
+    assert "lower --lr" not in message
