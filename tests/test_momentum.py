@@ -101,6 +101,7 @@ def test_weight_decay_under_dgc_is_gathered_as_torch_does(tmp_path: Path, nester
         feedback=f"dgc:momentum=0.9,nesterov={str(nesterov).lower()}",
         weight_decay=0.1,
         min_compress_bytes=1 << 30,
+        downlink="dense",
     )
     task, model, order = start()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=0.1, nesterov=nesterov)
