@@ -51,7 +51,11 @@ class Config:
 
     # how it is optimised
     optimizer: str = option("sgd", "The master's optimizer.", choices=("sgd", "adam", "adamw"))
-    lr: float = option(0.01, "Learning rate before the schedule.", above=0)
+    lr: float | None = option(
+        None, "Learning rate before the schedule; default: the scheme's, which is 0.01, or 0.0005 where it is what every "
+        "coordinate moves by.",
+        above=0,
+    )  # fmt: skip
     momentum: float | None = option(
         None,
         "SGD's momentum, Adam's first beta; default: the scheme's, which is 0.9 unless the paper says 0.",

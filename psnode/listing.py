@@ -45,10 +45,10 @@ def show() -> None:
     for entry in found["codecs"]:
         traits = " ".join(["" if entry["unbiased"] else "biased", *(trait for trait in _TRAITS if entry[trait])]).strip()
         codecs.add_row(entry["id"], entry["default"].partition(":")[2], f"{entry['max_bits']:.2f}", traits, entry["summary"])
-    schemes = Table("scheme", "codec", "feedback", "what it does", "paper", title="Schemes", title_justify="left")
+    schemes = Table("scheme", "codec", "feedback", "lr", "what it does", "paper", title="Schemes", title_justify="left")
     for entry in found["schemes"]:
         name = entry["name"] + "".join(f", {alias}" for alias in entry["aliases"] if alias != entry["name"])
-        schemes.add_row(name, entry["codec"], entry["feedback"], entry["summary"], entry["paper"])
+        schemes.add_row(name, entry["codec"], entry["feedback"], f"{entry['lr']:g}", entry["summary"], entry["paper"])
     console = Console()
     console.print(codecs)
     console.print(schemes)

@@ -54,7 +54,10 @@ class Before:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A directory that belongs to this run until `lock` is closed. `mark` is what its mark file holds."""
+    """A directory that belongs to this run until `lock` is closed. `mark` is what its mark file holds.
+
+    The learning rate of `config` is resolved. `notes`: what the user should know of it.
+    """
 
     path: Path
     mark: str
@@ -62,6 +65,7 @@ class RunDirectory:
     scheme: Scheme
     before: Before
     lock: IO[bytes]
+    notes: tuple[str, ...] = ()
 
     def __enter__(self) -> Self:
         return self
@@ -118,7 +122,10 @@ def claim(config: Config) -> RunDirectory:
     except BaseException:
         lock.close()
         raise
-    return RunDirectory(path, mark, config, before.scheme or scheme or resolve(config), before, lock)
+    scheme = before.scheme or scheme or resolve(config)
+    notes = () if config.resume else scheme.notes(config.lr)
+    config = replace(config, lr=scheme.lr) if config.lr is None else config
+    return RunDirectory(path, mark, config, scheme, before, lock, notes)
 
 
 def _lock(path: Path) -> IO[bytes]:
@@ -168,6 +175,8 @@ def _resumed(path: Path, config: Config) -> tuple[Config, Before]:
     scheme = _saved_scheme(path, earlier)
     if config.threads == 0:
         config = replace(config, threads=earlier.threads)
+    if config.lr is None:
+        config = replace(config, lr=earlier.lr)
     if config.group_bytes == 0:  # auto: what the run was begun with
         config = replace(config, group_bytes=earlier.group_bytes)
     if conflicts := config.resume_conflicts(earlier):

@@ -58,27 +58,33 @@ def staircase(values: Sequence[float], steps_per_value: int) -> Schedule:
     return lambda step: values[min(step // steps_per_value, len(values) - 1)]
 
 
+def _lr(config: Config) -> float:
+    if config.lr is None:
+        raise TypeError("the learning rate is not resolved: see psnode.run_directory.claim")
+    return config.lr
+
+
 def _constant(config: Config, steps_per_epoch: int, shift: int) -> Schedule:
-    return constant(config.lr)
+    return constant(_lr(config))
 
 
 def _shrink(config: Config, steps_per_epoch: int, shift: int) -> Schedule:
-    return moved(shrink(config.lr, config.lr_shrinkage, steps_per_epoch), shift)
+    return moved(shrink(_lr(config), config.lr_shrinkage, steps_per_epoch), shift)
 
 
 def _multistep(config: Config, steps_per_epoch: int, shift: int) -> Schedule:
     milestones = [epoch * steps_per_epoch for epoch in config.lr_milestones]
-    return moved(multistep(config.lr, config.lr_gamma, milestones), shift)
+    return moved(multistep(_lr(config), config.lr_gamma, milestones), shift)
 
 
 def _cosine(config: Config, steps_per_epoch: int, shift: int) -> Schedule:
     total, shift = _end(config, steps_per_epoch, shift)
-    return moved(cosine(config.lr, total), shift)
+    return moved(cosine(_lr(config), total), shift)
 
 
 def _poly(config: Config, steps_per_epoch: int, shift: int) -> Schedule:
     total, shift = _end(config, steps_per_epoch, shift)
-    return moved(poly(config.lr, config.lr_power, total), shift)
+    return moved(poly(_lr(config), config.lr_power, total), shift)
 
 
 def _end(config: Config, steps_per_epoch: int, shift: int) -> tuple[int, int]:

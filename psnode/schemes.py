@@ -53,6 +53,15 @@ class Scheme:
 
         return get_feedback(self.feedback).gathering if self.gathers_decay else None
 
+    def notes(self, lr: float | None) -> tuple[str, ...]:
+        """What to tell of the learning rate `lr` that was asked for; None: the scheme's own."""
+        if self.lr != UNIT_RATE:
+            return ()
+        if lr is None:
+            return (f"{self.lr:g}, {self.name}'s own: every coordinate moves by as much in a step; --lr changes it",)
+        times = lr / self.lr
+        return (f"{lr:g} moves every coordinate by as much in a step, {times:.3g} times {self.name}'s own",) if times > 4 else ()
+
     def to_dict(self) -> dict[str, Any]:
         """What decides how a run goes, in types that JSON has: what config.json records."""
         return {name: list(value) if isinstance(value := getattr(self, name), tuple) else value for name in _RECORDED}
@@ -131,13 +140,13 @@ _TABLE = (
         "signsgd", "sign", "signs, decided by majority vote at the master",
         "Bernstein et al., signSGD with majority vote, ICLR 2019",
         aggregator="majority", downlink="scaledsign", momentum=0.0, lr=UNIT_RATE,
-        rule="every coordinate moves by lr: a hundredth of dense SGD's lr and less",
+        rule="every coordinate moves by lr: a twentieth of dense SGD's and less",
     ),
     Scheme(
         "signum", "sign", "signs of the momentum average, decided by majority vote",
         "Bernstein et al., signSGD with majority vote, ICLR 2019", feedback="ema:beta=0.9",
         aggregator="majority", downlink="scaledsign", momentum=0.0, lr=UNIT_RATE,
-        rule="every coordinate moves by lr: a hundredth of dense SGD's lr and less",
+        rule="every coordinate moves by lr: a twentieth of dense SGD's and less",
     ),
     Scheme(
         "tbq", "tbq", "entries beyond a threshold, as its value, the rest remembered",

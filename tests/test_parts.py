@@ -75,7 +75,7 @@ def test_parts_that_were_undone_are_forgotten() -> None:
 )
 def test_learning_rates_depend_on_the_epochs_that_are_over(settings: dict[str, object]) -> None:
     """Epochs of 6 steps, then of 12: the rate after e epochs is that of a run that had 12 from the start."""
-    config = Config(epochs=6, **settings)  # type: ignore[arg-type]
+    config = Config(epochs=6, lr=0.01, **settings)  # type: ignore[arg-type]
     moved = shift([Part(0, 4), Part(9, 2)], 96, lambda workers: 4 * workers)
     resumed, always = learning_rate(config, 12, moved), learning_rate(config, 12)
     assert [resumed(step) for step in range(9, 9 + 54)] == [always(step) for step in range(18, 72)]
@@ -84,6 +84,6 @@ def test_learning_rates_depend_on_the_epochs_that_are_over(settings: dict[str, o
 
 @pytest.mark.parametrize("schedule", ["cosine", "poly"])
 def test_a_run_that_ends_after_so_many_steps_keeps_its_rates(schedule: str) -> None:
-    config = Config(max_steps=40, lr_schedule=schedule)
+    config = Config(max_steps=40, lr=0.01, lr_schedule=schedule)
     resumed, always = learning_rate(config, 12, 9), learning_rate(config, 6)
     assert [resumed(step) for step in range(41)] == [always(step) for step in range(41)]

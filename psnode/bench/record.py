@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from psnode.config import Config
+from psnode.effects import DENSE_RATE
 from psnode.errors import ConfigurationError, DivergedError
 from psnode.tasks import make_task
 
@@ -25,7 +26,7 @@ def record(config: Config, steps: int, output: Path) -> dict[str, np.ndarray]:
     task = make_task(config)
     torch.manual_seed(config.seed)
     model, data = task.model(), task.train_data()
-    optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=DENSE_RATE if config.lr is None else config.lr, momentum=0.9)
     rng = np.random.default_rng(config.seed)
     model.train()
     for step in range(steps + 1):

@@ -186,7 +186,9 @@ def _run(
 
 
 def _tell_of_the_start(events: Events, run: RunDirectory, workers: range) -> None:
-    """What a resumed run does not go on with as it was."""
+    """What the user may not expect: of the learning rate, and what a resumed run does not go on with as it was."""
+    for note in run.notes:
+        events.tell("learning rate", 0, reason=note)
     found = run.before.checkpoint
     if found is not None and run.before.redealt(len(workers)):
         events.tell(
