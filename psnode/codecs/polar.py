@@ -10,8 +10,9 @@ Reader and writer compute the priors in the same integers, so that they agree on
 neighbours, are treated as Gaussian; the scale sent is the one that misses them the least, so that ||x - decode|| <= ||x||.
 Where the root of their mean square is below 2^-100 they become zeros. With `prior=empirical` groups of 64 neighbours are sorted
 by their energy first, and coded at rates between 0 and 4, if that gains; see polarcodes.groups. With `rotate=true` values that
-share a scale are rotated at random, and the scale makes what is decoded unbiased; see polarcodes.rotation. If the error was
-alpha ||x||^2, it is alpha / (1 - alpha) ||x||^2 then.
+share a scale are rotated at random, and the scale makes what is decoded right along x; see polarcodes.rotation. If the error
+was alpha ||x||^2, it is alpha / (1 - alpha) ||x||^2 then. The mean of what is decoded is x but for vectors whose few non-zeros
+outweigh all others, whose values come out some hundredths too alike: no unbiased codec.
 
     body   uint8 rate in halves of a bit: 1, 2, 3, 4, 6 or 8; uint8 log2 of the longest block; uint8 1 if groups are sorted, 2 if
            values are rotated, or 0; uint8 edition of the designs; two uint64 key words
@@ -59,9 +60,9 @@ class Polar(FlatCodec):
     """polar:rate=1,block=16384,rotate=false,prior=auto.
 
     `rate`: bits a coordinate: 0.5, 1, 1.5, 2, 3 or 4. `block`: N, the most values that are coded as one: 2^10, 2^12, 2^14, 2^16
-    or 2^18; 32 blocks are coded side by side, so that an array shorter than 32 N has shorter ones. `rotate`: unbiased, for any
-    distribution. `prior`: empirical, variances of groups of 64 values, found anew in each array, the least error on gradients;
-    gaussian, one variance for 2^16 values; auto, gaussian if rotated.
+    or 2^18; 32 blocks are coded side by side, so that an array shorter than 32 N has shorter ones. `rotate`: nearly unbiased
+    where many values are not zero. `prior`: empirical, variances of groups of 64 values, found anew in each array, the least
+    error on gradients; gaussian, one variance for 2^16 values; auto, gaussian if rotated.
     """
 
     rate: float = 1.0
@@ -83,11 +84,6 @@ class Polar(FlatCodec):
             raise CodecSpecError(
                 "polar: prior=empirical is of no use with rotate=true, what is rotated is Gaussian: leave one out"
             )
-
-    @property
-    def unbiased(self) -> bool:
-        """Rotated values are."""
-        return self.rotate
 
     def contractive(self) -> Codec:
         """The form without rotation."""
