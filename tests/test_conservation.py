@@ -157,7 +157,7 @@ def is_refused(folder: Path, scheme: str, feedback: str) -> bool:
 def test_nothing_is_lost_between_what_was_applied_and_what_is_remembered(tmp_path: Path, scheme: str, feedback: str) -> None:
     if is_refused(tmp_path, scheme, feedback):
         return
-    codec, corrects = get_codec(SCHEMES[scheme].codec), get_feedback(feedback).momentum_of_its_own
+    codec, corrects = get_codec(SCHEMES[scheme].codec), get_feedback(feedback).gathering is not None
     for workers in (1, 2, 3):
         found = outcome(tmp_path / str(workers), scheme, feedback, workers)
         if corrects:  # u = momentum * what the step began with + gradient
@@ -171,7 +171,7 @@ def test_nothing_is_lost_between_what_was_applied_and_what_is_remembered(tmp_pat
 def test_what_is_listed_as_not_conserving_does_not(tmp_path: Path, scheme: str, feedback: str) -> None:
     if is_refused(tmp_path, scheme, feedback):
         return
-    conserves = get_codec(SCHEMES[scheme].codec).lossless and not get_feedback(feedback).momentum_of_its_own
+    conserves = get_codec(SCHEMES[scheme].codec).lossless and get_feedback(feedback).gathering is None
     assert (outcome(tmp_path, scheme, feedback, 2, eval_freq=0).missing < ROUNDING) == conserves
 
 

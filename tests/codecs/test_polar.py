@@ -205,7 +205,7 @@ def test_a_processor_without_vector_instructions_writes_and_reads_the_same(tmp_p
     plain = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_NUM_THREADS": "1"}
     found = [
         subprocess.run(
-            command, env=os.environ | {"PYTHONPATH": str(ROOT)} | more, cwd=ROOT, timeout=120, check=True, capture_output=True
+            command, env=os.environ | {"PYTHONPATH": str(ROOT)} | more, cwd=ROOT, timeout=600, check=True, capture_output=True
         ).stdout
         for more in ({}, plain)
     ]
