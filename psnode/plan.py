@@ -14,11 +14,13 @@ from itertools import groupby
 from typing import Any, Literal
 
 from psnode.codecs import Codec, get_codec
+from psnode.codecs.rng import Key
 from psnode.errors import ConfigurationError
 
 GroupBy = Literal["layer", "bytes", "model"]
 IDENTITY = "identity"
 DENSE = "dense"  # a downlink that replaces the weights
+ALL = 0  # in the place of a rank: payloads can be merged if all workers of a step share one key
 PARTITION = 4096  # flat segments are cut at multiples of this many coordinates
 DEFAULT_GROUP_BYTES = 16 << 20
 SMALL_MODEL_BYTES = 4 << 20  # at most so many go in one group, if that may be so large
@@ -138,6 +140,11 @@ class Plan:
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigurationError(f"the plan in config.json cannot be used: {error}") from error
         return plan
+
+
+def gradient_key(seed: int, rank: int, step: int, group: int, segment: int) -> Key:
+    """The key under which `rank` codes a segment of its gradient of `step`; ALL in its place where payloads are merged."""
+    return Key.derive(seed, "gradient", rank, step, group, segment)
 
 
 def downlink_codecs(plan: Plan, spec: str) -> list[Codec] | None:

@@ -202,6 +202,10 @@ class Codec(ABC):
         """The payload of the sum of the arrays in `payloads`, all encoded under one key; linear codecs only. PayloadError."""
         raise CodecError(f"{self!r} is not linear: its payloads cannot be merged, decode and add them")
 
+    def merges_with_own(self, payload: Payload, rng: RandomSource) -> bool:
+        """Whether a sound `payload` can be merged with those that this codec makes of arrays of its shape, drawing from `rng`."""
+        return self.linear
+
     def max_nbytes(self, shape: Shape) -> int:
         """The most bytes a payload of an array of `shape` has, header included."""
         body = self._max_body(tuple(shape)) if math.prod(shape) else 0

@@ -18,7 +18,7 @@ from psnode.master.aggregator import get_aggregator
 from psnode.master.downlink import Downlink, smallest
 from psnode.master.lanes import Lanes
 from psnode.master.parameters import Parameters
-from psnode.plan import Group, Plan, Segment
+from psnode.plan import ALL, Group, Plan, Segment, gradient_key
 from psnode.schemes import Scheme, phases
 from psnode.timeline import Tracer
 from psnode.wire import Frame
@@ -130,6 +130,10 @@ class Reduction:
                     f"rank {frame.sender} sent segment {segment.index} in {payload.nbytes} bytes, "
                     f"more than the {self._limits[segment.index]} that its codec can need"
                 )
+            if self._merges[segment.index]:
+                key = gradient_key(self._seed, ALL, frame.step, group.index, segment.index)
+                if not self._codecs[segment.index].merges_with_own(payload, key):
+                    raise PayloadError(f"rank {frame.sender} sent segment {segment.index} as another sketch than the plan's")
             found.append((segment, payload))
         return found
 

@@ -19,7 +19,7 @@ from psnode.codecs.rng import Key
 from psnode.errors import CheckpointError, NonFiniteGradientError, NonFinitePartError
 from psnode.feedback import get_feedback
 from psnode.link import Link
-from psnode.plan import Group, Plan, Segment
+from psnode.plan import ALL, Group, Plan, Segment, gradient_key
 from psnode.schedules import Schedule
 from psnode.schemes import Scheme
 from psnode.transport.base import Pending
@@ -29,9 +29,7 @@ from psnode.worker.gradients import Gradients
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
-_PURPOSE = "gradient"
 _SKIPS = 3
-_ALL = 0  # in the place of a rank: payloads can be merged if all workers of a step share one key
 
 
 class GradientSender:
@@ -235,8 +233,8 @@ class GradientSender:
 
     def _code(self, group: Group, coder: SegmentCoder, codec: Codec, out: Bytes) -> Payload:
         segment = coder.segment
-        rank = _ALL if coder.feedback.merges(codec) else self._link.rank
-        key = Key.derive(self._seed, _PURPOSE, rank, self._step, group.index, segment.index)
+        rank = ALL if coder.feedback.merges(codec) else self._link.rank
+        key = gradient_key(self._seed, rank, self._step, group.index, segment.index)
         gradient, payload = self._push(coder, codec, key, out)
         coder.fit(gradient, payload, key, self._phase, self._step)
         if self._lost is not None:

@@ -15,6 +15,8 @@ import pytest
 import torch
 
 from psnode import checkpoint, wire
+from psnode.codecs import Payload, get_codec
+from psnode.codecs.rng import Key
 from psnode.config import Config
 from psnode.history import violations
 from psnode.job import run
@@ -156,6 +158,31 @@ def test_lies_are_rejected_and_the_job_goes_on_without_the_liar(tmp_path: Path, 
     assert [record["step"] for record in records] == list(range(1, 13))
     assert sum(record["dropped"] for record in records) >= 3
     assert [record["contributing"] for record in records][4:] == [2] * 8
+
+
+def narrower(body: bytes) -> bytes:
+    """Every sketch of the frame in a row less: a sound payload, but of another geometry."""
+    count = struct.unpack_from("<I", body)[0]
+    lengths = struct.unpack_from(f"<{count}I", body, 4)
+    start, found, rows = 4 * (1 + count), b"", []
+    for nbytes in lengths:
+        payload = Payload.from_bytes(np.frombuffer(body[start : start + nbytes], np.uint8))
+        start += wire.padded(nbytes)
+        data = payload.to_bytes()
+        if payload.stages == ("countmean",):
+            other = get_codec("countmean:rows=2,ratio=0.05")
+            data = other.encode(np.zeros(payload.shape, np.float32), Key.derive(1)).to_bytes()
+        rows.append(len(data))
+        found += data + bytes(wire.padded(len(data)) - len(data))
+    return struct.pack(f"<{1 + count}I", count, *rows) + found
+
+
+def test_the_first_sketch_of_a_round_is_not_the_reference(tmp_path: Path) -> None:
+    """The liar comes first in the order of ranks; those after it are of the master's own geometry."""
+    config = Config(**{**settings(tmp_path / "run"), "scheme": "countmean", "group_by": "model", "downlink": "dense"})
+    assert train(config, 3, liar=1, lie=with_body(narrower), step=4, most=1) == 0
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [(event["event"], event["rank"]) for event in events if event["event"] in ("rejected", "lost")] == [("rejected", 1)]
 
 
 def test_nothing_of_a_lie_is_added(tmp_path: Path) -> None:

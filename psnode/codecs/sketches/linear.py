@@ -22,7 +22,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Codec, Floats, Payload, Shape, Words, readonly
+from psnode.codecs.base import Bytes, Codec, Floats, Payload, RandomSource, Shape, Words, readonly
 from psnode.codecs.bounds import check_integer, check_real
 from psnode.codecs.kernels import hashed
 from psnode.codecs.kernels.dots import inner_products
@@ -98,6 +98,12 @@ class LinearSketch(Codec):
                 total += self._read(self._body(payload)).cells
             merged[start:].view(np.float32)[:] = np.clip(total, -_LARGEST, _LARGEST)
         return Payload(merged)
+
+    def merges_with_own(self, payload: Payload, rng: RandomSource) -> bool:
+        """Whether key, rows and columns of `payload` are this codec's own."""
+        key = np.asarray(rng.integers(2**64, size=2, dtype=np.uint64))
+        own = [*key.view(np.uint32).tolist(), self.rows, self._columns(payload.shape)]
+        return not payload.size or self._body(payload)[:_HEAD].view(np.uint32).tolist() == own
 
     def _columns(self, shape: Shape) -> int:
         return max(1, round(self.ratio * math.prod(shape) / self.rows))
