@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -15,11 +16,12 @@ import torch
 from torch import nn
 
 from psnode import checkpoint
+from psnode.branches import branch
 from psnode.config import Config
 from psnode.device import choose_device, to_device
 from psnode.errors import CheckpointError, ConfigurationError, DeadlineExceededError
 from psnode.files import read_json
-from psnode.metrics import METRICS, SUMMARY, TENSORBOARD, read_records, scalars
+from psnode.metrics import METRICS, SUMMARY, TENSORBOARD, read_records, scalars, write_atomically
 from psnode.naming import locate_task
 from psnode.run_directory import saved_config, saved_run
 from psnode.sources import check_trust
@@ -42,6 +44,7 @@ class Evaluation:
     examples: int
     seconds: float
     metrics: dict[str, float]
+    model: str | None = None  # xxh3_128 of the file with the weights
 
 
 def evaluate(task: Task, model: nn.Module, data: Data, step: int, batch_size: int, device: torch.device) -> Evaluation:
@@ -83,19 +86,39 @@ class Evaluator:
         torch.manual_seed(config.seed)
         self._model = self._task.model().to(self._device)
         self._scalars = scalars(train_dir / TENSORBOARD) if config.tensorboard is not False else None
-        self._done = {record["step"] for record in read_records(train_dir / EVALUATIONS)}
+        self._done = set[int]()
         self._failures: dict[str, int] = {}
 
     def pending(self) -> list[Path]:
-        """Complete checkpoints that were not measured yet and did not turn out broken, oldest first."""
+        """Checkpoints of the run's branch that were not measured yet and did not turn out broken, oldest first."""
         return [
             path
-            for path in checkpoint.complete(self._train_dir)
+            for path in self._look()
             if checkpoint.step_of(path) not in self._done and self._failures.get(path.name, 0) < _ATTEMPTS
         ]
 
+    def _look(self) -> dict[Path, str | None]:
+        """The branch as it is now. Records of those that were left are dropped: of other weights, or of steps not on this one."""
+        found = branch(self._train_dir)
+        models = {checkpoint.step_of(path): model for path, model in found.items()}
+        left = {checkpoint.step_of(path) for path in checkpoint.complete(self._train_dir)} - models.keys()
+        newest = max(models, default=math.inf)
+        records = list(read_records(self._train_dir / EVALUATIONS))
+        kept = [
+            record
+            for record in records
+            if record["step"] <= newest
+            and record["step"] not in left
+            and (record.get("model") is None or models.get(record["step"]) in (None, record["model"]))
+        ]
+        if len(kept) < len(records):
+            lines = "".join(json.dumps(record) + "\n" for record in kept)
+            write_atomically(self._train_dir / EVALUATIONS, lines.encode())
+        self._done = {record["step"] for record in kept}
+        return found
+
     def measure(self, path: Path) -> Evaluation:
-        """Evaluate one checkpoint, and record the result if it is this run's and the first of that step.
+        """Evaluate one checkpoint, and record the result if it is one of this run's branch and the first of that step.
 
         CheckpointError if it is broken or does not fit.
         """
@@ -107,7 +130,8 @@ class Evaluator:
                 f"checkpoint {path} does not fit the network of config.json: {str(error).splitlines()[0]}"
             ) from error
         result = evaluate(self._task, self._model, self._data, found.step, self._batch_size, self._device)
-        own = path.resolve().parent == (self._train_dir / checkpoint.CHECKPOINTS).resolve()
+        result = replace(result, model=found.facts["files"][checkpoint.MODEL]["xxh3_128"])
+        own = path.resolve() in {known.resolve() for known in self._look()}
         if own and found.step not in self._done:
             self._record(result)
         print(_line(result), flush=True)
@@ -204,7 +228,7 @@ def _written(train_dir: Path) -> int:
 
 def _await_run(train_dir: Path, patience: float, interval: float) -> None:
     """Wait until config.json is there; raises what reading it raises when `patience` is over."""
-    end = time.monotonic() + patience
+    end, told = time.monotonic() + patience, False
     while True:
         try:
             saved_run(train_dir)
@@ -212,6 +236,9 @@ def _await_run(train_dir: Path, patience: float, interval: float) -> None:
         except ConfigurationError:
             if time.monotonic() >= end:
                 raise
+        if not told:
+            print(f"psnode: waiting for a run in {train_dir}, for {patience:g} s at most", file=sys.stderr, flush=True)
+            told = True
         time.sleep(interval)
 
 

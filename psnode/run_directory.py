@@ -17,8 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self, TypeVar
 
+import xxhash
+
 import psnode
 from psnode import checkpoint
+from psnode.branches import BEGUN, SINCE
 from psnode.config import Config
 from psnode.errors import CheckpointError, ConfigurationError, PsnodeError
 from psnode.files import read_json
@@ -76,6 +79,11 @@ class RunDirectory:
     def parts(self, workers: int) -> tuple[Part, ...]:
         """Which steps how many workers have taken, with the part that begins now."""
         return continued(self.before.parts, self.before.step, workers)
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """The facts by which a checkpoint of this start of the job is known from those of branches that were left."""
+        return {BEGUN: f"{xxhash.xxh3_64_intdigest(self.mark.encode()):016x}", SINCE: self.before.step}
 
     def begin(self, plan: Plan, workers: int) -> None:
         """Drop what the run will write again and what was left half written, and the earlier summary; write config.json."""

@@ -14,8 +14,9 @@ from psnode import checkpoint
 from psnode.classification import Classification
 from psnode.config import Config
 from psnode.errors import CheckpointError, ConfigurationError, DeadlineExceededError
-from psnode.evaluator import follow
+from psnode.evaluator import Evaluator, follow
 from psnode.job import run
+from psnode.run_directory import saved_config
 
 
 @pytest.fixture(scope="module")
@@ -116,3 +117,58 @@ def test_a_run_that_stopped_to_be_continued_is_waited_for(train_dir: Path) -> No
     (train_dir / "summary.json").write_text(json.dumps({**summary, "exit_code": 75}))
     assert follow(train_dir, interval=0.05, patience=0.3) == 0
     assert len(evaluations(train_dir)) == 4
+
+
+def resumed_from(train_dir: Path, step: int, **settings: Any) -> None:
+    """Go back to the checkpoint of `step` and take another way from there: with one worker."""
+    (train_dir / "checkpoints" / "latest").write_text(f"step-{step:08d}\n")
+    same: dict[str, Any] = {"scheme": "dense", "threads": 1, "tensorboard": False, "lr": 0.05, "resume": True}
+    run(Config(train_dir=train_dir, local=1, **same, **settings))
+
+
+def test_a_branch_that_was_left_is_forgotten_and_the_new_one_measured(train_dir: Path) -> None:
+    """Steps 8 and 12 are written again, with other weights; 14 is left behind, and nothing in the directory's names says so."""
+    assert follow(train_dir, interval=0.01) == 0
+    before = {record["step"]: record["loss"] for record in evaluations(train_dir)}
+    resumed_from(train_dir, 4, max_steps=18, eval_freq=4)
+    assert [checkpoint.step_of(path) for path in checkpoint.complete(train_dir)] == [4, 8, 12, 14, 16, 18]
+    assert follow(train_dir, interval=0.01) == 0
+    after = {record["step"]: record["loss"] for record in evaluations(train_dir)}
+    assert [record["step"] for record in evaluations(train_dir)] == [4, 8, 12, 16, 18]
+    assert after[4] == before[4]
+    assert after[8] != before[8] and after[12] != before[12]
+    (train_dir / "evaluations.jsonl").unlink()
+    assert follow(train_dir, interval=0.01) == 0
+    assert {record["step"]: record["loss"] for record in evaluations(train_dir)} == after
+
+
+def test_an_evaluator_at_work_notices_that_a_run_went_back(train_dir: Path) -> None:
+    found = Evaluator(train_dir, saved_config(train_dir), None, None)
+    assert found.measure_all()
+    resumed_from(train_dir, 8, max_steps=10, eval_freq=0)
+    assert found.measure_all()
+    assert not found.measure_all()
+    found.close()
+    assert [record["step"] for record in evaluations(train_dir)] == [4, 8, 10]
+
+
+def test_records_that_do_not_name_the_weights_count_for_their_step(train_dir: Path) -> None:
+    """As earlier versions wrote them."""
+    assert follow(train_dir, interval=0.01) == 0
+    path = train_dir / "evaluations.jsonl"
+    path.write_text("".join(json.dumps({**record, "model": None}) + "\n" for record in evaluations(train_dir)))
+    content = path.read_bytes()
+    assert follow(train_dir, interval=0.01) == 0
+    assert path.read_bytes() == content
+
+
+def test_who_waits_for_a_run_says_so_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigurationError, match="holds no run"):
+        follow(tmp_path / "later", patience=0.2, interval=0.01)
+    assert capsys.readouterr().err == f"psnode: waiting for a run in {tmp_path / 'later'}, for 0.2 s at most\n"
+
+
+def test_who_looks_once_waits_for_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigurationError, match="holds no run"):
+        follow(tmp_path / "later", once=True)
+    assert capsys.readouterr().err == ""

@@ -189,7 +189,7 @@ class Drafts:
             draft.add_tensors(checkpoint.OPTIMIZER, optimizer)
             if self._downlink.differs:
                 draft.add_tensors(checkpoint.REPLICA, {"replica": replica})
-            draft.publish({"workers": self._workers}, self._run.config.keep_last if whole else 0)
+            draft.publish({"workers": self._workers, **self._run.origin}, self._run.config.keep_last if whole else 0)
 
     def _combined(self, version: int, states: Mapping[int, Tensors]) -> Tensors:
         """What the workers' buffers make together. Those that should be the same everywhere and are not are told, once each."""
