@@ -11,15 +11,20 @@ hosts=${1:-hosts_address}
 }
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 settings=()
-for name in PSNODE_VENV PSNODE_MPI PSNODE_CONSTRAINTS PIP_INDEX_URL PIP_EXTRA_INDEX_URL; do
+for name in PSNODE_VENV PSNODE_MPI PSNODE_CONSTRAINTS; do
     [[ -z ${!name:-} ]] || settings+=("$name=${!name}")
+done
+# by standard input: an index may come with a token, and anybody may read a command line
+indexes=
+for name in PIP_INDEX_URL PIP_EXTRA_INDEX_URL; do
+    [[ -z ${!name:-} ]] || indexes+=$(printf 'export %s=%q' "$name" "${!name}")$'\n'
 done
 failed=0
 while read -r host _ <&3; do
     [[ -n $host && $host != \#* ]] || continue
     echo "$host"
     # shellcheck disable=SC2029 # the words are made here
-    ssh -o BatchMode=yes "$host" "$(printf '%q ' env "${settings[@]}" "$here/pre_run.sh")" </dev/null || {
+    ssh -o BatchMode=yes "$host" "$(printf '%q ' env "${settings[@]}" bash -s "$here/pre_run.sh")" <<<"$indexes"'exec "$1" </dev/null' || {
         echo "remote_script.sh: error: $host failed" >&2
         failed=1
     }

@@ -30,7 +30,8 @@ mkdir -p "$NODES/$node"
 cd "$NODES/$node"
 HOME=$PWD exec bash -c "$word"
 """
-CONSOLE = f"-----BEGIN SSH HOST KEY KEYS-----\nssh-ed25519 {'A' * 68} root@node\n-----END SSH HOST KEY KEYS-----\n"
+KEY = "AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43  # 32 zeros
+CONSOLE = f"-----BEGIN SSH HOST KEY KEYS-----\nssh-ed25519 {KEY} root@node\n-----END SSH HOST KEY KEYS-----\n"
 
 
 class Nodes(NamedTuple):
@@ -138,6 +139,58 @@ def test_a_copy_that_fails_says_where_and_why(nodes: Nodes) -> None:
     done = nodes.ec2("get", "runs", "file")
     assert done.code == 2
     assert re.search(r"error: file\S* cannot be written", done.err)
+
+
+def test_a_folder_with_a_link_to_itself_is_refused_before_anything_is_sent(nodes: Nodes) -> None:
+    for link in ("data/self", "data/a/b/up"):
+        Path(link).parent.mkdir(parents=True, exist_ok=True)
+        Path("data/x").write_text("x")
+        Path(link).symlink_to(Path("data").resolve())
+        done = nodes.ec2("put", "data", "copied")
+        assert done.code == 2
+        assert f"error: {link} is a link back to a folder that it is in" in done.err
+        assert not (nodes.home("master") / "copied").exists()
+        Path(link).unlink()
+    # a link to something beside it, twice, is none
+    Path("data/beside").symlink_to("a")
+    Path("data/again").symlink_to("a")
+    Path("data/a/b/y").write_text("y")
+    assert nodes.ec2("put", "data", "copied").code == 0
+    assert set(tree(nodes.home("master") / "copied")) == {"x", "a/b/y", "beside/b/y", "again/b/y"}
+
+
+def test_a_folder_with_a_link_to_itself_does_not_come_back_without_end(nodes: Nodes) -> None:
+    home = nodes.home("master")
+    (home / "data").mkdir()
+    (home / "data" / "x").write_text("x")
+    (home / "data" / "self").symlink_to(".")
+    done = nodes.ec2("get", "data", "got")
+    assert done.code == 1
+    assert "data/self is a link back to a folder that it is in" in done.err
+
+
+def test_the_token_of_a_package_index_stands_in_no_command_line(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", "https://ada:t0ken@example.org/it's/simple")
+    venv = nodes.home("master") / "psnode" / ".venv" / "bin"
+    for name in ("master", "worker-0", "worker-1"):
+        folder = nodes.home(name) / "psnode" / ".venv" / "bin"
+        folder.mkdir(parents=True)
+        for program in ("python", "psnode"):
+            text = 'tr "\\0" " " </proc/$PPID/cmdline >>lines; echo "$0 $@" >>lines\nprintf %s "$PIP_INDEX_URL" >index\n'
+            (folder / program).write_text(f"#!/bin/bash\n{text}")
+            (folder / program).chmod(0o755)
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.write_text(SSH.replace("mkdir -p", 'echo "$@" >>"$NODES.lines"\nmkdir -p', 1))
+    shown = nodes.ec2("setup", "--dry-run", "--package", "psnode==1")
+    assert "PIP_INDEX_URL=... " in shown.out
+    assert "t0ken" not in shown.out + shown.err
+    assert nodes.ec2("setup", "--package", "psnode==1").code == 0
+    lines = (tmp_path / "nodes.lines").read_text() + (nodes.home("master") / "lines").read_text()
+    assert "pip" in lines
+    assert "t0ken" not in lines
+    assert (venv.parents[2] / "index").read_text() == "https://ada:t0ken@example.org/it's/simple"
 
 
 def test_the_workers_are_the_workers_when_the_master_is_gone(nodes: Nodes, api: Any) -> None:

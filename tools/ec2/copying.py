@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import shlex
 import shutil
 import subprocess
@@ -42,6 +43,8 @@ class _Input(io.RawIOBase):
 def send(way: Access, node: Node, local: Path, remote: str) -> None:
     """Copy `local` to `remote` on `node`. Raises RemoteError, ConfigurationError if it cannot be read."""
     name, folder = local.resolve().name, local.is_dir()
+    if folder and (loop := _loop(local)):
+        raise ConfigurationError(f"{loop} is a link back to a folder that it is in, so that a copy has no end: remove it")
     line = way.line(node, _command("receive.sh", _from_home(remote), name, "folder" if folder else "file"))
     with tempfile.TemporaryFile() as stderr:
         with way.children.started(line, stdin=subprocess.PIPE, stderr=stderr) as process:
@@ -58,6 +61,22 @@ def send(way: Access, node: Node, local: Path, remote: str) -> None:
                     process.stdin.close()
         if process.returncode != 0:
             raise failure(node, "put", process.returncode, _text(stderr))
+
+
+def _loop(folder: Path, within: frozenset[tuple[int, int]] = frozenset()) -> Path | None:
+    """The first link below `folder` that leads to it, or to one that it is in; `within` are those, by device and number."""
+    with contextlib.suppress(OSError):  # what cannot be read is told when it is copied
+        status = folder.stat()
+        if (status.st_dev, status.st_ino) in within:
+            return folder
+        inner = within | {(status.st_dev, status.st_ino)}
+        loops = (_loop(Path(entry.path), inner) for entry in sorted(os.scandir(folder), key=_name) if entry.is_dir())
+        return next((loop for loop in loops if loop), None)
+    return None
+
+
+def _name(entry: os.DirEntry[str]) -> str:
+    return entry.name
 
 
 def fetch(way: Access, node: Node, remote: str, local: str) -> None:

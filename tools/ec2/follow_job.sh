@@ -10,10 +10,20 @@ cd "$1/$2" 2>/dev/null || {
 if [[ $4 == once ]]; then
     exec tail -n "$3" log
 fi
-tail -n "$3" -f --pid="$(cat pid)" log
+# runs: whoever runs a job holds its lock
+runs() {
+    [[ -f lock && ! -f code ]] && ! flock -sn lock true
+}
+
+if runs; then
+    tail -n "$3" -f --pid="$(cat pid)" log
+else
+    tail -n "$3" log
+fi
 for _ in {1..100}; do
-    [[ ! -f code ]] || exit "$(cat code)"
+    runs || break
     sleep 0.1
 done
+[[ ! -f code ]] || exit "$(cat code)"
 echo "the job ended without a code: it was killed, or the node was restarted" >&2
 exit 1

@@ -7,6 +7,12 @@ set -euo pipefail
     echo "$1 does not exist" >&2
     exit 1
 }
+# tar would follow a link to a folder that it is in until there is no deeper
+loop=$(LC_ALL=C find -L "$1" -type d 2>&1 >/dev/null | sed -n 's/^find: File system loop detected; .\(.*\). is part of .*/\1/p;T;q') || true
+[[ -z $loop ]] || {
+    echo "$loop is a link back to a folder that it is in, so that a copy has no end: remove it" >&2
+    exit 1
+}
 folder=$1 name=.
 [[ -d $1 ]] || folder=$(dirname -- "$1") name=./$(basename -- "$1")
 code=0

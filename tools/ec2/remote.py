@@ -76,14 +76,17 @@ class Access:
         ]
 
     def script(self, node: Node, name: str, *arguments: str, env: dict[str, str] | None = None) -> str:
-        """Run the script `name` of this folder on a node with bash; returns what it printed. Raises RemoteError."""
-        words = ["env", *(f"{key}={value}" for key, value in (env or {}).items()), "bash", "-s"]
+        """Run the script `name` of this folder on a node with bash; returns what it printed. Raises RemoteError.
+
+        Variables and arguments go by standard input: anybody may read a command line, and no word of it may be long.
+        """
         if self.dry_run:
-            click.echo(f"would run {name} on {node.name}: {shlex.join([*words, '--', *arguments])}")
+            variables = "".join(f"{key}=... " for key in env or {})  # a value may be a secret
+            click.echo(f"would run {name} on {node.name}: {variables}{shlex.join(['bash', '-s', '--', *arguments])}")
             return ""
-        # the arguments may be longer than a command line can be
-        text = f"set -- {shlex.join(arguments)}\n{Path(__file__).with_name(name).read_text()}"
-        done = self.children.run(self.line(node, shlex.join(words)), text)
+        exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in (env or {}).items())
+        text = f"{exports}set -- {shlex.join(arguments)}\n{Path(__file__).with_name(name).read_text()}"
+        done = self.children.run(self.line(node, "bash -s"), text)
         if done.returncode != 0:
             raise failure(node, name, done.returncode, done.stderr)
         return done.stdout

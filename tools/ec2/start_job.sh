@@ -13,17 +13,25 @@ for folder in /opt/amazon/openmpi/bin /opt/amazon/openmpi5/bin; do
 done
 PATH=$(cd "$2" && pwd):$PATH
 cd "$1"
-tr ' ' '\n' <<<"$3" >hosts_address
+hosts=$3
 shift 3
-if [[ -f jobs/last/pid && ! -f jobs/last/code ]] && kill -0 "$(cat jobs/last/pid)" 2>/dev/null; then
+mkdir -p jobs
+# one start at a time
+exec 8>jobs/start.lock
+flock 8
+# whoever runs a job holds its lock, and nobody else: a number of a process may have become another one's
+if [[ -f jobs/last/lock ]] && ! flock -sn jobs/last/lock true; then
     echo "a job runs already (jobs/$(readlink jobs/last)): see it with logs --follow, end it with stop" >&2
     exit 2
 fi
+tr ' ' '\n' <<<"$hosts" >hosts_address
 job=$(date -u +%Y%m%dT%H%M%S)-$$
 mkdir -p "jobs/$job"
 printf '%q ' "$@" >"jobs/$job/command"
 # no tree of ssh's through the workers: they have no key
 export PRTE_MCA_plm_ssh_no_tree_spawn=1
+exec 9>"jobs/$job/lock"
+flock 9
 # shellcheck disable=SC2016 # for the other shell
 setsid bash -c '
     job=$1
@@ -33,10 +41,11 @@ setsid bash -c '
     code=0
     wait $! || code=$?
     echo "$code" >"$job/code.new" && mv "$job/code.new" "$job/code"
-' start_job "jobs/$job" "$@" </dev/null >/dev/null 2>&1 &
+' start_job "jobs/$job" "$@" </dev/null >/dev/null 2>&1 8>&- &
 for _ in {1..100}; do
     [[ ! -f jobs/$job/pid ]] || break
     sleep 0.05
 done
-ln -sfn "$job" jobs/last
+ln -sfn "$job" jobs/.last
+mv -fT jobs/.last jobs/last
 echo "jobs/$job"

@@ -7,22 +7,32 @@ umask 077
 public=$1 known=$2
 shift 2
 mkdir -p ~/.ssh
+# one at a time: each writes what it has read
+exec 9>~/.ssh/.psnode.lock
+flock 9
+
+# replace FILE: by standard input, with a rename: whoever is cut off here can still log in
+replace() {
+    local new
+    new=$(mktemp ~/.ssh/.psnode-XXXXXX)
+    if ! cat >"$new"; then
+        rm -f "$new"
+        return 1
+    fi
+    mv "$new" "$1"
+}
+
 touch ~/.ssh/authorized_keys
-# a rename: whoever is cut off here can still log in
-{
-    grep -v ' psnode-nodes$' ~/.ssh/authorized_keys || true
-    printf 'restrict %s\n' "$public"
-} >~/.ssh/authorized_keys.new
-mv ~/.ssh/authorized_keys.new ~/.ssh/authorized_keys
+kept=$(grep -v ' psnode-nodes$' ~/.ssh/authorized_keys) || [[ $? -eq 1 ]]
+printf '%srestrict %s\n' "${kept:+$kept$'\n'}" "$public" | replace ~/.ssh/authorized_keys
 
 [[ -f ~/.ssh/psnode ]] || exit 0
-printf '%s' "$known" >~/.ssh/psnode_known_hosts
+printf '%s' "$known" | replace ~/.ssh/psnode_known_hosts
 touch ~/.ssh/config
+kept=$(sed '/^# psnode: begin$/,/^# psnode: end$/d' ~/.ssh/config)
 {
     printf '# psnode: begin\nHost %s\n' "$*"
     printf '    %s\n' 'IdentityFile ~/.ssh/psnode' 'IdentitiesOnly yes' 'StrictHostKeyChecking yes' \
         'UserKnownHostsFile ~/.ssh/psnode_known_hosts' 'UpdateHostKeys no' 'BatchMode yes'
-    printf 'Host *\n# psnode: end\n'
-    sed '/^# psnode: begin$/,/^# psnode: end$/d' ~/.ssh/config
-} >~/.ssh/config.new
-mv ~/.ssh/config.new ~/.ssh/config
+    printf 'Host *\n# psnode: end\n%s' "${kept:+$kept$'\n'}"
+} | replace ~/.ssh/config

@@ -1,0 +1,111 @@
+"""The scripts that run on nodes, started side by side and after a restart: nothing is lost, started twice or ended by mistake."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "tools" / "ec2"
+PSNODE = '#!/bin/bash\necho $$ >>"$STARTED"\ntrap "exit 75" TERM\nfor _ in {1..3000}; do sleep 0.1; done\n'
+
+
+def started(name: str, *words: object, home: Path, **env: str) -> subprocess.Popen[str]:
+    line = ["bash", str(SCRIPTS / name), *map(str, words)]
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(line, cwd=home, env={**os.environ, "HOME": str(home), **env}, text=True, **pipes)
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def test_many_at_once_lose_no_key(tmp_path: Path) -> None:
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "psnode").touch()
+    (tmp_path / ".ssh" / "authorized_keys").write_text("ssh-ed25519 USER ada@home")  # without an end of the line
+    (tmp_path / ".ssh" / "config").write_text("Host mine\n    User ada\n")
+    known = "".join(f"10.0.0.{n} ssh-ed25519 {'A' * 68}\n" for n in range(256))
+    for _ in range(3):
+        many = [started("trust.sh", "ssh-ed25519 MASTER psnode-nodes", known, "10.0.0.1", home=tmp_path) for _ in range(12)]
+        ends = [ended(process) for process in many]
+        assert ends == [(0, "", "")] * 12
+        keys = (tmp_path / ".ssh" / "authorized_keys").read_text()
+        assert keys == "ssh-ed25519 USER ada@home\nrestrict ssh-ed25519 MASTER psnode-nodes\n"
+    assert (tmp_path / ".ssh" / "psnode_known_hosts").read_text() == known
+    config = (tmp_path / ".ssh" / "config").read_text()
+    assert config.count("# psnode: begin\n") == 1
+    assert config.endswith("# psnode: end\nHost mine\n    User ada\n")
+    names = {path.name for path in (tmp_path / ".ssh").iterdir()}
+    assert names == {"psnode", "authorized_keys", "config", "psnode_known_hosts", ".psnode.lock"}
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Path]:
+    """A home with a psnode that goes on until it is told to end; whatever was started there is ended."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "psnode").write_text(PSNODE)
+    (tmp_path / "bin" / "psnode").chmod(0o755)
+    (tmp_path / "work" / "jobs").mkdir(parents=True)
+    yield tmp_path
+    for process in jobs(tmp_path):
+        if Path("/proc", str(process)).exists():
+            os.kill(process, 9)
+
+
+def jobs(home: Path) -> list[int]:
+    return [int(word) for word in (home / "started").read_text().split()] if (home / "started").exists() else []
+
+
+def run(home: Path) -> subprocess.Popen[str]:
+    return started("start_job.sh", "work", "bin", "10.0.0.1", "psnode", "train", home=home, STARTED=str(home / "started"))
+
+
+def test_of_three_runs_at_once_one_starts(node: Path) -> None:
+    for _ in range(3):
+        before = len(jobs(node))
+        three = [run(node) for _ in range(3)]
+        ends = [ended(process) for process in three]
+        assert sorted(code for code, _, _ in ends) == [0, 2, 2], ends
+        assert all("a job runs already (jobs/2" in err for code, _, err in ends if code == 2)
+        wait_for(lambda before=before: len(jobs(node)) > before)  # type: ignore[misc]
+        assert len(jobs(node)) == before + 1
+        assert ended(started("stop_job.sh", "work", home=node)) == (0, "", "")
+        wait_for((node / "work" / "jobs" / "last" / "code").exists)
+        assert (node / "work" / "jobs" / "last" / "code").read_text() == "75\n"
+        wait_for(lambda: subprocess.run(["flock", "-n", node / "work/jobs/last/lock", "true"]).returncode == 0)
+
+
+def test_a_number_that_another_process_has_now_is_left_alone(node: Path) -> None:
+    """As after a restart of the master: the job ended without a code, its number was given to another process."""
+    other = subprocess.Popen(["sleep", "600"])
+    try:
+        last = node / "work" / "jobs" / "20260101T000000-1"
+        last.mkdir()
+        (last / "pid").write_text(f"{other.pid}\n")
+        (last / "log").write_text("step 7\n")
+        (last / "lock").touch()
+        (last.parent / "last").symlink_to(last.name)
+        assert ended(started("stop_job.sh", "work", home=node)) == (0, "", "")
+        follower = started("follow_job.sh", "work", "jobs/last", "+1", "follow", home=node)
+        code, out, err = ended(follower)
+        assert (code, out) == (1, "step 7\n")
+        assert "the job ended without a code" in err
+        assert ended(run(node))[0] == 0
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+def wait_for(look: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not look():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.02)
