@@ -14,7 +14,7 @@ import click
 from tools.ec2 import node_commands
 from tools.ec2.cloud import progress
 from tools.ec2.cluster import ENDED, LIVE, Node
-from tools.ec2.errors import Ec2Error
+from tools.ec2.errors import Ec2Error, NoClusterError
 from tools.ec2.flags import Session, command
 
 
@@ -48,10 +48,13 @@ def _status(session: Session, as_json: bool) -> None:
 
 @command(cli, "cost")
 def _cost(session: Session) -> None:
-    """What the nodes cost an hour, and have cost since they started: at today's prices, without volumes and traffic."""
-    from tools.ec2.costs import costs
+    """What the cluster costs an hour, and has cost since its nodes started: at today's prices, without traffic."""
+    from tools.ec2.costs import costs, extras
+    from tools.ec2.volumes import volumes_of
 
-    found = costs(session.cloud, session.settings, session.cluster.nodes(), datetime.datetime.now(datetime.UTC))
+    cluster, now = session.cluster, datetime.datetime.now(datetime.UTC)
+    nodes = cluster.nodes()
+    found = costs(session.cloud, session.settings, nodes, now)
     for each in found:
         limit = "  at most" if each.at_most else ""
         click.echo(
@@ -59,6 +62,13 @@ def _cost(session: Session) -> None:
         )
     hourly, so_far = sum(each.hourly for each in found), sum(each.so_far for each in found)
     click.echo(f"{len(found)} nodes: {hourly:.4f} USD an hour, {so_far:.2f} USD so far")
+    more = extras(session.cloud, session.settings, nodes, volumes_of(cluster, nodes), now)
+    for other in more:
+        click.echo(f"{other.text}: {other.hourly:.4f} USD an hour, {other.so_far:.2f} USD so far")
+    hourly, so_far = hourly + sum(other.hourly for other in more), so_far + sum(other.so_far for other in more)
+    cap = session.settings.max_hourly_price
+    over = f", over max_hourly_price = {cap:g}: end what is not needed" if hourly > cap else ""
+    click.echo(f"together: {hourly:.4f} USD an hour, {so_far:.2f} USD so far{over}")
     if session.settings.max_hours and found:
         click.echo(f"every node ends itself {session.settings.max_hours} h after its start")
 
@@ -66,17 +76,22 @@ def _cost(session: Session) -> None:
 @command(cli, "shutdown")
 def _shutdown(session: Session) -> None:
     """End all nodes of the cluster and remove what belongs to it: what carries its tags, and nothing else."""
+    from tools.ec2.elsewhere import lasting_volumes, other_nodes
     from tools.ec2.removing import shutdown
 
     cluster = session.cluster
-    nodes = cluster.nodes()
+    nodes, others = cluster.nodes(), other_nodes(session.cluster)
     for node in nodes:
         progress(line(node))
+    for told in (*lasting_volumes(cluster, nodes), *others):
+        progress(told)
     session.confirm(
         f"end these {len(nodes)} nodes of cluster {cluster.name}, owner {cluster.owner}, with their volumes, and its groups"
     )
     for gone in shutdown(cluster):
         click.echo(gone if session.cloud.dry_run else f"removed {gone}")
+    if others and not nodes:
+        raise NoClusterError(f"cluster {cluster.name} of {cluster.owner} has no nodes in {session.cloud.region}; {others[0]}")
 
 
 @command(

@@ -1,4 +1,4 @@
-"""What the nodes have cost so far and cost an hour, at the prices of this moment, volumes and traffic not counted."""
+"""What a cluster has cost so far and costs an hour, at the prices of this moment, traffic not counted."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from tools.ec2 import prices
 from tools.ec2.cloud import Cloud
 from tools.ec2.cluster import Node
 from tools.ec2.settings import Settings
+from tools.ec2.volumes import Volume
 
 _LEAST_SECONDS = 60.0  # EC2 bills Linux by the second, from a minute on
 
@@ -27,6 +28,31 @@ class Cost:
     def so_far(self) -> float:
         """USD."""
         return max(self.hours, _LEAST_SECONDS / 3600) * self.hourly
+
+
+@dataclass(frozen=True)
+class Extra:
+    """What there is besides instances: `text` says what, `hourly` and `so_far` are USD."""
+
+    text: str
+    hourly: float
+    so_far: float
+
+
+def extras(
+    cloud: Cloud, settings: Settings, nodes: Sequence[Node], volumes: Sequence[Volume], now: datetime.datetime
+) -> list[Extra]:
+    """The volumes by kind, and the public addresses. Raises ConfigurationError if a price is not known."""
+    found = []
+    for kind in sorted({each.kind for each in volumes}):
+        price, same = prices.volume(cloud, settings, kind), [each for each in volumes if each.kind == kind]
+        gib = sum(each.gib for each in same)
+        hours = sum(each.gib * max((now - each.created).total_seconds() / 3600, 0.0) for each in same)
+        found.append(Extra(f"{len(same)} volumes of {kind}, {gib} GiB in all", gib * price, hours * price))
+    if public := [node for node in nodes if node.public_address]:
+        price, hours = prices.address(settings), sum(max((now - node.launched).total_seconds() / 3600, 0.0) for node in public)
+        found.append(Extra(f"{len(public)} public addresses", len(public) * price, hours * price))
+    return found
 
 
 def costs(cloud: Cloud, settings: Settings, nodes: Sequence[Node], now: datetime.datetime) -> list[Cost]:

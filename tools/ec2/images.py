@@ -18,11 +18,12 @@ _LTS = re.compile(r"ubuntu-[a-z]+-(\d+)\.04-")  # an Ubuntu of April of an even 
 
 @dataclass(frozen=True)
 class Image:
-    """An AMI and the device of its root volume."""
+    """An AMI, the device of its root volume, and the size of its other volumes."""
 
     id: str
     name: str
     root: str
+    more_gib: int = 0
 
 
 def find_image(cloud: Cloud, image_id: str, architecture: str) -> Image:
@@ -42,7 +43,11 @@ def find_image(cloud: Cloud, image_id: str, architecture: str) -> Image:
             f"image_id {image_id}: no image for {architecture} in this region: name an ami-... that fits the types"
         )
     image = max(fitting, key=lambda image: (_version(image["Name"]), image["CreationDate"], image["Name"]))
-    return Image(image["ImageId"], image.get("Name", image_id), image.get("RootDeviceName") or "/dev/sda1")
+    root = image.get("RootDeviceName") or "/dev/sda1"
+    others = [each for each in image.get("BlockDeviceMappings", []) if each.get("DeviceName") != root]
+    return Image(
+        image["ImageId"], image.get("Name", image_id), root, sum(each.get("Ebs", {}).get("VolumeSize", 0) for each in others)
+    )
 
 
 def _version(name: str) -> int:

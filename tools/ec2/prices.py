@@ -1,45 +1,65 @@
-"""What instances cost: on-demand from AWS's price list, spot from the market, or from the configuration."""
+"""What instances, volumes and addresses cost: from AWS's price list, spot from the market, or from the configuration."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tools.ec2.cloud import Cloud
+from tools.ec2.cluster import Node
 from tools.ec2.errors import CapError, ConfigurationError, Ec2Error
 from tools.ec2.settings import Settings
+from tools.ec2.volumes import Volume
+
+_HOURS = 730  # of a month, as AWS counts for volumes
+_ADDRESS = 0.005  # USD for an hour of a public IPv4 address in every region (AWS's price list of VPC, since February 2024)
 
 
 def on_demand(cloud: Cloud, settings: Settings, name: str) -> float:
     """USD for an hour of type `name` in the region. Raises ConfigurationError if nobody can tell."""
-    if name in settings.prices:
-        return settings.prices[name]
-    region = cloud.region
     terms = {
         "instanceType": name,
-        "regionCode": region,
         "operatingSystem": "Linux",
         "tenancy": "Shared",
         "preInstalledSw": "NA",
         "capacitystatus": "Used",
         "marketoption": "OnDemand",  # and no block of capacity, which costs nothing by the hour
     }
+    return _listed(cloud, settings, name, terms, "Hrs")
+
+
+def volume(cloud: Cloud, settings: Settings, kind: str) -> float:
+    """USD for an hour of a GiB of this kind of volume, such as gp3. Raises ConfigurationError if nobody can tell."""
+    return _listed(cloud, settings, kind, {"productFamily": "Storage", "volumeApiName": kind}, "GB-Mo") / _HOURS
+
+
+def address(settings: Settings) -> float:
+    """USD for an hour of a public address."""
+    return settings.prices.get("ipv4", _ADDRESS)
+
+
+def _listed(cloud: Cloud, settings: Settings, name: str, terms: dict[str, str], unit: str) -> float:
+    if name in settings.prices:
+        return settings.prices[name]
+    terms |= {"regionCode": cloud.region}
     filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in terms.items()]
     try:
         found = cloud.ask("get_products", service="pricing", ServiceCode="AmazonEC2", Filters=filters)["PriceList"]
         if not found:
             raise LookupError("the price list does not have it")
-        return max(_hourly(json.loads(product)) for product in found)
+        return max(_rate(json.loads(product), unit) for product in found)
     except (Ec2Error, ValueError, LookupError, TypeError) as error:
+        what = "USD an hour" if unit == "Hrs" else "USD for a GiB and a month"
         raise ConfigurationError(
-            f'the price of {name} in {region} cannot be asked ({error}): write prices = {{"{name}" = USD an hour}}'
+            f'the price of {name} in {cloud.region} cannot be asked ({error}): write prices = {{"{name}" = {what}}}'
         ) from error
 
 
-def _hourly(product: dict[str, Any]) -> float:
+def _rate(product: dict[str, Any], unit: str) -> float:
     dimensions = [rate for term in product["terms"]["OnDemand"].values() for rate in term["priceDimensions"].values()]
-    rates = [float(rate["pricePerUnit"]["USD"]) for rate in dimensions if rate["unit"] == "Hrs"]
+    rates = [float(rate["pricePerUnit"]["USD"]) for rate in dimensions if rate["unit"] == unit]
     if not any(rate > 0 for rate in rates):
         raise LookupError("the price list says nothing")
     return max(rates)
@@ -57,17 +77,32 @@ def spot(cloud: Cloud, name: str, zone: str) -> float | None:
     return float(found[0]["SpotPrice"]) if found else None
 
 
-def most_per_hour(cloud: Cloud, settings: Settings, types: Iterable[str]) -> float:
-    """The most that an hour of all these instances can cost. Raises CapError if that is over max_hourly_price.
+@dataclass(frozen=True)
+class Standing:
+    """What a cluster has already, and how it is extended: `gib` and `public` are those of a new node."""
 
-    A spot instance costs at most spot_price, or what it costs on demand where spot_price is 0.
+    nodes: Sequence[Node]
+    volumes: Sequence[Volume]
+    gib: int
+    public: bool
+
+
+def most_per_hour(cloud: Cloud, settings: Settings, standing: Standing, types: Sequence[str]) -> float:
+    """The most that an hour of a cluster can cost with one more node of each of `types`: instances, volumes, public addresses.
+
+    A spot instance costs at most spot_price, or what it costs on demand where spot_price is 0. Raises CapError if the sum is over
+    max_hourly_price, ConfigurationError.
     """
-    names = list(types)
-    each = {name: settings.spot_price or on_demand(cloud, settings, name) for name in sorted(set(names))}
-    total = sum(each[name] for name in names)
+    bought = [(node.type, node.spot) for node in standing.nodes] + [(name, settings.method == "spot") for name in types]
+    gib = [(each.kind, each.gib) for each in standing.volumes] + [("gp3", standing.gib) for _ in types]
+    addresses = sum(bool(node.public_address) for node in standing.nodes) + len(types) * standing.public
+    limit = settings.spot_price
+    hours = {one: (one[1] and limit) or on_demand(cloud, settings, one[0]) for one in sorted(set(bought))}
+    kinds = {kind: volume(cloud, settings, kind) for kind in sorted({kind for kind, _ in gib})}
+    total = sum(hours[one] for one in bought) + sum(kinds[kind] * size for kind, size in gib) + addresses * address(settings)
     if total > settings.max_hourly_price:
         raise CapError(
-            f"{len(names)} nodes may cost {total:.2f} USD an hour, over max_hourly_price = {settings.max_hourly_price:g}: "
-            "raise it, or take fewer or smaller ones"
+            f"{len(bought)} nodes may cost {total:.2f} USD an hour with their volumes and addresses, over max_hourly_price = "
+            f"{settings.max_hourly_price:g}: raise it, or take fewer or smaller ones"
         )
     return total

@@ -15,6 +15,7 @@ from tools.ec2.errors import ConfigurationError
 
 NAME = r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?"
 _LEAST_PRICE = 0.0001
+_WIDEST = {4: 8, 6: 16}  # ranges of addresses by version of IP: no network of one owner is larger
 TYPE = r"[a-z0-9-]+\.[a-z0-9-]+"
 
 
@@ -77,12 +78,14 @@ class Settings:
     nfs_mount_point: str = _option("", "where they mount it", pattern=r"/[\w./-]+", example="/home/ubuntu/shared")
     nfs_export: str = _option("/", "what they mount of it", pattern=r"/[\w./-]*")
     max_instances: int = _option(9, "launch refuses to have more nodes than this", least=2, most=256)
-    max_hourly_price: float = _option(10.0, "launch refuses a cluster that may cost more an hour", least=0)
+    max_hourly_price: float = _option(
+        10.0, "launch refuses a cluster that may cost more an hour, with its volumes and addresses", least=0
+    )
     max_hours: int = _option(24, "every node ends itself after so many hours; 0: never", least=0, most=720)
     prices: Mapping[str, float] = _option(
         {},
-        "on-demand prices an hour by type, where the price list cannot be asked",
-        example={"m5.2xlarge": 0.384},
+        "on-demand prices an hour by type, and of gp3 for a GiB and a month, where the price list cannot be asked",
+        example={"m5.2xlarge": 0.384, "gp3": 0.08},
     )
     package: str = _option(
         "",
@@ -227,8 +230,12 @@ def _cidr(text: str) -> None:
         network = ipaddress.ip_network(text)
     except ValueError:
         raise ConfigurationError(f"ssh_from is {text!r}: write auto, or a range of addresses such as 203.0.113.7/32") from None
-    if network.prefixlen == 0:
-        raise ConfigurationError(f"ssh_from is {text}, the whole Internet: name the addresses that you use")
+    widest = _WIDEST[network.version]
+    if network.prefixlen < widest:
+        raise ConfigurationError(
+            f"ssh_from is {text}, {'the whole Internet' if network.prefixlen == 0 else 'much of the Internet'}: "
+            f"name the addresses that you use, at most a /{widest}"
+        )
 
 
 def _text(value: Any) -> str:
