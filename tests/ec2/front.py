@@ -15,10 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlencode
 from xml.sax.saxutils import escape
 
 Form = dict[str, str]
+_UNITS = {"instanceType": "Hrs", "volumeApiName": "GB-Mo"}
 NAMESPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
 
 
@@ -43,10 +44,12 @@ class Front:
     groups: dict[str, dict[str, str]] = field(default_factory=dict)
     consoles: dict[str, str] = field(default_factory=dict)
     latest: dict[str, str] = field(default_factory=dict)  # where the latest output is another
-    tokens: dict[str, tuple[int, str, bytes]] = field(default_factory=dict)
+    tokens: dict[str, tuple[Form, tuple[int, str, bytes]]] = field(default_factory=dict)
     ended: set[str] = field(default_factory=set)  # instances
     blind: int = 0  # so many DescribeInstances show nothing yet
-    prices: dict[str, float] = field(default_factory=lambda: {"m5.2xlarge": 0.384, "m5.large": 0.096, "c5.2xlarge": 0.34})
+    prices: dict[str, float] = field(
+        default_factory=lambda: {"m5.2xlarge": 0.384, "m5.large": 0.096, "c5.2xlarge": 0.34, "gp3": 0.08}
+    )
     before: Callable[[str, Form], bool] = lambda action, form: True  # whether the call comes through
     after: Callable[[str, Form, bytes], None] = lambda action, form, body: None
 
@@ -109,13 +112,24 @@ class Front:
                 return _error(refusal.code, refusal.message)
         if action == "GetProducts":
             wanted = {term["Field"]: term["Value"] for term in json.loads(body)["Filters"]}
-            rates = [_product(self.prices[name]) for name in [wanted["instanceType"]] if name in self.prices]
+            ((name, unit),) = [(wanted[key], unit) for key, unit in _UNITS.items() if key in wanted]
+            rates = [_product(self.prices[name], unit)] if name in self.prices else []
             # a reserved block of capacity is paid beforehand
-            rates += [_product(0.0) for _ in rates if wanted.get("marketoption") != "OnDemand"]
+            rates += [_product(0.0, unit) for _ in rates if unit == "Hrs" and wanted.get("marketoption") != "OnDemand"]
             return 200, "application/x-amz-json-1.1", json.dumps({"FormatVersion": "aws_v1", "PriceList": rates}).encode()
+        if action == "DescribeRegions":  # a few of them
+            names = ("eu-west-1", "us-east-1", "us-west-2")
+            return _xml(
+                action, f"<regionInfo>{''.join(f'<item><regionName>{name}</regionName></item>' for name in names)}</regionInfo>"
+            )
         if action == "DescribeInstances" and self.blind > 0:
             self.blind -= 1
             return _xml(action, "<reservationSet/>")
+        if action == "DescribeInstances" and form.get("Filter.1.Name") == "client-token":
+            _, (_, _, answer) = self.tokens.get(form["Filter.1.Value.1"], ({}, (200, "", b"")))
+            numbered = {f"InstanceId.{n}": name for n, name in enumerate(sorted(_instances(answer)), 1)}
+            asked = {"Action": action, "Version": form["Version"], **numbered}
+            return self._forward(request, urlencode(asked).encode()) if numbered else _xml(action, "<reservationSet/>")
         if action == "RunInstances":
             return self._run(request, form, body)
         if action == "TerminateInstances":
@@ -136,10 +150,13 @@ class Front:
             answer = self._forward(request, body)
             if answer[0] != 200:
                 return answer
-            self.tokens[token] = answer
-        if (ids := _instances(self.tokens[token][2])) and ids <= self.ended:
+            self.tokens[token] = form, answer
+        first, answer = self.tokens[token]
+        if first != form:
+            return _error("IdempotentParameterMismatch", "the token was used with other parameters")
+        if (ids := _instances(answer[2])) and ids <= self.ended:
             return _error("IdempotentInstanceTerminated", "the token was used for an instance that has been terminated")
-        return self.tokens[token]
+        return answer
 
     def _placement(self, action: str, form: Form) -> tuple[int, str, bytes]:
         if action == "CreatePlacementGroup":
@@ -168,7 +185,9 @@ class Front:
 
     def _forward(self, request: BaseHTTPRequestHandler, body: bytes) -> tuple[int, str, bytes]:
         headers = {
-            name: value for name, value in request.headers.items() if name.lower() not in ("connection", "accept-encoding")
+            name: value
+            for name, value in request.headers.items()
+            if name.lower() not in ("connection", "accept-encoding", "content-length")
         }
         connection = http.client.HTTPConnection("127.0.0.1", self.moto_port, timeout=30)
         try:
@@ -193,6 +212,6 @@ def _xml(action: str, inner: str) -> tuple[int, str, bytes]:
     return 200, "text/xml", text.encode()
 
 
-def _product(price: float) -> str:
-    rate = {"unit": "Hrs", "pricePerUnit": {"USD": f"{price:.10f}"}}
+def _product(price: float, unit: str) -> str:
+    rate = {"unit": unit, "pricePerUnit": {"USD": f"{price:.10f}"}}
     return json.dumps({"terms": {"OnDemand": {"T": {"priceDimensions": {"D": rate}}}}})

@@ -84,6 +84,13 @@ def test_who_moves_is_let_in_and_the_old_address_is_not(ec2: Any, api: Any, conf
     assert ranges == ["198.51.100.0/28"]
 
 
+@pytest.mark.parametrize("written", ["198.51.100.7", "198.51.100.7/255.255.255.255"])
+def test_a_range_of_addresses_is_asked_of_ec2_as_it_writes_it(ec2: Any, api: Any, aws: Any, config: Path, written: str) -> None:
+    assert ec2("launch", "--yes", "--n-workers", 1, "--ssh-from", written).code == 0
+    asked = [form["IpPermissions.2.IpRanges.1.CidrIp"] for action, form in aws.calls if action == "AuthorizeSecurityGroupIngress"]
+    assert asked == ["198.51.100.7/32"]
+
+
 def test_who_moves_is_let_into_a_complete_cluster_too(ec2: Any, aws: Any, api: Any, config: Path) -> None:
     ec2("launch", "--yes")
     done = ec2("launch", "--dry-run", "--ssh-from", "198.51.100.7/32")
@@ -135,7 +142,7 @@ def other_key(folder: Path) -> Path:
     return path
 
 
-def test_a_key_pair_of_another_key_is_replaced_before_there_are_nodes(
+def test_a_key_pair_of_another_key_that_a_failed_launch_left_is_not_taken(
     ec2: Any, aws: Any, api: Any, config: Path, tmp_path: Path
 ) -> None:
     aws.refuse("RunInstances", "VcpuLimitExceeded")
@@ -143,10 +150,11 @@ def test_a_key_pair_of_another_key_is_replaced_before_there_are_nodes(
     assert ec2("launch", "--yes").code == 2
     key = other_key(tmp_path)
     assert ec2("launch", "--yes", "--path-to-keyfile", key).code == 0
-    mine = [{"Name": "tag:psnode:cluster", "Values": [name_of(config)]}]
-    (pair,) = api.describe_key_pairs(Filters=mine, IncludePublicKey=True)["KeyPairs"]
+    (name,) = {instance["KeyName"] for instance in live(api, config)}
+    (pair,) = api.describe_key_pairs(KeyNames=[name], IncludePublicKey=True)["KeyPairs"]
     assert pair["PublicKey"].split()[:2] == key.with_suffix(".pub").read_text().split()[:2]
-    assert {instance["KeyName"] for instance in live(api, config)} == {pair["KeyName"]}
+    assert ec2("shutdown", "--yes").code == 0
+    assert api.describe_key_pairs(Filters=[{"Name": "tag:psnode:cluster", "Values": [name_of(config)]}])["KeyPairs"] == []
 
 
 def test_nodes_that_let_in_another_key_are_not_joined_by_such_as_let_in_this_one(

@@ -17,8 +17,16 @@ from tools.ec2.hostkeys import keys_in
 from tools.ec2.jobs import common_network
 from tools.ec2.preparing import package_of
 
-ED25519 = "ssh-ed25519 " + base64.b64encode(bytes(range(51))).decode()
-ECDSA = "ecdsa-sha2-nistp256 " + base64.b64encode(bytes(range(104))).decode()
+
+def public(kind: str, *parts: bytes) -> str:
+    """A key as RFC 4253 writes it: strings, each behind its length."""
+    blob = b"".join(len(part).to_bytes(4) + part for part in (kind.encode(), *parts))
+    return f"{kind} {base64.b64encode(blob).decode()}"
+
+
+ED25519 = public("ssh-ed25519", bytes(range(32)))
+ECDSA = public("ecdsa-sha2-nistp256", b"nistp256", bytes(range(65)))
+RSA = public("ssh-rsa", b"\x01\x00\x01", bytes(257))
 
 
 def console(*keys: str) -> str:
@@ -45,6 +53,27 @@ def test_a_key_elsewhere_on_the_console_or_a_block_without_end_counts_for_nothin
 
 def test_what_is_printed_after_the_start_puts_no_key_in_the_place_of_the_first() -> None:
     assert keys_in(console(ED25519) + console(ECDSA)) == [ED25519]
+
+
+def test_a_console_that_breaks_a_key_pins_no_half_of_it() -> None:
+    text = console(ED25519, RSA)
+    middle = text.index("ssh-rsa") + 150
+    message = "[   12.345678] random: crng init done\r\n"
+    # the kernel, in the middle of a line: put together again
+    assert keys_in(text[:middle] + message + text[middle:]) == [ED25519, RSA]
+    # a line that was cut, or mixed with anything else, at any place: left out
+    for place in range(text.index("ssh-rsa"), text.index(RSA) + len(RSA)):
+        assert set(keys_in(text[:place] + "\r\n" + text[place:])) <= {ED25519, RSA}
+        assert ED25519 in keys_in(text[:place] + "?" + text[place:])
+    cut = text[:middle] + "\r\n" + text[middle + 40 :]
+    assert keys_in(cut) == [ED25519]
+
+
+def test_a_console_of_any_text_is_read() -> None:
+    for text in ("login", "abcde", "\x00" * 100, "=", "-----BEGIN SSH HOST KEY KEYS-----\n" * 3):
+        assert keys_in(text) == []
+    coloured = console(ED25519).replace("ssh-ed25519", "\x1b[0;32mssh-ed25519").replace(" root@", "\x1b[0m root@")
+    assert keys_in(coloured) == [ED25519]
 
 
 def test_keys_that_the_latest_output_does_not_reach_are_in_that_of_the_start(ec2: Any, aws: Any, config: Path) -> None:

@@ -41,6 +41,16 @@ def test_a_key_file_that_is_a_folder_or_no_key(refused: RefusedLaunch, tmp_path:
     assert "is no private key" in refused("--path-to-keyfile", tmp_path / "text")
 
 
+def test_a_key_that_others_may_read_is_found_before_nodes_cost_money(
+    refused: RefusedLaunch, keyfile: Path, tmp_path: Path
+) -> None:
+    for name in ("id", "id.pub"):
+        (tmp_path / name).write_bytes((keyfile if name == "id" else keyfile.with_suffix(".pub")).read_bytes())
+    (tmp_path / "id").chmod(0o640)
+    line = refused("--path-to-keyfile", tmp_path / "id")
+    assert line == f"path_to_keyfile {tmp_path}/id may be read by others, and ssh refuses it: chmod 600 {tmp_path}/id"
+
+
 def test_a_region_that_does_not_exist(refused: RefusedLaunch) -> None:
     line = refused("--region", "us-west-9")
     assert "unknown region 'us-west-9'; did you mean us-west-" in line
@@ -92,6 +102,9 @@ def test_a_file_that_is_no_toml_or_missing(refused: RefusedLaunch, config: Path)
         ("--prices", "m5.large=0", "prices: that of m5.large is 0: it must be more than 0"),
         ("--prices", "m5.large=-2", "prices: that of m5.large is -2: it must be more than 0"),
         ("--ssh-from", "0.0.0.0/0", "the whole Internet"),
+        ("--ssh-from", "0.0.0.0/1", "much of the Internet: name the addresses that you use, at most a /8"),
+        ("--ssh-from", "2000::/3", "much of the Internet: name the addresses that you use, at most a /16"),
+        ("--ssh-from", "203.0.113.7/24", "write auto, or a range of addresses"),
         ("--image-id", "ami-0123456789abcdef0", "check image_id"),
         ("--subnet-id", "subnet-00000000", "check subnet_id"),
         ("--key-name", "nobodys", "check key_name"),
@@ -113,9 +126,22 @@ def test_a_key_name_of_another_key(refused: RefusedLaunch, aws: Any, api: Any, t
 
 def test_more_nodes_or_more_money_than_the_caps_allow(refused: RefusedLaunch) -> None:
     assert "max_instances = 9: raise it" in refused("--n-workers", 9)
-    # three at 0.096 and at 1.00 USD
-    assert "3 nodes may cost 0.29 USD an hour, over max_hourly_price = 0.2" in refused("--max-hourly-price", 0.2)
-    assert "may cost 3.00 USD" in refused("--method", "spot", "--spot-price", 1, "--max-hourly-price", 2.99)
+    # three at 0.096 and at 1.00 USD, with 3 x 50 GiB at 0.08 / 730 and 3 addresses at 0.005
+    line = refused("--max-hourly-price", 0.2)
+    assert "3 nodes may cost 0.32 USD an hour with their volumes and addresses, over max_hourly_price = 0.2" in line
+    assert "may cost 3.03 USD" in refused("--method", "spot", "--spot-price", 1, "--max-hourly-price", 3.02)
+
+
+def test_volumes_and_addresses_are_under_the_cap_too(refused: RefusedLaunch) -> None:
+    # 9 x 16 TiB at 0.08 USD for a GiB and a month: 16.16 USD an hour, and 9 x (0.096 + 0.005)
+    line = refused("--n-workers", 8, "--volume-gib", 16384, "--max-hourly-price", 1)
+    assert "9 nodes may cost 17.07 USD an hour" in line
+    assert "0.04 USD" in refused("--n-workers", 1, "--volume-gib", 8, "--max-hourly-price", 0.03, "--prices", "m5.large=0.015")
+
+
+def test_a_volume_whose_price_nobody_knows_is_asked_for(refused: RefusedLaunch, aws: Any) -> None:
+    del aws.prices["gp3"]
+    assert 'write prices = {"gp3" = USD for a GiB and a month}' in refused()
 
 
 @pytest.mark.parametrize("price", [-1, 0.00001])
@@ -166,6 +192,23 @@ def test_a_directory_that_cannot_be_written(ec2: Callable[..., Any], tmp_path: P
     done = ec2("get_hosts", "--directory", tmp_path / "file" / "hosts")
     assert done.code == 2
     assert re.search(r"error: \S+ cannot be written \(Not a directory\): choose another --directory", done.err)
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "remedy"),
+    [
+        ("RequestExpired", "Request has expired", "the clock of this machine is wrong: set it"),
+        ("SignatureDoesNotMatch", "Signature expired: 20260101T000000Z", "the clock of this machine is wrong: set it"),
+        ("ExpiredToken", "The security token included in the request is expired", "expired: log in again, with aws sso login"),
+        ("OptInRequired", "You are not subscribed to this service", "the account may not use this yet"),
+    ],
+)
+def test_what_is_wrong_with_the_desk_is_told_with_what_helps(
+    refused: RefusedLaunch, aws: Any, code: str, message: str, remedy: str
+) -> None:
+    aws.refuse("DescribeInstances", code, message)
+    assert f"({code}): " in (line := refused())
+    assert remedy in line
 
 
 @pytest.mark.parametrize("code", ["AuthFailure", "ExpiredToken", "UnauthorizedOperation"])

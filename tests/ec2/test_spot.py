@@ -158,6 +158,23 @@ def test_without_room_in_the_first_zone_the_whole_cluster_is_in_the_next(
     assert zones(api, config) == ["us-west-2d"] * 3
 
 
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("InsufficientFreeAddressesInSubnet", "There are not enough free addresses in subnet 'subnet-1'"),
+        ("InvalidParameterCombination", "Cluster placement groups are not supported by the 'm5.large' instance type."),
+        ("InvalidPlacementGroup.InUse", "The placement group 'psnode-x' is in use in another availability zone: us-west-2a"),
+    ],
+)
+def test_what_only_one_place_cannot_have_is_asked_in_the_next(
+    ec2: Callable[..., Any], aws: Any, api: Any, config: Path, code: str, message: str
+) -> None:
+    aws.refuse("RunInstances", code, message)
+    done = ec2("launch", "--yes", "--fallback-zones", "us-west-2c")
+    assert done.code == 0, done.err
+    assert zones(api, config) == ["us-west-2c"] * 3
+
+
 def test_without_room_for_the_master_the_workers_do_not_stay_behind(
     ec2: Callable[..., Any], aws: Any, api: Any, config: Path
 ) -> None:
@@ -183,6 +200,36 @@ def test_what_a_refused_half_started_is_ended_even_if_ec2_does_not_show_it_yet(
     assert ec2("launch", "--yes", "--capacity-attempts", 1).code == 3
     assert zones(api, config) == []
     assert aws.groups == {}
+
+
+def test_what_another_launch_has_started_meanwhile_outlives_the_failure_of_this_one(
+    ec2: Callable[..., Any], aws: Any, api: Any, config: Path
+) -> None:
+    """In a second terminal, between the workers and the master of the first."""
+    aws.refuse("RunInstances", *NO_ROOM, times=9, applies=lambda form: form["MinCount"] == "1" and not theirs.get("asks"))
+    theirs: dict[str, Any] = {}
+
+    def interfere(action: str, form: dict[str, str]) -> bool:
+        if action == "RunInstances" and form["MinCount"] == "1" and not theirs:
+            name = load(config, {}).name
+            tags = {"psnode:cluster": name, "psnode:owner": "moto", "psnode:role": "worker", "psnode:launch": "theirs"}
+            image = api.describe_images(Filters=[{"Name": "name", "Values": ["ubuntu/*"]}])["Images"][0]["ImageId"]
+            pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
+            theirs["asks"] = True
+            made = api.run_instances(
+                ImageId=image, MinCount=1, MaxCount=1, TagSpecifications=[{"ResourceType": "instance", "Tags": pairs}]
+            )
+            theirs.update(asks=False, id=made["Instances"][0]["InstanceId"])
+        return True
+
+    aws.before = interfere
+    assert ec2("launch", "--yes", "--capacity-attempts", 1).code == 3
+    (left,) = api.describe_instances(InstanceIds=[theirs["id"]])["Reservations"]
+    assert left["Instances"][0]["State"]["Name"] == "running"
+    filters = [{"Name": "tag:psnode:cluster", "Values": [load(config, {}).name]}]
+    found = [each for held in api.describe_instances(Filters=filters)["Reservations"] for each in held["Instances"]]
+    assert [each["InstanceId"] for each in found if each["State"]["Name"] == "running"] == [theirs["id"]]
+    assert ec2("shutdown", "--yes").code == 0
 
 
 def test_when_no_zone_has_room_the_next_type_is_taken_in_the_first(
@@ -269,6 +316,24 @@ def test_cost_counts_hours_at_the_price_of_each_kind(ec2: Callable[..., Any], aw
     assert [round(each.so_far, 2) for each in found] == [0.96, 3.4]
     # a minute is the least that is billed
     assert costs(cloud, settings, nodes[:1], nodes[0].launched)[0].so_far == pytest.approx(0.096 / 60)
+
+
+def test_what_runs_already_counts_at_its_own_price(ec2: Callable[..., Any], aws: Any, api: Any, config: Path) -> None:
+    aws.prices["p4d.24xlarge"] = 30.0
+    assert ec2("launch", "--yes", "--worker-type", "p4d.24xlarge", "--max-hourly-price", 100).code == 0
+    (lost,) = re.findall(r"^worker-0 +(\S+)", ec2("status").out, re.M)
+    api.terminate_instances(InstanceIds=[lost])
+    done = ec2("launch", "--yes", "--max-hourly-price", 1)
+    assert done.code == 2
+    # 30 + 2 x 0.096, 150 GiB, 3 addresses
+    assert "3 nodes may cost 30.22 USD an hour" in done.err
+    shown = ec2("cost", "--max-hourly-price", 1).out
+    assert "2 nodes: 30.0960 USD an hour" in shown
+    assert "2 volumes of gp3, 100 GiB in all: 0.0110 USD an hour" in shown
+    assert "2 public addresses: 0.0100 USD an hour" in shown
+    assert re.search(
+        r"^together: 30\.1170 USD an hour, \S+ USD so far, over max_hourly_price = 1: end what is not needed$", shown, re.M
+    )
 
 
 def test_cost_of_a_spot_node_is_that_of_the_market(ec2: Callable[..., Any], api: Any) -> None:

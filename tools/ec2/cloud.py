@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import time
@@ -17,11 +18,13 @@ _PATIENCE = 7  # tries of one call when EC2 asks to slow down or the connection 
 _UNSHOWN = 8  # tries with something that EC2 does not know yet: about a minute
 _THROTTLED = {"RequestLimitExceeded", "Throttling", "ThrottlingException", "RequestThrottled", "EC2ThrottledException"}
 _AGAIN = {"InternalError", "InternalFailure", "ServiceUnavailable", "Unavailable", "ServerInternal"}
+_CLOCK = "the clock of this machine is wrong: set it, for example with timedatectl set-ntp true"
 _TYPED: Mapping[str, tuple[type[errors.Ec2Error], str]] = {
     "InsufficientInstanceCapacity": (errors.CapacityError, "add fallback_zones or fallback_types, or try later"),
     "InsufficientHostCapacity": (errors.CapacityError, "add fallback_zones or fallback_types, or try later"),
     "InsufficientCapacity": (errors.CapacityError, "add fallback_zones or fallback_types, or try later"),
     "InsufficientCapacityOnHost": (errors.CapacityError, "add fallback_zones or fallback_types, or try later"),
+    "InsufficientFreeAddressesInSubnet": (errors.CapacityError, "add fallback_zones, or set subnet_id to a larger subnet"),
     "SpotMaxPriceTooLow": (errors.PriceTooLowError, "raise spot_price, or leave it out"),
     "Unsupported": (errors.NotOfferedError, "choose another type or zone"),
     "InvalidInstanceType": (errors.NotOfferedError, "see AWS's list of instance types"),
@@ -29,7 +32,7 @@ _TYPED: Mapping[str, tuple[type[errors.Ec2Error], str]] = {
     "InstanceLimitExceeded": (errors.QuotaError, "ask for more in the Service Quotas console, or take fewer nodes"),
     "MaxSpotInstanceCountExceeded": (errors.QuotaError, "ask for more in the Service Quotas console, or use method on-demand"),
     "VolumeLimitExceeded": (errors.QuotaError, "ask for more in the Service Quotas console, or lower volume_gib"),
-    "InvalidKeyPair.NotFound": (errors.ConfigurationError, "check key_name and region, or leave key_name out"),
+    "InvalidKeyPair.NotFound": (errors.NoKeyPairError, "check key_name and region, or leave key_name out"),
     "InvalidAMIID.NotFound": (errors.ConfigurationError, "images belong to one region: check image_id"),
     "InvalidAMIID.Malformed": (errors.ConfigurationError, "check image_id"),
     "InvalidSubnetID.NotFound": (errors.ConfigurationError, "check subnet_id and region"),
@@ -47,8 +50,18 @@ _TYPED: Mapping[str, tuple[type[errors.Ec2Error], str]] = {
         (errors.InUseError, "see in the console what uses it, and run shutdown again"),
     ),
     "IdempotentInstanceTerminated": (errors.SpentTokenError, ""),
+    "IdempotentParameterMismatch": (errors.TakenTokenError, "another launch is at work: see status, and try again"),
+    **dict.fromkeys(("RequestExpired", "RequestInTheFuture", "RequestTimeTooSkewed"), (errors.AccessError, _CLOCK)),
     **dict.fromkeys(
-        ("AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch", "ExpiredToken"),
+        ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"),
+        (errors.AccessError, "these credentials have expired: log in again, with aws sso login for example"),
+    ),
+    **dict.fromkeys(
+        ("OptInRequired", "PendingVerification", "Blocked"),
+        (errors.AccessError, "the account may not use this yet: see its messages in the console"),
+    ),
+    **dict.fromkeys(
+        ("AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch"),
         (errors.AccessError, "these credentials are not valid (any more): aws sts get-caller-identity shows whose they are"),
     ),
     **dict.fromkeys(
@@ -56,6 +69,10 @@ _TYPED: Mapping[str, tuple[type[errors.Ec2Error], str]] = {
         (errors.AccessError, "docs/ec2.md lists the permissions that this tool needs"),
     ),
 }  # fmt: skip
+
+
+# RunInstances says in several ways that these types, or this zone, are not for the placement group; elsewhere they may be
+_UNPLACED = {"InvalidParameterCombination", "InvalidParameterValue", "Unsupported", "UnsupportedOperation"}
 
 
 class Cloud:
@@ -66,6 +83,7 @@ class Cloud:
         dry_run: `change` prints the call instead of making it.
         clients: ready clients by service, in the place of new ones.
         sleep: waits for so many seconds.
+        clock: seconds since some moment.
     """
 
     def __init__(
@@ -76,12 +94,19 @@ class Cloud:
         say: Callable[[str], None] = print,
         clients: Mapping[str, Any] | None = None,
         sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.dry_run = dry_run
         self.say = say
         self.sleep = sleep
+        self.clock = clock
         self._settings = settings
         self._clients: dict[str, Any] = dict(clients or {})
+
+    def in_region(self, region: str) -> Cloud:
+        """The same in another region."""
+        settings = dataclasses.replace(self._settings, region=region)
+        return Cloud(settings, dry_run=self.dry_run, say=self.say, sleep=self.sleep, clock=self.clock)
 
     @property
     def region(self) -> str:
@@ -118,6 +143,7 @@ class Cloud:
 
     def _patiently(self, call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         import botocore.exceptions as found
+        from botocore.parsers import ResponseParserError
 
         for attempt in range(_PATIENCE):
             last = attempt == _PATIENCE - 1
@@ -130,10 +156,15 @@ class Cloud:
             except (found.EndpointConnectionError, found.HTTPClientError) as error:
                 if last:
                     raise errors.Ec2Error(f"AWS cannot be reached ({error}): check the network and region") from error
+            except ResponseParserError as error:
+                if last:
+                    raise errors.Ec2Error(f"an answer of AWS cannot be read ({_line(error)}): try later") from error
+            except (found.SSOError, found.TokenRetrievalError) as error:
+                raise errors.AccessError(f"the log-in has ended ({_line(error)}): aws sso login") from error
             except (found.NoCredentialsError, found.PartialCredentialsError, found.CredentialRetrievalError) as error:
                 raise _no_credentials() from error
             except found.BotoCoreError as error:
-                raise errors.Ec2Error(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
+                raise errors.Ec2Error(f"{type(error).__name__}: {_line(error)}") from error
             self.pause(attempt)
         raise AssertionError("unreachable")
 
@@ -149,8 +180,18 @@ def translated(error: Any) -> errors.Ec2Error:
     kind, remedy = _TYPED.get(code, (errors.Ec2Error, ""))
     if code in _THROTTLED:
         kind, remedy = errors.ThrottledError, "others use this account too: try later"
+    elif code == "SignatureDoesNotMatch" and "expired" in text.lower():
+        remedy = _CLOCK
+    elif error.operation_name == "RunInstances" and code == "InvalidPlacementGroup.InUse":
+        kind, remedy = errors.CapacityError, "it still is where the last attempt was: try again, or set placement_group = false"
+    elif error.operation_name == "RunInstances" and code in _UNPLACED and "placement group" in text.lower():
+        kind, remedy = errors.NotOfferedError, "set placement_group = false, or choose types that have it"
     message = f"{error.operation_name}: {' '.join(str(text).split()).rstrip('.')} ({code})"
     return kind(f"{message}: {remedy}" if remedy else message)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())
 
 
 def _client(service: str, settings: Settings) -> Any:

@@ -12,7 +12,7 @@ from tools.ec2.cloud import Cloud
 from tools.ec2.errors import NoClusterError
 from tools.ec2.settings import Settings
 
-CLUSTER, OWNER, ROLE = "psnode:cluster", "psnode:owner", "psnode:role"
+CLUSTER, OWNER, ROLE, LAUNCH = "psnode:cluster", "psnode:owner", "psnode:role", "psnode:launch"
 LIVE = ("pending", "running", "stopping", "stopped")
 ENDED = ("shutting-down", "terminated")
 
@@ -32,6 +32,9 @@ class Node:
     public_address: str
     launched: datetime.datetime
     reason: str  # why EC2 ended it, if it did
+    launch: str = ""  # the id of the launch that started it
+    key: str = ""  # the name of the key pair that it lets in
+    volumes: tuple[str, ...] = ()  # the ids of those that end with it
 
     def address(self, connect: str) -> str:
         return self.public_address if connect == "public" else self.private_address
@@ -54,9 +57,9 @@ class Cluster:
         """What finds the cluster's own among all resources of the account."""
         return [{"Name": f"tag:{CLUSTER}", "Values": [self.name]}, {"Name": f"tag:{OWNER}", "Values": [self.owner]}]
 
-    def tags(self, *kinds: str, role: str = "") -> list[dict[str, Any]]:
-        """TagSpecifications for a resource of each of `kinds`: a resource never exists without its tags."""
-        tags = {"Name": f"psnode-{self.name}{'-' + role if role else ''}", CLUSTER: self.name, OWNER: self.owner}
+    def tags(self, *kinds: str, launch: str, role: str = "") -> list[dict[str, Any]]:
+        """TagSpecifications for a resource of each of `kinds`, made by `launch`: a resource never exists without its tags."""
+        tags = {"Name": f"psnode-{self.name}{'-' + role if role else ''}", CLUSTER: self.name, OWNER: self.owner, LAUNCH: launch}
         pairs = [{"Key": key, "Value": value} for key, value in (tags | ({ROLE: role} if role else {})).items()]
         return [{"ResourceType": kind, "Tags": pairs} for kind in kinds]
 
@@ -135,4 +138,11 @@ def _node(instance: Mapping[str, Any], workers: Any) -> Node:
         public_address=instance.get("PublicIpAddress", ""),
         launched=instance["LaunchTime"],
         reason=(instance.get("StateReason") or {}).get("Code", ""),
+        launch=tags_of(instance).get(LAUNCH, ""),
+        key=instance.get("KeyName", ""),
+        volumes=tuple(
+            device["Ebs"]["VolumeId"]
+            for device in instance.get("BlockDeviceMappings", [])
+            if device.get("Ebs", {}).get("DeleteOnTermination")
+        ),
     )

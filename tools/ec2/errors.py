@@ -7,6 +7,7 @@
     │   ├── QuotaError           2   the account may not have so many
     │   ├── CapError             2   over max_instances or max_hourly_price
     │   ├── NoClusterError       2   the command needs nodes and there are none
+    │   ├── NoKeyPairError       2   EC2 has no key pair of that name
     │   └── DeclinedError        2   the question was answered with no
     ├── CapacityError            3   no zone and no type had room, or took the price
     │   └── PriceTooLowError     3   spot_price is below the market everywhere
@@ -18,7 +19,9 @@
     ├── AlreadyThereError        1   what was to be made exists; callers look it up
     ├── NotShownError            1   EC2 does not know yet, or any more, what was named; callers try again, or are content
     ├── InUseError               1   what was to be removed is in use, perhaps by what is just ending; callers try again
-    └── SpentTokenError          1   what a client token stands for has ended; callers take the next one
+    ├── SpentTokenError          1   what a client token stands for has ended; callers take the next one
+    ├── TakenTokenError          1   another launch has used a client token; callers look at what it started
+    └── OthersError              1   another launch changes the same cluster; callers plan again
 
 A message is one line that says what is wrong and what to do.
 """
@@ -56,6 +59,10 @@ class CapError(ConfigurationError):
 
 class NoClusterError(ConfigurationError):
     """A command that needs nodes found none."""
+
+
+class NoKeyPairError(ConfigurationError):
+    """A key pair that EC2 does not have, or not any more."""
 
 
 class DeclinedError(ConfigurationError):
@@ -123,3 +130,11 @@ class InUseError(Ec2Error):
 
 class SpentTokenError(Ec2Error):
     """The instances that a client token stands for have ended."""
+
+
+class TakenTokenError(Ec2Error):
+    """A client token was used by another launch, or by an earlier one that was cut off."""
+
+
+class OthersError(Ec2Error):
+    """Another launch of the same cluster has changed it since the plan was made."""

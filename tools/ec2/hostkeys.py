@@ -6,6 +6,7 @@ The console is read through EC2's API, so nobody between this machine and the no
 from __future__ import annotations
 
 import base64
+import contextlib
 import re
 import time
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,8 @@ from tools.ec2.settings import Settings
 
 # what cloud-init prints; a console may put a time or a carriage return on every line
 _BLOCK = re.compile(r"BEGIN SSH HOST KEY KEYS-+\s(.*?)-+END SSH HOST KEY KEYS", re.S)
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x00")
+_BETWEEN = re.compile(r"(?<=[A-Za-z0-9+/])\[ *\d+\.\d+\][^\r\n]*[\r\n]+")  # the kernel, in the middle of a key
 _KEY = re.compile(r"\b(ssh-ed25519|ecdsa-sha2-nistp(?:256|384|521)|ssh-rsa) ([A-Za-z0-9+/]{60,}={0,2})(?=\s|$)")
 
 
@@ -60,20 +63,42 @@ def console_keys(cluster: Cluster, node: Node) -> list[str]:
     The output of the start is kept, but EC2 shows it minutes later than the latest; which in the end has gone over the keys.
     """
     try:
-        keys = keys_in(cluster.cloud.ask("get_console_output", InstanceId=node.id, Latest=True).get("Output", ""))
+        keys = keys_in(cluster.cloud.ask("get_console_output", InstanceId=node.id, Latest=True).get("Output") or "")
     except ConfigurationError:
         raise
     except Ec2Error:  # Xen's instance types have no latest output
         keys = []
-    return keys or keys_in(cluster.cloud.ask("get_console_output", InstanceId=node.id).get("Output", ""))
+    return keys or keys_in(cluster.cloud.ask("get_console_output", InstanceId=node.id).get("Output") or "")
 
 
 def keys_in(console: str) -> list[str]:
-    """The keys in a console's output, as text or in base64: the first ones, which the start printed before anybody logged in."""
+    """The keys in a console's output, as text or in base64: the first ones, which the start printed before anybody logged in.
+
+    A key that other output has cut or mixed with its own is put together again or left out: a wrong one would be pinned for good.
+    """
     if re.fullmatch(r"[A-Za-z0-9+/=\s]+", console):
-        console = base64.b64decode(console).decode("utf-8", "replace")
-    blocks = _BLOCK.findall(console)
-    return [" ".join(key) for key in _KEY.findall(blocks[0])] if blocks else []
+        with contextlib.suppress(ValueError):  # a word like "login" looks like it
+            console = base64.b64decode(console).decode("utf-8", "replace")
+    blocks = _BLOCK.findall(_ESCAPE.sub("", console))
+    if not blocks:
+        return []
+    found = _KEY.findall(blocks[0]) + _KEY.findall(_BETWEEN.sub("", blocks[0]))
+    return list(dict.fromkeys(f"{kind} {text}" for kind, text in found if _is_whole(kind, text)))
+
+
+def _is_whole(kind: str, text: str) -> bool:
+    """That `text` is a public key of this kind in base64: strings, each behind its length (RFC 4253, 6.6), and no more."""
+    try:
+        rest, strings = base64.b64decode(text, validate=True), []
+    except ValueError:
+        return False
+    while len(rest) >= 4:
+        end = 4 + int.from_bytes(rest[:4])
+        strings.append(rest[4:end])
+        if end > len(rest):
+            return False
+        rest = rest[end:]
+    return not rest and strings[:1] == [kind.encode()] and len(strings) == (2 if kind == "ssh-ed25519" else 3)
 
 
 def pinned(path: Path) -> dict[str, list[str]]:

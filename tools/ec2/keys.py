@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,12 +16,17 @@ from tools.ec2.settings import Settings
 
 
 def public_key(keyfile: Path) -> str:
-    """The public half of the private key in `keyfile`, as authorized_keys has it. Raises ConfigurationError."""
+    """The public half of the private key in `keyfile`, as authorized_keys has it.
+
+    Raises ConfigurationError, also for a key that ssh will not take, since others may read it.
+    """
     remedy = "set path_to_keyfile, or make one: ssh-keygen -t ed25519"
     try:
-        keyfile.read_bytes()
+        content, status = keyfile.read_bytes(), keyfile.stat()
     except OSError as error:
         raise ConfigurationError(f"path_to_keyfile {keyfile} cannot be read ({error.strerror}): {remedy}") from None
+    if b"PRIVATE KEY" in content and status.st_uid == os.getuid() and status.st_mode & 0o077:
+        raise ConfigurationError(f"path_to_keyfile {keyfile} may be read by others, and ssh refuses it: chmod 600 {keyfile}")
     beside = keyfile.with_name(keyfile.name + ".pub")
     if beside.is_file():
         return beside.read_text().strip()
@@ -42,38 +49,38 @@ def check_key(cluster: Cluster, settings: Settings, public: str, nodes: Sequence
                 f"key_name {settings.key_name} is another key than {settings.keyfile}: name its private half in path_to_keyfile, "
                 "or leave key_name out"
             )
-    elif nodes and (found := _key_pair(cluster)) and not _same(found, public):
+    elif (let_in := {node.key for node in nodes}) and any(
+        pair["KeyName"] in let_in and not _same(pair, public) for pair in _key_pairs(cluster)
+    ):
         raise ConfigurationError(
             f"the nodes of this cluster let in another key than {settings.keyfile}: set path_to_keyfile to the one they were "
             "launched with, or run shutdown first"
         )
 
 
-def ensure_key(cluster: Cluster, settings: Settings, public: str) -> str:
-    """The name of the EC2 key pair: the user's own, or one for this cluster made of `public`."""
+def ensure_key(cluster: Cluster, settings: Settings, public: str, launch: str) -> str:
+    """The name of the EC2 key pair: the user's own, or one for this cluster made of `public`.
+
+    Two launches with unlike keys have a pair each, so that no node lets in another key than its launch's.
+    """
     if settings.key_name:
         return settings.key_name
-    others: set[str] = set()  # of a cluster without nodes, as check_key has seen
+    name = f"{cluster.title}-{hashlib.sha256(' '.join(public.split()[:2]).encode()).hexdigest()[:8]}"
 
     def found() -> str | None:
-        pair = _key_pair(cluster)
-        if pair is None or _same(pair, public):
-            return str(pair["KeyName"]) if pair else None
-        others.add(pair["KeyName"])
-        return None
+        same = [str(pair["KeyName"]) for pair in _key_pairs(cluster) if _same(pair, public)]
+        return min(same, default=None)
 
     def make() -> None:
-        while others:
-            cluster.cloud.change("delete_key_pair", KeyName=others.pop())
-        tags = cluster.tags("key-pair")
-        cluster.cloud.change("import_key_pair", KeyName=cluster.title, PublicKeyMaterial=public.encode(), TagSpecifications=tags)
+        tags = cluster.tags("key-pair", launch=launch)
+        cluster.cloud.change("import_key_pair", KeyName=name, PublicKeyMaterial=public.encode(), TagSpecifications=tags)
 
     return ensure(cluster, "key pair", found, make)
 
 
-def _key_pair(cluster: Cluster) -> dict[str, Any] | None:
+def _key_pairs(cluster: Cluster) -> list[dict[str, Any]]:
     pairs = cluster.cloud.ask("describe_key_pairs", Filters=cluster.filters(), IncludePublicKey=True)["KeyPairs"]
-    return pairs[0] if pairs else None
+    return [pair for pair in pairs if cluster.owns(pair)]
 
 
 def _same(pair: dict[str, Any], public: str) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from tools.ec2.cloud import progress
-from tools.ec2.cluster import LIVE, Cluster
+from tools.ec2.cluster import LAUNCH, LIVE, Cluster, tags_of
 from tools.ec2.errors import DeadlineError, Ec2Error, InUseError, NotShownError
 
 _IN_USE = 24  # tries to remove a group that is still in use: about four minutes
@@ -27,33 +27,37 @@ def end_nodes(cluster: Cluster, ids: Collection[str]) -> None:
     cluster.cloud.change_shown("terminate_instances", InstanceIds=sorted(ids))
     if cluster.cloud.dry_run:
         return
-    end = time.monotonic() + _PATIENCE
+    end = cluster.cloud.clock() + _PATIENCE
     for attempt in range(10**6):
         left = [node for node in cluster.nodes((*LIVE, "shutting-down")) if node.id in ids]
         if not left:
             return
-        if time.monotonic() > end:
+        if cluster.cloud.clock() > end:
             break
         progress(f"waiting until {len(left)} nodes are gone")
         cluster.cloud.pause(attempt, first=1.0, longest=15.0)
     raise DeadlineError(f"{len(left)} nodes are still ending after {_PATIENCE:g} s: run shutdown again to remove the rest")
 
 
-def remove_resources(cluster: Cluster) -> list[str]:
-    """Remove the groups and the key pair of a cluster without nodes; returns their names.
+def remove_resources(cluster: Cluster, launch: str | None = None) -> list[str]:
+    """Remove the groups and the key pairs of a cluster without nodes, or what `launch` has made of them; returns their names.
 
     What cannot be removed does not keep the rest: the first error is raised when all has been tried.
     """
     cloud, filters = cluster.cloud, cluster.filters()
+
+    def mine(resource: Mapping[str, Any]) -> bool:
+        return cluster.owns(resource) and launch in (None, tags_of(resource).get(LAUNCH))
+
     calls: list[tuple[str, str, dict[str, str]]] = []
     for group in cloud.ask("describe_security_groups", Filters=filters)["SecurityGroups"]:
-        if cluster.owns(group):
+        if mine(group):
             calls.append((f"security group {group['GroupName']}", "delete_security_group", {"GroupId": group["GroupId"]}))
     for group in cloud.ask("describe_placement_groups", Filters=filters)["PlacementGroups"]:
-        if cluster.owns(group) and group["State"] in ("pending", "available"):
+        if mine(group) and group["State"] in ("pending", "available"):
             calls.append((f"placement group {group['GroupName']}", "delete_placement_group", {"GroupName": group["GroupName"]}))
     for pair in cloud.ask("describe_key_pairs", Filters=filters)["KeyPairs"]:
-        if cluster.owns(pair):
+        if mine(pair):
             calls.append((f"key pair {pair['KeyName']}", "delete_key_pair", {"KeyName": pair["KeyName"]}))
     gone, failed = [], []
     for name, call, what in calls:

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tools.ec2.cluster import ENDED, Cluster
-from tools.ec2.errors import SpentTokenError
+from tools.ec2.errors import OthersError, SpentTokenError, TakenTokenError
 from tools.ec2.images import Image
 from tools.ec2.places import Place
 from tools.ec2.settings import Settings
 
+_UNSHOWN = 4  # looks for what another launch has started; what is not shown then has ended more than an hour ago
 _LIVES = 100  # so many times all nodes of a role may end and be started anew within the day that EC2 remembers a token
 
 _END = """#!/bin/sh
@@ -42,12 +43,13 @@ systemctl enable --now psnode-end.timer
 
 @dataclass(frozen=True)
 class Common:
-    """What all nodes of a launch share."""
+    """What all nodes of a launch share. `launch` is its id, by which it knows what it has started."""
 
     image: Image
     key: str
     firewall: str
     placement: str | None
+    launch: str = ""
 
 
 def start(
@@ -55,14 +57,18 @@ def start(
 ) -> set[str]:
     """Start `count` nodes of `role`, all or none of them; returns their ids.
 
-    A call that is made again with the same `moment`, because nobody knows what became of the first one, finds what that one
-    started. If this has ended since, more are started.
+    A call that is made again, because nobody knows what became of the first one, finds what that one started. So does another
+    launch with the same `moment`, which then raises OthersError. If what was started has ended since, more are started.
     """
     for life in range(_LIVES):
+        wanted = request(cluster, settings, common, place, role, count, (*moment, life))
         try:
-            wanted = request(cluster, settings, common, place, role, count, (*moment, life))
             found = cluster.cloud.change_shown("run_instances", **wanted).get("Instances", [])
         except SpentTokenError:
+            continue
+        except TakenTokenError:
+            if _lives(cluster, wanted["ClientToken"]):
+                raise OthersError(f"another launch starts nodes of cluster {cluster.name}") from None
             continue
         if not found or any(instance["State"]["Name"] not in ENDED for instance in found):
             return {instance["InstanceId"] for instance in found}
@@ -74,8 +80,8 @@ def request(
 ) -> dict[str, Any]:
     """RunInstances for `count` nodes of `role`, all or none of them.
 
-    The client token is made of all that and of `moment`: EC2 then starts nothing twice, even while it does not show yet what
-    the first call started.
+    The client token is made of the cluster, the role, the place and `moment`: of launches that see the same cluster EC2 then
+    listens to one, even while it does not show yet what that one started.
     """
     wanted: dict[str, Any] = {
         "ImageId": common.image.id,
@@ -89,7 +95,7 @@ def request(
         # version 2 of the metadata service alone, and not for containers behind another hop
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1, "HttpEndpoint": "enabled"},
         "BlockDeviceMappings": [_root_volume(common.image, settings)],
-        "TagSpecifications": cluster.tags("instance", "volume", "network-interface", role=role),
+        "TagSpecifications": cluster.tags("instance", "volume", "network-interface", launch=common.launch, role=role),
         **_network(settings, common, place),
     }
     if settings.method == "spot":
@@ -97,9 +103,19 @@ def request(
         limit = {"MaxPrice": f"{settings.spot_price:.8f}".rstrip("0").rstrip(".")} if settings.spot_price else {}
         options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate", **limit}
         wanted["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
-        wanted["TagSpecifications"] += cluster.tags("spot-instances-request", role=role)
-    text = json.dumps([wanted, list(moment)], sort_keys=True)
+        wanted["TagSpecifications"] += cluster.tags("spot-instances-request", launch=common.launch, role=role)
+    text = json.dumps([cluster.name, cluster.owner, role, place.subnet, wanted["InstanceType"], list(moment)])
     return {**wanted, "ClientToken": hashlib.sha256(text.encode()).hexdigest()[:64]}
+
+
+def _lives(cluster: Cluster, token: str) -> bool:
+    """That a node lives which was started with this client token."""
+    for attempt in range(_UNSHOWN):
+        found = cluster.cloud.ask("describe_instances", Filters=[{"Name": "client-token", "Values": [token]}])
+        if states := [each["State"]["Name"] for held in found.get("Reservations", []) for each in held["Instances"]]:
+            return any(state not in ENDED for state in states)
+        cluster.cloud.pause(attempt, first=1.0)
+    return False
 
 
 def user_data(max_hours: int) -> str:

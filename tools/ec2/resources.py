@@ -15,7 +15,7 @@ from tools.ec2.settings import Settings
 _OWN_ADDRESS = "https://checkip.amazonaws.com"  # answers with the address that the question came from
 
 
-def ensure_firewall(cluster: Cluster, settings: Settings, vpc: str, ssh_from: str) -> str:
+def ensure_firewall(cluster: Cluster, settings: Settings, vpc: str, ssh_from: str, launch: str) -> str:
     """The id of the cluster's security group: in come port 22 from `ssh_from`, everything from members, nothing else."""
 
     def found() -> str | None:
@@ -25,7 +25,7 @@ def ensure_firewall(cluster: Cluster, settings: Settings, vpc: str, ssh_from: st
 
     def make() -> None:
         text = f"psnode cluster {cluster.name}: ssh from its owner, all traffic among its nodes"
-        tags = cluster.tags("security-group")
+        tags = cluster.tags("security-group", launch=launch)
         cluster.cloud.change(
             "create_security_group", GroupName=cluster.title, Description=text, VpcId=vpc, TagSpecifications=tags
         )
@@ -79,7 +79,7 @@ def _permission(protocol: str, first: int, last: int, family: str, value: str) -
     return {"IpProtocol": protocol, **ports, family: [{key: value}]}
 
 
-def ensure_placement(cluster: Cluster) -> str:
+def ensure_placement(cluster: Cluster, launch: str) -> str:
     """The name of the cluster's placement group, where AWS puts instances on one fast network."""
 
     def found() -> str | None:
@@ -87,7 +87,7 @@ def ensure_placement(cluster: Cluster) -> str:
         return next((group["GroupName"] for group in groups if group["State"] in ("pending", "available")), None)
 
     def make() -> None:
-        tags = cluster.tags("placement-group")
+        tags = cluster.tags("placement-group", launch=launch)
         cluster.cloud.change("create_placement_group", GroupName=cluster.title, Strategy="cluster", TagSpecifications=tags)
 
     return ensure(cluster, "placement group", found, make)
@@ -116,7 +116,7 @@ def ensure(cluster: Cluster, kind: str, found: Callable[[], str | None], make: C
 def own_range(cluster: Cluster, settings: Settings) -> str:
     """The addresses that may reach port 22. Raises ConfigurationError if this machine's cannot be found out."""
     if settings.ssh_from != "auto":
-        return settings.ssh_from
+        return str(ipaddress.ip_network(settings.ssh_from))  # as EC2 writes it
     if cluster.cloud.dry_run:
         cluster.cloud.say(f"call {_OWN_ADDRESS}")
     try:

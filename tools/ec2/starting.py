@@ -1,0 +1,122 @@
+"""Start what a cluster lacks in the first place that has room, and end that again, and nothing else, where it fails."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from tools.ec2.cloud import progress
+from tools.ec2.cluster import Cluster
+from tools.ec2.errors import (
+    CapacityError,
+    Ec2Error,
+    NoKeyPairError,
+    NotOfferedError,
+    NotShownError,
+    OthersError,
+    PriceTooLowError,
+    ThrottledError,
+)
+from tools.ec2.keys import ensure_key
+from tools.ec2.places import Place
+from tools.ec2.removing import end_nodes, remove_resources
+from tools.ec2.requests import Common, start
+from tools.ec2.resources import ensure_firewall, ensure_placement
+from tools.ec2.settings import Settings
+
+if TYPE_CHECKING:
+    from tools.ec2.launching import Plan
+
+_LATE = 4  # looks for nodes of a call whose answer nobody heard
+
+
+def start_missing(cluster: Cluster, settings: Settings, plan: Plan, launch: str, started: set[str]) -> None:
+    """Start what `plan` says is missing, and keep in `started` the ids of all that this launch has started and not ended.
+
+    If it fails, nothing that carries the id `launch` is left, neither nodes nor groups; what others have started is not touched.
+    Raises OthersError if the cluster is not what it was when the plan was made: what was started so far stays, for the next plan.
+    """
+    try:
+        _start(cluster, settings, plan, launch, started)
+    except OthersError:
+        raise
+    except (NotShownError, NoKeyPairError) as error:
+        if settings.key_name and isinstance(error, NoKeyPairError):
+            raise
+        raise OthersError(f"what the nodes need was removed meanwhile ({error})") from error
+    except Ec2Error:
+        if not cluster.cloud.dry_run:
+            with contextlib.suppress(Ec2Error):  # the first error is the one to tell
+                if not cluster.nodes():
+                    remove_resources(cluster, launch)
+        raise
+
+
+def _start(cluster: Cluster, settings: Settings, plan: Plan, launch: str, started: set[str]) -> None:
+    cloud = cluster.cloud
+    key = ensure_key(cluster, settings, plan.public, launch)
+    firewall = ensure_firewall(cluster, settings, plan.places[0].vpc, plan.ssh_from, launch)
+    placement = ensure_placement(cluster, launch) if settings.placement_group else None
+    common = Common(plan.image, key, firewall, placement, launch)
+    refused: dict[str, Ec2Error] = {}
+    for attempt in range(settings.capacity_attempts):
+        for place in plan.places:
+            try:
+                return _start_in(cluster, settings, plan, common, place, attempt, started)
+            except (CapacityError, NotOfferedError) as error:
+                refused[str(place)] = error
+                progress(f"no room for {place}: {error}")
+        if attempt + 1 < settings.capacity_attempts:
+            cloud.pause(attempt, first=15.0, longest=120.0)
+    raise _summary(refused)
+
+
+def _summary(refused: dict[str, Ec2Error]) -> Ec2Error:
+    causes = list(refused.values())
+    kinds = (kind for kind in (PriceTooLowError, NotOfferedError) if all(isinstance(cause, kind) for cause in causes))
+    kind = next(kinds, CapacityError)
+    return kind(f"no room anywhere (tried {'; '.join(refused)}); the last answer: {causes[-1]}")
+
+
+def _start_in(
+    cluster: Cluster, settings: Settings, plan: Plan, common: Common, place: Place, attempt: int, started: set[str]
+) -> None:
+    """Start all that is missing in one place; if a part has no room there, end the other part again."""
+    for role, count in plan.missing.items():
+        if not count:
+            continue
+        # those of this role alone: a repeated launch may see the other one's nodes, which the first did not
+        moment = (attempt, *sorted(node.id for node in plan.nodes if node.role == role))
+        try:
+            _unchanged(cluster, plan, started)
+            started |= start(cluster, settings, common, place, role, count, moment)
+        except OthersError:
+            raise
+        except Ec2Error as error:
+            if not cluster.cloud.dry_run:
+                _undo(cluster, started, common.launch, error)
+            raise
+
+
+def _unchanged(cluster: Cluster, plan: Plan, started: set[str]) -> None:
+    """That the cluster is what the plan was made for, and what this launch has started since. Raises OthersError."""
+    if {node.id for node in cluster.nodes()} - started != {node.id for node in plan.nodes} - started:
+        raise OthersError(f"the nodes of cluster {cluster.name} are not those that the plan was made for")
+
+
+def _undo(cluster: Cluster, started: set[str], launch: str, error: Ec2Error) -> None:
+    """End all nodes of this launch, which leaves nothing in `started`. Raises an error with the code of `error` if that fails."""
+    heard = type(error) not in (Ec2Error, ThrottledError)
+    try:
+        for attempt in range(1 if heard else _LATE):  # EC2 may not show yet all that it has started
+            if found := {node.id for node in cluster.nodes() if node.launch == launch} - started:
+                started |= found
+                break
+            if not heard:
+                cluster.cloud.pause(attempt, first=1.0)
+        end_nodes(cluster, started)
+        started.clear()
+    except Ec2Error as failed:
+        both = Ec2Error(f"{error}; what was started stays, and costs ({failed}): status shows it, shutdown ends it")
+        both.exit_code = error.exit_code
+        raise both from error
