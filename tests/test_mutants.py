@@ -1,0 +1,98 @@
+"""The tool that changes the code by a little: its operators, its draw, and two mutants of a small tree."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "scripts")]
+import mutants  # noqa: E402
+import mutants_tests  # noqa: E402
+
+OPERATORS = [
+    ("x = a + b", {("sign", "(a - b)")}),
+    ("a -= b", {("sign", "a += b"), ("skip", "pass")}),
+    ("x = -a", {("sign", "(a)")}),
+    ("x = a * b", {("factor", "(a)")}),
+    ("a /= b", {("factor", "pass")}),
+    ("x = 7", {("one-off", "(8)")}),
+    ("x = a < b", {("compare", "(a <= b)")}),
+    ("x = a is not None", {("compare", "(a is None)")}),
+    ("x = a <= b < c", {("compare", "(a < b < c)"), ("compare1", "(a <= b <= c)")}),
+    ("x = a and not b", {("logic", "(a or not b)"), ("logic", "(b)")}),
+    ("x = np.minimum(a, b)", {("extreme", "(np.maximum(a, b))")}),
+    ("x = f(workers)", {("count", "(workers + 1)")}),
+    ("x = len(self.live)", {("count", "(len(self.live) + 1)")}),
+    ("x = self._version", {("stale", "(self._version - 1)")}),
+    ("residual.add(a)", {("skip", "pass")}),
+    ('"""No + b."""', set()),
+    ("raise ValueError(a + 1)", set()),
+    ("def f(x: list[a + b]) -> None: ...", set()),
+    ('x = f"{a + b}"', set()),
+    ("x = train_dir / name / CHECKPOINTS", set()),
+]
+
+
+@pytest.mark.parametrize(("source", "expected"), OPERATORS, ids=[source for source, _ in OPERATORS])
+def test_an_operator_changes_what_it_says(source: str, expected: set[tuple[str, str]]) -> None:
+    found = mutants.Places("file.py", source.encode()).found
+    assert {(mutant.id.rsplit(":", 1)[1], mutant.new) for mutant in found} == expected
+
+
+def test_a_change_replaces_its_own_bytes_and_no_others() -> None:
+    source = "# Größe\ndef f(a, b):\n    return (a + b) * (b - a)  # µ\n"
+    [product] = [m for m in mutants.Places("file.py", source.encode()).found if m.id.endswith("factor")]
+    assert product.applied(source.encode()).decode() == source.replace("(a + b) * (b - a)", "(a + b)")
+
+
+def test_every_module_has_tests_which_are_there() -> None:
+    for area in mutants.AREAS:
+        for path in {mutant.path for mutant in mutants.candidates(ROOT, area)}:
+            missing = [test for test in mutants_tests.tests_of(path) if not (ROOT / test.split("::")[0]).exists()]
+            assert missing == [], path
+
+
+def test_a_draw_is_the_seeds_and_begins_like_a_smaller_one() -> None:
+    drawn = mutants.draw(ROOT, mutants.AREAS, 7, 100)
+    assert drawn[:60] == mutants.draw(ROOT, mutants.AREAS, 7, 60) != mutants.draw(ROOT, mutants.AREAS, 8, 60)
+    assert len({mutant.id for mutant in drawn}) == 100
+    for area in mutants.AREAS:
+        assert sum(mutant.path.startswith(area) for mutant in drawn) == 20
+    for mutant in drawn:
+        source = (ROOT / mutant.path).read_bytes()
+        assert ast.dump(ast.parse(mutant.applied(source))) != ast.dump(ast.parse(source)), mutant.id
+
+
+def test_what_tests_notice_is_killed_and_what_is_known_is_not_run_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tests know the mean, and nobody tests the rest."""
+    tree, results = tmp_path / "tree", tmp_path / "results.jsonl"
+    for name, content in {
+        "psnode/__init__.py": "",
+        "psnode/checkpoint.py": "def mean(total, count):\n    return total / count\n\n\ndef rest(a, b):\n    return a - b\n",
+        "tests/test_checkpoint.py": "from psnode.checkpoint import mean\n\n\ndef test_mean():\n    assert mean(6, 2) == 3\n",
+    }.items():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text(content)
+    given = ["--root", str(tree), "--areas", "psnode/checkpoint.py", "--results", str(results)]
+    assert mutants.main(given) == 1
+    told = sorted(capsys.readouterr().out.splitlines())
+    assert told[0] == "1 of 2 killed (50 %)"
+    assert (
+        told[1].startswith("killed")
+        and "2:11+13:factor  total / count  ->  (total)  FAILED tests/test_checkpoint.py::test_mean" in told[1]
+    )
+    assert told[2].startswith("survived") and "6:11+5:sign  a - b  ->  (a + b)" in told[2]
+    content = results.read_text()
+    assert mutants.main([*given, "--goal", "0.5"]) == 0
+    assert (sorted(capsys.readouterr().out.splitlines()), results.read_text()) == (told, content)
+    assert (tree / "psnode/checkpoint.py").read_text().count("total / count") == 1
+    with (tree / "tests/test_checkpoint.py").open("a") as file:
+        file.write("    assert mean(4, 2) == 3\n")
+    with pytest.raises(SystemExit, match="without a mutant"):
+        mutants.main(given[:-2])
