@@ -126,8 +126,8 @@ def halves(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
     """Whoever saves tensors does so by halves; between them what the list holds is called, once."""
     between: list[Callable[[], None]] = []
 
-    def save(tensors: dict[str, torch.Tensor], path: Path) -> None:
-        content = safetensors.torch.save(tensors)
+    def save(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+        content = safetensors.torch.save(tensors, metadata)
         with Path(path).open("wb") as file:
             file.write(content[: len(content) // 2])
             file.flush()
