@@ -110,6 +110,10 @@ class Plan:
             start += tensor.size
         return found
 
+    def covering(self, start: int, stop: int) -> dict[str, slice]:
+        """Where the tensors with a part in coordinates [start, stop) lie, in order, by name."""
+        return {name: place for name, place in self.slices().items() if place.start < stop and start < place.stop}
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-safe form."""
         return {

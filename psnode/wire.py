@@ -71,6 +71,7 @@ class Flag(IntFlag):
     STOP = 2  # ROUND: this version is the last
     SPARE = 4  # ROUND: you are not needed yet, wait for the next version
     WRITTEN = 8  # STATE: memories and buffers lie in the run's directory, here are the buffers alone
+    PARTIAL = 16  # GRADIENT: the last payload marks tensors that have no gradient in this step
 
 
 def _nothing() -> None:
@@ -183,14 +184,14 @@ class GroupFrame:
         self._end += padded(nbytes)
         self.buffer[end : self._end] = 0
 
-    def seal(self, kind: Kind, *, sender: int, job: int, group: int, step: int, version: int) -> Bytes:
+    def seal(self, kind: Kind, *, sender: int, job: int, group: int, step: int, version: int, flags: Flag = Flag.NONE) -> Bytes:
         """The finished frame, a view of `buffer`."""
         if len(self._lengths) != self._payloads:
             raise ValueError(f"{len(self._lengths)} payloads were written, {self._payloads} were announced")
         table = self.buffer[HEADER_BYTES : HEADER_BYTES + group_table_bytes(self._payloads)].view("<u4")
         table[0] = self._payloads
         table[1:] = self._lengths
-        return seal(self.buffer[: self._end], kind, sender=sender, job=job, group=group, step=step, version=version)
+        return seal(self.buffer[: self._end], kind, sender=sender, job=job, group=group, step=step, version=version, flags=flags)
 
 
 def split_group(body: Bytes, segments: int, source: int | None = None) -> list[Bytes]:
@@ -226,7 +227,7 @@ def unpack_groups(body: Bytes, count: int, source: int | None = None) -> list[in
 
 
 _KINDS = frozenset(Kind)
-_KNOWN_FLAGS = int(Flag.CHECKPOINT | Flag.STOP | Flag.SPARE | Flag.WRITTEN)
+_KNOWN_FLAGS = int(Flag.CHECKPOINT | Flag.STOP | Flag.SPARE | Flag.WRITTEN | Flag.PARTIAL)
 
 
 def checksum(buffer: Bytes) -> int:

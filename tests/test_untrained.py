@@ -200,3 +200,88 @@ def test_what_can_be_neither_exchanged_nor_saved_is_refused_before_the_start(
     assert caught.value.exit_code == ConfigurationError.exit_code
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+class Now(nn.Module):
+    """One weight that is used in every pass, one in every second, one in none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.sometimes, self.never = (nn.Parameter(torch.arange(1.0, 4.0).repeat(40, 10)) for _ in range(3))
+        self.register_buffer("passes", torch.tensor(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        found = self.always.square() + 0 * x.sum()
+        return found + self.sometimes.square() if self.passes % 2 else found
+
+
+class Alone(Regression):
+    """The loss is a function of the weights alone."""
+
+    def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        found = model(batch)
+        return found.mean(), found
+
+
+TORCHS = [
+    ({"optimizer": "sgd", "momentum": 0.0}, lambda p: torch.optim.SGD(p, 0.1, 0.0, weight_decay=0.1)),
+    ({"optimizer": "sgd"}, lambda p: torch.optim.SGD(p, 0.1, 0.9, weight_decay=0.1)),
+    ({"optimizer": "sgd", "nesterov": True}, lambda p: torch.optim.SGD(p, 0.1, 0.9, weight_decay=0.1, nesterov=True)),
+    ({"optimizer": "adamw"}, lambda p: torch.optim.AdamW(p, 0.1, weight_decay=0.1)),
+    ({"optimizer": "adam"}, lambda p: torch.optim.Adam(p, 0.1, weight_decay=0.1)),
+]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "torchs"), TORCHS, ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else ""
+)
+@pytest.mark.parametrize("group_by", ["layer", "model"])
+def test_weight_decay_and_momentum_leave_alone_what_has_no_gradient(
+    chosen: dict[str, Any], torchs: Callable[[Any], torch.optim.Optimizer], group_by: str, tmp_path: Path
+) -> None:
+    """As torch does. Of Adam, whose count of steps is one for a group here, only what is used always or never is alike."""
+    settings = {"local": 2, "lr": 0.1, "weight_decay": 0.1, "max_steps": 5, "group_by": group_by, **chosen}
+    found = trained(Alone(Now), tmp_path, **settings)
+    model = Now()
+    optimizer = torchs(model.parameters())
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.zeros(1)).mean().backward()
+        optimizer.step()
+    expected = model.state_dict()
+    assert same(found["never"], Now().never.detach())
+    for name in ("always", *(("sometimes",) if chosen["optimizer"] == "sgd" else ())):
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-6, atol=1e-6)
+    assert not torch.equal(found["sometimes"], Now().sometimes)
+
+
+@pytest.mark.parametrize("scheme", ["qsgd", "topk", "signsgd", "terngrad"])
+def test_nothing_that_coding_makes_of_zeros_moves_a_weight_that_is_never_used(scheme: str, tmp_path: Path) -> None:
+    found = trained(Alone(Now), tmp_path, scheme=scheme, local=2, min_compress_bytes=0, max_steps=6)
+    assert same(found["never"], Now().never.detach())
+
+
+class Thawing(nn.Module):
+    """Freezes or unfreezes a layer in its third training pass."""
+
+    def __init__(self, frozen: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.first.requires_grad_(not frozen)
+        self.register_buffer("passes", torch.tensor(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        if self.passes == 3:
+            self.first.requires_grad_(not self.first.weight.requires_grad)
+        found: torch.Tensor = self.last(self.first(x))
+        return found
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_freezing_and_unfreezing_in_mid_run_is_refused(frozen: bool, tmp_path: Path) -> None:
+    said = f"parameter first.weight was {'unfrozen' if frozen else 'frozen'} before the backward pass of step 3"
+    with pytest.raises(PsnodeError, match=said) as caught:
+        trained(Regression(lambda: Thawing(frozen)), tmp_path)
+    assert caught.value.exit_code == ConfigurationError.exit_code

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -53,12 +54,37 @@ class Parameters:
         else:
             self._descend = partial(descend, momentum=momentum, weight_decay=config.weight_decay, nesterov=config.nesterov)
 
-    def update(self, group: int, total: Floats, factor: float, lr: float) -> None:
-        """One optimizer step on a group's weights with the gradient factor * `total`; clears `total` (float32, flat)."""
+    def update(self, group: int, total: Floats, factor: float, lr: float, idle: Sequence[slice] = ()) -> None:
+        """One optimizer step on a group's weights with the gradient factor * `total`; clears `total` (float32, flat).
+
+        The ranges of the group that are `idle`, in ascending order, have no gradient: weights and memories there stay, also
+        where weight decay or momentum would move them. Adam's count of steps is the group's.
+        """
         if self._descend is not None:
             where = slice(self.plan.groups[group].start, self.plan.groups[group].stop)
-            self._descend(self.weights.numpy()[where], self._velocity.numpy()[where], total, factor=factor, lr=lr)
+            x, velocity = self.weights.numpy()[where], self._velocity.numpy()[where]
+            for part in _between(idle, total.size):
+                self._descend(x[part], velocity[part], total[part], factor=factor, lr=lr)
+            for part in idle:
+                total[part] = 0
             return
+        with self._unmoved(group, idle):
+            self._step(group, total, factor, lr)
+
+    @contextlib.contextmanager
+    def _unmoved(self, group: int, idle: Sequence[slice]) -> Iterator[None]:
+        """Put weights and memories in `idle` back to what they were; memories that are new there begin with zeros."""
+        parameter, state = self._ranges[group], self._optimizers[group].state[self._ranges[group]]
+        weights = [parameter.detach()[part].clone() for part in idle]
+        before = {name: [value[part].clone() for part in idle] for name, value in state.items() if value.dim()}
+        yield
+        for index, part in enumerate(idle):
+            parameter.detach()[part] = weights[index]
+            for name, value in state.items():
+                if value.dim():
+                    value[part] = before[name][index] if name in before else 0
+
+    def _step(self, group: int, total: Floats, factor: float, lr: float) -> None:
         gradient = torch.from_numpy(total)
         optimizer = self._optimizers[group]
         optimizer.param_groups[0]["lr"] = lr
@@ -107,6 +133,12 @@ class Parameters:
                 self._velocity[group.start : group.stop] = value
             else:
                 raise CheckpointError(f"the checkpoint's optimizer does not fit this run's: {key}")
+
+
+def _between(idle: Sequence[slice], size: int) -> list[slice]:
+    """The ranges of 0..size-1 that `idle`, in ascending order, leaves."""
+    edges = [0, *(edge for part in idle for edge in (part.start, part.stop)), size]
+    return [slice(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop]
 
 
 def _optimizer(config: Config, parameter: nn.Parameter, momentum: float) -> torch.optim.Optimizer:

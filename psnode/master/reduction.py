@@ -6,6 +6,7 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from psnode import wire
 from psnode.codecs import Payload, get_codec
@@ -21,8 +22,9 @@ from psnode.master.parameters import Parameters
 from psnode.plan import ALL, Group, Plan, Segment, gradient_key
 from psnode.schemes import Scheme, phases
 from psnode.timeline import Tracer
-from psnode.wire import Frame
+from psnode.wire import Flag, Frame
 
+Floats = npt.NDArray[np.float32]
 _PURPOSE = "vote"
 
 
@@ -78,6 +80,9 @@ class Reduction:
         self._merged: dict[tuple[int, int], tuple[Payload, float]] = {}
         self.rescales = feedback.rescales
         self._added: list[list[Added]] = [[] for _ in plan.groups]
+        self._absent: list[list[set[int]]] = [[] for _ in plan.groups]  # beside them: tensors that had no gradient there
+        self._covered = [list(plan.covering(group.start, group.stop).values()) for group in plan.groups]
+        self._remembers = feedback.memory is not None
         self._spoilt = set[int]()  # groups whose sum holds a part of a frame
 
     def warm_up(self) -> None:
@@ -105,7 +110,8 @@ class Reduction:
         touched = False
         with self._watch.timing("decode"), self._tracer.span("decode", group=group.index, sender=frame.sender):
             try:
-                for segment, payload in self._payloads(group, frame):
+                payloads, absent = self._payloads(group, frame)
+                for segment, payload in payloads:
                     self._add_payload(segment, payload, frame.step, weight)
                     touched = True
             except (CodecError, WireError) as error:
@@ -115,11 +121,17 @@ class Reduction:
             finally:
                 frame.release()
         self._added[group.index].append(Added(frame.sender, frame.step, frame.version))
+        self._absent[group.index].append(absent)
         return None
 
-    def _payloads(self, group: Group, frame: Frame) -> list[tuple[Segment, Payload]]:
-        found = []
-        for segment, data in zip(group.segments, wire.split_group(frame.body, len(group.segments), frame.sender), strict=True):
+    def _payloads(self, group: Group, frame: Frame) -> tuple[list[tuple[Segment, Payload]], set[int]]:
+        """What a frame holds, and which tensors of the group had no gradient."""
+        found, absent = [], set[int]()
+        marked = Flag.PARTIAL in frame.flags
+        parts = wire.split_group(frame.body, len(group.segments) + marked, frame.sender)
+        if marked:
+            absent = set(wire.unpack_groups(parts.pop(), len(self._covered[group.index]), frame.sender))
+        for segment, data in zip(group.segments, parts, strict=True):
             payload = Payload.from_bytes(data)
             if payload.shape != segment.shape:
                 raise PayloadError(
@@ -135,7 +147,7 @@ class Reduction:
                 if not self._codecs[segment.index].merges_with_own(payload, key):
                     raise PayloadError(f"rank {frame.sender} sent segment {segment.index} as another sketch than the plan's")
             found.append((segment, payload))
-        return found
+        return found, absent
 
     def _add_payload(self, segment: Segment, payload: Payload, step: int, weight: float) -> None:
         """Add it decoded, or, if it can be merged, to what waits of its step, to be decoded once when the group closes."""
@@ -155,26 +167,42 @@ class Reduction:
                 self._aggregator.add(self._codecs[index], payload, self._sum[segment.start : segment.stop], weight)
 
     def _close(self, group: Group, version: int, lr: float) -> GroupClosed:
-        added = self._take(group)
+        added, absent = self._take(group)
         gradient = self._sum[group.start : group.stop]
+        idle = self._idle(group, gradient, absent)
         with self._watch.timing("update"), self._tracer.span("update", group=group.index, version=version):
             if added:
                 key = Key.derive(self._seed, _PURPOSE, 0, version, group.index, 0)
-                self._parameters.update(group.index, gradient, self._aggregator.finish(gradient, len(added), key), lr)
+                factor = self._aggregator.finish(gradient, len(added), key)
+                self._parameters.update(group.index, gradient, factor, lr, idle)
             else:
                 gradient[:] = 0
         with self._watch.timing("downlink"), self._tracer.span("downlink", group=group.index, version=version):
             nbytes = self._downlink.send(group, version)
         return GroupClosed(group.index, version, nbytes, added)
 
-    def _take(self, group: Group) -> tuple[Added, ...]:
-        """Which gradients the group's sum holds, complete; none if it was spoilt."""
+    def _idle(self, group: Group, gradient: Floats, absent: set[int]) -> list[slice]:
+        """The ranges of a group whose tensors nobody had a gradient of, for the optimizer to leave alone as torch does.
+
+        Not where memories are kept and some of one has come: that is a gradient of earlier steps.
+        """
+        found = []
+        for index in sorted(absent):
+            place = self._covered[group.index][index]
+            where = slice(max(place.start, group.start) - group.start, min(place.stop, group.stop) - group.start)
+            if not (self._remembers and gradient[where].any()):
+                found.append(where)
+        return found
+
+    def _take(self, group: Group) -> tuple[tuple[Added, ...], set[int]]:
+        """Which gradients the group's sum holds, complete, and the tensors that all of them lack; none if it was spoilt."""
         try:
             self._add_merged(group)
         except CodecError:  # merged payloads say no more who sent them
             self._spoilt.add(group.index)
         added, self._added[group.index] = tuple(self._added[group.index]), []
+        absent, self._absent[group.index] = self._absent[group.index], []
         if group.index in self._spoilt:
             self._spoilt.discard(group.index)
-            return ()
-        return added
+            return (), set()
+        return added, set.intersection(*absent) if absent else set()

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from psnode.device import to_device
-from psnode.errors import NonFiniteLossError
+from psnode.errors import ConfigurationError, NonFiniteLossError
 from psnode.task import Batch, Task
 from psnode.worker.hooks import GroupHooks
 
@@ -54,6 +54,7 @@ class Computation:
         self._rank = rank
         self._seed = seed
         self._turn = turn
+        self._trains = [(name, parameter, parameter.requires_grad) for name, parameter in model.named_parameters()]
 
     def run(
         self,
@@ -83,6 +84,7 @@ class Computation:
                 value = float(loss.detach())
                 if not math.isfinite(value):
                     raise NonFiniteLossError(value, self._rank, step)
+                self._check_trained(step)
                 if hooks is not None and index == len(batches) - 1:
                     hooks.arm()
                 (loss / len(batches) if len(batches) > 1 else loss).backward()  # type: ignore[no-untyped-call]
@@ -94,3 +96,12 @@ class Computation:
                     for name, metric in self._task.metrics(outputs, batch).items():
                         sums[name] = sums.get(name, 0.0) + float(metric)
             return Outcome(total, samples, sums, time.perf_counter() - start)
+
+    def _check_trained(self, step: int) -> None:
+        """ConfigurationError if a parameter was frozen or unfrozen since the start: the plan holds what was trained then."""
+        for name, parameter, trained in self._trains:
+            if parameter.requires_grad is not trained:
+                raise ConfigurationError(
+                    f"parameter {name} was {'frozen' if trained else 'unfrozen'} before the backward pass of step {step}: what "
+                    "is trained is fixed for a run; set requires_grad in Task.model(), and begin another run for another choice"
+                )

@@ -11,6 +11,7 @@ from torch import nn
 
 from psnode.codecs.base import Parts
 from psnode.plan import Plan
+from psnode.worker.fetching import Coming, Fetch, SideStream
 
 Floats = npt.NDArray[np.float32]
 
@@ -18,18 +19,21 @@ Floats = npt.NDArray[np.float32]
 class Gradients:
     """Takes over the gradients of `parameters`, which `plan` lays out as one vector of float32.
 
-    `collect` belongs to the thread that trains, `parts` and `flat` to the one that codes. On a GPU gradients are put
-    side by side there, and fetched range by range.
+    `collect` belongs to the thread that trains, the rest to the one that codes. From a GPU `fetch` brings each gradient to
+    its place on the host as soon as it is finished, in the order in which they are; only who reads a range waits for it.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], plan: Plan, device: torch.device) -> None:
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], plan: Plan, device: torch.device, fetch: Fetch | None = None
+    ) -> None:
         self._parameters = parameters
-        self._on_host = device.type == "cpu"
-        self._host = torch.zeros(plan.size, pin_memory=not self._on_host)
+        self._plan = plan
+        self._fetch = SideStream(device) if fetch is None and device.type != "cpu" else fetch
+        self._host = torch.zeros(plan.size, pin_memory=device.type == "cuda")
         self._flat: Floats = self._host.numpy()
-        self._there = self._host if self._on_host else torch.zeros(plan.size, device=device)
         self._places = plan.slices()
         self._taken: dict[str, Floats | None] = {}
+        self._coming: dict[str, Coming] = {}
         self._covers: dict[tuple[int, int], list[str]] = {}
 
     def collect(self, name: str) -> None:
@@ -37,21 +41,22 @@ class Gradients:
 
         Cheaper than having torch accumulate in memory of ours: nothing is zeroed before the pass, added to, or copied.
         """
-        parameter = self._parameters[name]
+        parameter, place = self._parameters[name], self._places[name]
         gradient, parameter.grad = parameter.grad, None
-        if self._on_host:
-            self._taken[name] = None if gradient is None else gradient.reshape(-1).numpy()
-        elif gradient is None:
-            self._there[self._places[name]].zero_()
+        if gradient is None:
+            self._taken[name] = None
+        elif self._fetch is None:
+            self._taken[name] = gradient.reshape(-1).numpy()
         else:
-            self._there[self._places[name]].copy_(gradient.reshape(-1))
+            self._coming[name] = self._fetch(gradient.reshape(-1), self._host[place])
+            self._taken[name] = self._flat[place]
 
     def parts(self, start: int, stop: int) -> Parts:
         """Coordinates [start, stop) of the vector in pieces, each with its place behind `start`; the others are zeros."""
-        if not self._on_host:
-            return [(0, self.flat(start, stop))]
         found = []
         for name in self._names(start, stop):
+            if (coming := self._coming.pop(name, None)) is not None:
+                coming.synchronize()
             place, gradient = self._places[name], self._taken[name]
             if gradient is not None:
                 low, high = max(start, place.start), min(stop, place.stop)
@@ -61,23 +66,25 @@ class Gradients:
     def flat(self, start: int, stop: int) -> Floats:
         """The same as one array, which is valid until it is asked for again."""
         found = self._flat[start:stop]
-        if not self._on_host:
-            self._host[start:stop].copy_(self._there[start:stop])
-            return found
-        if any(self._taken[name] is None for name in self._names(start, stop)):
-            found[:] = 0
+        for name in self._names(start, stop):
+            if self._taken[name] is None:
+                self._flat[max(start, self._places[name].start) : min(stop, self._places[name].stop)] = 0
         for place, part in self.parts(start, stop):
-            found[place : place + part.size] = part
+            if self._fetch is None:
+                found[place : place + part.size] = part
         return found
+
+    def absent(self, start: int, stop: int) -> list[int]:
+        """Which of the tensors with a part in [start, stop), counted in the order of the plan, the loss did not depend on."""
+        return [index for index, name in enumerate(self._names(start, stop)) if self._taken[name] is None]
 
     def clear(self) -> None:
         """Let go of what was collected."""
         self._taken.clear()
+        self._coming.clear()
 
     def _names(self, start: int, stop: int) -> list[str]:
         """The tensors that have a part in a range."""
         if (start, stop) not in self._covers:
-            self._covers[start, stop] = [
-                name for name, place in self._places.items() if place.start < stop and start < place.stop
-            ]
+            self._covers[start, stop] = list(self._plan.covering(start, stop))
         return self._covers[start, stop]

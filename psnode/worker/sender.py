@@ -23,7 +23,7 @@ from psnode.plan import ALL, Group, Plan, Segment, gradient_key
 from psnode.schedules import Schedule
 from psnode.schemes import Scheme
 from psnode.transport.base import Pending
-from psnode.wire import Kind
+from psnode.wire import Flag, Kind
 from psnode.worker.coder import RATE, SegmentCoder
 from psnode.worker.gradients import Gradients
 
@@ -66,7 +66,7 @@ class GradientSender:
             [SegmentCoder(segment, feedback, scheme.ratio_warmup) for segment in group.segments] for group in plan.groups
         ]
         self._frames: list[tuple[Bytes, list[Pending]] | None] = [None] * len(plan.groups)
-        self._sent: dict[int, Bytes] = {}  # the frames of this step, by group
+        self._sent: dict[int, tuple[Bytes, int]] = {}  # the frames of this step and their numbers of payloads, by group
         self._step = 0
         self._version = 0
         self._seconds = 0.0
@@ -132,10 +132,11 @@ class GradientSender:
         After `drain`, before the next `begin`. Groups that were not sent, and steps that were not taken, are passed over.
         """
         for index in groups if step == self._step else ():
-            if (frame := self._sent.pop(index, None)) is not None:
+            if (sent := self._sent.pop(index, None)) is not None:
+                frame, payloads = sent
                 coders = self._coders[index]
-                parts = wire.split_group(frame[wire.HEADER_BYTES :], len(coders))
-                for coder, data in zip(coders, parts, strict=True):
+                parts = wire.split_group(frame[wire.HEADER_BYTES :], payloads)
+                for coder, data in zip(coders, parts, strict=False):  # what marks absent tensors comes last
                     _put_back(coder, coder.codec(self._phase, step), Payload.from_bytes(data))
 
     @property
@@ -185,7 +186,9 @@ class GradientSender:
     def _send(self, group: Group) -> None:
         coders = self._coders[group.index]
         codecs = [coder.codec(self._phase, self._step) for coder in coders]
-        frame = self._room(group)
+        absent = self._gradients.absent(group.start, group.stop)
+        mark = wire.pack_groups(absent, len(self._plan.covering(group.start, group.stop))) if absent else b""
+        frame = self._room(group, mark)
         done: list[tuple[SegmentCoder, Codec, Payload]] = []
         try:
             pairs = list(zip(coders, codecs, strict=True))
@@ -205,8 +208,12 @@ class GradientSender:
             self._skipped = NonFinitePartError(segment.start + error.index, error.value)
             self._link.send(0, Kind.SKIP, str(self._skipped).encode(), step=self._step, version=self._version)
             return
+        if mark:
+            frame.room[: len(mark)] = np.frombuffer(mark, np.uint8)
+            frame.take(len(mark))
         sealed = frame.seal(
             Kind.GRADIENT,
+            flags=Flag.PARTIAL if mark else Flag.NONE,
             sender=self._link.rank,
             job=self._link.job,
             group=group.index,
@@ -214,7 +221,7 @@ class GradientSender:
             version=self._version,
         )
         self._frames[group.index] = (frame.buffer, self._link.send_frame(0, sealed))
-        self._sent[group.index] = sealed
+        self._sent[group.index] = sealed, len(coders) + bool(mark)
 
     def _check(self, segment: Segment) -> None:
         """Raise NonFinitePartError for the first coordinate of the segment's gradient that is not finite."""
@@ -253,13 +260,16 @@ class GradientSender:
         gradient = self._gradients.flat(segment.start, segment.stop).reshape(segment.shape)
         return gradient, feedback.push(gradient, coder.state, codec, key, out, context)
 
-    def _room(self, group: Group) -> wire.GroupFrame:
-        """A frame in the making: in last step's memory if that has left (fresh pages are slow), else in new."""
+    def _room(self, group: Group, mark: bytes) -> wire.GroupFrame:
+        """A frame in the making, with room for the payloads and a `mark`: in last step's memory if that has left, else in new.
+
+        Fresh pages are slow.
+        """
         last = self._frames[group.index]
         free = last is not None and all(pending.done for pending in last[1])
         coders = self._coders[group.index]
-        room = sum(wire.padded(coder.max_nbytes) for coder in coders)
-        return wire.GroupFrame(len(coders), room, last[0] if last is not None and free else None)
+        room = sum(wire.padded(coder.max_nbytes) for coder in coders) + wire.padded(len(mark))
+        return wire.GroupFrame(len(coders) + bool(mark), room, last[0] if last is not None and free else None)
 
 
 def _finds(coder: SegmentCoder, codec: Codec) -> bool:

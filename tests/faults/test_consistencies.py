@@ -86,6 +86,9 @@ class Given:
     def flat(self, start: int, stop: int) -> np.ndarray:
         return self.vector[start:stop]
 
+    def absent(self, start: int, stop: int) -> list[int]:
+        return []
+
     def parts(self, start: int, stop: int) -> list[tuple[int, np.ndarray]]:
         return [(0, self.vector[start:stop])]
 

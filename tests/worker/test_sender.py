@@ -33,6 +33,9 @@ class Given:
     def flat(self, start: int, stop: int) -> np.ndarray:
         return self.vector[start:stop]
 
+    def absent(self, start: int, stop: int) -> list[int]:
+        return []
+
     def parts(self, start: int, stop: int) -> list[tuple[int, np.ndarray]]:
         middle = (stop - start) // 2
         return [(0, self.vector[start : start + middle]), (middle, self.vector[start + middle : stop])]

@@ -1,0 +1,39 @@
+"""Bringing gradients from a device to the host while it goes on computing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+
+class Coming(Protocol):
+    """A copy under way."""
+
+    def synchronize(self) -> None:
+        """Return when it is complete."""
+
+
+Fetch = Callable[[torch.Tensor, torch.Tensor], Coming]  # (source on the device, target on the host)
+
+
+class SideStream:
+    """Copies from a CUDA device to pinned memory in a stream of its own, one after another in the order of the calls.
+
+    A copy waits for what the calling thread's current stream was given before the call, and for nothing after it: the gradient
+    of a layer leaves while the layers before it are still computed.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def __call__(self, source: torch.Tensor, target: torch.Tensor) -> Coming:
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+            source.record_stream(self._stream)  # its memory is not used again before the copy is over
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record(self._stream)
+        return done
