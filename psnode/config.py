@@ -52,8 +52,8 @@ class Config:
     # how it is optimised
     optimizer: str = option("sgd", "The master's optimizer.", choices=("sgd", "adam", "adamw"))
     lr: float | None = option(
-        None, "Learning rate before the schedule; default: the scheme's, which is 0.01, or 0.0005 where it is what every "
-        "coordinate moves by.",
+        None, "Learning rate before the schedule; default: the scheme's, which is 0.01, 0.1 without momentum, or 0.0005 "
+        "where it is what every coordinate moves by.",
         above=0,
     )  # fmt: skip
     momentum: float | None = option(

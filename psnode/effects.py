@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MAJORITY = "majority"
 DENSE_RATE = 0.01
+PLAIN_RATE = 0.1  # without momentum: a gradient moves the weights once, and with momentum .9 ten times over
 UNIT_RATE = 0.0005  # where every coordinate moves by the learning rate
 
 
@@ -35,6 +36,32 @@ def momentum_of(config: Config, rule: Feedback, aggregator: str, usual: float) -
     if rule.gathering is not None or aggregator == MAJORITY:
         return 0.0
     return usual if config.momentum is None else config.momentum
+
+
+def pace_of(config: Config, rule: Feedback, momentum: float, lr: float) -> tuple[float, float]:
+    """A scheme's own momentum and learning rate, which go together, as far as `config` leaves them to it.
+
+    The rate of plain SGD is not for a run that has a momentum all the same, nor for an adaptive optimizer.
+    """
+    if lr != PLAIN_RATE:
+        return momentum, lr
+    if config.optimizer != "sgd":
+        return 0.9, DENSE_RATE
+    return momentum, DENSE_RATE if config.momentum or rule.gathering is not None else lr
+
+
+def rate_notes(name: str, own: float, lr: float | None) -> tuple[str, ...]:
+    """What to tell of the learning rate `lr` in a run of scheme `name`, whose `own` another is; None: that one."""
+    reasons = {UNIT_RATE: "every coordinate moves by as much in a step", PLAIN_RATE: "its optimizer has no momentum"}
+    if own not in reasons:
+        return ()
+    if lr is None:
+        return (f"{own:g}, {name}'s own: {reasons[own]}; --lr changes it",)
+    if own == UNIT_RATE and lr > 4 * own:
+        return (f"{lr:g} moves every coordinate by as much in a step, {lr / own:.3g} times {name}'s own",)
+    if own == PLAIN_RATE and lr < own / 4:
+        return (f"{lr:g} without momentum is as slow as {lr / 10:g} with momentum .9; {name}'s own is {own:g}",)
+    return ()
 
 
 def refuse_what_has_no_effect(config: Config, rule: Feedback, codec: Codec, aggregator: str, momentum: float) -> None:

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from psnode.codecs.spec import Stage, parse
 from psnode.config import Config
-from psnode.effects import DENSE_RATE, UNIT_RATE, ladder_to, momentum_of, moves_by_rate, refuse_what_has_no_effect
+from psnode.effects import (
+    DENSE_RATE,
+    PLAIN_RATE,
+    UNIT_RATE,
+    ladder_to,
+    momentum_of,
+    moves_by_rate,
+    pace_of,
+    rate_notes,
+    refuse_what_has_no_effect,
+)
 from psnode.errors import ConfigurationError
 from psnode.plan import DENSE
 from psnode.settings import nearest
@@ -55,12 +65,7 @@ class Scheme:
 
     def notes(self, lr: float | None) -> tuple[str, ...]:
         """What to tell of the learning rate `lr` that was asked for; None: the scheme's own."""
-        if self.lr != UNIT_RATE:
-            return ()
-        if lr is None:
-            return (f"{self.lr:g}, {self.name}'s own: every coordinate moves by as much in a step; --lr changes it",)
-        times = lr / self.lr
-        return (f"{lr:g} moves every coordinate by as much in a step, {times:.3g} times {self.name}'s own",) if times > 4 else ()
+        return rate_notes(self.name, self.lr, lr)
 
     def to_dict(self) -> dict[str, Any]:
         """What decides how a run goes, in types that JSON has: what config.json records."""
@@ -91,6 +96,10 @@ _RECORDED = (
 # what runs did whose record lacks a field
 _BEFORE: Mapping[str, Any] = MappingProxyType({"gathers_decay": False})
 
+# error feedback as the papers have it, without momentum: a memory whose late gradients are gathered overshoots
+_PLAIN: Mapping[str, Any] = MappingProxyType(
+    {"momentum": 0.0, "lr": PLAIN_RATE, "rule": "that of SGD without momentum, ten times that with momentum .9"}
+)
 CHANGES = "topk:ratio=0.1+scaledsign"  # a downlink of about .6 bits a coordinate
 
 _TABLE = (
@@ -134,7 +143,7 @@ _TABLE = (
     ),
     Scheme(
         "onebit", "onebit", "two values, the means of the entries below and above zero, the rest remembered",
-        "Seide et al., 1-bit stochastic gradient descent, Interspeech 2014", feedback="ef", downlink=CHANGES,
+        "Seide et al., 1-bit stochastic gradient descent, Interspeech 2014", feedback="ef", downlink=CHANGES, **_PLAIN,
     ),
     Scheme(
         "signsgd", "sign", "signs, decided by majority vote at the master",
@@ -151,15 +160,15 @@ _TABLE = (
     Scheme(
         "tbq", "tbq", "entries beyond a threshold, as its value, the rest remembered",
         "Strom, Scalable distributed DNN training using commodity GPU cloud computing, Interspeech 2015", feedback="ef",
-        downlink=CHANGES,
+        downlink=CHANGES, **_PLAIN,
     ),
     Scheme(
         "efsignsgd", "scaledsign", "signs times the mean magnitude, the rest remembered",
-        "Karimireddy et al., Error feedback fixes SignSGD, ICML 2019", feedback="ef", downlink=CHANGES,
+        "Karimireddy et al., Error feedback fixes SignSGD, ICML 2019", feedback="ef", downlink=CHANGES, **_PLAIN,
     ),
     Scheme(
         "randk", "randk:ratio=0.01", "one coordinate in a hundred, drawn by a shared seed, the rest remembered",
-        "Stich et al., Sparsified SGD with memory, NeurIPS 2018", feedback="ef", downlink=CHANGES,
+        "Stich et al., Sparsified SGD with memory, NeurIPS 2018", feedback="ef", downlink=CHANGES, **_PLAIN,
     ),
     Scheme(
         "graddrop", "graddrop:ratio=0.01", "what exceeds a sampled threshold, the rest remembered",
@@ -208,7 +217,9 @@ _DENSE_BEFORE = (
     "efsignsgd", "randk", "graddrop", "polar", "countsketch", "countmean", "lss", "sketchml", "dgc",
 )  # fmt: skip
 _UNRECORDED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {name: {"downlink": DENSE, **({"momentum": 0.0} if name == "dgc" else {})} for name in _DENSE_BEFORE}
+    {name: {"downlink": DENSE} for name in _DENSE_BEFORE}
+    | {name: {"downlink": DENSE, "momentum": 0.9, "lr": DENSE_RATE} for name in ("onebit", "tbq", "efsignsgd", "randk")}
+    | {"dgc": {"downlink": DENSE, "momentum": 0.0}}
 )
 
 # setting -> the codec's parameter, and that parameter's value for the setting's
@@ -237,7 +248,8 @@ def resolve(config: Config, *, unrecorded: bool = False) -> Scheme:
     codec = get_codec(_spec(config, scheme, settings, added))
     feedback, aggregator = config.feedback or scheme.feedback, config.aggregator or scheme.aggregator
     rule = get_feedback(feedback)
-    momentum = momentum_of(config, rule, aggregator, scheme.momentum)
+    usual, lr = pace_of(config, rule, scheme.momentum, scheme.lr)
+    momentum = momentum_of(config, rule, aggregator, usual)
     ladder = scheme.ratio_warmup
     if unrecorded:
         momentum = scheme.momentum if config.momentum is None else config.momentum
@@ -252,7 +264,7 @@ def resolve(config: Config, *, unrecorded: bool = False) -> Scheme:
         aggregator=aggregator,
         downlink=_downlink(config.downlink or (DENSE if config.codec else scheme.downlink), codec),
         momentum=momentum,
-        lr=scheme.lr if by_rate == (scheme.lr == UNIT_RATE) else UNIT_RATE if by_rate else DENSE_RATE,
+        lr=lr if by_rate == (lr == UNIT_RATE) else UNIT_RATE if by_rate else DENSE_RATE,
     )
 
 

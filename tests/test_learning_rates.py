@@ -21,9 +21,12 @@ def config(train_dir: Path, **changed: Any) -> Config:
     return Config(train_dir=train_dir, **{**settings, **changed})
 
 
+OTHER_RATES = dict.fromkeys(("signsgd", "signum"), 0.0005) | dict.fromkeys(("onebit", "tbq", "efsignsgd", "randk"), 0.1)
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_where_every_coordinate_moves_by_it_the_learning_rate_is_a_twentieth(scheme: str) -> None:
-    assert resolve(Config(scheme=scheme)).lr == (0.0005 if scheme in ("signsgd", "signum") else 0.01)
+def test_the_learning_rate_is_a_twentieth_where_coordinates_move_by_it_and_tenfold_without_momentum(scheme: str) -> None:
+    assert resolve(Config(scheme=scheme)).lr == OTHER_RATES.get(scheme, 0.01)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +58,17 @@ def test_a_learning_rate_that_would_suit_dense_sgd_is_warned_of(tmp_path: Path, 
     assert [record["lr"] for record in read_records(tmp_path / "named" / "metrics.jsonl")] == [0.01, 0.01]
     assert "learning rate: 0.01 moves every coordinate by as much in a step, 20 times signum's own" in capsys.readouterr().err
     run(config(tmp_path / "dense", scheme="dense"))
+    assert "learning rate" not in capsys.readouterr().err
+
+
+def test_a_learning_rate_that_needs_momentum_is_warned_of_where_there_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(config(tmp_path / "own", scheme="randk"))
+    assert "learning rate: 0.1, randk's own: its optimizer has no momentum; --lr changes it" in capsys.readouterr().err
+    run(config(tmp_path / "low", scheme="randk", lr=0.02))
+    assert "learning rate: 0.02 without momentum is as slow as 0.002 with momentum .9" in capsys.readouterr().err
+    run(config(tmp_path / "momentum", scheme="randk", lr=0.02, momentum=0.9))
     assert "learning rate" not in capsys.readouterr().err
 
 

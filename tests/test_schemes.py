@@ -152,6 +152,26 @@ def test_feedback_downlink_and_momentum_of_the_configuration_win() -> None:
     assert resolve(Config(momentum=0.0)).momentum == 0.0
 
 
+@pytest.mark.parametrize("name", ["onebit", "tbq", "efsignsgd", "randk"])
+def test_error_feedback_without_momentum_has_ten_times_the_rate_of_dense_sgd(name: str) -> None:
+    """g / (1 - .9) is what a gradient g comes to in the end with momentum .9."""
+
+    def pace(**fields: Any) -> tuple[float, float]:
+        scheme = resolve(Config(scheme=name, **fields))
+        return scheme.momentum, scheme.lr
+
+    dense = resolve(Config(scheme="dense"))
+    assert pace() == (0, pytest.approx(dense.lr / (1 - dense.momentum)))
+    assert pace(momentum=0.9) == (0.9, dense.lr)
+    assert pace(momentum=0.0) == pace()
+    assert pace(optimizer="adam") == (0.9, dense.lr)
+
+
+def test_a_momentum_at_the_sender_has_the_rate_of_dense_sgd() -> None:
+    scheme = resolve(Config(scheme="randk", feedback="dgc"))
+    assert (scheme.momentum, scheme.lr) == (0, 0.01)
+
+
 def test_momentum_on_both_sides_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="on top of that of feedback dgc"):
         resolve(Config(scheme="dgc", momentum=0.9))

@@ -74,7 +74,7 @@ def test_a_run_that_was_stopped_goes_on_and_one_with_other_settings_is_refused(t
 def test_schemes_keep_up_with_dense(tmp_path: Path) -> None:
     """On 360 test images the accuracy of one run has a standard deviation of about 1 point."""
     common = "--max-steps 160 --batch-size 8 --lr 0.02 --lr-schedule cosine --threads 1 --no-tensorboard"
-    result = run(["dense", "qsgd", "efsignsgd"], common, workers=4, seeds=[1], output=tmp_path, local=True)
+    result = run(["dense", "qsgd", "efsignsgd --lr 0.2"], common, workers=4, seeds=[1], output=tmp_path, local=True)
     dense, *coded = result["rows"]
     assert dense["top1"] > 0.9
     for row in coded:
