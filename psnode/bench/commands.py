@@ -66,7 +66,7 @@ def bench_memory(**options: Any) -> int:
     return measure(**options)
 
 
-@bench.command(name="peers", short_help="Against PyTorch DDP, on emulated hosts; needs root.")
+@bench.command(name="peers", short_help="Against PyTorch DDP, on emulated hosts; needs root and a checkout.")
 @click.option("--network", default="torchvision:resnet18", show_default=True, help="As of train.")
 @click.option("--dataset", default="synthetic", show_default=True, help="As of train.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="As of train.")
@@ -91,7 +91,10 @@ def bench_memory(**options: Any) -> int:
 @click.option("--keep", type=click.Path(path_type=Path), help="Leave what the runs wrote in this empty directory.")
 @debuggable
 def bench_peers(schemes: tuple[str, ...], ddp: tuple[str, ...], **options: Any) -> int:
-    """psnode's schemes against PyTorch DDP over gloo: step time, bytes on the wire, accuracy; on emulated hosts."""
+    """psnode's schemes against PyTorch DDP over gloo: step time, bytes on the wire, accuracy; on emulated hosts.
+
+    Needs root, and a checkout of psnode: hosts are emulated by its scripts/netlab.sh.
+    """
     from psnode.bench import peers
 
     return peers.main(schemes=schemes or peers.SCHEMES, ddp=ddp or peers.PEERS, **options)

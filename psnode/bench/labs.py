@@ -25,8 +25,7 @@ def on_hosts(
     Arguments as the script's options. Raises ConfigurationError if it refuses to make hosts here, TransportError if the
     command fails or takes longer than `seconds`.
     """
-    if not SCRIPT.exists():
-        raise ConfigurationError(f"there is no {SCRIPT}: measure from a checkout of psnode, which has it")
+    require_checkout()
     line = [str(SCRIPT), "--hosts", str(hosts), "--rate", rate, "--counters", str(counters), *(["--each"] if each else []), "--"]
     try:
         done = subprocess.run(
@@ -41,6 +40,12 @@ def on_hosts(
     if done.returncode != 0:
         raise TransportError(f"exit code {done.returncode}: {(refusal or [_reason(done.stdout)])[0]}")
     return json.loads(counters.read_text()), done.stdout
+
+
+def require_checkout() -> None:
+    """Raise ConfigurationError where psnode was installed without its scripts."""
+    if not SCRIPT.exists():
+        raise ConfigurationError(f"there is no {SCRIPT}: measure from a checkout of psnode, which has it")
 
 
 def _environment() -> dict[str, str]:

@@ -305,3 +305,12 @@ def test_what_cannot_be_measured_is_refused(changed: dict[str, Any], options: di
 
     with pytest.raises(ConfigurationError, match=hint):
         peers.run(replace(TINY, **changed), **options)
+
+
+def test_without_a_checkout_it_says_so_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from psnode.bench import labs
+
+    monkeypatch.setattr(labs, "SCRIPT", tmp_path / "netlab.sh")
+    ground = Ground(network="LeNet", dataset="mnist", data_dir=tmp_path / "none", workers=2, batch=8, lr=0.02, steps=8)
+    with pytest.raises(ConfigurationError, match="from a checkout of psnode"):
+        peers.run(ground)
