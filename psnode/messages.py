@@ -134,7 +134,9 @@ def _is_content(value: object) -> bool:
 class Ready(_Message):
     """READY: `tensors` [[name, shape], ...] in the model's order; `order` their names as gradients finish.
 
-    `contents`: of every parameter and buffer, trained or not, dtype, shape and the xxh3_64 of its bytes, by name.
+    `contents`: of every parameter and buffer, trained or not, dtype, shape and the xxh3_64 of its bytes, by name. As `order`,
+    only worker 1 knows `late`, the parameters whose gradient one pass adds to repeatedly, and `waits`: why forward passes have
+    to wait for all weights, empty if they need not.
     """
 
     tensors: list[Any]
@@ -142,6 +144,8 @@ class Ready(_Message):
     examples: int
     shared_directory: bool
     contents: dict[str, Any] = field(default_factory=dict)
+    late: list[str] = field(default_factory=list)
+    waits: str = ""
 
     def _is_sound(self) -> bool:
         known = all(_is_name(name) and _is_content(value) for name, value in self.contents.items())
@@ -156,7 +160,8 @@ class Start(_Message):
     worker's own state if `state_follows`, and WEIGHTS of all groups if `weights_follow`: else the worker has them.
 
     `rehearsal`: take some steps by this plan, leave no trace of them, and wait for another PLAN.
-    `shift` and `sample_shift` place a step in the epochs of the schedules and of the data (psnode.parts).
+    `shift` and `sample_shift` place a step in the epochs of the schedules and of the data (psnode.parts). `late` as in
+    Ready; `waits`: forward passes wait for all weights.
     """
 
     plan: dict[str, Any]
@@ -171,6 +176,8 @@ class Start(_Message):
     sample_shift: int = 0
     tensors: int = 0
     weights_follow: bool = True
+    late: list[str] = field(default_factory=list)
+    waits: bool = False
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,18 @@ class Task(ABC):
 
         return batch_statistics(model)
 
+    def constrain(self, model: torch.nn.Module) -> None:  # noqa: B027  # a task without a constraint has nothing to write
+        """Keep the trainable weights of `model` where they have to be: clamp them, bound their norms.
+
+        Called on the master alone, without gradients, after each update of all weights; workers receive what it leaves.
+        A model whose forward pass writes its own weights is refused: what it does belongs here.
+        """
+
+    @property
+    def constrains(self) -> bool:
+        """Whether `constrain` does anything."""
+        return type(self).constrain is not Task.constrain
+
     @abstractmethod
     def size(self, batch: Batch) -> int:
         """The number of examples (tokens, ...) in `batch` that loss and metrics are averages or sums over."""

@@ -27,7 +27,7 @@ from psnode.master.events import Events
 from psnode.master.heartbeat import Heartbeat
 from psnode.master.lanes import Lanes, lane_count
 from psnode.master.loop import Master
-from psnode.master.parameters import Parameters
+from psnode.master.parameters import Constraint, Parameters
 from psnode.master.progress import Fanout, progress
 from psnode.master.reduction import Reduction
 from psnode.master.standing import Standing
@@ -85,7 +85,8 @@ def _lead(link: Link, config: Config, make_task: Callable[[Config], Task], ranks
     inventory.check(model, statistics)
     with claim(config) as run:
         try:
-            return _run(link, run.config, run.scheme, model, statistics, run, workers, ranks[len(workers) :])
+            constraint = task.constrain if task.constrains else None
+            return _run(link, run.config, run.scheme, model, statistics, run, workers, ranks[len(workers) :], constraint)
         except StoppedError as error:  # before it began: whoever watches the directory learns why nothing comes
             _summary(run, error.step, _REASONS[error.exit_code], error.exit_code, 0).write(run.path)
             raise
@@ -100,6 +101,7 @@ def _run(
     run: RunDirectory,
     workers: range,
     spares: range,
+    constraint: Constraint | None,
 ) -> int:
     ranks = (*workers, *spares)
     ready = gather_ready(link, run, ranks, 5 * config.pause_deadline)
@@ -142,7 +144,9 @@ def _run(
             parameters=parameters,
             downlink=downlink,
             drafts=drafts,
-            reduction=Reduction(plan, scheme, parameters, downlink, lanes, watch, tracer, seed=config.seed),
+            reduction=Reduction(
+                plan, scheme, parameters, downlink, lanes, watch, tracer, seed=config.seed, constraint=constraint
+            ),
             watch=watch,
             accounts=accounts,
             dealing=dealing,
@@ -157,6 +161,8 @@ def _run(
         master.reduction.warm_up()
         beat = Heartbeat(link, ranks)
         _tell_of_the_start(master.events, run, workers)
+        if waits := ready[workers[0]].waits:
+            master.events.tell("without overlap", run.before.step, reason=f"forward passes wait for all weights, since {waits}")
         try:
             master.serve()
         except Exception as error:

@@ -27,7 +27,7 @@ def lane_count(groups: int) -> int:
 
 
 class Lanes:
-    """`count` threads; what a piece of work returns (unless None) or raises is posted to `inbox`."""
+    """`count` threads; what a piece of work returns (unless None; a list: each of its items) or raises is posted to `inbox`."""
 
     def __init__(self, inbox: Inbox, count: int) -> None:
         self._inbox = inbox
@@ -57,5 +57,6 @@ class Lanes:
                 result = work()
             except Exception as error:  # the owner of the inbox raises it
                 result = error
-            if result is not None:
-                self._inbox.post(result)
+            for event in result if isinstance(result, list) else [result]:
+                if event is not None:
+                    self._inbox.post(event)

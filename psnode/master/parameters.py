@@ -14,13 +14,14 @@ import xxhash
 from torch import nn
 
 from psnode.config import Config
-from psnode.errors import CheckpointError
+from psnode.errors import CheckpointError, ConfigurationError
 from psnode.feedback import Gathering
 from psnode.inventory import bits
 from psnode.master.sgd import descend, descend_beside
 from psnode.plan import Plan
 
 Floats = npt.NDArray[np.float32]
+Constraint = Callable[[nn.Module], None]  # Task.constrain
 _VELOCITY = "momentum_buffer"  # as torch calls it
 
 
@@ -37,10 +38,12 @@ class Parameters:
         self.plan = plan
         self.weights = torch.empty(plan.size)
         named = dict(model.named_parameters())
+        self._views: list[tuple[str, nn.Parameter, torch.Tensor]] = []
         for name, where in plan.slices().items():
             parameter = named[name]
             self.weights[where] = parameter.detach().reshape(-1)
             parameter.data = self.weights[where].view(parameter.shape)
+            self._views.append((name, parameter, parameter.data))
         self._ranges = [nn.Parameter(self.weights[group.start : group.stop]) for group in plan.groups]
         self._descend: Callable[..., None] | None = None
         self._optimizers: list[torch.optim.Optimizer] = []
@@ -92,6 +95,20 @@ class Parameters:
         optimizer.step()
         self._ranges[group].grad = None
         total[:] = 0
+
+    def constrain(self, constraint: Constraint) -> None:
+        """Let `constraint` change the model's weights, in place or by giving a parameter other data of its shape."""
+        with torch.no_grad():
+            constraint(self.model)
+        for name, parameter, view in self._views:
+            if parameter.data_ptr() != view.data_ptr() or parameter.stride() != view.stride():
+                if parameter.shape != view.shape or parameter.dtype is not view.dtype:
+                    raise ConfigurationError(
+                        f"Task.constrain makes parameter {name} {tuple(parameter.shape)} of {parameter.dtype}: it must stay "
+                        f"{tuple(view.shape)} of {view.dtype}"
+                    )
+                view.copy_(parameter.detach())
+                parameter.data = view
 
     def digest(self) -> str:
         """xxh3_128 of the bytes of all parameters, frozen ones too, in state-dict order."""

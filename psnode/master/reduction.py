@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from psnode.master.accounts import Stopwatch
 from psnode.master.aggregator import get_aggregator
 from psnode.master.downlink import Downlink, smallest
 from psnode.master.lanes import Lanes
-from psnode.master.parameters import Parameters
+from psnode.master.parameters import Constraint, Parameters
 from psnode.plan import ALL, Group, Plan, Segment, gradient_key
 from psnode.schemes import Scheme, phases
 from psnode.timeline import Tracer
@@ -46,7 +47,10 @@ class Refused(NamedTuple):
 
 
 class Reduction:
-    """Adds frames to one accumulator as long as the model, updates and sends: in lanes, in the order of submission."""
+    """Adds frames to one accumulator as long as the model, updates and sends: in lanes, in the order of submission.
+
+    A `constraint` is put on the weights when all groups are updated; none is sent before.
+    """
 
     def __init__(
         self,
@@ -59,6 +63,7 @@ class Reduction:
         tracer: Tracer,
         *,
         seed: int,
+        constraint: Constraint | None = None,
     ) -> None:
         feedback = get_feedback(scheme.feedback)
         self._plan = plan
@@ -69,6 +74,9 @@ class Reduction:
         self._watch = watch
         self._tracer = tracer
         self._seed = seed
+        self._constraint = constraint
+        self._closing = threading.Lock()
+        self._updated: dict[int, tuple[Added, ...]] = {}  # groups that wait for the others, with what was added to them
         self._sum = np.zeros(plan.size, np.float32)
         codecs = [get_codec(segment.codec) for segment in plan.segments]
         self._codecs = [codec if codec.lossless else feedback.form(codec) for codec in codecs]
@@ -166,7 +174,20 @@ class Reduction:
             with self._watch.timing("decode"), self._tracer.span("decode", group=group.index, segment=index):
                 self._aggregator.add(self._codecs[index], payload, self._sum[segment.start : segment.stop], weight)
 
-    def _close(self, group: Group, version: int, lr: float) -> GroupClosed:
+    def _close(self, group: Group, version: int, lr: float) -> list[GroupClosed]:
+        added = self._update(group, version, lr)
+        if self._constraint is None:
+            return [self._publish(group, version, added)]
+        with self._closing:
+            self._updated[group.index] = added
+            if len(self._updated) < len(self._plan.groups):
+                return []
+            everything, self._updated = self._updated, {}
+        with self._watch.timing("update"), self._tracer.span("constrain", version=version):
+            self._parameters.constrain(self._constraint)
+        return [self._publish(group, version, everything[group.index]) for group in reversed(self._plan.groups)]
+
+    def _update(self, group: Group, version: int, lr: float) -> tuple[Added, ...]:
         added, absent = self._take(group)
         gradient = self._sum[group.start : group.stop]
         idle = self._idle(group, gradient, absent)
@@ -177,6 +198,9 @@ class Reduction:
                 self._parameters.update(group.index, gradient, factor, lr, idle)
             else:
                 gradient[:] = 0
+        return added
+
+    def _publish(self, group: Group, version: int, added: tuple[Added, ...]) -> GroupClosed:
         with self._watch.timing("downlink"), self._tracer.span("downlink", group=group.index, version=version):
             nbytes = self._downlink.send(group, version)
         return GroupClosed(group.index, version, nbytes, added)

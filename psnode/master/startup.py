@@ -159,6 +159,8 @@ def send_start(
             state_follows=follow.get(rank) is not None,
             tensors=frames.get(rank, 0),
             weights_follow=lacking is None or rank in among(lacking, plan.slices()),
+            late=ready[1].late,
+            waits=bool(ready[1].waits),
         )
         link.send(rank, Kind.PLAN, start.to_bytes())
     link.job = job
