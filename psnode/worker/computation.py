@@ -56,6 +56,16 @@ class Computation:
         self._turn = turn
         self._trains = [(name, parameter, parameter.requires_grad) for name, parameter in model.named_parameters()]
 
+    def loss(self, batch: Batch, watch: AbstractContextManager[Any] | None) -> float:
+        """The loss of the forward pass over `batch` that `run` would take in step 0, inside `watch`."""
+        with self._turn:
+            seed_torch(self._seed, self._rank, 0, self._device)
+            self._model.train()
+            batch = to_device(batch, self._device)
+            with watch or nullcontext():
+                loss, _ = self._task.loss(self._model, batch)
+            return float(loss.detach())
+
     def run(
         self,
         step: int,

@@ -1,63 +1,162 @@
 """Noticing that a model is about to use a weight, whatever the code of its layers looks like.
 
-Forward hooks of modules miss weights that are used without a call of the module that owns them (tied weights,
-nn.MultiheadAttention's output projection). Every function of torch that Python calls can be watched instead: a weight
-is first used when it, or a view of its memory, is first an argument. What never passes through Python, scripted and
-compiled modules, cannot be watched: `watchable` says so.
+Three nets, each of which holds what slips through the others:
+
+* every operator of torch's dispatcher, however it is called: from Python, from TorchScript, below torch.vmap;
+* every method of a tensor that gives its memory away: data_ptr(), numpy(), DLPack, __cuda_array_interface__;
+* the call of a module that owns parameters: kernels of one's own that are handed a weight there.
+
+What runs outside all three (compiled graphs, CUDA graphs) is found before the first step (psnode.worker.inspection).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
 
-from psnode.worker.arrivals import Arrivals
+_FLOAT = 4
+_GIVES_MEMORY = frozenset(
+    [
+        torch.Tensor.data_ptr,
+        torch.Tensor.numpy,
+        torch.Tensor.tolist,
+        torch.Tensor.untyped_storage,
+        torch.Tensor.storage,
+        torch.Tensor._typed_storage,
+        torch.Tensor.__array__,
+        torch.Tensor.__dlpack__,
+        torch.Tensor.__cuda_array_interface__.__get__,
+    ]
+)
 
 
-def watchable(model: nn.Module) -> bool:
-    """Whether all that `model` computes with passes through functions of torch called from Python."""
-    return not any(
-        isinstance(module, torch.jit.ScriptModule) or type(module).__name__ == "OptimizedModule" for module in model.modules()
-    )
+class Arriving(Protocol):
+    """Weights that are on their way: psnode.worker.arrivals.Arrivals."""
+
+    @property
+    def missing(self) -> Collection[int]:
+        """What is not there yet; empty when all is."""
+
+    def require(self, start: int, stop: int) -> None:
+        """Return when coordinates [start, stop) of the flat vector are there."""
 
 
-class FirstUse(TorchFunctionMode):
-    """While it is entered, every function waits for the `weights` among its arguments.
+class FirstUse:
+    """While it is entered, whatever uses `weights` waits for what it uses. For one thread that enters; modules may run in others.
 
-    `weights`: the flat vector that all parameters are views of.
+    `weights`: the flat float32 vector that the trainable parameters of `model` are views of.
     """
 
-    def __init__(self, arrivals: Arrivals, weights: torch.Tensor) -> None:
+    def __init__(self, model: nn.Module, arriving: Arriving, weights: torch.Tensor) -> None:
+        self._arriving = arriving
+        self._base = weights.untyped_storage().data_ptr()
+        self._size = weights.numel()
+        self._turn = threading.RLock()
+        self._stack = ExitStack()
+        self._entered = False
+        self._hooks = list(self._hook(model))
+
+    def __enter__(self) -> Self:
+        self._entered = True
+        self._stack.enter_context(_Memory(self))
+        self._stack.enter_context(_Operators(self))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._entered = False
+        self._stack.close()
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to wait for."""
+        return not self._arriving.missing
+
+    def wait(self, values: Iterable[object]) -> None:
+        """Return when all weights are there that the tensors among `values`, or in lists among them, are or look at."""
+        for tensor in _tensors(values):
+            try:
+                ours = tensor.layout is torch.strided and tensor.untyped_storage().data_ptr() == self._base
+            except (RuntimeError, NotImplementedError):  # a wrapper, with who knows what inside
+                self._require(0, self._size)
+                continue
+            if ours:
+                self._require(*self._extent(tensor))
+
+    def remove(self) -> None:
+        """Take the hooks off the modules."""
+        for handle in self._hooks:
+            handle.remove()
+
+    def _require(self, start: int, stop: int) -> None:
+        with self._turn:
+            self._arriving.require(start, stop)
+
+    def _extent(self, tensor: torch.Tensor) -> tuple[int, int]:
+        """The first coordinate of the flat vector that `tensor` covers, of whatever type it is, and one past the last."""
+        if not tensor.numel():
+            return 0, 0
+        start = tensor.data_ptr() - self._base
+        last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        return start // _FLOAT, -(-(start + (last + 1) * tensor.element_size()) // _FLOAT)
+
+    def _hook(self, model: nn.Module) -> Iterator[RemovableHandle]:
+        for module in model.modules():
+            own = [parameter for parameter in module.parameters(recurse=False) if parameter.requires_grad]
+            if own:
+                yield module.register_forward_pre_hook(self._before(own))
+
+    def _before(self, own: list[nn.Parameter]) -> Callable[[nn.Module, Any], None]:
+        def hook(module: nn.Module, inputs: Any) -> None:
+            if self._entered and not self.over:
+                self.wait(own)
+
+        return hook
+
+
+class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Waits before every operator that is given a weight."""
+
+    def __init__(self, watch: FirstUse) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._watch = watch
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if not self._watch.over:
+            self._watch.wait(args)
+            if kwargs:
+                self._watch.wait(kwargs.values())
+        return func(*args, **(kwargs or {}))
+
+
+class _Memory(TorchFunctionMode):
+    """Waits before every method that gives a weight's memory away."""
+
+    def __init__(self, watch: FirstUse) -> None:
         super().__init__()
-        self._arrivals = arrivals
-        self._memory = weights.untyped_storage().data_ptr()
+        self._watch = watch
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call `func`, once the weights that it is given are there. Reading an attribute is no use of a weight's values."""
-        if self._arrivals.missing and getattr(func, "__name__", "") not in ("__get__", "__set__"):
-            for tensor in _tensors((args, *(kwargs or {}).values())):
-                if tensor.layout is torch.strided and tensor.untyped_storage().data_ptr() == self._memory:
-                    self._arrivals.require(*_extent(tensor))
+        if func in _GIVES_MEMORY and not self._watch.over:
+            self._watch.wait(args[:1])
         return func(*args, **(kwargs or {}))
 
 
-def _tensors(values: tuple[Any, ...] | list[Any]) -> Iterator[torch.Tensor]:
+def _tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
         elif isinstance(value, tuple | list):
             yield from _tensors(value)
-
-
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """The first coordinate of the flat vector that `tensor` covers, and one past the last."""
-    if not tensor.numel():
-        return 0, 0
-    start = int(tensor.storage_offset())
-    return start, start + 1 + sum(int((n - 1) * stride) for n, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -17,7 +18,7 @@ class GroupHooks:
 
     Before that `collect(name)` is called for every parameter in the group, when its own gradient is there. Between `arm` and
     `flush` only: backward passes of a step before its last are not looked at. Parameters that the loss does not depend on
-    are collected, and their groups reported, by `flush`.
+    are collected, and their groups reported, by `flush`; so are those in `late`, whose gradients one pass adds to more than once.
     """
 
     def __init__(
@@ -26,7 +27,10 @@ class GroupHooks:
         plan: Plan,
         collect: Callable[[str], None],
         finished: Callable[[int], None],
+        late: Collection[str] = (),
     ) -> None:
+        self._parameters = parameters
+        self._late = frozenset(late)
         self._collect = collect
         self._finished = finished
         self._members = _groups_of_tensors(plan)
@@ -35,6 +39,7 @@ class GroupHooks:
             for index in groups:
                 self._sizes[index] += 1
         self._missing: list[int] = []
+        self._armed = False
         self._uncollected: set[str] = set()
         self._handles = [_on_accumulated(parameters[name], self._hook(name)) for name in self._members]
 
@@ -42,9 +47,22 @@ class GroupHooks:
         """Watch the next backward pass."""
         self._missing = list(self._sizes)
         self._uncollected = set(self._members)
+        self._armed = True
 
     def flush(self) -> None:
-        """The backward pass is over: collect what is left and report the groups that are not complete, stop watching."""
+        """The backward pass is over: collect what is left and report the groups that are not complete, stop watching.
+
+        ConfigurationError, naming the parameter, if something was added to a gradient after it was taken.
+        """
+        if not self._armed:
+            return
+        self._armed = False
+        for name in self._members:
+            if name not in self._uncollected and self._parameters[name].grad is not None:
+                raise ConfigurationError(
+                    f"parameter {name} got a part of its gradient after the rest was sent, and not so in the first batch: "
+                    "give checkpoint() use_reentrant=False"
+                )
         for name in [name for name in self._members if name in self._uncollected]:
             self._take(name)
         self._missing = []
@@ -56,7 +74,7 @@ class GroupHooks:
 
     def _hook(self, name: str) -> Callable[[torch.Tensor], None]:
         def hook(parameter: torch.Tensor) -> None:
-            if name in self._uncollected:
+            if name in self._uncollected and name not in self._late:
                 self._take(name)
 
         return hook
@@ -86,24 +104,29 @@ def _groups_of_tensors(plan: Plan) -> dict[str, list[int]]:
     return found
 
 
-def finish_order(parameters: Mapping[str, nn.Parameter], backward: Callable[[], None]) -> list[str]:
+class Finish(NamedTuple):
+    """How a backward pass finishes gradients: the parameters' names in that order, and which of them it adds to repeatedly."""
+
+    order: list[str]
+    late: list[str]
+
+
+def finish_order(parameters: Mapping[str, nn.Parameter], backward: Callable[[], None]) -> Finish:
     """The names of `parameters` in the order in which `backward` finishes their gradients, unused ones last.
 
-    Gradients are cleared afterwards. ConfigurationError for sparse gradients.
+    Reentrant checkpointing adds to the gradient of a parameter once for every segment that uses it. Gradients are
+    cleared afterwards. ConfigurationError for sparse gradients.
     """
-    order: list[str] = []
+    times: dict[str, int] = {}
 
     def hook(name: str) -> Callable[[torch.Tensor], None]:
         def record(parameter: torch.Tensor) -> None:
             if parameter.grad is not None and parameter.grad.layout is not torch.strided:
                 raise ConfigurationError(f"parameter {name} has sparse gradients: use a dense embedding (sparse=False)")
-            if name not in seen:
-                seen.add(name)
-                order.append(name)
+            times[name] = times.pop(name, 0) + 1
 
         return record
 
-    seen: set[str] = set()
     handles = [_on_accumulated(parameter, hook(name)) for name, parameter in parameters.items()]
     try:
         backward()
@@ -112,4 +135,5 @@ def finish_order(parameters: Mapping[str, nn.Parameter], backward: Callable[[], 
             handle.remove()
         for parameter in parameters.values():
             parameter.grad = None
-    return order + [name for name in parameters if name not in seen]
+    order = [*times, *(name for name in parameters if name not in times)]
+    return Finish(order, [name for name, count in times.items() if count > 1])

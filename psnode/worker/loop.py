@@ -89,10 +89,11 @@ class Worker:
         version = step - 1
         buffers = self.replica.buffers()
         every = self.config.hash_every
+        compared = bool(every) and version > 0 and version % every == 0
         digest = None
-        if self.first_use is None or (every and version and version % every == 0):
+        if self.first_use is None or compared:
             self.arrivals.complete()
-            digest = self.replica.digest() if every and version and version % every == 0 else None
+            digest = self.replica.digest() if compared else None
             if self.arrivals.version != version:
                 return False
         self._take_deal(version)
@@ -108,9 +109,13 @@ class Worker:
             self.sender.begin(step, version, measure=step % self.config.log_interval == 0)
             return True
 
+        marks = self.replica.marks() if compared else {}
         before = self.arrivals.waited
         with self.tracer.span("forward_backward", step=step):
             outcome = self.computation.run(step, batches, self.hooks, first_forward=self.first_use, settled=settled)
+        self.replica.check(settled=outcome is not None)
+        if outcome is not None and compared:
+            self.replica.compare(marks)
         if outcome is None:
             self._void = batches
             self.replica.load_buffers(buffers)
@@ -203,3 +208,5 @@ class Worker:
         self.batches.close()
         self.sender.close()
         self.hooks.remove()
+        if self.first_use is not None:
+            self.first_use.remove()

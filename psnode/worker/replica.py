@@ -31,6 +31,14 @@ def describe(model: nn.Module) -> list[Tensor]:
     return [Tensor(name, tuple(parameter.shape)) for name, parameter in trainable(model).items()]
 
 
+def written(name: str) -> ConfigurationError:
+    """What to say of a model that changes its parameter `name`."""
+    return ConfigurationError(
+        f"the model itself writes parameter {name}, and the master's next weights would undo that: move it into "
+        "Task.constrain, which the master calls after each update (docs/models.md)"
+    )
+
+
 class Replica:
     """The model as views of `weights`.
 
@@ -47,11 +55,13 @@ class Replica:
         self._host = host
         self.weights: Floats = host.numpy()
         self.parameters = trainable(model)
+        self._views: dict[str, torch.Tensor] = {}
         for name, where in plan.slices().items():
             parameter = self.parameters[name]
             self._weights[where] = parameter.detach().reshape(-1)
-            parameter.data = self._weights[where].view(parameter.shape)
+            parameter.data = self._views[name] = self._weights[where].view(parameter.shape)
             parameter.grad = None
+        self._versions = {name: parameter._version for name, parameter in self.parameters.items()}
         self._host.copy_(self._weights)
 
     @property
@@ -63,6 +73,33 @@ class Replica:
         """Make a change of `weights` in the group's range visible to the model."""
         if not self._on_host:
             self._weights[group.start : group.stop].copy_(self._host[group.start : group.stop], non_blocking=True)
+
+    def check(self, *, settled: bool = True) -> None:
+        """Make sure that the model computes with `weights`, after a step of it.
+
+        Parameters that it moved to other memory are views again, if they hold equal values (flatten_parameters).
+        ConfigurationError for one that it wrote, or gave other values. Not `settled`: the weights have changed since, so that
+        values say nothing.
+        """
+        for name, view in self._views.items():
+            parameter = self.parameters[name]
+            if parameter.data_ptr() != view.data_ptr() or parameter.stride() != view.stride():
+                if settled and not (parameter.shape == view.shape and torch.equal(parameter.detach(), view)):
+                    raise written(name)
+                parameter.data = view
+                self._versions[name] = parameter._version
+            elif parameter._version != self._versions[name]:
+                raise written(name)
+
+    def marks(self) -> dict[str, int]:
+        """xxh3_64 of each parameter: what finds a write that leaves no trace (weight.data.clamp_())."""
+        return {name: xxhash.xxh3_64_intdigest(view.detach().cpu().numpy().data) for name, view in self._views.items()}
+
+    def compare(self, marks: dict[str, int]) -> None:
+        """ConfigurationError for a parameter that is no more what it was when `marks` were taken."""
+        for name, mark in self.marks().items():
+            if mark != marks[name]:
+                raise written(name)
 
     def digest(self) -> int:
         """xxh3_64 of the weights that the model computes with."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,6 @@ from psnode.config import Config
 from psnode.data.prefetch import Prefetch
 from psnode.data.sampler import Sampler
 from psnode.device import choose_device
-from psnode.errors import ConfigurationError
 from psnode.link import Link
 from psnode.messages import Deal, Ready, Setup, Start
 from psnode.plan import Plan, downlink_codecs
@@ -27,12 +26,13 @@ from psnode.timeline import Tracer
 from psnode.wire import Kind
 from psnode.worker.arrivals import Arrivals
 from psnode.worker.computation import Computation
-from psnode.worker.first_use import FirstUse, watchable
+from psnode.worker.first_use import FirstUse
 from psnode.worker.gradients import Gradients
 from psnode.worker.heap import keep_freed_memory
-from psnode.worker.hooks import GroupHooks, finish_order
+from psnode.worker.hooks import GroupHooks
+from psnode.worker.inspection import Findings, inspect
 from psnode.worker.loop import Worker
-from psnode.worker.replica import Replica, describe, trainable
+from psnode.worker.replica import Replica, describe
 from psnode.worker.sender import GradientSender
 
 MakeTask = Callable[[Config], Task]
@@ -101,8 +101,7 @@ class Site:
             link, plan, replica, downlink_codecs(plan, scheme.downlink), tracer,
             max(config.deadline or 0.0, config.pause_deadline), sender.give_back,
         )  # fmt: skip
-        # workers that take turns must not keep one while they wait for another's gradient
-        early = config.overlap and config.consistency == "bsp" and config.local is None and watchable(self.model)
+        early = may_begin_early(config) and not start.waits
         return Worker(
             link=link,
             config=config,
@@ -112,9 +111,9 @@ class Site:
             replica=replica,
             gradients=gradients,
             arrivals=arrivals,
-            first_use=FirstUse(arrivals, replica.on_device) if early else None,
+            first_use=FirstUse(self.model, arrivals, replica.on_device) if early else None,
             sender=sender,
-            hooks=GroupHooks(replica.parameters, plan, gradients.collect, sender.push),
+            hooks=GroupHooks(replica.parameters, plan, gradients.collect, sender.push, start.late),
             computation=self.computation,
             batches=Prefetch(self.data, sampler, start.step, start.last_step),
             share=self.share,
@@ -124,6 +123,14 @@ class Site:
     def share(self, deal: Deal, step: int) -> Prefetch:
         """The batches behind `step` of this rank's part of a deal."""
         return Prefetch(self.data, self.sampler.dealt(self.link.rank, deal.ranks, deal.sample_shift), step, deal.last_step)
+
+
+def may_begin_early(config: Config) -> bool:
+    """Whether forward passes may begin before their weights are there.
+
+    Workers that take turns must not keep one while they wait for another's gradient.
+    """
+    return config.overlap and config.consistency == "bsp" and config.local is None
 
 
 def join(link: Link, patience: float, make_task: MakeTask, turn: AbstractContextManager[Any]) -> Worker:
@@ -148,45 +155,22 @@ def join(link: Link, patience: float, make_task: MakeTask, turn: AbstractContext
         sampler = Sampler(len(data), (link.rank - 1) % workers, workers, config.batch_size, config.batches_per_step, config.seed)
         computation = Computation(task, model, device, rank=link.rank, seed=config.seed, turn=turn)
         agreed = set() if config.resume else inventory.persistent_buffers(model) - statistics.keys()
-        order = _measure_order(computation, model, data, sampler, agreed) if link.rank == 1 else None
+        found = Findings(None, [], "")
+        if link.rank == 1:
+            found = inspect(
+                computation, model, lambda step: data.batch(sampler.indices(step)[0], np.random.default_rng(0)),
+                agreed=agreed, early=may_begin_early(config),
+            )  # fmt: skip
     directory = _shared(Path(setup.train_dir), setup.mark)
     tensors = [[tensor.name, list(tensor.shape)] for tensor in describe(model)]
     link.forward_requests(0)  # the master waits for us and nothing else
-    link.send(0, Kind.READY, Ready(tensors, order, len(data), directory is not None, inventory.contents(model)).to_bytes())
+    contents = inventory.contents(model)
+    ready = Ready(tensors, found.order, len(data), directory is not None, contents, found.late, found.waits)
+    link.send(0, Kind.READY, ready.to_bytes())
     site = Site(link, config, Scheme.from_dict(setup.scheme), directory, device, model, data, sampler, computation, patience)
     while (start := site.next_start()).rehearsal:
         site.rehearse(start)
     return site.worker(start)
-
-
-def _measure_order(
-    computation: Computation, model: torch.nn.Module, data: Data, sampler: Sampler, agreed: Collection[str]
-) -> list[str]:
-    """The order in which gradients finish, from one backward pass that leaves no trace.
-
-    If that moved buffers that are to be `agreed` on, one on another batch shows whether they are functions of the data.
-    ConfigurationError if so: every worker's would be another.
-    """
-    before = inventory.copies(model)
-
-    def passed(step: int) -> tuple[list[str], dict[str, bytes]]:
-        """The order on the batch of `step`, and what the pass made of those buffers."""
-        batch = data.batch(sampler.indices(step)[0], np.random.default_rng(0))
-        order = finish_order(trainable(model), lambda: (computation.run(0, [batch], None), None)[1])
-        now = inventory.tensors(model)
-        after = {name: bytes(inventory.bits(now[name])) for name in sorted(before.keys() & now.keys() & set(agreed))}
-        inventory.put_back(model, before)
-        return order, after
-
-    order, first = passed(1)
-    if any(value != inventory.bits(before[name]) for name, value in first.items()):
-        _, second = passed(2)
-        if moved := [name for name, value in first.items() if second.get(name) != value]:
-            raise ConfigurationError(
-                f"buffer {moved[0]} takes another value with every batch, so that each worker has its own: "
-                "say in Task.statistics how a checkpoint is to combine them, or register it with persistent=False"
-            )
-    return order
 
 
 def _shared(train_dir: Path, mark: str) -> Path | None:

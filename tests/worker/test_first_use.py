@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from psnode.worker.arrivals import Arrivals
-from psnode.worker.first_use import FirstUse, watchable
+from psnode.worker.first_use import FirstUse
 
 
-class Recorder(Arrivals):
+class Recorder:
     """Writes down what is required; everything is missing for ever."""
 
     def __init__(self) -> None:
-        self.missing = {0}
+        self.missing: set[int] = {0}
         self.asked: list[tuple[int, int]] = []
 
     def require(self, start: int, stop: int) -> None:
@@ -35,8 +38,10 @@ def flat(model: nn.Module) -> tuple[torch.Tensor, dict[str, tuple[int, int]]]:
 def first_uses(model: nn.Module, *inputs: torch.Tensor) -> tuple[list[tuple[int, int]], dict[str, tuple[int, int]]]:
     vector, where = flat(model)
     recorder = Recorder()
-    with FirstUse(recorder, vector):
+    watch = FirstUse(model, recorder, vector)
+    with watch:
         model(*inputs)
+    watch.remove()
     return list(dict.fromkeys(recorder.asked)), where
 
 
@@ -69,7 +74,7 @@ def test_a_view_of_a_weight_is_the_weight() -> None:
 
 def test_tensors_apart_from_the_vector_are_not_waited_for() -> None:
     recorder = Recorder()
-    with FirstUse(recorder, torch.zeros(3)):
+    with FirstUse(nn.Identity(), recorder, torch.zeros(3)):
         torch.ones(3) + torch.ones(3)
     assert recorder.asked == []
 
@@ -78,12 +83,104 @@ def test_reading_a_shape_is_no_use() -> None:
     model = nn.Linear(3, 4)
     vector, _ = flat(model)
     recorder = Recorder()
-    with FirstUse(recorder, vector):
+    with FirstUse(model, recorder, vector):
         assert model.weight.shape == (4, 3)
     assert recorder.asked == []
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_scripted_modules_are_not_watchable() -> None:
-    assert watchable(nn.Sequential(nn.Linear(2, 2)))
-    assert not watchable(nn.Sequential(torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))))
+def scripted(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x @ w)
+
+
+USES = {
+    "a scripted function": lambda x, w: scripted_function()(x, w),
+    "vmap over rows": lambda x, w: torch.vmap(lambda row: row @ w)(x),
+    "vmap over the weight": lambda x, w: torch.vmap(lambda row: row.sum())(w),
+    "a gradient within": lambda x, w: torch.func.grad(lambda v: (x @ v).sum())(w),
+    "a list of tensors": lambda x, w: torch.cat([x, w]),
+    "a keyword": lambda x, w: torch.add(input=x, other=w),
+    "a method": lambda x, w: w.mul(x),
+    "a view in another type": lambda x, w: w.detach().view(torch.int32).sum(),
+    "its bytes": lambda x, w: w.detach().view(torch.uint8).sum(),
+    "as complex numbers": lambda x, w: torch.view_as_complex(w.unflatten(1, (2, 2))).sum(),
+    "in place": lambda x, w: x.copy_(w.detach()),
+    "item": lambda x, w: w[1, 2].item(),
+    "data_ptr": lambda x, w: w.data_ptr(),
+    "data_ptr of .data": lambda x, w: w.data.data_ptr(),
+    "numpy": lambda x, w: w.detach().numpy(),
+    "numpy of .data": lambda x, w: w.data.numpy(),
+    "asarray": lambda x, w: np.asarray(w.data),
+    "from_dlpack": lambda x, w: np.from_dlpack(w.data),
+    "tolist": lambda x, w: w.tolist(),
+    "storage": lambda x, w: w.untyped_storage(),
+    "typed storage": lambda x, w: w.storage(),
+    "under no_grad": lambda x, w: torch.no_grad()(lambda: x @ w)(),
+    "a loss of the weight alone": lambda x, w: w.square().sum(),
+}
+
+
+@cache
+def scripted_function() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    return torch.jit.script(scripted)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:.*TypedStorage", "ignore:.*torch.jit.script")
+@pytest.mark.parametrize("use", USES)
+def test_a_weight_is_waited_for_however_it_is_used(use: str) -> None:
+    """The weight is used outside the module that owns it, so that the call of that module shows nothing."""
+    model = nn.Linear(4, 4)
+    vector, where = flat(model)
+    recorder = Recorder()
+    with FirstUse(model, recorder, vector):
+        USES[use](torch.ones(4, 4), model.weight)
+    start, stop = where["weight"]
+    assert set(range(start, stop)) <= {index for asked in recorder.asked for index in range(*asked)} or use == "item"
+    assert recorder.asked and all(start <= first < last <= stop for first, last in recorder.asked)
+
+
+def test_cuda_kernels_of_others_ask_for_the_array_interface() -> None:
+    model = nn.Linear(4, 4)
+    vector, where = flat(model)
+    recorder = Recorder()
+    with FirstUse(model, recorder, vector), pytest.raises(AttributeError):  # this weight is on the host
+        _ = model.weight.__cuda_array_interface__
+    assert recorder.asked == [where["weight"]]
+
+
+def test_the_call_of_a_module_waits_for_what_it_owns() -> None:
+    """Also for what only a kernel of somebody's own reads."""
+
+    class Opaque(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    asked, where = first_uses(nn.Sequential(nn.Linear(3, 3), Opaque()), torch.ones(2, 3))
+    assert asked[-1] == where["1.weight"]
+
+
+def test_nothing_is_asked_for_when_all_is_there_or_outside() -> None:
+    model = nn.Linear(3, 3)
+    vector, _ = flat(model)
+    recorder = Recorder()
+    watch = FirstUse(model, recorder, vector)
+    model(torch.ones(2, 3))
+    recorder.missing = set()
+    with watch:
+        model(torch.ones(2, 3))
+    assert recorder.asked == []
+
+
+def test_compiled_code_runs_operator_by_operator_under_the_watch() -> None:
+    """It is found before the first step; should it come later, nothing of it is missed."""
+    model = nn.Linear(4, 4)
+    vector, where = flat(model)
+    compiled = torch.compile(scripted, backend="eager")
+    compiled(torch.ones(4, 4), model.weight)  # what is cached is not used either
+    recorder = Recorder()
+    with FirstUse(model, recorder, vector):
+        compiled(torch.ones(4, 4), model.weight)
+    assert recorder.asked == [where["weight"]]

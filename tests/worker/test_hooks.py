@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from psnode.errors import ConfigurationError
 from psnode.plan import Plan, make_plan
@@ -30,7 +31,8 @@ class Branches(nn.Module):
 def prepared(group_by: str = "layer", group_bytes: int = 1 << 20) -> tuple[Branches, Plan, Gradients, list[int], GroupHooks]:
     model = Branches()
     parameters = trainable(model)
-    order = finish_order(parameters, lambda: model(torch.ones(2, 8)).sum().backward())
+    order, late = finish_order(parameters, lambda: model(torch.ones(2, 8)).sum().backward())
+    assert late == []
     tensors = {tensor.name: tensor for tensor in describe(model)}
     plan = make_plan([tensors[name] for name in order], "identity", group_by=group_by, group_bytes=group_bytes)
     gradients = Gradients(parameters, plan, torch.device("cpu"))
@@ -118,6 +120,58 @@ def test_a_changed_weight_changes_the_digest() -> None:
     with torch.no_grad():
         model.first.weight[0, 0] += 1e-6
     assert replica.digest() != before
+
+
+class Segments(nn.Module):
+    """One layer in `uses` segments of reentrant checkpointing: each adds to the gradients of the layer, one after the other."""
+
+    def __init__(self, uses: int) -> None:
+        super().__init__()
+        self.first, self.again, self.uses = nn.Linear(8, 8), nn.Linear(8, 8), uses
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for _ in range(self.uses):
+            x = checkpoint(self.again, x, use_reentrant=True)
+        return x
+
+
+def collected(model: Segments, late: list[str]) -> dict[str, np.ndarray]:
+    """The gradients of three uses, as they are when their groups are reported."""
+    plan = make_plan(describe(model), "identity", group_by="layer")
+    gradients = Gradients(trainable(model), plan, torch.device("cpu"))
+    sent: dict[int, np.ndarray] = {}
+
+    def finished(index: int) -> None:
+        sent[index] = gradients.flat(plan.groups[index].start, plan.groups[index].stop).copy()
+
+    hooks = GroupHooks(trainable(model), plan, gradients.collect, finished, late)
+    hooks.arm()
+    model(torch.ones(2, 8)).square().sum().backward()
+    hooks.flush()
+    flat = np.concatenate([sent[group.index] for group in plan.groups])
+    return {name: flat[where] for name, where in plan.slices().items()}
+
+
+def test_a_gradient_that_a_pass_adds_to_repeatedly_is_taken_whole() -> None:
+    model = Segments(3)
+    model(torch.ones(2, 8)).square().sum().backward()
+    expected = {name: parameter.grad.reshape(-1).numpy() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    _, late = finish_order(trainable(model), lambda: model(torch.ones(2, 8)).square().sum().backward())
+    assert sorted(late) == ["again.bias", "again.weight"]
+    found = collected(model, late)
+    for name, gradient in expected.items():
+        np.testing.assert_allclose(found[name], gradient, rtol=1e-6)
+
+
+def test_what_is_added_to_a_gradient_after_it_was_taken_is_refused_by_name() -> None:
+    model = Segments(1)
+    _, late = finish_order(trainable(model), lambda: model(torch.ones(2, 8)).square().sum().backward())
+    assert late == []
+    model.uses = 2
+    with pytest.raises(ConfigurationError, match=r"parameter again\.(weight|bias) got a part of its gradient after the rest was"):
+        collected(model, late)
 
 
 def test_sparse_gradients_are_refused() -> None:

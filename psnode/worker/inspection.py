@@ -1,0 +1,222 @@
+"""What a model does with its weights, seen in throw-away passes before the first step.
+
+Some models cannot be trained as views of one vector that the master fills, and would learn something else than in plain
+PyTorch without a word: they are refused here, by the name of the parameter. Others use weights behind the back of
+psnode.worker.first_use: their forward passes have to wait for all weights.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import nn
+
+from psnode import inventory
+from psnode.errors import ConfigurationError
+from psnode.task import Batch
+from psnode.worker.computation import Computation
+from psnode.worker.first_use import FirstUse
+from psnode.worker.hooks import Finish, finish_order
+from psnode.worker.replica import trainable, written
+
+
+@dataclass(frozen=True)
+class Findings:
+    """`order` and `late` as in psnode.worker.hooks.Finish; `waits`: why forward passes wait for all weights, or nothing."""
+
+    order: list[str] | None
+    late: list[str]
+    waits: str
+
+
+def inspect(
+    computation: Computation, model: nn.Module, batch: Callable[[int], Batch], *, agreed: Collection[str], early: bool
+) -> Findings:
+    """Look at passes over `batch(1)` that leave no trace.
+
+    `agreed`: buffers of which all workers must have the same. `early`: whether forward passes are to begin before their weights
+    are there. ConfigurationError for a model that would not learn what it learns in plain PyTorch.
+    """
+    parameters = trainable(model)
+    refuse_shared_memory(model)
+    before = inventory.copies(model)
+    try:
+        first = _backward(computation, model, batch(1), before)
+        for name, parameter in parameters.items():
+            if not torch.equal(parameter.detach(), before[name]):
+                raise written(name)
+        inventory.put_back(model, before)
+        if moved := [name for name in sorted(first.bits.keys() & set(agreed)) if first.bits[name] != _bytes(before[name])]:
+            second = _backward(computation, model, batch(2), before)
+            _refuse_buffers_of_data([name for name in moved if second.bits.get(name) != first.bits[name]])
+        inventory.put_back(model, before)
+        reason = unwatchable(model) if early else ""
+        passes = _Passes(computation, model, batch(1), parameters, before, first.loss)
+        if early and not reason and not passes.agree_when_weights_are_late():
+            reason = "it computed something else in a rehearsal in which weights came late"
+        if not early or reason:
+            passes.refuse_views_of_old_memory()
+    finally:
+        inventory.put_back(model, before)
+    return Findings(*first.finish, reason)
+
+
+class _Seen(NamedTuple):
+    """A backward pass: its loss, how gradients finish, and what it left in the buffers."""
+
+    loss: float
+    finish: Finish
+    bits: dict[str, bytes]
+
+
+def _backward(computation: Computation, model: nn.Module, batch: Batch, before: Mapping[str, torch.Tensor]) -> _Seen:
+    losses: list[float] = []
+
+    def backward() -> None:
+        outcome = computation.run(0, [batch], None)
+        assert outcome is not None
+        losses.append(outcome.loss)
+
+    finish = finish_order(trainable(model), backward)
+    buffers = {name: value for name, value in model.named_buffers() if name in before}
+    return _Seen(losses[0], finish, {name: _bytes(value) for name, value in buffers.items()})
+
+
+def _bytes(value: torch.Tensor) -> bytes:
+    return bytes(inventory.bits(value))
+
+
+def _refuse_buffers_of_data(names: Sequence[str]) -> None:
+    """ConfigurationError for the first of `names`: buffers that are functions of the data, so that every worker's is another."""
+    if names:
+        raise ConfigurationError(
+            f"buffer {names[0]} takes another value with every batch, so that each worker has its own: "
+            "say in Task.statistics how a checkpoint is to combine them, or register it with persistent=False"
+        )
+
+
+def unwatchable(model: nn.Module) -> str:
+    """Why it is known that uses of weights cannot be seen, after a pass through the model; empty if nothing speaks against it."""
+    for module in model.modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            return "a part of the model is TorchScript"
+        if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
+            return "the model is compiled"
+    if "torch._dynamo.utils" in sys.modules and sys.modules["torch._dynamo.utils"].counters["frames"]:
+        return "something is compiled (torch.compile)"
+    if scripted_functions():
+        return "a function is TorchScript"
+    return ""
+
+
+def scripted_functions() -> set[str]:
+    """The functions of this process that were compiled to TorchScript."""
+    return {function.name for function in cast(Any, torch.jit._state._python_cu).get_functions()}
+
+
+def refuse_shared_memory(model: nn.Module) -> None:
+    """ConfigurationError if two parameters lie in the same memory, which one flat vector cannot hold."""
+    places = []
+    for name, parameter in model.named_parameters():
+        if parameter.numel() and parameter.layout is torch.strided:
+            last = sum((n - 1) * stride for n, stride in zip(parameter.shape, parameter.stride(), strict=True))
+            start = parameter.data_ptr()
+            places.append((start, start + (last + 1) * parameter.element_size(), name, parameter.requires_grad))
+    for (_, stop, one, trained), (start, _, two, too) in pairwise(sorted(places)):
+        if start < stop and (trained or too):
+            one, two = sorted((one, two))
+            raise ConfigurationError(
+                f"parameters {one} and {two} share memory: tie them by assigning the parameter itself (b.weight = a.weight)"
+            )
+
+
+class _Passes:
+    """Forward passes with the trainable parameters in one vector, as the run will have them, and NaN where they were."""
+
+    def __init__(
+        self,
+        computation: Computation,
+        model: nn.Module,
+        batch: Batch,
+        parameters: Mapping[str, nn.Parameter],
+        values: Mapping[str, torch.Tensor],
+        loss: float,
+    ) -> None:
+        self._computation, self._model, self._batch = computation, model, batch
+        self._parameters, self._loss = parameters, loss
+        self._values = values
+        self._buffers = {name: values[name] for name, _ in model.named_buffers()}
+
+    def agree_when_weights_are_late(self) -> bool:
+        """Whether the loss is the same bit for bit where each weight is NaN until FirstUse waits for it."""
+        truth = torch.cat([self._values[name].reshape(-1) for name in self._parameters])
+        vector = torch.full_like(truth, torch.nan)
+        with self._moved(vector, list(self._parameters)):
+            watch = FirstUse(self._model, _Late(vector, truth), vector)
+            try:
+                return self._same(lambda: self._computation.loss(self._batch, watch))
+            finally:
+                watch.remove()
+
+    def refuse_views_of_old_memory(self) -> None:
+        """ConfigurationError if the model computes with memory that its weights have left."""
+        suspects = list(self._parameters)
+        if self._unmoved_by_leaving(suspects):
+            return
+        while len(suspects) > 1:
+            half = suspects[: len(suspects) // 2]
+            suspects = suspects[len(half) :] if self._unmoved_by_leaving(half) else half
+        raise ConfigurationError(
+            f"the memory that parameter {suspects[0]} had when the model was built is kept and computed with, but weights move: "
+            "take views of a weight (.data, .numpy()) in the forward pass"
+        )
+
+    def _unmoved_by_leaving(self, names: Sequence[str]) -> bool:
+        """Whether the loss stays finite where NaN lies in the old memory of `names`."""
+        vector = torch.cat([self._values[name].reshape(-1) for name in self._parameters])
+        with self._moved(vector, names):
+            return self._same(lambda: self._computation.loss(self._batch, None), finite=True)
+
+    def _same(self, loss: Callable[[], float], *, finite: bool = False) -> bool:
+        try:
+            found = loss()
+        except Exception:  # whatever NaN leads to
+            return False
+        finally:
+            inventory.put_back(self._model, self._buffers)
+        return found == found if finite else found == self._loss
+
+    @contextmanager
+    def _moved(self, vector: torch.Tensor, emptied: Sequence[str]) -> Iterator[None]:
+        """The parameters are views of `vector`; what `emptied` of them left behind is NaN. All as before at the end."""
+        old = {name: parameter.data for name, parameter in self._parameters.items()}
+        place = 0
+        for name, parameter in self._parameters.items():
+            parameter.data = vector[place : place + parameter.numel()].view(parameter.shape)
+            place += parameter.numel()
+            if name in emptied:
+                old[name].fill_(torch.nan)
+        try:
+            yield
+        finally:
+            for name, parameter in self._parameters.items():
+                parameter.data = old[name].copy_(self._values[name])
+
+
+class _Late:
+    """Weights that come when somebody waits for them, and never before."""
+
+    missing = frozenset([0])
+
+    def __init__(self, vector: torch.Tensor, truth: torch.Tensor) -> None:
+        self._vector, self._truth = vector.detach(), truth
+
+    def require(self, start: int, stop: int) -> None:
+        with torch.utils._python_dispatch._disable_current_modes():
+            self._vector[start:stop] = self._truth[start:stop]
