@@ -1,0 +1,115 @@
+"""A task of one model of tests.kinds, or of many of them side by side."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.nn import functional
+
+from psnode.master.downlink import Downlink
+from psnode.task import Batch, Task
+from tests.kinds.models import CLASSES, WIDTH, Chain
+from tests.kinds.table import KINDS
+
+
+class Points:
+    """`count` points; a batch of all of them has them in one order."""
+
+    def __init__(self, count: int) -> None:
+        rng = np.random.default_rng(3)
+        self._x = rng.standard_normal((count, WIDTH)).astype(np.float32)
+        self._y = rng.integers(CLASSES, size=count)
+
+    def __len__(self) -> int:
+        return len(self._x)
+
+    def batch(self, indices: npt.NDArray[np.int64], rng: np.random.Generator | None) -> Batch:
+        chosen = np.sort(indices)
+        return torch.from_numpy(self._x[chosen]), torch.from_numpy(self._y[chosen])
+
+
+def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The model's own loss, or the cross entropy of what it gives."""
+    own: Any = getattr(model, "loss", None)
+    return own(x, y) if own is not None else functional.cross_entropy(model(x).float(), y)
+
+
+class Trains(Task):
+    """`make`'s model on Points."""
+
+    def __init__(self, make: Callable[[], nn.Module], examples: int) -> None:
+        super().__init__()
+        self._make, self._examples = make, examples
+
+    def model(self) -> nn.Module:
+        return self._make()
+
+    def train_data(self) -> Points:
+        return Points(self._examples)
+
+    def eval_data(self) -> Points:
+        return Points(self._examples)
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, None]:
+        return loss_of(model, *batch), None
+
+    def size(self, batch: Batch) -> int:
+        return len(batch[1])
+
+
+class Constrained(Trains):
+    """The model's constraint is the task's."""
+
+    def constrain(self, model: Any) -> None:
+        getattr(model, "constrain", lambda: None)()
+
+
+class SideBySide(nn.Module):
+    """Models that do not know of each other; the loss is the mean of theirs. They are asked one after the other."""
+
+    def __init__(self, models: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.names = list(models)
+        self.members = nn.ModuleList(models.values())
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.stack([loss_of(model, x, y) for model in self.members]).mean()
+
+    def constrain(self) -> None:
+        for model in self.members:
+            getattr(model, "constrain", lambda: None)()
+
+
+class Many(Constrained):
+    """Rows of the table side by side: those of option `verdict`, or those named in option `kinds`, by commas.
+
+    With option `seed` a chain of blocks drawn from it. With option `slow` every frame of weights leaves so many seconds late.
+    """
+
+    def __init__(self, options: Mapping[str, str] | None = None) -> None:
+        super().__init__(self._build, 32)
+        self.options = dict(options or {})
+        if slow := float(self.options.get("slow", 0)):
+            _slow_down(slow)
+
+    def _build(self) -> nn.Module:
+        if "seed" in self.options:
+            return Chain(int(self.options["seed"]), self.options["verdict"])
+        return SideBySide({kind.name: kind.make() for kind in KINDS if kind.verdict == self.options["verdict"]})
+
+
+def _slow_down(seconds: float) -> None:
+    """Have the master's frames leave late: a slow downlink, in which weights come one by one."""
+    post = Downlink._post
+
+    def late(self: Downlink, *arguments: Any, **named: Any) -> int:
+        time.sleep(seconds)
+        return post(self, *arguments, **named)
+
+    Downlink._post = late  # type: ignore[method-assign]
