@@ -54,6 +54,16 @@ def test_without_feedback_there_is_no_memory_and_the_codec_stays_unbiased() -> N
     assert rule.form(codec) is codec
 
 
+@pytest.mark.parametrize("name", ["dgc:momentum", "ema:beta"])
+@pytest.mark.parametrize(("value", "accepted"), [("-0.01", False), ("0", True), ("0.999", True), ("1", False), ("1.5", False)])
+def test_a_momentum_is_at_least_zero_and_below_one(name: str, value: str, accepted: bool) -> None:
+    if accepted:
+        assert f"={float(value)}" in f"{get_feedback(f'{name}={value}')!r},".replace("=0,", "=0.0,").replace(")", "")
+    else:
+        with pytest.raises(ConfigurationError, match="at least 0 and below 1"):
+            get_feedback(f"{name}={value}")
+
+
 def test_unknown_rules_are_refused_with_the_choices() -> None:
     with pytest.raises(ConfigurationError, match="ef"):
         get_feedback("eff")

@@ -184,6 +184,23 @@ def test_a_run_leaves_what_the_documentation_says(tmp_path: Path) -> None:
     assert {"forward_backward", "decode", "update", "downlink"} <= {event["name"] for event in trace}
 
 
+def test_the_metrics_of_a_step_are_those_of_its_batches_on_the_weights_before_it(tmp_path: Path) -> None:
+    """Two backward passes of 8 digits each; means over the 16."""
+    run(config(tmp_path / "run", local=1, batch_size=8, batches_per_step=2, max_steps=1))
+    task = Classification("LeNet", "digits", seed=1)
+    torch.manual_seed(1)
+    model = task.model()
+    seeds = np.random.SeedSequence((1, int.from_bytes(b"shuf", "big"), 0))
+    order = np.random.Generator(np.random.PCG64(seeds)).permutation(len(task.train_data()))
+    images, labels = task.train_data().batch(order[:16], None)
+    with torch.no_grad():
+        logits = model(images)
+    [record] = records(tmp_path / "run")
+    assert record["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-5)
+    assert record["metrics"]["top1"] == pytest.approx(float((logits.argmax(1) == labels).float().mean()))
+    assert record["metrics"]["top5"] == pytest.approx(float((logits.topk(5).indices == labels[:, None]).any(1).float().mean()))
+
+
 def test_bytes_of_dense_steps_are_those_of_the_weights_and_little_more(tmp_path: Path) -> None:
     run(config(tmp_path / "run", max_steps=4))
     dense = 2 * 4 * 431_080

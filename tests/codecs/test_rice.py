@@ -98,6 +98,18 @@ def test_cut_longer_or_other_numbers_are_refused(case: int) -> None:
                 expand(data, count, alphabet)
 
 
+@pytest.mark.parametrize(("parameter", "valid"), [(14, True), (15, True), (16, False), (17, False)])
+def test_a_parameter_above_fifteen_is_refused(parameter: int, valid: bool) -> None:
+    """One symbol of rank 0, seven times: a zero and k bits of nothing each, whatever k is."""
+    bits = 7 * (1 + parameter)
+    words = np.array([bits, parameter << 16, 9, *[0] * -(-bits // 32)], np.uint32)
+    if valid:
+        assert expand(words.view(np.uint8), 7, 300).tolist() == [9] * 7
+    else:
+        with pytest.raises(PayloadError, match=f"k={parameter}"):
+            expand(words.view(np.uint8), 7, 300)
+
+
 def test_the_chain_decodes_what_the_quantiser_alone_decodes() -> None:
     x = gaussian(5001)
     for spec in ("qsgd", "qsgd:levels=300", "nuqsgd", "natural", "dithered", "terngrad"):

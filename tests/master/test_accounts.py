@@ -91,3 +91,14 @@ def test_the_stopwatch_adds_up_by_name_and_starts_afresh() -> None:
     assert set(taken) == {"decode", "update"}
     assert all(value >= 0 for value in taken.values())
     assert watch.take() == {}
+
+
+@pytest.mark.parametrize(("early", "known"), [(64, True), (65, False)])
+def test_of_reports_that_come_early_64_are_kept(early: int, known: bool) -> None:
+    """One of a worker that is further would push out the oldest: the record is then made of the others' alone."""
+    accounts = Accounts(workers=2, steps_per_epoch=10, step=0)
+    for step in range(1, early + 1):
+        accounts.report(step, 1, report(loss=1.0))
+    accounts.report(1, 2, report(loss=3.0))
+    accounts.close(1, 0.1, {(1, 1), (2, 1)}, {})
+    assert [record.loss for record in accounts.due()] == ([2.0] if known else [])
