@@ -11,15 +11,21 @@ if TYPE_CHECKING:
     import torch
 
 
-def choose_device(enable_gpu: bool, index: int = 0) -> torch.device:
-    """The CPU, or CUDA device `index` modulo their number. ConfigurationError if CUDA is asked for and absent."""
+def choose_device(enable_gpu: bool, local_rank: int = 0) -> torch.device:
+    """The CPU, or the CUDA device of this rank of its host, which becomes the calling thread's current one.
+
+    Ranks share devices in turn where there are more of them than devices. The master computes on none: where it is local rank 0,
+    the first device is that of the last rank of as many as fill the host. ConfigurationError if CUDA is asked for and absent.
+    """
     import torch
 
     if not enable_gpu:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ConfigurationError("--enable-gpu: this torch sees no CUDA device; leave the flag out, or run psnode doctor")
-    return torch.device("cuda", index % torch.cuda.device_count())
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

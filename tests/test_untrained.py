@@ -77,7 +77,7 @@ class Adapted(nn.Module):
 def trained(task: Task, train_dir: Path, **changed: Any) -> dict[str, torch.Tensor]:
     """The model in the last checkpoint of a run that ended well."""
     settings: dict[str, Any] = {"scheme": "dense", "batch_size": 4, "max_steps": 4, "eval_freq": 2, "local": 3, "lr": 0.02}
-    settings |= {"threads": 1, "tensorboard": False, "hash_every": 1, **changed}
+    settings |= {"threads": 1, "tensorboard": False, "hash_every": 1, "pause_deadline": 600.0, **changed}
     assert run(Config(train_dir=train_dir, **settings), task=task) == 0
     newest = checkpoint.latest(train_dir)
     assert newest is not None

@@ -95,10 +95,11 @@ class Inbox:
 
 
 class Transport(ABC):
-    """Point-to-point messages among `size` ranks, of which this end is `rank`."""
+    """Point-to-point messages among `size` ranks, of which this end is `rank`, and `local_rank` among those of its host."""
 
     rank: int
     size: int
+    local_rank: int
     inbox: Inbox
 
     @abstractmethod

@@ -34,6 +34,20 @@ def place(environ: Mapping[str, str] = os.environ) -> Place | None:
     return None
 
 
+def local_rank(environ: Mapping[str, str] = os.environ) -> int | None:
+    """This process's number among the ranks of its host, from 0; None when the launcher does not say.
+
+    Slurm's is believed only of the process that Slurm itself numbered so: under mpirun in an allocation it is the launcher's.
+    """
+    names = ["OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK"]
+    here = place(environ)
+    slurms = (environ.get("SLURM_PROCID"), environ.get("SLURM_NTASKS"))
+    if "SLURM_STEP_ID" in environ and here is not None and slurms == (str(here.rank), str(here.size)):
+        names.append("SLURM_LOCALID")
+    found = next((environ[name] for name in names if environ.get(name, "").isdecimal()), None)
+    return None if found is None else int(found)
+
+
 def on_one_host(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether all ranks are known to run on this host."""
     found = place(environ)

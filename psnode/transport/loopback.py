@@ -27,6 +27,7 @@ class LoopbackTransport(Transport):
 
     def __init__(self, rank: int, size: int, group: list[LoopbackTransport], pool: Pool) -> None:
         self.rank, self.size, self.inbox = rank, size, Inbox()
+        self.local_rank = rank
         self._group, self._pool = group, pool
         self._closed = self._dead = False
 

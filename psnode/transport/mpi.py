@@ -79,6 +79,7 @@ class MpiTransport(Transport):
 
     def __init__(self, body: MpiThread, inbox: Inbox, pool: Pool) -> None:
         self.rank, self.size, self.inbox = body.traffic.rank, body.traffic.size, inbox
+        self.local_rank = body.local_rank
         self.clean = False
         self._body, self._pool = body, pool
         self._closed = False

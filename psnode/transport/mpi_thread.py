@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from psnode.errors import TransportError
 from psnode.transport.base import Inbox
-from psnode.transport.environment import job_name, on_one_host, place
+from psnode.transport.environment import job_name, local_rank, on_one_host, place
 from psnode.transport.listening import Listener, Woken, can_listen
 from psnode.transport.mailbox import Mailbox
 from psnode.transport.pace import MOVED_NANOSECONDS, Pace
@@ -40,6 +40,7 @@ class MpiThread:
         self.started, self.ended = threading.Event(), threading.Event()
         self.error: Exception | None = None
         self.agreed = False
+        self.local_rank = 0
         self._orders: Mailbox[Message | Call | None] = Mailbox()
         self._mpi, self._inbox, self._pool, self._piece_bytes = mpi, inbox, pool, piece_bytes
         self._closing_deadline: float | None = None
@@ -94,6 +95,7 @@ class MpiThread:
         level = init_thread(mpi) if owner else mpi.Query_thread()
         if not owner and level < mpi.THREAD_SERIALIZED:
             raise TransportError("MPI was initialised without thread support: initialise it with MPI_THREAD_SERIALIZED or more")
+        self.local_rank = _local_rank(mpi)
         knock = self._listener.knock if self._listener is not None else _nobody_listens
         self.traffic = Traffic(mpi, self._inbox, self._pool, self._piece_bytes, knock)
         return owner
@@ -165,6 +167,17 @@ def _rank() -> int:
     """This process's rank, as far as it is known before MPI is there."""
     found = place()
     return found.rank if found is not None else 0
+
+
+def _local_rank(mpi: Any) -> int:
+    """This process's number among those of its host. Asks MPI if the launcher has not said, which is the same on all ranks."""
+    if (said := local_rank()) is not None:
+        return said
+    host = mpi.COMM_WORLD.Split_type(mpi.COMM_TYPE_SHARED)
+    try:
+        return int(host.Get_rank())
+    finally:
+        host.Free()
 
 
 def _nobody_listens(rank: int) -> bool:

@@ -36,7 +36,7 @@ def seed_torch(seed: int, rank: int, step: int, device: torch.device) -> None:
     words = np.random.SeedSequence((seed, _DROPOUT, rank, step)).generate_state(1, np.uint64)
     torch.default_generator.manual_seed(int(words[0]))  # torch.manual_seed asks every kind of device: 100 times slower
     if device.type == "cuda":
-        torch.cuda.manual_seed(int(words[0]))
+        torch.cuda.default_generators[device.index].manual_seed(int(words[0]))  # and no other device's
 
 
 class Computation:

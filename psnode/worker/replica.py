@@ -71,8 +71,8 @@ class Replica:
 
     def publish(self, group: Group) -> None:
         """Make a change of `weights` in the group's range visible to the model."""
-        if not self._on_host:
-            self._weights[group.start : group.stop].copy_(self._host[group.start : group.stop], non_blocking=True)
+        if not self._on_host:  # not in the background: the next version may be written into `weights` at once
+            self._weights[group.start : group.stop].copy_(self._host[group.start : group.stop])
 
     def check(self, *, settled: bool = True) -> None:
         """Make sure that the model computes with `weights`, after a step of it.

@@ -140,7 +140,7 @@ def join(link: Link, patience: float, make_task: MakeTask, turn: AbstractContext
     """
     setup = Setup.from_bytes(link.expect(Kind.CONFIG, patience).body, 0)
     config = Config.from_dict(setup.config)
-    device = choose_device(config.enable_gpu, link.rank - 1)
+    device = choose_device(config.enable_gpu, link.transport.local_rank)
     torch.set_num_threads(max(1, config.threads))
     keep_freed_memory()
     with turn:
