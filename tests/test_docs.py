@@ -1,0 +1,143 @@
+"""Commands and code in README and docs: every one parses, and every page of results has the commands that made it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import shutil
+import subprocess
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from psnode.cli import app
+from psnode.errors import ConfigurationError
+from psnode.schemes import resolve
+from psnode.sources import load
+from tools.ec2.cli import cli as ec2
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+RESULTS = [page for page in PAGES if page.parent.name == "results"]
+FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.M | re.S)
+PROGRAM = re.compile(r"(psnode|psnode-ec2|mpirun|python|pytest|scripts/\S+)(\s|$)")
+
+
+def commands(text: str) -> list[str]:
+    """The lines that begin with a program of ours, in fences or indented, continued ones joined, remarks behind them left out."""
+    blocks = [textwrap.dedent(block) for _, kind, block in FENCE.findall(text) if kind in ("", "bash")]
+    plain = FENCE.sub("", text)
+    blocks += [textwrap.dedent(found) for found in re.findall(r"(?:^    .*\n)+", plain, re.M)]
+    joined = "\n".join(blocks).replace("\\\n", " ")
+    found = [part.strip() for line in joined.split("\n") for part in line.split("&&")]
+    return [re.split(r" {4,}(?=\w+ = )", line)[0] for line in found if PROGRAM.match(line)]
+
+
+EVERY = [pytest.param(command, id=f"{page.name}: {command[:60]}") for page in PAGES for command in commands(page.read_text())]
+
+
+def leaf(group: click.Group, words: list[str]) -> tuple[str, dict[str, Any]]:
+    """The command that `words` name below `group`, and its parameters. UsageError if they cannot be parsed."""
+    name, command, rest = group.resolve_command(click.Context(group), words)
+    assert name is not None and command is not None
+    if isinstance(command, click.Group):
+        below, parameters = leaf(command, rest)
+        return f"{name} {below}", parameters
+    return name, command.make_context(name, list(rest)).params
+
+
+def check_train(words: list[str]) -> None:
+    """Everything about the configuration that `psnode train` would refuse before it starts."""
+    _, parameters = leaf(app, ["train", *words])
+    file = parameters.pop("file")
+    config = load({name: value for name, value in parameters.items() if value not in (None, ())}, {}, file)
+    if not config.resume:
+        resolve(config)
+
+
+def check_psnode(words: list[str]) -> None:
+    name, parameters = leaf(app, words)
+    if name == "train":
+        check_train(words[1:])
+    elif name == "launch":
+        check_psnode(list(parameters["command"]))
+    elif name == "bench convergence":
+        for run in parameters["runs"]:
+            check_train([*shlex.split(parameters["common"]), "--scheme", *shlex.split(run)])
+    elif name == "bench peers":
+        for scheme in parameters["schemes"]:
+            check_train(["--scheme", *shlex.split(scheme)])
+
+
+def check_script(words: list[str]) -> None:
+    """The script is there and knows the flags; what follows -- is another command, or flags of train."""
+    script = ROOT / words[0]
+    split = words.index("--") if "--" in words else len(words)
+    text, rest = script.read_text(), words[split + 1 :]
+    if "[FLAGS of psnode train]" in text:
+        check_train(words[1:])
+        return
+    for flag in (word.partition("=")[0] for word in words[1:split] if word.startswith("--")):
+        assert re.search(rf"{flag}(?![\w-])", text), f"{script.name} has no {flag}"
+    if rest and rest[0].startswith("--"):
+        check_train(rest)
+    elif rest:
+        check(rest)
+
+
+def check(words: list[str]) -> None:
+    program = words[0]
+    if program == "psnode":
+        check_psnode(words[1:])
+    elif program == "psnode-ec2":
+        leaf(ec2, words[1:])
+    elif program == "mpirun":
+        check_psnode(words[words.index("psnode") + 1 :])
+    elif program == "python" and words[1].startswith("scripts/"):
+        check_script(words[1:])
+    elif program == "pytest":
+        assert all((ROOT / word.partition("::")[0]).exists() for word in words[1:] if word.startswith("tests"))
+    elif program.startswith("scripts/"):
+        check_script(words)
+
+
+@pytest.mark.parametrize("command", EVERY)
+def test_every_command_parses(command: str) -> None:
+    words = shlex.split(command, comments=True)
+    cut = next((number for number, word in enumerate(words) if word in (">", "|", "&")), len(words))
+    assert not any("..." in word for word in words), "a command that is cut short cannot be repeated"
+    check(words[:cut])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "psnode bench record GRADIENT",
+        "psnode train --scheme topk:rate=1",
+        "psnode launch -n 2 -- train --local 2 --nesterov --momentum 0",
+        "psnode bench convergence --output OUT --run dense --common '--max-step 3'",
+        "psnode-ec2 lunch",
+        "scripts/fuzz.py --run 3 --sed 2",
+    ],
+)
+def test_what_would_be_refused_is_found(command: str) -> None:
+    with pytest.raises((click.UsageError, ConfigurationError, AssertionError)):
+        check(shlex.split(command))
+
+
+@pytest.mark.parametrize("page", RESULTS, ids=lambda page: page.name)
+def test_every_page_of_results_has_commands(page: Path) -> None:
+    assert commands(page.read_text())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_of_code_is_code(page: Path) -> None:
+    for _, kind, block in FENCE.findall(page.read_text()):
+        if kind == "python":
+            ast.parse(textwrap.dedent(block))
+        elif kind == "bash" and shutil.which("bash"):
+            subprocess.run(["bash", "-n", "-c", textwrap.dedent(block)], check=True)
