@@ -265,6 +265,71 @@ def test_psnode_is_found_wherever_its_environment_is(nodes: Nodes, venv: str) ->
     assert (last / "code").read_text() == "75\n"
 
 
+# on TERM it writes its last checkpoint
+TRAINING = """#!/bin/bash
+last() {
+    mkdir -p checkpoints/step-00000030
+    echo x >checkpoints/step-00000030/model
+    echo step-00000030 >checkpoints/latest
+    exit 75
+}
+trap last TERM
+mkdir -p runs/first && cd runs/first && touch started
+for _ in {1..600}; do sleep 0.1; done
+"""
+
+
+def test_shutdown_stops_the_job_and_fetches_its_last_checkpoint_before_any_node_ends(
+    nodes: Nodes, aws: Any, config: Path
+) -> None:
+    last = job(nodes, "psnode/.venv")
+    home = nodes.home("master")
+    (home / "psnode/.venv/bin/psnode").write_text(TRAINING)
+    for run, step in (("zero", 90), ("first", 10), ("first", 20)):
+        folder = home / "psnode" / "runs" / run
+        (folder / f"checkpoints/step-{step:08}").mkdir(parents=True)
+        (folder / f"checkpoints/step-{step:08}/model").write_text(run)
+        (folder / "checkpoints/latest").write_text(f"step-{step:08}\n")
+        (folder / "config.json").write_text("{}")
+    os.utime(home / "psnode/runs/zero/checkpoints/latest", (0, 0))
+    assert nodes.ec2("run", "--detach", "--", "train").code == 0
+    wait_for((home / "psnode/runs/first/started").exists)
+    kept = config.parent / "state" / "kept"
+    there: list[set[str]] = []
+
+    def look(action: str, form: dict[str, str]) -> bool:
+        if action == "TerminateInstances":
+            there.append({name.partition("/")[2] for name in tree(kept)})
+        return True
+
+    aws.before = look
+    done = nodes.ec2("shutdown", "--yes")
+    assert done.code == 0, done.err
+    assert (last / "code").read_text() == "75\n"
+    run = "psnode/runs/first"
+    wanted = {"config.json", "started", "checkpoints/latest", "checkpoints/step-00000030/model"}
+    assert there == [{f"{run}/{name}" for name in wanted}]
+    assert f"the newest checkpoint, step-00000030 of {run}, is in {kept}" in done.err
+
+
+def test_nodes_whose_checkpoint_cannot_be_fetched_do_not_end_unless_it_is_discarded(
+    nodes: Nodes, aws: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "bin" / "ssh").write_text("#!/bin/sh\necho 'Connection timed out' >&2\nexit 255\n")
+    done = nodes.ec2("shutdown", "--yes")
+    assert done.code == 1
+    assert re.search(r"cannot be fetched \(.*Connection timed out\): nothing was ended; .*shutdown --discard ends", done.err)
+    assert "TerminateInstances" not in aws.actions()
+    assert "3 of 3 nodes" in nodes.ec2("status").out
+    assert nodes.ec2("shutdown", "--yes", "--discard").code == 0
+    assert "0 of 3 nodes" in nodes.ec2("status").out
+
+
+def test_a_master_without_checkpoints_keeps_nobody_from_shutting_down(nodes: Nodes) -> None:
+    done = nodes.ec2("shutdown", "--yes")
+    assert done.code == 0, done.err
+
+
 def test_who_stops_watching_a_job_leaves_it_alone(nodes: Nodes) -> None:
     last = job(nodes, "psnode/.venv")
     assert nodes.ec2("run", "--detach", "--", "doctor").code == 0

@@ -25,6 +25,7 @@ PATH=$PWD/bin:$PATH sh -c "$1"
 
 def test_without_a_limit_there_is_no_end() -> None:
     assert user_data(0) == ""
+    assert "psnode-warn" not in user_data(1)
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="mounting needs root and unshare")
@@ -43,6 +44,8 @@ def test_the_end_of_a_node_outlives_a_restart(tmp_path: Path) -> None:
         f"shutdown -P +{36 * 60}",
         "systemctl daemon-reload",
         "systemctl enable --now psnode-end.timer",
+        "systemctl daemon-reload",
+        "systemctl enable --now psnode-warn.timer",
     ]
     timer = (tmp_path / "system" / "psnode-end.timer").read_text()
     assert "Persistent=true" in timer
@@ -50,8 +53,10 @@ def test_the_end_of_a_node_outlives_a_restart(tmp_path: Path) -> None:
     (end,) = re.findall(r"^OnCalendar=(.*) UTC$", timer, re.M)
     at = datetime.strptime(end, "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp()
     assert int(before) + 36 * 3600 <= at <= time.time() + 36 * 3600
+    (hour,) = re.findall(r"^OnCalendar=(.*) UTC$", (tmp_path / "system" / "psnode-warn.timer").read_text(), re.M)
+    assert datetime.strptime(hour, "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp() == at - 3600
     if shutil.which("systemd-analyze"):
-        units = [tmp_path / "system" / f"psnode-end.{kind}" for kind in ("service", "timer")]
+        units = [tmp_path / "system" / f"psnode-{name}.{kind}" for name in ("end", "warn") for kind in ("service", "timer")]
         for command in (["verify", *units], ["calendar", f"{end} UTC"]):
             checked = subprocess.run(["systemd-analyze", *command], capture_output=True, text=True)
             assert checked.returncode == 0, checked.stderr

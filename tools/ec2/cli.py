@@ -14,6 +14,7 @@ import click
 from tools.ec2 import node_commands
 from tools.ec2.cloud import progress
 from tools.ec2.cluster import ENDED, LIVE, Node
+from tools.ec2.ends import first_end, notice
 from tools.ec2.errors import Ec2Error, NoClusterError
 from tools.ec2.flags import Session, command
 
@@ -44,6 +45,10 @@ def _status(session: Session, as_json: bool) -> None:
         click.echo(line(node))
     live = sum(node.state in LIVE for node in nodes)
     click.echo(f"{live} of {session.settings.n_workers + 1} nodes of cluster {cluster.name}, owner {cluster.owner}")
+    if first_end(nodes):
+        click.echo("a node that ends takes its volume with it: get what was trained before, or write it to a shared directory")
+    if told := notice(nodes, datetime.datetime.now(datetime.UTC)):
+        progress(told)
 
 
 @command(cli, "cost")
@@ -69,14 +74,15 @@ def _cost(session: Session) -> None:
     cap = session.settings.max_hourly_price
     over = f", over max_hourly_price = {cap:g}: end what is not needed" if hourly > cap else ""
     click.echo(f"together: {hourly:.4f} USD an hour, {so_far:.2f} USD so far{over}")
-    if session.settings.max_hours and found:
-        click.echo(f"every node ends itself {session.settings.max_hours} h after its start")
 
 
-@command(cli, "shutdown")
-def _shutdown(session: Session) -> None:
+@command(
+    cli, "shutdown", click.option("--discard", is_flag=True, help="Do not stop the job and fetch the newest checkpoint first.")
+)
+def _shutdown(session: Session, discard: bool) -> None:
     """End all nodes of the cluster and remove what belongs to it: what carries its tags, and nothing else."""
     from tools.ec2.elsewhere import lasting_volumes, other_nodes
+    from tools.ec2.keeping import keep
     from tools.ec2.removing import shutdown
 
     cluster = session.cluster
@@ -87,7 +93,10 @@ def _shutdown(session: Session) -> None:
         progress(told)
     session.confirm(
         f"end these {len(nodes)} nodes of cluster {cluster.name}, owner {cluster.owner}, with their volumes, and its groups"
+        + (", and fetch no checkpoint" if discard else ", when the newest checkpoint was fetched from them")
     )
+    if not discard and (kept := keep(cluster, session.settings, nodes)):
+        progress(kept)
     for gone in shutdown(cluster):
         click.echo(gone if session.cloud.dry_run else f"removed {gone}")
     if others and not nodes:
@@ -134,6 +143,8 @@ def line(node: Node) -> str:
     """One node for people."""
     bought = "spot" if node.spot else "on-demand"
     reason = f"  {node.reason}" if node.state in ENDED and node.reason else ""
+    if node.state in LIVE and node.ends:
+        reason = f"  ends itself {node.ends:%Y-%m-%d %H:%M} UTC"
     return (
         f"{node.name:11} {node.id:19} {node.type:12} {node.zone:15} {bought:9} {node.state:13}"
         f" {node.private_address:15} {node.public_address:15}{reason}".rstrip()

@@ -12,7 +12,7 @@ from tools.ec2.cloud import Cloud
 from tools.ec2.errors import NoClusterError
 from tools.ec2.settings import Settings
 
-CLUSTER, OWNER, ROLE, LAUNCH = "psnode:cluster", "psnode:owner", "psnode:role", "psnode:launch"
+CLUSTER, OWNER, ROLE, LAUNCH, HOURS = "psnode:cluster", "psnode:owner", "psnode:role", "psnode:launch", "psnode:hours"
 LIVE = ("pending", "running", "stopping", "stopped")
 ENDED = ("shutting-down", "terminated")
 
@@ -35,6 +35,12 @@ class Node:
     launch: str = ""  # the id of the launch that started it
     key: str = ""  # the name of the key pair that it lets in
     volumes: tuple[str, ...] = ()  # the ids of those that end with it
+    hours: int = 0  # after which it ends itself; 0: never, or not known
+
+    @property
+    def ends(self) -> datetime.datetime | None:
+        """The moment at which it ends itself, in UTC."""
+        return self.launched + datetime.timedelta(hours=self.hours) if self.hours else None
 
     def address(self, connect: str) -> str:
         return self.public_address if connect == "public" else self.private_address
@@ -57,10 +63,11 @@ class Cluster:
         """What finds the cluster's own among all resources of the account."""
         return [{"Name": f"tag:{CLUSTER}", "Values": [self.name]}, {"Name": f"tag:{OWNER}", "Values": [self.owner]}]
 
-    def tags(self, *kinds: str, launch: str, role: str = "") -> list[dict[str, Any]]:
+    def tags(self, *kinds: str, launch: str, role: str = "", hours: int = 0) -> list[dict[str, Any]]:
         """TagSpecifications for a resource of each of `kinds`, made by `launch`: a resource never exists without its tags."""
         tags = {"Name": f"psnode-{self.name}{'-' + role if role else ''}", CLUSTER: self.name, OWNER: self.owner, LAUNCH: launch}
-        pairs = [{"Key": key, "Value": value} for key, value in (tags | ({ROLE: role} if role else {})).items()]
+        tags |= {key: value for key, value in ((ROLE, role), (HOURS, str(hours or ""))) if value}
+        pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
         return [{"ResourceType": kind, "Tags": pairs} for kind in kinds]
 
     def owns(self, resource: Mapping[str, Any]) -> bool:
@@ -140,6 +147,7 @@ def _node(instance: Mapping[str, Any], workers: Any) -> Node:
         reason=(instance.get("StateReason") or {}).get("Code", ""),
         launch=tags_of(instance).get(LAUNCH, ""),
         key=instance.get("KeyName", ""),
+        hours=int(hours) if (hours := tags_of(instance).get(HOURS, "")).isdecimal() else 0,
         volumes=tuple(
             device["Ebs"]["VolumeId"]
             for device in instance.get("BlockDeviceMappings", [])

@@ -79,11 +79,14 @@ def _name(entry: os.DirEntry[str]) -> str:
     return entry.name
 
 
-def fetch(way: Access, node: Node, remote: str, local: str) -> None:
-    """Copy `remote` on `node` to `local`. Raises RemoteError, ConfigurationError if that cannot be written."""
+def fetch(way: Access, node: Node, remote: str, local: str, *names: str) -> None:
+    """Copy `remote` on `node` to `local`, or only `names` of that folder.
+
+    Raises RemoteError, ConfigurationError if that cannot be written.
+    """
     remote = _from_home(remote)
     name, damage = PurePosixPath(remote).name or node.name, ""
-    line = way.line(node, _command("give.sh", remote or "."))
+    line = way.line(node, _command("give.sh", remote or ".", *(f"./{each}" for each in names)))
     with tempfile.TemporaryFile() as stderr:
         with way.children.started(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr) as process:
             assert process.stdout is not None

@@ -15,6 +15,7 @@
     ├── DeadlineError            3   nodes did not get ready in time
     ├── NodeLostError            3   EC2 took a node away (spot, or a failure of its own)
     ├── HostKeyError             4   a host key is not known yet, or is another one
+    ├── KeepError                1   what was trained cannot be fetched from nodes that are to end
     ├── RemoteError              n   a command on a node failed; its exit code
     ├── AlreadyThereError        1   what was to be made exists; callers look it up
     ├── NotShownError            1   EC2 does not know yet, or any more, what was named; callers try again, or are content
@@ -106,6 +107,10 @@ class HostKeyError(Ec2Error):
     """The host key of an instance cannot be told."""
 
     exit_code = 4
+
+
+class KeepError(Ec2Error):
+    """The newest checkpoint cannot be fetched, so that nothing was ended."""
 
 
 class RemoteError(Ec2Error):

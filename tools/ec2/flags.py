@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import click
 
 from tools.ec2.cloud import Cloud, progress
 from tools.ec2.cluster import Cluster, cluster_of
+from tools.ec2.ends import notice
 from tools.ec2.errors import DeclinedError
 from tools.ec2.remote import Access, access
 from tools.ec2.settings import FIELDS, Settings, load, typed
@@ -33,7 +35,10 @@ class Session:
 
     def way(self, *, complete: bool = False) -> Access:
         """To the nodes that run, or to all; waits for their host keys if they are not known yet."""
-        return access(self.cluster, self.settings, complete=complete)
+        way = access(self.cluster, self.settings, complete=complete)
+        if told := notice(way.nodes, datetime.datetime.now(datetime.UTC)):
+            progress(told)
+        return way
 
     def confirm(self, what: str) -> None:
         """Go on only if the user says so. Raises DeclinedError."""

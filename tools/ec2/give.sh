@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs on a node: prints a tar of one file or of all that a folder holds.
+# Runs on a node: prints a tar of one file or of all that a folder holds, or of what is named of it.
 #
-#   give.sh SOURCE
+#   give.sh SOURCE [NAME...]
 set -euo pipefail
 [[ -e $1 ]] || {
     echo "$1 does not exist" >&2
@@ -15,7 +15,9 @@ loop=$(LC_ALL=C find -L "$1" -type d 2>&1 >/dev/null | sed -n 's/^find: File sys
 }
 folder=$1 name=.
 [[ -d $1 ]] || folder=$(dirname -- "$1") name=./$(basename -- "$1")
+what=("$name")
+[[ $# -eq 1 ]] || what=(--no-recursion . --recursion "${@:2}")
 code=0
 # 1: a job was writing there meanwhile
-tar -C "$folder" --dereference --hard-dereference --warning=no-file-changed -cf - "$name" || code=$?
+tar -C "$folder" --dereference --hard-dereference --warning=no-file-changed -cf - "${what[@]}" || code=$?
 [[ $code -le 1 ]] || exit "$code"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import ipaddress
 import shlex
 import subprocess
@@ -11,6 +13,7 @@ from pathlib import Path
 import click
 
 from tools.ec2.cloud import progress
+from tools.ec2.ends import notice, seconds_to_notice
 from tools.ec2.errors import ConfigurationError
 from tools.ec2.failures import failure
 from tools.ec2.remote import Access
@@ -66,7 +69,7 @@ def follow(way: Access, job: str = "jobs/last", lines: str = "+1", *, watching: 
     while True:
         process = _follower(way, job, lines, "follow")
         try:
-            code = process.wait()
+            code = _ended(process, way)
         except KeyboardInterrupt:
             process.terminate()
             process.wait()
@@ -81,6 +84,16 @@ def follow(way: Access, job: str = "jobs/last", lines: str = "+1", *, watching: 
         if code == 255:
             raise failure(way.master, "the connection", code, "the job goes on: logs --follow shows it")
         return code
+
+
+def _ended(process: subprocess.Popen[str], way: Access) -> int:
+    """The code of `process`; an hour before the nodes end themselves whoever waits for it is told."""
+    seconds = seconds_to_notice(way.nodes, datetime.datetime.now(datetime.UTC))
+    if seconds:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(seconds)
+        progress(notice(way.nodes, datetime.datetime.now(datetime.UTC)))
+    return process.wait()
 
 
 def show(way: Access, lines: int) -> int:

@@ -33,11 +33,17 @@ class Plan:
     public: str
     ssh_from: str
     most_per_hour: float
+    max_hours: int
 
     def __str__(self) -> str:
         new = " and ".join(f"{count} {role}{'s' if count > 1 else ''}" for role, count in self.missing.items() if count)
         price = f"the whole cluster costs at most {self.most_per_hour:.2f} USD an hour"
-        return f"start {new}: {self.places[0]}, {self.image.name}; {price}"
+        end = (
+            f"every node ends itself after {self.max_hours} h, with its volume and what was trained on it"
+            if self.max_hours
+            else ""
+        )
+        return "; ".join(part for part in (f"start {new}: {self.places[0]}, {self.image.name}", price, end) if part)
 
 
 def launch(cluster: Cluster, settings: Settings, confirm: Callable[[str], None]) -> list[Node]:
@@ -101,4 +107,4 @@ def make_plan(cluster: Cluster, settings: Settings) -> Plan:
         prices.most_per_hour(cloud, settings, standing, names)
         for names in (new, *([other] * len(new) for other in settings.fallback_types))
     )
-    return Plan(nodes, missing, where, image, key, own_range(cluster, settings), cost)
+    return Plan(nodes, missing, where, image, key, own_range(cluster, settings), cost, settings.max_hours)

@@ -39,6 +39,24 @@ EOF
 systemctl daemon-reload
 systemctl enable --now psnode-end.timer
 """
+_WARN = """
+warn=$(date -u -d "@$(($(date -u -d "$end" +%s) - 3600))" '+%Y-%m-%d %H:%M:%S UTC')
+cat >psnode-warn.service <<EOF
+[Unit]
+Description=An hour before the end of this node
+[Service]
+Type=oneshot
+ExecStart=/bin/sh -c 'echo "This node ends itself in an hour, with all that lies on it: fetch what was trained." | wall'
+EOF
+cat >psnode-warn.timer <<EOF
+[Timer]
+OnCalendar=$warn
+[Install]
+WantedBy=timers.target
+EOF
+systemctl daemon-reload
+systemctl enable --now psnode-warn.timer
+""".lstrip()
 
 
 @dataclass(frozen=True)
@@ -95,7 +113,10 @@ def request(
         # version 2 of the metadata service alone, and not for containers behind another hop
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1, "HttpEndpoint": "enabled"},
         "BlockDeviceMappings": [_root_volume(common.image, settings)],
-        "TagSpecifications": cluster.tags("instance", "volume", "network-interface", launch=common.launch, role=role),
+        "TagSpecifications": [
+            *cluster.tags("instance", launch=common.launch, role=role, hours=settings.max_hours),
+            *cluster.tags("volume", "network-interface", launch=common.launch, role=role),
+        ],
         **_network(settings, common, place),
     }
     if settings.method == "spot":
@@ -121,9 +142,11 @@ def _lives(cluster: Cluster, token: str) -> bool:
 def user_data(max_hours: int) -> str:
     """What a node does when it starts: set the hour at which it ends itself, and its bill, whatever happens to its owner.
 
+    An hour before, it tells whoever is logged in.
     A timer of systemd outlives a restart, which a planned shutdown does not; that one is for systems without systemd.
     """
-    return _END.replace("MINUTES", str(60 * max_hours)) if max_hours else ""
+    text = _END + (_WARN if max_hours > 1 else "")
+    return text.replace("MINUTES", str(60 * max_hours)) if max_hours else ""
 
 
 def _root_volume(image: Image, settings: Settings) -> dict[str, Any]:

@@ -99,6 +99,9 @@ class Settings:
         pattern=r"[\w./-]+",
     )
     state_dir: Path | None = _option(None, "where host keys are kept; default: ~/.local/state/psnode-ec2/NAME")
+    keep_dir: Path | None = _option(
+        None, "where shutdown puts the newest checkpoint of the nodes before it ends them; default: kept in state_dir"
+    )
     launch_deadline: int = _option(600, "seconds until all nodes must be running, and their host keys known", least=1)
     capacity_attempts: int = _option(3, "how often to go through zones and types before giving up", least=1, most=100)
 
@@ -136,6 +139,10 @@ class Settings:
     @property
     def state(self) -> Path:
         return (self.state_dir or Path("~/.local/state/psnode-ec2") / self.name).expanduser()
+
+    @property
+    def kept(self) -> Path:
+        return self.keep_dir.expanduser() if self.keep_dir else self.state / "kept"
 
     @property
     def venv(self) -> str:
