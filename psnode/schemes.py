@@ -100,6 +100,7 @@ _BEFORE: Mapping[str, Any] = MappingProxyType({"gathers_decay": False})
 _PLAIN: Mapping[str, Any] = MappingProxyType(
     {"momentum": 0.0, "lr": PLAIN_RATE, "rule": "that of SGD without momentum, ten times that with momentum .9"}
 )
+WEIGHTS_OWED = "ef:rescale=true"  # the memory of papers that carry the learning rate in it
 CHANGES = "topk:ratio=0.1+scaledsign"  # a downlink of about .6 bits a coordinate
 
 _TABLE = (
@@ -164,11 +165,11 @@ _TABLE = (
     ),
     Scheme(
         "efsignsgd", "scaledsign", "signs times the mean magnitude, the rest remembered",
-        "Karimireddy et al., Error feedback fixes SignSGD, ICML 2019", feedback="ef", downlink=CHANGES, **_PLAIN,
+        "Karimireddy et al., Error feedback fixes SignSGD, ICML 2019", feedback=WEIGHTS_OWED, downlink=CHANGES, **_PLAIN,
     ),
     Scheme(
         "randk", "randk:ratio=0.01", "one coordinate in a hundred, drawn by a shared seed, the rest remembered",
-        "Stich et al., Sparsified SGD with memory, NeurIPS 2018", feedback="ef", downlink=CHANGES, **_PLAIN,
+        "Stich et al., Sparsified SGD with memory, NeurIPS 2018", feedback=WEIGHTS_OWED, downlink=CHANGES, **_PLAIN,
     ),
     Scheme(
         "graddrop", "graddrop:ratio=0.01", "what exceeds a sampled threshold, the rest remembered",
@@ -176,7 +177,7 @@ _TABLE = (
     ),
     Scheme(
         "topk", "topk:ratio=0.01", "the largest of every hundred coordinates, the rest remembered",
-        "Stich et al., Sparsified SGD with memory, NeurIPS 2018", feedback="ef",
+        "Stich et al., Sparsified SGD with memory, NeurIPS 2018", feedback=WEIGHTS_OWED,
         downlink="topk:ratio=0.01",
     ),
     Scheme(
@@ -218,7 +219,9 @@ _DENSE_BEFORE = (
 )  # fmt: skip
 _UNRECORDED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {name: {"downlink": DENSE} for name in _DENSE_BEFORE}
-    | {name: {"downlink": DENSE, "momentum": 0.9, "lr": DENSE_RATE} for name in ("onebit", "tbq", "efsignsgd", "randk")}
+    | {name: {"downlink": DENSE, "momentum": 0.9, "lr": DENSE_RATE} for name in ("onebit", "tbq")}
+    | {name: {"downlink": DENSE, "momentum": 0.9, "lr": DENSE_RATE, "feedback": "ef"} for name in ("efsignsgd", "randk")}
+    | {"topk": {"feedback": "ef"}}
     | {"dgc": {"downlink": DENSE, "momentum": 0.0}}
 )
 

@@ -241,3 +241,11 @@ def test_what_would_have_no_effect_beside_the_rest_is_refused_in_one_line(fields
         resolve(Config(**fields))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["efsignsgd", "topk", "randk"])
+def test_papers_that_carry_the_learning_rate_in_the_memory_have_it_there(name: str) -> None:
+    """Karimireddy et al., algorithm 1: p = gamma g + e. Stich et al., algorithm 1: m + eta grad f. Older runs have neither."""
+    assert get_feedback(resolve(Config(scheme=name)).feedback).rescales
+    assert not get_feedback(resolve(Config(scheme=name), unrecorded=True).feedback).rescales
+    assert not get_feedback(resolve(Config(scheme=name, feedback="ef")).feedback).rescales
