@@ -130,6 +130,18 @@ def bench_fidelity(**options: Any) -> int:
     return measure(**options)
 
 
+@bench.command(name="scales", short_help="What one scale for all tensors costs.")
+@click.option("--gradient", type=click.Path(path_type=Path), required=True, metavar="FILE", help="A file of bench record.")
+@click.option("--codec", "specs", multiple=True, metavar="SPEC", help="Measure this one; repeat; default: those with one scale.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
+@debuggable
+def bench_scales(gradient: Path, specs: tuple[str, ...], json_file: Path | None) -> int:
+    """Squared error of a recorded gradient, its tensors fused into one array and one by one."""
+    from psnode.bench.scales import main as measure
+
+    return measure(gradient, specs, json_file)
+
+
 @bench.command(name="sketchml", short_help="Bytes of sparse gradients against SketchML's own coding.")
 @click.option(
     "--codec", "specs", multiple=True, metavar="SPEC", help="Measure this one; repeat; default: some forms of sketchml."
