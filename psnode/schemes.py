@@ -102,6 +102,7 @@ _PLAIN: Mapping[str, Any] = MappingProxyType(
 )
 WEIGHTS_OWED = "ef:rescale=true"  # the memory of papers that carry the learning rate in it
 CHANGES = "topk:ratio=0.1+scaledsign"  # a downlink of about .6 bits a coordinate
+FEW_CHANGES = "topk:ratio=0.02+fp16"  # .5 bits: all there is, where so few coordinates travel up and nothing spreads them
 
 _TABLE = (
     Scheme(
@@ -169,7 +170,7 @@ _TABLE = (
     ),
     Scheme(
         "randk", "randk:ratio=0.01", "one coordinate in a hundred, drawn by a shared seed, the rest remembered",
-        "Stich et al., Sparsified SGD with memory, NeurIPS 2018", feedback=WEIGHTS_OWED, downlink=CHANGES, **_PLAIN,
+        "Stich et al., Sparsified SGD with memory, NeurIPS 2018", feedback=WEIGHTS_OWED, downlink=FEW_CHANGES, **_PLAIN,
     ),
     Scheme(
         "graddrop", "graddrop:ratio=0.01", "what exceeds a sampled threshold, the rest remembered",
@@ -205,7 +206,7 @@ _TABLE = (
     Scheme(
         "dgc", "topk:ratio=0.001,sampled=true", "deep gradient compression: momentum before sparsification",
         "Lin et al., Deep gradient compression, ICLR 2018", feedback="dgc:momentum=0.9",
-        ratio_warmup=(0.25, 0.0625, 0.015625, 0.004), downlink=CHANGES,
+        ratio_warmup=(0.25, 0.0625, 0.015625, 0.004), downlink=FEW_CHANGES,
     ),
 )  # fmt: skip
 
