@@ -39,6 +39,9 @@ class Given:
     def parts(self, start: int, stop: int) -> list[tuple[int, np.ndarray]]:
         return [(0, self.vector[start:stop])]
 
+    def absent(self, start: int, stop: int) -> list[int]:
+        return []
+
 
 def lr(step: int) -> float:
     """Changes by a factor from step to step."""
