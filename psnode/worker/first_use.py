@@ -58,9 +58,10 @@ class FirstUse:
 
     def __init__(self, model: nn.Module, arriving: Arriving, weights: torch.Tensor) -> None:
         self._arriving = arriving
-        self._base = weights.untyped_storage().data_ptr()
+        self._base = weights.data_ptr()
         self._size = weights.numel()
-        self._turn = threading.RLock()
+        self._turn = threading.Lock()
+        self._waiting: int | None = None
         self._stack = ExitStack()
         self._entered = False
         self._hooks = list(self._hook(model))
@@ -77,19 +78,21 @@ class FirstUse:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left to wait for."""
-        return not self._arriving.missing
+        """Whether nothing is left to wait for, or this thread is the one that puts weights in place."""
+        return not self._arriving.missing or self._waiting == threading.get_ident()
 
     def wait(self, values: Iterable[object]) -> None:
         """Return when all weights are there that the tensors among `values`, or in lists among them, are or look at."""
-        for tensor in _tensors(values):
-            try:
-                ours = tensor.layout is torch.strided and tensor.untyped_storage().data_ptr() == self._base
-            except (RuntimeError, NotImplementedError):  # a wrapper, with who knows what inside
-                self._require(0, self._size)
-                continue
-            if ours:
-                self._require(*self._extent(tensor))
+        with torch._C.DisableTorchFunction():  # asking for an address is no use of it
+            for tensor in _tensors(values):
+                try:
+                    start = tensor.data_ptr() - self._base
+                except (RuntimeError, NotImplementedError):
+                    if tensor.layout is torch.strided:  # a wrapper, with who knows what inside
+                        self._require(0, self._size)
+                    continue
+                if 0 <= start < _FLOAT * self._size and tensor.numel():
+                    self._require(*_extent(start, tensor))
 
     def remove(self) -> None:
         """Take the hooks off the modules."""
@@ -98,15 +101,11 @@ class FirstUse:
 
     def _require(self, start: int, stop: int) -> None:
         with self._turn:
-            self._arriving.require(start, stop)
-
-    def _extent(self, tensor: torch.Tensor) -> tuple[int, int]:
-        """The first coordinate of the flat vector that `tensor` covers, of whatever type it is, and one past the last."""
-        if not tensor.numel():
-            return 0, 0
-        start = tensor.data_ptr() - self._base
-        last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        return start // _FLOAT, -(-(start + (last + 1) * tensor.element_size()) // _FLOAT)
+            self._waiting = threading.get_ident()
+            try:
+                self._arriving.require(start, stop)
+            finally:
+                self._waiting = None
 
     def _hook(self, model: nn.Module) -> Iterator[RemovableHandle]:
         for module in model.modules():
@@ -152,6 +151,12 @@ class _Memory(TorchFunctionMode):
         if func in _GIVES_MEMORY and not self._watch.over:
             self._watch.wait(args[:1])
         return func(*args, **(kwargs or {}))
+
+
+def _extent(start: int, tensor: torch.Tensor) -> tuple[int, int]:
+    """The first float32 that `tensor`, of whatever type, covers, and one past the last, if it begins at byte `start`."""
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start // _FLOAT, -(-(start + (last + 1) * tensor.element_size()) // _FLOAT)
 
 
 def _tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:

@@ -218,5 +218,4 @@ class _Late:
         self._vector, self._truth = vector.detach(), truth
 
     def require(self, start: int, stop: int) -> None:
-        with torch.utils._python_dispatch._disable_current_modes():
-            self._vector[start:stop] = self._truth[start:stop]
+        self._vector[start:stop] = self._truth[start:stop]

@@ -162,6 +162,25 @@ def test_the_call_of_a_module_waits_for_what_it_owns() -> None:
     assert asked[-1] == where["1.weight"]
 
 
+@pytest.mark.parametrize("use", [lambda model: model(torch.ones(2, 4)), lambda model: model.weight.data_ptr()])
+def test_what_puts_weights_in_place_does_not_wait_for_them(use: Callable[[nn.Linear], object]) -> None:
+    """On a GPU a group that has come is copied to the vector by operators of torch."""
+    model = nn.Linear(4, 4)
+    vector, where = flat(model)
+
+    class Publishing(Recorder):
+        def require(self, start: int, stop: int) -> None:
+            super().require(start, stop)
+            vector[start:stop].copy_(torch.full((stop - start,), 7.0))
+
+    arriving = Publishing()
+    with FirstUse(model, arriving, vector):
+        use(model)
+    assert arriving.asked[0] == where["weight"]
+    assert set(arriving.asked) <= set(where.values())
+    assert bool((model.weight == 7).all())
+
+
 def test_nothing_is_asked_for_when_all_is_there_or_outside() -> None:
     model = nn.Linear(3, 3)
     vector, _ = flat(model)
