@@ -193,6 +193,53 @@ def test_the_token_of_a_package_index_stands_in_no_command_line(
     assert (venv.parents[2] / "index").read_text() == "https://ada:t0ken@example.org/it's/simple"
 
 
+# in the place of an environment's Python: versions as the file says, and what pip was given
+PIP = """#!/bin/bash
+[[ $2 == pip ]] || exit 0
+case $3 in
+freeze) cat "$(dirname "$0")/../installed" ;;
+install)
+    for word; do [[ ${before:-} != -c ]] || cat "$word" >>"$(dirname "$0")/../constraints"; before=$word; done
+    echo numpy==2.0 >"$(dirname "$0")/../installed"
+    printf '#!/bin/sh\necho psnode 1\n' >"$(dirname "$0")/psnode"
+    chmod +x "$(dirname "$0")/psnode"
+    ;;
+esac
+"""
+
+
+def test_a_new_node_gets_the_versions_that_the_others_have(nodes: Nodes, tmp_path: Path) -> None:
+    def venv(name: str) -> Path:
+        return nodes.home(name) / "psnode" / ".venv"
+
+    for name in ("master", "worker-0", "worker-1"):
+        (venv(name) / "bin").mkdir(parents=True)
+        (venv(name) / "bin" / "python").write_text(PIP)
+        (venv(name) / "bin" / "python").chmod(0o755)
+        (venv(name) / "installed").write_text("numpy==1.9\nPsnode==1\ntorch @ file:///tmp/torch.whl\n")
+    ours = tmp_path / "ours.txt"
+    ours.write_text("numpy==2.0\nscipy<2\n")
+    for name in ("master", "worker-0"):
+        (venv(name) / "bin" / "psnode").write_text("#!/bin/sh\necho psnode 1\n")
+        (venv(name) / "bin" / "psnode").chmod(0o755)
+    done = nodes.ec2("setup", "--package", "psnode==1", "--constraints", ours)
+    assert done.code == 0, done.err
+    assert "1 new nodes get the versions of master" in done.err
+    assert (venv("master") / "constraints").read_text() == ours.read_text()
+    assert (venv("worker-0") / "constraints").read_text() == ours.read_text()
+    assert (venv("worker-1") / "constraints").read_text() == "numpy==2.0\n"
+
+
+def test_setup_sends_the_constraints_of_the_checkout(nodes: Nodes) -> None:
+    shown = nodes.ec2("setup", "--dry-run")
+    assert len(re.findall(r"would copy \S+/constraints.txt to \S+:psnode/constraints.txt", shown.out)) == 3
+    assert "PSNODE_CONSTRAINTS=... " in shown.out
+    assert "constraints" not in nodes.ec2("setup", "--dry-run", "--package", "psnode==1").out
+    done = nodes.ec2("setup", "--constraints", "none.txt")
+    assert done.code == 2
+    assert "constraints none.txt is no file" in done.err
+
+
 def test_the_workers_are_the_workers_when_the_master_is_gone(nodes: Nodes, api: Any) -> None:
     lost = re.search(r"^master +(\S+)", nodes.ec2("status").out, re.M)
     assert lost

@@ -24,11 +24,11 @@ _BETWEEN = re.compile(r"(?<=[A-Za-z0-9+/])\[ *\d+\.\d+\][^\r\n]*[\r\n]+")  # the
 _KEY = re.compile(r"\b(ssh-ed25519|ecdsa-sha2-nistp(?:256|384|521)|ssh-rsa) ([A-Za-z0-9+/]{60,}={0,2})(?=\s|$)")
 
 
-def pin(cluster: Cluster, settings: Settings, nodes: Sequence[Node]) -> Path:
+def pin(cluster: Cluster, settings: Settings, nodes: Sequence[Node], *, patient: bool = True) -> Path:
     """Path of a known_hosts file with the keys of all `nodes` under their ids; asks for those it does not have yet.
 
     A key that is there is never replaced: an instance keeps its keys for life. Raises HostKeyError if a console does not
-    show them within launch_deadline.
+    show them within launch_deadline, or, without patience, at once.
     """
     path = settings.state / "known_hosts"
     try:
@@ -47,7 +47,7 @@ def pin(cluster: Cluster, settings: Settings, nodes: Sequence[Node]) -> Path:
         missing = [node for node in missing if node.id not in found]
         if not missing:
             return path
-        if time.monotonic() > deadline:
+        if not patient or time.monotonic() > deadline:
             break
         progress(f"waiting: the consoles of {len(missing)} nodes do not show their host keys yet")
         cluster.cloud.pause(attempt, first=3.0, longest=15.0)

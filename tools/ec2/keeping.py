@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -30,11 +30,9 @@ def keep(cluster: Cluster, settings: Settings, nodes: Sequence[Node]) -> str:
         click.echo(f"would fetch the newest checkpoint from {masters[0].name} to {settings.kept}")
         return ""
     try:
-        known = pin(cluster, dataclasses.replace(settings, launch_deadline=1), masters)
-    except HostKeyError:
-        return ""
-    way = Access(settings, masters, known)
-    try:
+        if not (known := _known_hosts(cluster, settings, masters)):
+            return ""
+        way = Access(settings, masters, known)
         folder, *names = way.script(way.master, "newest.sh", settings.remote_dir, str(_TWO_MINUTES)).splitlines() or [""]
         if not names:
             return "there is no checkpoint on the master to fetch"
@@ -46,3 +44,10 @@ def keep(cluster: Cluster, settings: Settings, nodes: Sequence[Node]) -> str:
             "address has changed, shutdown --discard ends the nodes without it"
         ) from error
     return f"the newest checkpoint, {names[-1].rpartition('/')[2]} of {folder}, is in {target}"
+
+
+def _known_hosts(cluster: Cluster, settings: Settings, nodes: Sequence[Node]) -> Path | None:
+    try:
+        return pin(cluster, settings, nodes, patient=False)
+    except HostKeyError:
+        return None

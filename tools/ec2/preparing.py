@@ -10,16 +10,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
 from tools.ec2.cloud import progress
+from tools.ec2.cluster import Node
 from tools.ec2.errors import ConfigurationError, Ec2Error
 from tools.ec2.hostkeys import for_addresses
 from tools.ec2.remote import Access
+from tools.ec2.settings import Settings
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
 SOURCES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "psnode", "tools")
@@ -51,14 +53,49 @@ def prepare(way: Access, package: str) -> None:
     if is_path(package):
         what = f"{settings.remote_dir}/{Path(package).name}"
         way.put(way.nodes, Path(package), what)
-    versions = way.everywhere(way.nodes, "pre_run.sh", what, env=_environment(way))
+    version = install(way, what, constraints_of(settings))
     if not way.dry_run:
-        progress(f"every node has {versions[0].strip()}")
+        progress(f"every node has {version}")
 
 
-def _environment(way: Access) -> dict[str, str]:
+def install(way: Access, what: str, constraints: Path | None) -> str:
+    """Install `what` on all nodes, in the versions that `constraints` allow; returns psnode's.
+
+    Nodes that were added to some that have psnode get the versions of those.
+    """
+    before = way.everywhere(way.nodes, "versions.sh", way.settings.venv)
+    ready = [node for node, text in zip(way.nodes, before, strict=True) if text]
+    new = [node for node in way.nodes if node not in ready]
+    versions = _install(way, ready or new, what, constraints)
+    if ready and new:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "versions.txt"
+            path.write_text(way.script(ready[0], "versions.sh", way.settings.venv))
+            progress(f"{len(new)} new nodes get the versions of {ready[0].name}")
+            versions += _install(way, new, what, path)
+    return versions[0].strip()
+
+
+def _install(way: Access, nodes: Sequence[Node], what: str, constraints: Path | None) -> list[str]:
     wanted = {"PSNODE_VENV": way.settings.venv, "PSNODE_MPI": "system" if way.settings.efa else "wheel"}
-    return wanted | {name: os.environ[name] for name in _FORWARDED if name in os.environ}
+    if constraints:
+        wanted["PSNODE_CONSTRAINTS"] = f"{way.settings.remote_dir}/{constraints.name}"
+        way.put(nodes, constraints, wanted["PSNODE_CONSTRAINTS"])
+    wanted |= {name: os.environ[name] for name in _FORWARDED if name in os.environ}
+    return way.everywhere(nodes, "pre_run.sh", what, env=wanted)
+
+
+def constraints_of(settings: Settings) -> Path | None:
+    """The file that says which versions to install: the one that is set, or that of the checkout. Raises ConfigurationError."""
+    if settings.constraints:
+        path = settings.constraints.expanduser()
+        if not path.is_file():
+            raise ConfigurationError(f"constraints {path} is no file: name one with NAME==VERSION a line, or leave it out")
+        return path
+    package = settings.package
+    folder = Path(package).expanduser() if package else _CHECKOUT
+    path = folder / "constraints.txt"
+    return path if (not package or is_path(package)) and folder.is_dir() and path.is_file() else None
 
 
 @contextmanager

@@ -92,6 +92,9 @@ class Settings:
         "what setup installs: a wheel, a checkout, or a pip requirement, also a URL; "
         "default: the checkout this tool is in, or psnode of its version",
     )
+    constraints: Path | None = _option(
+        None, "a constraints file of pip for what setup installs; default: constraints.txt of the checkout, if that is installed"
+    )
     remote_dir: str = _option("psnode", "where everything lies on a node; relative to the home directory", pattern=r"[\w./-]+")
     remote_venv: str = _option(
         "",
