@@ -49,10 +49,13 @@ print(json.dumps({"version": torch.__version__, "devices": devices}))
 """
 _CACHE = """
 import json, os
+from pathlib import Path
+from numba import njit
 from psnode.codecs.kernels.finite import copy_finite
-path = copy_finite.stats.cache_path
+from psnode.codecs.kernels.jit import __file__ as trusted, open_to_others
+path = njit(cache=True)(copy_finite.py_func).stats.cache_path
 os.makedirs(path, exist_ok=True)
-print(json.dumps({"path": path, "writable": os.access(path, os.W_OK)}))
+print(json.dumps({"path": path, "writable": os.access(path, os.W_OK), "open": open_to_others(Path(path), Path(trusted))}))
 """
 _TORCHVISION = """
 import json
@@ -112,6 +115,9 @@ def _package(name: str, extra: str) -> Finding:
 
 def _cache() -> Finding:
     found = _probe([sys.executable, "-c", _CACHE])
+    if found.get("open"):
+        problem = f"others may write into {found['path']}: it is not used, and every process compiles its kernels anew"
+        return Finding("kernel cache", "missing", problem, "chmod go-w it, or set NUMBA_CACHE_DIR to a directory of your own")
     if found.get("writable"):
         return Finding("kernel cache", "ok", found["path"])
     detail = found.get("error") or f"{found['path']} cannot be written"

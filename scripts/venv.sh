@@ -46,6 +46,10 @@ prepare_venv() {
             return 2
         fi
     fi
+    if [[ -n $(find -L "$venv" "$venv/bin" -maxdepth 0 -perm -o+w ! -perm -o+t) ]]; then
+        echo "$0: error: everybody may write into $venv, whose programs would be executed: chmod o-w it, or make another" >&2
+        return 2
+    fi
     if ! is_installed "$venv" "$extras"; then
         echo "installing psnode[$extras] into $venv; the first time this fetches PyTorch" >&2
         "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable ".[$extras]" >&2

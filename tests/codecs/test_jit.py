@@ -7,8 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import psnode
 
+ROOT = Path(psnode.__file__).resolve().parents[1]
 _DRAW = """
 import numpy as np
 from psnode.codecs.kernels.signbits import toss
@@ -16,6 +19,26 @@ bits = np.zeros(1, np.uint8)
 toss(bits, np.full(1, 255, np.uint8), np.full(1, 7, np.uint8))
 print(int(bits[0]), sum(toss.stats.cache_hits.values()))
 """
+
+
+@pytest.mark.parametrize(
+    ("mode", "above", "hits"), [(0o755, 0o755, 1), (0o777, 0o755, 0), (0o1777, 0o755, 0), (0o755, 0o777, 0), (0o755, 0o1777, 1)]
+)
+def test_a_cache_that_others_may_write_is_not_executed(mode: int, above: int, hits: int, tmp_path: Path) -> None:
+    """The directory of one module's kernels, and the one above it."""
+    folder = tmp_path / "cache" / "kernels"
+    folder.mkdir(parents=True)
+    environment = {"PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(folder.parent)}
+
+    def draw() -> list[str]:
+        run = subprocess.run([sys.executable, "-c", _DRAW], env=environment, capture_output=True, text=True, check=True)
+        return run.stdout.split()
+
+    assert draw() == ["7", "0"]
+    for place in (place for place in folder.parent.rglob("*") if place.is_dir()):
+        place.chmod(mode)
+    folder.parent.chmod(above)
+    assert draw() == ["7", str(hits)]
 
 
 def test_what_is_cached_counts_for_the_sources_of_all_kernels(tmp_path: Path) -> None:

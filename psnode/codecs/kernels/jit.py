@@ -3,10 +3,15 @@
 Numba renews what it has cached when the module of a kernel changes, but a kernel contains what it calls, too: a pull that
 changes the random words alone would leave codecs that still draw the old ones. So what is cached here counts for the sources of
 all kernels as they are.
+
+A cache holds machine code, which is executed. One that users may write who could not write the sources is not used: kernels are
+compiled in every process then.
 """
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -14,6 +19,7 @@ from typing import Any, TypeVar, cast
 
 import xxhash
 from numba import njit
+from numba.core.caching import NullCache
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,16 +29,37 @@ _SIGNS = (b"kernels.jit import", b"from numba")  # one of them is in every modul
 
 def kernel(function: F) -> F:
     """`function`, compiled at its first call. No fastmath: results are equal on every machine."""
-    dispatcher = njit(cache=True, nogil=True, error_model="numpy")(function)
+    dispatcher: Any = njit(cache=True, nogil=True, error_model="numpy")(function)
     index = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
     if index is not None:  # with NUMBA_DISABLE_JIT there is no dispatcher
         index._source_stamp = index._source_stamp, sources()
+        if open_to_others(Path(dispatcher._cache.cache_path), Path(__file__)):
+            dispatcher._cache = NullCache()
     return cast(F, dispatcher)
 
 
 def inlined(function: F) -> F:
     """A small `function` for use inside kernels. It becomes part of its caller: a call would count references to its arrays."""
     return cast(F, njit(inline="always", error_model="numpy")(function))
+
+
+@cache
+def open_to_others(directory: Path, trusted: Path) -> bool:
+    """Whether somebody may write into `directory` who is neither root, nor this user, nor an owner of the file `trusted`.
+
+    So it is where the directory above is open, unless that has the sticky bit, which protects what lies in it.
+    """
+    owner = trusted.stat()
+    users, groups = {0, os.geteuid(), owner.st_uid}, {os.getegid(), owner.st_gid}
+    for place, sticky in ((directory, False), (directory.parent, True)):
+        try:
+            found = place.stat()
+        except FileNotFoundError:  # it will be made, by this user
+            continue
+        theirs = found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and found.st_gid not in groups)
+        if found.st_uid not in users or (theirs and not (sticky and found.st_mode & stat.S_ISVTX)):
+            return True
+    return False
 
 
 @cache
