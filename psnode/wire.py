@@ -61,6 +61,7 @@ class Kind(IntEnum):
     SKIP = 15  # worker -> master: no more gradients of this step, and why
     PING = 16  # master -> worker: I am alive
     DEAL = 17  # master -> worker: among whom the examples are dealt from the next step on
+    ASK = 18  # master -> worker: answer when you have taken what came before; worker -> master: I have
 
 
 class Flag(IntFlag):
@@ -72,6 +73,7 @@ class Flag(IntFlag):
     SPARE = 4  # ROUND: you are not needed yet, wait for the next version
     WRITTEN = 8  # STATE: memories and buffers lie in the run's directory, here are the buffers alone
     PARTIAL = 16  # GRADIENT: the last payload marks tensors that have no gradient in this step
+    HOLD = 32  # ASK: no version follows before your answer, and then all weights
 
 
 def _nothing() -> None:
@@ -227,7 +229,7 @@ def unpack_groups(body: Bytes, count: int, source: int | None = None) -> list[in
 
 
 _KINDS = frozenset(Kind)
-_KNOWN_FLAGS = int(Flag.CHECKPOINT | Flag.STOP | Flag.SPARE | Flag.WRITTEN | Flag.PARTIAL)
+_KNOWN_FLAGS = int(Flag.CHECKPOINT | Flag.STOP | Flag.SPARE | Flag.WRITTEN | Flag.PARTIAL | Flag.HOLD)
 
 
 def checksum(buffer: Bytes) -> int:

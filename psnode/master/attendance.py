@@ -8,6 +8,7 @@ from psnode.config import Config
 from psnode.errors import TransportError, WireError
 from psnode.link import Link, RemoteFailureError
 from psnode.master.accounts import Accounts
+from psnode.master.backlog import Backlog
 from psnode.master.drafts import Drafts
 from psnode.master.events import Events
 from psnode.master.members import STRIKES, Members
@@ -33,6 +34,7 @@ class Attendance:
     drafts: Drafts
     accounts: Accounts
     events: Events
+    backlog: Backlog
 
     def on_overdue(self, owing: frozenset[int]) -> None:
         """Put aside who holds up the round or a checkpoint: if too few would be left, not before the longest deadline.
@@ -60,11 +62,17 @@ class Attendance:
     def put_aside(self, rank: int) -> None:
         """Go on without `rank` until it is heard again."""
         reason = f"not heard of for {self.members.silent_for(rank):.1f} s"
+        hold = self.backlog.let_go(rank)
         taken = self._do_without(rank, "put aside", reason)
-        self.members.put_aside(rank, taken, 0 if self.config.consistency in ("ssp", "asp") else self.standing.version + 1)
+        step = 0 if self.config.consistency in ("ssp", "asp") else self.standing.version + 1
+        if step and hold is not None and hold.version < step:  # it can have sent no gradient of a version that it was not sent
+            step = hold.version
+            taken = [step - 1 if group in hold.unused else step for group in range(len(taken))]
+        self.members.put_aside(rank, taken, step)
 
     def lose(self, rank: int, reason: str) -> None:
         """Go on without `rank` for good."""
+        self.backlog.let_go(rank)
         if self.members.forget(rank):
             self.events.tell("lost", self.standing.version, rank, reason)
         self._do_without(rank, "lost", reason)

@@ -82,6 +82,10 @@ class Drafts:
         """The workers whose parts are awaited."""
         return frozenset(rank for pending in self._pending.values() for rank in pending.awaited)
 
+    def awaiting(self, rank: int) -> list[int]:
+        """The versions whose checkpoints wait for the part of `rank`, ascending."""
+        return [version for version, pending in self._pending.items() if rank in pending.awaited]
+
     @property
     def statistics(self) -> bytes:
         """The means of the workers' buffers, as last known, as a part that holds nothing else; empty if there are none."""

@@ -14,6 +14,7 @@ from psnode.history import Added, History
 from psnode.link import Link, RemoteFailureError, StopRequest
 from psnode.master.accounts import Accounts, Stopwatch
 from psnode.master.attendance import Attendance
+from psnode.master.backlog import Backlog
 from psnode.master.consistency import rule_of
 from psnode.master.dealing import Dealing
 from psnode.master.divergence import diverged
@@ -111,10 +112,11 @@ class Master:
             self.drafts,
             self.accounts,
             self.events,
+            backlog := Backlog(4 * self.plan.size),
         )
         self._turn = Turn(
             self.link, self.plan, self.run, self.standing, self._members, self._rounds, self.downlink, self.drafts, self.accounts,
-            self.dealing, self.events,
+            self.dealing, self.events, backlog, tracks_workers=self.config.consistency != "bsp",
         )  # fmt: skip
         self.standing.version = self.run.before.step
         self._rounds.admit(self._members.live, self.version)
@@ -163,6 +165,8 @@ class Master:
             case Frame(kind=Kind.REQUEST):
                 self._count_up(event)
                 self.standing.request(plain(bytes(event.body).decode("ascii", "replace")))
+            case Frame(kind=Kind.ASK):
+                self._turn.hear_answer(event.sender, event.version)
             case Frame(sender=rank) if rank not in self._members.live:
                 if event.kind is Kind.REPORT and self._members.is_aside(rank):  # records may wait for it
                     self._on_report(event)
@@ -228,6 +232,7 @@ class Master:
 
     def _on_group_closed(self, event: GroupClosed) -> None:
         self.accounts.down(event.nbytes, event.version)
+        self._turn.sent(event.nbytes)
         self._added[event.group] = event.added
         for added in event.added:
             self._members.forgive(added.rank)
@@ -257,6 +262,7 @@ class Master:
             self._hashes.pop(version - _HASHES * self.config.hash_every, None)
         self._unfinished = {group.index for group in self.plan.groups}
         self._members.ask(self._rounds.idle)
+        self._turn.catch_up()
         if not self.standing.stopping:
             self._turn.let_in()
             if not first and self._turn.deal():

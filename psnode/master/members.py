@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from psnode.clock import Clock
@@ -91,9 +91,9 @@ class Members:
         self.spares += [rank for rank in found if rank not in back]
         return found
 
-    def promote(self) -> list[int]:
-        """Count as many spares as places are empty: these."""
-        number = min(len(self.spares), self._most - len(self.live))
-        promoted, self.spares = self.spares[:number], self.spares[number:]
+    def promote(self, behind: Collection[int] = ()) -> list[int]:
+        """Count as many spares as places are empty: these. None of those who are `behind`."""
+        promoted = [rank for rank in self.spares if rank not in behind][: self._most - len(self.live)]
+        self.spares = [rank for rank in self.spares if rank not in promoted]
         self.live |= set(promoted)
         return promoted

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from psnode.link import Link
 from psnode.master.accounts import Accounts
+from psnode.master.backlog import Backlog, Hold
 from psnode.master.dealing import Dealing
 from psnode.master.downlink import Downlink
 from psnode.master.drafts import Drafts
@@ -38,9 +39,43 @@ class Turn:
     accounts: Accounts
     dealing: Dealing
     events: Events
+    backlog: Backlog
+    tracks_workers: bool  # rounds go on without some: these may fall behind
     entering: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
+    _released: dict[int, Hold] = field(default_factory=dict)  # with this version
     _dealt: bool = False  # since the start
     _recorded: bool = True  # the deal, in config.json
+
+    def sent(self, nbytes: int) -> None:
+        """A group of the version to come has left for all who get it, in `nbytes` in all."""
+        if recipients := self.downlink.recipients:
+            self.backlog.sent(recipients, nbytes // len(recipients))
+
+    def hear_answer(self, rank: int, number: int) -> None:
+        """`rank` has taken what was sent before question `number`. If it was held, the open round does not wait for it."""
+        if self.backlog.answer(rank, number) and rank in self.members.live and not self.standing.stopping:
+            self.rounds.excuse(rank, self.standing.version + 1)
+
+    def catch_up(self) -> None:
+        """Who was held and has answered gets the whole weights of the complete version; everybody held, if it is the last."""
+        self._released = self.backlog.release(everybody=self.standing.stopping)
+        version, ranks = self.standing.version, sorted(self._released)
+        if not ranks:
+            return
+        self._send_whole(ranks)
+        for rank in ranks:
+            for earlier in self.drafts.awaiting(rank):
+                if self._released[rank].version <= earlier < version:
+                    self.link.send(rank, Kind.ASK, step=earlier, version=version, flags=Flag.CHECKPOINT)
+                    self.accounts.down(HEADER_BYTES, version)
+        if not self.standing.stopping:
+            self.rounds.admit([rank for rank in ranks if rank in self.members.live], version)
+
+    def _send_whole(self, ranks: list[int]) -> None:
+        for group in self.plan.groups:
+            nbytes = self.downlink.send_dense(group, self.standing.version, ranks)
+            self.accounts.down(nbytes, self.standing.version)
+            self.backlog.sent(ranks, nbytes // len(ranks))
 
     def let_in(self) -> None:
         """Who was put aside and heard again gets the whole weights of the version that is complete, and takes part or waits.
@@ -51,9 +86,8 @@ class Turn:
         for rank in self.entering:
             waits = rank in self.members.spares
             self.events.tell("returned", self.standing.version, rank, "its place is taken: a spare from here on" if waits else "")
-            for group in self.plan.groups:
-                self.accounts.down(self.downlink.send_dense(group, self.standing.version, [rank]), self.standing.version)
-        for rank in self.members.promote():
+            self._send_whole([rank])
+        for rank in self.members.promote(self.backlog.held):
             former = self.dealing.hand_over(rank, self.members.live - {rank})
             self.events.tell("promoted", self.standing.version, rank, f"in the place of rank {former}")
             self._dealt = True
@@ -64,16 +98,15 @@ class Turn:
         for rank in self.entering.keys() & self.members.live:
             self.accounts.found(rank)
             self.rounds.admit([rank], self.standing.version)
-        self.downlink.recipients = tuple(sorted([*self.members.live, *self.members.spares]))
 
     def deal(self) -> bool:
         """Where an epoch ends that was dealt among others than take part now, the next is dealt among these.
 
         Who enters has to know of an earlier deal. Whether there was a new one.
         """
-        informed = self.entering.keys() & self.members.live if self._dealt else set()
+        informed = (self.entering.keys() | self._released.keys()) & self.members.live if self._dealt else set()
         if renewed := self.dealing.renew(self.standing.version, self.members.live):
-            self._dealt, informed = True, set(self.members.live)
+            self._dealt, informed = True, set(self.members.live - self.backlog.held.keys())
             names = ", ".join(map(str, self.dealing.ranks))
             self.events.tell(
                 "re-dealt", self.standing.version, None, f"the examples of the epoch that begins are those of ranks {names}"
@@ -92,14 +125,44 @@ class Turn:
 
     def close(self, flags: Flag, left_out: Mapping[int, list[int]]) -> None:
         """Declare the version complete, to each worker with the groups of its gradient that were not used and never will be."""
+        version = self.standing.version
         frames: dict[tuple[int, bytes, Flag], list[int]] = {}
-        for rank in sorted([*self.members.live, *self.members.spares]):
+        for rank, held in self.backlog.held.items():
+            if held.version == version:
+                held.unused = left_out.get(rank, [])
+        ranks = sorted({*self.members.live, *self.members.spares} - self.backlog.held.keys())
+        self._ask(ranks)
+        for rank in ranks:
             spare = rank in self.members.spares
-            step, unused = self.entering.get(rank, (self.standing.version, left_out.get(rank, [])))
+            step, unused = self.entering.get(rank, (version, left_out.get(rank, [])))
+            if (hold := self._released.get(rank)) is not None and hold.version < version:
+                step, unused = hold.version, hold.unused
             told = flags & ~Flag.CHECKPOINT if spare or rank in self.entering else flags  # it was not there when that began
             told |= Flag.SPARE if spare else Flag.NONE
             frames.setdefault((step, pack_groups(unused, len(self.plan.groups)), told), []).append(rank)
         self.entering.clear()
-        for (step, body, told), ranks in frames.items():
-            self.link.send(ranks, Kind.ROUND, body, step=step, version=self.standing.version, flags=told)
-            self.accounts.down((HEADER_BYTES + len(body)) * len(ranks), self.standing.version)
+        self._released.clear()
+        for (step, body, told), readers in frames.items():
+            self.link.send(readers, Kind.ROUND, body, step=step, version=version, flags=told)
+            self.accounts.down((HEADER_BYTES + len(body)) * len(readers), version)
+        if not self.standing.stopping:
+            self._hold(ranks)
+            self.downlink.recipients = tuple(rank for rank in ranks if rank not in self.backlog.held)
+
+    def _watched(self, ranks: Iterable[int]) -> list[int]:
+        return [rank for rank in ranks if self.tracks_workers or rank in self.members.spares]
+
+    def _ask(self, ranks: Iterable[int]) -> None:
+        """Ask those who have much before them: before ROUND, so that the answer comes before what they do next."""
+        asked = [rank for rank in self._watched(ranks) if self.backlog.ask(rank, self.standing.version)]
+        self._put_question(asked, self.standing.version, Flag.NONE)
+
+    def _hold(self, ranks: Iterable[int]) -> None:
+        """Send nothing more to those who have too much before them."""
+        held = [rank for rank in self._watched(ranks) if self.backlog.hold(rank, self.standing.version + 1)]
+        self._put_question(held, self.standing.version + 1, Flag.HOLD)
+
+    def _put_question(self, ranks: list[int], number: int, flags: Flag) -> None:
+        if ranks:
+            self.link.send(ranks, Kind.ASK, version=number, flags=flags)
+            self.accounts.down(HEADER_BYTES * len(ranks), number)

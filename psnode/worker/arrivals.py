@@ -58,6 +58,7 @@ class Arrivals:
         self.waited = 0.0
         self.deal: Deal | None = None  # the newest that has come, until somebody takes it
         self.statistics: dict[str, torch.Tensor] = {}  # with it, for a rank that has none of its own
+        self.checkpoints: list[int] = []  # of versions that were passed over, until somebody contributes to them
 
     def expect(self, version: int) -> None:
         """From here on `version` is to come: no weight may be used before it is required."""
@@ -89,12 +90,14 @@ class Arrivals:
         return self._flags
 
     def behind(self) -> bool:
-        """Whether a later version than the expected one has come as a whole."""
+        """Whether a later version than the expected one has come as a whole, or will when the master hears of it."""
         try:
             while True:
                 self._keep(self._link.next(0))
         except DeadlineExceededError:
-            return any(frame.kind is Kind.ROUND and frame.version > self.version for frame in self._early)
+            return any(
+                frame.version > self.version and (frame.kind is Kind.ROUND or Flag.HOLD in frame.flags) for frame in self._early
+            )
 
     def _keep(self, event: object) -> None:
         if isinstance(event, StopRequest):
@@ -123,6 +126,9 @@ class Arrivals:
         if not self._early:
             return
         event = self._early.popleft()
+        if event.kind is Kind.ASK:
+            self._answer(event)
+            return
         if event.kind is Kind.WEIGHTS and event.version > version:  # this worker was put aside, and is let in again
             version = self.version = event.version
             self.missing = {group.index for group in self._plan.groups}
@@ -146,6 +152,13 @@ class Arrivals:
             raise WireError(f"rank {self._link.rank} did not expect {describe(event)}")
         self._apply(event)
         self.missing.discard(event.group)
+
+    def _answer(self, question: Frame) -> None:
+        """Everything before `question` is taken: so the master may send on. Or take note of a checkpoint to contribute to."""
+        if Flag.CHECKPOINT in question.flags:
+            self.checkpoints.append(question.step)
+        else:
+            self._link.send(0, Kind.ASK, step=question.step, version=question.version)
 
     def listen(self) -> object:
         """The next event. DeadlineExceededError if the master keeps silent for too long."""

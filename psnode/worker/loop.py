@@ -160,6 +160,9 @@ class Worker:
         flags = self._stand_by(self.arrivals.complete())
         if self.arrivals.version != version:
             return False
+        passed_over, self.arrivals.checkpoints = self.arrivals.checkpoints, []
+        for earlier in passed_over:
+            self._contribute(earlier, buffers)
         if Flag.CHECKPOINT in flags:
             self._contribute(version, buffers)
         return Flag.STOP not in flags

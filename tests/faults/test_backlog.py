@@ -1,0 +1,79 @@
+"""Workers that take nothing while rounds go on: stopped, or busy in Python. Memory stays bounded, and they catch up."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psnode.history import violations
+from psnode.master.backlog import LEAST
+
+pytestmark = pytest.mark.serial
+
+SET = 4 * 431_080  # bytes of LeNet's weights
+SLACK = 48 << 20  # of an interpreter that goes on
+BUSY = '''
+"""LeNet on digits, whose second worker computes on its fourth batch until a file is there."""
+import os
+import time
+from pathlib import Path
+
+from psnode.classification import Classification
+
+GATE = Path({gate!r})
+
+
+class Busy(Classification):
+    def __init__(self, config):
+        super().__init__("LeNet", "digits", seed=1)
+        self.batches = 0
+
+    def loss(self, model, batch):
+        self.batches += model.training
+        while os.environ.get("OMPI_COMM_WORLD_RANK") == "2" and self.batches == 4 and not GATE.exists():
+            time.sleep(0.01)
+        return super().loss(model, batch)
+'''
+
+
+def resident(pid: int) -> int:
+    """The bytes of memory that a process occupies."""
+    return 1024 * int(re.search(r"^VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[1])  # type: ignore[index]
+
+
+@pytest.mark.parametrize("how", ["stopped", "busy"])
+def test_what_a_worker_does_not_take_does_not_pile_up(how: str, launched: Callable[..., Any], tmp_path: Path) -> None:
+    """150 versions are 259 MB, four times the limit. Every replica is compared, and no gradient is lost."""
+    gate, task = tmp_path / "gate", tmp_path / "busy.py"
+    task.write_text(BUSY.format(gate=str(gate)))
+    flags = ["--task", str(task)] if how == "busy" else []
+    job = launched(
+        2, "--consistency", "asp", "--downlink", "dense", "--scheme", "dense", "--max-steps", "100000", "--record-history",
+        "--hash-every", "1", "--pause-deadline", "600", *flags,
+    )  # fmt: skip
+    job.wait_for_step(10)
+    master, worker = job.pid(0), job.pid(2)
+    if how == "stopped":
+        os.kill(worker, signal.SIGSTOP)
+    before = {"master": resident(master), "worker": resident(worker)}
+    first = len(job.records())
+    job.wait_for_step(first + 40)
+    job.wait_for_step(first + 150)
+    grown = {"master": resident(master) - before["master"], "worker": resident(worker) - before["worker"]}
+    os.kill(worker, signal.SIGCONT)
+    gate.touch()
+    job.wait_for_step(len(job.records()) + 60)
+    job.process.send_signal(signal.SIGTERM)
+    code, out = job.end()
+    assert code == 75, out
+    assert violations(job.train_dir, None) == []
+    assert [event["event"] for event in job.events() if event["event"] not in ("quorum",)] == []
+    records = job.records()
+    assert sum(record["contributing"] == 2 for record in records[first + 150 :]) > 0
+    assert all(size <= LEAST + 3 * SET + SLACK for size in grown.values()), {who: size >> 20 for who, size in grown.items()}
