@@ -62,6 +62,7 @@ class Kind(IntEnum):
     PING = 16  # master -> worker: I am alive
     DEAL = 17  # master -> worker: among whom the examples are dealt from the next step on
     ASK = 18  # master -> worker: answer when you have taken what came before; worker -> master: I have
+    EPOCH = 19  # master -> worker: how many gradients were applied, where a version's number does not tell
 
 
 class Flag(IntFlag):

@@ -83,6 +83,15 @@ class Sampler:
         seed = int(np.random.SeedSequence((self.seed, _OUTSIDE, rank)).generate_state(1)[0])
         return replace(self, worker=0, workers=len(ranks), shift=shift, seed=seed)
 
+    def finished(self, place: int, workers: int) -> int:
+        """The step behind which this share goes on where one among `workers` had come to `place`, a step with its shift.
+
+        The same epoch goes on, with the next whole step.
+        """
+        epoch, within = divmod(place, self.length // (workers * self.batch * self.batches_per_step))
+        here = min(-(-within * workers // self.workers), self.steps_per_epoch)
+        return epoch * self.steps_per_epoch + here - self.shift
+
     def locate(self, step: int) -> tuple[int, int]:
         """(epoch, step within it), both from 0, of step `step`, which counts from 1 over all epochs."""
         return divmod(step - 1 + self.shift, self.steps_per_epoch)

@@ -19,6 +19,7 @@ from psnode.history import History
 from psnode.link import Link, RemoteFailureError
 from psnode.master.accounts import Accounts, Stopwatch
 from psnode.master.agreement import among, what_to_send
+from psnode.master.applied import applied_before
 from psnode.master.calibration import group_bytes_for
 from psnode.master.dealing import Dealing
 from psnode.master.downlink import Downlink
@@ -105,7 +106,8 @@ def _run(
 ) -> int:
     ranks = (*workers, *spares)
     ready = gather_ready(link, run, ranks, 5 * config.pause_deadline)
-    dealing = Dealing(config, ready[workers[0]].examples, workers, run.parts(len(workers)))
+    applied = applied_before(config, run.before.checkpoint)
+    dealing = Dealing(config, ready[workers[0]].examples, workers, run.parts(len(workers)), applied, version=run.before.step)
     epochs, last_step = dealing.epochs, dealing.last_step
     events = Events(run.path)
     if run.before.plan is None:
@@ -122,7 +124,10 @@ def _run(
     lacking = what_to_send(ready, model, run.before.checkpoint)
     job = job_digest(config, scheme, plan, run.mark)
     run.begin(plan, len(workers))
-    send_start(link, run, plan, ready, epochs, workers=len(workers), job=job, last_step=last_step, model=model, lacking=lacking)
+    send_start(
+        link, run, plan, ready, epochs,
+        workers=len(workers), job=job, last_step=dealing.last_of_workers, model=model, lacking=lacking,
+    )  # fmt: skip
     clock = Clock()
     watch, tracer = Stopwatch(), Tracer(0, enabled=config.timeline)
     on = config.consistency != "bsp"

@@ -45,6 +45,7 @@ _MOST_REPORTS = 64  # of a worker, kept until the versions that they count in ar
 @dataclass
 class _Round:
     lr: float = 0.0
+    epoch: float = 0.0
     closed: float | None = None  # perf_counter when its last group closed
     seconds: dict[str, float] = field(default_factory=dict)
     contributors: frozenset[tuple[int, int]] = frozenset()  # (rank, step of its own)
@@ -66,6 +67,7 @@ class Accounts:
         self._shift = shift
         self._rounds: dict[int, _Round] = defaultdict(_Round)
         self._elsewhere = _Round()
+        self._first = step
         self._next = step + 1
         self._last_close = time.perf_counter()
         self._lost: frozenset[int] = frozenset()
@@ -117,6 +119,7 @@ class Accounts:
         """The round of `step` is closed, with gradients of `contributors`: ranks, and which of their steps."""
         entry = self._rounds[step]
         entry.lr, entry.contributors, entry.seconds = lr, frozenset(contributors), seconds
+        entry.epoch = self.epoch(step)
         entry.closed = time.perf_counter()
 
     def due(self) -> Iterator[StepRecord]:
@@ -129,7 +132,8 @@ class Accounts:
 
     def _missing(self, entry: _Round) -> bool:
         silent = self._lost | entry.excused
-        return any(rank not in silent and step not in self._reports[rank] for rank, step in entry.contributors)
+        own = [(rank, step) for rank, step in entry.contributors if step > self._first]  # others were reported before the start
+        return any(rank not in silent and step not in self._reports[rank] for rank, step in own)
 
     def _record(self, step: int, entry: _Round) -> StepRecord:
         found = [self._reports[rank].get(own) for rank, own in sorted(entry.contributors)]
@@ -143,7 +147,7 @@ class Accounts:
         errors = [report.relative_error for report in reports if report.relative_error is not None]
         return StepRecord(
             step=step,
-            epoch=self.epoch(step),
+            epoch=entry.epoch,
             loss=self._loss if self._loss is not None else math.nan,
             lr=entry.lr,
             workers=self._workers,

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from psnode.config import Config
-from psnode.master.startup import epochs_of
+from psnode.master.applied import Applied
+from psnode.master.startup import Epochs, epochs_of
 from psnode.messages import Deal
 from psnode.parts import Part
 from psnode.schedules import learning_rate
 
 _REMEMBERED = 1 << 14  # versions; no gradient is older, but after hours of silence
+_NEVER = 1 << 53
 
 
 class Dealing:
@@ -18,16 +20,31 @@ class Dealing:
 
     `parts` of the run, where its `epochs` stand by them, and the learning rate's `schedule`.
 
+    Where a version may stand for any number of gradients, epochs stand by those that were `applied`, from the start of the run
+    on: all epochs are then counted in gradients, and the shift is what versions lack.
+
     Shares are dealt anew only where an epoch ends: whoever goes within one takes the rest of its share along, and whoever
     comes has none before the next.
     """
 
-    def __init__(self, config: Config, examples: int, ranks: Iterable[int], parts: Sequence[Part]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        examples: int,
+        ranks: Iterable[int],
+        parts: Sequence[Part],
+        applied: Applied | None = None,
+        version: int = 0,
+    ) -> None:
         self._config = config
         self._examples = examples
         self.ranks = tuple(ranks)
         self._rates: dict[int, float] = {}  # by version
+        self.applied = applied
+        self._version = version
+        self._epoch = 0
         self._take(parts)
+        self._epoch = self._over
 
     def rate(self, version: int) -> float:
         """The learning rate of gradients computed on `version`: the schedule's when that was new, whatever it is by now."""
@@ -38,7 +55,28 @@ class Dealing:
     def _take(self, parts: Sequence[Part]) -> None:
         self.parts = tuple(parts)
         self.epochs = epochs_of(self._config, self.parts, self._examples)
+        if self.applied is not None:
+            gradients = self._examples // (self._config.batch_size * self._config.batches_per_step)
+            self.epochs = Epochs(gradients, self.applied.gradients - self._version, self.epochs.sample_shift)
         self.schedule = learning_rate(self._config, self.epochs.steps, self.epochs.shift)
+
+    def count(self, version: int, contributors: Iterable[tuple[int, int]]) -> None:
+        """`version` is complete, by the gradients of `contributors`, each a rank and a step of its own."""
+        self._epoch, self._version = self._over, version
+        if self.applied is not None:
+            self.applied.add(contributors)
+            self._take(self.parts)
+
+    @property
+    def _over(self) -> int:
+        """How many epochs are over."""
+        return (self._version + self.epochs.shift) // self.epochs.steps
+
+    def ends(self, version: int) -> bool:
+        """Whether an epoch ends with `version`, which is complete."""
+        if self.applied is not None:
+            return self._over > self._epoch
+        return (version + self.epochs.shift) % self.epochs.steps == 0
 
     @property
     def last_step(self) -> int:
@@ -49,7 +87,12 @@ class Dealing:
     def deal(self) -> Deal:
         """What workers have to know of it."""
         steps, shift, sample_shift = self.epochs
-        return Deal(list(self.ranks), steps, shift, sample_shift, self.last_step)
+        return Deal(list(self.ranks), steps, shift, sample_shift, self.last_of_workers)
+
+    @property
+    def last_of_workers(self) -> int:
+        """A step behind which no worker has anything to do. Where gradients are counted, only the master knows the last."""
+        return self.last_step if self.applied is None else self._config.max_steps or _NEVER
 
     def hand_over(self, rank: int, live: Iterable[int]) -> int:
         """`rank` gets the share of somebody who is not `live` any more: of whom."""
@@ -61,8 +104,7 @@ class Dealing:
     def renew(self, version: int, live: Iterable[int]) -> bool:
         """Deal among `live` if `version` ends an epoch that was dealt among others; whether that was so."""
         ranks = tuple(sorted(live))
-        ends = (version + self.epochs.shift) % self.epochs.steps == 0
-        if not ends or not ranks or set(ranks) == set(self.ranks):
+        if not self.ends(version) or not ranks or set(ranks) == set(self.ranks):
             return False
         if len(ranks) != len(self.ranks):
             self._take([*self.parts, Part(version, len(ranks))])

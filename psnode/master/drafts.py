@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -34,6 +34,7 @@ class _Pending:
     awaited: set[int]
     weights: tuple[Tensors, Tensors, torch.Tensor] | None
     until: float
+    facts: Mapping[str, object]
     states: dict[int, Tensors] = field(default_factory=dict)
 
 
@@ -73,6 +74,7 @@ class Drafts:
         self._differing = set[str]()  # buffers of which that was told
         self._means: Tensors = {}  # what the workers' buffers make together, as last known
         self._pending: dict[int, _Pending] = {}  # by version, ascending
+        self.waiting: Callable[[int], Tensors] = lambda version: {}  # the gradients that wait behind a version, the last
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -91,15 +93,18 @@ class Drafts:
         """The means of the workers' buffers, as last known, as a part that holds nothing else; empty if there are none."""
         return checkpoint.dump({f"buffer/{name}": value for name, value in self._means.items()}) if self._means else b""
 
-    def begin(self, version: int, ranks: Iterable[int], until: float) -> bool:
-        """Begin the checkpoint of `version`, the newest, with parts of `ranks`; False if there will be none."""
+    def begin(self, version: int, ranks: Iterable[int], until: float, facts: Mapping[str, object] | None = None) -> bool:
+        """Begin the checkpoint of `version`, the newest, with parts of `ranks`; False if there will be none.
+
+        `facts`: what its manifest says of the run beside the number of workers.
+        """
         try:
             draft = checkpoint.Draft(self._run.path, version, self._job)
         except OSError as error:
             self._abandon(version, error)
             return False
         copies, everybody = self._copies() if self._rounds_go_on else None, frozenset(ranks)
-        self._pending[version] = _Pending(draft, everybody, set(everybody), copies, until)
+        self._pending[version] = _Pending(draft, everybody, set(everybody), copies, until, facts or {})
         return True
 
     def require(self, version: int) -> None:
@@ -193,7 +198,10 @@ class Drafts:
             draft.add_tensors(checkpoint.OPTIMIZER, optimizer)
             if self._downlink.differs:
                 draft.add_tensors(checkpoint.REPLICA, {"replica": replica})
-            draft.publish({"workers": self._workers, **self._run.origin}, self._run.config.keep_last if whole else 0)
+            if waiting := self.waiting(draft.step):
+                draft.add_tensors(checkpoint.WAITING, waiting)
+            facts = {"workers": self._workers, **self._run.origin, **pending.facts}
+            draft.publish(facts, self._run.config.keep_last if whole else 0)
 
     def _combined(self, version: int, states: Mapping[int, Tensors]) -> Tensors:
         """What the workers' buffers make together. Those that should be the same everywhere and are not are told, once each."""

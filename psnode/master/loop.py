@@ -120,6 +120,7 @@ class Master:
         )  # fmt: skip
         self.standing.version = self.run.before.step
         self._rounds.admit(self._members.live, self.version)
+        self._turn.take_up(self.run.before.checkpoint)
         if self.history is not None:
             names = [name for name, _ in self.parameters.model.named_parameters()]
             self.history.start(self.version, self.parameters.digest(), names)
@@ -195,7 +196,7 @@ class Master:
 
     def _on_gradient(self, frame: Frame) -> None:
         self._count_up(frame, self.version + 1)
-        if self.standing.stopping or not self._rounds.offer(frame):
+        if not (self._rounds.keep(frame) if self.standing.stopping else self._rounds.offer(frame)):
             self.accounts.dropped(self.version + 1)
             frame.release()
 
@@ -244,16 +245,18 @@ class Master:
     def _finish_round(self, *, first: bool = False) -> None:
         """Publish the version that is complete now, with word of what follows, and open the next round."""
         version = self.version
+        contributors = {(added.rank, added.step) for group in self._added for added in group}
+        if not first and self._turn.count(contributors):
+            self.observer.extend(max(version, self.dealing.last_step))
         self.standing.stopping = version >= self.dealing.last_step or (self.standing.stop_reason is not None and not first)
         every = self.config.eval_freq
         flags = Flag.STOP if self.standing.stopping else Flag.NONE
         if not first and (self.standing.stopping or (every and version % every == 0)):
             until = self.clock.now() + self._round.patience.utmost
-            flags |= Flag.CHECKPOINT if self.drafts.begin(version, self._members.live, until) else Flag.NONE
+            flags |= Flag.CHECKPOINT if self._turn.begin_checkpoint(until) else Flag.NONE
         if not first:
-            contributors = {(added.rank, added.step) for group in self._added for added in group}
             self.partial += any(len({added.rank for added in group}) < len(self.workers) for group in self._added)
-            self.accounts.close(version, self.dealing.schedule(version - 1), contributors, self.watch.take())
+            self.accounts.close(version, self.dealing.rate(version - 1), contributors, self.watch.take())
             self._write_records()
             if self.history is not None:
                 self.history.version(version, self.parameters.digest(), self._added)
@@ -306,7 +309,7 @@ class Master:
         """Whether the round that follows is known to take longer."""
         version, every = self.version, self.config.hash_every
         first = version < self.run.before.step + _FIRST_ROUNDS
-        epoch_ends = self.accounts.epoch(version).is_integer()
+        epoch_ends = self.dealing.ends(version)
         compares = bool(every) and version % every == 0
         lets_in = bool(self._turn.entering)
         alone = self.config.local is not None  # its workers take turns, and none can be cut off

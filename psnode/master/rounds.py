@@ -46,18 +46,41 @@ class Rounds:
 
     def offer(self, frame: Frame) -> bool:
         """Take a gradient frame; False if it comes too late or twice, or from a worker that is not awaited."""
+        if not self._is_due(frame) or not self._rule.accepts(frame.version, self._version):
+            return False
+        if self._is_late(frame) and not self._rule.patient:
+            return False
+        self._next[frame.group][frame.sender] = frame.step
+        self._enter(frame)
+        self._judge(frame.group)
+        return True
+
+    def _is_due(self, frame: Frame) -> bool:
+        """Whether it is the gradient of a group, of a worker that is awaited, and none of a step that has come."""
         if frame.group >= len(self._next):
             return False
         awaited = self._next[frame.group]
         known = frame.sender in awaited and frame.step == frame.version + 1
-        if not known or frame.version < awaited[frame.sender] or not self._rule.accepts(frame.version, self._version):
+        return known and frame.version >= awaited[frame.sender]
+
+    def keep(self, frame: Frame) -> bool:
+        """Take a gradient that comes behind the last round, for a round that may follow; False if the rule drops what is late."""
+        if not self._rule.patient or not self._is_due(frame):
             return False
-        if self._is_late(frame) and not self._rule.patient:
-            return False
-        awaited[frame.sender] = frame.step
-        self._enter(frame)
-        self._judge(frame.group)
+        self._next[frame.group][frame.sender] = frame.step
+        self._held[frame.group].append(frame)
         return True
+
+    def restore(self, frames: Iterable[Frame]) -> None:
+        """These have waited where a run was stopped that goes on now: the next round takes them."""
+        for frame in frames:
+            if frame.group < len(self._held):
+                self._held[frame.group].append(frame)
+
+    @property
+    def waiting(self) -> list[Frame]:
+        """The gradients that have come and wait for the next round."""
+        return [frame for held in self._held for frame in held]
 
     def excuse(self, rank: int, step: int) -> None:
         """Nothing more of `step` comes from `rank`: what has come of it counts, and the round does not wait for it."""

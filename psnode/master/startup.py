@@ -131,8 +131,8 @@ def send_start(
 
     So do the tensors of `model`, rank 0's, that are `lacking`, but for the weights of the plan.
 
-    A worker of which the checkpoint holds nothing, because it was gone then, gets the mean of the others' buffers; where
-    another number of workers wrote it, each gets the mean of all their memories. Ranks above `workers`, spares, have none.
+    A worker of which the checkpoint holds nothing, because it was gone then, gets the means of the others' buffers and places;
+    where another number of workers wrote it, each gets the mean of all their memories. Ranks above `workers`, spares, have none.
     """
     found = run.before.checkpoint
     dealt = redealt(found, ready[1]) if found and run.before.redealt(workers) else None
@@ -187,7 +187,7 @@ def redealt(found: checkpoint.Checkpoint, answer: Ready) -> bytes:
                 sums[key] += value
     means = {key: value / len(names) if value.is_floating_point() else value for key, value in sums.items()}
     means = {key: value.float() if value.is_floating_point() else value for key, value in _owed(means, back=True).items()}
-    return checkpoint.dump({**means, **_mean_buffers(found, answer)})
+    return checkpoint.dump({**means, **_mean_buffers(found, answer), **_mean_place(found)})
 
 
 def _owed(memories: Mapping[str, torch.Tensor], *, back: bool = False) -> dict[str, torch.Tensor]:
@@ -208,7 +208,15 @@ def _state(found: checkpoint.Checkpoint, rank: int, answer: Ready) -> bytes | No
     name = checkpoint.worker_file(rank)
     if found.has(name):
         return None if answer.shared_directory else found.read(name)
-    return checkpoint.dump(_mean_buffers(found, answer))
+    return checkpoint.dump({**_mean_buffers(found, answer), **_mean_place(found)})
+
+
+def _mean_place(found: checkpoint.Checkpoint) -> dict[str, torch.Tensor]:
+    """How far the workers have come in their shares on average; nothing where the checkpoint does not say it."""
+    parts = [found.tensors(name) for name in found.facts["files"] if checkpoint.is_worker_file(name)]
+    places = [part[checkpoint.PLACE] for part in parts if checkpoint.PLACE in part]
+    alike = [int(place[0]) for place in places if place[1] == places[0][1]]  # dealt among as many
+    return {checkpoint.PLACE: torch.tensor([sum(alike) // len(alike), int(places[0][1])])} if alike else {}
 
 
 def _mean_buffers(found: checkpoint.Checkpoint, answer: Ready) -> dict[str, torch.Tensor]:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from psnode.checkpoint import Checkpoint
 from psnode.link import Link
 from psnode.master.accounts import Accounts
 from psnode.master.backlog import Backlog, Hold
@@ -16,6 +17,7 @@ from psnode.master.events import Events
 from psnode.master.members import Members
 from psnode.master.rounds import Rounds
 from psnode.master.standing import Standing
+from psnode.master.waiting import pack, unpack
 from psnode.plan import Plan
 from psnode.run_directory import RunDirectory
 from psnode.wire import HEADER_BYTES, Flag, Kind, pack_groups
@@ -45,6 +47,26 @@ class Turn:
     _released: dict[int, Hold] = field(default_factory=dict)  # with this version
     _dealt: bool = False  # since the start
     _recorded: bool = True  # the deal, in config.json
+
+    def take_up(self, found: Checkpoint | None) -> None:
+        """The next round takes the gradients that wait in the checkpoint; the last one of this job will hold those to come."""
+        self.rounds.restore(unpack(found))
+        self.drafts.waiting = lambda version: (
+            pack(self.rounds.waiting) if self.standing.stopping and version == self.standing.version else {}
+        )
+
+    def count(self, contributors: Iterable[tuple[int, int]]) -> bool:
+        """The version that is complete was made of these gradients; whether that may have moved the run's end."""
+        self.dealing.count(self.standing.version, contributors)
+        if self.dealing.applied is None:
+            return False
+        self.accounts.count_epochs(self.dealing.epochs.steps, self.dealing.epochs.shift)
+        return True
+
+    def begin_checkpoint(self, until: float) -> bool:
+        """Begin the checkpoint of the version that is complete; False if there will be none. `until`: as of Drafts."""
+        facts = self.dealing.applied.facts() if self.dealing.applied is not None else {}
+        return self.drafts.begin(self.standing.version, self.members.live, until, facts)
 
     def sent(self, nbytes: int) -> None:
         """A group of the version to come has left for all who get it, in `nbytes` in all."""
@@ -132,6 +154,9 @@ class Turn:
                 held.unused = left_out.get(rank, [])
         ranks = sorted({*self.members.live, *self.members.spares} - self.backlog.held.keys())
         self._ask(ranks)
+        if ranks and self.dealing.applied is not None:
+            self.link.send(ranks, Kind.EPOCH, step=self.dealing.applied.gradients, version=version)
+            self.accounts.down(HEADER_BYTES * len(ranks), version)
         for rank in ranks:
             spare = rank in self.members.spares
             step, unused = self.entering.get(rank, (version, left_out.get(rank, [])))

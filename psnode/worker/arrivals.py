@@ -58,6 +58,7 @@ class Arrivals:
         self.waited = 0.0
         self.deal: Deal | None = None  # the newest that has come, until somebody takes it
         self.statistics: dict[str, torch.Tensor] = {}  # with it, for a rank that has none of its own
+        self.applied: int | None = None  # gradients, by this version; None: its number tells
         self.checkpoints: list[int] = []  # of versions that were passed over, until somebody contributes to them
 
     def expect(self, version: int) -> None:
@@ -128,6 +129,9 @@ class Arrivals:
         event = self._early.popleft()
         if event.kind is Kind.ASK:
             self._answer(event)
+            return
+        if event.kind is Kind.EPOCH:
+            self.applied = event.step
             return
         if event.kind is Kind.WEIGHTS and event.version > version:  # this worker was put aside, and is let in again
             version = self.version = event.version

@@ -10,7 +10,6 @@ import torch
 
 from psnode import checkpoint
 from psnode.config import Config
-from psnode.data.prefetch import Prefetch
 from psnode.link import Link
 from psnode.messages import Deal, Report, Start
 from psnode.plan import Plan
@@ -25,6 +24,7 @@ from psnode.worker.gradients import Gradients
 from psnode.worker.hooks import GroupHooks
 from psnode.worker.replica import Replica
 from psnode.worker.sender import GradientSender
+from psnode.worker.share import Share
 
 
 @dataclass
@@ -43,8 +43,8 @@ class Worker:
     sender: GradientSender
     hooks: GroupHooks
     computation: Computation
-    batches: Prefetch
-    share: Callable[[Deal, int], Prefetch]  # the batches of this rank's part of a deal, behind a step
+    share: Share
+    deal: Callable[[Deal, int, Share | None], Share]  # this rank's part of a deal, behind a version and another share
     tracer: Tracer
     _void: list[Batch] | None = None  # of a step that was begun and not taken
 
@@ -61,6 +61,7 @@ class Worker:
     def take_steps(self) -> None:
         """Take steps from the weights that are there, up to the round that the master declares the last."""
         version, going, self._last_step = self.arrivals.version, True, self.start.last_step
+        self._steps_per_epoch, self._workers = self.start.steps_per_epoch, self.share.sampler.workers
         while going and version < self._end:
             going = self._step(version + 1)
             # weights of a later version or another share of the data came: what was begun with the others is void
@@ -98,13 +99,15 @@ class Worker:
                 return False
         self._take_deal(version)
         with self.tracer.span("load", step=step):
-            batches = self._void or next(self.batches)
+            batches = self._void or next(self.share.batches)
             self._void = None
 
         def settled() -> bool:
             self.arrivals.complete()
             if self.arrivals.deal is not None or not self._settle(version, buffers):
                 return False
+            if self.arrivals.applied is not None:
+                self._count_epochs(self.arrivals.applied - version)
             # not before: until then what ROUND says was not used of the last gradient can be given back
             self.sender.begin(step, version, measure=step % self.config.log_interval == 0)
             return True
@@ -120,6 +123,7 @@ class Worker:
             self._void = batches
             self.replica.load_buffers(buffers)
             return False
+        self.share.place += 1
         seconds = outcome.seconds - (self.arrivals.waited - before)
         with self.tracer.span("drain", step=step):
             encode = self.sender.drain()
@@ -139,11 +143,16 @@ class Worker:
         self.arrivals.deal, self._void = None, None
         statistics, self.arrivals.statistics = self.arrivals.statistics, {}
         self.replica.load_buffers({name.removeprefix("buffer/"): value for name, value in statistics.items()})
-        self.batches.close()
-        self.batches = self.share(deal, version)
-        lr = learning_rate(self.config, deal.steps_per_epoch, deal.shift)
-        self.sender.reschedule(lr, deal.steps_per_epoch, deal.shift, len(deal.ranks))
+        self.share.batches.close()
+        self.share = self.deal(deal, version, None if self.config.consistency == "bsp" else self.share)
+        self._steps_per_epoch, self._workers = deal.steps_per_epoch, len(deal.ranks)
+        self._count_epochs(deal.shift)
         self._last_step = deal.last_step
+
+    def _count_epochs(self, shift: int) -> None:
+        """From here on steps count epochs from `shift`."""
+        lr = learning_rate(self.config, self._steps_per_epoch, shift)
+        self.sender.reschedule(lr, self._steps_per_epoch, shift, self._workers)
 
     def _stand_by(self, flags: Flag) -> Flag:
         """While this rank is a spare: take one version after the other."""
@@ -184,16 +193,17 @@ class Worker:
         """This worker's part of the checkpoint: all of it into the shared directory, or to the master; buffers to the master."""
         with self.tracer.span("checkpoint", step=step):
             buffers = {f"buffer/{name}": value.cpu() for name, value in buffers.items()}
+            memories = {**self.sender.state(), **self.share.state()}
             written = False
             if self.directory is not None:
                 try:
-                    checkpoint.write_part(self.directory, step, self.link.job, self.link.rank, {**self.sender.state(), **buffers})
+                    checkpoint.write_part(self.directory, step, self.link.job, self.link.rank, {**memories, **buffers})
                     written = True
                 except FileNotFoundError:
                     return  # published without this part, or given up
                 except OSError:
                     pass  # let the master try
-            content = checkpoint.dump(buffers if written else {**self.sender.state(), **buffers})
+            content = checkpoint.dump(buffers if written else {**memories, **buffers})
             flags = Flag.WRITTEN if written else Flag.NONE
             self.link.send(0, Kind.STATE, content, step=step, version=step, flags=flags)
 
@@ -208,7 +218,7 @@ class Worker:
 
     def close(self) -> None:
         """End the threads."""
-        self.batches.close()
+        self.share.batches.close()
         self.sender.close()
         self.hooks.remove()
         if self.first_use is not None:

@@ -13,7 +13,6 @@ import torch
 
 from psnode import checkpoint, inventory
 from psnode.config import Config
-from psnode.data.prefetch import Prefetch
 from psnode.data.sampler import Sampler
 from psnode.device import choose_device
 from psnode.link import Link
@@ -34,6 +33,7 @@ from psnode.worker.inspection import Findings, inspect
 from psnode.worker.loop import Worker
 from psnode.worker.replica import Replica, describe
 from psnode.worker.sender import GradientSender
+from psnode.worker.share import Share, resumed
 
 MakeTask = Callable[[Config], Task]
 
@@ -93,8 +93,10 @@ class Site:
         for _ in range(start.tensors):
             content = bytes(link.expect(Kind.STATE, self.patience).body)
             inventory.put_back(self.model, checkpoint.parse(content, "what rank 0 has and this rank does not"))
+        finished = start.step
         if start.restore is not None:
-            _restore(start, link, self.directory, replica, sender, self.patience)
+            tensors = _restore(start, link, self.directory, replica, sender, self.patience)
+            finished = resumed(tensors, sampler, start.step, moves=config.consistency != "bsp")
         sender.warm_up()
         tracer = Tracer(link.rank, enabled=config.timeline)
         arrivals = Arrivals(
@@ -115,14 +117,16 @@ class Site:
             sender=sender,
             hooks=GroupHooks(replica.parameters, plan, gradients.collect, sender.push, start.late),
             computation=self.computation,
-            batches=Prefetch(self.data, sampler, start.step, start.last_step),
-            share=self.share,
+            share=Share.behind(self.data, sampler, finished, start.last_step - start.step),
+            deal=self.deal,
             tracer=tracer,
         )
 
-    def share(self, deal: Deal, step: int) -> Prefetch:
-        """The batches behind `step` of this rank's part of a deal."""
-        return Prefetch(self.data, self.sampler.dealt(self.link.rank, deal.ranks, deal.sample_shift), step, deal.last_step)
+    def deal(self, deal: Deal, version: int, before: Share | None) -> Share:
+        """This rank's part of a deal, behind `version`, or behind its place in the share that it had `before`."""
+        sampler = self.sampler.dealt(self.link.rank, deal.ranks, deal.sample_shift)
+        finished = version if before is None or not before.place else sampler.finished(before.place, before.sampler.workers)
+        return Share.behind(self.data, sampler, finished, deal.last_step - version)
 
 
 def may_begin_early(config: Config) -> bool:
@@ -182,8 +186,10 @@ def _shared(train_dir: Path, mark: str) -> Path | None:
     return train_dir if found == mark else None
 
 
-def _restore(start: Start, link: Link, directory: Path | None, replica: Replica, sender: GradientSender, patience: float) -> None:
-    """Take this worker's feedback and buffers from the checkpoint, read here or sent by the master."""
+def _restore(
+    start: Start, link: Link, directory: Path | None, replica: Replica, sender: GradientSender, patience: float
+) -> dict[str, torch.Tensor]:
+    """Take this worker's feedback and buffers from the checkpoint, read here or sent by the master: all that it holds."""
     name = checkpoint.worker_file(link.rank)
     if start.state_follows or directory is None:
         tensors = checkpoint.parse(bytes(link.expect(Kind.STATE, patience).body), name)
@@ -192,3 +198,4 @@ def _restore(start: Start, link: Link, directory: Path | None, replica: Replica,
     if not start.state_follows or any(key.startswith("feedback/") for key in tensors):  # else: nothing is known of it
         sender.load_state(tensors)
     replica.load_buffers({key.removeprefix("buffer/"): value for key, value in tensors.items() if key.startswith("buffer/")})
+    return tensors

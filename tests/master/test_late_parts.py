@@ -60,6 +60,7 @@ def contribute(folder: Path, rank: int, sent: list[Frame]) -> None:
     worker.directory = folder
     worker.tracer = Tracer(rank, enabled=False)
     worker.sender = SimpleNamespace(state=lambda: memories(rank))  # type: ignore[assignment]
+    worker.share = SimpleNamespace(state=dict)  # type: ignore[assignment]
     worker._contribute(STEP, {})
 
 

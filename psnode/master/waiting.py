@@ -1,0 +1,33 @@
+"""Gradients that had come and were not applied when a job was stopped: kept in its last checkpoint, for when the run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+
+from psnode.checkpoint import WAITING, Checkpoint
+from psnode.errors import CheckpointError
+from psnode.wire import Flag, Frame, Kind
+
+Tensors = dict[str, torch.Tensor]
+
+
+def pack(frames: Iterable[Frame]) -> Tensors:
+    """The frames' bodies, named RANK/STEP/VERSION/GROUP."""
+    return {f"{f.sender}/{f.step}/{f.version}/{f.group}": torch.from_numpy(np.array(f.body)) for f in frames}
+
+
+def unpack(found: Checkpoint | None) -> list[Frame]:
+    """The gradients that wait in a checkpoint, in the order in which they came; none if there are none."""
+    if found is None or not found.has(WAITING):
+        return []
+    frames = []
+    for name, body in found.tensors(WAITING).items():
+        try:
+            rank, step, version, group = map(int, name.split("/"))
+        except ValueError as error:
+            raise CheckpointError(f"{found.path / WAITING} holds {name[:60]!r}, which is no gradient") from error
+        frames.append(Frame(Kind.GRADIENT, Flag.NONE, rank, group, step, version, body.numpy()))
+    return sorted(frames, key=lambda frame: (frame.step, frame.sender, frame.group))

@@ -1,0 +1,175 @@
+"""Epochs, examples and gradients where a version may stand for any number of them: counted from the history, across stops too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import psnode
+from psnode import checkpoint
+from psnode.checkpoint import Checkpoint
+from psnode.classification import Classification
+from psnode.config import Config
+from psnode.history import violations
+from psnode.job import run
+from psnode.metrics import read_records
+
+WORKERS, BATCH, EXAMPLES = 4, 16, 1437
+AN_EPOCH = EXAMPLES // BATCH  # gradients
+ASP, SSP = {"consistency": "asp"}, {"consistency": "ssp", "staleness": 2}
+RULES = [ASP, {"consistency": "asp", "num_aggregate": 2}, SSP]
+KOFN = {"consistency": "kofn", "num_aggregate": 2}
+
+
+def config(train_dir: Path, **changed: Any) -> Config:
+    settings = {"scheme": "dense", "batch_size": BATCH, "max_steps": 60, "eval_freq": 0, "local": WORKERS, "lr": 0.02, "seed": 3}
+    settings |= {"threads": 1, "tensorboard": False, "record_history": True, "hash_every": 1, "deadline": 60}
+    return Config(train_dir=train_dir, **{**settings, **changed})
+
+
+def applied(train_dir: Path) -> list[int]:
+    """How many gradients have been applied by each version, from 0 on: those of which a group was."""
+    found, counts = set[tuple[int, int]](), [0]
+    lines = [line for line in read_records(train_dir / "history.jsonl") if "groups" in line]
+    assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
+    for line in lines:
+        found |= {(rank, step) for group in line["groups"] for rank, step, _ in group}
+        counts.append(len(found))
+    return counts
+
+
+def newest(train_dir: Path) -> Checkpoint:
+    path = checkpoint.latest(train_dir)
+    assert path is not None
+    return Checkpoint.open(path)
+
+
+def check_counted(train_dir: Path) -> None:
+    """Epochs and learning rates of all records are those of the gradients that were applied, also behind a resume."""
+    counts = applied(train_dir)
+    for record in read_records(train_dir / "metrics.jsonl"):
+        step = record["step"]
+        assert record["epoch"] == pytest.approx(counts[step] / AN_EPOCH), step
+        assert record["lr"] == pytest.approx(0.02 * 0.5 ** (counts[step - 1] // AN_EPOCH)), step
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_an_epoch_is_over_when_its_examples_are_applied(tmp_path: Path, rule: dict[str, Any]) -> None:
+    settings: dict[str, Any] = {**rule, "lr_schedule": "shrink", "lr_shrinkage": 0.5}
+    assert run(config(tmp_path, **settings)) == 0
+    assert run(config(tmp_path, **settings, max_steps=100, resume=True)) == 0
+    assert violations(tmp_path, None) == []
+    check_counted(tmp_path)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_a_run_ends_after_the_epochs_that_it_was_asked_for(tmp_path: Path, rule: dict[str, Any]) -> None:
+    assert run(config(tmp_path, **rule, max_steps=None, epochs=1)) == 0
+    counts = applied(tmp_path)
+    assert counts[-2] < AN_EPOCH <= counts[-1]
+    summary = json.loads((tmp_path / "summary.json").read_bytes())
+    assert (summary["stop_reason"], summary["steps"]) == ("completed", len(counts) - 1)
+
+
+class Seen(Classification):
+    """Digits, with word of which examples every model has computed on, in order."""
+
+    def __init__(self) -> None:
+        super().__init__("FC", "digits", seed=3)
+        self.batches: dict[int, list[tuple[int, ...]]] = {}
+
+    def train_data(self) -> Any:
+        inner = super().train_data()
+
+        class Told:
+            def __len__(self) -> int:
+                return len(inner)
+
+            def batch(self, indices: Any, rng: Any) -> Any:
+                return (*inner.batch(indices, rng), torch.from_numpy(np.array(indices)))
+
+        return Told()
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        images, labels, indices = batch
+        self.batches.setdefault(id(model), []).append(tuple(indices.tolist()))
+        return super().loss(model, (images, labels))
+
+    def metrics(self, outputs: Any, batch: Any) -> dict[str, float]:
+        return super().metrics(outputs, batch[:2])
+
+
+def steps_of(batches: list[tuple[int, ...]]) -> tuple[int, list[int]]:
+    """Whose share of the examples these are, and which steps of that, counted from 1; one that was begun twice, once."""
+    places = {}
+    for epoch in range(3):
+        order = np.random.Generator(
+            np.random.PCG64(np.random.SeedSequence((3, int.from_bytes(b"shuf", "big"), epoch)))
+        ).permutation(EXAMPLES)
+        an_epoch = EXAMPLES // (WORKERS * BATCH)
+        for within in range(an_epoch):
+            for worker in range(WORKERS):
+                start = (within * WORKERS + worker) * BATCH
+                places[tuple(order[start : start + BATCH].tolist())] = worker, epoch * an_epoch + within + 1
+    found = [places[batch] for batch in batches]
+    [worker] = {worker for worker, _ in found}
+    steps = [step for _, step in found][worker == 0 :]  # its first pass tells in which order gradients are finished
+    return worker, [step for i, step in enumerate(steps) if not i or step != steps[i - 1]]
+
+
+@pytest.mark.parametrize("rule", [*RULES, KOFN], ids=str)
+def test_no_example_and_no_gradient_is_lost_where_a_run_is_stopped(tmp_path: Path, rule: dict[str, Any]) -> None:
+    taken: dict[int, list[int]] = {worker: [] for worker in range(WORKERS)}
+    for last in (12, 13, 14, 40):
+        task = Seen()
+        assert psnode.run(task, config(tmp_path, **rule, network="FC", max_steps=last, resume=last > 12)) == 0
+        for worker, steps in map(steps_of, task.batches.values()):
+            again = bool(taken[worker]) and steps[0] == taken[worker][-1]  # it was begun, and not taken
+            taken[worker] += steps[again:]
+        if rule is not KOFN:
+            check_every_gradient(tmp_path)
+    assert all(steps == list(range(1, len(steps) + 1)) for steps in taken.values()), taken
+    assert violations(tmp_path, rule.get("staleness", 0 if rule is KOFN else None)) == []
+    if rule is not KOFN:
+        assert sum(record["dropped"] for record in read_records(tmp_path / "metrics.jsonl")) == 0
+
+
+def check_every_gradient(train_dir: Path) -> None:
+    """What every worker has computed by a stop is in a version, or waits in the checkpoint: each group once."""
+    found = newest(train_dir)
+    places = {rank: int(found.tensors(checkpoint.worker_file(rank))["data/place"][0]) for rank in range(1, WORKERS + 1)}
+    there = [
+        (rank, step, group)
+        for line in read_records(train_dir / "history.jsonl")
+        if "groups" in line
+        for group, entries in enumerate(line["groups"])
+        for rank, step, _ in entries
+    ]
+    groups = 1 + max(group for _, _, group in there)
+    if found.has("state/waiting.safetensors"):
+        for name in found.tensors("state/waiting.safetensors"):
+            rank, step, _, group = map(int, name.split("/"))
+            there.append((rank, step, group))
+    assert len(set(there)) == len(there)
+    for rank, place in places.items():
+        for group in range(groups):
+            assert sum(entry[0] == rank and entry[2] == group for entry in there) == place, (rank, group)
+
+
+def test_a_run_that_was_begun_without_the_count_goes_on_without(tmp_path: Path) -> None:
+    """Its versions stand for a gradient each, as before."""
+    run(config(tmp_path, **ASP, max_steps=10))
+    manifest = newest(tmp_path).path / checkpoint.MANIFEST
+    facts = json.loads(manifest.read_text())
+    assert facts.pop("applied")["gradients"] == applied(tmp_path)[-1]
+    manifest.write_text(json.dumps(facts))
+    for last in (15, 20):
+        assert run(config(tmp_path, **ASP, max_steps=last, resume=True)) == 0
+    records = [record for record in read_records(tmp_path / "metrics.jsonl") if record["step"] > 10]
+    assert [record["epoch"] for record in records] == [pytest.approx(step / AN_EPOCH) for step in range(11, 21)]
+    assert "applied" not in newest(tmp_path).facts
