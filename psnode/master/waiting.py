@@ -15,8 +15,8 @@ Tensors = dict[str, torch.Tensor]
 
 
 def pack(frames: Iterable[Frame]) -> Tensors:
-    """The frames' bodies, named RANK/STEP/VERSION/GROUP."""
-    return {f"{f.sender}/{f.step}/{f.version}/{f.group}": torch.from_numpy(np.array(f.body)) for f in frames}
+    """The frames' bodies, named RANK/STEP/VERSION/GROUP/FLAGS."""
+    return {f"{f.sender}/{f.step}/{f.version}/{f.group}/{f.flags.value}": torch.from_numpy(np.array(f.body)) for f in frames}
 
 
 def unpack(found: Checkpoint | None) -> list[Frame]:
@@ -26,8 +26,8 @@ def unpack(found: Checkpoint | None) -> list[Frame]:
     frames = []
     for name, body in found.tensors(WAITING).items():
         try:
-            rank, step, version, group = map(int, name.split("/"))
+            rank, step, version, group, flags = map(int, name.split("/"))
         except ValueError as error:
             raise CheckpointError(f"{found.path / WAITING} holds {name[:60]!r}, which is no gradient") from error
-        frames.append(Frame(Kind.GRADIENT, Flag.NONE, rank, group, step, version, body.numpy()))
+        frames.append(Frame(Kind.GRADIENT, Flag(flags), rank, group, step, version, body.numpy()))
     return sorted(frames, key=lambda frame: (frame.step, frame.sender, frame.group))

@@ -153,7 +153,7 @@ def check_every_gradient(train_dir: Path) -> None:
     groups = 1 + max(group for _, _, group in there)
     if found.has("state/waiting.safetensors"):
         for name in found.tensors("state/waiting.safetensors"):
-            rank, step, _, group = map(int, name.split("/"))
+            rank, step, _, group, _ = map(int, name.split("/"))
             there.append((rank, step, group))
     assert len(set(there)) == len(there)
     for rank, place in places.items():

@@ -14,7 +14,7 @@ EXAMPLES, BATCH = 1000, 10
 
 
 def dealing(**settings: object) -> Dealing:
-    return Dealing(Config(batch_size=BATCH, **settings), EXAMPLES, [1, 2, 3, 4], [Part(0, 4)])  # type: ignore[arg-type]
+    return Dealing(Config(batch_size=BATCH, lr=0.1, **settings), EXAMPLES, [1, 2, 3, 4], [Part(0, 4)])  # type: ignore[arg-type]
 
 
 def taken(found: Dealing, rank: int, first: int, last: int) -> list[int]:

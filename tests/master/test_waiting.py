@@ -24,7 +24,7 @@ from psnode.wire import Flag, Frame, Kind
 
 def gradient(rank: int, group: int, based: int) -> Frame:
     body = np.frombuffer(f"{rank}/{group}/{based}".encode(), np.uint8)
-    return Frame(Kind.GRADIENT, Flag.NONE, rank, group, based + 1, based, body)
+    return Frame(Kind.GRADIENT, Flag.PARTIAL, rank, group, based + 1, based, body)
 
 
 def stopped() -> Rounds:
@@ -63,7 +63,7 @@ def test_the_next_round_takes_what_has_waited_whoever_is_there(tmp_path: Path) -
     draft = Draft(tmp_path, 1)
     draft.add_tensors(checkpoint.WAITING, pack(stopped().waiting))
     found = unpack(Checkpoint.open(draft.publish({"workers": 3})))
-    assert [bytes(frame.body).decode() for frame in found] == ["2/0/0"]
+    assert [(bytes(frame.body).decode(), frame.flags) for frame in found] == [("2/0/0", Flag.PARTIAL)]
     added: list[Frame] = []
     rounds = Rounds(2, Bounded(None), by_rank=True, add=added.append, close=lambda group: None)
     rounds.admit([1], 1)  # worker 2 is no more
@@ -74,7 +74,7 @@ def test_the_next_round_takes_what_has_waited_whoever_is_there(tmp_path: Path) -
     assert rounds.waiting == []
 
 
-@pytest.mark.parametrize("name", ["1/2/3", "a/1/0/0", ""])
+@pytest.mark.parametrize("name", ["1/2/3", "1/1/0/0", "a/1/0/0/0", ""])
 def test_a_name_that_is_no_gradients_is_refused(tmp_path: Path, name: str) -> None:
     draft = Draft(tmp_path, 1)
     draft.add_tensors(checkpoint.WAITING, {name: torch.zeros(3, dtype=torch.uint8)})
