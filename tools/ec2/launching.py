@@ -15,7 +15,7 @@ from tools.ec2.keys import check_key, public_key
 from tools.ec2.places import Place, architecture_of, places
 from tools.ec2.resources import let_in, own_range
 from tools.ec2.settings import Settings
-from tools.ec2.settling import wait
+from tools.ec2.settling import end_superfluous, wait
 from tools.ec2.starting import start_missing
 from tools.ec2.volumes import volumes_of
 
@@ -68,6 +68,8 @@ def launch(cluster: Cluster, settings: Settings, confirm: Callable[[str], None])
 
 
 def _once(cluster: Cluster, settings: Settings, confirm: Callable[[str], None], mine: str, started: set[str]) -> list[Node]:
+    if started:
+        end_superfluous(cluster, cluster.nodes(), mine, settings.n_workers, started)
     plan = make_plan(cluster, settings)
     if any(plan.missing.values()):
         confirm(str(plan))

@@ -31,11 +31,8 @@ def wait(cluster: Cluster, settings: Settings, launch: str, started: set[str], k
         if counts == wanted and all(node.state == "running" for node in nodes):
             return nodes
         crowded = crowded + 1 if any(counts[role] > wanted[role] for role in wanted) else 0
-        if surplus := superfluous(nodes, launch, settings.n_workers):
-            progress(f"another launch has started the same: ending {', '.join(surplus)} again")
-            started -= set(surplus)
-            seen -= set(surplus)
-            end_nodes(cluster, surplus)
+        if surplus := end_superfluous(cluster, nodes, launch, settings.n_workers, started):
+            seen -= surplus
             continue
         if crowded > _TURNS:
             raise ConfigurationError(_too_large(counts, settings))
@@ -44,6 +41,16 @@ def wait(cluster: Cluster, settings: Settings, launch: str, started: set[str], k
         progress(f"waiting: {sum(node.state == 'running' for node in nodes)} of {settings.n_workers + 1} nodes are running")
         cloud.pause(attempt, first=2.0, longest=15.0)
     raise DeadlineError(f"not all nodes were running after {settings.launch_deadline} s: status shows them, launch goes on")
+
+
+def end_superfluous(cluster: Cluster, nodes: Sequence[Node], launch: str, n_workers: int, started: set[str]) -> set[str]:
+    """End this launch's nodes that are too many, which are then not in `started` any more; returns their ids."""
+    surplus = set(superfluous(nodes, launch, n_workers))
+    if surplus:
+        progress(f"another launch has started the same: ending {', '.join(sorted(surplus))} again")
+        started -= surplus
+        end_nodes(cluster, surplus)
+    return surplus
 
 
 def superfluous(nodes: Sequence[Node], launch: str, n_workers: int) -> list[str]:
