@@ -90,7 +90,7 @@ class Job:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self.process.kill()
-        self.process.communicate()
+            self.process.wait()
 
 
 @pytest.fixture
@@ -106,3 +106,5 @@ def launched(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     yield start
     for job in jobs:
         job.kill()
+        if job.process.stdout is not None:
+            job.process.stdout.close()
