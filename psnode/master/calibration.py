@@ -55,7 +55,7 @@ def group_bytes_for(
     def seconds(group_bytes: int) -> float:
         plan = plan_for(answer, scheme, replace(config, group_bytes=group_bytes))
         if plan not in rehearsed:
-            rehearsed[plan] = Rehearsal(link, config, scheme, model, plan, sorted(ready)).run(epoch, lr)
+            rehearsed[plan] = Rehearsal(link, config, scheme, model, plan, ready).run(epoch, lr)
         return rehearsed[plan]
 
     tried: dict[int, float] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from statistics import median
 
@@ -19,7 +19,7 @@ from psnode.master.lanes import Lanes, lane_count
 from psnode.master.parameters import Parameters
 from psnode.master.reduction import GroupClosed, Reduction, Refused
 from psnode.master.rounds import Rounds
-from psnode.messages import Start
+from psnode.messages import Ready, Start
 from psnode.plan import Plan
 from psnode.schemes import Scheme
 from psnode.timeline import Tracer
@@ -31,17 +31,23 @@ _LONG = 3.0  # seconds after which no further round is begun
 
 
 class Rehearsal:
-    """The master's side of steps by `plan`. Every worker computes on the weights it has; all gradients are waited for."""
+    """The master's side of steps by `plan`. Every worker computes on the weights it has; all gradients are waited for.
+
+    `ready` is what every worker has said of itself; the passes are those of the run, as late and as early as it will have them.
+    """
 
     def __init__(
-        self, link: Link, config: Config, scheme: Scheme, model: torch.nn.Module, plan: Plan, workers: Sequence[int]
+        self, link: Link, config: Config, scheme: Scheme, model: torch.nn.Module, plan: Plan, ready: Mapping[int, Ready]
     ) -> None:
         self._link, self._config, self._scheme, self._model, self._plan = link, config, scheme, model, plan
-        self._workers = tuple(workers)
+        self._workers, self._first = tuple(sorted(ready)), ready[min(ready)]
 
     def run(self, steps_per_epoch: int, lr: float) -> float:
         """The median of the seconds that a round took. Raises what a worker reports, and PeerLostError."""
-        start = Start(self._plan.to_dict(), self._link.job, 0, ROUNDS, steps_per_epoch, None, False, rehearsal=True)
+        start = Start(
+            self._plan.to_dict(), self._link.job, 0, ROUNDS, steps_per_epoch, None, False, rehearsal=True,
+            late=self._first.late, waits=bool(self._first.waits),
+        )  # fmt: skip
         before = {name: value.clone() for name, value in self._model.state_dict().items()}
         self._link.send(self._workers, Kind.PLAN, start.to_bytes())
         parameters = Parameters(self._model, self._plan, self._config, self._scheme.momentum, self._scheme.gathering)

@@ -10,8 +10,9 @@ from torch import nn
 from psnode.config import Config
 from psnode.link import Link
 from psnode.master.calibration import FEWEST_STEPS, group_bytes_for, search
-from psnode.messages import Ready
+from psnode.messages import Ready, Start
 from psnode.schemes import resolve
+from psnode.wire import Kind
 
 MIB = 1 << 20
 WHOLE = 44 * MIB
@@ -57,3 +58,32 @@ def test_what_needs_no_rehearsal_is_decided_without_the_workers(
     ready = {1: Ready([["w", [rows, 1000]]], None, 100, False)}
     nobody = cast(Link, None)
     assert group_bytes_for(nobody, config, resolve(config), nn.Module(), ready, steps=steps, epoch=10, tell=print) == expected
+
+
+class HeardError(Exception):
+    """The master has said what the workers are to rehearse."""
+
+
+class OneMessage:
+    """A link that ends with the first message, and keeps it."""
+
+    job = 0
+    body = b""
+
+    def send(self, ranks: object, kind: Kind, body: bytes) -> None:
+        assert kind is Kind.PLAN
+        self.body = body
+        raise HeardError
+
+
+@pytest.mark.parametrize(("late", "waits"), [([], ""), (["w"], ""), ([], "the model is compiled")])
+def test_a_rehearsal_runs_its_passes_as_the_run_will(late: list[str], waits: str) -> None:
+    config, link = Config(scheme="dense", lr=0.1), OneMessage()
+    seen_first = Ready([["w", [2000, 1000]]], ["w"], 100, False, late=late, waits=waits)
+    ready = {2: Ready([["w", [2000, 1000]]], None, 100, False), 1: seen_first}
+    with pytest.raises(HeardError):
+        group_bytes_for(
+            cast(Link, link), config, resolve(config), nn.Module(), ready, steps=FEWEST_STEPS, epoch=10, tell=print
+        )  # fmt: skip
+    start = Start.from_bytes(link.body)
+    assert (start.rehearsal, start.late, start.waits) == (True, late, bool(waits))

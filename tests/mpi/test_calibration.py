@@ -74,3 +74,43 @@ def test_a_calibrated_run_is_the_run_with_what_was_chosen_and_resumes_with_it(mp
     assert run(replace(config, train_dir=auto, max_steps=stopped + 1, resume=True, local=2)) == 0
     assert group_bytes(auto) == size
     assert len((auto / "events.jsonl").read_text().splitlines()) == 1
+
+
+# A part that two segments of reentrant checkpointing use: its gradient is complete when the pass is over.
+TWICE = """
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from psnode.classification import Classification
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(784, 800), nn.Linear(800, 800), nn.Linear(800, 10)
+    def forward(self, x):
+        x = self.first(x.flatten(1)).relu()
+        for _ in range(2):
+            x = checkpoint(self.inner, x, use_reentrant=True).relu()
+        return self.last(x)
+
+class Mine(Classification):
+    def __init__(self, options=None):
+        super().__init__("LeNet", "digits", seed=1)
+    def model(self):
+        return Twice()
+"""
+
+
+def test_a_model_whose_gradients_come_in_pieces_is_calibrated_too(mpirun: Any, tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(TWICE)
+    folder = tmp_path / "run"
+    flags = ["--task", f"{tmp_path / 'task.py'}:Mine", "--batch-size", 8, "--threads", 1, "--lr", 0.02, "--no-tensorboard"]
+    flags += ["--train-dir", folder, "--max-steps", FEWEST_STEPS, "--eval-freq", 1]
+    job = mpirun.start(3, ["-m", "psnode", "train", *flags])
+    end = time.monotonic() + 50
+    while not (folder / "checkpoints" / "latest").exists() and time.monotonic() < end and job.process.poll() is None:
+        time.sleep(0.05)
+    if job.process.poll() is None:
+        os.kill(job.rank_pids()[0], signal.SIGUSR1)
+    finished = job.wait(60)
+    assert finished.code == 75, finished
+    assert '"calibrated"' in (folder / "events.jsonl").read_text()
