@@ -93,10 +93,20 @@ def check(model: torch.nn.Module, statistics: Mapping[str, str]) -> None:
 
 def bits(value: torch.Tensor) -> memoryview:
     """The bytes of a dense tensor of any dtype, in row-major order."""
+    return _bytes(value.detach().cpu()).numpy().data
+
+
+def same(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Whether two dense tensors have the same dtype, shape and bytes, NaN included."""
     import torch
 
-    flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data
+    return one.dtype is two.dtype and one.shape == two.shape and torch.equal(_bytes(one), _bytes(two))
+
+
+def _bytes(value: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def contents(model: torch.nn.Module) -> dict[str, Any]:

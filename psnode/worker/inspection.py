@@ -48,9 +48,9 @@ def inspect(
     before = inventory.copies(model)
     try:
         first = _backward(computation, model, batch(1), before)
-        for name, parameter in parameters.items():
-            if not torch.equal(parameter.detach(), before[name]):
-                raise written(name)
+        for name, parameter in model.named_parameters():
+            if name in before and not inventory.same(parameter, before[name]):
+                raise written(name, trained=name in parameters)
         inventory.put_back(model, before)
         if moved := [name for name in sorted(first.bits.keys() & set(agreed)) if first.bits[name] != _bytes(before[name])]:
             second = _backward(computation, model, batch(2), before)

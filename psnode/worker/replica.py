@@ -11,7 +11,7 @@ import xxhash
 from torch import nn
 
 from psnode.errors import ConfigurationError
-from psnode.inventory import persistent_buffers
+from psnode.inventory import bits, persistent_buffers, same
 from psnode.plan import Group, Plan, Tensor
 
 Floats = npt.NDArray[np.float32]
@@ -31,8 +31,13 @@ def describe(model: nn.Module) -> list[Tensor]:
     return [Tensor(name, tuple(parameter.shape)) for name, parameter in trainable(model).items()]
 
 
-def written(name: str) -> ConfigurationError:
+def written(name: str, *, trained: bool = True) -> ConfigurationError:
     """What to say of a model that changes its parameter `name`."""
+    if not trained:
+        return ConfigurationError(
+            f"the model itself writes parameter {name}, which is not trained: the master would not hear of it; "
+            "keep it as a buffer (register_buffer), which checkpoints take from the workers (docs/models.md)"
+        )
     return ConfigurationError(
         f"the model itself writes parameter {name}, and the master's next weights would undo that: move it into "
         "Task.constrain, which the master calls after each update (docs/models.md)"
@@ -62,6 +67,8 @@ class Replica:
             parameter.data = self._views[name] = self._weights[where].view(parameter.shape)
             parameter.grad = None
         self._versions = {name: parameter._version for name, parameter in self.parameters.items()}
+        self._frozen = {name: value for name, value in model.named_parameters() if not value.requires_grad}
+        self._versions |= {name: parameter._version for name, parameter in self._frozen.items()}
         self._host.copy_(self._weights)
 
     @property
@@ -84,22 +91,25 @@ class Replica:
         for name, view in self._views.items():
             parameter = self.parameters[name]
             if parameter.data_ptr() != view.data_ptr() or parameter.stride() != view.stride():
-                if settled and not (parameter.shape == view.shape and torch.equal(parameter.detach(), view)):
+                if settled and not (same(parameter, view)):
                     raise written(name)
                 parameter.data = view
                 self._versions[name] = parameter._version
             elif parameter._version != self._versions[name]:
                 raise written(name)
+        for name, parameter in self._frozen.items():
+            if parameter._version != self._versions[name]:
+                raise written(name, trained=False)
 
     def marks(self) -> dict[str, int]:
         """xxh3_64 of each parameter: what finds a write that leaves no trace (weight.data.clamp_())."""
-        return {name: xxhash.xxh3_64_intdigest(view.detach().cpu().numpy().data) for name, view in self._views.items()}
+        return {name: xxhash.xxh3_64_intdigest(bits(value)) for name, value in (*self._views.items(), *self._frozen.items())}
 
     def compare(self, marks: dict[str, int]) -> None:
         """ConfigurationError for a parameter that is no more what it was when `marks` were taken."""
         for name, mark in self.marks().items():
             if mark != marks[name]:
-                raise written(name)
+                raise written(name, trained=name in self._views)
 
     def digest(self) -> int:
         """xxh3_64 of the weights that the model computes with."""

@@ -75,6 +75,9 @@ class Site:
         """The worker that follows `start`, ready for its first step."""
         link, config = self.link, self.config
         plan = Plan.from_dict(start.plan)
+        for _ in range(start.tensors):
+            content = bytes(link.expect(Kind.STATE, self.patience).body)
+            inventory.put_back(self.model, checkpoint.parse(content, "what rank 0 has and this rank does not"))
         replica = Replica(self.model, plan, self.device)
         gradients = Gradients(replica.parameters, plan, self.device)
         scheme = self.scheme
@@ -90,9 +93,6 @@ class Site:
             shift=start.shift,
             workers=self.sampler.workers,
         )
-        for _ in range(start.tensors):
-            content = bytes(link.expect(Kind.STATE, self.patience).body)
-            inventory.put_back(self.model, checkpoint.parse(content, "what rank 0 has and this rank does not"))
         finished = start.step
         if start.restore is not None:
             tensors = _restore(start, link, self.directory, replica, sender, self.patience)

@@ -359,6 +359,20 @@ class Averaged(Weighted):
         return x @ self.weight + x @ self.average
 
 
+class Teacher(Around):
+    """The forward pass moves weights that are not trained after those that are: a mean teacher, a momentum encoder."""
+
+    def __init__(self) -> None:
+        super().__init__(linear())
+        self.teacher = linear().requires_grad_(False)
+
+    def middle(self, x: torch.Tensor) -> torch.Tensor:
+        for mean, weight in zip(self.teacher.parameters(), self.inner.parameters(), strict=True):
+            mean.data.mul_(0.9).add_(weight.detach(), alpha=0.1)
+        result: torch.Tensor = self.inner(x) + self.teacher(x)
+        return result
+
+
 class Buffered(Body):
     """Buffers of other types: a complex rotation, whole numbers."""
 

@@ -95,6 +95,7 @@ KINDS = (
     _refused("nn.Embedding(max_norm=)", partial(models.Embedded, max_norm=0.5), r"table\.weight.* Task\.constrain"),
     _refused("clamp_() in the forward pass", partial(models.Clamped, "in place"), r"writes parameter weight.* Task\.constrain"),
     _refused("weight.data.clamp_()", partial(models.Clamped, "by .data"), r"writes parameter weight.* Task\.constrain"),
+    _refused("a teacher of frozen parameters, moved in the forward pass", models.Teacher, r"teacher\.weight.* as a buffer"),
     _refused("a weight written through NumPy", partial(models.Clamped, "by numpy"), r"writes parameter weight"),
     _refused("weight.data = another tensor", partial(models.Clamped, "another tensor"), r"parameter weight.* Task\.constrain"),
     _refused("two parameters in one memory", models.OneMemory, r"one\.weight and two\.weight share memory"),

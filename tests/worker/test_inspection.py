@@ -135,6 +135,12 @@ def test_a_model_of_which_no_pass_is_like_another_waits() -> None:
     assert seen(Random(), early=False).waits == ""
 
 
+def test_a_parameter_that_holds_nan_and_is_not_used_was_not_written() -> None:
+    model = models.Unused()
+    model.unused.weight.detach().fill_(torch.nan)
+    assert seen(model) == seen(models.Unused())
+
+
 @pytest.mark.parametrize("early", [True, False])
 def test_memory_that_was_kept_when_the_model_was_built_is_refused_by_name(early: bool) -> None:
     class Kept(models.Tied):

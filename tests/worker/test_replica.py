@@ -64,6 +64,38 @@ def test_a_write_that_leaves_no_trace_is_named_by_its_values(write: Callable[[nn
         found.compare(marks)
 
 
+def with_frozen_bias() -> Replica:
+    model = nn.Linear(3, 2)
+    model.bias.requires_grad_(False)
+    model.bias.data = model.bias.data.bfloat16()
+    return Replica(model, make_plan(describe(model), "identity"), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("write", [in_place, below_no_grad])
+def test_a_frozen_parameter_that_a_step_wrote_is_named_at_once(write: Callable[[nn.Parameter], None]) -> None:
+    found = with_frozen_bias()
+    found.check()
+    write(found.model.bias)
+    with pytest.raises(ConfigurationError, match=r"writes parameter bias, which is not trained.* as a buffer"):
+        found.check()
+
+
+def test_a_write_to_a_frozen_parameter_that_leaves_no_trace_is_named_by_its_values() -> None:
+    found = with_frozen_bias()
+    marks = found.marks()
+    found.compare(marks)
+    found.model.bias.data.fill_(3)
+    with pytest.raises(ConfigurationError, match="writes parameter bias, which is not trained"):
+        found.compare(marks)
+
+
+def test_a_parameter_that_moved_with_nan_holds_equal_values() -> None:
+    found = replica()
+    found.weights[:] = np.nan
+    found.parameters["weight"].data = found.parameters["weight"].data.clone()
+    found.check()
+
+
 def test_a_parameter_that_moved_with_its_values_is_a_view_again() -> None:
     found = replica()
     weight = found.parameters["weight"]
