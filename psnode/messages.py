@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+import unicodedata
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -69,7 +70,16 @@ def _is_real(value: object) -> bool:
 
 
 def _is_name(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= _LONGEST_NAME and value.isprintable()
+    """Whether `value` is short enough a text, of characters that a terminal shows and does not obey."""
+    if not isinstance(value, str) or len(value) > _LONGEST_NAME:
+        return False
+    return value.isprintable() or not any(map(_is_control, value))
+
+
+def _is_control(letter: str) -> bool:
+    """Whether `letter` is a control, a line end, half a surrogate pair, or turns the direction of text around it."""
+    turns = unicodedata.bidirectional(letter) in _TURNS
+    return turns or unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp")
 
 
 def _is_metric(item: tuple[object, object]) -> bool:
@@ -77,7 +87,9 @@ def _is_metric(item: tuple[object, object]) -> bool:
 
 
 _LONGEST_NAME = 1000
-_MOST_METRICS = 1000
+_MOST_METRICS = 100_000
+_SHOWN = 100  # characters of a name in an error message
+_TURNS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 _CHECKS: dict[str, Callable[[Any], bool]] = {
     "int": _is_integer,
     "float": _is_real,
@@ -212,6 +224,21 @@ class Report(_Message):
 
     def _is_sound(self) -> bool:
         return self.samples >= 0 and math.isfinite(self.loss)
+
+
+def unreportable(samples: object, metrics: Mapping[Any, Any]) -> str:
+    """Why no Report can hold these, in words for the author of the task; empty if one can."""
+    if not _is_integer(samples) or cast(int, samples) < 0:
+        return f"Task.size must return a whole number of examples, not {samples!a}"
+    if len(metrics) > _MOST_METRICS:
+        return f"Task.metrics returns {len(metrics)} metrics, the most are {_MOST_METRICS}: leave some out"
+    for item in metrics.items():
+        if not _is_metric(item):
+            return (
+                f"Task.metrics: the name of a metric is a text of at most {_LONGEST_NAME} characters, no controls among them, "
+                f"and its sum a number: not {ascii(item[0])[:_SHOWN]}: {ascii(item[1])[:_SHOWN]}"
+            )
+    return ""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from psnode.errors import WireError
-from psnode.messages import Failure, Hello, Ready, Report, Setup, Start
+from psnode.messages import Failure, Hello, Ready, Report, Setup, Start, unreportable
 
 MESSAGES = [
     Hello("host", 1, "0.1"),
@@ -46,7 +46,7 @@ LIES = [
     (REPORT, {"metrics": {"top1": None}}),
     (REPORT, {"metrics": {"top1": 10**400}}),
     (REPORT, {"metrics": {"x" * 10_000: 1.0}}),
-    (REPORT, {"metrics": {str(i): 1.0 for i in range(100_000)}}),
+    (REPORT, {"metrics": {str(i): 1.0 for i in range(100_001)}}),
     (REPORT, {"loss": 10**400}),  # an integer that no float holds
     (REPORT, {"loss": math.nan}),
     (REPORT, {"loss": True}),
@@ -76,6 +76,29 @@ def test_what_a_terminal_would_obey_does_not_arrive() -> None:
     assert Failure.from_bytes(body).message == "?]0;title??[31mred?0m?gone?\n\tback"
     with pytest.raises(WireError):
         Report.from_bytes(replace(REPORT, metrics={"\x1b[2J": 1.0}).to_bytes())
+
+
+@pytest.mark.parametrize(
+    "name", ["f1\u00a0score", "train/loss \u03bb", "\u30e1\u30c8\u30ea\u30c3\u30af\u3000a", "a\u200db", "\ue000"]
+)
+def test_names_may_hold_whatever_no_terminal_obeys(name: str) -> None:
+    report = replace(REPORT, metrics={name: 1.0})
+    assert unreportable(8, report.metrics) == ""
+    assert Report.from_bytes(report.to_bytes()) == report
+
+
+@pytest.mark.parametrize("name", ["\x1b[2J", "a\nb", "a\x7f", "a\x9b0m", "\u2028", "\u202egone", "\ud800", "x" * 1001])
+def test_a_name_that_would_be_refused_is_told_before_it_is_sent(name: str) -> None:
+    assert ascii(name)[:20] in unreportable(8, {"good": 1.0, name: 1.0})
+    with pytest.raises(WireError):
+        Report.from_bytes(replace(REPORT, metrics={name: 1.0}).to_bytes())
+
+
+def test_thousands_of_metrics_arrive() -> None:
+    report = replace(REPORT, metrics={f"layer{i}": 1.0 for i in range(20_000)})
+    assert unreportable(8, report.metrics) == ""
+    assert Report.from_bytes(report.to_bytes()) == report
+    assert "100001 metrics" in unreportable(8, {str(i): 1.0 for i in range(100_001)})
 
 
 def test_metrics_that_are_not_finite_are_a_tasks_own_business() -> None:

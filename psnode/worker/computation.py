@@ -15,6 +15,7 @@ from torch import nn
 
 from psnode.device import to_device
 from psnode.errors import ConfigurationError, NonFiniteLossError
+from psnode.messages import unreportable
 from psnode.task import Batch, Task
 from psnode.worker.hooks import GroupHooks
 
@@ -37,6 +38,24 @@ def seed_torch(seed: int, rank: int, step: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(int(words[0]))  # torch.manual_seed asks every kind of device: 100 times slower
     if device.type == "cuda":
         torch.cuda.default_generators[device.index].manual_seed(int(words[0]))  # and no other device's
+
+
+def whole(size: Any) -> int:
+    """What Task.size returned, as int: a whole number of any type. ConfigurationError if it is none."""
+    try:
+        if (found := int(size)) == size:
+            return found
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        pass
+    raise ConfigurationError(unreportable(size, {}))
+
+
+def number(name: Any, metric: Any) -> float:
+    """A metric's sum as float. ConfigurationError, by its name, if it has none."""
+    try:
+        return float(metric)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise ConfigurationError(f"Task.metrics: {name!a} is no number: {error}") from error
 
 
 class Computation:
@@ -78,7 +97,8 @@ class Computation:
         """Passes over all `batches`; the gradients' sum is the gradient of the mean of their losses.
 
         The first forward pass runs inside `first_forward`; after it `settled` says whether the step is to be taken, and
-        if not, None is returned. Raises NonFiniteLossError before the backward pass of a loss that is not finite.
+        if not, None is returned. Raises NonFiniteLossError before the backward pass of a loss that is not finite,
+        ConfigurationError for a size or metrics that cannot be reported.
         """
         with self._turn:
             start = time.perf_counter()
@@ -101,10 +121,13 @@ class Computation:
                 if hooks is not None:
                     hooks.flush()
                 total += value / len(batches)
-                samples += self._task.size(batch)
+                samples += whole(self._task.size(batch))
                 with torch.no_grad():
                     for name, metric in self._task.metrics(outputs, batch).items():
-                        sums[name] = sums.get(name, 0.0) + float(metric)
+                        key = str(name) if isinstance(name, int) else name  # as JSON has it
+                        sums[key] = sums.get(key, 0.0) + number(key, metric)
+            if problem := unreportable(samples, sums):
+                raise ConfigurationError(problem)
             return Outcome(total, samples, sums, time.perf_counter() - start)
 
     def _check_trained(self, step: int) -> None:
