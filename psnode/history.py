@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import xxhash
 
 from psnode import checkpoint
+from psnode.inventory import bits
 from psnode.journal import Journal
 from psnode.metrics import read_records
 
@@ -116,5 +117,5 @@ def _of_checkpoints(directory: Path, parameters: Sequence[str], hashes: Sequence
 def _hash(opened: checkpoint.Checkpoint, parameters: Sequence[str]) -> str:
     state, tensors = xxhash.xxh3_128(), opened.tensors(checkpoint.MODEL)
     for name in parameters:
-        state.update(tensors[name].numpy().data)
+        state.update(bits(tensors[name]))
     return state.hexdigest()

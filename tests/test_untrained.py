@@ -15,6 +15,7 @@ from torch import nn
 from psnode import checkpoint
 from psnode.config import Config
 from psnode.errors import ConfigurationError, PsnodeError
+from psnode.history import HISTORY, violations
 from psnode.job import run
 from psnode.task import Task
 
@@ -101,6 +102,15 @@ def test_a_base_in_half_precision_and_buffers_of_any_type_come_out_as_they_are(t
     resumed = trained(task, tmp_path, max_steps=6, resume=True)
     whole = trained(Regression(Adapted), tmp_path / "whole", max_steps=6)
     assert all(same(resumed[name], value) for name, value in whole.items())
+
+
+def test_the_history_of_a_run_with_a_base_in_half_precision_can_be_checked(tmp_path: Path) -> None:
+    trained(Regression(Adapted), tmp_path, record_history=True, local=2, max_steps=2)
+    assert violations(tmp_path) == []
+    lines = [json.loads(line) for line in (tmp_path / HISTORY).read_text().splitlines()]
+    lines[-1]["hash"] = "0"
+    (tmp_path / HISTORY).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [lie for lie in violations(tmp_path) if "does not hold the weights" in lie]
 
 
 class Drawn(nn.Module):
