@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from torch.nn import functional
 
 from psnode.master.downlink import Downlink
 from psnode.task import Batch, Task
+from psnode.worker.arrivals import Arrivals
 from tests.kinds.models import CLASSES, WIDTH, Chain
 from tests.kinds.table import KINDS
 
@@ -90,6 +93,7 @@ class Many(Constrained):
     """Rows of the table side by side: those of option `verdict`, or those named in option `kinds`, by commas.
 
     With option `seed` a chain of blocks drawn from it. With option `slow` every frame of weights leaves so many seconds late.
+    With option `uses` each worker adds a byte to a file of its own in that folder for each use of a weight that waited.
     """
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
@@ -97,6 +101,8 @@ class Many(Constrained):
         self.options = dict(options or {})
         if slow := float(self.options.get("slow", 0)):
             _slow_down(slow)
+        if folder := self.options.get("uses"):
+            _note_waits(Path(folder))
 
     def _build(self) -> nn.Module:
         if "seed" in self.options:
@@ -113,3 +119,17 @@ def _slow_down(seconds: float) -> None:
         return post(self, *arguments, **named)
 
     Downlink._post = late  # type: ignore[method-assign]
+
+
+def _note_waits(folder: Path) -> None:
+    """Have every use of a weight that waited for it leave a byte in the file of this process."""
+    require = Arrivals.require
+
+    def noted(self: Arrivals, start: int, stop: int) -> None:
+        before = self.waited
+        require(self, start, stop)
+        if self.waited > before:
+            with (folder / str(os.getpid())).open("ab") as file:
+                file.write(b".")
+
+    Arrivals.require = noted  # type: ignore[method-assign]
