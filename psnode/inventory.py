@@ -7,6 +7,8 @@ all: they agree among the workers, and come out as they are.
 
 from __future__ import annotations
 
+import random
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +30,39 @@ def tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.detach() for name, value in (*model.named_parameters(), *model.named_buffers())}
 
 
-def copies(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Copies of all `tensors`, for `put_back`."""
-    return {name: value.clone() for name, value in tensors(model).items()}
+class Snapshot:
+    """What passes through `model` may change: its `values` (copies of all `tensors`), attributes, lists, dicts and sets of its
+    modules, and the generators of Python, NumPy and torch. Not what lies deeper in an attribute.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        import numpy as np
+        import torch
+
+        self._model = model
+        self.values = {name: value.clone() for name, value in tensors(model).items()}
+        plain = [vars(module) for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+        held = [part for own in plain for part in (own, *own.values()) if type(part) in (dict, OrderedDict, list, set)]
+        self._held: list[tuple[Any, Any]] = [(part, part.copy()) for part in held]
+        self._generators = random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+    def restore(self) -> None:
+        """All is as it was."""
+        import numpy as np
+        import torch
+
+        for part, content in self._held:
+            part.clear()
+            (part.extend if isinstance(part, list) else part.update)(content)
+        for name, value in (*self._model.named_parameters(), *self._model.named_buffers()):
+            before = self.values[name]
+            if (value.shape, value.dtype) == (before.shape, before.dtype):
+                value.detach().copy_(before)
+            else:
+                value.data = before.clone()
+        random.setstate(self._generators[0])
+        np.random.set_state(self._generators[1])
+        torch.set_rng_state(self._generators[2])
 
 
 def put_back(model: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> None:

@@ -139,7 +139,7 @@ class Drafts:
             raise WireError(str(error), frame.sender) from error
         buffers = {key: value for key, value in tensors.items() if key.startswith("buffer/")}
         if odd := self._odd(buffers):
-            raise WireError(f"the state of rank {frame.sender} holds {odd[:200]}, which the model does not have", frame.sender)
+            raise WireError(f"the state of rank {frame.sender} holds {odd}", frame.sender)
         try:
             if Flag.WRITTEN in frame.flags:
                 pending.draft.adopt(name)
@@ -158,10 +158,14 @@ class Drafts:
         self.publish()
 
     def _odd(self, buffers: Tensors) -> str | None:
-        """A buffer that the model does not have, or has with another dtype or shape."""
+        """A buffer that the model does not have, or has with another dtype or shape, and what it has."""
         own = self._parameters.model.state_dict()
         known = {f"buffer/{name}": (own[name].dtype, own[name].shape) for name in persistent_buffers(self._parameters.model)}
-        return next((key for key, value in buffers.items() if known.get(key) != (value.dtype, value.shape)), None)
+        for key, value in buffers.items():
+            if known.get(key) != (value.dtype, value.shape):
+                has = "does not have" if key not in known else f"has as {known[key][0]} of shape {tuple(known[key][1])}"
+                return f"{key[:200]}, {value.dtype} of shape {tuple(value.shape)}, which the model {has}"
+        return None
 
     def give_up(self, rank: int) -> None:
         """Wait for no part of `rank` any more; those that it has contributed stay."""

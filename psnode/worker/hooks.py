@@ -111,7 +111,7 @@ class Finish(NamedTuple):
     late: list[str]
 
 
-def finish_order(parameters: Mapping[str, nn.Parameter], backward: Callable[[], None]) -> Finish:
+def finish_order(parameters: Mapping[str, nn.Parameter], backward: Callable[[], object]) -> Finish:
     """The names of `parameters` in the order in which `backward` finishes their gradients, unused ones last.
 
     Reentrant checkpointing adds to the gradient of a parameter once for every segment that uses it. Gradients are

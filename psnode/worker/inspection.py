@@ -7,9 +7,10 @@ psnode.worker.first_use: their forward passes have to wait for all weights.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
@@ -38,54 +39,47 @@ class Findings:
 def inspect(
     computation: Computation, model: nn.Module, batch: Callable[[int], Batch], *, agreed: Collection[str], early: bool
 ) -> Findings:
-    """Look at passes over `batch(1)` that leave no trace.
+    """Look at passes over `batch(1)` that leave no trace in the model (psnode.inventory.Snapshot).
 
     `agreed`: buffers of which all workers must have the same. `early`: whether forward passes are to begin before their weights
     are there. ConfigurationError for a model that would not learn what it learns in plain PyTorch.
     """
     parameters = trainable(model)
     refuse_shared_memory(model)
-    before = inventory.copies(model)
+    snapshot = inventory.Snapshot(model)
+    before = snapshot.values
     try:
         first = _backward(computation, model, batch(1), before)
         for name, parameter in model.named_parameters():
             if name in before and not inventory.same(parameter, before[name]):
                 raise written(name, trained=name in parameters)
-        inventory.put_back(model, before)
+        snapshot.restore()
         if moved := [name for name in sorted(first.bits.keys() & set(agreed)) if first.bits[name] != _bytes(before[name])]:
             second = _backward(computation, model, batch(2), before)
             _refuse_buffers_of_data([name for name in moved if second.bits.get(name) != first.bits[name]])
-        inventory.put_back(model, before)
+        snapshot.restore()
         reason = unwatchable(model) if early else ""
-        passes = _Passes(computation, model, batch(1), parameters, before, first.loss)
+        passes = _Passes(computation, model, batch(1), parameters, snapshot)
         if early and not reason and not passes.agree_when_weights_are_late():
             reason = "it computed something else in a rehearsal in which weights came late"
         if not early or reason:
             passes.refuse_views_of_old_memory()
     finally:
-        inventory.put_back(model, before)
+        snapshot.restore()
     return Findings(*first.finish, reason)
 
 
 class _Seen(NamedTuple):
-    """A backward pass: its loss, how gradients finish, and what it left in the buffers."""
+    """A backward pass: how gradients finish, and what it left in the buffers."""
 
-    loss: float
     finish: Finish
     bits: dict[str, bytes]
 
 
 def _backward(computation: Computation, model: nn.Module, batch: Batch, before: Mapping[str, torch.Tensor]) -> _Seen:
-    losses: list[float] = []
-
-    def backward() -> None:
-        outcome = computation.run(0, [batch], None)
-        assert outcome is not None
-        losses.append(outcome.loss)
-
-    finish = finish_order(trainable(model), backward)
+    finish = finish_order(trainable(model), lambda: computation.run(0, [batch], None))
     buffers = {name: value for name, value in model.named_buffers() if name in before}
-    return _Seen(losses[0], finish, {name: _bytes(value) for name, value in buffers.items()})
+    return _Seen(finish, {name: _bytes(value) for name, value in buffers.items()})
 
 
 def _bytes(value: torch.Tensor) -> bytes:
@@ -145,22 +139,24 @@ class _Passes:
         model: nn.Module,
         batch: Batch,
         parameters: Mapping[str, nn.Parameter],
-        values: Mapping[str, torch.Tensor],
-        loss: float,
+        before: inventory.Snapshot,
     ) -> None:
         self._computation, self._model, self._batch = computation, model, batch
-        self._parameters, self._loss = parameters, loss
-        self._values = values
-        self._buffers = {name: values[name] for name, _ in model.named_buffers()}
+        self._parameters, self._before, self._values = parameters, before, before.values
 
     def agree_when_weights_are_late(self) -> bool:
-        """Whether the loss is the same bit for bit where each weight is NaN until FirstUse waits for it."""
+        """Whether the loss is the same bit for bit where each weight is NaN until FirstUse waits for it.
+
+        Both times the weights lie in one vector: kernels round by the alignment of what they read.
+        """
         truth = torch.cat([self._values[name].reshape(-1) for name in self._parameters])
+        with self._moved(truth.clone(), []):
+            expected = self._loss(None)
         vector = torch.full_like(truth, torch.nan)
         with self._moved(vector, list(self._parameters)):
             watch = FirstUse(self._model, _Late(vector, truth), vector)
             try:
-                return self._same(lambda: self._computation.loss(self._batch, watch))
+                return self._loss(watch) == expected
             finally:
                 watch.remove()
 
@@ -181,16 +177,16 @@ class _Passes:
         """Whether the loss stays finite where NaN lies in the old memory of `names`."""
         vector = torch.cat([self._values[name].reshape(-1) for name in self._parameters])
         with self._moved(vector, names):
-            return self._same(lambda: self._computation.loss(self._batch, None), finite=True)
+            return math.isfinite(self._loss(None))
 
-    def _same(self, loss: Callable[[], float], *, finite: bool = False) -> bool:
+    def _loss(self, watch: AbstractContextManager[Any] | None) -> float:
+        """The loss of a forward pass inside `watch`; NaN if it fails."""
         try:
-            found = loss()
+            return self._computation.loss(self._batch, watch)
         except Exception:  # whatever NaN leads to
-            return False
+            return math.nan
         finally:
-            inventory.put_back(self._model, self._buffers)
-        return found == found if finite else found == self._loss
+            self._before.restore()
 
     @contextmanager
     def _moved(self, vector: torch.Tensor, emptied: Sequence[str]) -> Iterator[None]:

@@ -117,14 +117,26 @@ class Replica:
         return xxhash.xxh3_64_intdigest(weights.data)
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        """A copy of the model's persistent buffers (batch-norm statistics), by state-dict name, where the model is."""
-        found = self.model.named_buffers(remove_duplicate=False)
-        return {name: value.detach().clone() for name, value in found if name in self._persistent}
+        """A copy of the model's persistent buffers (batch-norm statistics), by state-dict name, where the model is.
+
+        ConfigurationError for one that has another dtype or shape than at the first call.
+        """
+        own = dict(self.model.named_buffers(remove_duplicate=False))
+        found = {name: own[name].detach() for name in self._persistent if name in own}
+        for name, value in found.items():
+            if (value.dtype, value.shape) != self._persistent[name]:
+                dtype, shape = self._persistent[name]
+                raise ConfigurationError(
+                    f"buffer {name} began as {dtype} of shape {tuple(shape)} and is {value.dtype} of shape {tuple(value.shape)} "
+                    "now: give it its last shape in Task.model(), or register it with persistent=False"
+                )
+        return {name: value.clone() for name, value in found.items()}
 
     def load_buffers(self, buffers: dict[str, torch.Tensor]) -> None:
         """Inverse of `buffers`."""
         self.model.load_state_dict(buffers, strict=False)
 
     @cached_property
-    def _persistent(self) -> set[str]:
-        return persistent_buffers(self.model)
+    def _persistent(self) -> dict[str, tuple[torch.dtype, torch.Size]]:
+        known, found = persistent_buffers(self.model), self.model.named_buffers(remove_duplicate=False)
+        return {name: (value.dtype, value.shape) for name, value in found if name in known}

@@ -60,8 +60,8 @@ class Site:
         return start
 
     def rehearse(self, start: Start) -> None:
-        """Take the steps that the master asks for, and leave weights and buffers as they were."""
-        before = inventory.copies(self.model)
+        """Take the steps that the master asks for, and leave the model as it was."""
+        before = inventory.Snapshot(self.model)
         quiet = replace(self.config, hash_every=0, log_interval=start.last_step + 1, timeline=False)
         worker = replace(self, config=quiet).worker(start)
         try:
@@ -69,7 +69,7 @@ class Site:
             worker.take_steps()
         finally:
             worker.close()
-        inventory.put_back(self.model, before)
+        before.restore()
 
     def worker(self, start: Start) -> Worker:
         """The worker that follows `start`, ready for its first step."""

@@ -389,6 +389,24 @@ class Buffered(Body):
         return found[:, self.values]
 
 
+class Masked(Body):
+    """A buffer of ones that the forward pass makes when it first knows its shape, or when it has run `after` times."""
+
+    mask: torch.Tensor | None
+
+    def __init__(self, first: torch.Tensor | None, *, persistent: bool, after: int = 0) -> None:
+        super().__init__()
+        self.inner, self.persistent, self.after, self.passes = linear(), persistent, after, 0
+        self.register_buffer("mask", first, persistent=persistent)
+
+    def middle(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        if self.passes > self.after and (self.mask is None or self.mask.shape != x.shape[1:]):
+            self.register_buffer("mask", torch.ones(x.shape[1:]), persistent=self.persistent)
+        result: torch.Tensor = self.inner(x) * self.mask
+        return result
+
+
 class _WithState(nn.BatchNorm1d):
     def get_extra_state(self) -> Any:
         return {"extra": 1}

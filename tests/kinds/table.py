@@ -84,6 +84,13 @@ KINDS = (
     Kind("a moving average of weights in a buffer", models.Averaged),
     Kind("integer buffers", lambda: models.Buffered(torch.arange(8).flip(0))),
     Kind("complex buffers", lambda: models.Buffered(torch.polar(torch.ones(4), torch.arange(4.0)))),
+    Kind("a buffer that the first forward pass makes", partial(models.Masked, None, persistent=True)),
+    Kind("a buffer that changes its shape", partial(models.Masked, torch.ones(1), persistent=False)),
+    _refused(
+        "a saved buffer that changes its shape",
+        partial(models.Masked, torch.ones(1), persistent=True, after=5),
+        r"buffer mask began as torch\.float32 of shape \(1,\) and is torch\.float32 of shape \(8,\)",
+    ),
     _refused("a buffer that is a function of the data", models.Remembering, "buffer last_batch takes another", batch_size=8),
     _refused("Lazy modules", lambda: models.Around(nn.LazyLinear(models.WIDTH)), r"inner\.weight has no shape yet"),
     _refused("get_extra_state that is no tensor", models.extra_state, "state dict's inner._extra_state is no tensor"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import random
 import threading
 from collections import Counter
 from functools import partial
@@ -133,6 +134,56 @@ def test_a_model_of_which_no_pass_is_like_another_waits() -> None:
 
     assert "rehearsal" in seen(Random()).waits
     assert seen(Random(), early=False).waits == ""
+
+
+class Remembers(models.Weighted):
+    """The forward pass counts, keeps and draws outside of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes, self.kept, self.known = 0, [0.0], {"passes": 0}
+
+    def middle(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        self.known["passes"] = self.passes
+        self.kept.append(random.random() + np.random.standard_normal() + float(torch.rand(())))
+        return x @ self.weight * self.kept[-1] / self.passes
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_what_a_model_counts_keeps_and_draws_is_put_back(early: bool) -> None:
+    model = Remembers()
+    kept = model.kept
+    drawn = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    assert seen(model, early=early).waits == ""
+    assert (model.passes, model.kept, model.known) == (0, [0.0], {"passes": 0})
+    assert model.kept is kept
+    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == drawn
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("first", [None, torch.ones(1)])
+def test_buffers_that_a_pass_makes_or_resizes_are_as_before(first: torch.Tensor | None, persistent: bool) -> None:
+    model = models.Masked(first, persistent=persistent)
+    assert seen(model).waits == ""
+    assert (model.mask is None) if first is None else model.mask is first
+    assert model.passes == 0
+    assert dict(model.named_buffers()).keys() == ({"mask"} - ({"mask"} if first is None else set()))
+
+
+def test_a_loss_that_is_rounded_by_where_its_weights_lie_need_not_wait() -> None:
+    """torch's memory begins at a multiple of 64 bytes; in the vector the weight comes behind 8 x 8 + 8 others and one."""
+
+    class Aligned(models.Weighted):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Parameter(torch.ones(1))
+            self.last_weight = nn.Parameter(torch.ones(models.WIDTH))
+
+        def middle(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.weight * self.one * self.last_weight * (1 + (self.last_weight.data_ptr() % 64 != 0) / 1024)
+
+    assert seen(Aligned()).waits == ""
 
 
 def test_a_parameter_that_holds_nan_and_is_not_used_was_not_written() -> None:

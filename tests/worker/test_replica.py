@@ -96,6 +96,15 @@ def test_a_parameter_that_moved_with_nan_holds_equal_values() -> None:
     found.check()
 
 
+def test_a_saved_buffer_that_grew_is_named_with_both_shapes() -> None:
+    model = nn.BatchNorm1d(2)
+    found = Replica(model, make_plan(describe(model), "identity"), torch.device("cpu"))
+    assert found.buffers().keys() == {"running_mean", "running_var", "num_batches_tracked"}
+    model.running_var = torch.ones(3)
+    with pytest.raises(ConfigurationError, match=r"buffer running_var .* of shape \(2,\) and is .* of shape \(3,\)"):
+        found.buffers()
+
+
 def test_a_parameter_that_moved_with_its_values_is_a_view_again() -> None:
     found = replica()
     weight = found.parameters["weight"]

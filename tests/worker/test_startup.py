@@ -1,0 +1,41 @@
+"""Rehearsed steps leave the model as it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+
+from psnode.config import Config
+from psnode.messages import Start
+from psnode.worker.startup import Site
+from tests.kinds import models
+
+
+class Rehearsing(Site):
+    """A worker of it takes two forward passes."""
+
+    def worker(self, start: Start) -> Any:
+        def take_steps() -> None:
+            for _ in range(2):
+                self.model(torch.ones(3, models.WIDTH))
+            self.model.get_parameter("inner.weight").data.add_(1)
+
+        arrivals = SimpleNamespace(assume=lambda step: None)
+        return SimpleNamespace(arrivals=arrivals, take_steps=take_steps, close=lambda: None)
+
+
+def test_buffers_and_attributes_are_those_from_before_a_rehearsal(tmp_path: Path) -> None:
+    start = cast(Start, SimpleNamespace(step=0, last_step=2))
+    for first in (None, torch.ones(1)):
+        model = models.Masked(first, persistent=False)
+        weight = model.inner.weight.detach().clone()
+        unused: Any = None
+        config = Config(train_dir=tmp_path)
+        site = Rehearsing(unused, config, unused, None, torch.device("cpu"), model, unused, unused, unused, patience=1)
+        site.rehearse(start)
+        assert model.mask is first
+        assert model.passes == 0
+        assert torch.equal(model.inner.weight, weight)
