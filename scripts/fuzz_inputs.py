@@ -59,7 +59,7 @@ def _control() -> dict[int, bytes]:
     kind = wire.Kind
     found: dict[int, bytes] = dict.fromkeys(kind, b"SIGTERM")
     found[kind.HELLO] = messages.Hello("host", 7, "1").to_bytes()
-    found[kind.CONFIG] = messages.Setup({"lr": 0.1, "seed": 1}, "runs/x", "mark").to_bytes()
+    found[kind.CONFIG] = messages.Setup({"lr": 0.1, "seed": 1}, {"name": "qsgd"}, "runs/x", "mark").to_bytes()
     found[kind.READY] = messages.Ready([["a", [3, 4]], ["b", []]], ["b", "a"], 100, True).to_bytes()
     found[kind.PLAN] = messages.Start({"tensors": []}, JOB, 3, 10, 5, None, False).to_bytes()
     found[kind.DEAL] = messages.Deal([1, 3], 5, 2, -1, 10).to_bytes()

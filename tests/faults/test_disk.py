@@ -185,20 +185,27 @@ def test_a_read_only_disk_keeps_its_checkpoint_and_starts_no_job(small_disk: Pat
 
 
 class Fills(Classification):
-    """Takes the room on the disk in one step, and gives it back in another; the first loss measures the order of gradients."""
+    """Takes the room on the disk in one step, and gives it back in another.
+
+    Steps are told by their backward passes; the first of those measures the order of gradients.
+    """
 
     def __init__(self, disk: Path, full: int, free: int | None) -> None:
         super().__init__("LeNet", "digits", seed=1)
         self.disk, self.full, self.free, self.step = disk, full, free, -1
 
     def loss(self, model: torch.nn.Module, batch: Any) -> Any:
-        if model.training:
-            self.step += 1
-            if self.step == self.full:
-                fill(self.disk)
-            if self.step == self.free:
-                (self.disk / "ballast").unlink()
-        return super().loss(model, batch)
+        loss, outputs = super().loss(model, batch)
+        if loss.requires_grad:
+            loss.register_hook(self.passed)
+        return loss, outputs
+
+    def passed(self, gradient: torch.Tensor) -> None:
+        self.step += 1
+        if self.step == self.full:
+            fill(self.disk)
+        if self.step == self.free:
+            (self.disk / "ballast").unlink()
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from psnode.metrics import read_records
 
 
 class Poisoned(Classification):
-    """Digits, but what comes back to worker 2's first layer in the steps `when` is NaN: the loss itself is finite."""
+    """Digits, but what comes back to worker 2's first layer in its backward passes `when` is NaN: the loss itself is finite."""
 
     def __init__(self, *when: int) -> None:
         super().__init__("LeNet", "digits", seed=1)
@@ -30,22 +31,25 @@ class Poisoned(Classification):
     def loss(self, model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         loss, outputs = super().loss(model, batch)
         if threading.current_thread().name == "worker-2":
-            self.count += 1
-            if self.count in self.when:
-                first = next(model.parameters())
-                loss = loss + _Nan.apply(first)  # type: ignore[no-untyped-call]
+            first = next(model.parameters())
+            loss = loss + _Nan.apply(first, self._is_due)  # type: ignore[no-untyped-call]
         return loss, outputs
+
+    def _is_due(self) -> bool:
+        self.count += 1
+        return self.count in self.when
 
 
 class _Nan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weight: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, weight: torch.Tensor, due: Callable[[], bool]) -> torch.Tensor:
         ctx.save_for_backward(weight)
+        ctx.due = due
         return weight.new_zeros(())
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
-        return torch.full_like(ctx.saved_tensors[0], float("nan"))
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return torch.full_like(ctx.saved_tensors[0], float("nan") if ctx.due() else 0.0), None
 
 
 def config(train_dir: Path, **changed: Any) -> Config:
@@ -92,7 +96,7 @@ def test_a_lonely_worker_that_skips_leaves_the_weights_as_they_are(tmp_path: Pat
             threading.current_thread().name = "worker-2"
             return super().loss(model, batch)
 
-    # one group: nothing is sent before the NaN is seen; the first call measures the order of gradients, so the fifth is step 4
+    # one group: nothing is sent before the NaN is seen; the first pass measures the order of gradients, so the fifth is step 4
     assert run(config(tmp_path, local=1, group_by="model"), Lonely(5)) == 0
     hashes = [line["hash"] for line in read_records(tmp_path / "history.jsonl") if "groups" in line]
     assert [a == b for a, b in itertools.pairwise(hashes)] == [version == 3 for version in range(1, 10)]
