@@ -13,6 +13,7 @@ from torch import nn
 
 from psnode import checkpoint, wire
 from psnode.config import Config
+from psnode.errors import WireError
 from psnode.link import Link
 from psnode.master.downlink import Downlink
 from psnode.master.drafts import Drafts
@@ -74,6 +75,15 @@ def test_a_part_of_everybody_who_was_there_makes_a_checkpoint(tmp_path: Path) ->
     assert (found.published, len(found.drafts)) == ([5], 0)
     assert found.tensors(5)["1.running_mean"].tolist() == [3.0] * 3
     assert found.tensors(5)["1.num_batches_tracked"] == 2
+
+
+def test_a_part_with_a_buffer_of_another_shape_is_refused_with_both_shapes(tmp_path: Path) -> None:
+    found = bench(tmp_path, rounds_go_on=False)
+    found.drafts.begin(5, [1], 0.0)
+    content = np.frombuffer(checkpoint.dump({"buffer/1.running_mean": torch.ones(4)}), np.uint8)
+    told = r"holds buffer/1\.running_mean, torch\.float32 of shape \(4,\), which the model has as torch\.float32 of shape \(3,\)"
+    with pytest.raises(WireError, match=told):
+        found.drafts.take(Frame(Kind.STATE, wire.Flag.NONE, 1, 0, 5, 5, content))
 
 
 def test_one_without_the_memories_of_somebody_who_is_there_takes_no_other_ones_place(tmp_path: Path) -> None:
