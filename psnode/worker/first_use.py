@@ -7,10 +7,14 @@ Three nets, each of which holds what slips through the others:
 * the call of a module that owns parameters: kernels of one's own that are handed a weight there.
 
 What runs outside all three (compiled graphs, CUDA graphs) is found before the first step (psnode.worker.inspection).
+
+The first two are modes of torch that slow every operator down: they are not entered when all weights are there, and left at the
+call of a module once the last has come.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -19,8 +23,8 @@ from typing import Any, Protocol, Self
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.hooks import RemovableHandle
 
 _FLOAT = 4
@@ -53,7 +57,8 @@ class Arriving(Protocol):
 class FirstUse:
     """While it is entered, whatever uses `weights` waits for what it uses. For one thread that enters; modules may run in others.
 
-    `weights`: the flat float32 vector that the trainable parameters of `model` are views of.
+    `weights`: the flat float32 vector that the trainable parameters of `model` are views of. Once nothing is missing, nothing
+    may become missing before the exit.
     """
 
     def __init__(self, model: nn.Module, arriving: Arriving, weights: torch.Tensor) -> None:
@@ -63,18 +68,21 @@ class FirstUse:
         self._turn = threading.Lock()
         self._waiting: int | None = None
         self._stack = ExitStack()
+        self._modes: tuple[_Memory, _Operators] | None = None  # while they are entered
+        self._thread = 0  # that entered them: torch keeps its modes by thread
         self._entered = False
         self._hooks = list(self._hook(model))
 
     def __enter__(self) -> Self:
         self._entered = True
-        self._stack.enter_context(_Memory(self))
-        self._stack.enter_context(_Operators(self))
+        if self._arriving.missing:
+            self._thread = threading.get_ident()
+            self._modes = self._stack.enter_context(_Memory(self)), self._stack.enter_context(_Operators(self))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._entered = False
-        self._stack.close()
+        self._leave_modes()
 
     @property
     def over(self) -> bool:
@@ -107,6 +115,18 @@ class FirstUse:
             finally:
                 self._waiting = None
 
+    def _leave_modes(self) -> None:
+        self._modes = None
+        self._stack.close()
+
+    @property
+    def _modes_are_superfluous(self) -> bool:
+        """Whether they can be left before the exit: all is there, and nothing that was entered after them is still entered."""
+        if self._modes is None or self._arriving.missing or self._thread != threading.get_ident():
+            return False
+        on_top = _get_current_function_mode(), _get_current_dispatch_mode()  # type: ignore[no-untyped-call]
+        return self._modes == on_top and _called_plainly()
+
     def _hook(self, model: nn.Module) -> Iterator[RemovableHandle]:
         for module in model.modules():
             own = [parameter for parameter in module.parameters(recurse=False) if parameter.requires_grad]
@@ -117,6 +137,8 @@ class FirstUse:
         def hook(module: nn.Module, inputs: Any) -> None:
             if self._entered and not self.over:
                 self.wait(own)
+            if self._modes_are_superfluous:
+                self._leave_modes()
 
         return hook
 
@@ -151,6 +173,27 @@ class _Memory(TorchFunctionMode):
         if func in _GIVES_MEMORY and not self._watch.over:
             self._watch.wait(args[:1])
         return func(*args, **(kwargs or {}))
+
+
+def _called_plainly() -> bool:
+    """Whether no function of torch that keeps modes aside, or puts them back when it returns, is being called in this thread.
+
+    Those are handlers of modes, backward passes, torch.func, and inference_mode, which cannot be asked for when it was entered
+    with False. Only calls of modules are known to be none of them, and code of others that does not name inference_mode.
+    """
+    if torch.is_inference_mode_enabled():
+        return False
+    frame = sys._getframe()
+    while (outer := frame.f_back) is not None:
+        frame = outer
+        name = frame.f_globals.get("__name__", "")
+        if name.startswith("torch.nn.") or name == __name__:
+            continue
+        if name == "torch" or name.startswith("torch."):
+            return False
+        if frame.f_code.co_name == "__torch_dispatch__" or "inference_mode" in frame.f_code.co_names:
+            return False
+    return True
 
 
 def _extent(start: int, tensor: torch.Tensor) -> tuple[int, int]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils import checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from psnode.worker.first_use import FirstUse
 
@@ -203,3 +208,190 @@ def test_compiled_code_runs_operator_by_operator_under_the_watch() -> None:
     with FirstUse(model, recorder, vector):
         compiled(torch.ones(4, 4), model.weight)
     assert recorder.asked == [where["weight"]]
+
+
+class AtOnce(Recorder):
+    """Everything comes with the first weight that is required."""
+
+    def require(self, start: int, stop: int) -> None:
+        super().require(start, stop)
+        self.missing = set()
+
+
+def modes() -> list[Any]:
+    """The modes that this thread has entered."""
+    return [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]  # type: ignore[no-untyped-call]
+
+
+def test_no_mode_is_entered_when_all_is_there() -> None:
+    model = nn.Linear(3, 3)
+    vector, _ = flat(model)
+    recorder = Recorder()
+    recorder.missing = set()
+    with FirstUse(model, recorder, vector):
+        assert modes() == []
+
+
+def test_modes_are_left_once_all_has_come_and_entered_again() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    vector, where = flat(model)
+    arriving = AtOnce()
+    watch = FirstUse(model, arriving, vector)
+    for _ in range(2):
+        arriving.missing, arriving.asked = {0}, []
+        with watch:
+            assert len(modes()) == 2
+            with torch.autocast("cpu"), torch.no_grad():
+                model[0](torch.ones(2, 3))
+                assert modes() == []
+            model[1](torch.ones(2, 3))
+        assert arriving.asked[0] == where["0.weight"]
+        assert modes() == []
+
+
+def test_modes_stay_while_something_is_missing() -> None:
+    model = nn.Linear(3, 3)
+    vector, _ = flat(model)
+    with FirstUse(model, Recorder(), vector):
+        model(torch.ones(2, 3))
+        assert len(modes()) == 2
+    assert modes() == []
+
+
+class Operators(TorchDispatchMode):
+    """Counts operators; calls `then` before each."""
+
+    def __init__(self, then: Callable[[], object] = lambda: None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count, self._then = 0, then
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        self._then()
+        return func(*args, **(kwargs or {}))
+
+
+class Compilable(Operators):
+    """Its handler is called by no function of torch that is written in Python."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._then()
+        return func(*args, **(kwargs or {}))
+
+
+class Functions(TorchFunctionMode):
+    """Counts functions; calls `then` before each."""
+
+    def __init__(self, then: Callable[[], object] = lambda: None) -> None:
+        super().__init__()
+        self.count, self._then = 0, then
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        self._then()
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", [Operators, Functions])
+def test_modes_are_left_in_the_order_in_which_they_were_entered(kind: Callable[[], Any]) -> None:
+    """A mode of the model's own that was entered after them is left before them."""
+    model = nn.Linear(3, 3)
+    vector, _ = flat(model)
+    with FirstUse(model, AtOnce(), vector):
+        with kind() as own:
+            model(torch.ones(2, 3))
+            assert own in modes() and len(modes()) == 3
+            before = own.count
+            torch.ones(2) + 1
+            assert own.count > before
+        assert len(modes()) == 2
+        model(torch.ones(2, 3))
+        assert modes() == []
+    assert modes() == []
+
+
+def in_a_thread(function: Callable[[], object]) -> None:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+def among(operators: Any, call: Callable[[], object]) -> None:
+    """Call with the modes of another thread, as a backward pass on a GPU does."""
+    functions = operators._watch._modes[0]
+    with functions:
+        torch._C._push_on_torch_dispatch_stack(operators)
+        call()
+        torch._C._pop_torch_dispatch_stack(None)
+
+
+def under(context: Any, function: Callable[[], object]) -> None:
+    with context:
+        function()
+
+
+class Calls(torch.autograd.Function):
+    """Calls a function in its forward and backward passes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, function: Callable[[], object]) -> torch.Tensor:
+        ctx.function = function
+        function()
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        ctx.function()
+        return gradients[0] * 2, None
+
+
+def differentiated(model: nn.Module, *, reentrant: bool) -> None:
+    """Gradients taken in the forward pass, by a backward pass that calls the model again."""
+    x = torch.ones(2, 3, requires_grad=True)
+    y = checkpoint.checkpoint(model, x, use_reentrant=reentrant)
+    y.sum().backward() if reentrant else torch.autograd.grad(y.sum(), x)
+
+
+WITHOUT_GRADIENTS = torch.inference_mode
+SHELTERS: dict[str, Callable[[nn.Module, Callable[[], Any]], object]] = {
+    "inference_mode": lambda _, call: under(torch.inference_mode(), call),
+    "inference_mode by another name": lambda _, call: under(WITHOUT_GRADIENTS(), call),
+    "inference_mode(False)": lambda _, call: [under(torch.inference_mode(False), call), torch.empty(3)],
+    "decorated with inference_mode": lambda _, call: [torch.inference_mode(False)(call)(), torch.empty(3)],
+    "vmap": lambda model, _: torch.vmap(model)(torch.ones(4, 2, 3)),
+    "torch.func.grad": lambda model, _: torch.func.grad(lambda x: model(x).sum())(torch.ones(2, 3)),
+    "an autograd.Function": lambda _, call: Calls.apply(torch.ones(3, requires_grad=True), call).sum().backward(),
+    "checkpoint, reentrant": lambda model, _: differentiated(model, reentrant=True),
+    "checkpoint": lambda model, _: differentiated(model, reentrant=False),
+    "a handler of operators": lambda _, call: under(Operators(call), lambda: torch.ones(3) + 1),
+    "a handler that is compiled": lambda _, call: under(Compilable(call), lambda: torch.ones(3) + 1),
+    "a handler of functions": lambda _, call: under(Functions(call), lambda: torch.ones(3) + 1),
+    "another thread": lambda _, call: in_a_thread(call),
+    "a thread with the same modes": lambda _, call: in_a_thread(partial(among, _get_current_dispatch_mode_stack()[0], call)),
+}
+
+
+@pytest.mark.parametrize("shelter", SHELTERS)
+def test_torch_is_as_before_wherever_the_last_weight_comes(shelter: str) -> None:
+    """Functions that put modes or keys back when they return find the modes that were there, and all are left at the end."""
+    keys = str(torch._C._dispatch_tls_local_include_set())
+    flag = torch.utils._python_dispatch._is_in_torch_dispatch_mode
+    model = nn.Linear(3, 3)
+    vector, where = flat(model)
+    arriving = AtOnce()
+    with FirstUse(model, arriving, vector):
+        SHELTERS[shelter](model, lambda: model(torch.ones(2, 3)))
+        assert arriving.asked[0] == where["weight"]
+        assert torch.empty(3).shape == (3,)
+        with Operators() as own:
+            torch.empty(3)
+        assert own.count == 1
+        model(torch.ones(2, 3))
+        assert modes() == []
+    assert modes() == []
+    assert str(torch._C._dispatch_tls_local_include_set()) == keys
+    assert torch.utils._python_dispatch._is_in_torch_dispatch_mode is flag
