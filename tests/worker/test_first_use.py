@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any
 
@@ -349,6 +350,21 @@ class Calls(torch.autograd.Function):
         return gradients[0] * 2, None
 
 
+def unseen() -> None:
+    """An operator that no mode of functions is told of."""
+    with torch._C.DisableTorchFunction():
+        torch.neg(torch.ones(3))
+
+
+def hooked(call: Callable[[], object]) -> None:
+    """A backward pass in the forward pass that calls the model first."""
+    x = torch.ones(3, requires_grad=True)
+    x.register_hook(lambda _: under(nullcontext(), call))
+    y = x.sum()
+    with torch._C.DisableTorchFunction():
+        torch.autograd.grad(y, x)
+
+
 def differentiated(model: nn.Module, *, reentrant: bool) -> None:
     """Gradients taken in the forward pass, by a backward pass that calls the model again."""
     x = torch.ones(2, 3, requires_grad=True)
@@ -365,10 +381,11 @@ SHELTERS: dict[str, Callable[[nn.Module, Callable[[], Any]], object]] = {
     "vmap": lambda model, _: torch.vmap(model)(torch.ones(4, 2, 3)),
     "torch.func.grad": lambda model, _: torch.func.grad(lambda x: model(x).sum())(torch.ones(2, 3)),
     "an autograd.Function": lambda _, call: Calls.apply(torch.ones(3, requires_grad=True), call).sum().backward(),
+    "a hook of a gradient": lambda _, call: hooked(call),
     "checkpoint, reentrant": lambda model, _: differentiated(model, reentrant=True),
     "checkpoint": lambda model, _: differentiated(model, reentrant=False),
     "a handler of operators": lambda _, call: under(Operators(call), lambda: torch.ones(3) + 1),
-    "a handler that is compiled": lambda _, call: under(Compilable(call), lambda: torch.ones(3) + 1),
+    "a handler that is compiled": lambda _, call: under(Compilable(call), unseen),
     "a handler of functions": lambda _, call: under(Functions(call), lambda: torch.ones(3) + 1),
     "another thread": lambda _, call: in_a_thread(call),
     "a thread with the same modes": lambda _, call: in_a_thread(partial(among, _get_current_dispatch_mode_stack()[0], call)),
