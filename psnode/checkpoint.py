@@ -196,9 +196,10 @@ class Draft:
         self._names.add(name)
         return path
 
-    def publish(self, facts: Mapping[str, Any], keep_last: int = 0) -> Path:
+    def publish(self, facts: Mapping[str, Any], keep_last: int = 0, workers: int = 0) -> Path:
         """Seal the checkpoint with `facts`, make it the latest, and delete all but the newest `keep_last` (0: none).
 
+        An older one stays that has the part of one of ranks 1 to `workers` of which this one has none.
         OSError if it cannot be written: the one that was the latest then still is.
         """
         _remove(self._parts)
@@ -215,10 +216,12 @@ class Draft:
         fsync_directory(self._root)
         write_atomically(self._root / LATEST, final.name.encode() + b"\n")
         if keep_last:
+            lacking = {worker_file(rank) for rank in range(1, workers + 1)} - self._names
             before = [path for path in complete(self._root.parent) if step_of(path) <= self.step]
             with contextlib.suppress(OSError):  # they are deleted next time
                 for old in before[:-keep_last]:
-                    _remove(old)
+                    if not any((old / name).exists() for name in lacking):
+                        _remove(old)
         return final
 
     def discard(self) -> None:

@@ -30,7 +30,6 @@ class _Pending:
     """
 
     draft: checkpoint.Draft
-    ranks: frozenset[int]
     awaited: set[int]
     weights: tuple[Tensors, Tensors, torch.Tensor] | None
     until: float
@@ -73,6 +72,7 @@ class Drafts:
         self._rules = batch_statistics(parameters.model) if statistics is None else statistics
         self._differing = set[str]()  # buffers of which that was told
         self._means: Tensors = {}  # what the workers' buffers make together, as last known
+        self._means_of = run.before.step  # the version that they are of
         self._pending: dict[int, _Pending] = {}  # by version, ascending
         self.waiting: Callable[[int], Tensors] = lambda version: {}  # the gradients that wait behind a version, the last
 
@@ -103,8 +103,8 @@ class Drafts:
         except OSError as error:
             self._abandon(version, error)
             return False
-        copies, everybody = self._copies() if self._rounds_go_on else None, frozenset(ranks)
-        self._pending[version] = _Pending(draft, everybody, set(everybody), copies, until, facts or {})
+        copies = self._copies() if self._rounds_go_on else None
+        self._pending[version] = _Pending(draft, set(ranks), copies, until, facts or {})
         return True
 
     def require(self, version: int) -> None:
@@ -194,10 +194,9 @@ class Drafts:
 
     def _publish(self, pending: _Pending) -> None:
         draft = pending.draft
-        whole = pending.states.keys() == pending.ranks  # only such a one takes the place of older ones
         with self._tracer.span("checkpoint", step=draft.step):
             weights, optimizer, replica = pending.weights or self._weights()
-            self._means = self._combined(draft.step, pending.states) or self._means
+            self._combine(draft.step, pending.states)
             draft.add_tensors(checkpoint.MODEL, {**weights, **self._means})
             draft.add_tensors(checkpoint.OPTIMIZER, optimizer)
             if self._downlink.differs:
@@ -205,7 +204,15 @@ class Drafts:
             if waiting := self.waiting(draft.step):
                 draft.add_tensors(checkpoint.WAITING, waiting)
             facts = {"workers": self._workers, **self._run.origin, **pending.facts}
-            draft.publish(facts, self._run.config.keep_last if whole else 0)
+            draft.publish(facts, self._run.config.keep_last, self._workers)
+
+    def _combine(self, version: int, states: Mapping[int, Tensors]) -> None:
+        """Take what the workers' buffers make together; tell if there are buffers, and nobody's have come."""
+        if states:
+            self._means, self._means_of = self._combined(version, states) or self._means, version
+        elif persistent_buffers(self._parameters.model):
+            reason = f"no worker's part of the checkpoint has come: its buffers are those of step {self._means_of}"
+            self._events.tell("old buffers", version, None, reason)
 
     def _combined(self, version: int, states: Mapping[int, Tensors]) -> Tensors:
         """What the workers' buffers make together. Those that should be the same everywhere and are not are told, once each."""

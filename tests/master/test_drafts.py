@@ -99,6 +99,49 @@ def test_one_without_the_memories_of_somebody_who_is_there_takes_no_other_ones_p
             assert found.published == [version]
 
 
+def test_one_that_nobody_is_left_for_takes_no_other_ones_place(tmp_path: Path) -> None:
+    found = bench(tmp_path, rounds_go_on=False, keep_last=1)
+    found.drafts.begin(20, [1, 2, 3], 0.0)
+    for rank in (1, 2, 3):
+        found.part(20, rank, 7.0)
+    found.drafts.begin(27, [], 0.0)
+    found.drafts.publish()
+    assert found.published == [20, 27]
+    assert reasons(tmp_path, "old buffers") == [
+        (27, "no worker's part of the checkpoint has come: its buffers are those of step 20")
+    ]
+
+
+def test_after_a_death_the_newest_with_the_memory_of_the_dead_is_kept_and_no_more_than_that(tmp_path: Path) -> None:
+    found = bench(tmp_path, rounds_go_on=False, keep_last=1)
+    for version, ranks in ((5, [1, 2, 3]), (10, [1, 2, 3]), (15, [1, 2]), (20, [1, 2]), (25, [1, 2])):
+        found.drafts.begin(version, ranks, 0.0)
+        for rank in ranks:
+            found.part(version, rank, 0.0)
+    assert found.published == [10, 25]
+    found.drafts.begin(30, [1, 2, 3], 0.0)
+    for rank in (1, 2, 3):
+        found.part(30, rank, 0.0)
+    assert found.published == [30]
+
+
+def test_buffers_that_no_worker_has_sent_are_told_to_be_those_of_the_start(tmp_path: Path) -> None:
+    found = bench(tmp_path, rounds_go_on=False)
+    found.drafts.begin(3, [1], 0.0)
+    found.drafts.give_up(1)
+    assert found.published == [3]
+    assert found.tensors(3)["1.running_mean"].tolist() == [0.0] * 3
+    [(version, reason)] = reasons(tmp_path, "old buffers")
+    assert version == 3
+    assert reason.endswith("its buffers are those of step 0")
+
+
+def reasons(folder: Path, name: str) -> list[tuple[int, str]]:
+    """Versions and reasons of the events of this name."""
+    lines = (folder / EVENTS).read_text().splitlines() if (folder / EVENTS).exists() else []
+    return [(event["step"], event["reason"]) for event in map(json.loads, lines) if event["event"] == name]
+
+
 def test_none_is_published_before_an_earlier_one(tmp_path: Path) -> None:
     found = bench(tmp_path, rounds_go_on=True)
     found.drafts.begin(5, [1, 2], 1e9)
