@@ -82,6 +82,19 @@ def test_of_three_runs_at_once_one_starts(node: Path) -> None:
         wait_for(lambda: subprocess.run(["flock", "-n", node / "work/jobs/last/lock", "true"]).returncode == 0)
 
 
+def test_what_a_job_leaves_behind_does_not_hold_its_lock(node: Path) -> None:
+    """The job ends, a process that it started goes on: the next job starts."""
+    (node / "bin" / "psnode").write_text('#!/bin/bash\nsetsid sleep 600 >/dev/null 2>&1 &\necho $! >>"$STARTED"\n')
+    assert ended(run(node))[0] == 0
+    wait_for((node / "work" / "jobs" / "last" / "code").exists)
+    [left] = jobs(node)
+    assert Path("/proc", str(left)).exists()
+    wait_for(lambda: subprocess.run(["flock", "-n", node / "work/jobs/last/lock", "true"]).returncode == 0)
+    code, _, err = ended(run(node))
+    assert code == 0, err
+    wait_for(lambda: len(jobs(node)) == 2)
+
+
 def test_a_number_that_another_process_has_now_is_left_alone(node: Path) -> None:
     """As after a restart of the master: the job ended without a code, its number was given to another process."""
     other = subprocess.Popen(["sleep", "600"])

@@ -36,7 +36,7 @@ flock 9
 setsid bash -c '
     job=$1
     shift
-    "$@" >"$job/log" 2>&1 &
+    "$@" >"$job/log" 2>&1 9>&- &
     echo $! >"$job/pid.new" && mv "$job/pid.new" "$job/pid"
     code=0
     wait $! || code=$?
