@@ -32,8 +32,11 @@ def permutation(length: int, seed: int, epoch: int) -> Indices:
 
 
 def augmentation(seed: int, worker: int, micro: int) -> np.random.Generator:
-    """The generator for the augmentation of micro-batch `micro` (counted over all epochs) at `worker`."""
-    return np.random.default_rng(np.random.SeedSequence((seed, _AUGMENT, worker, micro)))
+    """The generator for the augmentation of micro-batch `micro` (counted over all epochs) at `worker`.
+
+    `micro` is below 0 where a share goes on whose worker is epochs behind those that were dealt it.
+    """
+    return np.random.default_rng(np.random.SeedSequence((seed, _AUGMENT, worker, micro % 2**64)))
 
 
 class Wanted(NamedTuple):

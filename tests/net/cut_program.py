@@ -12,7 +12,19 @@ from running import Job, cut, host_port, mend  # noqa: E402
 
 from psnode.history import violations  # noqa: E402
 
-FLAGS = ["--batch-size", "4", "--lr", "0.005", "--threads", "1", "--no-tensorboard", "--hash-every", "5", "--record-history"]
+COMPARED = 400  # steps; a round in which weights are compared has the deadline of pauses, and must not be the one that is cut
+FLAGS = [
+    "--batch-size",
+    "4",
+    "--lr",
+    "0.005",
+    "--threads",
+    "1",
+    "--no-tensorboard",
+    "--hash-every",
+    str(COMPARED),
+    "--record-history",
+]
 FLAGS += ["--scheme", "qsgd", "--feedback", "ef", "--max-steps", "100000", "--eval-freq", "0", "--deadline", "5"]
 
 
@@ -37,7 +49,7 @@ def main(train_dir: Path) -> None:
         job.wait_for(job.step + 5)
         mend(port)
         wait_for(job, "returned")
-        job.wait_for(job.step + 5)
+        job.wait_for((job.step // COMPARED + 1) * COMPARED + 5)
     finally:
         code = job.stop()
     told = [event["event"] for event in job.events() if event["rank"] == 2]
