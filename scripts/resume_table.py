@@ -84,7 +84,7 @@ def kill_inside_a_checkpoint(train_dir: Path, scheme: str) -> str:
 
     kill_when(process, lambda: bool(drafts()))
     left = drafts()
-    return str(int(left[0].removeprefix(".step-"))) if left else "-"
+    return str(int(left[0].removeprefix(".step-").partition(".")[0])) if left else "-"  # behind a point: the job's own files
 
 
 def finish(process: subprocess.Popen[str]) -> None:
