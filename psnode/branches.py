@@ -1,4 +1,4 @@
-"""Which of a run's checkpoints led to the newest one.
+"""The branch of a run: its checkpoints that led to the newest one.
 
 A run that is resumed from an older checkpoint leaves the newer ones behind, until it writes those of the same steps again. A
 manifest says which start of the job wrote it (`begun`) and after which step that start began (`since`): from the newest one

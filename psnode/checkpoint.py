@@ -114,7 +114,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def _portable(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str] | None]:
-    """What the format can hold: types of complex numbers that it lacks as pairs of real ones, and a note of their names."""
+    """Tensors as the format can hold them: complex types that it lacks as pairs of real numbers, and a note of their names."""
     import torch
 
     apart = _without_aliases(tensors)
@@ -145,7 +145,7 @@ def _without_aliases(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Ten
 
 
 def _parts_path(train_dir: Path, step: int, job: int) -> Path:
-    """Where workers of `job`, as its frames carry it, write their parts of the checkpoint of `step`."""
+    """The directory in which workers of `job`, as its frames carry it, write their parts of the checkpoint of `step`."""
     return train_dir / CHECKPOINTS / f".{step_directory(step)}.{job:016x}"
 
 

@@ -49,12 +49,12 @@ class Run:
 
     @property
     def directory(self) -> Path:
-        """Where it writes."""
+        """The directory of the run."""
         return self.output / f"{'-'.join(self.flags).replace('/', '_').replace(' ', '')}-{self.seed}"
 
     @property
     def arguments(self) -> list[str]:
-        """What `psnode` is started with."""
+        """The arguments of `psnode`."""
         scheme, *own = self.flags
         train = ["train", *self.common, "--scheme", scheme, *own, "--seed", str(self.seed)]
         train += ["--train-dir", str(self.directory), "--eval-freq", "0"]
@@ -77,7 +77,7 @@ class Run:
         self._call(["evaluate", "--once", "--train-dir", str(self.directory)])
 
     def _check(self, asked: str) -> None:
-        """Whether what lies there is this run, and its scheme still means what it meant."""
+        """True if the directory holds this run, and its scheme still means what it meant."""
         if (self.directory / _ASKED).read_text() != asked:
             raise PsnodeError(f"{self.directory} holds a run with other settings: choose another --output")
         if (self.directory / "config.json").exists():
@@ -96,7 +96,7 @@ class Run:
             raise PsnodeError(f"{name} ended with exit code {code}: see its messages above")
 
     def figures(self) -> dict[str, Any]:
-        """What its files say."""
+        """The figures in the files of the run."""
         evaluation = list(read_records(self.directory / "evaluations.jsonl"))[-1]
         summary = json.loads((self.directory / SUMMARY).read_bytes())
         records = list(read_records(self.directory / METRICS))
