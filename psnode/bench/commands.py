@@ -37,6 +37,7 @@ def bench_transport(**options: Any) -> int:
 @click.option("-n", "--workers", type=click.IntRange(1), default=4, show_default=True, help="Workers of each job.")
 @click.option("--seed", "seeds", type=click.IntRange(0), multiple=True, default=(1,), show_default=True, help="Repeat for more.")
 @click.option("--lr", "lrs", type=click.FloatRange(0, min_open=True), multiple=True, help="Report the best of these; repeat.")
+@click.option("--screen/--no-screen", default=False, help="Compare the rates on the first seed alone; others run at the best.")
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="So many runs at a time.")
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="Directory for the runs; those there are kept.")
 @click.option("--local/--mpi", default=False, help="Master and workers in one process, or a rank each.")

@@ -123,12 +123,14 @@ def run(
     *,
     lrs: Sequence[str] = (),
     jobs: int = 1,
+    screen: bool = False,
 ) -> dict[str, Any]:
     """Train and evaluate each of `runs`, texts such as "qsgd" or "signsgd --lr 0.001": a scheme and flags of its own.
 
     `common`: flags of all runs. `lrs`: learning rates, of which each of `runs` is reported at the one with the best accuracy.
-    `jobs`: so many runs at a time, whose times then say little. Runs write into `output`/RUN-seed. Raises PsnodeError when a
-    run does not end with 0; no other is begun then.
+    `screen`: the rates are compared on the first seed alone, and the other seeds run at the best. `jobs`: so many runs at a
+    time, whose times then say little. Runs write into `output`/RUN-seed. Raises PsnodeError when a run does not end with 0; no
+    other is begun then.
     """
 
     def of(text: str, lr: str, seed: int) -> Run:
@@ -136,19 +138,30 @@ def run(
         return Run(flags, tuple(shlex.split(common)), seed, workers, local, output)
 
     rates = lrs or ("",)
-    every = dict.fromkeys(of(text, lr, seed) for seed in seeds for text in runs for lr in rates)
+    tuning = seeds[:1] if screen else seeds
+
+    def tried(text: str) -> dict[str, dict[str, Any]]:
+        return {lr: _combined([of(text, lr, seed).figures() for seed in tuning]) for lr in rates}
+
+    _complete([of(text, lr, seed) for seed in tuning for text in runs for lr in rates], jobs)
+    best = {text: max(found, key=lambda lr: found[lr]["top1"]) for text in runs for found in [tried(text)]}
+    _complete([of(text, best[text], seed) for seed in seeds for text in runs], jobs)
+    rows = []
+    for text in runs:
+        rates_tried = {f"{found['lr']:g}": found["top1"] for found in tried(text).values()}
+        reported = _combined([of(text, best[text], seed).figures() for seed in seeds])
+        rows.append({"run": text, "seeds": list(seeds), **reported, "tried": rates_tried})
+    return {**hardware(), "workers": workers, "common": common, "rows": rows}
+
+
+def _complete(runs: Sequence[Run], jobs: int) -> None:
+    """Train and evaluate `runs`, `jobs` at a time; the first that fails ends it."""
     pool = ThreadPoolExecutor(jobs)
     try:
-        for done in [pool.submit(each.complete) for each in every]:
+        for done in [pool.submit(each.complete) for each in dict.fromkeys(runs)]:
             done.result()
     finally:
         pool.shutdown(cancel_futures=True)
-    rows = []
-    for text in runs:
-        tried = [_combined([of(text, lr, seed).figures() for seed in seeds]) for lr in rates]
-        best = max(tried, key=lambda found: float(found["top1"]))
-        rows.append({"run": text, "seeds": list(seeds), **best, "tried": {f"{found['lr']:g}": found["top1"] for found in tried}})
-    return {**hardware(), "workers": workers, "common": common, "rows": rows}
 
 
 def _combined(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -186,9 +199,10 @@ def main(
     lrs: Sequence[float],
     jobs: int,
     json_file: Path | None,
+    screen: bool,
 ) -> int:
     """Run, print the table, write it as JSON; the exit code."""
-    result = run(runs, common, workers, seeds, output, local, lrs=[f"{lr:g}" for lr in lrs], jobs=jobs)
+    result = run(runs, common, workers, seeds, output, local, lrs=[f"{lr:g}" for lr in lrs], jobs=jobs, screen=screen)
     print(markdown(result))
     save(result, json_file)
     return 0

@@ -54,6 +54,14 @@ def test_runs_that_are_done_are_read_and_the_best_rate_of_each_is_reported(tmp_p
     assert row["standard_error"] == pytest.approx(abs(one - other) / 2)  # (difference / sqrt 2) / sqrt 2
 
 
+def test_rates_screened_on_the_first_seed_leave_one_run_for_every_other_seed(tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"workers": 1, "seeds": [2, 1], "output": tmp_path, "local": True, "lrs": ["1e-06", "0.05"]}
+    [row] = run(["dense"], COMMON, screen=True, **arguments)["rows"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dense---lr-0.05-1", "dense---lr-0.05-2", "dense---lr-1e-06-2"]
+    assert (row["lr"], len(row["all_top1"])) == (0.05, 2)
+    assert row["tried"]["0.05"] == row["all_top1"][0] > row["tried"]["1e-06"]
+
+
 def test_a_run_that_was_stopped_goes_on_and_one_with_other_settings_is_refused(tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"workers": 2, "seeds": [1], "output": tmp_path, "local": True}
     whole = run(["qsgd"], COMMON, **arguments)
