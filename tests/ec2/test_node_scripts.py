@@ -117,6 +117,25 @@ def test_a_number_that_another_process_has_now_is_left_alone(node: Path) -> None
         other.wait()
 
 
+@pytest.mark.parametrize("linked", [False, True])
+def test_the_newest_checkpoint_is_found_where_the_work_lies(tmp_path: Path, linked: bool) -> None:
+    """remote_dir is a folder outside of the home directory, or a link to one: a larger disk of the node."""
+    home, disk = tmp_path / "home", tmp_path / "disk"
+    home.mkdir()
+    for run, time_ in ((home / "old", 1000), (disk / "psnode" / "runs" / "first", 2000)):
+        (run / "checkpoints" / "step-00000010").mkdir(parents=True)
+        (run / "checkpoints" / "latest").write_text("step-00000010\n")
+        (run / "config.json").write_text("{}")
+        os.utime(run / "checkpoints" / "latest", (time_, time_))
+    (home / "work").symlink_to(disk / "psnode")
+    where = "work" if linked else str(disk / "psnode")
+    code, out, err = ended(started("newest.sh", where, 1, home=home))
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        f"{disk}/psnode/runs/first", "config.json", "checkpoints/latest", "checkpoints/step-00000010"
+    ]  # fmt: skip
+
+
 def wait_for(look: Callable[[], bool]) -> None:
     end = time.monotonic() + 60
     while not look():

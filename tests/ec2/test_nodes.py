@@ -111,6 +111,8 @@ ON_NODES = [
     (["setup"], "pre_run.sh on worker-0"),
     (["setup", "--nfs-ip-address", "10.0.0.9", "--nfs-mount-point", "/mnt/s"], "mount.sh on worker-0: .* 10.0.0.9 / /mnt/s"),
     (["run", "--", "train", "--seed", "7"], "start_job.sh on master: .* launch -n 2 --hostfile hosts_address .*train --seed 7"),
+    (["run", "--", "train", "--resume", "--train-dir", "r"], "-- train --resume --train-dir r --trust-run$"),
+    (["run", "--", "train", "--resume", "--task=t.py", "--train-dir", "r"], "train --resume --task=t.py --train-dir r$"),
     (["run", "--", "doctor"], "start_job.sh on master: .*psnode doctor"),
     (["ssh", "--node", "worker-1", "--", "echo", "a b"], "would run ssh .*StrictHostKeyChecking=yes .*'a b'"),
     (["put", "--node", "all", "cluster.toml", "x"], "would copy cluster.toml to ubuntu@"),
@@ -129,7 +131,7 @@ def test_a_dry_run_says_what_would_be_done_on_the_nodes_and_asks_only(
     for words, shown in ON_NODES:
         done = ec2(words[0], "--dry-run", *words[1:])
         assert done.code == 0, done.err
-        assert re.search(shown, done.out), done.out
+        assert re.search(shown, done.out, re.M), done.out
     assert all(action.startswith(("Describe", "Get")) for action in aws.actions())
     assert not (config.parent / "state").exists()
     assert "call ec2 get_console_output" in ec2("setup", "--dry-run").out

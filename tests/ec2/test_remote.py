@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import os
 import re
@@ -16,9 +17,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tools.ec2.cluster import Node
+from tools.ec2.cloud import Cloud
+from tools.ec2.cluster import Node, cluster_of
+from tools.ec2.errors import KeepError
+from tools.ec2.keeping import keep
 from tools.ec2.remote import Access
-from tools.ec2.settings import Settings
+from tools.ec2.settings import Settings, load
 
 ROOT = Path(__file__).resolve().parents[2]
 # the node is the one whose host key is asked for; its shell gets the last word
@@ -375,6 +379,87 @@ def test_nodes_whose_checkpoint_cannot_be_fetched_do_not_end_unless_it_is_discar
 def test_a_master_without_checkpoints_keeps_nobody_from_shutting_down(nodes: Nodes) -> None:
     done = nodes.ec2("shutdown", "--yes")
     assert done.code == 0, done.err
+
+
+# a node whose answers are somebody else's: where the newest checkpoint is said to lie, and what lies there
+LYING = """#!/bin/bash
+if [[ ${!#} == "bash -s" ]]; then
+    printf '%s\\n' "$PLACE" config.json checkpoints/latest checkpoints/step-00000001
+else
+    cd "$LOOT" && tar --no-recursion -cf - . ./config.json
+fi
+"""
+
+
+@pytest.mark.parametrize("place", ["{elsewhere}", "psnode/../../../../elsewhere", "runs/\x1b]0;title"])
+def test_a_node_does_not_say_where_on_this_machine_its_files_go(
+    nodes: Nodes, aws: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    elsewhere, loot = tmp_path / "elsewhere", tmp_path / "loot"
+    for folder, text in ((elsewhere, "mine"), (loot, "theirs")):
+        folder.mkdir()
+        (folder / "config.json").write_text(text)
+    (tmp_path / "bin" / "ssh").write_text(LYING)
+    monkeypatch.setenv("PLACE", place.format(elsewhere=elsewhere))
+    monkeypatch.setenv("LOOT", str(loot))
+    done = nodes.ec2("shutdown", "--yes")
+    assert (elsewhere / "config.json").read_text() == "mine"
+    assert "\x1b" not in done.err
+    kept = tmp_path / "state" / "kept"
+    if place.startswith("{"):  # an absolute place of the node's is one below keep_dir here
+        assert done.code == 0, done.err
+        assert [path.read_text() for path in kept.rglob("config.json")] == ["theirs"]
+    else:
+        assert done.code == 1
+        assert "nothing was ended" in done.err
+        assert "TerminateInstances" not in aws.actions()
+
+
+def test_a_master_that_is_stopped_does_not_end_with_what_it_holds(nodes: Nodes, aws: Any, api: Any) -> None:
+    (master,) = re.findall(r"^master +(\S+)", nodes.ec2("status").out, re.M)
+    api.stop_instances(InstanceIds=[master])
+    done = nodes.ec2("shutdown", "--yes")
+    assert done.code == 1
+    assert f"{master} is stopped" in done.err
+    assert "TerminateInstances" not in aws.actions()
+    assert nodes.ec2("shutdown", "--yes", "--discard").code == 0
+
+
+def test_a_master_that_cannot_be_reached_does_not_end_with_what_it_holds(nodes: Nodes, aws: Any, config: Path) -> None:
+    settings = load(config, {})
+    cluster = cluster_of(Cloud(settings), settings)
+    found = cluster.nodes()
+    hidden = [dataclasses.replace(node, public_address="") for node in found]
+    with pytest.raises(KeepError, match="has no public address"):
+        keep(cluster, settings, hidden)
+    aws.consoles.clear()  # moto's own text has no keys
+    assert keep(cluster, settings, found) == ""  # nobody can have worked there yet
+    old = [dataclasses.replace(node, launched=node.launched - datetime.timedelta(hours=1)) for node in found]
+    with pytest.raises(KeepError, match="host key"):
+        keep(cluster, settings, old)
+
+
+def test_shutdown_ends_what_it_has_shown(nodes: Nodes, aws: Any, api: Any, config: Path) -> None:
+    """Somebody else completes the cluster while the user is asked."""
+    (first,) = re.findall(r"^worker-0 +(\S+)", nodes.ec2("status").out, re.M)
+    api.terminate_instances(InstanceIds=[first])
+    added: list[str] = []
+
+    def meanwhile(action: str, form: dict[str, str]) -> bool:
+        if action == "DescribeRegions" and not added:
+            aws.before = lambda action, form: True
+            with nodes.start("launch", "--yes") as other:
+                added.extend(re.findall(r"(i-[0-9a-f]+)", other.communicate()[0]))
+        return True
+
+    aws.before = meanwhile
+    done = nodes.ec2("shutdown", "--yes")
+    assert done.code == 1
+    assert "1 nodes of this cluster were started since, and go on and cost: run shutdown again" in done.err
+    left = re.findall(r"^\S+ +(i-\S+).* running ", nodes.ec2("status").out, re.M)
+    assert len(left) == 1 and left[0] in added
+    assert nodes.ec2("shutdown", "--yes").code == 0
+    assert "0 of 3 nodes" in nodes.ec2("status").out
 
 
 def test_who_stops_watching_a_job_leaves_it_alone(nodes: Nodes) -> None:

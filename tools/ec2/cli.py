@@ -15,7 +15,7 @@ from tools.ec2 import node_commands
 from tools.ec2.cloud import progress
 from tools.ec2.cluster import ENDED, LIVE, Node
 from tools.ec2.ends import first_end, notice
-from tools.ec2.errors import Ec2Error, NoClusterError
+from tools.ec2.errors import Ec2Error, NoClusterError, OthersError
 from tools.ec2.flags import Session, command
 
 
@@ -83,7 +83,7 @@ def _shutdown(session: Session, discard: bool) -> None:
     """End all nodes of the cluster and remove what belongs to it: what carries its tags, and nothing else."""
     from tools.ec2.elsewhere import lasting_volumes, other_nodes
     from tools.ec2.keeping import keep
-    from tools.ec2.removing import shutdown
+    from tools.ec2.removing import added_since, shutdown
 
     cluster = session.cluster
     nodes, others = cluster.nodes(), other_nodes(session.cluster)
@@ -97,8 +97,10 @@ def _shutdown(session: Session, discard: bool) -> None:
     )
     if not discard and (kept := keep(cluster, session.settings, nodes)):
         progress(kept)
-    for gone in shutdown(cluster):
+    for gone in shutdown(cluster, nodes):
         click.echo(gone if session.cloud.dry_run else f"removed {gone}")
+    if more := added_since(cluster, nodes):
+        raise OthersError(f"{more} nodes of this cluster were started since, and go on and cost: run shutdown again")
     if others and not nodes:
         raise NoClusterError(f"cluster {cluster.name} of {cluster.owner} has no nodes in {session.cloud.region}; {others[0]}")
 

@@ -237,5 +237,5 @@ def _shown(service: str, operation: str, parameters: Mapping[str, Any]) -> str:
 
 
 def progress(text: str) -> None:
-    """A line for whoever waits, whole: threads may speak side by side."""
-    click.echo(text, err=True)
+    """A line for whoever waits, whole: threads may speak side by side. Control characters, which a node may send, become ?."""
+    click.echo("".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text), err=True)

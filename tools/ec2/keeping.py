@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import click
 
@@ -20,34 +21,54 @@ _TWO_MINUTES = 120  # for the job's last checkpoint
 def keep(cluster: Cluster, settings: Settings, nodes: Sequence[Node]) -> str:
     """Stop the job, fetch the newest checkpoint of the master's home directory, and return a line that says where it is.
 
-    Nothing is fetched, and nothing returned, if no master runs, or if it shows no host key: who trains on it has pinned one.
-    Raises KeepError if it cannot be fetched.
+    Nothing is fetched, and nothing returned, where nobody can have trained: without a master, on one that starts, or on one that
+    has shown no host key so soon after its start. Raises KeepError if the checkpoint cannot be fetched, or not be looked for.
     """
-    masters = [node for node in nodes if node.role == "master" and node.state == "running" and node.address(settings.connect)]
+    masters = [node for node in nodes if node.role == "master" and node.state != "pending"]
     if not masters:
         return ""
     if cluster.cloud.dry_run:
         click.echo(f"would fetch the newest checkpoint from {masters[0].name} to {settings.kept}")
         return ""
     try:
-        if not (known := _known_hosts(cluster, settings, masters)):
-            return ""
-        way = Access(settings, masters, known)
-        folder, *names = way.script(way.master, "newest.sh", settings.remote_dir, str(_TWO_MINUTES)).splitlines() or [""]
-        if not names:
-            return "there is no checkpoint on the master to fetch"
-        target = settings.kept / way.master.id / folder
-        fetch(way, way.master, folder, str(target), *names)
+        return "; ".join(filter(None, (_kept(cluster, settings, master) for master in masters)))
     except Ec2Error as error:
         raise KeepError(
             f"the newest checkpoint cannot be fetched ({error}): nothing was ended; launch lets this machine in if its "
             "address has changed, shutdown --discard ends the nodes without it"
         ) from error
-    return f"the newest checkpoint, {names[-1].rpartition('/')[2]} of {folder}, is in {target}"
 
 
-def _known_hosts(cluster: Cluster, settings: Settings, nodes: Sequence[Node]) -> Path | None:
+def _kept(cluster: Cluster, settings: Settings, master: Node) -> str:
+    if master.state != "running":
+        raise Ec2Error(f"{master.id} is {master.state}, with what it holds: start it in the console")
+    if not master.address(settings.connect):
+        raise Ec2Error(f"{master.id} has no {settings.connect} address: set connect to the other kind")
+    if not (known := _known_hosts(cluster, settings, master)):
+        return ""
+    way = Access(settings, [master], known)
+    answer = way.script(master, "newest.sh", settings.remote_dir, str(_TWO_MINUTES)).rstrip("\n")
+    folder, *names = answer.split("\n")
+    if not names:
+        return "there is no checkpoint on the master to fetch"
+    target = settings.kept / master.id / _below(folder)
+    fetch(way, master, folder, str(target), *names)
+    return f"the newest checkpoint, {PurePosixPath(names[-1]).name} of {folder}, is in {target}"
+
+
+def _below(folder: str) -> PurePosixPath:
+    """Where a folder of a node goes below a folder here. A node is not believed: Ec2Error if that would be elsewhere."""
+    parts = PurePosixPath(folder).parts
+    if not folder.isprintable() or ".." in parts:
+        raise Ec2Error(f"the master says that it lies in {folder!r}")
+    return PurePosixPath(*parts[folder.startswith("/") :])
+
+
+def _known_hosts(cluster: Cluster, settings: Settings, master: Node) -> Path | None:
     try:
-        return pin(cluster, settings, nodes, patient=False)
+        return pin(cluster, settings, [master], patient=False)
     except HostKeyError:
+        age = datetime.datetime.now(datetime.UTC) - master.launched
+        if age.total_seconds() > settings.launch_deadline:
+            raise
         return None

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tools.ec2.cloud import progress
-from tools.ec2.cluster import LAUNCH, LIVE, Cluster, tags_of
+from tools.ec2.cluster import LAUNCH, LIVE, Cluster, Node, tags_of
 from tools.ec2.errors import DeadlineError, Ec2Error, InUseError, NotShownError
 
 _IN_USE = 24  # tries to remove a group that is still in use: about four minutes
 _PATIENCE = 600.0  # seconds until a terminated instance must be gone
 
 
-def shutdown(cluster: Cluster) -> list[str]:
-    """End all nodes and remove the cluster's groups and key; returns what was removed. Confirming it is the caller's."""
-    nodes = cluster.nodes()
+def shutdown(cluster: Cluster, shown: Sequence[Node] | None = None) -> list[str]:
+    """End all nodes and remove the cluster's groups and key; returns what was removed. Confirming it is the caller's.
+
+    `shown`: those that were confirmed. Others, which were started since, go on, and so do the groups that they use.
+    """
+    nodes = cluster.nodes() if shown is None else shown
     end_nodes(cluster, [node.id for node in nodes])
-    return [f"{node.name} {node.id}" for node in nodes] + remove_resources(cluster)
+    gone = [f"{node.name} {node.id}" for node in nodes]
+    return gone if added_since(cluster, nodes) else gone + remove_resources(cluster)
+
+
+def added_since(cluster: Cluster, nodes: Sequence[Node]) -> int:
+    """How many nodes the cluster has besides `nodes`."""
+    return len({node.id for node in cluster.nodes()} - {node.id for node in nodes})
 
 
 def end_nodes(cluster: Cluster, ids: Collection[str]) -> None:
