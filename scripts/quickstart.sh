@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From nothing to a trained model: LeNet on scikit-learn's digits, a master, two workers, the ATOMO scheme, and an
+# From nothing to a trained model: LeNet on the embedded digits, a master, two workers, the ATOMO scheme, and an
 # evaluator that follows along. Needs Python 3.11 and nothing else; no root.
 #
 #   scripts/quickstart.sh [DIR [FLAG...]]   DIR: where the run writes (default: a new directory in runs/)

@@ -187,7 +187,7 @@ def test_codecs_as_tables(psnode: Run) -> None:
 
 
 # not scipy: numba imports it where it is installed
-HEAVY = ("torch", "mpi4py", "torchvision", "sklearn", "matplotlib", "safetensors", "cupy")
+HEAVY = ("torch", "mpi4py", "torchvision", "matplotlib", "safetensors", "cupy")
 
 
 LIGHT = [["--help"], ["train", "--help"], ["codecs", "--json"], ["train", "--lrr", "1"], ["train", "--code", "x"]]

@@ -32,7 +32,6 @@ HEAVY = {
     "torch": {"models", "worker", "master", "evaluator"},
     "torchvision": set(),
     "mpi4py": set(),
-    "sklearn": set(),
     "scipy": set(),
     "safetensors": set(),
     "tensorboard": set(),

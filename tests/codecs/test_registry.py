@@ -78,7 +78,7 @@ def imported_by(code: str) -> set[str]:
 def test_importing_the_package_needs_numpy_alone() -> None:
     loaded = imported_by("from psnode.codecs import available, get_codec\navailable()")
     assert "numpy" in loaded
-    assert not {"numba", "torch", "scipy", "mpi4py", "zstandard", "sklearn"} & loaded
+    assert not {"numba", "torch", "scipy", "mpi4py", "zstandard"} & loaded
 
 
 def test_using_codecs_needs_neither_torch_nor_mpi() -> None:
@@ -89,4 +89,4 @@ for name in available():
     codec = get_codec(name)
     codec.decode(codec.encode(np.ones((8, 9), np.float32), np.random.default_rng(1)))
 """
-    assert not {"torch", "mpi4py", "sklearn", "cupy", "matplotlib"} & imported_by(code)
+    assert not {"torch", "mpi4py", "cupy", "matplotlib"} & imported_by(code)

@@ -1,17 +1,35 @@
 """The embedded digits: the split, the resizing and the statistics."""
 
+import hashlib
+
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 
 from psnode.data import load
-from psnode.data.digits import STATISTICS, resize, stratified_split
+from psnode.data.digits import STATISTICS, originals, resize, stratified_split
 
 
 @pytest.fixture(scope="module")
 def parts():
     return load("digits", train=True), load("digits", train=False)
+
+
+def test_the_originals_are_those_of_scikit_learn():
+    datasets = pytest.importorskip("sklearn.datasets")
+    source = datasets.load_digits()
+    images, labels = originals()
+    assert (images.dtype, images.tobytes()) == (source.images.dtype, source.images.tobytes())
+    assert (labels.dtype, labels.tobytes()) == (source.target.dtype, source.target.tobytes())
+
+
+def test_the_originals_have_the_digests_of_scikit_learns_arrays():
+    """SHA-256 of `load_digits().images` and `.target` of scikit-learn 1.9.1, float64 and int64, little-endian."""
+    found = [hashlib.sha256(array.tobytes()).hexdigest() for array in originals()]
+    assert found == [
+        "20def7f70a702f0af9732fbba4375e147a7d54fe70d8c45569b8e7c1c7010c10",
+        "a3c91c262eddcf7ba8f0e37507c30284493c9b20412ffe4af30d536401f7ba21",
+    ]
 
 
 def test_1437_train_and_360_test_images_of_28x28(parts):
@@ -21,7 +39,7 @@ def test_1437_train_and_360_test_images_of_28x28(parts):
 
 
 def test_parts_are_disjoint_and_together_everything(parts):
-    everything = sorted(row.tobytes() for row in resize(load_digits().images))
+    everything = sorted(row.tobytes() for row in resize(originals()[0]))
     assert sorted(row.tobytes() for part in parts for row in part.pixels) == everything
 
 
@@ -32,8 +50,8 @@ def test_every_digit_has_its_share_of_the_test_part(parts):
 
 
 def test_labels_belong_to_their_images(parts):
-    source = load_digits()
-    known = dict(zip((row.tobytes() for row in resize(source.images)), source.target, strict=True))
+    images, labels = originals()
+    known = dict(zip((row.tobytes() for row in resize(images)), labels, strict=True))
     for part in parts:
         assert [known[row.tobytes()] for row in part.pixels] == part.labels.tolist()
 
@@ -50,7 +68,7 @@ def test_statistics_are_those_of_the_training_part(parts):
 
 
 def test_resizing_is_linear_interpolation():
-    images = load_digits().images[:100]
+    images = originals()[0][:100]
     expected = torch.nn.functional.interpolate(
         torch.from_numpy(images)[:, None] * (255 / 16), size=(28, 28), mode="bilinear", align_corners=False
     )
