@@ -6,7 +6,6 @@ What an earlier part of the run left there is checked first and altered last: a 
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import platform
 import secrets
@@ -15,9 +14,10 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import xxhash
+from filelock import FileLock, Timeout
 
 import psnode
 from psnode import checkpoint
@@ -57,7 +57,7 @@ class Before:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A directory that belongs to this run until `lock` is closed. `mark` is what its mark file holds.
+    """A directory that belongs to this run until `lock` is released. `mark` is what its mark file holds.
 
     The learning rate of `config` is resolved. `notes`: what the user should know of it.
     """
@@ -67,14 +67,14 @@ class RunDirectory:
     config: Config
     scheme: Scheme
     before: Before
-    lock: IO[bytes]
+    lock: FileLock
     notes: tuple[str, ...] = ()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.lock.close()
+        self.lock.release()
 
     def parts(self, workers: int) -> tuple[Part, ...]:
         """Which steps how many workers have taken, with the part that begins now."""
@@ -128,7 +128,7 @@ def claim(config: Config) -> RunDirectory:
     try:
         config, before = _resumed(path, config) if config.resume else (config, Before())
     except BaseException:
-        lock.close()
+        lock.release()
         raise
     scheme = before.scheme or scheme or resolve(config)
     notes = () if config.resume else scheme.notes(config.lr)
@@ -136,18 +136,20 @@ def claim(config: Config) -> RunDirectory:
     return RunDirectory(path, mark, config, scheme, before, lock, notes)
 
 
-def _lock(path: Path) -> IO[bytes]:
-    """The open lock file of `path`; ConfigurationError while another process has it. The system frees it with the process."""
-    file = (path / _LOCK).open("ab")
+def _lock(path: Path) -> FileLock:
+    """The lock of `path`, held; ConfigurationError while another process has it. The system frees it with the process.
+
+    Never a soft lock: the file of a killed process would keep the next one out.
+    """
+    lock = FileLock(path / _LOCK, blocking=False, thread_local=False, fallback_to_soft=False)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
+        lock.acquire()
+    except Timeout:
         raise ConfigurationError(f"another job is at work in {path}: wait for its end or choose another --train-dir") from None
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):  # file systems without locks
             raise
-    return file
+    return lock
 
 
 def saved_run(path: Path) -> dict[str, Any]:

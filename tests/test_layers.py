@@ -38,7 +38,6 @@ HEAVY = {
     "matplotlib": set(),
     "cupy": set(),
     "boto3": set(),
-    "psutil": set(),
     "PIL": set(),
 }
 ONLY_HOME = {"mpi4py": {PACKAGE / "transport" / "mpi.py"}}  # not even inside a function elsewhere

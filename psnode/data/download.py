@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock
 
 from psnode.errors import ConfigurationError
 
@@ -18,8 +19,7 @@ def one_at_a_time(directory: Path, name: str) -> Iterator[None]:
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with open(directory / ".psnode-download.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with FileLock(directory / ".psnode-download.lock", fallback_to_soft=False):
             yield
     except (OSError, RuntimeError) as error:  # urllib's errors are OSErrors; torchvision raises RuntimeError
         reason = " ".join(str(error).split())

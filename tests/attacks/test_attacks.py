@@ -43,7 +43,7 @@ def load_attack(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def resume(run: Path) -> None:
     """Enter the directory as a job with --resume does."""
-    claim(load({"resume": True, "train_dir": run, "trust_run": True}, {})).lock.close()
+    claim(load({"resume": True, "train_dir": run, "trust_run": True}, {})).lock.release()
 
 
 @pytest.mark.parametrize("name", ATTACKS)
