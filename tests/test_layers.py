@@ -22,14 +22,14 @@ LAYERS = [
     | {"models", "data", "task", "tasks", "classification", "torchvision_ops", "device", "inventory"},
     {"transport", "link", "clock"},
     {"worker", "master", "evaluator"},
-    {"job", "launch", "supervision", "doctor", "listing", "bench", "debugging"},
+    {"job", "launch", "supervision", "doctor", "listing", "bench", "debugging", "ddp"},
     {"cli", "__main__"},
 ]
 ROLES = {"worker", "master", "evaluator"}  # on one line, but strangers to each other
 
 # Packages that take long to import, and who may do so at its top. Everybody else imports them inside a function.
 HEAVY = {
-    "torch": {"models", "worker", "master", "evaluator"},
+    "torch": {"models", "worker", "master", "evaluator", "ddp"},
     "torchvision": set(),
     "mpi4py": set(),
     "scipy": set(),

@@ -45,6 +45,11 @@ class _Table(NamedTuple):
     cells: Floats
 
 
+def cells_of(data: Bytes, dimensions: int) -> Floats:
+    """A view of the cells in the bytes of a payload of an array with so many dimensions: under one key they add up."""
+    return data[header_nbytes(dimensions) + _HEAD :].view(np.float32)
+
+
 @dataclass(frozen=True, repr=False)
 class LinearSketch(Codec):
     """rows=5,ratio=0.1,damped=false.

@@ -1,0 +1,128 @@
+"""One of two ranks under torch.distributed: python program.py RANK FOLDER. Writes what came out to FOLDER/RANK.safetensors."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from psnode import ddp
+
+RANKS, STEPS = 2, 6
+SHAPES = {"a": (40, 60), "b": (7,), "c": (70, 33), "d": (20, 50)}
+
+
+class Linear(nn.Module):
+    """A loss whose gradient is what is handed in: sum of <w, c> over the parameters, used in another order than declared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterDict({name: nn.Parameter(torch.zeros(shape)) for name, shape in SHAPES.items()})
+
+    def forward(self, gradients: dict[str, torch.Tensor]) -> torch.Tensor:
+        order = ("c", "a", "d", "b")
+        return torch.stack([(self.weights[name] * gradients[name]).sum() for name in order]).sum()
+
+
+def gradients(rank: int, step: int) -> dict[str, torch.Tensor]:
+    """The gradient of a rank at a step, heavy-tailed."""
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    return {name: torch.randn(shape, generator=generator) ** 3 for name, shape in SHAPES.items()}
+
+
+def wrapped() -> tuple[Linear, DistributedDataParallel]:
+    """The model, in DDP with buckets so small that it makes several, and makes them anew after the first step."""
+    network = Linear()
+    return network, DistributedDataParallel(network, bucket_cap_mb=0.01)
+
+
+def steps(model: nn.Module, rank: int, first: int, last: int) -> None:
+    """SGD with the learning rate 1."""
+    for step in range(first, last):
+        model.zero_grad()
+        model(gradients(rank, step)).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= parameter.grad
+
+
+def trained(rank: int, codec: str | None, **named: Any) -> tuple[dict[str, torch.Tensor], ddp.HookState | None]:
+    """Weights after all steps, and the hook's state."""
+    network, model = wrapped()
+    state = None
+    if codec is not None:
+        state, hook = ddp.comm_hook(codec, model=network, **named)
+        model.register_comm_hook(state, hook)
+    steps(model, rank, 0, STEPS)
+    return dict(network.weights), state
+
+
+def resumed(rank: int, codec: str) -> tuple[dict[str, torch.Tensor], ddp.HookState]:
+    """Weights and state by way of a state that was saved halfway and loaded by a hook of a new model."""
+    network, model = wrapped()
+    state, hook = ddp.comm_hook(codec, model=network)
+    model.register_comm_hook(state, hook)
+    steps(model, rank, 0, STEPS // 2)
+    again, second = wrapped()
+    again.load_state_dict(network.state_dict())
+    other, hook = ddp.comm_hook(codec, model=again)
+    other.load_state_dict(state.state_dict())
+    second.register_comm_hook(other, hook)
+    steps(second, rank, STEPS // 2, STEPS)
+    return dict(again.weights), other
+
+
+def after_nan(rank: int, codec: str) -> tuple[dict[str, torch.Tensor], bool]:
+    """The memories' change through a step whose gradient is NaN on rank 1 alone; True if every rank's mean was NaN then."""
+    network, model = wrapped()
+    state, hook = ddp.comm_hook(codec, model=network)
+    model.register_comm_hook(state, hook)
+    steps(model, rank, 0, 3)
+    before = state.state_dict()
+    found = gradients(rank, 3)
+    if rank == 1:
+        found["c"][3, 3] = torch.nan
+    model.zero_grad()
+    model(found).backward()
+    spoilt = bool(network.weights["c"].grad.isnan().any())
+    after = state.state_dict()
+    return {key: after[key] - before[key] for key in before if key != "step" and key.endswith(".c")}, spoilt
+
+
+def main(rank: int, folder: Path) -> None:
+    """All cases, one after another."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS)
+    out: dict[str, torch.Tensor] = {}
+    for case, codec, named in [
+        ("plain", None, {}),
+        ("identity", "identity", {}),
+        ("topk", "topk:ratio=0.05", {}),
+        ("qsgd", "qsgd", {}),
+        ("dgc", "topk:ratio=0.05", {"feedback": "dgc:momentum=0.5"}),
+        ("svd", "svd:rank=2", {}),
+        ("countmean", "countmean:ratio=0.5", {}),
+    ]:
+        weights, state = trained(rank, codec, **named)
+        out |= {f"{case}/weights/{name}": value.detach().contiguous() for name, value in weights.items()}
+        if state is not None:
+            out |= {f"{case}/{key}": value for key, value in state.state_dict().items() if key != "step"}
+            out[f"{case}/sent"] = torch.tensor(state.sent_bytes)
+    weights, state = resumed(rank, "topk:ratio=0.05")
+    out |= {f"resumed/weights/{name}": value.detach().contiguous() for name, value in weights.items()}
+    out |= {f"resumed/{key}": value for key, value in state.state_dict().items() if key != "step"}
+    changed, spoilt = after_nan(rank, "topk:ratio=0.05")
+    out |= {f"nan/{key}": value for key, value in changed.items()}
+    out["nan/spoilt"] = torch.tensor(spoilt)
+    save_file(out, folder / f"{rank}.safetensors")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(int(sys.argv[1]), Path(sys.argv[2]))
