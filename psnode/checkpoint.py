@@ -19,7 +19,6 @@ has ever known a path of it.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -196,13 +195,12 @@ class Draft:
         self._names.add(name)
         return path
 
-    def publish(self, facts: Mapping[str, Any], keep_last: int = 0, workers: int = 0) -> Path:
-        """Seal the checkpoint with `facts`, make it the latest, and delete all but the newest `keep_last` (0: none).
+    def publish(self, facts: Mapping[str, Any], *, preferred: bool = True) -> Path:
+        """Seal the checkpoint with `facts` and make it the latest; one that is not `preferred` only if there is no other.
 
-        An older one stays that has the part of one of ranks 1 to `workers` of which this one has none.
         OSError if it cannot be written: the one that was the latest then still is.
         """
-        _remove(self._parts)
+        remove(self._parts)
         files = {}
         for name in sorted(self._names):
             with (self._path / name).open("rb") as file:
@@ -211,26 +209,25 @@ class Draft:
         for directory in {path.parent for path in self._path.rglob("*")}:
             fsync_directory(directory)
         final = self._root / step_directory(self.step)
-        _remove(final)
+        remove(final)
         self._path.rename(final)
         fsync_directory(self._root)
-        write_atomically(self._root / LATEST, final.name.encode() + b"\n")
-        if keep_last:
-            lacking = {worker_file(rank) for rank in range(1, workers + 1)} - self._names
-            before = [path for path in complete(self._root.parent) if step_of(path) <= self.step]
-            with contextlib.suppress(OSError):  # they are deleted next time
-                for old in before[:-keep_last]:
-                    if not any((old / name).exists() for name in lacking):
-                        _remove(old)
+        if preferred or not (self._root / LATEST).exists():
+            name_latest(final)
         return final
 
     def discard(self) -> None:
         """Delete what was written: there will be no such checkpoint."""
-        _remove(self._parts)
+        remove(self._parts)
         delete(self._path)
 
 
-def _remove(path: Path) -> None:
+def name_latest(path: Path) -> None:
+    """Let `latest` name the published checkpoint `path`: what --resume goes on from."""
+    write_atomically(path.with_name(LATEST), path.name.encode() + b"\n")
+
+
+def remove(path: Path) -> None:
     """Delete a directory, if it is there, without readers, late writers or a crash ever finding half of it."""
     gone = path.with_name(f".{path.name.lstrip('.')}.gone")
     delete(gone)

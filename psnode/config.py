@@ -159,7 +159,7 @@ class Config:
         None, "Where the run writes; default runs/NETWORK-DATASET-SCHEME.", metavar="DIR", free=True, aliases=("--model-dir",)
     )
     eval_freq: int = option(50, "Steps between checkpoints; 0: only at the end.", minimum=0, free=True)
-    keep_last: int = option(0, "Checkpoints to keep; 0: all.", minimum=0, free=True)
+    keep_last: int = option(0, "Checkpoints to keep, and the newest that is known to be sound; 0: all.", minimum=0, free=True)
     resume: bool = option(False, "Go on from the last checkpoint in --train-dir.", free=True)
     trust_run: bool = option(
         False, "With --resume, execute the code that the recorded run names (--task) without its being named again.",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -168,6 +169,13 @@ def totals(path: Path, step: int) -> Totals:
             problem = f"the record of step {record['step']} in {path} is damaged ({error})"
             raise CheckpointError(f"{problem}: take that line out") from error
     return found
+
+
+def losses(path: Path, step: int) -> Iterator[float]:
+    """The losses of the run's steps up to `step`; a record without one is passed over."""
+    for record in itertools.takewhile(lambda record: record["step"] <= step, read_records(path)):
+        if isinstance(loss := record.get("loss"), (int, float)) and math.isfinite(loss):
+            yield float(loss)
 
 
 def cut_after(path: Path, step: int) -> None:

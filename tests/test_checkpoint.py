@@ -10,13 +10,16 @@ import torch
 from psnode import checkpoint
 from psnode.checkpoint import Checkpoint, Draft
 from psnode.errors import CheckpointError
+from psnode.retention import prune
 
 
 def published(train_dir: Path, step: int, keep_last: int = 0) -> Path:
     draft = Draft(train_dir, step)
     draft.add_tensors("model.safetensors", {"w": torch.full((5,), float(step))})
     draft.add("state/optimizer.safetensors", checkpoint.dump({}))
-    return draft.publish({"workers": 2}, keep_last)
+    path = draft.publish({"workers": 2})
+    prune(train_dir, step, keep_last)
+    return path
 
 
 def test_what_is_published_is_read_back(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ LAYERS = [
     {"errors", "tracebacks"},
     {"naming", "settings", "files", "codecs"},
     {"config", "sources", "schedules", "schemes", "effects", "feedback", "plan", "parts"},
-    {"wire", "messages", "checkpoint", "branches", "journal", "history", "metrics", "timeline", "run_directory"}
+    {"wire", "messages", "checkpoint", "branches", "journal", "history", "metrics", "timeline", "run_directory", "retention"}
     | {"models", "data", "task", "tasks", "classification", "torchvision_ops", "device", "inventory"},
     {"transport", "link", "clock"},
     {"worker", "master", "evaluator"},

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from psnode import inventory
-from psnode.checkpoint import worker_file
+from psnode.checkpoint import LATEST, Checkpoint, complete, step_of, worker_file
 from psnode.clock import Clock
 from psnode.config import Config
 from psnode.errors import CheckpointError, PsnodeError, StoppedError
@@ -31,12 +31,14 @@ from psnode.master.loop import Master
 from psnode.master.parameters import Constraint, Parameters
 from psnode.master.progress import Fanout, progress
 from psnode.master.reduction import Reduction
+from psnode.master.soundness import Soundness
 from psnode.master.standing import Standing
 from psnode.master.star import DownlinkNotice
 from psnode.master.startup import gather_ready, job_digest, plan_for, restore, send_start
 from psnode.messages import Failure
-from psnode.metrics import METRICS, RunLog, Summary, compression_ratio, peak_memory, totals
+from psnode.metrics import METRICS, RunLog, Summary, compression_ratio, losses, peak_memory, totals
 from psnode.plan import Plan
+from psnode.retention import why_unsound
 from psnode.run_directory import RunDirectory, claim
 from psnode.schemes import Scheme
 from psnode.task import Task
@@ -160,6 +162,7 @@ def _run(
             events=events,
             clock=clock,
             standing=Standing(clock, config.stop_deadline),
+            soundness=Soundness(losses(run.path / METRICS, run.before.step)),
             history=History(run.path) if config.record_history else None,
             behind=tuple(among(lacking, plan.slices())),
         )
@@ -201,6 +204,8 @@ def _tell_of_the_start(events: Events, run: RunDirectory, workers: range) -> Non
     for note in run.notes:
         events.tell("learning rate", 0, reason=note)
     found = run.before.checkpoint
+    if found is not None:
+        _tell_of_soundness(events, run, found)
     if found is not None and run.before.redealt(len(workers)):
         events.tell(
             "re-dealt",
@@ -213,6 +218,16 @@ def _tell_of_the_start(events: Events, run: RunDirectory, workers: range) -> Non
     for rank in workers:
         if found is not None and not found.has(worker_file(rank)):
             events.tell("begins anew", found.step, rank, "the checkpoint holds no memories of it")
+
+
+def _tell_of_soundness(events: Events, run: RunDirectory, found: Checkpoint) -> None:
+    """An unsound checkpoint that a resumed run goes on from, and newer ones that it passes over."""
+    if reason := why_unsound(found.path):
+        events.tell("unsound", found.step, None, f"the run goes on from this checkpoint all the same: {reason}")
+    for path in complete(run.path):
+        if step_of(path) > found.step and (reason := why_unsound(path)):
+            remedy = f"to go on from it after all stop, and write {path.name} into {path.with_name(LATEST)}"
+            events.tell("passed over", found.step, None, f"the newer {path.name} is unsound: {reason}; {remedy}")
 
 
 def _tell_of_the_end(master: Master) -> None:

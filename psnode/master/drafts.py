@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from psnode import checkpoint
+from psnode import checkpoint, retention
 from psnode.errors import CheckpointError, WireError
 from psnode.inventory import batch_statistics, persistent_buffers
 from psnode.master.downlink import Downlink
 from psnode.master.events import Events
 from psnode.master.parameters import Parameters
+from psnode.master.soundness import first_not_finite, is_finite
 from psnode.master.statistics import combined
 from psnode.run_directory import RunDirectory
 from psnode.timeline import Tracer
@@ -44,7 +45,7 @@ class Drafts:
     published before those of earlier versions, so that `latest` never moves back. `rounds_go_on`: weights may change while
     parts are awaited, and are copied. `statistics`: how the buffers are combined of which each worker has
     its own (psnode.inventory; None: batch norm's). One that the disk does not take is told and given up: the job goes on
-    without.
+    without. An unsound one pushes no other one out (psnode.retention).
     """
 
     def __init__(
@@ -75,6 +76,12 @@ class Drafts:
         self._means_of = run.before.step  # the version that they are of
         self._pending: dict[int, _Pending] = {}  # by version, ascending
         self.waiting: Callable[[int], Tensors] = lambda version: {}  # the gradients that wait behind a version, the last
+        self.doubt: Callable[[], str] = lambda: ""  # what the losses by now tell against the newest version
+        self._wrecked = set[int]()  # versions that hold what is not finite
+        self._unsound = set[int]()  # versions of which that was told
+        own, trained = parameters.model.state_dict(), parameters.plan.slices()
+        meant = {name for name, value in own.items() if name not in trained and not is_finite(value)}  # masks, say
+        self._meant = frozenset(meant - self._rules.keys())
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -204,7 +211,55 @@ class Drafts:
             if waiting := self.waiting(draft.step):
                 draft.add_tensors(checkpoint.WAITING, waiting)
             facts = {"workers": self._workers, **self._run.origin, **pending.facts}
-            draft.publish(facts, self._run.config.keep_last, self._workers)
+            held = {name: value for name, value in {**weights, **self._means}.items() if name not in self._meant}
+            reason = self._wreckage(draft.step, held, optimizer, replica) or self._told_by_losses(facts)
+            if reason:
+                facts |= retention.verdict(reason)
+            draft.publish(facts, preferred=not reason)
+            if reason:
+                self._tell_unsound(draft.step, reason)
+            retention.prune(self._run.path, draft.step, self._run.config.keep_last, self._workers)
+
+    def _told_by_losses(self, facts: Mapping[str, object]) -> str:
+        """What losses tell against a checkpoint: those on it if they have come, else the last one."""
+        return str(facts.get(retention.REASON, self.doubt() if facts.get(retention.SOUND, True) is None else ""))
+
+    def _wreckage(self, version: int, weights: Tensors, optimizer: Tensors, replica: torch.Tensor) -> str:
+        """What of a version is not finite, for its manifest; empty if all is."""
+        found = first_not_finite(weights) or first_not_finite({"the workers' weights": replica})
+        if found is None and (memory := first_not_finite(optimizer)) is not None:
+            found = f"the optimizer's memory {memory}"
+        if found is None:
+            return ""
+        self._wrecked.add(version)
+        return f"{found} is not finite"
+
+    def judge(self, version: int, reason: str) -> None:
+        """The losses on `version` are known: it is sound, or unsound for a `reason`."""
+        if (pending := self._pending.get(version)) is not None:
+            pending.facts = {**pending.facts, **retention.verdict(reason)}
+            return
+        path = self._run.path / checkpoint.CHECKPOINTS / checkpoint.step_directory(version)
+        if version in self._wrecked or not path.is_dir():
+            return
+        try:
+            retention.judge(path, reason)
+        except (OSError, CheckpointError) as error:
+            self._events.tell("not judged", version, None, f"its manifest cannot be written: {error}")
+            return
+        if reason:
+            self._tell_unsound(version, reason)
+        retention.prune(self._run.path, version, self._run.config.keep_last, self._workers)
+
+    def _tell_unsound(self, version: int, reason: str) -> None:
+        """One line a version, whatever else is found out about it."""
+        if version in self._unsound:
+            return
+        self._unsound.add(version)
+        newest = checkpoint.latest(self._run.path)
+        step = version if newest is None else checkpoint.step_of(newest)
+        where = f"--resume goes on from step {step}" if step != version else "there is no other one yet"
+        self._events.tell("unsound", version, None, f"its checkpoint pushes no other one out: {reason}; {where}")
 
     def _combine(self, version: int, states: Mapping[int, Tensors]) -> None:
         """Take what the workers' buffers make together; tell if there are buffers, and nobody's have come."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -26,11 +27,13 @@ from psnode.master.parameters import Parameters
 from psnode.master.patience import RoundClock, patience_of
 from psnode.master.reduction import GroupClosed, Reduction, Refused
 from psnode.master.rounds import Rounds
+from psnode.master.soundness import Soundness
 from psnode.master.standing import Standing
 from psnode.master.turn import Turn
 from psnode.messages import Report, plain
 from psnode.metrics import StepRecord
 from psnode.plan import Plan
+from psnode.retention import SOUND
 from psnode.run_directory import RunDirectory
 from psnode.timeline import Tracer, parse_events
 from psnode.wire import HEADER_BYTES, Flag, Frame, Kind
@@ -75,6 +78,7 @@ class Master:
     events: Events
     clock: Clock
     standing: Standing
+    soundness: Soundness = field(default_factory=Soundness)
     history: History | None = None
     behind: tuple[int, ...] = ()  # ranks that do not have the weights yet
     final_loss: float | None = None
@@ -121,6 +125,9 @@ class Master:
         self.standing.version = self.run.before.step
         self._rounds.admit(self._members.live, self.version)
         self._turn.take_up(self.run.before.checkpoint)
+        self.drafts.doubt = lambda: self.soundness.doubt
+        if (found := self.run.before.checkpoint) is not None and found.facts.get(SOUND, True) is None:
+            self.soundness.await_(found.step)
         if self.history is not None:
             names = [name for name, _ in self.parameters.model.named_parameters()]
             self.history.start(self.version, self.parameters.digest(), names)
@@ -226,6 +233,7 @@ class Master:
         if event.failure.loss is not None:
             newest = self.config.consistency == "bsp" and event.step == self.version + 1
             live, weights = (self._members.live, self.downlink.replica) if newest else (frozenset[int](), None)
+            self._judge(self.soundness.give_up(f"the loss on it is {event.failure.loss} on rank {event.rank}"))
             raise diverged(self.link, event, live - self._rounds.missing, live, weights)
         if event.exit_code != PsnodeError.exit_code:
             raise event
@@ -253,7 +261,9 @@ class Master:
         flags = Flag.STOP if self.standing.stopping else Flag.NONE
         if not first and (self.standing.stopping or (every and version % every == 0)):
             until = self.clock.now() + self._round.patience.utmost
-            flags |= Flag.CHECKPOINT if self._turn.begin_checkpoint(until) else Flag.NONE
+            if self._turn.begin_checkpoint(until):
+                self.soundness.await_(version)
+                flags |= Flag.CHECKPOINT
         if not first:
             self.partial += any(len({added.rank for added in group}) < len(self.workers) for group in self._added)
             self.accounts.close(version, self.dealing.rate(version - 1), contributors, self.watch.take())
@@ -289,11 +299,18 @@ class Master:
                 f"{frame.version}: its memory or a message was corrupted; go on with --resume"
             )
         self.accounts.report(frame.step, frame.sender, report)
+        self.soundness.hear(frame.sender, frame.version, report.loss)
+        self._judge(self.soundness.verdicts(self._members.live))
         self._write_records()
+
+    def _judge(self, verdicts: Iterable[tuple[int, str]]) -> None:
+        for version, reason in verdicts:
+            self.drafts.judge(version, reason)
 
     def _write_records(self) -> None:
         for record in self.accounts.due():
             self.final_loss = record.loss
+            self.soundness.take(record.step, record.loss)
             self.observer.write(record)
 
     def _count_up(self, frame: Frame, step: int | None = None) -> None:

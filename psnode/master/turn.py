@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from psnode import retention
 from psnode.checkpoint import Checkpoint
 from psnode.link import Link
 from psnode.master.accounts import Accounts
@@ -65,7 +66,7 @@ class Turn:
 
     def begin_checkpoint(self, until: float) -> bool:
         """Begin the checkpoint of the version that is complete; False if there will be none. `until`: as of Drafts."""
-        facts = self.dealing.applied.facts() if self.dealing.applied is not None else {}
+        facts = {**retention.UNKNOWN, **(self.dealing.applied.facts() if self.dealing.applied is not None else {})}
         return self.drafts.begin(self.standing.version, self.members.live, until, facts)
 
     def sent(self, nbytes: int) -> None:

@@ -24,6 +24,7 @@ from psnode.config import Config
 from psnode.errors import CheckpointError, ConfigurationError
 from psnode.history import violations
 from psnode.metrics import read_records
+from psnode.retention import prune
 from psnode.run_directory import claim
 from tests.faults.traced import AVAILABLE, RAISED, Trace, traced
 
@@ -46,7 +47,8 @@ def publish(train_dir: Path, step: int) -> None:
     draft.add(checkpoint.worker_file(2), checkpoint.dump(weights(step)))
     draft.add_tensors(checkpoint.MODEL, weights(step))
     draft.add_tensors(checkpoint.OPTIMIZER, weights(step))
-    draft.publish({"workers": 2}, keep_last=1)
+    draft.publish({"workers": 2})
+    prune(train_dir, step, keep_last=1)
 
 
 @pytest.fixture

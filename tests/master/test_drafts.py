@@ -20,6 +20,7 @@ from psnode.master.drafts import Drafts
 from psnode.master.events import EVENTS, Events
 from psnode.master.parameters import Parameters
 from psnode.plan import Tensor, make_plan
+from psnode.retention import UNKNOWN, is_sound
 from psnode.run_directory import claim
 from psnode.timeline import Tracer
 from psnode.transport.loopback import loopback_group
@@ -49,8 +50,10 @@ class Bench:
         return checkpoint.Checkpoint.open(path).tensors(checkpoint.MODEL)
 
 
-def bench(folder: Path, *, rounds_go_on: bool, keep_last: int = 0) -> Bench:
+def bench(folder: Path, *, rounds_go_on: bool, keep_last: int = 0, mask: bool = False) -> Bench:
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    if mask:
+        model.register_buffer("mask", torch.full((3,), -torch.inf))
     tensors = [Tensor(name, tuple(value.shape)) for name, value in model.named_parameters()]
     plan = make_plan(tensors, "identity", group_by="model", min_compress_bytes=0)
     config = Config(train_dir=folder, keep_last=keep_last)
@@ -134,6 +137,41 @@ def test_buffers_that_no_worker_has_sent_are_told_to_be_those_of_the_start(tmp_p
     [(version, reason)] = reasons(tmp_path, "old buffers")
     assert version == 3
     assert reason.endswith("its buffers are those of step 0")
+
+
+def test_one_that_holds_what_is_not_finite_takes_no_other_ones_place_and_none_that_it_may_resume_from(tmp_path: Path) -> None:
+    found = bench(tmp_path, rounds_go_on=False, keep_last=1)
+    for version, mean in ((5, 1.0), (10, float("nan")), (15, float("inf"))):
+        found.drafts.begin(version, [1], 0.0, UNKNOWN)
+        found.part(version, 1, mean)
+        found.drafts.judge(version, "")  # losses do not see it
+    assert {step: is_sound(path) for step, path in zip(found.published, checkpoint.complete(tmp_path), strict=True)} == {
+        5: True, 15: False,
+    }  # fmt: skip
+    assert checkpoint.step_of(checkpoint.latest(tmp_path) or tmp_path) == 5
+    told = "its checkpoint pushes no other one out: 1.running_mean is not finite; --resume goes on from step 5"
+    assert reasons(tmp_path, "unsound") == [(10, told), (15, told)]
+    found.drafts.begin(20, [1], 0.0, UNKNOWN)
+    found.part(20, 1, 1.0)
+    found.drafts.judge(20, "")
+    assert found.published == [20]
+
+
+def test_a_verdict_that_comes_before_the_last_part_holds_for_what_is_published_then(tmp_path: Path) -> None:
+    found = bench(tmp_path, rounds_go_on=True, keep_last=1)
+    for version, reason in ((5, ""), (10, "its loss")):
+        found.drafts.begin(version, [1], 1e9, UNKNOWN)
+        found.drafts.judge(version, reason)
+        found.part(version, 1, 1.0)
+    assert [is_sound(path) for path in checkpoint.complete(tmp_path)] == [True, False]
+    assert checkpoint.step_of(checkpoint.latest(tmp_path) or tmp_path) == 5
+
+
+def test_a_mask_of_infinities_is_no_harm(tmp_path: Path) -> None:
+    found = bench(tmp_path, rounds_go_on=False, mask=True)
+    found.drafts.begin(5, [], 0.0, UNKNOWN)
+    found.drafts.publish()
+    assert reasons(tmp_path, "unsound") == []
 
 
 def reasons(folder: Path, name: str) -> list[tuple[int, str]]:

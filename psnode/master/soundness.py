@@ -1,0 +1,76 @@
+"""Whether a version of the weights is sound, by what it holds and by the losses on it."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from statistics import fmean, median
+
+import torch
+
+RECENT = 100  # steps
+FACTOR = 10.0
+_LEAST = 5  # losses that make a median worth comparing with
+
+
+def first_not_finite(tensors: Mapping[str, torch.Tensor]) -> str | None:
+    """The name of the first of `tensors` that holds a value which is not finite; None if none does."""
+    return next((name for name, value in tensors.items() if not is_finite(value)), None)
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether all of a tensor is. Types of one byte are widened: not all of them can be asked."""
+    wide = tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
+    return bool(torch.isfinite(wide).all())
+
+
+class Soundness:
+    """Compares losses with the median of the last 100 usual ones.
+
+    `losses`: those of the steps that the run has taken. A loss above ten times the median is not usual, and none that others are
+    compared with: a wrecked model stays one however long it is trained. Where the median is not positive nothing is said of
+    finite losses. For the master's main thread.
+    """
+
+    def __init__(self, losses: Iterable[float] = ()) -> None:
+        self._usual = deque[float](maxlen=RECENT)
+        self._awaited: dict[int, dict[int, float]] = {}  # by version, ascending: of every rank, its first loss on it or a later
+        self.doubt = ""  # what the loss of the newest step tells against the weights
+        for loss in losses:
+            self.take(0, loss)
+
+    def take(self, step: int, loss: float) -> None:
+        """The loss of `step`, the newest, is known."""
+        self.doubt = self._against(loss, f"of step {step}")
+        if not self.doubt:
+            self._usual.append(loss)
+
+    def await_(self, version: int) -> None:
+        """There is to be a checkpoint of `version`: the losses on it decide."""
+        self._awaited[version] = {}
+
+    def hear(self, rank: int, version: int, loss: float) -> None:
+        """`rank` has computed `loss` on `version`."""
+        for awaited, losses in self._awaited.items():
+            if version >= awaited:
+                losses.setdefault(rank, loss)
+
+    def verdicts(self, ranks: Collection[int]) -> Iterator[tuple[int, str]]:
+        """The versions of which all of `ranks` have a loss by now, each with what these tell against it, if anything."""
+        for version in [version for version, losses in self._awaited.items() if losses and losses.keys() >= set(ranks)]:
+            losses = self._awaited.pop(version)
+            yield version, self._against(fmean(losses.values()), "on it")
+
+    def give_up(self, reason: str) -> Iterator[tuple[int, str]]:
+        """All versions that wait for losses, each with `reason`: there will be none."""
+        versions, self._awaited = list(self._awaited), {}
+        yield from ((version, reason) for version in versions)
+
+    def _against(self, loss: float, which: str) -> str:
+        if not math.isfinite(loss):
+            return f"the loss {which} is {loss}"
+        if len(self._usual) < _LEAST or not (usual := median(self._usual)) > 0 or loss <= FACTOR * usual:
+            return ""
+        steps = len(self._usual)
+        return f"the loss {which}, {loss:.4g}, is above {FACTOR:g} times {usual:.4g}, the median of the last {steps} steps"

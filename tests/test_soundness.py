@@ -1,0 +1,175 @@
+"""An unsound checkpoint takes no sound one's place, and a resumed run goes on from a sound one."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from psnode import checkpoint
+from psnode.config import Config
+from psnode.errors import DivergedError
+from psnode.job import run
+from psnode.master.soundness import Soundness
+from psnode.metrics import METRICS, losses, read_records
+from psnode.retention import is_sound
+from psnode.task import Task
+
+HUGE = 3e38
+
+
+class Examples:
+    """Points of a line through zero with slope 2."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def batch(self, indices: npt.NDArray[np.int64], rng: np.random.Generator | None) -> torch.Tensor:
+        return torch.from_numpy(1 + indices.astype(np.float32) / 64)
+
+
+class Line(Task):
+    """Fits the line by its absolute errors, which stay finite whatever the slope. Worker 1 lies in its backward pass `lie`."""
+
+    def __init__(self, lie: int = -1, power: float = 1.0) -> None:
+        super().__init__()
+        self.lie, self.power, self.passes = lie, power, 0
+        self.hook: torch.utils.hooks.RemovableHandle | None = None
+
+    def model(self) -> torch.nn.Module:
+        return torch.nn.ParameterDict({"slope": torch.zeros(3)})
+
+    def train_data(self) -> Examples:
+        return Examples()
+
+    def eval_data(self) -> Examples:
+        return Examples()
+
+    def loss(self, model: torch.nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, None]:
+        slope = model["slope"]  # type: ignore[index]
+        if threading.current_thread().name == "worker-1":
+            self.passes += 1
+            if self.hook is not None:
+                self.hook.remove()
+            if self.passes == self.lie:
+                self.hook = slope.register_hook(lambda gradient: torch.full_like(gradient, -HUGE))
+        return ((slope[0] - 2) * batch).abs().pow(self.power).mean(), None
+
+    def size(self, batch: torch.Tensor) -> int:
+        return len(batch)
+
+
+def config(folder: Path, **changed: Any) -> Config:
+    settings: dict[str, Any] = {"scheme": "dense", "momentum": 0.0, "lr": 0.01, "batch_size": 4, "max_steps": 14, "local": 4}
+    settings |= {"threads": 1, "tensorboard": False, "eval_freq": 1, "hash_every": 0, "log_interval": 1000, "keep_last": 1}
+    return Config(train_dir=folder, **{**settings, **changed})
+
+
+def kept(folder: Path) -> dict[int, bool | None]:
+    return {checkpoint.step_of(path): is_sound(path) for path in checkpoint.complete(folder)}
+
+
+def slope(folder: Path) -> float:
+    newest = checkpoint.latest(folder)
+    assert newest is not None
+    return float(checkpoint.Checkpoint.open(newest).tensors(checkpoint.MODEL)["slope"][0])
+
+
+def events(folder: Path, name: str) -> list[tuple[int, str]]:
+    lines = (folder / "events.jsonl").read_text().splitlines() if (folder / "events.jsonl").exists() else []
+    return [(event["step"], event["reason"]) for event in map(json.loads, lines) if event["event"] == name]
+
+
+def test_one_finite_gradient_of_3e38_deletes_no_sane_checkpoint(tmp_path: Path) -> None:
+    """Worker 1 sends it in step 9: version 9 and all behind it are of some 1e36. The last sane version is 8."""
+    rehearsals = passes_before_the_first_step(tmp_path / "plain")
+    assert run(config(tmp_path / "run"), Line(lie=rehearsals + 9)) == 0
+    assert abs(slope(tmp_path / "run")) < 2
+    assert kept(tmp_path / "run") == {8: True, 14: False}
+    told = events(tmp_path / "run", "unsound")
+    assert [step for step, _ in told] == list(range(9, 15))
+    assert "is above 10 times" in told[0][1] and told[0][1].endswith("--resume goes on from step 8")
+    found = checkpoint.Checkpoint.open(tmp_path / "run" / "checkpoints" / "step-00000014")
+    assert abs(float(found.tensors(checkpoint.MODEL)["slope"][0])) > 1e30
+    assert run(config(tmp_path / "run", resume=True, max_steps=12), Line()) == 0
+    assert kept(tmp_path / "run") == {11: True, 12: None, 14: False}
+    assert abs(slope(tmp_path / "run")) < 2
+    assert [step for step, _ in events(tmp_path / "run", "passed over")] == [8]
+    assert [record["step"] for record in read_records(tmp_path / "run" / METRICS)] == list(range(1, 13))
+
+
+def passes_before_the_first_step(folder: Path) -> int:
+    """How often worker 1 computes a loss before it trains: its rehearsals."""
+    task = Line()
+    run(config(folder, max_steps=1), task)
+    return task.passes - 1
+
+
+def test_a_lie_in_the_last_step_leaves_the_one_before_and_the_resumed_run_finds_out(tmp_path: Path) -> None:
+    before = passes_before_the_first_step(tmp_path / "plain")
+    run(config(tmp_path / "run", max_steps=9), Line(lie=before + 9))
+    assert kept(tmp_path / "run") == {8: True, 9: None}
+    run(config(tmp_path / "run", max_steps=11, resume=True), Line())
+    assert kept(tmp_path / "run") == {8: True, 11: False}
+    assert abs(slope(tmp_path / "run")) < 2
+
+
+def test_a_loss_that_is_not_finite_condemns_the_checkpoint_that_it_was_computed_on(tmp_path: Path) -> None:
+    before = passes_before_the_first_step(tmp_path / "plain")
+    with pytest.raises(DivergedError):
+        run(config(tmp_path / "run"), Line(lie=before + 9, power=2.0))
+    assert kept(tmp_path / "run") in ({8: True, 9: False}, {8: True})  # the last was not published if a part still lacked
+    assert abs(slope(tmp_path / "run")) < 2
+
+
+def test_a_run_without_harm_keeps_as_many_as_it_is_told_once_the_losses_are_known(tmp_path: Path) -> None:
+    run(config(tmp_path / "run", max_steps=9, keep_last=2), Line())
+    assert kept(tmp_path / "run") == {8: True, 9: None}
+    assert events(tmp_path / "run", "unsound") == []
+
+
+def test_a_usual_loss_is_one_below_ten_times_the_median_and_others_are_not_taken_for_usual() -> None:
+    judge = Soundness([1.0, 2.0, 3.0, 4.0, 5.0])
+    for loss, doubted in ((30.0, False), (36.0, True), (1e30, True), (float("nan"), True), (29.0, False)):
+        judge.take(9, loss)
+        assert bool(judge.doubt) == doubted
+    for _ in range(1000):
+        judge.take(9, 1e30)
+    assert judge.doubt
+
+
+@pytest.mark.parametrize("usual", [[], [1e-3] * 4, [-5.0] * 50, [0.0] * 50])
+def test_without_a_positive_median_of_some_losses_a_finite_one_tells_nothing(usual: list[float]) -> None:
+    judge = Soundness(usual)
+    judge.take(9, 1e30)
+    assert judge.doubt == ""
+
+
+def test_losses_on_earlier_versions_say_nothing_of_a_later_one() -> None:
+    judge = Soundness([1.0] * 10)
+    judge.await_(20)
+    judge.hear(1, 19, 1e9)
+    judge.hear(2, 20, 1.0)
+    assert list(judge.verdicts({1, 2})) == []
+    judge.hear(1, 23, 2.0)
+    judge.hear(1, 24, 1e9)  # of the same rank, later
+    assert list(judge.verdicts({1, 2})) == [(20, "")]
+    assert list(judge.verdicts({1, 2})) == []
+
+
+def test_records_without_a_loss_are_passed_over(tmp_path: Path) -> None:
+    lines = [
+        {"step": 1, "loss": 3.0},
+        {"step": 2},
+        {"step": 3, "loss": float("nan")},
+        {"step": 4, "loss": 5},
+        {"step": 5, "loss": 6},
+    ]
+    (tmp_path / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert list(losses(tmp_path / METRICS, 4)) == [3.0, 5.0]
