@@ -92,7 +92,11 @@ class Config:
     )
     codec: str | None = option(None, "Codec instead of the scheme's.", metavar="SPEC")
     feedback: str | None = option(None, "Feedback instead of the scheme's: none, ef, dgc or ema[:k=v,...].", metavar="SPEC")
-    aggregator: str | None = option(None, "Aggregator instead of the scheme's.", choices=("mean", "majority"))
+    aggregator: str | None = option(
+        None, "Aggregator instead of the scheme's; mean:clip=median scales what a worker sends of a group to at most the median "
+        "norm of the round.",
+        choices=("mean", "majority", "mean:clip=median"),
+    )  # fmt: skip
     downlink: str | None = option(
         None, "How weights travel down instead of the scheme's way: dense, or the codec of their changes.", metavar="SPEC"
     )

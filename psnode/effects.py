@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from psnode.feedback import Feedback
 
 MAJORITY = "majority"
+CLIPPED = "mean:clip=median"
 DENSE_RATE = 0.01
 PLAIN_RATE = 0.1  # without momentum: a gradient moves the weights once, and with momentum .9 ten times over
 UNIT_RATE = 0.0005  # where every coordinate moves by the learning rate
@@ -77,7 +78,9 @@ def refuse_what_has_no_effect(config: Config, rule: Feedback, codec: Codec, aggr
         raise ConfigurationError(
             f"feedback {rule.id} remembers what a gradient is owed, and a majority vote pays nobody's: use none or ema"
         )
-    if rule.memory is not None and codec.lossless:
+    if aggregator == CLIPPED:
+        _refuse_to_clip(config, rule, codec)
+    elif rule.memory is not None and codec.lossless:
         raise ConfigurationError(f"feedback {rule.id} would have nothing to remember, since {codec!r} loses nothing: use none")
     if rule.masks and not codec.sparse:
         raise ConfigurationError(
@@ -90,6 +93,20 @@ def refuse_what_has_no_effect(config: Config, rule: Feedback, codec: Codec, aggr
         )
     if codec.lossless and config.min_compress_bytes != settings()["min_compress_bytes"].default:
         raise ConfigurationError(f"--min-compress-bytes has no meaning for {codec!r}, which sends all tensors as they are")
+
+
+def _refuse_to_clip(config: Config, rule: Feedback, codec: Codec) -> None:
+    """ConfigurationError where the norms of a round's pushes are not there, or are no measure of each other."""
+    if rule.merges(rule.form(codec)) and not codec.lossless:
+        raise ConfigurationError(
+            f"--aggregator {CLIPPED} weighs every worker's payload by itself, and those of {codec!r} are added up undecoded: "
+            "use mean"
+        )
+    if config.consistency not in ("bsp", "kofn") or config.num_aggregate == 1:
+        raise ConfigurationError(
+            f"--aggregator {CLIPPED} compares the pushes of a round, and under --consistency {config.consistency} a round may be "
+            "of one: use bsp, or kofn with --num-aggregate above 1"
+        )
 
 
 def ladder_to(ratio: float | None, ladder: Sequence[float]) -> tuple[float, ...]:

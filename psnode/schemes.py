@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from psnode.codecs.spec import Stage, parse
 from psnode.config import Config
 from psnode.effects import (
+    CLIPPED,
     DENSE_RATE,
     PLAIN_RATE,
     UNIT_RATE,
@@ -62,6 +63,11 @@ class Scheme:
         from psnode.feedback import get_feedback
 
         return get_feedback(self.feedback).gathering if self.gathers_decay else None
+
+    @property
+    def clips(self) -> bool:
+        """Whether the master may use a part of what a worker sends, and tell it."""
+        return self.aggregator == CLIPPED
 
     def notes(self, lr: float | None) -> tuple[str, ...]:
         """What to tell of the learning rate `lr` that was asked for; None: the scheme's own."""

@@ -21,7 +21,7 @@ payloads, one a segment, each padded with zeros to a multiple of 4 bytes so that
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 
@@ -63,6 +63,7 @@ class Kind(IntEnum):
     DEAL = 17  # master -> worker: among whom the examples are dealt from the next step on
     ASK = 18  # master -> worker: answer when you have taken what came before; worker -> master: I have
     EPOCH = 19  # master -> worker: how many gradients were applied, where a version's number does not tell
+    CLIP = 20  # master -> worker: how much of each group of yours a version used
 
 
 class Flag(IntFlag):
@@ -227,6 +228,24 @@ def unpack_groups(body: Bytes, count: int, source: int | None = None) -> list[in
     if body.size not in (0, -(-count // 8)) or bits[count:].any():
         raise WireError(f"{body.size} bytes do not mark groups out of {count}", source)
     return [int(index) for index in np.flatnonzero(bits)]
+
+
+def pack_factors(factors: Mapping[int, float], count: int) -> bytes:
+    """What groups out of `count` were used times, as the body of CLIP: a float32 for every group, 1 for all others."""
+    values = np.ones(count, "<f4")
+    for group, factor in factors.items():
+        values[group] = factor
+    return values.tobytes()
+
+
+def unpack_factors(body: Bytes, count: int, source: int | None = None) -> dict[int, np.float32]:
+    """Inverse of pack_factors. WireError unless there is a number from 0 to 1 for every group."""
+    if body.size != 4 * count:
+        raise WireError(f"{body.size} bytes are no factors of {count} groups", source)
+    values = np.frombuffer(bytes(body), "<f4")
+    if not ((values >= 0) & (values <= 1)).all():
+        raise WireError(f"the factor of a group is {values.max()}, not from 0 to 1", source)
+    return {int(group): np.float32(values[group]) for group in np.flatnonzero(values < 1)}
 
 
 _KINDS = frozenset(Kind)

@@ -166,6 +166,23 @@ def test_nothing_is_lost_between_what_was_applied_and_what_is_remembered(tmp_pat
         assert codec.lossless or found.memories.any()
 
 
+CLIPPED = [
+    ("dense", "ef"), ("topk", "ef"), ("qsgd", "ef"), ("countsketch", "ef"), ("onebit", "ef:rescale=true"),
+    ("dgc", "dgc:momentum=0.5"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("scheme", "feedback"), CLIPPED)
+def test_what_is_clipped_away_is_remembered(tmp_path: Path, scheme: str, feedback: str) -> None:
+    """Four gradients of unlike norms: two pushes a round are scaled. The bias, which travels as it is, has a memory too."""
+    found = outcome(tmp_path, scheme, feedback, 4, aggregator="mean:clip=median")
+    if get_feedback(feedback).gathering is not None:
+        found = found._replace(gradients=found.gradients + 0.5 * found.momenta)
+    assert found.missing < ROUNDING
+    bias = slice(-SHAPES["bias"][0], None)
+    assert found.memories[bias].any()
+
+
 @pytest.mark.parametrize("feedback", NOT_CONSERVING)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_what_is_listed_as_not_conserving_does_not(tmp_path: Path, scheme: str, feedback: str) -> None:

@@ -45,7 +45,8 @@ class MomentumCorrection(_SenderMomentum):
     """DGC: momentum is accumulated before coding, and forgotten where it was sent (momentum factor masking).
 
     u = m u + g, v = v + u, send C(v), v = v - C(v), u = 0 on the support of what was sent. nesterov: u = m (u + g),
-    v = v + u + g. clip > 0 first scales a segment's gradient to a norm of at most clip / sqrt(workers).
+    v = v + u + g. A codec that loses nothing leaves u as it is: no coordinate waited while another was sent. clip > 0 first
+    scales a segment's gradient to a norm of at most clip / sqrt(workers).
     Lin et al., "Deep gradient compression", ICLR 2018, section 3, appendix B.
     """
 
@@ -72,7 +73,8 @@ class MomentumCorrection(_SenderMomentum):
         self._accumulate(gradient, momentum, velocity, context.workers)
         shaped = velocity.reshape(gradient.shape)
         payload = codec.encode(shaped, rng, error=shaped, out=out)
-        momentum[codec.support(payload)] = 0
+        if not codec.lossless:
+            momentum[codec.support(payload)] = 0
         return payload
 
 

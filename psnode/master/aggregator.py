@@ -12,6 +12,7 @@ import numpy.typing as npt
 from psnode.codecs import Codec, Payload
 from psnode.codecs.base import RandomSource
 from psnode.codecs.sign import Sign
+from psnode.effects import CLIPPED, MAJORITY
 from psnode.errors import ConfigurationError
 
 Floats = npt.NDArray[np.float32]
@@ -21,9 +22,11 @@ class Aggregator(ABC):
     """Adds payloads to an accumulator one by one; holds nothing itself.
 
     `merges`: whether payloads of a linear codec may be merged first, and their sum be added in their place.
+    `clips`: whether payloads are added with weights that all of the round decide on (psnode.master.clipping).
     """
 
     merges: ClassVar[bool] = False
+    clips: ClassVar[bool] = False
 
     @abstractmethod
     def add(self, codec: Codec, payload: Payload, out: Floats, weight: float = 1.0) -> None:
@@ -47,6 +50,13 @@ class Mean(Aggregator):
 
     def finish(self, out: Floats, count: int, rng: RandomSource | None = None) -> float:
         return 1 / count
+
+
+class ClippedMean(Mean):
+    """The mean of pushes that are scaled to at most the median norm of the round's."""
+
+    merges: ClassVar[bool] = False
+    clips: ClassVar[bool] = True
 
 
 class Majority(Aggregator):
@@ -74,7 +84,7 @@ class Majority(Aggregator):
         return 1.0
 
 
-_AGGREGATORS: dict[str, Callable[[], Aggregator]] = {"mean": Mean, "majority": Majority}
+_AGGREGATORS: dict[str, Callable[[], Aggregator]] = {"mean": Mean, MAJORITY: Majority, CLIPPED: ClippedMean}
 
 
 def get_aggregator(name: str) -> Aggregator:

@@ -242,6 +242,8 @@ class Master:
     def _on_group_closed(self, event: GroupClosed) -> None:
         self.accounts.down(event.nbytes, event.version)
         self._turn.sent(event.nbytes)
+        if self.reduction.returns:
+            self._turn.clip(event.group, event.clipped)
         self._added[event.group] = event.added
         for added in event.added:
             self._members.forgive(added.rank)

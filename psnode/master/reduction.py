@@ -11,12 +11,14 @@ import numpy.typing as npt
 
 from psnode import wire
 from psnode.codecs import Payload, get_codec
+from psnode.codecs.kernels.dots import inner_products
 from psnode.codecs.rng import Key
 from psnode.errors import CodecError, PayloadError, PsnodeError, WireError
 from psnode.feedback import get_feedback
 from psnode.history import Added
 from psnode.master.accounts import Stopwatch
 from psnode.master.aggregator import get_aggregator
+from psnode.master.clipping import Clipped, Clipping
 from psnode.master.downlink import Downlink, smallest
 from psnode.master.lanes import Lanes
 from psnode.master.parameters import Constraint, Parameters
@@ -30,12 +32,16 @@ _PURPOSE = "vote"
 
 
 class GroupClosed(NamedTuple):
-    """An event in the master's inbox: `group` was brought to `version` by what was `added`; `nbytes` were sent."""
+    """An event in the master's inbox: `group` was brought to `version` by what was `added`; `nbytes` were sent.
+
+    `clipped`: those of the added pushes of which a part was left out.
+    """
 
     group: int
     version: int
     nbytes: int
     added: tuple[Added, ...]
+    clipped: tuple[Clipped, ...] = ()
 
 
 class Refused(NamedTuple):
@@ -86,7 +92,10 @@ class Reduction:
             for segment in plan.segments
         ]
         self._merged: dict[tuple[int, int], tuple[Payload, float]] = {}
+        self._clipping = Clipping(self._codecs, len(plan.groups)) if self._aggregator.clips else None
+        self._clipped: list[tuple[Clipped, ...]] = [()] * len(plan.groups)  # of the rounds that are being closed
         self.rescales = feedback.rescales
+        self.returns = feedback.memory is not None  # what is not used of a push
         self._added: list[list[Added]] = [[] for _ in plan.groups]
         self._absent: list[list[set[int]]] = [[] for _ in plan.groups]  # beside them: tensors that had no gradient there
         self._covered = [list(plan.covering(group.start, group.stop).values()) for group in plan.groups]
@@ -99,6 +108,7 @@ class Reduction:
             gradient = np.random.default_rng(0).standard_normal(segment.shape).astype(np.float32)
             self._aggregator.add(codec, codec.encode(gradient, Key.derive(0)), gradient.reshape(-1))
             self._aggregator.finish(gradient.reshape(-1), 1, Key.derive(0))
+            inner_products(gradient.reshape(-1), gradient.reshape(-1))
         self._downlink.warm_up()
 
     def add(self, frame: Frame, weight: float = 1.0) -> None:
@@ -113,13 +123,16 @@ class Reduction:
     def _add(self, group: Group, frame: Frame, weight: float) -> Refused | None:
         """Add all of a frame's payloads or, if one of them is none, nothing of the group in this round.
 
-        A codec that raises has not touched the sum, but the payloads before it are in there.
+        A codec that raises has not touched the sum, but the payloads before it are in there. What is clipped is added later.
         """
-        touched = False
+        touched = held = False
         with self._watch.timing("decode"), self._tracer.span("decode", group=group.index, sender=frame.sender):
             try:
                 payloads, absent = self._payloads(group, frame)
-                for segment, payload in payloads:
+                if self._clipping is not None:
+                    self._clipping.hold(frame, payloads, weight)
+                    held = True
+                for segment, payload in () if held else payloads:
                     self._add_payload(segment, payload, frame.step, weight)
                     touched = True
             except (CodecError, WireError) as error:
@@ -127,7 +140,8 @@ class Reduction:
                     self._spoilt.add(group.index)
                 return Refused(group.index, frame.sender, error)
             finally:
-                frame.release()
+                if not held:
+                    frame.release()
         self._added[group.index].append(Added(frame.sender, frame.step, frame.version))
         self._absent[group.index].append(absent)
         return None
@@ -174,6 +188,19 @@ class Reduction:
             with self._watch.timing("decode"), self._tracer.span("decode", group=group.index, segment=index):
                 self._aggregator.add(self._codecs[index], payload, self._sum[segment.start : segment.stop], weight)
 
+    def _add_clipped(self, group: Group) -> None:
+        """Add what was kept since the group was last closed, each push with its factor."""
+        found = []
+        for push, factor in self._clipping.take(group.index) if self._clipping is not None else ():
+            with self._watch.timing("decode"), self._tracer.span("decode", group=group.index, sender=push.frame.sender):
+                for segment, payload in push.parts:
+                    there = self._sum[segment.start : segment.stop]
+                    self._aggregator.add(self._codecs[segment.index], payload, there, push.weight * factor)
+            if factor < 1:
+                found.append(Clipped(push.frame.sender, push.frame.step, factor))
+            push.frame.release()
+        self._clipped[group.index] = tuple(found)
+
     def _close(self, group: Group, version: int, lr: float) -> list[GroupClosed]:
         added = self._update(group, version, lr)
         if self._constraint is None:
@@ -203,7 +230,7 @@ class Reduction:
     def _publish(self, group: Group, version: int, added: tuple[Added, ...]) -> GroupClosed:
         with self._watch.timing("downlink"), self._tracer.span("downlink", group=group.index, version=version):
             nbytes = self._downlink.send(group, version)
-        return GroupClosed(group.index, version, nbytes, added)
+        return GroupClosed(group.index, version, nbytes, added, self._clipped[group.index])
 
     def _idle(self, group: Group, gradient: Floats, absent: set[int]) -> list[slice]:
         """The ranges of a group whose tensors nobody had a gradient of, for the optimizer to leave alone as torch does.
@@ -221,6 +248,7 @@ class Reduction:
     def _take(self, group: Group) -> tuple[tuple[Added, ...], set[int]]:
         """Which gradients the group's sum holds, complete, and the tensors that all of them lack; none if it was spoilt."""
         try:
+            self._add_clipped(group)
             self._add_merged(group)
         except CodecError:  # merged payloads say no more who sent them
             self._spoilt.add(group.index)

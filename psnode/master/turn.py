@@ -11,6 +11,7 @@ from psnode.checkpoint import Checkpoint
 from psnode.link import Link
 from psnode.master.accounts import Accounts
 from psnode.master.backlog import Backlog, Hold
+from psnode.master.clipping import Clipped
 from psnode.master.dealing import Dealing
 from psnode.master.downlink import Downlink
 from psnode.master.drafts import Drafts
@@ -21,7 +22,7 @@ from psnode.master.standing import Standing
 from psnode.master.waiting import pack, unpack
 from psnode.plan import Plan
 from psnode.run_directory import RunDirectory
-from psnode.wire import HEADER_BYTES, Flag, Kind, pack_groups
+from psnode.wire import HEADER_BYTES, Flag, Kind, pack_factors, pack_groups
 
 
 @dataclass
@@ -45,6 +46,7 @@ class Turn:
     backlog: Backlog
     tracks_workers: bool  # rounds go on without some: these may fall behind
     entering: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
+    _clipped: dict[int, tuple[int, dict[int, float]]] = field(default_factory=dict)  # by rank: a step, and factors by group
     _released: dict[int, Hold] = field(default_factory=dict)  # with this version
     _dealt: bool = False  # since the start
     _recorded: bool = True  # the deal, in config.json
@@ -73,6 +75,13 @@ class Turn:
         """A group of the version to come has left for all who get it, in `nbytes` in all."""
         if recipients := self.downlink.recipients:
             self.backlog.sent(recipients, nbytes // len(recipients))
+
+    def clip(self, group: int, clipped: Iterable[Clipped]) -> None:
+        """Of these pushes of `group` a part was used: who sent them is told with the version, or when it is back."""
+        for rank, step, factor in clipped:
+            if self._clipped.get(rank, (0, {}))[0] != step:
+                self._clipped[rank] = step, {}
+            self._clipped[rank][1][group] = factor
 
     def hear_answer(self, rank: int, number: int) -> None:
         """`rank` has taken what was sent before question `number`. If it was held, the open round does not wait for it."""
@@ -166,6 +175,7 @@ class Turn:
             told = flags & ~Flag.CHECKPOINT if spare or rank in self.entering else flags  # it was not there when that began
             told |= Flag.SPARE if spare else Flag.NONE
             frames.setdefault((step, pack_groups(unused, len(self.plan.groups)), told), []).append(rank)
+        self._tell_factors(ranks)
         self.entering.clear()
         self._released.clear()
         for (step, body, told), readers in frames.items():
@@ -174,6 +184,14 @@ class Turn:
         if not self.standing.stopping:
             self._hold(ranks)
             self.downlink.recipients = tuple(rank for rank in ranks if rank not in self.backlog.held)
+
+    def _tell_factors(self, ranks: Iterable[int]) -> None:
+        """Tell those whose last gradient was clipped by how much. A worker passes over what is of another step than its last."""
+        for rank in [rank for rank in ranks if rank in self._clipped]:
+            step, factors = self._clipped.pop(rank)
+            body = pack_factors(factors, len(self.plan.groups))
+            self.link.send(rank, Kind.CLIP, body, step=step, version=self.standing.version)
+            self.accounts.down(HEADER_BYTES + len(body), self.standing.version)
 
     def _watched(self, ranks: Iterable[int]) -> list[int]:
         return [rank for rank in ranks if self.tracks_workers or rank in self.members.spares]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
 
 from psnode import checkpoint, wire
@@ -30,8 +31,8 @@ class Arrivals:
     """Puts versions of the weights in place, one after another. For the thread that trains.
 
     `downlink`: the codecs of the segments in DELTA frames; `patience`: how long the master may keep silent, in
-    seconds; `returned(version, groups)` is told which groups of this worker's gradient a version did not use. `waited` is how
-    long the waits for the version took in all.
+    seconds; `returned(version, groups)` is told which groups of this worker's gradient a version did not use, and
+    `clipped(version, factors)` which of them it used in part. `waited` is how long the waits for the version took in all.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Arrivals:
         tracer: Tracer,
         patience: float,
         returned: Callable[[int, Sequence[int]], None],
+        clipped: Callable[[int, Mapping[int, np.float32]], None],
     ) -> None:
         self._link = link
         self._plan = plan
@@ -51,6 +53,7 @@ class Arrivals:
         self._tracer = tracer
         self._patience = patience
         self._returned = returned
+        self._clipped = clipped
         self._early: deque[Frame] = deque()
         self.version = 0  # the newest of the weights that are there or coming
         self._flags: Flag | None = None
@@ -142,6 +145,9 @@ class Arrivals:
             if unused := wire.unpack_groups(event.body, len(self._plan.groups), event.sender):
                 self._returned(event.step, unused)
             self._flags = event.flags
+            return
+        if event.kind is Kind.CLIP:
+            self._clipped(event.step, wire.unpack_factors(event.body, len(self._plan.groups), event.sender))
             return
         if event.kind is Kind.STATE:
             self.statistics = checkpoint.parse(bytes(event.body), "what the master knows of the buffers")

@@ -25,12 +25,14 @@ class SegmentCoder:
 
     `warmup`: the sparsifier's ratio in each of the first phases, before the one that the plan names. With refit=k a codec codes
     the first of every k steps as it is, and is then fitted to that for the k - 1 steps behind; not in the warm-up.
+    `clipped`: the master may use a part of what is sent, so that a segment which travels as it is needs a memory as well.
     """
 
-    def __init__(self, segment: Segment, feedback: Feedback, warmup: Sequence[float] = ()) -> None:
+    def __init__(self, segment: Segment, feedback: Feedback, warmup: Sequence[float] = (), *, clipped: bool = False) -> None:
         codec = get_codec(segment.codec)
         self.segment = segment
-        self.feedback: Feedback = feedback.dense() if codec.lossless else feedback
+        needs_memory = clipped and feedback.memory is not None
+        self.feedback: Feedback = feedback.dense() if codec.lossless and not needs_memory else feedback
         self._phases: list[Codec] = [self.feedback.form(get_codec(spec)) for spec in phases(segment.codec, warmup)]
         self.state: State = self.feedback.init(segment.size)
         self.max_nbytes = max(phase.max_nbytes(segment.shape) for phase in self._phases)

@@ -6,7 +6,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -63,7 +63,8 @@ class GradientSender:
         self._phase = 0
         self._rate = self._rate_before = 0.0
         self._coders = [
-            [SegmentCoder(segment, feedback, scheme.ratio_warmup) for segment in group.segments] for group in plan.groups
+            [SegmentCoder(segment, feedback, scheme.ratio_warmup, clipped=scheme.clips) for segment in group.segments]
+            for group in plan.groups
         ]
         self._frames: list[tuple[Bytes, list[Pending]] | None] = [None] * len(plan.groups)
         self._sent: dict[int, tuple[Bytes, int]] = {}  # the frames of this step and their numbers of payloads, by group
@@ -131,13 +132,20 @@ class GradientSender:
 
         After `drain`, before the next `begin`. Groups that were not sent, and steps that were not taken, are passed over.
         """
-        for index in groups if step == self._step else ():
+        self.give_back_parts(step, dict.fromkeys(groups, np.float32(0)))
+
+    def give_back_parts(self, step: int, factors: Mapping[int, np.float32]) -> None:
+        """`give_back`, where the master used these groups of the gradient of `step` times these factors, from 0 to 1.
+
+        1 - factor is float32, and so is its product with what the payload decodes to.
+        """
+        for index, factor in factors.items() if step == self._step else ():
             if (sent := self._sent.pop(index, None)) is not None:
                 frame, payloads = sent
                 coders = self._coders[index]
                 parts = wire.split_group(frame[wire.HEADER_BYTES :], payloads)
                 for coder, data in zip(coders, parts, strict=False):  # what marks absent tensors comes last
-                    _put_back(coder, coder.codec(self._phase, step), Payload.from_bytes(data))
+                    _put_back(coder, coder.codec(self._phase, step), Payload.from_bytes(data), float(np.float32(1) - factor))
 
     @property
     def relative_error(self) -> float | None:
@@ -282,7 +290,7 @@ def _undoes(coder: SegmentCoder, codec: Codec) -> bool:
     return coder.feedback.memory is None or (_finds(coder, codec) and codec.keeps_values)
 
 
-def _put_back(coder: SegmentCoder, codec: Codec, payload: Payload) -> None:
-    """Return what `payload` carries to the residual it was taken from, if there is one."""
+def _put_back(coder: SegmentCoder, codec: Codec, payload: Payload, weight: float = 1.0) -> None:
+    """Return what `payload` carries, times `weight`, to the residual it was taken from, if there is one."""
     if coder.feedback.memory is not None:
-        codec.decode_add(payload, coder.state[coder.feedback.memory])
+        codec.decode_add(payload, coder.state[coder.feedback.memory], weight)
