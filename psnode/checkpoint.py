@@ -31,7 +31,7 @@ from typing import IO, TYPE_CHECKING, Any
 import xxhash
 
 from psnode.errors import CheckpointError
-from psnode.files import delete, inside, open_plain, read_json, read_plain
+from psnode.files import delete, inside, memory, open_plain, read_json, read_plain
 from psnode.metrics import fsync_directory, write_atomically
 
 if TYPE_CHECKING:
@@ -328,6 +328,8 @@ class Checkpoint:
                 raise OSError(errno.ELOOP, "its directory is a link", name)
             with open_plain(self.path / name) as file:
                 size = os.fstat(file.fileno()).st_size
+                if entry is not None and size == entry["bytes"] > memory():  # one with holes takes no disk
+                    raise OSError(errno.EFBIG, "it is larger than the memory of this machine", name)
                 digest = digest_of(file) if entry is not None and size == entry["bytes"] else ""
         except OSError as error:
             raise CheckpointError(f"checkpoint {self.path} lacks {name}: {error.strerror}{_REMEDY}") from error

@@ -256,7 +256,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _fail(message: str, code: int) -> int:
     """Say what is wrong. Before MPI starts all ranks find the same fault: rank 0 tells it, and its end is that of all."""
-    here = place()
+    from psnode.messages import plain
+
+    here, message = place(), plain(message)  # it may quote a file that somebody else has written
     if here is not None and here.rank > 0:
         time.sleep(_GRACE)  # an earlier end than rank 0's would have mpirun kill it before it has spoken
         message = f"rank {here.rank}: {message}"

@@ -21,6 +21,7 @@ from psnode.config import Config
 from psnode.device import choose_device, to_device
 from psnode.errors import CheckpointError, ConfigurationError, DeadlineExceededError
 from psnode.files import read_json
+from psnode.messages import plain
 from psnode.metrics import METRICS, SUMMARY, TENSORBOARD, read_records, scalars, write_atomically
 from psnode.naming import locate_task
 from psnode.run_directory import saved_config, saved_run
@@ -155,7 +156,7 @@ class Evaluator:
             except CheckpointError as error:
                 attempts = self._failures[path.name] = self._failures.get(path.name, 0) + 1
                 if attempts == _ATTEMPTS and path.exists():
-                    print(f"psnode: {error}; passed over", file=sys.stderr, flush=True)
+                    print(f"psnode: {plain(str(error))}; passed over", file=sys.stderr, flush=True)
         return bool(pending)
 
     @property

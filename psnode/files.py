@@ -22,6 +22,21 @@ def open_plain(path: Path) -> IO[bytes]:
     return os.fdopen(descriptor, "rb")
 
 
+def require_plain(*paths: Path) -> None:
+    """That each of `paths` is a regular file, or absent. OSError for the first that is none, which is not opened."""
+    for path in paths:
+        try:
+            if not stat.S_ISREG(path.lstat().st_mode):
+                raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        except FileNotFoundError:
+            continue
+
+
+def memory() -> int:
+    """The bytes of memory that this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def read_plain(path: Path, limit: int) -> bytes:
     """The content of a regular file of at most `limit` bytes; OSError if it is none or larger."""
     with open_plain(path) as file:
@@ -45,8 +60,8 @@ def parse_json(text: bytes) -> Any:
 
 
 def inside(name: object) -> bool:
-    """Whether `name` is a plain relative path: it stays below the directory that it is looked up in."""
-    if not isinstance(name, str) or not name or "\0" in name or "\\" in name:
+    """Whether `name` is a plain relative path, which a terminal shows: it stays below the directory that it is looked up in."""
+    if not isinstance(name, str) or not name.isprintable() or "\\" in name:
         return False
     path = PurePosixPath(name)
     return not path.is_absolute() and ".." not in path.parts and str(path) == name != "."

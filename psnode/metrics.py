@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from psnode.errors import CheckpointError
-from psnode.files import parse_json
+from psnode.files import RECORD_BYTES, open_plain, parse_json, require_plain
 from psnode.journal import Journal
 
 METRICS = "metrics.jsonl"
@@ -99,7 +99,8 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Replace `path` by `content`: readers see the old or the new file, also after a crash, and the old one if it fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)  # of a killed process; a link of that name is not followed
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -122,12 +123,21 @@ def fsync_directory(directory: Path) -> None:
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
     """The complete lines of a JSON-lines file; a torn last line is left out. CheckpointError for a line that is no record."""
-    if not path.exists():
+    try:
+        require_plain(path)
+        file = open_plain(path)
+    except FileNotFoundError:
         return
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if line.endswith(b"\n"):
-                yield _record(line, path, number)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    with file:
+        for number in itertools.count(1):
+            line = file.readline(RECORD_BYTES)
+            if len(line) == RECORD_BYTES:
+                raise CheckpointError(f"line {number} of {path} is no record (it is larger than {RECORD_BYTES} bytes)")
+            if not line.endswith(b"\n"):
+                return
+            yield _record(line, path, number)
 
 
 def _record(line: bytes, path: Path, number: int) -> dict[str, Any]:

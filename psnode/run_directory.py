@@ -24,7 +24,7 @@ from psnode import checkpoint
 from psnode.branches import BEGUN, SINCE
 from psnode.config import Config
 from psnode.errors import CheckpointError, ConfigurationError, PsnodeError
-from psnode.files import read_json
+from psnode.files import read_json, require_plain
 from psnode.metrics import METRICS, SUMMARY, cut_after, totals, write_atomically
 from psnode.parts import Part, continued
 from psnode.plan import Plan
@@ -119,6 +119,7 @@ def claim(config: Config) -> RunDirectory:
     elif any((path / name).exists() for name in (CONFIG, METRICS, checkpoint.CHECKPOINTS)):
         raise ConfigurationError(f"{path} already holds a run: continue it with --resume or choose another --train-dir")
     mark = secrets.token_hex(16)
+    _require_plain(path, CheckpointError if config.resume else ConfigurationError)
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = _lock(path)
@@ -134,6 +135,15 @@ def claim(config: Config) -> RunDirectory:
     notes = () if config.resume else scheme.notes(config.lr)
     config = replace(config, lr=scheme.lr) if config.lr is None else config
     return RunDirectory(path, mark, config, scheme, before, lock, notes)
+
+
+def _require_plain(path: Path, kind: type[PsnodeError]) -> None:
+    """That nothing to which a run appends is a link, a pipe or a device: it would be written to, or waited for."""
+    try:
+        require_plain(path / _LOCK, *path.glob("*.jsonl"))
+    except OSError as error:
+        problem = f"{error.filename or path} cannot be used: {error.strerror}"
+        raise kind(f"{problem}; remove it, or choose another --train-dir") from error
 
 
 def _lock(path: Path) -> FileLock:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from psnode import checkpoint
+from psnode.cli import main
 from psnode.config import settings
 from psnode.errors import CheckpointError, ConfigurationError
 from psnode.evaluator import follow
@@ -54,7 +55,8 @@ def test_a_resumed_run_is_refused_in_one_line(name: str, run: Path, monkeypatch:
     with pytest.raises(CheckpointError) as caught:
         resume(run)
     assert attack.TOLD in str(caught.value)
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 1000
+    assert not (run.parent / "victim").exists()
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -69,9 +71,25 @@ def test_an_evaluator_measures_what_is_sound_and_ends(
     except CheckpointError as error:  # of config.json, without which nothing can be evaluated
         code, told = error.exit_code, str(error)
     file = run / "evaluations.jsonl"
-    measured = [json.loads(line)["step"] for line in file.read_text().splitlines()] if file.exists() else []
+    measured = [json.loads(line)["step"] for line in file.read_text().splitlines()] if file.is_file() else []
     assert (code, measured) == getattr(attack, "EVALUATED", (5, []))
-    assert code == 0 or attack.TOLD in told + capsys.readouterr().err
+    told += capsys.readouterr().err
+    assert code == 0 or attack.TOLD in told
+    assert "\x1b" not in told
+    assert not (run.parent / "victim").exists()
+
+
+def test_a_new_run_appends_to_no_file_that_a_link_names(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/history.jsonl").symlink_to("../victim")
+    with pytest.raises(ConfigurationError, match=r"history\.jsonl cannot be used: it is no regular file"):
+        claim(load({"train_dir": tmp_path / "run"}, {}))
+
+
+def test_a_recorded_name_that_a_terminal_would_obey_is_shown_harmless(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    recorded_task(run, "\x1b]0;title\x07.py")
+    assert main(["train", "--resume", "--train-dir", str(run)]) == 2
+    assert "would execute ?]0;title?.py" in capfd.readouterr().err
 
 
 def test_a_checkpoint_of_its_own_name_may_lie_anywhere(run: Path) -> None:

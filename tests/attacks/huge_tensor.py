@@ -1,0 +1,15 @@
+"""Model and manifest agree on a sparse file of eight terabytes: hashing it would take hours, and no memory holds it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tests.attacks.attack import MODEL, STEP, rename_entry
+
+TOLD = "memory"
+
+
+def attack(run: Path) -> None:
+    os.truncate(run / STEP / MODEL, 1 << 43)
+    rename_entry(run, MODEL, bytes=1 << 43)

@@ -1,0 +1,16 @@
+"""The names under which psnode writes a file before it takes its place are links to another file of the user."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+TOLD = "was altered"
+
+
+def attack(run: Path) -> None:
+    model = run / "checkpoints/step-00000007/model.safetensors"
+    model.write_bytes(bytes(model.stat().st_size))
+    for name in (".mark", "config.json", "metrics.jsonl", "summary.json", "evaluations.jsonl"):
+        (run / f".{name}.{os.getpid()}").unlink(missing_ok=True)
+        (run / f".{name}.{os.getpid()}").symlink_to("../victim")

@@ -1,0 +1,12 @@
+"""evaluations.jsonl is a pipe that nobody writes into: reading it would wait for ever."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+TOLD = "no regular file"
+
+
+def attack(run: Path) -> None:
+    os.mkfifo(run / "evaluations.jsonl")

@@ -1,0 +1,14 @@
+"""The lock file is a pipe that nobody reads: opening it would wait for ever."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+TOLD = "no regular file"
+EVALUATED = (0, [7])  # an evaluation takes no lock
+
+
+def attack(run: Path) -> None:
+    (run / ".lock").unlink(missing_ok=True)
+    os.mkfifo(run / ".lock")
