@@ -33,7 +33,6 @@ from psnode.schemes import resolve
 
 _SETTLED = 0.1  # the share of a run's first steps that is left out of its times: compilation, cold caches
 _ASKED = "asked.json"  # in a run's directory: the arguments it was started with
-_PROGRAM = (sys.executable, "-m", "psnode")
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ class Run:
         return summary.exists() and json.loads(summary.read_bytes())["exit_code"] == 0
 
     def _call(self, arguments: Sequence[str]) -> None:
-        code = subprocess.run([*_PROGRAM, *arguments], check=False).returncode
+        code = _psnode(arguments)
         if code != 0:
             name = f"the run {' '.join(self.flags)} with seed {self.seed}"
             raise PsnodeError(f"{name} ended with exit code {code}: see its messages above")
@@ -111,6 +110,11 @@ class Run:
             "step": statistics.median(record["seconds"]["step"] for record in settled),
             "encode": statistics.median(record["seconds"]["encode"] for record in settled),
         }
+
+
+def _psnode(arguments: Sequence[str]) -> int:
+    """Run `psnode ARGUMENTS` in a process of its own; returns its exit code."""
+    return subprocess.run([sys.executable, "-m", "psnode", *arguments], check=False).returncode
 
 
 def run(

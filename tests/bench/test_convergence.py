@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from psnode import cli
+from psnode.bench import convergence
 from psnode.bench.convergence import markdown, run
 from psnode.errors import PsnodeError
 
 pytestmark = pytest.mark.serial
 COMMON = "--max-steps 6 --batch-size 8 --threads 1 --no-tensorboard"
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs are made here, one at a time: PyTorch is not imported anew for each."""
+    turn = threading.Lock()  # PyTorch's generator is one for all threads
+
+    def psnode(arguments: Sequence[str]) -> int:
+        with turn:
+            return cli.main(arguments)
+
+    monkeypatch.setattr(convergence, "_psnode", psnode)
 
 
 def test_a_row_is_what_the_run_left_behind(tmp_path: Path) -> None:
@@ -37,6 +53,7 @@ def test_a_run_that_fails_is_reported(tmp_path: Path) -> None:
         run(["no-such-scheme"], COMMON, workers=1, seeds=[1], output=tmp_path, local=False)
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_runs_that_are_done_are_read_and_the_best_rate_of_each_is_reported(tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"workers": 2, "seeds": [1, 2], "output": tmp_path, "local": True, "lrs": ["0.05", "1e-06"]}
     first = run(["dense"], COMMON, jobs=2, **arguments)
@@ -54,6 +71,7 @@ def test_runs_that_are_done_are_read_and_the_best_rate_of_each_is_reported(tmp_p
     assert row["standard_error"] == pytest.approx(abs(one - other) / 2)  # (difference / sqrt 2) / sqrt 2
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_rates_screened_on_the_first_seed_leave_one_run_for_every_other_seed(tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"workers": 1, "seeds": [2, 1], "output": tmp_path, "local": True, "lrs": ["1e-06", "0.05"]}
     [row] = run(["dense"], COMMON, screen=True, **arguments)["rows"]
@@ -62,6 +80,7 @@ def test_rates_screened_on_the_first_seed_leave_one_run_for_every_other_seed(tmp
     assert row["tried"]["0.05"] == row["all_top1"][0] > row["tried"]["1e-06"]
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_run_that_was_stopped_goes_on_and_one_with_other_settings_is_refused(tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"workers": 2, "seeds": [1], "output": tmp_path, "local": True}
     whole = run(["qsgd"], COMMON, **arguments)
@@ -79,6 +98,7 @@ def test_a_run_that_was_stopped_goes_on_and_one_with_other_settings_is_refused(t
         run(["qsgd"], COMMON, **arguments)
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_schemes_keep_up_with_dense(tmp_path: Path) -> None:
     """On 360 test images the accuracy of one run has a standard deviation of about 1 point."""
     common = "--max-steps 160 --batch-size 8 --lr 0.02 --lr-schedule cosine --threads 1 --no-tensorboard"
