@@ -101,6 +101,12 @@ def check(model: torch.nn.Module, statistics: Mapping[str, str]) -> None:
             raise ConfigurationError(
                 f"{name} has no shape yet, as in torch's Lazy modules: call the model once, on an example, in Task.model()"
             )
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and not (finite := parameter.detach().isfinite()).all():
+            raise ConfigurationError(
+                f"parameter {name} holds {parameter.detach()[~finite][0].item()}, and what is trained is sent, which only finite "
+                "weights can be: give it values in Task.model(), or freeze it with requires_grad_(False)"
+            )
     state = model.state_dict()
     for name, value in state.items():
         if not isinstance(value, torch.Tensor):

@@ -194,12 +194,31 @@ class Stateful(nn.Linear):
     def set_extra_state(self, state: object) -> None: ...
 
 
+class Unfinished(nn.Linear):
+    """A parameter that nothing uses holds `value`; so does a buffer."""
+
+    def __init__(self, value: float, *, trained: bool = True) -> None:
+        super().__init__(4, 4)
+        self.unused = nn.Parameter(torch.tensor([1.0, 2.0, value, value]), requires_grad=trained)
+        self.register_buffer("mask", torch.tensor([0.0, value]))
+
+
+@pytest.mark.parametrize("downlink", ["dense", "topk:ratio=0.5"])
+def test_frozen_parameters_and_buffers_need_not_be_finite(downlink: str, tmp_path: Path) -> None:
+    found = trained(Regression(lambda: Unfinished(float("nan"), trained=False)), tmp_path / "run", downlink=downlink)
+    before = Unfinished(float("nan"), trained=False).state_dict()
+    for name in ("unused", "mask"):
+        torch.testing.assert_close(found[name], before[name], rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize(
     ("build", "said"),
     [
         (lambda: nn.LazyLinear(4), "weight has no shape yet.*Task.model"),
         (lambda: Stateful(4, 4), "_extra_state is no tensor"),
         (lambda: nn.Linear(4, 4).double(), "float64"),
+        (lambda: Unfinished(float("nan")), r"parameter unused holds nan.*requires_grad"),
+        (lambda: Unfinished(float("-inf")), r"parameter unused holds -inf.*requires_grad"),
     ],
 )
 def test_what_can_be_neither_exchanged_nor_saved_is_refused_before_the_start(

@@ -463,6 +463,14 @@ class Unused(Around):
         self.unused = linear()
 
 
+class Unfinished(Around):
+    """A trained parameter that nothing uses and nothing has set."""
+
+    def __init__(self) -> None:
+        super().__init__(linear())
+        self.unused = nn.Parameter(torch.full((WIDTH,), float("nan")))
+
+
 class Lists(Body):
     def __init__(self) -> None:
         super().__init__()

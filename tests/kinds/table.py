@@ -108,5 +108,6 @@ KINDS = (
     _refused("two parameters in one memory", models.OneMemory, r"one\.weight and two\.weight share memory"),
     _refused("a view kept of a weight's memory", models.Alias, r"memory.* kept"),
     _refused("sparse gradients", partial(models.Embedded, sparse=True), r"table\.weight has sparse gradients"),
+    _refused("trained weights that are not finite", models.Unfinished, r"parameter unused holds nan"),
     _refused("float64 weights", lambda: models.Around(models.linear()).double(), "float32"),
 )

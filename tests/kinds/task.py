@@ -107,6 +107,8 @@ class Many(Constrained):
     def _build(self) -> nn.Module:
         if "seed" in self.options:
             return Chain(int(self.options["seed"]), self.options["verdict"])
+        if "kinds" in self.options:
+            return SideBySide({kind.name: kind.make() for kind in KINDS if kind.name in self.options["kinds"].split(",")})
         return SideBySide({kind.name: kind.make() for kind in KINDS if kind.verdict == self.options["verdict"]})
 
 
