@@ -70,6 +70,27 @@ def test_a_damaged_file_is_named(tmp_path: Path, damage: str) -> None:
         Checkpoint.open(path).tensors("model.safetensors")
 
 
+def test_a_file_of_another_size_and_one_that_is_not_listed_are_told_apart(tmp_path: Path) -> None:
+    path = published(tmp_path, 1)
+    (path / "late").write_bytes(b"12345")
+    (path / "model.safetensors").write_bytes(b"123")
+    found = Checkpoint.open(path)
+    with pytest.raises(CheckpointError, match="late has 5 bytes, its manifest has no entry"):
+        found.read("late")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors has 3 bytes, its manifest has \d+ bytes"):
+        found.read("model.safetensors")
+
+
+def test_an_old_checkpoint_stays_for_the_parts_of_the_jobs_workers_alone(tmp_path: Path) -> None:
+    """Worker 2 of 2 is lacking behind step 1; nobody needs what step 2 holds of a third."""
+    for step, ranks in ((1, (1, 2)), (2, (1, 3)), (3, (1,)), (4, (1,))):
+        draft = Draft(tmp_path, step)
+        for rank in ranks:
+            draft.add(checkpoint.worker_file(rank), checkpoint.dump({}))
+        draft.publish({"workers": 2}, 1, 2)
+    assert [checkpoint.step_of(path) for path in checkpoint.complete(tmp_path)] == [1, 4]
+
+
 def test_a_checkpoint_without_a_manifest_is_none(tmp_path: Path) -> None:
     published(tmp_path, 1)
     (published(tmp_path, 2) / "manifest.json").unlink()
