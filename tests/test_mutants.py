@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "scripts")]
 import mutants  # noqa: E402
+import mutants_places  # noqa: E402
 import mutants_tests  # noqa: E402
 
 OPERATORS = [
@@ -39,13 +40,13 @@ OPERATORS = [
 
 @pytest.mark.parametrize(("source", "expected"), OPERATORS, ids=[source for source, _ in OPERATORS])
 def test_an_operator_changes_what_it_says(source: str, expected: set[tuple[str, str]]) -> None:
-    found = mutants.Places("file.py", source.encode()).found
+    found = mutants_places.Places("file.py", source.encode()).found
     assert {(mutant.id.rsplit(":", 1)[1], mutant.new) for mutant in found} == expected
 
 
 def test_a_change_replaces_its_own_bytes_and_no_others() -> None:
     source = "# Größe\ndef f(a, b):\n    return (a + b) * (b - a)  # µ\n"
-    [product] = [m for m in mutants.Places("file.py", source.encode()).found if m.id.endswith("factor")]
+    [product] = [m for m in mutants_places.Places("file.py", source.encode()).found if m.id.endswith("factor")]
     assert product.applied(source.encode()).decode() == source.replace("(a + b) * (b - a)", "(a + b)")
 
 
@@ -85,14 +86,24 @@ def test_what_tests_notice_is_killed_and_what_is_known_is_not_run_again(
     assert told[0] == "1 of 2 killed (50 %)"
     assert (
         told[1].startswith("killed")
-        and "2:11+13:factor  total / count  ->  (total)  FAILED tests/test_checkpoint.py::test_mean" in told[1]
+        and "2:11+13:factor  total / count  ->  (total)  tests/test_checkpoint.py::test_mean" in told[1]
     )
     assert told[2].startswith("survived") and "6:11+5:sign  a - b  ->  (a + b)" in told[2]
     content = results.read_text()
     assert mutants.main([*given, "--goal", "0.5"]) == 0
     assert (sorted(capsys.readouterr().out.splitlines()), results.read_text()) == (told, content)
     assert (tree / "psnode/checkpoint.py").read_text().count("total / count") == 1
-    with (tree / "tests/test_checkpoint.py").open("a") as file:
-        file.write("    assert mean(4, 2) == 3\n")
-    with pytest.raises(SystemExit, match="without a mutant"):
-        mutants.main(given[:-2])
+
+
+def test_a_test_that_fails_without_the_mutant_too_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, content in {
+        "psnode/__init__.py": "",
+        "psnode/checkpoint.py": "def mean(total, count):\n    return total / count\n",
+        "tests/test_checkpoint.py": "from psnode.checkpoint import mean\n\n\ndef test_mean():\n    assert mean(4, 2) == 3\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert mutants.main(["--root", str(tmp_path), "--areas", "psnode/checkpoint.py"]) == 1
+    told = capsys.readouterr().out
+    assert told.startswith("survived")
+    assert "passed over: tests/test_checkpoint.py::test_mean" in told
