@@ -77,7 +77,7 @@ def bench_memory(**options: Any) -> int:
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the first round; then the next.")
 @click.option("--rate", "rates", multiple=True, default=("100mbit",), show_default=True, help="Of the links, or none; repeat.")
 @click.option("--scheme", "schemes", multiple=True, metavar="'NAME [FLAG VALUE]...'", help="Of psnode; repeat.")
-@click.option("--ddp", multiple=True, metavar="fp32|fp16|bf16|powersgd[:k=v,...]", help="DDP's hook; repeat.")
+@click.option("--ddp", multiple=True, metavar="fp32|fp16|bf16|powersgd[:k=v,...]|psnode:CODEC", help="DDP's hook; repeat.")
 @click.option("--rounds", type=click.IntRange(1), default=1, show_default=True, help="How often everything is measured.")
 @click.option("--steps", type=click.IntRange(2), default=30, show_default=True, help="Steps to measure.")
 @click.option("--warmup", type=click.IntRange(0), default=5, show_default=True, help="Steps before them.")

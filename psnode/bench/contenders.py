@@ -51,7 +51,7 @@ class Ground:
 
 
 class Label(NamedTuple):
-    """What a row of the table is called. `kind`: psnode, alone (psnode's exchange without training), ddp or floor."""
+    """What a row of the table is called. `kind`: psnode, alone (psnode's exchange without training), ddp, hook (psnode's in DDP) or floor."""
 
     name: str
     kind: str
@@ -165,7 +165,9 @@ class Ddp:
 
     @property
     def label(self) -> Label:
-        return Label("no communication", "floor") if self.communication == "none" else Label(f"DDP {self.communication}", "ddp")
+        if self.communication == "none":
+            return Label("no communication", "floor")
+        return Label(f"DDP {self.communication}", "hook" if self.communication.startswith("psnode:") else "ddp")
 
     def hosts(self, workers: int) -> int:
         return max(2, workers)  # a lab has no fewer

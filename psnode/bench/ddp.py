@@ -12,6 +12,7 @@ where the file holds the fields of `Program`. Kinds of communication:
     powersgd:rank=2,start=2,bucket=1000
                                   PowerSGD with error feedback and warm start from iteration `start` on; more than one
                                   bucket crashes several versions over gloo, so one is the default
+    psnode:CODEC                  psnode's hook (psnode.ddp) with its defaults, in buckets of 25 MB
 
 Buffers are not broadcast in each step (psnode sends none either); at a checkpoint they are averaged.
 """
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from psnode.bench.marks import Metered
+from psnode.codecs import get_codec
 from psnode.errors import ConfigurationError
 from psnode.settings import nearest
 
@@ -42,14 +44,16 @@ KINDS: dict[str, dict[str, int]] = {
     "fp16": {"bucket": 25},
     "bf16": {"bucket": 25},
     "powersgd": {"rank": 2, "start": 2, "bucket": 1000},
+    "psnode": {"bucket": 25},
 }
 
 
 class Communication(NamedTuple):
-    """One of KINDS with its parameters, all of them whole numbers."""
+    """One of KINDS with its parameters, all of them whole numbers. `codec`: the spec of psnode's hook."""
 
     kind: str
     parameters: dict[str, int]
+    codec: str = ""
 
     @classmethod
     def parse(cls, spec: str) -> Communication:
@@ -58,6 +62,9 @@ class Communication(NamedTuple):
         if kind not in KINDS:
             raise ConfigurationError(f"DDP's communication must be one of {', '.join(KINDS)}, not {kind!r}{nearest(kind, KINDS)}")
         parameters = dict(KINDS[kind])
+        if kind == "psnode":
+            get_codec(rest)
+            return cls(kind, parameters, rest)
         for item in rest.split(",") if rest else ():
             name, _, value = item.partition("=")
             if name not in parameters or not value.isdecimal() or int(value) < 1:
@@ -67,6 +74,8 @@ class Communication(NamedTuple):
         return cls(kind, parameters)
 
     def __str__(self) -> str:
+        if self.codec:
+            return f"{self.kind}:{self.codec}"
         return f"{self.kind}:{','.join(f'{key}={value}' for key, value in self.parameters.items())}".removesuffix(":")
 
 
@@ -134,7 +143,7 @@ def wrap(model: torch.nn.Module, communication: Communication) -> torch.nn.Modul
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
     from torch.nn.parallel import DistributedDataParallel
 
-    kind, parameters = communication
+    kind, parameters, codec = communication
     if kind == "none":
         return model
     known = inspect.signature(DistributedDataParallel).parameters
@@ -146,6 +155,10 @@ def wrap(model: torch.nn.Module, communication: Communication) -> torch.nn.Modul
             None, matrix_approximation_rank=parameters["rank"], start_powerSGD_iter=parameters["start"]
         )
         found.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    elif kind == "psnode":
+        from psnode.ddp import comm_hook
+
+        found.register_comm_hook(*comm_hook(codec, model=model))
     elif kind != "fp32":
         found.register_comm_hook(None, default_hooks.fp16_compress_hook if kind == "fp16" else default_hooks.bf16_compress_hook)
     return found

@@ -60,7 +60,7 @@ def run_trial(contender: Contender, ground: Ground, *, rate: str, warmup: int, f
         raise TransportError(f"{contender.label.name}: {len(marks)} workers took {[len(each) for each in marks]} steps")
     durations = step_durations(marks)
     star = contender.label.star
-    accurate = ground.evaluate_every and contender.label.kind in ("psnode", "ddp")
+    accurate = ground.evaluate_every and contender.label.kind in ("psnode", "ddp", "hook")
     traffic = [Traffic.between(each[warmup], each[-1]) for each in marks]
     n_steps = ground.steps - 1 - warmup
     return Trial(

@@ -261,6 +261,14 @@ def test_communication_of_ddp(spec: str, expected: dict[str, int]) -> None:
     assert Communication.parse(spec).parameters == expected
 
 
+def test_psnode_s_own_hook_in_ddp_takes_a_codec() -> None:
+    found = Communication.parse("psnode:topk:ratio=0.005+fp16")
+    assert (found.codec, str(found)) == ("topk:ratio=0.005+fp16", "psnode:topk:ratio=0.005+fp16")
+    assert Ddp(str(found)).label.kind == "hook"
+    with pytest.raises(ConfigurationError, match="nonsense"):
+        Communication.parse("psnode:nonsense")
+
+
 @pytest.mark.parametrize(
     ("spec", "hint"),
     [
