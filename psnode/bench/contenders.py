@@ -51,7 +51,7 @@ class Ground:
 
 
 class Label(NamedTuple):
-    """What a row of the table is called. `kind`: psnode, alone (its exchange without training), ddp, hook (of psnode in DDP), floor."""
+    """Name of a row, and its `kind`: psnode, alone (its exchange without training), ddp, hook (of psnode in DDP), floor."""
 
     name: str
     kind: str
