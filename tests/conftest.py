@@ -52,7 +52,7 @@ class Finished(NamedTuple):
 def psnode(tmp_path: Path) -> Callable[..., Finished]:
     """Run `python -m psnode ARGS` in a process of its own, in an empty directory."""
 
-    def run(*args: str | Path, env: Mapping[str, str] | None = None, timeout: float = 50.0) -> Finished:
+    def run(*args: str | Path, env: Mapping[str, str] | None = None, timeout: float = 300.0) -> Finished:
         done = subprocess.run(
             [sys.executable, "-m", "psnode", *map(str, args)],
             cwd=tmp_path,

@@ -7,15 +7,16 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
 import pytest
 
 from psnode import __version__
-from psnode.cli import app
+from psnode.cli import app, main
 from psnode.config import settings
 
 Run = Callable[..., Any]  # the fixture `psnode`, which returns code, out and err
@@ -36,6 +37,22 @@ def refused(done: Any, *parts: str) -> None:
     assert done.out == ""
     for part in parts:
         assert part in done.err, done
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Run:
+    """As the fixture `psnode`, in this process: nothing is imported anew. The process itself is another fixture's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*args: str | Path, env: Mapping[str, str] | None = None) -> Any:
+        for name, value in (env or {}).items():
+            monkeypatch.setenv(name, value)
+        code = main([str(arg) for arg in args])
+        out, err = capfd.readouterr()
+        return SimpleNamespace(code=code, out=out, err=err)
+
+    return run
 
 
 def test_help_names_every_command(psnode: Run) -> None:
@@ -105,17 +122,21 @@ def test_a_flag_is_made_of_every_setting_and_of_nothing_else() -> None:
         (["bench", "nothing"], ["unknown command 'nothing'"]),
     ],
 )
-def test_bad_usage_is_one_line_with_the_remedy(psnode: Run, args: list[str], parts: list[str]) -> None:
-    refused(psnode(*args), *parts)
+def test_bad_usage_is_one_line_with_the_remedy(here: Run, args: list[str], parts: list[str]) -> None:
+    refused(here(*args), *parts)
 
 
-def test_a_bad_variable_is_refused(psnode: Run) -> None:
-    refused(psnode("train", env={"PSNODE_BATCHSIZE": "1"}), "unknown variable PSNODE_BATCHSIZE", "PSNODE_BATCH_SIZE")
+def test_a_process_that_is_refused_says_so_and_ends_with_its_code(psnode: Run) -> None:
+    refused(psnode("train", "--lr", "fast"), "--lr must be a number above 0, not 'fast'")
 
 
-def test_local_under_mpirun_is_refused(psnode: Run) -> None:
+def test_a_bad_variable_is_refused(here: Run) -> None:
+    refused(here("train", env={"PSNODE_BATCHSIZE": "1"}), "unknown variable PSNODE_BATCHSIZE", "PSNODE_BATCH_SIZE")
+
+
+def test_local_under_mpirun_is_refused(here: Run) -> None:
     environment = {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}
-    refused(psnode("train", "--local", "2", env=environment), "--local runs all workers in one process")
+    refused(here("train", "--local", "2", env=environment), "--local runs all workers in one process")
 
 
 def test_rank_0_speaks_first_and_the_others_for_themselves_if_nobody_ended_them(psnode: Run) -> None:
@@ -126,12 +147,12 @@ def test_rank_0_speaks_first_and_the_others_for_themselves_if_nobody_ended_them(
     assert other.err.startswith("psnode: error: rank 2: ")
 
 
-def test_a_refused_run_leaves_nothing_behind(psnode: Run, tmp_path: Path) -> None:
-    refused(psnode("train", "--local", "2", "--network", "VGG11", "--train-dir", "run"))
+def test_a_refused_run_leaves_nothing_behind(here: Run, tmp_path: Path) -> None:
+    refused(here("train", "--local", "2", "--network", "VGG11", "--train-dir", "run"))
     assert not (tmp_path / "run").exists()
 
 
-def test_what_a_task_raises_is_shown_with_file_and_line_without_debug(psnode: Run, tmp_path: Path) -> None:
+def test_what_a_task_raises_is_shown_with_file_and_line_without_debug(here: Run, tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text(
         "from psnode.classification import Classification\n"
         "class Mine(Classification):\n"
@@ -140,21 +161,21 @@ def test_what_a_task_raises_is_shown_with_file_and_line_without_debug(psnode: Ru
         "    def model(self):\n"
         "        return 1 / 0\n"
     )
-    done = psnode("train", "--local", "2", "--task", "task.py:Mine")
+    done = here("train", "--local", "2", "--task", "task.py:Mine")
     assert done.code == 1
     assert 'task.py", line 6, in model' in done.err
     assert "ZeroDivisionError: division by zero (task.py:6 in model)" in done.err.splitlines()[-1]
 
 
-def test_debug_shows_the_traceback(psnode: Run) -> None:
-    done = psnode("train", "--local", "2", "--network", "LeNett", "--debug")
+def test_debug_shows_the_traceback(here: Run) -> None:
+    done = here("train", "--local", "2", "--network", "LeNett", "--debug")
     assert done.code == 2
     assert "Traceback (most recent call last)" in done.err
     assert done.err.splitlines()[-1].startswith("psnode: error: ")
 
 
-def test_comm_type_is_accepted_and_explained(psnode: Run) -> None:
-    done = psnode("train", "--comm-type", "Bcast", "--local", "1", "--max-steps", "1", "--train-dir", "run")
+def test_comm_type_is_accepted_and_explained(here: Run) -> None:
+    done = here("train", "--comm-type", "Bcast", "--local", "1", "--max-steps", "1", "--train-dir", "run")
     assert done.code == 0, done
     assert "--comm-type Bcast changes nothing" in done.err
 
@@ -179,8 +200,8 @@ def test_codecs_as_json_holds_codecs_with_traits_and_schemes(psnode: Run) -> Non
     assert by_id["qsgd"]["max_bits"] == pytest.approx(5 + 32 / 512, abs=0.01)
 
 
-def test_codecs_as_tables(psnode: Run) -> None:
-    done = psnode("codecs")
+def test_codecs_as_tables(here: Run) -> None:
+    done = here("codecs")
     assert done.code == 0
     assert "atomo" in done.out
     assert "NeurIPS 2018" in done.out
