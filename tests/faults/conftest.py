@@ -58,12 +58,21 @@ class Job:
 
     def wait_for_step(self, step: int) -> None:
         """Block until the record of `step` is written."""
-        end = time.monotonic() + 120  # kernels that nobody has compiled yet, on a busy machine
+        end = time.monotonic() + 300  # kernels that nobody has compiled yet, on a busy machine
         while len(self.records()) < step:
             if self.process.poll() is not None or time.monotonic() > end:
                 self.kill()
                 pytest.fail(f"step {step} did not come: {self.process.communicate()[0]}")
             time.sleep(0.02)
+
+    def wait_for_record(self, after: int, **values: Any) -> None:
+        """Block until a record behind step `after` has these values."""
+        end = time.monotonic() + 300
+        while not any(values.items() <= record.items() for record in self.records()[after:]):
+            if self.process.poll() is not None or time.monotonic() > end:
+                self.kill()
+                pytest.fail(f"no step behind {after} had {values}: {self.process.communicate()[0]}")
+            time.sleep(0.05)
 
     def pid(self, rank: int) -> int:
         """The process of a rank."""
@@ -74,7 +83,7 @@ class Job:
                     return pid
         pytest.fail(f"rank {rank} does not run")
 
-    def end(self, seconds: float = 120.0) -> tuple[int, str]:
+    def end(self, seconds: float = 300.0) -> tuple[int, str]:
         """Exit code and output of the job, which must end by itself."""
         out, _ = self.process.communicate(timeout=seconds)
         return self.process.returncode, out

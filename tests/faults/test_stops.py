@@ -30,7 +30,8 @@ class Slow(Classification):
 
     def train_data(self):
         Path(__file__).with_name("building").touch()
-        time.sleep(60)
+        while not Path(__file__).with_name("go").exists():
+            time.sleep(0.05)
         return super().train_data()
 """
 
@@ -75,14 +76,11 @@ def test_a_job_that_is_told_to_stop_while_it_builds_its_data_stops(launched: Lau
     task = tmp_path / "task.py"
     task.write_text(SLOW_DATA)
     job = launched(2, "--task", str(task))
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while not (tmp_path / "building").exists() and time.monotonic() < end:
         time.sleep(0.1)
-    time.sleep(0.5)
     job.process.send_signal(signal.SIGTERM)
-    asked = time.monotonic()
-    code, out = job.end()
-    assert time.monotonic() - asked < 20
+    code, out = job.end()  # nothing says "go"
     assert code == 75, out
     assert "stopped by SIGUSR1 before the first step" in out
     assert not (job.train_dir / checkpoint.CHECKPOINTS).exists()

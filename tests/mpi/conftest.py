@@ -50,6 +50,14 @@ def _session(leader: int) -> list[int]:
     return members
 
 
+def _runs(pid: int) -> bool:
+    """True until the process has closed its files: a zombie has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 class RunningJob:
     """A job that was started. `process` is mpirun itself."""
 
@@ -79,7 +87,7 @@ class RunningJob:
                     pids[int(word.partition(b"=")[2])] = pid
         return pids
 
-    def wait_for(self, text: str, seconds: float = 120.0) -> None:
+    def wait_for(self, text: str, seconds: float = 300.0) -> None:
         """Block until `text` is on standard output; fail with the whole output if it does not come."""
         end = time.monotonic() + seconds
         while text not in self.output()[0]:
@@ -101,11 +109,14 @@ class RunningJob:
         pytest.fail(f"the job did not end within {timeout:g} s\n{out}\n{err}")
 
     def kill(self) -> None:
-        """End every process of the job at once."""
+        """End every process of the job at once, and wait until they hold no lock any more."""
         for pid in _session(self.process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(60)
+        end = time.monotonic() + 60
+        while any(map(_runs, _session(self.process.pid))) and time.monotonic() < end:
+            time.sleep(0.01)
 
 
 class Mpirun:
@@ -144,7 +155,7 @@ class Mpirun:
         n: int,
         args: Sequence[str | Path],
         *,
-        timeout: float = 120.0,
+        timeout: float = 300.0,
         fault_tolerant: bool = False,
         options: Sequence[str] = (),
         env: Mapping[str, str] | None = None,

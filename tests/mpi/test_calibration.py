@@ -55,11 +55,11 @@ def test_a_calibrated_run_is_the_run_with_what_was_chosen_and_resumes_with_it(mp
     flags = ["--task", config.task, "--batch-size", 8, "--threads", 1, "--lr", 0.02, "--no-tensorboard", "--eval-freq", 2]
     flags += ["--hash-every", 1, "--scheme", config.scheme, "--train-dir", auto, "--max-steps", FEWEST_STEPS]
     job = mpirun.start(3, ["-m", "psnode", "train", *flags])
-    end = time.monotonic() + 50
+    end = time.monotonic() + 300
     while not (auto / "checkpoints" / "latest").exists() and time.monotonic() < end and job.process.poll() is None:
         time.sleep(0.05)
     os.kill(job.rank_pids()[0], signal.SIGUSR1)
-    assert job.wait(60).code == 75
+    assert job.wait(300).code == 75
     [event] = [json.loads(line) for line in (auto / "events.jsonl").read_text().splitlines()]
     size = group_bytes(auto)
     assert event["event"] == "calibrated"
@@ -106,11 +106,11 @@ def test_a_model_whose_gradients_come_in_pieces_is_calibrated_too(mpirun: Any, t
     flags = ["--task", f"{tmp_path / 'task.py'}:Mine", "--batch-size", 8, "--threads", 1, "--lr", 0.02, "--no-tensorboard"]
     flags += ["--train-dir", folder, "--max-steps", FEWEST_STEPS, "--eval-freq", 1]
     job = mpirun.start(3, ["-m", "psnode", "train", *flags])
-    end = time.monotonic() + 50
+    end = time.monotonic() + 300
     while not (folder / "checkpoints" / "latest").exists() and time.monotonic() < end and job.process.poll() is None:
         time.sleep(0.05)
     if job.process.poll() is None:
         os.kill(job.rank_pids()[0], signal.SIGUSR1)
-    finished = job.wait(60)
+    finished = job.wait(300)
     assert finished.code == 75, finished
     assert '"calibrated"' in (folder / "events.jsonl").read_text()

@@ -34,8 +34,8 @@ def contract(piece_bytes: str, big: str) -> None:
 def death() -> None:
     """Ranks talk to rank 0 until one is killed from outside; then the others go on, and leave."""
     transport = mpi.start()
+    say("up", transport.rank)
     if transport.rank:
-        say("up", transport.rank)
         while (arrival := transport.inbox.wait(30)) is not None:
             if isinstance(arrival, Arrival):
                 if arrival.tag == 2:

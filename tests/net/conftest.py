@@ -57,7 +57,7 @@ class Netlab:
             preexec_fn=_die_with_parent,
         )
 
-    def __call__(self, *args: object, timeout: float = 50.0) -> Finished:
+    def __call__(self, *args: object, timeout: float = 300.0) -> Finished:
         """Run the script to its end."""
         process = self.start(*args)
         try:
