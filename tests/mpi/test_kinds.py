@@ -13,35 +13,44 @@ from typing import Any
 
 import pytest
 
-from psnode import checkpoint
+from psnode import checkpoint, cli
 from tests.kinds.table import SUPPORTED, WAITS
 
-pytestmark = pytest.mark.serial
+pytestmark = [
+    pytest.mark.serial,
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore::UserWarning"),
+]
 TASK = Path(__file__).resolve().parents[1] / "kinds" / "task.py"
 STEPS = 6
 
 
-def trained(mpirun: Any, folder: Path, options: dict[str, object], *flags: object) -> tuple[dict[str, Any], str]:
-    """The final weights, and what was said on the way."""
+def command(folder: Path, options: dict[str, object]) -> list[object]:
+    """The arguments of psnode for a run into `folder`."""
     coded = ["--scheme", "topk:ratio=0.25", "--downlink", "topk:ratio=0.25", "--min-compress-bytes", 0, "--lr", 0.1]
     common = ["--group-by", "layer", "--batch-size", 16, "--threads", 1, "--no-tensorboard", "--eval-freq", 0, "--hash-every", 3]
     own = [word for key, value in options.items() for word in ("--task-option", f"{key}={value}")]
-    task = ["--task", f"{TASK}:Many", *own, "--max-steps", STEPS, "--train-dir", folder]
-    done = mpirun(3, ["-m", "psnode", "train", *common, *coded, *task, *flags], timeout=300)
-    assert done.code == 0, done
+    return ["train", *common, *coded, "--task", f"{TASK}:Many", *own, "--max-steps", STEPS, "--train-dir", folder]
+
+
+def final_weights(folder: Path) -> dict[str, Any]:
+    """The weights after the last step."""
     newest = checkpoint.latest(folder)
     assert newest is not None and json.loads((folder / "summary.json").read_bytes())["steps"] == STEPS
-    return checkpoint.Checkpoint.open(newest).tensors(checkpoint.MODEL), done.err
+    return checkpoint.Checkpoint.open(newest).tensors(checkpoint.MODEL)
 
 
 def differences(mpirun: Any, folder: Path, options: dict[str, object], *, waits: bool) -> list[str]:
-    """The tensors that a run with overlap leaves otherwise than one without."""
+    """The tensors that a run with overlap leaves otherwise than one without, which one process makes over the loopback."""
     uses = folder / "uses"
     uses.mkdir()
-    found, err = trained(mpirun, folder / "early", {**options, "slow": 0.001, "uses": uses})
+    early = command(folder / "early", {**options, "slow": 0.001, "uses": uses})
+    done = mpirun(3, ["-m", "psnode", *early], timeout=300)
+    assert done.code == 0, done
     assert len(list(uses.iterdir())) == (0 if waits else 2), "both workers have used weights that were missing, or none has"
-    assert ("without overlap: forward passes wait for all weights, since " in err) == waits, err
-    expected, _ = trained(mpirun, folder / "waiting", options, "--no-overlap")
+    assert ("without overlap: forward passes wait for all weights, since " in done.err) == waits, done.err
+    waiting = [*command(folder / "waiting", options), "--no-overlap", "--local", 2]
+    assert cli.main([str(word) for word in waiting]) == 0
+    found, expected = final_weights(folder / "early"), final_weights(folder / "waiting")
     assert expected.keys() == found.keys()
     return [name for name, value in expected.items() if not value.equal(found[name])]
 
