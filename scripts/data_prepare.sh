@@ -4,7 +4,11 @@
 #   data_prepare.sh [NAME...]   [mnist cifar10 svhn]
 #   DATA_DIR                    where to; what --data-dir names later [data]
 set -euo pipefail
-PATH=${PSNODE_VENV:-$HOME/psnode/.venv}/bin:$PATH
+# shellcheck source=scripts/venv.sh
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/venv.sh"
+venv=${PSNODE_VENV:-$HOME/psnode/.venv}
+require_own "$venv"
+PATH=$venv/bin:$PATH
 [[ $# -gt 0 ]] || set -- mnist cifar10 svhn
 exec python - "${DATA_DIR:-data}" "$@" <<'EOF'
 import sys

@@ -3,5 +3,9 @@
 #
 #   evaluate.sh --train-dir runs/first
 set -euo pipefail
-PATH=${PSNODE_VENV:-$HOME/psnode/.venv}/bin:$PATH
+# shellcheck source=scripts/venv.sh
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/venv.sh"
+venv=${PSNODE_VENV:-$HOME/psnode/.venv}
+require_own "$venv"
+PATH=$venv/bin:$PATH
 exec psnode evaluate "$@"

@@ -9,7 +9,11 @@ hosts=${HOSTS:-hosts_address}
     echo "run_psnode.sh: error: $hosts cannot be read: write it with psnode-ec2 get_hosts, or set HOSTS" >&2
     exit 2
 }
-PATH=${PSNODE_VENV:-$HOME/psnode/.venv}/bin:$PATH
+# shellcheck source=scripts/venv.sh
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/venv.sh"
+venv=${PSNODE_VENV:-$HOME/psnode/.venv}
+require_own "$venv"
+PATH=$venv/bin:$PATH
 # no tree of ssh's through the workers: only the master may log in to the others
 export PRTE_MCA_plm_ssh_no_tree_spawn=1
 nodes=$(grep -cE '^[^#[:space:]]' "$hosts" || true)

@@ -30,6 +30,14 @@ is_installed() {
     done
 }
 
+# require_own DIR: refuse an environment whose programs everybody may replace.
+require_own() {
+    if [[ -n $(find -L "$1" "$1/bin" -maxdepth 0 -perm -o+w ! -perm -o+t 2>/dev/null) ]]; then
+        echo "$0: error: everybody may write into $1, whose programs would be executed: chmod o-w it and its bin, or make another" >&2
+        return 2
+    fi
+}
+
 # prepare_venv DIR EXTRAS: make DIR if need be and install this checkout with EXTRAS, unless that was done already.
 prepare_venv() {
     local venv=$1 extras=$2 python
@@ -46,10 +54,7 @@ prepare_venv() {
             return 2
         fi
     fi
-    if [[ -n $(find -L "$venv" "$venv/bin" -maxdepth 0 -perm -o+w ! -perm -o+t) ]]; then
-        echo "$0: error: everybody may write into $venv, whose programs would be executed: chmod o-w it, or make another" >&2
-        return 2
-    fi
+    require_own "$venv" || return
     if ! is_installed "$venv" "$extras"; then
         echo "installing psnode[$extras] into $venv; the first time this fetches PyTorch" >&2
         "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable ".[$extras]" >&2

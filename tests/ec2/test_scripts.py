@@ -31,6 +31,25 @@ def test_data_that_do_not_exist_end_with_one_line(tmp_path: Path) -> None:
     assert re.fullmatch(r"data_prepare.sh: error: .*digits.*\n", done.stderr)
 
 
+@pytest.mark.parametrize("name", ["run_psnode.sh", "evaluate.sh", "data_prepare.sh"])
+@pytest.mark.parametrize("open_to", [".", "bin"])
+def test_programs_that_others_may_replace_are_not_executed(tmp_path: Path, name: str, open_to: str) -> None:
+    venv = tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    for program in ("psnode", "python"):
+        (venv / "bin" / program).write_text("#!/bin/sh\ntouch executed\n")
+        (venv / "bin" / program).chmod(0o755)
+    (tmp_path / "hosts_address").write_text("172.31.0.1\n172.31.0.2\n")
+    (venv / open_to).chmod(0o777)
+    done = script(name, cwd=tmp_path, PSNODE_VENV=str(venv))
+    assert done.returncode == 2
+    assert f"error: everybody may write into {venv}" in done.stderr
+    assert not (tmp_path / "executed").exists()
+    (venv / open_to).chmod(0o755)
+    assert script(name, cwd=tmp_path, PSNODE_VENV=str(venv)).returncode == 0
+    assert (tmp_path / "executed").exists()
+
+
 @pytest.mark.parametrize("name", ["run_psnode.sh", "remote_script.sh"])
 def test_without_hosts_nothing_is_started(tmp_path: Path, name: str) -> None:
     done = script(name, cwd=tmp_path)

@@ -71,6 +71,10 @@ if [[ ! -x $venv/bin/python ]]; then
     }
     "$python" -m venv "$venv" </dev/null >&2
 fi
+if [[ -n $(find -L "$venv" "$venv/bin" -maxdepth 0 -perm -o+w ! -perm -o+t) ]]; then
+    echo "pre_run.sh: error: everybody may write into $venv, whose programs would be executed: chmod o-w it and its bin" >&2
+    exit 2
+fi
 is_new "$venv/bin/python" || {
     echo "pre_run.sh: error: the Python of $venv is older than 3.11: name another environment" >&2
     exit 2
