@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tools.ec2.hostkeys import keys_in
+from tools.ec2.hostkeys import keep_keys, keys_in, pinned
 from tools.ec2.jobs import common_network
 from tools.ec2.preparing import package_of
 
@@ -74,6 +74,15 @@ def test_a_console_of_any_text_is_read() -> None:
         assert keys_in(text) == []
     coloured = console(ED25519).replace("ssh-ed25519", "\x1b[0;32mssh-ed25519").replace(" root@", "\x1b[0m root@")
     assert keys_in(coloured) == [ED25519]
+
+
+def test_a_line_that_was_cut_while_it_was_written_pins_nothing(tmp_path: Path) -> None:
+    """The disk was full, or the command was killed: the key is asked for again, and the next ones begin a line."""
+    path = tmp_path / "known_hosts"
+    path.write_text(f"i-1 {ED25519}\ni-2 {ED25519[:40]}")
+    assert pinned(path) == {"i-1": [ED25519]}
+    keep_keys(path, {"i-2": [RSA], "i-3": [ED25519]})
+    assert pinned(path) == {"i-1": [ED25519], "i-2": [RSA], "i-3": [ED25519]}
 
 
 def test_keys_that_the_latest_output_does_not_reach_are_in_that_of_the_start(ec2: Any, aws: Any, config: Path) -> None:

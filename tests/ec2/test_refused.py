@@ -51,6 +51,17 @@ def test_a_key_that_others_may_read_is_found_before_nodes_cost_money(
     assert line == f"path_to_keyfile {tmp_path}/id may be read by others, and ssh refuses it: chmod 600 {tmp_path}/id"
 
 
+def test_a_public_half_of_another_key_is_found_before_nodes_cost_money(
+    refused: RefusedLaunch, keyfile: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "id").write_bytes(keyfile.read_bytes())
+    (tmp_path / "id").chmod(0o600)
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True)
+    (tmp_path / "id.pub").write_bytes((tmp_path / "other.pub").read_bytes())
+    line = refused("--path-to-keyfile", tmp_path / "id")
+    assert line.startswith(f"{tmp_path}/id.pub is not the public half of {tmp_path}/id, which nodes would not let in: ")
+
+
 def test_a_region_that_does_not_exist(refused: RefusedLaunch) -> None:
     line = refused("--region", "us-west-9")
     assert "unknown region 'us-west-9'; did you mean us-west-" in line

@@ -40,6 +40,9 @@ def stubbed() -> Any:
     [
         ("InsufficientInstanceCapacity", errors.CapacityError, 3),
         ("InsufficientCapacity", errors.CapacityError, 3),
+        ("UnfulfillableCapacity", errors.CapacityError, 3),
+        ("InsufficientVolumeCapacity", errors.CapacityError, 3),
+        ("InsufficientAddressCapacity", errors.CapacityError, 3),
         ("SpotMaxPriceTooLow", errors.PriceTooLowError, 3),
         ("MaxSpotInstanceCountExceeded", errors.QuotaError, 2),
         ("Unsupported", errors.NotOfferedError, 2),
@@ -334,6 +337,16 @@ def test_what_runs_already_counts_at_its_own_price(ec2: Callable[..., Any], aws:
     assert re.search(
         r"^together: 30\.1170 USD an hour, \S+ USD so far, over max_hourly_price = 1: end what is not needed$", shown, re.M
     )
+
+
+def test_a_spot_node_counts_under_the_limit_that_it_was_bought_with(ec2: Callable[..., Any], api: Any) -> None:
+    assert ec2("launch", "--yes", "--method", "spot", "--spot-price", 5, "--max-hourly-price", 20).code == 0
+    (lost,) = re.findall(r"^worker-0 +(\S+)", ec2("status").out, re.M)
+    api.terminate_instances(InstanceIds=[lost])
+    for method in (["--method", "spot", "--spot-price", 0.01], ["--method", "on-demand"]):
+        done = ec2("launch", "--yes", "--max-hourly-price", 10, *method)
+        assert done.code == 2, done.err
+        assert re.search(r"3 nodes may cost 10\.\d\d USD an hour", done.err)  # two at 5 USD, and the new one
 
 
 def test_cost_of_a_spot_node_is_that_of_the_market(ec2: Callable[..., Any], api: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from tools.ec2.errors import NoClusterError
 from tools.ec2.settings import Settings
 
 CLUSTER, OWNER, ROLE, LAUNCH, HOURS = "psnode:cluster", "psnode:owner", "psnode:role", "psnode:launch", "psnode:hours"
+LIMIT = "psnode:spot-price"
 LIVE = ("pending", "running", "stopping", "stopped")
 ENDED = ("shutting-down", "terminated")
 
@@ -36,6 +38,7 @@ class Node:
     key: str = ""  # the name of the key pair that it lets in
     volumes: tuple[str, ...] = ()  # the ids of those that end with it
     hours: int = 0  # after which it ends itself; 0: never, or not known
+    limit: float = 0.0  # the most that an hour of a spot instance costs, in USD; 0: what it costs on demand
 
     @property
     def ends(self) -> datetime.datetime | None:
@@ -63,10 +66,10 @@ class Cluster:
         """What finds the cluster's own among all resources of the account."""
         return [{"Name": f"tag:{CLUSTER}", "Values": [self.name]}, {"Name": f"tag:{OWNER}", "Values": [self.owner]}]
 
-    def tags(self, *kinds: str, launch: str, role: str = "", hours: int = 0) -> list[dict[str, Any]]:
+    def tags(self, *kinds: str, launch: str, role: str = "", hours: int = 0, limit: str = "") -> list[dict[str, Any]]:
         """TagSpecifications for a resource of each of `kinds`, made by `launch`: a resource never exists without its tags."""
         tags = {"Name": f"psnode-{self.name}{'-' + role if role else ''}", CLUSTER: self.name, OWNER: self.owner, LAUNCH: launch}
-        tags |= {key: value for key, value in ((ROLE, role), (HOURS, str(hours or ""))) if value}
+        tags |= {key: value for key, value in ((ROLE, role), (HOURS, str(hours or "")), (LIMIT, limit)) if value}
         pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
         return [{"ResourceType": kind, "Tags": pairs} for kind in kinds]
 
@@ -148,6 +151,7 @@ def _node(instance: Mapping[str, Any], workers: Any) -> Node:
         launch=tags_of(instance).get(LAUNCH, ""),
         key=instance.get("KeyName", ""),
         hours=int(hours) if (hours := tags_of(instance).get(HOURS, "")).isdecimal() else 0,
+        limit=float(limit) if re.fullmatch(r"\d+(\.\d+)?", limit := tags_of(instance).get(LIMIT, "")) else 0.0,
         volumes=tuple(
             device["Ebs"]["VolumeId"]
             for device in instance.get("BlockDeviceMappings", [])

@@ -57,15 +57,14 @@ def extras(
 
 def costs(cloud: Cloud, settings: Settings, nodes: Sequence[Node], now: datetime.datetime) -> list[Cost]:
     """One for each of `nodes`. A stopped node costs no instance hours. Raises ConfigurationError if a price is not known."""
-    known: dict[tuple[str, str, bool], tuple[float, bool]] = {}
+    known: dict[tuple[str, str, bool, float], tuple[float, bool]] = {}
     found = []
     for node in nodes:
-        key = node.type, node.zone, node.spot
+        key = node.type, node.zone, node.spot, node.limit
         if key not in known:
             market = prices.spot(cloud, node.type, node.zone) if node.spot else None
-            limit = settings.spot_price if node.spot else 0.0
             known[key] = (market, False) if market is not None else (
-                limit or prices.on_demand(cloud, settings, node.type), node.spot
+                node.limit or prices.on_demand(cloud, settings, node.type), node.spot
             )  # fmt: skip
         hourly, at_most = known[key]
         runs = node.state in ("pending", "running")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import os
 import re
 import time
 from collections.abc import Iterable, Sequence
@@ -43,7 +44,7 @@ def pin(cluster: Cluster, settings: Settings, nodes: Sequence[Node], *, patient:
     deadline = time.monotonic() + settings.launch_deadline
     for attempt in range(10**6):
         found = {node.id: keys for node in missing if (keys := console_keys(cluster, node))}
-        _append(path, found)
+        keep_keys(path, found)
         missing = [node for node in missing if node.id not in found]
         if not missing:
             return path
@@ -102,21 +103,27 @@ def _is_whole(kind: str, text: str) -> bool:
 
 
 def pinned(path: Path) -> dict[str, list[str]]:
-    """Keys by instance id."""
+    """Keys by instance id, without those that were cut while they were written."""
     found: dict[str, list[str]] = {}
     for line in path.read_text().splitlines() if path.is_file() else []:
         host, _, key = line.partition(" ")
-        found.setdefault(host, []).append(key)
+        kind, _, text = key.partition(" ")
+        if _is_whole(kind, text):
+            found.setdefault(host, []).append(key)
     return found
 
 
-def _append(path: Path, keys: dict[str, list[str]]) -> None:
+def keep_keys(path: Path, keys: dict[str, list[str]]) -> None:
+    """Add keys by instance id to the file, in whole lines. Raises ConfigurationError."""
     lines = [f"{host} {key}\n" for host, each in keys.items() for key in each]
     if lines:
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with path.open("a") as file:
-                file.write("".join(lines))
+            with path.open("a+b") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - 1))
+                begin = "" if file.read(1) in (b"", b"\n") else "\n"
+                file.write((begin + "".join(lines)).encode())
         except OSError as error:
             raise ConfigurationError(f"{path} cannot be written ({error.strerror}): set state_dir to another folder") from None
 

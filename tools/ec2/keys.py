@@ -28,9 +28,15 @@ def public_key(keyfile: Path) -> str:
     if b"PRIVATE KEY" in content and status.st_uid == os.getuid() and status.st_mode & 0o077:
         raise ConfigurationError(f"path_to_keyfile {keyfile} may be read by others, and ssh refuses it: chmod 600 {keyfile}")
     beside = keyfile.with_name(keyfile.name + ".pub")
-    if beside.is_file():
-        return beside.read_text().strip()
     done = subprocess.run(["ssh-keygen", "-y", "-P", "", "-f", keyfile], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if beside.is_file():
+        public = beside.read_text(errors="replace").strip()
+        if done.returncode == 0 and done.stdout.split()[:2] != public.split()[:2]:  # one with a passphrase does not tell
+            raise ConfigurationError(
+                f"{beside} is not the public half of {keyfile}, which nodes would not let in: remove it, or make it anew with "
+                f"ssh-keygen -y -f {keyfile}"
+            )
+        return public
     if done.returncode != 0:
         why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise ConfigurationError(f"path_to_keyfile {keyfile} is no private key that can be used ({why}): {remedy}")

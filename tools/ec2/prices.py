@@ -90,14 +90,13 @@ class Standing:
 def most_per_hour(cloud: Cloud, settings: Settings, standing: Standing, types: Sequence[str]) -> float:
     """The most that an hour of a cluster can cost with one more node of each of `types`: instances, volumes, public addresses.
 
-    A spot instance costs at most spot_price, or what it costs on demand where spot_price is 0. Raises CapError if the sum is over
-    max_hourly_price, ConfigurationError.
+    A spot instance costs at most the spot_price that it is bought with, or what it costs on demand where that is 0. Raises
+    CapError if the sum is over max_hourly_price, ConfigurationError.
     """
-    bought = [(node.type, node.spot) for node in standing.nodes] + [(name, settings.method == "spot") for name in types]
+    bought = [(node.type, node.limit) for node in standing.nodes] + [(name, settings.spot_price) for name in types]
     gib = [(each.kind, each.gib) for each in standing.volumes] + [("gp3", standing.gib) for _ in types]
     addresses = sum(bool(node.public_address) for node in standing.nodes) + len(types) * standing.public
-    limit = settings.spot_price
-    hours = {one: (one[1] and limit) or on_demand(cloud, settings, one[0]) for one in sorted(set(bought))}
+    hours = {one: one[1] or on_demand(cloud, settings, one[0]) for one in sorted(set(bought))}
     kinds = {kind: volume(cloud, settings, kind) for kind in sorted({kind for kind, _ in gib})}
     total = sum(hours[one] for one in bought) + sum(kinds[kind] * size for kind, size in gib) + addresses * address(settings)
     if total > settings.max_hourly_price:

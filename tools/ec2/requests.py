@@ -101,6 +101,8 @@ def request(
     The client token is made of the cluster, the role, the place and `moment`: of launches that see the same cluster EC2 then
     listens to one, even while it does not show yet what that one started.
     """
+    # in full: not rounded up, and no exponent
+    limit = f"{settings.spot_price:.8f}".rstrip("0").rstrip(".") if settings.spot_price else ""
     wanted: dict[str, Any] = {
         "ImageId": common.image.id,
         "InstanceType": place.master_type if role == "master" else place.worker_type,
@@ -114,15 +116,14 @@ def request(
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1, "HttpEndpoint": "enabled"},
         "BlockDeviceMappings": [_root_volume(common.image, settings)],
         "TagSpecifications": [
-            *cluster.tags("instance", launch=common.launch, role=role, hours=settings.max_hours),
+            *cluster.tags("instance", launch=common.launch, role=role, hours=settings.max_hours, limit=limit),
             *cluster.tags("volume", "network-interface", launch=common.launch, role=role),
         ],
         **_network(settings, common, place),
     }
     if settings.method == "spot":
-        # in full: not rounded up, and no exponent
-        limit = {"MaxPrice": f"{settings.spot_price:.8f}".rstrip("0").rstrip(".")} if settings.spot_price else {}
-        options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate", **limit}
+        options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
+        options |= {"MaxPrice": limit} if limit else {}
         wanted["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
         wanted["TagSpecifications"] += cluster.tags("spot-instances-request", launch=common.launch, role=role)
     text = json.dumps([cluster.name, cluster.owner, role, place.subnet, wanted["InstanceType"], list(moment)])

@@ -9,6 +9,8 @@ from typing import Any
 
 from tools.ec2.cluster import Cluster, Node
 
+_MOST_VALUES = 200  # in a filter
+
 
 @dataclass(frozen=True)
 class Volume:
@@ -23,17 +25,19 @@ class Volume:
 
 
 def volumes_of(cluster: Cluster, nodes: Sequence[Node]) -> list[Volume]:
-    """All of them, sorted by id."""
-    filters = [cluster.filters()]
-    if nodes:
-        filters.append([{"Name": "attachment.instance-id", "Values": [node.id for node in nodes]}])
+    """All of them, sorted by id, without those that are being deleted."""
+    names = [node.id for node in nodes]
+    parts = [names[first : first + _MOST_VALUES] for first in range(0, len(names), _MOST_VALUES)]
+    filters = [cluster.filters(), *([{"Name": "attachment.instance-id", "Values": part}] for part in parts)]
     found = {
-        each["VolumeId"]: each for rules in filters for each in cluster.cloud.ask("describe_volumes", Filters=rules)["Volumes"]
+        each["VolumeId"]: each
+        for rules in filters
+        for each in cluster.cloud.ask("describe_volumes", Filters=rules)["Volumes"]
+        if each.get("State") not in ("deleting", "deleted")
     }
     made, end = [], {name for node in nodes for name in node.volumes}
     for name, each in sorted(found.items()):
         held: dict[str, Any] = next(iter(each.get("Attachments", [])), {})
-        made.append(
-            Volume(name, each["VolumeType"], each["Size"], held.get("InstanceId", ""), name not in end, each["CreateTime"])
-        )
+        stays = name not in end and not held.get("DeleteOnTermination", False)
+        made.append(Volume(name, each["VolumeType"], each["Size"], held.get("InstanceId", ""), stays, each["CreateTime"]))
     return made
