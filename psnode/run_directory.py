@@ -184,7 +184,7 @@ def _intact(path: Path, read: Callable[[dict[str, Any]], _T]) -> _T:
     saved = saved_run(path)
     try:
         return read(saved)
-    except (PsnodeError, LookupError, TypeError, ValueError, AttributeError) as error:
+    except (PsnodeError, LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         problem = f"{path / CONFIG} cannot be used ({error})"
         raise CheckpointError(f"{problem}: put back a copy, or begin anew with another --train-dir") from error
 

@@ -114,6 +114,6 @@ def _recorded(directory: Path) -> dict[str, Any]:
     """The settings of the run in `directory`, as far as they are inherited; none where it has no readable record."""
     try:
         fields = Config.from_dict(read_json(directory / RECORD)["config"]).to_dict()
-    except (OSError, ValueError, LookupError, TypeError, ConfigurationError):
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, ConfigurationError):
         return {}  # whoever resumes the run reads the record again, and reports
     return {name: value for name, value in fields.items() if name not in _NOT_INHERITED}

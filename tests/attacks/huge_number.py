@@ -1,0 +1,17 @@
+"""A number in config.json has more digits than any float holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.attacks.attack import edit
+
+TOLD = "cannot be used"
+
+
+def attack(run: Path) -> None:
+    def change(content: dict[str, Any]) -> None:
+        content["config"]["seed"] = 10**400
+
+    edit(run / "config.json", change)
