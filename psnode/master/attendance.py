@@ -99,7 +99,7 @@ class Attendance:
         if self.standing.stopping:
             return []
         taken = self.rounds.withdraw(rank)
-        if not left:  # nobody will close what is open: the version is complete as it is
+        if not left and not self.rounds.untouched:  # nobody will close what is open: the version is complete as it is
             self.rounds.force()
         return taken
 

@@ -75,6 +75,7 @@ class Drafts:
         self._means: Tensors = {}  # what the workers' buffers make together, as last known
         self._means_of = run.before.step  # the version that they are of
         self._pending: dict[int, _Pending] = {}  # by version, ascending
+        self.begun = -1 if run.before.checkpoint is None else run.before.step  # the newest version of which one was begun
         self.waiting: Callable[[int], Tensors] = lambda version: {}  # the gradients that wait behind a version, the last
         self.doubt: Callable[[], str] = lambda: ""  # what the losses by now tell against the newest version
         self._wrecked = set[int]()  # versions that hold what is not finite
@@ -105,6 +106,7 @@ class Drafts:
 
         `facts`: what its manifest says of the run beside the number of workers.
         """
+        self.begun = version
         try:
             draft = checkpoint.Draft(self._run.path, version, self._job)
         except OSError as error:

@@ -144,6 +144,8 @@ class Master:
                 if error.source is None:
                     raise
                 self._attendance.reject(error.source, error)
+            if not self._members.live and self._rounds.untouched and not self.standing.stopping:
+                self._desert()
             self._write_records()
         self.drafts.require(self.version)
 
@@ -290,6 +292,16 @@ class Master:
         if not self.standing.stopping:
             self._rounds.open(version)
             self._attendance.put_aside_the_silent()
+
+    def _desert(self) -> None:
+        """Nobody is left in the open round, and nothing was added to it: that makes no version, which would skip a batch."""
+        if self.standing.stop_reason is not None:
+            self._turn.break_off(self.clock.now())
+        elif self._members.spares:
+            if self._turn.pass_on():
+                self.observer.extend(self.dealing.last_step)
+            self._round.begin(pause=True)
+            self._rounds.open(self.version)
 
     def _on_report(self, frame: Frame) -> None:
         self._count_up(frame, frame.step)

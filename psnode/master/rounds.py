@@ -97,6 +97,11 @@ class Rounds:
         self._pass_over(rank)
         return taken
 
+    @property
+    def untouched(self) -> bool:
+        """Whether all groups are open and no gradient of any has come."""
+        return len(self._open) == len(self._next) and not any(order.arrived for order in self._orders)
+
     def force(self) -> None:
         """Close what is open with what is there, be it nothing."""
         for group in sorted(self._open):

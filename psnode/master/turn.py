@@ -119,6 +119,10 @@ class Turn:
             waits = rank in self.members.spares
             self.events.tell("returned", self.standing.version, rank, "its place is taken: a spare from here on" if waits else "")
             self._send_whole([rank])
+        self._promote()
+
+    def _promote(self) -> None:
+        """Admit those who enter, and spares in empty places."""
         for rank in self.members.promote(self.backlog.held):
             former = self.dealing.hand_over(rank, self.members.live - {rank})
             self.events.tell("promoted", self.standing.version, rank, f"in the place of rank {former}")
@@ -130,6 +134,29 @@ class Turn:
         for rank in self.entering.keys() & self.members.live:
             self.accounts.found(rank)
             self.rounds.admit([rank], self.standing.version)
+
+    def pass_on(self) -> bool:
+        """Give the open round, in which nobody is left and to which nothing was added, to spares; whether that changed the deal.
+
+        The version before it is closed once more.
+        """
+        self.catch_up()
+        self._promote()
+        renewed = self.deal()
+        self.close(Flag.NONE, {})
+        return renewed
+
+    def break_off(self, until: float) -> None:
+        """End the job with the version that is there: nothing was added to the open round, so that no step was taken.
+
+        `until`: as of Drafts.
+        """
+        self.standing.stopping = True
+        if self.drafts.begun != self.standing.version:
+            self.begin_checkpoint(until)
+        self.catch_up()
+        self.close(Flag.STOP, {})
+        self.drafts.publish()
 
     def deal(self) -> bool:
         """Where an epoch ends that was dealt among others than take part now, the next is dealt among these.

@@ -57,6 +57,7 @@ class Arrivals:
         self._early: deque[Frame] = deque()
         self.version = 0  # the newest of the weights that are there or coming
         self._flags: Flag | None = None
+        self._spare = False  # this rank was none of those who take part
         self.missing: set[int] = set()  # groups whose weights are of an older version
         self.waited = 0.0
         self.deal: Deal | None = None  # the newest that has come, until somebody takes it
@@ -139,12 +140,16 @@ class Arrivals:
         if event.kind is Kind.WEIGHTS and event.version > version:  # this worker was put aside, and is let in again
             version = self.version = event.version
             self.missing = {group.index for group in self._plan.groups}
+        elif self._spare and event.version == version - 1 and len(self.missing) == len(self._plan.groups):
+            version = event.version  # nobody is left in its round, which this rank may take part in, or which is the last
+            self.hold(version)
         if event.version != version:
             raise WireError(f"rank {self._link.rank} expected version {version} of the weights and got {describe(event)}")
         if event.kind is Kind.ROUND and not self.missing:
             if unused := wire.unpack_groups(event.body, len(self._plan.groups), event.sender):
                 self._returned(event.step, unused)
             self._flags = event.flags
+            self._spare = Flag.SPARE in event.flags
             return
         if event.kind is Kind.CLIP:
             self._clipped(event.step, wire.unpack_factors(event.body, len(self._plan.groups), event.sender))

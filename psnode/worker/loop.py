@@ -104,7 +104,7 @@ class Worker:
 
         def settled() -> bool:
             self.arrivals.complete()
-            if self.arrivals.deal is not None or not self._settle(version, buffers):
+            if self._is_dealt() or not self._settle(version, buffers) or self._is_dealt():
                 return False
             if self.arrivals.applied is not None:
                 self._count_epochs(self.arrivals.applied - version)
@@ -130,6 +130,10 @@ class Worker:
         self.gradients.clear()
         self._report(step, outcome, seconds, encode, digest)
         return True
+
+    def _is_dealt(self) -> bool:
+        """Whether the examples were dealt anew, and no batch was drawn from that deal yet."""
+        return self.arrivals.deal is not None
 
     @property
     def _end(self) -> int:

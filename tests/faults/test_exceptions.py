@@ -160,3 +160,35 @@ def test_a_loss_that_is_finite_elsewhere_is_told_so(tmp_path: Path) -> None:
     assert caught.value.exit_code == DivergedError.exit_code
     assert "published as step 3 is not finite: nan on rank 2, finite on ranks 1, 3" in message
     assert "lower --lr" not in message
+
+
+class Deserted(Classification):
+    """Digits; the data cannot be read from the batch of step `first` on. The look at a batch before the start counts as none."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__("LeNet", "digits", seed=1)
+        self.first = first
+
+    def train_data(self) -> Any:
+        return _Torn(super().train_data(), self.first)
+
+
+class _Torn(Torn):
+    def batch(self, indices: Any, rng: Any) -> Any:
+        inspected = rng.bit_generator.state == np.random.default_rng(0).bit_generator.state
+        return self.data.batch(indices, rng) if inspected else super().batch(indices, rng)
+
+
+@pytest.mark.parametrize(("first", "eval_freq"), [(1, 0), (5, 0), (5, 2)])
+def test_a_round_that_nobody_is_left_for_makes_no_version_and_no_batch_is_skipped(
+    tmp_path: Path, first: int, eval_freq: int
+) -> None:
+    """What is resumed behind it ends with the weights of a run that nothing happened to."""
+    settings = {"local": 1, "scheme": "dense", "feedback": "none", "max_steps": 8, "eval_freq": eval_freq}
+    assert run(config(tmp_path / "unbroken", **settings), Deserted(100)) == 0
+    with pytest.raises(PsnodeError, match=r"the disk of this host is broken.* the checkpoint of step \d is written.*--resume"):
+        run(config(tmp_path / "torn", **settings), Deserted(first))
+    assert run(config(tmp_path / "torn", **settings, resume=True), Deserted(100)) == 0
+    ended = [json.loads((tmp_path / name / "summary.json").read_bytes()) for name in ("unbroken", "torn")]
+    assert [record["contributing"] for record in read_records(tmp_path / "torn" / "metrics.jsonl")] == [1] * 8
+    assert ended[0]["model_hash"] == ended[1]["model_hash"]

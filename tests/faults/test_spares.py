@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,4 +81,50 @@ def test_spares_who_are_not_needed_change_nothing(launched: Launched) -> None:
         job.train_dir = job.train_dir.rename(job.train_dir.with_name(name)) if job.end()[0] == 0 else job.train_dir
         hashes.append(job.summary()["model_hash"])
         assert json.loads((job.train_dir / "config.json").read_bytes())["workers"] == 2
+    assert hashes[0] == hashes[1]
+
+
+TORN = """
+import os
+import numpy as np
+from psnode.classification import Classification
+
+class Torn:
+    def __init__(self, data):
+        self.data, self.count = data, 0
+    def __len__(self):
+        return len(self.data)
+    def batch(self, indices, rng):
+        self.count += rng.bit_generator.state != np.random.default_rng(0).bit_generator.state  # not the look before the start
+        if self.count == 5 and os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+            raise OSError(5, "the disk of this host is broken")
+        return self.data.batch(indices, rng)
+
+class Digits(Classification):
+    def __init__(self, options=None):
+        super().__init__("LeNet", "digits", seed=1)
+    def train_data(self):
+        return Torn(super().train_data())
+"""
+
+
+@pytest.mark.parametrize("rule", [(), ("--consistency", "asp")], ids=["bsp", "asp"])
+def test_a_round_of_nobody_goes_on_with_a_spare_and_no_batch_is_skipped(
+    launched: Launched, tmp_path: Path, rule: tuple[str, ...]
+) -> None:
+    """The weights are those of a run that nothing happened to: LeNet draws no random numbers."""
+    (tmp_path / "task.py").write_text(TORN)
+    hashes = []
+    for how in (["--task", str(tmp_path / "task.py"), "--spares", "1"], ["--network", "LeNet", "--dataset", "digits"]):
+        job = launched(
+            1, *how, "--scheme", "dense", "--downlink", "bf16", "--max-steps", "9", "--seed", "1", "--no-overlap", *rule
+        )
+        code, out = job.end(300)
+        assert code == 0, out
+        assert [record["contributing"] for record in job.records()] == [1] * 9
+        hashes.append(job.summary()["model_hash"])
+        if len(hashes) == 1:
+            assert told(job) == [("lost", 1), ("promoted", 2)]
+            assert [event["step"] for event in job.events()] == [4, 4]
+        job.train_dir.rename(job.train_dir.with_name(f"run-{len(hashes)}"))
     assert hashes[0] == hashes[1]

@@ -201,3 +201,31 @@ def test_who_is_withdrawn_leaves_word_of_what_was_taken() -> None:
     rounds.offer(gradient(1, 2, 6))
     assert rounds.withdraw(1) == [6, 6, 7]
     assert not rounds.offer(gradient(1, 0, 6))
+
+
+@pytest.mark.parametrize("rule", [Synchronous(2), Bounded(1, 2), Bounded(None, 2)])
+def test_who_was_excused_from_a_round_is_waited_for_in_the_next(rule: Rule) -> None:
+    closed: list[int] = []
+    rounds = Rounds(1, rule, by_rank=True, add=lambda frame: None, close=closed.append)
+    rounds.admit([1, 2], 0)
+    rounds.open(0)
+    rounds.excuse(1, 1)
+    assert rounds.offer(gradient(2, 0, 0)) and closed == [0]
+    rounds.open(1)
+    assert rounds.missing == {1, 2}
+    assert rounds.offer(gradient(2, 0, 1)) and closed == [0] and rounds.missing == {1}
+    assert rounds.offer(gradient(1, 0, 1)) and closed == [0, 0]
+
+
+def test_a_round_is_untouched_until_a_gradient_of_any_group_has_come() -> None:
+    rounds = Rounds(2, Synchronous(2), by_rank=True, add=lambda frame: None, close=lambda group: None)
+    assert not rounds.untouched  # none is open
+    rounds.admit([1, 2], 0)
+    rounds.open(0)
+    assert rounds.untouched
+    rounds.withdraw(1)
+    assert rounds.untouched
+    rounds.offer(gradient(2, 1, 0))
+    assert not rounds.untouched
+    rounds.force()
+    assert not rounds.untouched
