@@ -51,15 +51,21 @@ def run(*command: str | Path, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.fixture(scope="module")
+def arithmetic() -> str:
+    """The digest by which a processor's arithmetic is known."""
+    return run("probe.py", folder=RUNS).strip()
+
+
 @pytest.mark.serial
 @pytest.mark.skipif(
     shutil.which("mpirun") is None and shutil.which("mpirun", path=Path(sys.executable).parent) is None, reason="no mpirun"
 )
 @pytest.mark.parametrize("scheme", HASHES)
-def test_an_old_run_goes_on_bit_for_bit(scheme: str, tmp_path: Path) -> None:
+def test_an_old_run_goes_on_bit_for_bit(scheme: str, arithmetic: str, tmp_path: Path) -> None:
     shutil.copytree(RUNS, tmp_path, dirs_exist_ok=True)
-    if (found := run("probe.py", folder=tmp_path).strip()) != PROBE:
-        pytest.skip(f"this processor's arithmetic is another than that of the recorded runs: the probe gives {found}")
+    if arithmetic != PROBE:
+        pytest.skip(f"this processor's arithmetic is another than that of the recorded runs: the probe gives {arithmetic}")
     launch = ["-m", "psnode", "launch", "-n", "2", "--", "train", "--resume"]
     run(*launch, "--task", "old_task", "--max-steps", "20", "--train-dir", scheme, folder=tmp_path)
     summary = json.loads((tmp_path / scheme / "summary.json").read_bytes())
