@@ -9,6 +9,8 @@ if any scheme fails.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import os
 import random
@@ -28,11 +30,15 @@ FLAGS = ["--local", "2", "--batch-size", "8", "--threads", "1", "--no-tensorboar
 SECONDS = 240
 
 
+def arguments(train_dir: Path, scheme: str, *flags: str) -> list[str]:
+    """Those of psnode for a run of `scheme`."""
+    return ["train", *FLAGS, "--max-steps", str(STEPS), "--scheme", scheme, *flags, "--train-dir", str(train_dir)]
+
+
 def start(train_dir: Path, scheme: str, *flags: str) -> subprocess.Popen[str]:
     """A run of `scheme` in a process of its own."""
-    command = [sys.executable, "-m", "psnode", "train", *FLAGS, "--max-steps", str(STEPS), "--scheme", scheme, *flags]
     return subprocess.Popen(
-        [*command, "--train-dir", str(train_dir)],
+        [sys.executable, "-m", "psnode", *arguments(train_dir, scheme, *flags)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -87,11 +93,14 @@ def kill_inside_a_checkpoint(train_dir: Path, scheme: str) -> str:
     return str(int(left[0].removeprefix(".step-").partition(".")[0])) if left else "-"  # behind a point: the job's own files
 
 
-def finish(process: subprocess.Popen[str]) -> None:
-    """Wait for a run that must end well."""
-    out, _ = process.communicate(timeout=SECONDS)
-    if process.returncode:
-        raise SystemExit(out)
+def complete(train_dir: Path, scheme: str, *flags: str) -> None:
+    """A run of `scheme` in this process, which must end well."""
+    from psnode.cli import main as psnode
+
+    with contextlib.redirect_stdout(io.StringIO()) as told, contextlib.redirect_stderr(told):
+        code = psnode(arguments(train_dir, scheme, *flags))
+    if code:
+        raise SystemExit(told.getvalue())
 
 
 def outcome(train_dir: Path) -> tuple[str, list[float]]:
@@ -101,12 +110,12 @@ def outcome(train_dir: Path) -> tuple[str, list[float]]:
 
 def row(scheme: str, folder: Path, rng: random.Random) -> tuple[str, bool]:
     """A line of the table, and whether the runs end alike."""
-    finish(start(folder / "whole", scheme))
+    complete(folder / "whole", scheme)
     parts = folder / "parts"
     first = kill_after(parts, rng.randint(1, STEPS - 5), scheme=scheme)
     second = kill_after(parts, 1, "--resume", scheme=scheme)
     third = kill_inside_a_checkpoint(parts, scheme)
-    finish(start(parts, scheme, "--resume"))
+    complete(parts, scheme, "--resume")
     whole, resumed = outcome(folder / "whole"), outcome(parts)
     alike = whole == resumed
     cells = [scheme, first, second, third, whole[0][:16], resumed[0][:16], "yes" if alike else "NO"]
