@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from psnode import cli
+
 pytestmark = pytest.mark.serial
 
 TASK = """
@@ -36,10 +38,8 @@ class Mine(Classification):
 
 
 def trained(mpirun: Any, task: Path, train_dir: Path, *flags: object) -> dict[str, Any]:
-    """Hashes of the files of every checkpoint, by their path; and the hash of the final weights."""
+    """Hashes of the files of every checkpoint, by their path; and of the final weights. Without mpirun in this process."""
     common = [
-        "-m",
-        "psnode",
         "train",
         "--batch-size",
         8,
@@ -52,8 +52,12 @@ def trained(mpirun: Any, task: Path, train_dir: Path, *flags: object) -> dict[st
         "layer",
     ]
     scheme = ["--scheme", "topk:ratio=0.05", "--downlink", "topk:ratio=0.05", "--min-compress-bytes", 64, "--hash-every", 4]
-    done = mpirun(3, [*common, *scheme, "--task", f"{task}:Mine", "--train-dir", train_dir, *flags])
-    assert done.code == 0, done
+    words = [str(word) for word in [*common, *scheme, "--task", f"{task}:Mine", "--train-dir", train_dir, *flags]]
+    if mpirun is None:
+        assert cli.main([*words, "--local", "2"]) == 0
+    else:
+        done = mpirun(3, ["-m", "psnode", *words])
+        assert done.code == 0, done
     files = sorted((train_dir / "checkpoints").glob("step-*/**/*.safetensors"))
     found: dict[str, Any] = {str(path.relative_to(train_dir)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
     return {**found, "model": json.loads((train_dir / "summary.json").read_bytes())["model_hash"]}
@@ -62,7 +66,7 @@ def trained(mpirun: Any, task: Path, train_dir: Path, *flags: object) -> dict[st
 def test_every_checkpoint_is_that_of_a_run_that_waits_whether_unbroken_or_resumed(mpirun: Any, tmp_path: Path) -> None:
     task = tmp_path / "task.py"
     task.write_text(TASK)
-    waiting = trained(mpirun, task, tmp_path / "waiting", "--max-steps", 8, "--no-overlap")
+    waiting = trained(None, task, tmp_path / "waiting", "--max-steps", 8, "--no-overlap")
     assert len(waiting) > 8  # checkpoints of steps 3, 6 and 8
     trained(mpirun, task, tmp_path / "early", "--max-steps", 6)
     assert trained(mpirun, task, tmp_path / "early", "--max-steps", 8, "--resume") == waiting
