@@ -81,8 +81,11 @@ def test_a_killed_job_resumes_to_the_same_weights(
     job.wait_for(f"step {killed_at}/")
     job.kill()
     assert not (tmp_path / "killed" / "summary.json").exists()
-    resumed = mpirun(4, [*flags, "--train-dir", tmp_path / "killed", "--resume"])
-    assert resumed.code == 0, resumed
+    if killed_at == 18:
+        resumed = mpirun(4, [*flags, "--train-dir", tmp_path / "killed", "--resume"])
+        assert resumed.code == 0, resumed
+    else:  # without three more imports of PyTorch
+        assert run(local(tmp_path / "killed", scheme=scheme, feedback=feedback, max_steps=20, resume=True)) == 0
     assert summary(tmp_path / "killed")["model_hash"] == summary(tmp_path / "whole")["model_hash"]
     steps = [json.loads(line)["step"] for line in (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(1, 21))
@@ -99,40 +102,33 @@ def test_a_signal_to_the_master_leaves_a_checkpoint_to_go_on_from(
     job = mpirun.start(3, flags)
     job.wait_for("step 5/")
     os.kill(job.rank_pids()[0], number)
-    done = job.wait(60)
+    done = job.wait(300)
     assert done.code == code, done
     ended = summary(tmp_path / "run")
     assert ended["stop_reason"] == reason
     assert 5 <= ended["steps"] < 200
     assert (tmp_path / "run" / "checkpoints" / f"step-{ended['steps']:08d}").is_dir()
-    resumed = mpirun(
-        3, [*TRAIN, "--max-steps", str(ended["steps"] + 3), "--train-dir", tmp_path / "run", "--eval-freq", "1000", "--resume"]
-    )
-    assert resumed.code == 0, resumed
+    more = local(tmp_path / "run", local=2, max_steps=ended["steps"] + 3, eval_freq=1000, resume=True)
+    assert run(more) == 0
+    assert summary(tmp_path / "run")["steps"] == ended["steps"] + 3
 
 
 def test_a_signal_to_a_worker_stops_the_job_with_a_checkpoint(mpirun: Any, tmp_path: Path) -> None:
     job = mpirun.start(3, [*TRAIN, "--max-steps", "200", "--eval-freq", "1000", "--train-dir", tmp_path / "run"])
     job.wait_for("step 5/")
     os.kill(job.rank_pids()[2], signal.SIGTERM)
-    assert job.wait(60).code == 75
+    assert job.wait(300).code == 75
     assert summary(tmp_path / "run")["stop_reason"] == "signal"
 
 
+# One of each place where a job is refused; tests/test_cli.py has what is refused, and its line.
 BAD = [
-    (["--network", "LeNett"], 2, "LeNet"),
-    (["--dataset", "mnst"], 2, "mnist"),
-    (["--dataset", "mnist", "--data-dir", "nowhere"], 2, "--data-dir"),
-    (["--codec", "qsgd:level=3"], 2, "levels"),
-    (["--codec", "qsgd:levels=0"], 2, "levels"),
-    (["--scheme", "atmo"], 2, "atomo"),
+    (["--unknown-flag"], 2, "--unknown-flag"),  # as the command line is read
     (["--lr", "fast"], 2, "--lr"),
-    (["--unknown-flag"], 2, "--unknown-flag"),
-    (["--network", "VGG11", "--dataset", "digits"], 2, "at least 32x32"),
-    (["--consistency", "kofn"], 2, "--num-aggregate"),
-    (["--num-aggregate", "1"], 2, "--num-aggregate"),
-    (["--task", "no/such/file.py"], 2, "no/such/file.py"),
-    (["--lr", "1e12"], 4, "rank"),
+    (["--network", "VGG11", "--dataset", "digits"], 2, "at least 32x32"),  # as the task is made
+    (["--dataset", "mnist", "--data-dir", "nowhere"], 2, "--data-dir"),
+    (["--num-aggregate", "1"], 2, "--num-aggregate"),  # by the number of workers
+    (["--lr", "1e12"], 4, "rank"),  # by the training
 ]
 
 
@@ -151,7 +147,7 @@ def test_bad_input_is_one_line_and_ends_every_rank(mpirun: Any, tmp_path: Path, 
 
 
 def test_one_rank_is_not_a_job(mpirun: Any, tmp_path: Path) -> None:
-    done = mpirun(1, [*TRAIN, "--train-dir", tmp_path / "run"], timeout=30)
+    done = mpirun(1, [*TRAIN, "--train-dir", tmp_path / "run"], timeout=300)
     assert done.code == 2
     assert "mpirun -n 3" in done.out + done.err
 
@@ -199,7 +195,7 @@ def test_a_rank_that_does_not_answer_is_named(mpirun: Any, tmp_path: Path) -> No
     job.wait_for("step 5/")
     stopped = job.rank_pids()[1]
     os.kill(stopped, signal.SIGSTOP)
-    end = time.monotonic() + 25
+    end = time.monotonic() + 300
     while "rank 1 put aside" not in "".join(job.output()) and time.monotonic() < end:
         time.sleep(0.1)
     out, err = job.output()
@@ -217,7 +213,7 @@ def test_the_evaluator_follows_a_run_and_ends_with_it(mpirun: Any, tmp_path: Pat
     )
     done = mpirun(3, [*TRAIN, "--max-steps", "20", "--eval-freq", "6", "--train-dir", train_dir])
     assert done.code == 0, done
-    out, _ = evaluator.communicate(timeout=30)
+    out, _ = evaluator.communicate(timeout=300)
     assert evaluator.returncode == 0
     evaluated = [json.loads(line) for line in (train_dir / "evaluations.jsonl").read_text().splitlines()]
     assert [record["step"] for record in evaluated] == [6, 12, 18, 20]
@@ -236,7 +232,7 @@ def test_a_task_of_ones_own_runs_from_python(mpirun: Any, tmp_path: Path) -> Non
         f"    config = psnode.Config(max_steps=5, train_dir={str(tmp_path / 'run')!r}, tensorboard=False)\n"
         "    sys.exit(psnode.run(task, config))\n"
     )
-    done = mpirun(3, [program], timeout=100)
+    done = mpirun(3, [program], timeout=300)
     assert done.code == 0, done
     assert summary(tmp_path / "run")["steps"] == 5
 
@@ -270,9 +266,9 @@ def test_workers_that_do_not_see_the_directory_send_their_state(mpirun: Any, tmp
 
 
 def test_launch_runs_a_job_and_returns_its_exit_code(tmp_path: Path) -> None:
-    flags = ["--max-steps", "3", "--batch-size", "8", "--threads", "1", "--train-dir", str(tmp_path / "run")]
+    flags = ["--max-steps", "3", "--batch-size", "8", "--threads", "1", "--no-tensorboard", "--train-dir", str(tmp_path / "run")]
     command = [sys.executable, "-m", "psnode", "launch", "-n", "2", "--", "train", *flags]
     for code in (0, 2):  # the second time the directory holds a run
-        done = subprocess.run(command, capture_output=True, text=True, timeout=55, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == code, done.stdout + done.stderr
     assert "already holds a run" in done.stdout + done.stderr
