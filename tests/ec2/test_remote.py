@@ -163,6 +163,20 @@ def test_a_folder_with_a_link_to_itself_is_refused_before_anything_is_sent(nodes
     assert set(tree(nodes.home("master") / "copied")) == {"x", "a/b/y", "beside/b/y", "again/b/y"}
 
 
+def test_the_private_key_does_not_leave_through_a_link(nodes: Nodes, keyfile: Path) -> None:
+    """In a folder that somebody else has made, for example."""
+    folder = Path("theirs")
+    folder.mkdir()
+    (folder / "weights").write_text("x")
+    (folder / "more").symlink_to(keyfile)
+    for what in (folder, keyfile):
+        done = nodes.ec2("put", what, "there")
+        assert done.code == 2, done.err
+        assert f"is your private key, {keyfile}, which stays on this machine" in done.err
+        sent = tree(nodes.home("master")).values()
+        assert not [content for content in sent if b"PRIVATE KEY" in content]
+
+
 def test_a_folder_with_a_link_to_itself_does_not_come_back_without_end(nodes: Nodes) -> None:
     home = nodes.home("master")
     (home / "data").mkdir()

@@ -45,13 +45,21 @@ def send(way: Access, node: Node, local: Path, remote: str) -> None:
     name, folder = local.resolve().name, local.is_dir()
     if folder and (loop := _loop(local)):
         raise ConfigurationError(f"{loop} is a link back to a folder that it is in, so that a copy has no end: remove it")
+    key = way.settings.keyfile
+
+    def taken(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        path = local / member.name if folder else local
+        if member.isreg() and path.samefile(key):
+            raise ConfigurationError(f"{path} is your private key, {key}, which stays on this machine: leave it out")
+        return member
+
     line = way.line(node, _command("receive.sh", _from_home(remote), name, "folder" if folder else "file"))
     with tempfile.TemporaryFile() as stderr:
         with way.children.started(line, stdin=subprocess.PIPE, stderr=stderr) as process:
             assert process.stdin is not None
             try:
                 with tarfile.open(fileobj=_Input(process.stdin), mode="w|", dereference=True) as archive:
-                    archive.add(local, "." if folder else name)
+                    archive.add(local, "." if folder else name, filter=taken)
             except BrokenPipeError:
                 pass  # it will have said why
             except OSError as error:
