@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from psnode import checkpoint
+from psnode.config import Config
+from psnode.job import run
 
 pytestmark = pytest.mark.serial
 
@@ -44,13 +46,19 @@ def test_below_the_quorum_a_job_stops_with_a_checkpoint(launched: Launched) -> N
     assert (ended["stop_reason"], ended["exit_code"]) == ("quorum", 75)
     assert checkpoint.Checkpoint.open(checkpoint.latest(job.train_dir)).step == ended["steps"]
     assert [event["event"] for event in job.events()] == ["lost", "quorum"]
-    again = launched(
-        3, "--max-steps", str(ended["steps"] + 5), "--min-workers", "3", "--scheme", "qsgd", "--feedback", "ef", "--resume"
-    )
-    code, out = again.end()
-    assert code == 0, out
-    assert again.events()[2:] == [{**again.events()[2], "event": "begins anew", "rank": 1}]
-    assert again.records()[-1]["contributing"] == 3
+    same = {
+        "batch_size": 8,
+        "threads": 1,
+        "tensorboard": False,
+        "lr": 0.02,
+        "eval_freq": 1000,
+        "scheme": "qsgd",
+        "feedback": "ef",
+    }
+    more = Config(**same, min_workers=3, max_steps=ended["steps"] + 5, local=3, resume=True, train_dir=job.train_dir)
+    assert run(more) == 0
+    assert job.events()[2:] == [{**job.events()[2], "event": "begins anew", "rank": 1}]
+    assert job.records()[-1]["contributing"] == 3
 
 
 def test_without_any_worker_the_master_still_leaves_a_checkpoint(launched: Launched) -> None:
