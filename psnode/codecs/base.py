@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,9 @@ Indices = npt.NDArray[np.int64]
 
 Array = TypeVar("Array", bound=npt.NDArray[Any])
 
-__all__ = ["Bytes", "Codec", "Floats", "Indices", "Parts", "Payload", "RandomSource", "Shape", "Words", "readonly"]
+__all__ = [
+    "Bytes", "Codec", "Floats", "Indices", "Measured", "Parts", "Payload", "RandomSource", "Shape", "Words", "readonly",
+]  # fmt: skip
 
 
 class RandomSource(Protocol):
@@ -34,6 +36,17 @@ class RandomSource(Protocol):
     def integers(self, low: int, *, size: int, dtype: type[np.uint64]) -> Any:
         """`size` words uniform in 0..low-1."""
         ...
+
+
+class Measured(NamedTuple):
+    """A payload that was checked completely. `add(out, weight)` is decode_add without another check; `out` may be flat.
+
+    `norm`: the L2 norm of what it decodes to; where the payload has scales, the largest that they permit; of a linear sketch the
+    norm of its cells. No decoded value is larger.
+    """
+
+    norm: float
+    add: Callable[[Floats, np.float32], None]
 
 
 class Codec(ABC):
@@ -181,6 +194,18 @@ class Codec(ABC):
         if target.size:
             self._decode_add(body, target, np.float32(weight))
 
+    def measure(self, payload: Payload, room: Floats | None = None) -> Measured:
+        """Check all of a payload and find its norm, before anything of it is added. Raises PayloadError.
+
+        `room` (float32, flat, as long as the array or longer) saves an allocation where that takes decoding. It is in use until
+        the last `add`, and so is the payload's memory.
+        """
+        body, shape = self._body(payload), payload.shape
+        if not payload.size:
+            return Measured(0.0, lambda out, weight: None)
+        found = self._measure(body, shape, room)
+        return Measured(found.norm, lambda out, weight: found.add(checked_target(out, shape), weight))
+
     def support(self, payload: Payload) -> Indices:
         """The flat indices that the payload carries, ascending: all of them unless the codec is sparse."""
         body = self._body(payload)
@@ -233,6 +258,16 @@ class Codec(ABC):
         decoded = np.empty_like(out)
         self._decode(body, decoded)
         add_scaled(decoded.reshape(-1), out.reshape(-1), weight)
+
+    def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
+        """The norm of what `body` decodes to, and how to add that; must raise PayloadError for all that _decode refuses."""
+        from psnode.codecs.kernels.finite import add_scaled
+        from psnode.codecs.norm import norm_of
+
+        size = math.prod(shape)
+        decoded = np.empty(size, np.float32) if room is None else room[:size]
+        self._decode(body, decoded.reshape(shape))
+        return Measured(norm_of(decoded, self.id), lambda out, weight: add_scaled(decoded, out.reshape(-1), weight))
 
     def _encode_error(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
         """_encode, and error = x - decoded. `error` is contiguous and is either the memory of x or apart from it."""

@@ -13,8 +13,9 @@ from abc import abstractmethod
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Shape, Words, readonly
+from psnode.codecs.base import Bytes, Floats, Measured, Shape, Words, readonly
 from psnode.codecs.kernels.signbits import apply
+from psnode.codecs.norm import norm_of_buckets
 from psnode.codecs.stages import Codes, Quantiser, Symbols
 from psnode.errors import PayloadError
 
@@ -74,6 +75,13 @@ class Binary(Quantiser):
         bits, bucket, low, high = self._read(body, out.size)
         flat = out.reshape(-1)
         apply(bits, bucket, readonly(weight * low), readonly(weight * high), readonly(flat), flat)
+
+    def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
+        """From the larger of every bucket's two values."""
+        size = math.prod(shape)
+        _, bucket, low, high = self._read(body, size)
+        norm = norm_of_buckets(np.maximum(np.abs(low), np.abs(high)), bucket, size)
+        return Measured(norm, lambda out, weight: self._decode_add(body, out, weight))
 
     def _read(self, body: Bytes, size: int) -> tuple[Bytes, int, Floats, Floats]:
         start = self._split(body, size)

@@ -70,6 +70,8 @@ class Blosc(Codec):
             blosc.decompress_ptr(body, out.ctypes.data)
         except blosc.blosc_extension.error as error:
             raise PayloadError("blosc: the frame cannot be decompressed") from error
+        if max_norm(out.reshape(-1)) == NOT_FINITE:
+            raise PayloadError("blosc: a value is not finite")
 
 
 def _library() -> ModuleType:

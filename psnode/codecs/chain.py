@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from psnode.codecs import spec, table
-from psnode.codecs.base import Bytes, Codec, Floats, Indices, RandomSource, Shape, Words, readonly
+from psnode.codecs.base import Bytes, Codec, Floats, Indices, Measured, RandomSource, Shape, Words, readonly
 from psnode.codecs.stages import (
     FlatCodec,
     Lossless,
@@ -239,6 +239,16 @@ class Chain(Codec):
             return
         side, count, coded = self._split(body, out.shape)
         self.reducer._expand_add(side, self._kept(coded, count), out, weight)
+
+    def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
+        if self.reducer is not None:
+            side, count, coded = self._split(body, shape)
+            found = self.reducer._measure_parts(side, self._kept(coded, count), shape)
+            return found or super()._measure(body, shape, room)
+        if self.lossless_stage is not None:
+            return super()._measure(body, shape, room)
+        found = self.quantiser._measure(body, (int(np.prod(shape, dtype=np.int64)),), room)
+        return Measured(found.norm, lambda out, weight: found.add(out.reshape(-1), weight))
 
     def _support(self, body: Bytes, shape: Shape) -> Indices:
         if self.reducer is None:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Codec, Floats, Indices, RandomSource, Shape, Words, readonly
+from psnode.codecs.base import Bytes, Codec, Floats, Indices, Measured, RandomSource, Shape, Words, readonly
+from psnode.codecs.stages import check_finite
 from psnode.errors import PayloadError
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -81,13 +82,32 @@ class Contractive(Codec):
         self.codec._decode(body[4:], out)
         with np.errstate(over="ignore"):
             out *= scale
+        if abs(scale) > 1:
+            check_finite(out.reshape(-1), self.id)
 
     def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
         scale = self._scale(body)
-        if abs(math.frexp(float(weight))[0]) == 0.5:  # a power of two: (weight c) y rounds as weight (c y) does
+        if abs(scale) > 1:
+            self._measure(body, out.shape, None).add(out, weight)
+        elif _folds(weight):
             self.codec._decode_add(body[4:], out, np.float32(weight * scale))
         else:
             super()._decode_add(body, out, weight)
+
+    def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
+        """|c| times the norm of the rest; by decoding if c times that might leave float32."""
+        scale, inner = self._scale(body), self.codec._measure(body[4:], shape, room)
+        norm = abs(float(scale)) * inner.norm
+        if abs(scale) > 1 and norm > _LARGEST / 2:
+            return super()._measure(body, shape, None)
+
+        def add(out: Floats, weight: np.float32) -> None:
+            if _folds(weight):
+                inner.add(out, np.float32(weight * scale))
+            else:
+                super(Contractive, self)._decode_add(body, out, weight)
+
+        return Measured(norm, add)
 
     def _support(self, body: Bytes, shape: Shape) -> Indices:
         self._scale(body)
@@ -100,3 +120,8 @@ class Contractive(Codec):
         if not np.isfinite(scale):
             raise PayloadError(f"contractive: the scale is {scale}")
         return scale
+
+
+def _folds(weight: np.float32) -> bool:
+    """Whether `weight` is a power of two: (weight c) y rounds as weight (c y) does."""
+    return abs(math.frexp(float(weight))[0]) == 0.5

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Codec, Floats, Shape, Words
+from psnode.codecs.base import Bytes, Codec, Floats, Measured, Shape, Words
 from psnode.codecs.kernels.finite import add_scaled, all_finite, copy_finite, raise_nonfinite
+from psnode.codecs.norm import norm_of
 from psnode.codecs.payload import Payload, header_nbytes, write_header
 from psnode.errors import CodecValueError, PayloadError
 
@@ -51,10 +52,19 @@ class Identity(Codec):
     def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
         add_scaled(self._values(body, out.shape).reshape(-1), out.reshape(-1), weight)
 
+    def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
+        """In the pass that looks for values which are not finite."""
+        values = self._raw(body, shape)
+        return Measured(norm_of(values, self.id), lambda out, weight: add_scaled(values, out.reshape(-1), weight))
+
     def _values(self, body: Bytes, shape: Shape) -> Floats:
-        if body.size != 4 * math.prod(shape):
-            raise PayloadError(f"identity: a body of {body.size} bytes cannot hold float32 values of shape {shape}")
-        values = body.view(np.float32)
+        values = self._raw(body, shape)
         if not all_finite(values):
             raise PayloadError("identity: a value is not finite")
         return values.reshape(shape)
+
+    def _raw(self, body: Bytes, shape: Shape) -> Floats:
+        """The values, flat, whatever they are."""
+        if body.size != 4 * math.prod(shape):
+            raise PayloadError(f"identity: a body of {body.size} bytes cannot hold float32 values of shape {shape}")
+        return body.view(np.float32)

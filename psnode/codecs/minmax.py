@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Shape, Words, readonly
+from psnode.codecs.base import Bytes, Floats, Measured, Shape, Words, readonly
 from psnode.codecs.kernels import minmax as kernels
 from psnode.codecs.kernels.finite import raise_nonfinite
 from psnode.codecs.kernels.minmax import Levels
@@ -88,6 +88,13 @@ class MinMax(Quantiser):
 
     def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
         kernels.decode(*self._read(body, out.size), weight, out.reshape(-1), True)
+
+    def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
+        """From the larger end."""
+        size = math.prod(shape)
+        self._read(body, size)
+        top = float(np.abs(body[4:_SIDE].view(np.float32)).max())
+        return Measured(top * math.sqrt(size), lambda out, weight: self._decode_add(body, out, weight))
 
     def _read(self, body: Bytes, size: int) -> tuple[Words32, Bytes, int, Levels]:
         """Packed rows, the incomplete one, bits and levels of a body that is valid."""

@@ -22,11 +22,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Shape, Words, readonly
+from psnode.codecs.base import Bytes, Floats, Measured, Shape, Words, readonly
 from psnode.codecs.bounds import check_choice, check_integer
 from psnode.codecs.kernels import powers as kernels
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
 from psnode.codecs.kernels.planes import BLOCK, packed_nbytes
+from psnode.codecs.norm import norm_of_buckets
 from psnode.codecs.stages import Codes, Quantiser, Symbols, codes_like
 from psnode.codecs.table import number_of
 from psnode.errors import CodecSpecError, PayloadError
@@ -89,11 +90,15 @@ class Nuqsgd(Quantiser):
     def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
         self._read(body, out, weight, True)
 
+    def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
+        """From the norms of the buckets, which no decoded magnitude exceeds."""
+        size = math.prod(shape)
+        _, bucket, norms = _checked(body, size)
+        return Measured(norm_of_buckets(norms, bucket, size), lambda out, weight: self._read(body, out, weight, True))
+
     def _read(self, body: Bytes, out: Floats, weight: np.float32, add: bool) -> None:
-        levels, bucket, norms = _fields(body, out.size)
+        levels, bucket, norms = _checked(body, out.size)
         side, bits = _side_nbytes(out.size, bucket), _bits(levels)
-        if body.size != side + packed_nbytes(out.size, bits):
-            raise PayloadError(f"nuqsgd: a body of {body.size} bytes cannot hold {out.size} codes with {levels=}, {bucket=}")
         kernels.decode(levels, bits, bucket, norms, body[side:], readonly(_NO_BYTES), out.reshape(-1), weight, add)
 
     def _max_symbols(self, size: int) -> tuple[int, int, int]:
@@ -122,6 +127,14 @@ def _bits(levels: int) -> int:
 
 def _side_nbytes(size: int, bucket: int) -> int:
     return _FIELDS + 4 * -(-size // bucket)
+
+
+def _checked(body: Bytes, size: int) -> tuple[int, int, Any]:
+    """As _fields, of a body that is valid."""
+    levels, bucket, norms = _fields(body, size)
+    if body.size != _side_nbytes(size, bucket) + packed_nbytes(size, _bits(levels)):
+        raise PayloadError(f"nuqsgd: a body of {body.size} bytes cannot hold {size} codes with {levels=}, {bucket=}")
+    return levels, bucket, norms
 
 
 def _fields(body: Bytes, size: int) -> tuple[int, int, Any]:

@@ -20,12 +20,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Shape, Words, readonly
+from psnode.codecs.base import Bytes, Floats, Measured, Shape, Words, readonly
 from psnode.codecs.bounds import check_choice, check_integer
 from psnode.codecs.kernels import qsgd as kernels
 from psnode.codecs.kernels.dots import Float64s
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
 from psnode.codecs.kernels.planes import BLOCK, Words32, packed_nbytes
+from psnode.codecs.norm import norm_of_buckets
 from psnode.codecs.payload import MAX_COORDINATES
 from psnode.codecs.stages import Codes, Quantiser, Symbols, codes_like
 from psnode.codecs.table import number_of
@@ -103,10 +104,15 @@ class Qsgd(Quantiser):
     def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
         self._read(body, out, weight, True)
 
+    def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
+        """From the norms of the buckets, which no decoded magnitude exceeds."""
+        size = math.prod(shape)
+        levels, bucket = _checked(body, size)
+        norms, _, _ = _views(body, size, levels, bucket)
+        return Measured(norm_of_buckets(norms, bucket, size), lambda out, weight: self._read(body, out, weight, True))
+
     def _read(self, body: Bytes, out: Floats, weight: np.float32, add: bool) -> None:
-        levels, bucket = _fields(body, out.size)
-        if body.size != _body_nbytes(out.size, levels, bucket):
-            raise PayloadError(f"qsgd: a body of {body.size} bytes cannot hold {out.size} codes with {levels=}, {bucket=}")
+        levels, bucket = _checked(body, out.size)
         norms, packed, tail = _views(body, out.size, levels, bucket)
         codes = readonly(_NO_BYTES)
         kernels.decode(levels, _bits(levels), bucket, norms, packed, tail, codes, out.reshape(-1), weight, add)
@@ -153,6 +159,14 @@ def _fields(body: Bytes, size: int) -> tuple[int, int]:
         raise PayloadError(f"qsgd: a body of {body.size} bytes lacks norms for {size} coordinates with {bucket=}")
     if size and int(body[_FIELDS:end].view(np.uint32).max()) >= INFINITY_BITS:
         raise PayloadError("qsgd: the norm of a bucket is negative or not finite")
+    return levels, bucket
+
+
+def _checked(body: Bytes, size: int) -> tuple[int, int]:
+    """Levels and bucket of a body that is valid."""
+    levels, bucket = _fields(body, size)
+    if body.size != _body_nbytes(size, levels, bucket):
+        raise PayloadError(f"qsgd: a body of {body.size} bytes cannot hold {size} codes with {levels=}, {bucket=}")
     return levels, bucket
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from psnode.codecs import spec
-from psnode.codecs.base import Bytes, Codec, Floats, Indices, Shape, Words
+from psnode.codecs.base import Bytes, Codec, Floats, Indices, Measured, Shape, Words
 from psnode.errors import PayloadError
 
 Codes = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
@@ -105,6 +105,18 @@ class Reducer(Codec):
 
     def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
         self._expand_add(*self._parts(body, out.shape), out, weight)
+
+    def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
+        return self._measure_parts(*self._parts(body, shape), shape) or super()._measure(body, shape, room)
+
+    def _measure_parts(self, side: Bytes, values: Floats, shape: Shape) -> Measured | None:
+        """`measure`, given finite values; None if that takes expanding them. Those of a sparse reducer are the decoded ones."""
+        if not self.sparse:
+            return None
+        from psnode.codecs.norm import norm_of
+
+        self._support_of(side, shape)  # PayloadError if the indices are none
+        return Measured(norm_of(values, self.id), lambda out, weight: self._expand_add(side, values, out, weight))
 
     def _support(self, body: Bytes, shape: Shape) -> Indices:
         return self._support_of(self._parts(body, shape)[0], shape)

@@ -28,7 +28,7 @@ from typing import Literal
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Shape, Words
+from psnode.codecs.base import Bytes, Floats, Measured, Shape, Words
 from psnode.codecs.kernels.finite import raise_nonfinite
 from psnode.codecs.lowrank.atoms import (
     MAX_BUDGET,
@@ -185,6 +185,18 @@ class Svd(Reducer):
             super()._expand_add(side, values, out, weight)
         else:
             add_terms(*factors, out.reshape(m, n), weight)
+
+    def _measure_parts(self, side: Bytes, values: Floats, shape: Shape) -> Measured | None:
+        """From the inner products of the factors: ||sum of l_k r_k^T||^2 = sum over j, k of <l_j, l_k> <r_j, r_k>."""
+        split, terms, m, n = _sizes(side, shape)
+        if not split:
+            return None
+        left, right = unfold(values, terms, m, n)
+        if may_overflow(left, right):
+            return None
+        lefts, rights = left.astype(np.float64), right.astype(np.float64)
+        energy = float(np.sum((lefts @ lefts.T) * (rights @ rights.T)))
+        return Measured(math.sqrt(max(0.0, energy)), lambda out, weight: add_terms(left, right, out.reshape(m, n), weight))
 
 
 def _sizes(side: Bytes, shape: Shape) -> tuple[int, int, int, int]:

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Codec, Floats, Shape, Words
+from psnode.codecs.base import Bytes, Codec, Floats, Measured, Shape, Words
 from psnode.codecs.bounds import check_real
 from psnode.codecs.kernels import ternary as kernels
 from psnode.codecs.kernels.dots import Float64s
@@ -111,6 +111,12 @@ class TernGrad(Quantiser):
     def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
         digits, scale = self._read(body, out.size)
         kernels.decode(digits, np.float32(weight * scale), out.reshape(-1), True)
+
+    def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
+        """From s, as if nothing were zero."""
+        size = math.prod(shape)
+        scale = float(self._read(body, size)[1])
+        return Measured(scale * math.sqrt(size), lambda out, weight: self._decode_add(body, out, weight))
 
     def _read(self, body: Bytes, size: int) -> tuple[Bytes, np.float32]:
         """Digits and scale of a body that is valid."""

@@ -22,12 +22,13 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Codec, Floats, Payload, RandomSource, Shape, Words, readonly
+from psnode.codecs.base import Bytes, Codec, Floats, Measured, Payload, RandomSource, Shape, Words, readonly
 from psnode.codecs.bounds import check_integer, check_real
 from psnode.codecs.kernels import hashed
 from psnode.codecs.kernels.dots import inner_products
 from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
 from psnode.codecs.kernels.norms import NOT_FINITE, max_norm
+from psnode.codecs.norm import norm_of
 from psnode.codecs.payload import MAX_COORDINATES, header_nbytes
 from psnode.codecs.table import number_of
 from psnode.errors import PayloadError
@@ -141,6 +142,11 @@ class LinearSketch(Codec):
 
     def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
         self._estimate(self._read(body), out.reshape(-1), weight, True)
+
+    def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
+        """The norm of the sketch itself: payloads are merged before anything is decoded."""
+        norm = norm_of(self._read(body).cells, self.id)
+        return Measured(norm, lambda out, weight: self._decode_add(body, out, weight))
 
     def _estimate(self, table: _Table, out: Floats, weight: np.float32, add: bool) -> None:
         hashed.estimate(table.cells, table.rows, table.key, number_of(self.id), self.median, out, weight, add)
