@@ -4,6 +4,7 @@
                                    state/optimizer.safetensors the master's optimizer
                                    state/replica.safetensors   what the workers hold, where it differs from the weights
                                    state/waiting.safetensors   gradients that came and were not applied
+                                   state/norms.safetensors     what the norms of later gradients are compared with
                                    worker-003.safetensors      feedback and buffers of rank 3, its place in the data
                                    manifest.json               step, and size and xxh3_128 of every file
     checkpoints/latest             the name of the newest one
@@ -45,6 +46,7 @@ MODEL = "model.safetensors"
 OPTIMIZER = "state/optimizer.safetensors"
 REPLICA = "state/replica.safetensors"
 WAITING = "state/waiting.safetensors"
+NORMS = "state/norms.safetensors"
 PLACE = "data/place"  # in a worker's file: steps of its share that are taken, and among how many workers it was dealt
 _NAME = re.compile(r"step-(\d{8,})")
 _UNFINISHED = re.compile(r"\.step-\d{8,}(\.[0-9a-f]{16})?(\.gone)?|\.latest\.\d+")

@@ -156,6 +156,10 @@ class Config:
     min_workers: int = option(
         1, "Go on after deaths while so many workers are left, else stop with a checkpoint.", minimum=1, free=True
     )
+    norm_cap: float = option(
+        10.0, "Refuse a gradient whose norm is more than so many times what the workers' usually are (docs/security.md).",
+        above=1, maximum=10, words={"off": 0.0}, free=True, before=0.0,
+    )  # fmt: skip
     hash_every: int = option(50, "Compare the workers' weights every so many steps; 0: never.", minimum=0, free=True)
 
     # what it leaves behind

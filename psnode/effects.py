@@ -74,6 +74,10 @@ def refuse_what_has_no_effect(config: Config, rule: Feedback, codec: Codec, aggr
         raise ConfigurationError(
             f"--optimizer {config.optimizer} would divide a vote by its own size, which is 1: leave it out under a majority vote"
         )
+    if aggregator == MAJORITY and config.norm_cap not in (0, settings()["norm_cap"].default):
+        raise ConfigurationError(
+            "--norm-cap has no meaning under a majority vote, where every worker weighs the same: leave it out"
+        )
     if aggregator == MAJORITY and rule.memory is not None:
         raise ConfigurationError(
             f"feedback {rule.id} remembers what a gradient is owed, and a majority vote pays nobody's: use none or ema"

@@ -12,6 +12,7 @@
     │   ├── TruncatedFrameError             shorter or longer than its header says
     │   ├── AlteredFrameError               checksum differs
     │   └── ForeignFrameError               other protocol, version or job
+    ├── NormError                       1   a gradient out of all proportion to those of the others
     ├── TransportError
     │   ├── MissingRanksError           3   ranks absent at the start, or too few left
     │   ├── DeadlineExceededError       3   nothing arrived in time
@@ -94,6 +95,17 @@ class AlteredFrameError(WireError):
 
 class ForeignFrameError(WireError):
     """A frame of another protocol, protocol version or job."""
+
+
+class NormError(PsnodeError):
+    """The gradient of `rank` for `group` has `norm`, and no more than `bound` is accepted."""
+
+    def __init__(self, rank: int, step: int, group: int, norm: float, bound: float) -> None:
+        super().__init__(
+            f"the gradient of rank {rank}, step {step}, group {group}, has the norm {norm:.3g}; more than {bound:.3g} is not "
+            "accepted: look at its batch and its host, or set --norm-cap off"
+        )
+        self.rank, self.step, self.group, self.norm, self.bound = rank, step, group, norm, bound
 
 
 class TransportError(PsnodeError):

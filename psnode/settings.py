@@ -32,7 +32,7 @@ class Rules:
     choices   the words accepted, compared without case; empty: any
     later     words that are understood but not supported yet
     minimum, maximum   inclusive;  above: an exclusive lower bound
-    words     spellings of values, such as auto for 0
+    words     spellings of values, such as auto for 0; these are accepted beside the bounds
     needs     (field, value): the setting means something only if that field has that value
     implies   naming the setting is enough to choose `needs`
     free      may differ when a run is resumed, and is no part of the job's digest
@@ -135,7 +135,7 @@ class Setting:
 
     def _bounded(self, value: Any, label: str) -> Any:
         rules = self.rules
-        if self.kind in (int, float):
+        if self.kind in (int, float) and value not in rules.words.values():
             low = value < rules.minimum if rules.minimum is not None else rules.above is not None and value <= rules.above
             if not math.isfinite(value) or low or (rules.maximum is not None and value > rules.maximum):
                 raise ConfigurationError(f"{label} must be {self._expected()}, not {value!r}{self._remedy()}")

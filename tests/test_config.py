@@ -30,7 +30,7 @@ MAY_CHANGE = {
     "data_dir", "download", "test_batch_size", "max_steps", "epochs", "overlap", "comm_type", "start_deadline", "deadline",
     "pause_deadline", "stop_deadline", "spares",
     "hash_every", "min_workers", "train_dir", "eval_freq", "keep_last", "resume", "log_interval", "timeline", "tensorboard",
-    "local", "debug", "record_history", "trust_run",
+    "local", "debug", "record_history", "trust_run", "norm_cap",
 }  # fmt: skip
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="\n\0"), max_size=20)
@@ -214,7 +214,7 @@ def test_the_first_of_steps_and_epochs_ends_the_run(fields: dict[str, Any], expe
 
 def changed(setting: Setting) -> Any:
     """A value that is not the default."""
-    samples: dict[Any, Any] = {int: 3, float: 0.5, bool: True, str: "x", Path: Path("x")}
+    samples: dict[Any, Any] = {int: 3, float: 2.5 if setting.rules.above == 1 else 0.5, bool: True, str: "x", Path: Path("x")}
     others = [choice for choice in setting.rules.choices if choice != setting.default]
     if setting.rules.choices and not others:
         return None

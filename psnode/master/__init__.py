@@ -152,7 +152,16 @@ def _run(
             downlink=downlink,
             drafts=drafts,
             reduction=Reduction(
-                plan, scheme, parameters, downlink, lanes, watch, tracer, seed=config.seed, constraint=constraint
+                plan,
+                scheme,
+                parameters,
+                downlink,
+                lanes,
+                watch,
+                tracer,
+                seed=config.seed,
+                constraint=constraint,
+                norm_cap=config.norm_cap or None,
             ),
             watch=watch,
             accounts=accounts,

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from psnode.codecs import Codec, Payload
-from psnode.codecs.base import RandomSource
+from psnode.codecs.base import Measured, RandomSource
 from psnode.codecs.sign import Sign
 from psnode.effects import CLIPPED, MAJORITY
 from psnode.errors import ConfigurationError
@@ -32,6 +32,10 @@ class Aggregator(ABC):
     def add(self, codec: Codec, payload: Payload, out: Floats, weight: float = 1.0) -> None:
         """Add one worker's payload of a segment, times `weight`, to the segment's accumulator `out` (flat, zeros at first)."""
 
+    def add_measured(self, codec: Codec, payload: Payload, measured: Measured, out: Floats, weight: float = 1.0) -> None:
+        """`add` of a payload that was measured, without checking it again where that can be."""
+        self.add(codec, payload, out, weight)
+
     @abstractmethod
     def finish(self, out: Floats, count: int, rng: RandomSource | None = None) -> float:
         """Turn the accumulator of `count` workers into the gradient to apply, but for a factor, which is returned.
@@ -47,6 +51,9 @@ class Mean(Aggregator):
 
     def add(self, codec: Codec, payload: Payload, out: Floats, weight: float = 1.0) -> None:
         codec.decode_add(payload, out, weight)
+
+    def add_measured(self, codec: Codec, payload: Payload, measured: Measured, out: Floats, weight: float = 1.0) -> None:
+        measured.add(out, np.float32(weight))
 
     def finish(self, out: Floats, count: int, rng: RandomSource | None = None) -> float:
         return 1 / count

@@ -18,12 +18,12 @@ _BEHIND_THE_LOSS = (Kind.GRADIENT, Kind.REPORT, Kind.SKIP)  # what a worker whos
 
 
 def diverged(
-    link: Link, first: RemoteFailureError, finite: Iterable[int], others: Iterable[int], weights: Floats | None
+    link: Link, first: RemoteFailureError, finite: Iterable[int], others: Iterable[int], weights: Floats | None, outlier: str = ""
 ) -> DivergedError:
     """The error that the job ends with because `first` says that a loss is not finite.
 
     `finite`: ranks whose loss of that step was; the rest of `others` is listened to for ten seconds. `weights`: those that
-    the loss was computed on, if they are still there.
+    the loss was computed on, if they are still there. `outlier`: what is known of a gradient in them that was out of place.
     """
     losses = {first.rank: str(first.failure.loss)}
     fine = set(finite) - {first.rank}
@@ -47,21 +47,21 @@ def diverged(
                 fine.add(event.sender)
                 silent.discard(event.sender)
     sound = None if weights is None else bool(np.isfinite(weights).all())
-    return DivergedError(_told(first.step - 1, losses, fine, silent, sound))
+    return DivergedError(_told(first.step - 1, losses, fine, silent, sound, outlier))
 
 
-def _told(version: int, losses: dict[int, str], fine: set[int], silent: set[int], sound: bool | None) -> str:
+def _told(version: int, losses: dict[int, str], fine: set[int], silent: set[int], sound: bool | None, outlier: str) -> str:
     """One line: on which ranks, on which weights, and what can be done."""
     values = sorted(set(losses.values()))
     found = [f"{value} on {_ranks(rank for rank in losses if losses[rank] == value)}" for value in values]
     found += [f"finite on {_ranks(fine)}"] if fine else []
     found += [f"not heard of {_ranks(silent)}"] if silent else []
     weights = "" if sound is None else f"; the weights themselves are {'finite' if sound else 'not'}"
-    remedy = (
-        f"look at the batch and the host of {_ranks(losses)}"
-        if fine
-        else "if the loss had risen before (metrics.jsonl), lower --lr or warm it up; if not, one update was out of place"
-    )
+    remedy = "if the loss had risen before (metrics.jsonl), lower --lr or warm it up; if not, one update was out of place"
+    if fine:
+        remedy = f"look at the batch and the host of {_ranks(losses)}"
+    elif outlier:
+        remedy = f"{outlier}: look at its batch and its host; --norm-cap refuses such"
     return f"the loss on the weights published as step {version} is not finite: {', '.join(found)}{weights}: {remedy}"
 
 

@@ -35,6 +35,7 @@ class _Pending:
     weights: tuple[Tensors, Tensors, torch.Tensor] | None
     until: float
     facts: Mapping[str, object]
+    norms: Tensors
     states: dict[int, Tensors] = field(default_factory=dict)
 
 
@@ -76,6 +77,7 @@ class Drafts:
         self._means_of = run.before.step  # the version that they are of
         self._pending: dict[int, _Pending] = {}  # by version, ascending
         self.begun = -1 if run.before.checkpoint is None else run.before.step  # the newest version of which one was begun
+        self.norms: Callable[[], Tensors] = dict  # of the gradients that were applied, as a version is complete
         self.waiting: Callable[[int], Tensors] = lambda version: {}  # the gradients that wait behind a version, the last
         self.doubt: Callable[[], str] = lambda: ""  # what the losses by now tell against the newest version
         self._wrecked = set[int]()  # versions that hold what is not finite
@@ -113,7 +115,7 @@ class Drafts:
             self._abandon(version, error)
             return False
         copies = self._copies() if self._rounds_go_on else None
-        self._pending[version] = _Pending(draft, set(ranks), copies, until, facts or {})
+        self._pending[version] = _Pending(draft, set(ranks), copies, until, facts or {}, self.norms())
         return True
 
     def require(self, version: int) -> None:
@@ -210,6 +212,8 @@ class Drafts:
             draft.add_tensors(checkpoint.OPTIMIZER, optimizer)
             if self._downlink.differs:
                 draft.add_tensors(checkpoint.REPLICA, {"replica": replica})
+            if pending.norms:
+                draft.add_tensors(checkpoint.NORMS, pending.norms)
             if waiting := self.waiting(draft.step):
                 draft.add_tensors(checkpoint.WAITING, waiting)
             facts = {"workers": self._workers, **self._run.origin, **pending.facts}

@@ -25,7 +25,7 @@ from psnode.master.events import Events
 from psnode.master.members import Members
 from psnode.master.parameters import Parameters
 from psnode.master.patience import RoundClock, patience_of
-from psnode.master.reduction import GroupClosed, Reduction, Refused
+from psnode.master.reduction import GroupClosed, NotApplied, Reduction, Refused
 from psnode.master.rounds import Rounds
 from psnode.master.soundness import Soundness
 from psnode.master.standing import Standing
@@ -125,6 +125,8 @@ class Master:
         self.standing.version = self.run.before.step
         self._rounds.admit(self._members.live, self.version)
         self._turn.take_up(self.run.before.checkpoint)
+        self.reduction.take_up(self.run.before.checkpoint)
+        self.drafts.norms = self.reduction.norms
         self.drafts.doubt = lambda: self.soundness.doubt
         if (found := self.run.before.checkpoint) is not None and found.facts.get(SOUND, True) is None:
             self.soundness.await_(found.step)
@@ -192,6 +194,8 @@ class Master:
                 self.traces[event.sender] = parse_events(bytes(event.body), event.sender)
             case Frame(kind=Kind.SKIP):
                 self._on_skip(event)
+            case NotApplied():
+                self._on_not_applied(event)
             case GroupClosed():
                 self._on_group_closed(event)
             case StopRequest():
@@ -236,10 +240,16 @@ class Master:
             newest = self.config.consistency == "bsp" and event.step == self.version + 1
             live, weights = (self._members.live, self.downlink.replica) if newest else (frozenset[int](), None)
             self._judge(self.soundness.give_up(f"the loss on it is {event.failure.loss} on rank {event.rank}"))
-            raise diverged(self.link, event, live - self._rounds.missing, live, weights)
+            raise diverged(self.link, event, live - self._rounds.missing, live, weights, self.reduction.outlier())
         if event.exit_code != PsnodeError.exit_code:
             raise event
         self._attendance.fail(event)
+
+    def _on_not_applied(self, event: NotApplied) -> None:
+        """Finite gradients whose sum is not."""
+        names = ", ".join(map(str, event.ranks))
+        reason = f"the sum of the gradients of ranks {names} for group {event.group} is not finite: it goes without an update"
+        self.events.tell("not applied", self.version, None, reason)
 
     def _on_group_closed(self, event: GroupClosed) -> None:
         self.accounts.down(event.nbytes, event.version)

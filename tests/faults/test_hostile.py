@@ -122,10 +122,13 @@ class Lying(Transport):
         self._end.close(seconds)
 
 
-def train(config: Config, workers: int, liar: int, lie: Lie, step: int, kind: Kind = Kind.GRADIENT, most: int = 1 << 30) -> int:
-    """A whole job over the loopback in which worker `liar` lies from `step` on."""
+def train(
+    config: Config, workers: int, liar: int | Sequence[int], lie: Lie, step: int, kind: Kind = Kind.GRADIENT, most: int = 1 << 30
+) -> int:
+    """A whole job over the loopback in which worker `liar`, or each of these, lies from `step` on."""
     ends: list[Transport] = list(loopback_group(workers + 1))
-    ends[liar] = Lying(ends[liar], lie, step, kind, most)
+    for rank in [liar] if isinstance(liar, int) else liar:
+        ends[rank] = Lying(ends[rank], lie, step, kind, most)
     turn, hello = threading.RLock(), Hello("host", 1, "1").to_bytes()
 
     def be_worker(end: Transport) -> None:

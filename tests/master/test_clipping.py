@@ -96,7 +96,15 @@ class Pull(Task):
 
 def config(folder: Path, **changed: Any) -> Config:
     settings: dict[str, Any] = {"scheme": "dense", "momentum": 0.0, "lr": LR, "downlink": "dense", "batch_size": 1, "local": 4}
-    settings |= {"threads": 1, "tensorboard": False, "eval_freq": 1, "log_interval": 1000, "max_steps": 1, "aggregator": CLIP}
+    settings |= {
+        "threads": 1,
+        "tensorboard": False,
+        "eval_freq": 1,
+        "log_interval": 1000,
+        "max_steps": 1,
+        "aggregator": CLIP,
+        "norm_cap": 0.0,
+    }
     return Config(train_dir=folder, **{**settings, **changed})
 
 
