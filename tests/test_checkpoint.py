@@ -87,8 +87,17 @@ def test_an_old_checkpoint_stays_for_the_parts_of_the_jobs_workers_alone(tmp_pat
         draft = Draft(tmp_path, step)
         for rank in ranks:
             draft.add(checkpoint.worker_file(rank), checkpoint.dump({}))
-        draft.publish({"workers": 2}, 1, 2)
+        draft.publish({"workers": 2})
+        prune(tmp_path, step, 1, 2)
     assert [checkpoint.step_of(path) for path in checkpoint.complete(tmp_path)] == [1, 4]
+
+
+def test_where_no_workers_are_named_no_part_of_one_keeps_an_old_checkpoint(tmp_path: Path) -> None:
+    draft = Draft(tmp_path, 1)
+    draft.add(checkpoint.worker_file(1), checkpoint.dump({}))
+    draft.publish({"workers": 1})
+    published(tmp_path, 2, keep_last=1)
+    assert [checkpoint.step_of(path) for path in checkpoint.complete(tmp_path)] == [2]
 
 
 def test_a_checkpoint_without_a_manifest_is_none(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from psnode.errors import ConfigurationError
 from psnode.task import Batch
-from psnode.worker.computation import Computation, Outcome
+from psnode.worker.computation import Computation, Outcome, seed_torch
 from tests.kinds.models import CLASSES, WIDTH
 from tests.kinds.task import Points, Trains
 
@@ -71,3 +71,11 @@ def test_a_metric_that_cannot_be_sent_is_named(metrics: dict[Any, Any], told: st
 def test_metrics_are_sums_over_batches_of_any_number() -> None:
     metrics: dict[Any, Any] = {"f1\u00a0score": 1.5, 1: torch.tensor(3), "ratio": float("inf")}
     assert passed(16, metrics).metrics == {"f1\u00a0score": 3.0, "1": 6.0, "ratio": float("inf")}
+
+
+def test_dropout_is_drawn_by_seed_rank_and_step_as_in_runs_of_before() -> None:
+    """Runs that are resumed go on with the masks that they would have had: NumPy's first word of (seed, 2, rank, step)."""
+    for seed, rank, step in ((1, 1, 1), (1, 2, 1), (7, 3, 40)):
+        seed_torch(seed, rank, step, torch.device("cpu"))
+        [expected] = np.random.SeedSequence((seed, 2, rank, step)).generate_state(1, np.uint64)
+        assert torch.default_generator.initial_seed() == int(expected)
