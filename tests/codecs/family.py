@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from psnode.codecs import available, table
+from psnode.codecs import available, get_codec, table
 
 Floats = npt.NDArray[np.float32]
 
@@ -42,6 +42,11 @@ def forms() -> list[str]:
     """Every codec id, and the variants that can be built."""
     known = {*available(), *(name for name, entry in table.LOSSLESS.items() if entry.target)}
     return [*available(), *(spec for spec in VARIANTS if known.issuperset(ids_in(spec)))]
+
+
+def contractive_forms() -> list[str]:
+    """The contractive forms of `forms`, without those of codecs that are their own."""
+    return [f"contractive({spec})" for spec in forms() if get_codec(spec).contractive() != get_codec(spec)]
 
 
 def gaussian(*shape: int, seed: int = 0) -> Floats:

@@ -16,7 +16,7 @@ from psnode.codecs import Codec, Payload, get_codec
 from psnode.codecs.registry import decoder_of
 from psnode.codecs.rng import Key
 from psnode.errors import CodecTypeError, CodecValueError, NonFiniteGradientError, NonFinitePartError, PayloadError
-from tests.codecs.family import SHAPES, VALUES, Floats, forms, gaussian
+from tests.codecs.family import SHAPES, VALUES, Floats, contractive_forms, forms, gaussian
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = Key.derive(7, "test")
@@ -28,7 +28,7 @@ def codec(request: pytest.FixtureRequest) -> Codec:
     return get_codec(request.param)
 
 
-@pytest.fixture(params=[*forms(), *(f"contractive({spec})" for spec in forms())], scope="module")
+@pytest.fixture(params=[*forms(), *contractive_forms()], scope="module")
 def form(request: pytest.FixtureRequest) -> Codec:
     """A codec or its contractive form."""
     return get_codec(request.param)
@@ -50,6 +50,10 @@ def test_repr_is_a_spec_that_makes_an_equal_codec(form: Codec) -> None:
     assert again == form
     assert hash(again) == hash(form)
     assert repr(again) == repr(form)
+
+
+def test_the_spec_of_the_contractive_form_makes_it(codec: Codec) -> None:
+    assert get_codec(f"contractive({codec!r})") == codec.contractive()
 
 
 def test_contractive_form_is_its_own_contractive_form(form: Codec) -> None:
@@ -316,7 +320,7 @@ def expected_digests(folder: Path, specs: list[str], x: Floats) -> dict[str, str
 
 
 def test_a_process_with_another_hash_seed_decodes_the_same_values(tmp_path: Path) -> None:
-    specs = [form for spec in forms() for form in (spec, f"contractive({spec})")]
+    specs = [*forms(), *contractive_forms()]
     expected = expected_digests(tmp_path, specs, gaussian(40, 60))
     assert decode_elsewhere(tmp_path, PYTHONHASHSEED="12345", PYTHONPATH=str(ROOT)) == expected
 
