@@ -23,6 +23,6 @@ def norm_of(values: Floats, owner: str) -> float:
 
 def norm_of_buckets(largest: Floats, bucket: int, size: int) -> float:
     """The largest norm of `size` values whose magnitudes are at most `largest`, which has an entry for every `bucket` of them."""
-    counts = np.full(largest.size, min(bucket, size), np.float64)
-    counts[-1] = size - bucket * (largest.size - 1)
-    return math.sqrt(float(np.dot(counts, np.square(largest, dtype=np.float64))))
+    last = size - bucket * (largest.size - 1)
+    whole = l2_norm(np.ascontiguousarray(largest[:-1], np.float32), np.empty(_SCRATCH, np.float32))
+    return math.hypot(math.sqrt(bucket) * whole, math.sqrt(last) * float(largest[-1]))

@@ -1,0 +1,65 @@
+"""What finding a push's norm costs: decode_add against measure and add, and both as a share of a master's lane.
+
+    python scripts/norm_cost.py [SPEC ...]
+
+One segment of 11.2 million values (ResNet-18), in turns within one process; medians of 15. A lane is taken to be 4 such
+additions, plain SGD, and coding the change with topk:ratio=0.005+fp16 or, where the spec is identity, copying it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from psnode.codecs import get_codec
+from psnode.codecs.rng import Key
+
+SIZE, TURNS, WORKERS = 11_200_000, 15, 4
+
+
+def seconds(act: Callable[[], object]) -> float:
+    """Processor time of one time."""
+    began = time.thread_time()
+    act()
+    return time.thread_time() - began
+
+
+def cost(spec: str) -> str:
+    """A line for a codec."""
+    rng = np.random.default_rng(1)
+    codec, down = get_codec(spec), get_codec("topk:ratio=0.005+fp16")
+    payload = codec.encode(rng.standard_normal(SIZE).astype(np.float32), Key.derive(1))
+    total, weights, replica, room = (np.zeros(SIZE, np.float32) for _ in range(4))
+
+    def rest() -> None:
+        np.subtract(weights, np.multiply(total, np.float32(0.01), out=room), out=weights)
+        if spec == "identity":
+            np.copyto(replica, weights)
+        else:
+            down.encode_change(weights, replica, Key.derive(2), scratch=room)
+
+    works = {
+        "plain": lambda: codec.decode_add(payload, total),
+        "measured": lambda: codec.measure(payload, room).add(total, np.float32(1)),
+        "rest": rest,
+    }
+    for work in works.values():
+        work()
+    found = {
+        name: statistics.median(times) for name, times in zip(works, zip(*_turns(list(works.values())), strict=True), strict=True)
+    }
+    lanes = {name: WORKERS * found[name] + found["rest"] for name in ("plain", "measured")}
+    return f"{spec}: addition x {found['measured'] / found['plain']:.3f}, lane x {lanes['measured'] / lanes['plain']:.3f}"
+
+
+def _turns(works: list[Callable[[], object]]) -> list[list[float]]:
+    return [[seconds(work) for work in works] for _ in range(TURNS)]
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:] or ["identity", "topk:ratio=0.005+fp16", "qsgd"]:
+        print(cost(each), flush=True)
