@@ -117,7 +117,7 @@ TABLE: Mapping[str, str] = {
     "master/*": f"{_JOBS} {_LOCAL} {_KILLED} faults/test_stops.py",
     "worker/[fg][ir]*": f"worker/test_first_use.py worker/test_hooks.py worker/test_sender.py {_JOBS}",
     "worker/arrivals.py": f"worker/test_first_use.py {_JOBS} {_KILLED} mpi/test_overlap.py",
-    "worker/coder.py": f"worker/test_coder.py worker/test_sender.py {_JOBS}",
+    "worker/coder.py": f"worker/test_coder.py worker/test_sender.py faults/test_rescaled_memories.py {_JOBS}",
     "worker/computation.py": f"worker/test_computation.py {_JOBS} {_LOCAL}",
     "worker/inspection.py": f"worker/test_inspection.py {_JOBS} mpi/test_overlap.py",
     "worker/startup.py": f"worker/test_startup.py {_JOBS} {_LOCAL} mpi/test_training.py",

@@ -71,3 +71,9 @@ def test_during_the_warm_up_of_a_sparsifier_every_step_is_fitted_by_itself() -> 
 def test_codecs_without_a_codebook_have_no_memory_for_one() -> None:
     assert list(coder_of("scaledsign").memories()) == ["residual"]
     assert list(coder_of("lss").memories()) == ["residual"]
+
+
+def test_a_rescaled_memory_is_in_units_of_the_last_push_or_of_the_step_before_if_there_was_none() -> None:
+    coder = coder_of("topk:ratio=0.5", "ef:rescale=true")
+    given = [(0.125, 0.5), (0.25, 1.0), (0.0, 1.0), (0.5, 0.0)]  # learning rates of a step and of the one before
+    assert [coder.context(3, *rates).lr_ratio for rates in given] == [4, 0.5, 1, 0.5]
