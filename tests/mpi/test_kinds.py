@@ -24,10 +24,10 @@ TASK = Path(__file__).resolve().parents[1] / "kinds" / "task.py"
 STEPS = 6
 
 
-def command(folder: Path, options: dict[str, object]) -> list[object]:
+def command(folder: Path, options: dict[str, object], group_by: str = "layer") -> list[object]:
     """The arguments of psnode for a run into `folder`."""
     coded = ["--scheme", "topk:ratio=0.25", "--downlink", "topk:ratio=0.25", "--min-compress-bytes", 0, "--lr", 0.1]
-    common = ["--group-by", "layer", "--batch-size", 16, "--threads", 1, "--no-tensorboard", "--eval-freq", 0, "--hash-every", 3]
+    common = ["--group-by", group_by, "--batch-size", 16, "--threads", 1, "--no-tensorboard", "--eval-freq", 0, "--hash-every", 3]
     own = [word for key, value in options.items() for word in ("--task-option", f"{key}={value}")]
     return ["train", *common, *coded, "--task", f"{TASK}:Many", *own, "--max-steps", STEPS, "--train-dir", folder]
 
@@ -39,16 +39,16 @@ def final_weights(folder: Path) -> dict[str, Any]:
     return checkpoint.Checkpoint.open(newest).tensors(checkpoint.MODEL)
 
 
-def differences(mpirun: Any, folder: Path, options: dict[str, object], *, waits: bool) -> list[str]:
+def differences(mpirun: Any, folder: Path, options: dict[str, object], group_by: str = "layer", *, waits: bool) -> list[str]:
     """The tensors that a run with overlap leaves otherwise than one without, which one process makes over the loopback."""
     uses = folder / "uses"
     uses.mkdir()
-    early = command(folder / "early", {**options, "slow": 0.001, "uses": uses})
+    early = command(folder / "early", {**options, "slow": 0.001, "uses": uses}, group_by)
     done = mpirun(3, ["-m", "psnode", *early], timeout=300)
     assert done.code == 0, done
     assert len(list(uses.iterdir())) == (0 if waits else 2), "both workers have used weights that were missing, or none has"
     assert ("without overlap: forward passes wait for all weights, since " in done.err) == waits, done.err
-    waiting = [*command(folder / "waiting", options), "--no-overlap", "--local", 2]
+    waiting = [*command(folder / "waiting", options, group_by), "--no-overlap", "--local", 2]
     assert cli.main([str(word) for word in waiting]) == 0
     found, expected = final_weights(folder / "early"), final_weights(folder / "waiting")
     assert expected.keys() == found.keys()
@@ -63,3 +63,16 @@ def test_all_kinds_of_models_train_as_without_overlap(verdict: str, mpirun: Any,
 @pytest.mark.parametrize(("seed", "verdict"), [(1, SUPPORTED), (2, SUPPORTED), (3, WAITS)])
 def test_models_drawn_at_random_train_as_without_overlap(seed: int, verdict: str, mpirun: Any, tmp_path: Path) -> None:
     assert differences(mpirun, tmp_path, {"seed": seed, "verdict": verdict}, waits=verdict == WAITS) == []
+
+
+VMAP = "torch.vmap over weights,torch.func.functional_call"
+COMPILED = "model.compile(),@torch.compile on a function"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "group_by", "waits"), [(VMAP, "bytes", False), (VMAP, "model", False), (COMPILED, "bytes", True)]
+)
+def test_functions_of_weights_train_as_without_overlap_however_these_travel(
+    kinds: str, group_by: str, waits: bool, mpirun: Any, tmp_path: Path
+) -> None:
+    assert differences(mpirun, tmp_path, {"kinds": kinds}, group_by, waits=waits) == []
