@@ -113,10 +113,11 @@ def test_a_signal_to_the_master_leaves_a_checkpoint_to_go_on_from(
     assert summary(tmp_path / "run")["steps"] == ended["steps"] + 3
 
 
-def test_a_signal_to_a_worker_stops_the_job_with_a_checkpoint(mpirun: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_signal_to_one_rank_stops_the_job_with_a_checkpoint(rank: int, mpirun: Any, tmp_path: Path) -> None:
     job = mpirun.start(3, [*TRAIN, "--max-steps", "200", "--eval-freq", "1000", "--train-dir", tmp_path / "run"])
     job.wait_for("step 5/")
-    os.kill(job.rank_pids()[2], signal.SIGTERM)
+    os.kill(job.rank_pids()[rank], signal.SIGTERM)
     assert job.wait(300).code == 75
     assert summary(tmp_path / "run")["stop_reason"] == "signal"
 
