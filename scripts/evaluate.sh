@@ -3,9 +3,10 @@
 #
 #   evaluate.sh --train-dir runs/first
 set -euo pipefail
-# shellcheck source=scripts/venv.sh
-source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/venv.sh"
 venv=${PSNODE_VENV:-$HOME/psnode/.venv}
-require_own "$venv"
+[[ -z $(find -L "$venv" "$venv/bin" -maxdepth 0 -perm -o+w ! -perm -o+t 2>/dev/null) ]] || {
+    echo "evaluate.sh: error: everybody may write into $venv, whose programs would be executed: chmod o-w it and its bin" >&2
+    exit 2
+}
 PATH=$venv/bin:$PATH
 exec psnode evaluate "$@"

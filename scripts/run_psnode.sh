@@ -9,10 +9,11 @@ hosts=${HOSTS:-hosts_address}
     echo "run_psnode.sh: error: $hosts cannot be read: write it with psnode-ec2 get_hosts, or set HOSTS" >&2
     exit 2
 }
-# shellcheck source=scripts/venv.sh
-source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/venv.sh"
 venv=${PSNODE_VENV:-$HOME/psnode/.venv}
-require_own "$venv"
+[[ -z $(find -L "$venv" "$venv/bin" -maxdepth 0 -perm -o+w ! -perm -o+t 2>/dev/null) ]] || {
+    echo "run_psnode.sh: error: everybody may write into $venv, whose programs would be executed: chmod o-w it and its bin" >&2
+    exit 2
+}
 PATH=$venv/bin:$PATH
 # no tree of ssh's through the workers: only the master may log in to the others
 export PRTE_MCA_plm_ssh_no_tree_spawn=1
