@@ -30,7 +30,7 @@ def _describe(codec: Codec) -> dict[str, Any]:
         "id": codec.id,
         "default": repr(codec),
         "summary": (inspect.getdoc(inspect.getmodule(codec)) or "").partition("\n")[0],
-        **{trait: getattr(codec, trait) for trait in _TRAITS},
+        **{trait: getattr(codec.traits, trait) for trait in _TRAITS},
         "max_bits": 8 * codec.max_nbytes(_MATRIX) / _SIZE,
     }
 

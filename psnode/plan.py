@@ -220,7 +220,7 @@ def _codec_for(tensor: Tensor, spec: str, min_compress_bytes: int) -> str:
 
 def _is_in_vain(codec: Codec, shape: tuple[int, ...]) -> bool:
     """Whether payloads of `codec` may be as large as an array of `shape`; one that is made for others is trusted."""
-    return not codec.adaptive and codec.max_nbytes(shape) >= 4 * math.prod(shape)
+    return not codec.traits.adaptive and codec.max_nbytes(shape) >= 4 * math.prod(shape)
 
 
 def _fuse(tensors: Sequence[Tensor], group_by: GroupBy, group_bytes: int) -> list[list[Tensor]]:
@@ -253,7 +253,7 @@ def _cut(run: Sequence[Tensor], spec: str, limit: float) -> list[tuple[int, ...]
     codec = get_codec(spec)
     if codec.shaped:
         return [tensor.shape for tensor in run]
-    if codec.one_scale:
+    if codec.traits.one_scale:
         return [shape for tensor in run for shape in _pieces(tensor.size, limit)]
     return _pieces(sum(tensor.size for tensor in run), limit)
 

@@ -383,8 +383,8 @@ def _downlink(spec: str, uplink: Codec) -> str:
     codec = get_codec(spec)
     if codec.lossless:
         raise ConfigurationError(f"--downlink {spec} is lossless: write dense, which sends the weights themselves")
-    if codec.refit > 1:
-        raise ConfigurationError(f"--downlink {spec} keeps no codebook from step to step: leave refit={codec.refit} out")
+    if codec.traits.refit > 1:
+        raise ConfigurationError(f"--downlink {spec} keeps no codebook from step to step: leave refit={codec.traits.refit} out")
     if codec.shaped and not uplink.shaped:
         raise ConfigurationError(f"--downlink {spec} needs tensors one by one, but {uplink!r} joins them: use svd up as well")
     return repr(codec)

@@ -1,6 +1,6 @@
-"""The hooks of codecs that one step of training runs: up, in a worker's encoding thread, and down, in the master's lanes.
+"""The sweeps of codecs that one step of training runs: up, in a worker's encoding thread, and down, in the master's lanes.
 
-A kernel that serves two steps at once is of use only if its hook is on this road. Warm-up runs in other threads.
+A kernel that does two things at once is of use only if training hands it the source and the sink. Warm-up runs in other threads.
 """
 
 from __future__ import annotations
@@ -13,56 +13,62 @@ from typing import Any
 
 import pytest
 
+from psnode import checkpoint
 from psnode.codecs import Codec, get_codec
+from psnode.codecs.base import NOTHING, Bytes, Floats, Sink, Source, Words, readonly
+from psnode.codecs.sinks import InnerProducts
+from psnode.codecs.sources import Accumulated
 from psnode.job import run
 from psnode.schemes import SCHEMES
 from tests.codecs.family import forms
 from tests.test_conservation import Linear, config
 
-CALLS = list[tuple[str, str, str]]  # thread, codec, Class.hook
+CODED = Codec._coded
+CALLS = list[tuple[str, str, str]]  # thread, codec, what was called
 
-SUM = "Codec._encode_parts"  # a sweep of its own that adds the gradient to the residual
-SEARCHED = ("Searching._encode_parts", "Selector._encode_source")  # the sweep that adds also searches
+# "Class(Source, Sink)": Class._encode was called with these. SUM: a sweep before coding adds the gradient to the residual.
+PLAIN = "(Values, Sink)"
+FED_BACK = "(Accumulated, Subtracted)"  # without SUM: the sweep that codes also adds the gradient
+SUM = "Accumulated.array"
 UPLINK: dict[str, tuple[str, ...]] = {
-    "dense": ("Identity._encode",),
-    "fp16": ("SixteenBits._encode",),
-    "bf16": ("SixteenBits._encode",),
-    "qsgd": ("Qsgd._encode",),
-    "atomo": ("Reducer._encode",),
-    "atomo-entrywise": ("Entrywise._encode",),
-    "nuqsgd": ("Nuqsgd._encode", "Nuqsgd._encode_error"),
-    "natural": ("Natural._encode", "Natural._encode_error"),
-    "dithered": ("Chain._encode", "Chain._encode_values"),
-    "terngrad": ("TernGrad._encode",),
-    "minmax": ("MinMax._encode",),
-    "onebit": (SUM, "Binary._encode_error"),
-    "signsgd": ("Binary._encode",),
-    "signum": ("Binary._encode",),
-    "tbq": (SUM, "Tbq._encode_error"),
-    "efsignsgd": (SUM, "Binary._encode_error"),
-    "randk": SEARCHED,
-    "graddrop": SEARCHED,
-    "topk": SEARCHED,
-    "polar": (SUM, "Codec._encode_error", "Polar._encode"),
-    "countsketch": (SUM, "Codec._encode_error", "LinearSketch._encode"),
-    "countmean": (SUM, "Codec._encode_error", "LinearSketch._encode"),
-    "lss": (SUM, "Lss._encode_error"),
-    "sketchml": ("SketchMl._encode",),
-    "dgc": ("Searching._encode_error", "Selector._encode_source"),
+    "dense": ("Identity" + PLAIN,),
+    "fp16": ("SixteenBits" + PLAIN,),
+    "bf16": ("SixteenBits" + PLAIN,),
+    "qsgd": ("Qsgd" + PLAIN,),
+    "atomo": ("Reducer" + PLAIN,),
+    "atomo-entrywise": ("Entrywise" + PLAIN,),
+    "nuqsgd": ("Nuqsgd" + PLAIN,),
+    "natural": ("Natural" + PLAIN,),
+    "dithered": ("Chain" + PLAIN,),
+    "terngrad": ("TernGrad" + PLAIN,),
+    "minmax": ("MinMax" + PLAIN,),
+    "onebit": ("Binary" + FED_BACK,),
+    "signsgd": ("Binary" + PLAIN,),
+    "signum": ("Binary" + PLAIN,),
+    "tbq": ("Tbq" + FED_BACK, SUM),  # its threshold follows the sum
+    "efsignsgd": ("Binary" + FED_BACK,),
+    "randk": ("Selector" + FED_BACK, SUM),  # it searches nothing
+    "graddrop": ("Selector" + FED_BACK,),
+    "topk": ("Selector" + FED_BACK,),
+    "polar": (SUM, "Polar(Accumulated, Sink)"),
+    "countsketch": (SUM, "LinearSketch(Accumulated, Sink)"),
+    "countmean": (SUM, "LinearSketch(Accumulated, Sink)"),
+    "lss": ("Lss" + FED_BACK, SUM),
+    "sketchml": ("SketchMl" + PLAIN,),
+    "dgc": ("Selector" + FED_BACK,),
 }
 WITH_FEEDBACK = {
-    "qsgd": (SUM, "Codec._encode_error", "Contractive._encode", "Qsgd._encode_dots"),
-    "terngrad": (SUM, "Codec._encode_error", "Contractive._encode", "TernGrad._encode_dots"),
+    "qsgd": ("Contractive" + FED_BACK, "Qsgd(Accumulated, InnerProducts)"),
+    "terngrad": ("Contractive" + FED_BACK, "TernGrad(Accumulated, InnerProducts)", SUM),
+    "tbq:tau=0.01": ("Tbq" + FED_BACK,),
+    "scaledsign:bucket=65536": ("Binary" + FED_BACK,),
 }
 DOWNLINK = {
-    "qsgd": ("Codec._encode_change", "Contractive._encode", "Qsgd._encode_dots"),
-    "scaledsign": ("Codec._encode_change", "Binary._encode"),
-    "topk": ("Searching._encode_change", "Selector._encode_source"),
-    "topk+fp16": ("Searching._encode_change", "SparseChain._encode_source", "Chain._encode_values", "SixteenBits._encode"),
+    "qsgd": ("Contractive(Difference, Added)", "Qsgd(Difference, InnerProducts)"),
+    "scaledsign": ("Binary" + PLAIN,),
+    "topk": ("Selector(Difference, Added)",),
+    "topk+fp16": ("Chain(Difference, Added)", "SixteenBits" + PLAIN),
 }
-
-# Adding, coding and subtracting in one sweep over memory: their kernels are on the road of no scheme.
-ONE_SWEEP = {"Binary._encode_sum", "Tbq._encode_sum", "Contractive._encode_sum", "Qsgd._encode_sum_dots"}
 
 
 def classes() -> set[type]:
@@ -78,26 +84,34 @@ def classes() -> set[type]:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> CALLS:
-    """Every call of an encode hook from now on, in order."""
+    """Every call of _encode from now on, and every sweep that only adds, in order."""
     found: CALLS = []
 
-    def recorded(owner: type, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
+    def recorded(owner: type, hook: Callable[..., int]) -> Callable[..., int]:
         @wraps(hook)
-        def record(self: Codec, *arguments: Any) -> Any:
-            found.append((threading.current_thread().name, self.id, f"{owner.__name__}.{name}"))
-            return hook(self, *arguments)
+        def record(self: Codec, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
+            call = f"{owner.__name__}({type(source).__name__}, {type(sink).__name__})"
+            found.append((threading.current_thread().name, self.id, call))
+            return hook(self, source, key, body, sink)
 
         return record
 
+    make = Accumulated.array
+
+    def array(self: Accumulated) -> Floats:
+        if not self.is_added:
+            found.append((threading.current_thread().name, "", SUM))
+        return make(self)
+
+    monkeypatch.setattr(Accumulated, "array", array)
     for owner in classes():
-        for name, hook in list(vars(owner).items()):
-            if name.startswith("_encode") and callable(hook):
-                monkeypatch.setattr(owner, name, recorded(owner, name, hook))
+        if "_encode" in vars(owner):
+            monkeypatch.setattr(owner, "_encode", recorded(owner, vars(owner)["_encode"]))
     return found
 
 
 def road(calls: CALLS, thread: str) -> tuple[str, ...]:
-    """The hooks that were called in threads of a name, each once, but for those of tensors that travel as they are."""
+    """The calls in threads of a name, each once, but for those of tensors that travel as they are."""
     here = [(codec, hook) for name, codec, hook in calls if name.startswith(thread)]
     coded = [hook for codec, hook in here if codec != "identity"]
     return tuple(dict.fromkeys(coded or [hook for _, hook in here]))
@@ -107,21 +121,49 @@ def road(calls: CALLS, thread: str) -> tuple[str, ...]:
 def test_a_step_of_every_scheme_takes_this_road_up(scheme: str, tmp_path: Path, calls: CALLS) -> None:
     run(config(tmp_path, scheme, SCHEMES[scheme].feedback, 1, max_steps=1, momentum=None), Linear(1))
     assert road(calls, "encode") == UPLINK[scheme]
-    assert not ONE_SWEEP.intersection(road(calls, "encode"))
 
 
-@pytest.mark.parametrize("scheme", WITH_FEEDBACK)
-def test_a_step_of_an_unbiased_scheme_with_feedback_takes_this_road_up(scheme: str, tmp_path: Path, calls: CALLS) -> None:
-    run(config(tmp_path, scheme, "ef", 1, max_steps=1), Linear(1))
-    assert road(calls, "encode") == WITH_FEEDBACK[scheme]
-    assert not ONE_SWEEP.intersection(road(calls, "encode"))
+@pytest.mark.parametrize("spec", WITH_FEEDBACK)
+def test_a_step_of_a_codec_with_feedback_takes_this_road_up(spec: str, tmp_path: Path, calls: CALLS) -> None:
+    run(config(tmp_path, "qsgd", "ef", 1, max_steps=1, codec=spec), Linear(1))
+    assert road(calls, "encode") == WITH_FEEDBACK[spec]
+
+
+def in_three_sweeps(self: Codec, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
+    """Codec._coded by adding with NumPy, coding and decoding, one after the other. Inner products are as the codec takes them."""
+    if isinstance(source, Accumulated):
+        flat = source.target.reshape(-1)
+        for place, part in source.take():
+            flat[place : place + part.size] += part
+    if isinstance(sink, InnerProducts):
+        return CODED(self, source, key, body, sink)
+    used = self._encode(source, key, body, NOTHING)
+    self._apply(sink, source, readonly(body[:used]))
+    return used
+
+
+def remembered(folder: Path, workers: int) -> dict[str, bytes]:
+    """The weights and the workers' memories in the last checkpoint."""
+    last = checkpoint.Checkpoint.open(sorted((folder / checkpoint.CHECKPOINTS).glob("step-*"))[-1])
+    files = [checkpoint.MODEL, *(checkpoint.worker_file(rank) for rank in range(1, workers + 1))]
+    return {f"{file}/{name}": tensor.numpy().tobytes() for file in files for name, tensor in last.tensors(file).items()}
+
+
+@pytest.mark.parametrize(
+    "spec", ["onebit", "scaledsign", "scaledsign:bucket=64", "tbq:tau=0.5", "qsgd", "terngrad", "lss", "topk"]
+)
+def test_one_sweep_trains_to_the_same_bits_as_three(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tensors in one segment where the codec allows it, so that gradients come in parts."""
+    settings: dict[str, Any] = {"codec": spec, "max_steps": 3, "downlink": "scaledsign"}
+    run(config(tmp_path / "one", "qsgd", "ef", 2, **settings), Linear(2))
+    monkeypatch.setattr(Codec, "_coded", in_three_sweeps)
+    run(config(tmp_path / "three", "qsgd", "ef", 2, **settings), Linear(2))
+    found = remembered(tmp_path / "one", 2)
+    assert sum("residual" in name for name in found) >= 2
+    assert found == remembered(tmp_path / "three", 2)
 
 
 @pytest.mark.parametrize("spec", DOWNLINK)
 def test_a_step_takes_this_road_down(spec: str, tmp_path: Path, calls: CALLS) -> None:
     run(config(tmp_path, "dense", "none", 1, max_steps=1, downlink=spec), Linear(1))
     assert road(calls, "lane") == DOWNLINK[spec]
-
-
-def test_the_sweeps_that_no_step_takes_are_hooks_of_codecs() -> None:
-    assert {f"{owner.__name__}.{name}" for owner in classes() for name in vars(owner)} >= ONE_SWEEP

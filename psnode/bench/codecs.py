@@ -1,9 +1,10 @@
 """`psnode bench codecs`: speed, bits, error and memory of every codec, on one core, against what memory and theory allow.
 
-For every setting and input: GB/s of float32 in encode, in encode_sum (a step of error feedback, with the form of the codec that
-training uses there), decode and decode_add, also as shares of the read bandwidth r measured beside it; bits a coordinate of the
-payload, header included; ||x - decode||^2 / ||x||^2; how many bits that is above the fewest that are enough for every input,
-and above the input's own R(D); the most memory allocated, as a share of the input.
+For every setting and input: GB/s of float32 in encode, in feedback, decode and decode_add, also as shares of the read bandwidth r
+measured beside it (feedback: a step of error feedback as training does it, with the form of the codec that training uses there
+and a gradient in as many parts as a segment has tensors); bits a coordinate of the payload, header included;
+||x - decode||^2 / ||x||^2; how many bits that is above the fewest that are enough for every input, and above its own R(D);
+the most memory allocated, as a share of the input.
 
 Gradients lie in memory when a codec meets them. So r and the codecs go round copies of the input, and of the arrays they write
 to, which take up four times the last-level cache; what r would be in the cache is told beside it. Payloads are reused: they
@@ -12,6 +13,7 @@ come from the network and go there.
 
 from __future__ import annotations
 
+import itertools
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,12 +31,14 @@ from psnode.bench.rotation import Rotation, beyond_cache
 from psnode.bench.saving import save
 from psnode.bench.timing import rate
 from psnode.codecs import Codec, Payload, available, get_codec
-from psnode.codecs.base import Bytes, Floats
+from psnode.codecs.base import Bytes, Floats, Parts
 from psnode.codecs.rng import Key
+from psnode.feedback import ErrorFeedback
 
 KEY = Key.derive(1, "bench")
 _APART = 512  # values
-SPEEDS = ("encode", "encode_sum", "decode", "decode_add")
+_TENSORS = 36_864, 64, 64
+SPEEDS = ("encode", "feedback", "decode", "decode_add")
 SETTINGS: dict[str, tuple[str, ...]] = {
     "dithered": ("dithered", *(f"dithered:step={step}+ans" for step in (0.25, 0.5, 1, 2, 3.5))),
     "qsgd": ("qsgd", "qsgd:levels=1+ans", "qsgd:levels=7+ans", "qsgd+ans", "qsgd+rice", "qsgd+zstd", "qsgd:levels=255"),
@@ -139,11 +143,11 @@ class _Actions:
         pairs = zip(self.memory.input(self.codec), self.bodies, strict=True)
         self.payloads = [self.codec.encode(part, KEY, out=body) for part, body in pairs]
 
-    def encode_sum(self) -> None:
+    def feedback(self) -> None:
         taken = self.memory.input(self.codec), self.bodies, self.memory.target(self.codec)
         self.payloads = []  # their memory is overwritten
         for part, body, residual in zip(*taken, strict=True):
-            self.fed_back.encode_sum(part, KEY, residual, out=body)
+            ErrorFeedback().push_parts(_tensors(part, self.codec), part.shape, {"residual": residual}, self.fed_back, KEY, body)
 
     def decode(self) -> None:
         for payload, target in zip(self.payloads, self.memory.target(self.codec), strict=True):
@@ -154,10 +158,26 @@ class _Actions:
             self.codec.decode_add(payload, target, 0.25)
 
 
+def _tensors(gradient: Floats, codec: Codec) -> Parts:
+    """A segment's gradient in parts, as training finds it: the 3x3x64x64 weights, scales and offsets of convolutions.
+
+    One part for a codec whose segments are tensors.
+    """
+    flat = gradient.reshape(-1)
+    if codec.traits.one_scale or codec.shaped:
+        return [(0, flat)]
+    sizes, parts, start = itertools.cycle(_TENSORS), [], 0
+    while start < flat.size:
+        stop = start + next(sizes)
+        parts.append((start, flat[start:stop]))
+        start = stop
+    return parts
+
+
 def _speed(codec: Codec, memory: Memory, size: int, seconds: float) -> dict[str, Any]:
     actions = _Actions(codec, memory)
     memory.targets.fill(0)
-    found = {"encode_sum": rate(actions.encode_sum, 4 * size, seconds)}
+    found = {"feedback": rate(actions.feedback, 4 * size, seconds)}
     return found | {name: rate(getattr(actions, name), 4 * size, seconds) for name in ("encode", "decode", "decode_add")}
 
 

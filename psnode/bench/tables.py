@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-_HEADS = ("bits", "encode", "encode_sum", "decode", "decode_add", "α or ω", "over bound", "over R(D)", "memory", "operators")
-_SPEEDS = ("encode", "encode_sum", "decode", "decode_add")
+_HEADS = ("bits", "encode", "feedback", "decode", "decode_add", "α or ω", "over bound", "over R(D)", "memory", "operators")
+_SPEEDS = ("encode", "feedback", "decode", "decode_add")
 _WIDTH = 160
 LEGEND = """\
-encode, encode_sum (a step of error feedback), decode, decode_add: GB/s of float32 on one core, median; behind it the share of r,
-the read bandwidth measured beside it. All of them find their arrays in memory, not in a cache.
+encode, feedback (a step of error feedback as in training), decode, decode_add: GB/s of float32 on one core, median; behind it the
+share of r, the read bandwidth measured beside it. All of them find their arrays in memory, not in a cache.
 ω of unbiased codecs, α of others: ||x - decode||^2 / ||x||^2. over bound: bits above the fewest with which any codec, unbiased if
 this one is, can have that error on every input; over R(D): above those that independent values of this distribution need.
 memory: the most allocated in encode, as a share of the input. operators: encode against the same in PyTorch operators."""

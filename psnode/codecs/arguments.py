@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from psnode.codecs.payload import Bytes, Shape
+from psnode.codecs.arrays import Bytes, Floats, Parts, Shape
 from psnode.errors import CodecTypeError, CodecValueError
-
-Floats = npt.NDArray[np.float32]
-Parts = Sequence[tuple[int, Floats]]  # pieces of a vector, each with its place
 
 
 def in_c_order(x: Floats, name: str) -> Floats:
@@ -32,10 +27,12 @@ def check_error(error: Floats, shape: Shape) -> None:
         raise CodecValueError("error is read-only")
 
 
-def check_contiguous(array: Floats, name: str) -> None:
-    """CodecValueError unless `array` is."""
-    if not array.flags.c_contiguous:
+def check_target(array: Floats, name: str) -> None:
+    """`array` is float32, contiguous and can be written to. CodecTypeError, CodecValueError."""
+    if in_c_order(array, name) is not array:
         raise CodecValueError(f"{name} is not contiguous")
+    if not array.flags.writeable:
+        raise CodecValueError(f"{name} is read-only")
 
 
 def check_parts(parts: Parts, size: int) -> None:

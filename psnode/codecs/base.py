@@ -9,25 +9,35 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from psnode.codecs import spec
-from psnode.codecs.arguments import Parts, check_contiguous, check_error, check_parts, checked_buffer, checked_target, in_c_order
-from psnode.codecs.payload import Bytes, Payload, Shape, check_shape, header_nbytes, write_header
-from psnode.errors import CodecError, CodecTypeError, PayloadError
-
-Floats = npt.NDArray[np.float32]
-Words = npt.NDArray[np.uint64]
-Indices = npt.NDArray[np.int64]
-
-Array = TypeVar("Array", bound=npt.NDArray[Any])
+from psnode.codecs.arguments import check_error, checked_buffer, checked_target, in_c_order
+from psnode.codecs.arrays import Bytes, Floats, Indices, Parts, Shape, Words, readonly
+from psnode.codecs.payload import Payload, check_shape, header_nbytes, write_header
+from psnode.codecs.sinks import NOTHING, InnerProducts, Moved, Sink, Subtracted
+from psnode.codecs.sources import Accumulated, Copied, Source, Values
+from psnode.codecs.traits import Traits
+from psnode.errors import CodecError, CodecTypeError, CodecValueError, PayloadError
 
 __all__ = [
-    "Bytes", "Codec", "Floats", "Indices", "Measured", "Parts", "Payload", "RandomSource", "Shape", "Words", "readonly",
-]  # fmt: skip
+    "NOTHING",
+    "Bytes",
+    "Codec",
+    "Floats",
+    "Indices",
+    "Measured",
+    "Parts",
+    "Payload",
+    "RandomSource",
+    "Shape",
+    "Sink",
+    "Source",
+    "Words",
+    "readonly",
+]
 
 
 class RandomSource(Protocol):
@@ -59,59 +69,34 @@ class Codec(ABC):
     id: ClassVar[str]
 
     @property
+    def traits(self) -> Traits:
+        """What others have to know of this codec; the properties below are shorthands for them."""
+        return Traits()
+
+    @property
     def unbiased(self) -> bool:
-        """Whether E decode(encode(x)) = x for every x."""
-        return False
+        """As `Traits.unbiased`."""
+        return self.traits.unbiased
 
     @property
     def lossless(self) -> bool:
-        """Whether decode(encode(x)) = x, bit for bit."""
-        return False
+        """As `Traits.lossless`."""
+        return self.traits.lossless
 
     @property
     def linear(self) -> bool:
-        """Whether payloads that were encoded under one key can be summed undecoded, by `merge`."""
-        return False
-
-    @property
-    def decodes_linearly(self) -> bool:
-        """Whether a merged payload decodes to the sum of what its parts decode to, but for rounding; linear codecs only."""
-        return False
+        """As `Traits.linear`."""
+        return self.traits.linear
 
     @property
     def shaped(self) -> bool:
-        """Whether the result depends on the shape of x and not on its values in order alone."""
-        return False
-
-    @property
-    def one_scale(self) -> bool:
-        """Whether all of x shares a scale or levels, so that tensors of unlike magnitudes are better coded one by one."""
-        return False
+        """As `Traits.shaped`."""
+        return self.traits.shaped
 
     @property
     def sparse(self) -> bool:
-        """Whether decode_add touches only the coordinates in `support`."""
-        return False
-
-    @property
-    def adds_finite(self) -> bool:
-        """Whether encode_parts undoes what it has added where a part is not finite."""
-        return False
-
-    @property
-    def keeps_values(self) -> bool:
-        """Whether what is decoded are values of x as they were, so that adding them to x - decoded gives x again."""
-        return False
-
-    @property
-    def refit(self) -> int:
-        """For how many steps of training what `fit` found serves; 1: every array is coded by itself."""
-        return 1
-
-    @property
-    def adaptive(self) -> bool:
-        """Whether payloads are so much smaller on the arrays meant for the codec that `max_nbytes` says little of them."""
-        return False
+        """As `Traits.sparse`."""
+        return self.traits.sparse
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -122,54 +107,31 @@ class Codec(ABC):
         """The spec string that get_codec turns into an equal codec."""
         return spec.show(self.id, self)
 
-    def encode(self, x: Floats, rng: RandomSource, *, error: Floats | None = None, out: Bytes | None = None) -> Payload:
-        """Code `x` (float32, any shape of at most 8 dimensions and 2**28 values), drawing two words from `rng`.
-
-        `error` (float32, the shape of x; may be x itself) receives x - decode(payload). `out` (uint8, starting at a
-        multiple of 4 bytes, max_nbytes(x.shape) long or longer) is where the payload is written; it is then a view.
-        Raises NonFiniteGradientError (`error` is undefined then), CodecTypeError, CodecValueError.
-        """
-        source = in_c_order(x, "x")
-        if error is None:
-            return self._payload(x.shape, rng, out, lambda key, body: self._encode(readonly(source), key, body))
-        check_error(error, x.shape)
-        return self._payload(x.shape, rng, out, lambda key, body: self._with_error(source, key, body, error))
-
-    def encode_sum(self, x: Floats, rng: RandomSource, residual: Floats, *, out: Bytes | None = None) -> Payload:
-        """One step of error feedback: residual += x, then encode(residual, rng, error=residual, out=out).
-
-        The same values in one sweep over memory where the codec can. `residual`: float32, the shape of x, apart from it.
-        """
-        source = in_c_order(x, "x")
-        check_error(residual, x.shape)
-        if not residual.flags.c_contiguous or np.may_share_memory(residual, source):
-            np.add(residual, source, out=residual)
-            return self.encode(residual, rng, error=residual, out=out)
-        return self._payload(x.shape, rng, out, lambda key, body: self._encode_sum(readonly(source), key, body, residual))
-
-    def encode_parts(self, parts: Parts, rng: RandomSource, residual: Floats, *, out: Bytes | None = None) -> Payload:
-        """`encode_sum` of an array that lies in `parts`, flat float32 in ascending order; where none lies it is zero.
-
-        `residual`: contiguous, apart from all of them. Raises NonFiniteGradientError like encode. If the codec `adds_finite`,
-        nobody needs to check the parts before: NonFinitePartError leaves `residual` as it was, but for rounding.
-        """
-        check_error(residual, residual.shape)
-        check_contiguous(residual, "residual")
-        check_parts(parts, residual.size)
-        return self._payload(residual.shape, rng, out, lambda key, body: self._encode_parts(parts, key, body, residual))
-
-    def encode_change(
-        self, x: Floats, y: Floats, rng: RandomSource, *, out: Bytes | None = None, scratch: Floats | None = None
+    def encode(
+        self,
+        x: Floats | Source,
+        rng: RandomSource,
+        *,
+        sink: Sink = NOTHING,
+        error: Floats | None = None,
+        out: Bytes | None = None,
     ) -> Payload:
-        """Code x - y and move y by what is decoded: y += decode(payload). Both float32, contiguous and of one shape.
+        """Code `x` (float32, any shape of at most 8 dimensions and 2**28 values, or a source), drawing two words from `rng`.
 
-        `scratch` (float32, flat, as long as x or longer) saves codecs that need the difference as a whole an allocation.
+        `sink` tells what becomes of the decoded values. `error` (float32, the shape of x; may be x itself) receives
+        x - decode(payload), in the place of a source and a sink. `out` (uint8, starting at a multiple of 4 bytes,
+        max_nbytes(x.shape) long or longer) is where the payload is written; it is then a view.
+        Raises NonFiniteGradientError (what a source or a sink writes to is undefined then, but see Accumulated),
+        CodecTypeError, CodecValueError.
         """
-        source = in_c_order(x, "x")
-        check_error(y, x.shape)
-        check_contiguous(y, "y")
-        room = np.empty(x.shape, np.float32) if scratch is None else scratch[: x.size].reshape(x.shape)
-        return self._payload(x.shape, rng, out, lambda key, body: self._encode_change(readonly(source), y, key, body, room))
+        if error is not None:
+            if isinstance(x, Source) or sink is not NOTHING:
+                raise CodecTypeError("error goes with an array alone: give the sink Subtracted(target) instead")
+            return self._encode_error(in_c_order(x, "x"), rng, error, out)
+        source = x if isinstance(x, Source) else Values(x)
+        if isinstance(sink, Moved) and sink.target.shape != source.shape:
+            raise CodecValueError(f"the sink has shape {sink.target.shape}, the source has {source.shape}: they must be equal")
+        return self._payload(source.shape, rng, out, lambda key, body: self._coded(source, key, body, sink))
 
     def decode(self, payload: Payload, out: Floats | None = None) -> Floats:
         """The decoded array, float32 of payload.shape: a new one, or `out` (that shape or flat, contiguous) overwritten.
@@ -236,16 +198,23 @@ class Codec(ABC):
         body = self._max_body(tuple(shape)) if math.prod(shape) else 0
         return header_nbytes(len(shape)) + body
 
-    # What a subclass writes. x: its own shape, read-only. body: writable in _encode, read-only elsewhere; it starts
-    # at a multiple of 4 bytes. key: two words. The body holds all that decoding needs beside the shape.
+    # What a subclass writes. body: writable in _encode, read-only elsewhere; it starts at a multiple of 4 bytes.
+    # key: two words. The body holds all that decoding needs beside the shape.
 
     @abstractmethod
     def _max_body(self, shape: Shape) -> int:
         """The most bytes that _encode writes for an array of `shape`, which is not empty."""
 
     @abstractmethod
-    def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
-        """Write the body, return its length. Raises NonFiniteGradientError."""
+    def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
+        """Write the body for the values of `source` and serve `sink`; the body's length. Raises NonFiniteGradientError.
+
+        `sink` is NOTHING but where `_fuses` says otherwise: a codec without sweeps of its own codes source.array().
+        """
+
+    def _fuses(self, source: Source, sink: Sink) -> bool:
+        """Whether _encode takes this pair as it is. If not, it is tried with the source made, and then without the sink."""
+        return sink is NOTHING
 
     @abstractmethod
     def _decode(self, body: Bytes, out: Floats) -> None:
@@ -269,49 +238,6 @@ class Codec(ABC):
         self._decode(body, decoded.reshape(shape))
         return Measured(norm_of(decoded, self.id), lambda out, weight: add_scaled(decoded, out.reshape(-1), weight))
 
-    def _encode_error(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
-        """_encode, and error = x - decoded. `error` is contiguous and is either the memory of x or apart from it."""
-        used = self._encode(x, key, body)
-        if self.lossless:
-            error.fill(0)
-            return used
-        if error.ctypes.data != x.ctypes.data:
-            np.copyto(error, x)
-        self._decode_add(readonly(body[:used]), error, np.float32(-1))
-        return used
-
-    def _encode_sum(self, x: Floats, key: Words, body: Bytes, residual: Floats) -> int:
-        """residual += x, and _encode_error of it in place. `residual` is contiguous and apart from x."""
-        return self._encode_parts([(0, x.reshape(-1))], key, body, residual)
-
-    def _encode_parts(self, parts: Parts, key: Words, body: Bytes, residual: Floats) -> int:
-        """residual += the array in `parts`, and _encode_error of it in place. `residual` is contiguous."""
-        flat = residual.reshape(-1)
-        for place, part in parts:
-            there = flat[place : place + part.size]
-            np.add(there, part, out=there)
-        return self._encode_error(readonly(residual), key, body, residual)
-
-    def _encode_change(self, x: Floats, y: Floats, key: Words, body: Bytes, room: Floats) -> int:
-        """_encode of x - y, for which there is `room`, and y += decoded. All contiguous."""
-        used = self._encode(readonly(np.subtract(x, y, out=room)), key, body)
-        self._decode_add(readonly(body[:used]), y, np.float32(1))
-        return used
-
-    def _encode_dots(self, x: Floats, key: Words, body: Bytes) -> tuple[int, float, float]:
-        """_encode, and the inner products <x, y> and <y, y> with the decoded y, in float64 and in a fixed order."""
-        from psnode.codecs.kernels.dots import inner_products
-
-        used = self._encode(x, key, body)
-        decoded = np.empty_like(x)
-        self._decode(readonly(body[:used]), decoded)
-        return used, *inner_products(x, decoded)
-
-    def _encode_sum_dots(self, x: Floats, key: Words, body: Bytes, residual: Floats) -> tuple[int, float, float]:
-        """residual += x, and _encode_dots of it. `residual` is contiguous and apart from x."""
-        np.add(residual, x, out=residual)
-        return self._encode_dots(readonly(residual), key, body)
-
     def _support(self, body: Bytes, shape: Shape) -> Indices:
         """The flat indices sent, ascending."""
         return np.arange(math.prod(shape), dtype=np.int64)
@@ -329,15 +255,39 @@ class Codec(ABC):
             buffer = buffer[:used].copy()
         return Payload(buffer[:used])
 
-    def _with_error(self, source: Floats, key: Words, body: Bytes, error: Floats) -> int:
-        if error.flags.c_contiguous:
-            if error.ctypes.data != source.ctypes.data and np.may_share_memory(error, source):
-                source = source.copy()
-            return self._encode_error(readonly(source), key, body, error)
-        target = np.empty_like(source)
-        used = self._encode_error(readonly(source), key, body, target)
-        np.copyto(error, target)
+    def _coded(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
+        """_encode; whatever it does not fuse is made before, or applied afterwards by decoding once more."""
+        if self._fuses(source, sink):
+            return self._encode(source, key, body, sink)
+        source = source.made()
+        if self._fuses(source, sink):
+            return self._encode(source, key, body, sink)
+        used = self._encode(source, key, body, NOTHING)
+        self._apply(sink, source, readonly(body[:used]))
         return used
+
+    def _apply(self, sink: Sink, source: Source, body: Bytes) -> None:
+        """Serve `sink` with what `body`, made of `source`, decodes to."""
+        if isinstance(sink, Moved):
+            self._decode_add(body, sink.target, np.float32(sink.weight))
+        elif isinstance(sink, InnerProducts):
+            from psnode.codecs.kernels.dots import inner_products
+
+            decoded = np.empty(source.shape, np.float32)
+            self._decode(body, decoded)
+            sink.record(*inner_products(source.array(), decoded))
+
+    def _encode_error(self, x: Floats, rng: RandomSource, error: Floats, out: Bytes | None) -> Payload:
+        """encode(x, error=error): a copy of x is coded where it lies."""
+        check_error(error, x.shape)
+        target = error if error.flags.c_contiguous else np.empty_like(x)
+        source: Source = Accumulated((), target)
+        if target.ctypes.data != x.ctypes.data:
+            source = Copied(x.copy() if np.may_share_memory(target, x) else x, target)
+        payload = self.encode(source, rng, sink=Subtracted(target), out=out)
+        if target is not error:
+            np.copyto(error, target)
+        return payload
 
     def _body(self, payload: Payload) -> Bytes:
         """The body of a payload that this codec can decode."""
@@ -349,10 +299,3 @@ class Codec(ABC):
         if not payload.size and body.size:
             raise PayloadError(f"a payload of an empty array has {body.size} bytes after its header")
         return body
-
-
-def readonly(array: Array) -> Array:
-    """A view of `array` that cannot be written through: kernels are compiled for such inputs alone."""
-    view = array.view()
-    view.flags.writeable = False
-    return view

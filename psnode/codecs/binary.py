@@ -10,16 +10,28 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from typing import NamedTuple
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Measured, Shape, Words, readonly
+from psnode.codecs.base import NOTHING, Bytes, Floats, Measured, Shape, Sink, Source, Words, readonly
+from psnode.codecs.kernels.finite import raise_nonfinite
+from psnode.codecs.kernels.parts import NO_PARTS, PartTable, table_of
 from psnode.codecs.kernels.signbits import apply
 from psnode.codecs.norm import norm_of_buckets
+from psnode.codecs.sources import NO_FLOATS, Accumulated, leaves_error, operands
 from psnode.codecs.stages import Codes, Quantiser, Symbols
 from psnode.errors import PayloadError
 
-NO_FLOATS = np.empty(0, np.float32)
+
+class Signed(NamedTuple):
+    """How far an array was coded: `done` coordinates, fewer than all if a value is not finite; x - decoded is there for them.
+
+    `later`: it is not, for any coordinate: the levels were known only in the end.
+    """
+
+    done: int
+    later: bool = False
 
 
 class Binary(Quantiser):
@@ -30,11 +42,10 @@ class Binary(Quantiser):
         """Bytes of side information that encode writes for `size` coordinates."""
 
     @abstractmethod
-    def _sign(self, x: Floats, key: Words, side: Bytes, bits: Bytes, addend: Floats, total: Floats, error: Floats) -> bool:
-        """Write the side information and the signs of `x` (1-D). Raises NonFiniteGradientError.
+    def _sign(self, x: Floats, parts: PartTable, key: Words, side: Bytes, bits: Bytes, error: Floats) -> Signed:
+        """Write the side information and the signs of `x` (1-D), to whose memory `parts` are added beforehand.
 
-        If `addend` is not empty, `total` is the memory of `x`, and `addend` is added to it beforehand. Whether x - decoded was
-        written to `error`, which may be the memory of x, or is empty.
+        x - decoded is written to `error`, which may be the memory of x, or is empty; but for `Signed.later`.
         """
 
     @abstractmethod
@@ -49,23 +60,31 @@ class Binary(Quantiser):
         size = math.prod(shape)
         return self._side_nbytes(size) + -(-size // 8)
 
-    def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
-        return self._code(x, key, body, NO_FLOATS, NO_FLOATS, NO_FLOATS)
+    def _fuses(self, source: Source, sink: Sink) -> bool:
+        return sink is NOTHING or leaves_error(source, sink)
 
-    def _encode_error(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
-        return self._code(x, key, body, NO_FLOATS, NO_FLOATS, error)
-
-    def _encode_sum(self, x: Floats, key: Words, body: Bytes, residual: Floats) -> int:
-        return self._code(readonly(residual), key, body, x, residual, residual)
-
-    def _code(self, x: Floats, key: Words, body: Bytes, addend: Floats, total: Floats, error: Floats) -> int:
-        used, start = self._max_body(x.shape), self._side_nbytes(x.size)
+    def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
+        parts = NO_PARTS
+        if isinstance(source, Accumulated):
+            parts = table_of(source.take(), source.target.reshape(-1))
+        x, error = operands(source, sink)
+        used, start = self._max_body(source.shape), self._side_nbytes(x.size)
         side, bits = body[:start], body[start:used]
-        rest = readonly(addend.reshape(-1)), total.reshape(-1), error.reshape(-1)
-        if not self._sign(x.reshape(-1), key, side, bits, *rest) and error.size:
+        signed = self._sign(x, parts, key, side, bits, error)
+        if signed.done < x.size:
+            source.refuse(int(parts.reached[0]), self._beginning(side, bits, signed.done if error.size else 0))
+        if signed.later and error.size:
             bucket, low, high = self._levels(readonly(side), x.size)
-            apply(readonly(bits), bucket, readonly(-low), readonly(-high), x.reshape(-1), error.reshape(-1))
+            apply(readonly(bits), bucket, readonly(-low), readonly(-high), x, error)
         return used
+
+    def _beginning(self, side: Bytes, bits: Bytes, size: int) -> Floats:
+        """The first `size` decoded values."""
+        decoded = np.empty(size, np.float32)
+        if size:
+            bucket, low, high = self._levels(readonly(side[: self._side_nbytes(size)]), size)
+            apply(readonly(bits), bucket, readonly(low), readonly(high), readonly(NO_FLOATS), decoded)
+        return decoded
 
     def _decode(self, body: Bytes, out: Floats) -> None:
         bits, bucket, low, high = self._read(body, out.size)
@@ -98,7 +117,8 @@ class Binary(Quantiser):
     def _symbols(self, x: Floats, key: Words) -> Symbols:
         side = np.empty(self._side_nbytes(x.size), np.uint8)
         bits = np.empty(-(-x.size // 8), np.uint8)
-        self._sign(x, key, side, bits, readonly(NO_FLOATS), NO_FLOATS, NO_FLOATS)
+        if self._sign(x, NO_PARTS, key, side, bits, NO_FLOATS).done < x.size:
+            raise_nonfinite(x)
         return Symbols(side, np.unpackbits(bits, count=x.size, bitorder="little"), 2)
 
     def _read_side(self, side: Bytes, size: int) -> tuple[int, int]:

@@ -19,10 +19,11 @@ from typing import Literal
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Codec, Floats, Shape, Words
+from psnode.codecs.base import Bytes, Codec, Floats, Shape, Sink, Source, Words
 from psnode.codecs.bounds import check_choice, check_integer
 from psnode.codecs.kernels.finite import raise_nonfinite
 from psnode.codecs.kernels.norms import NOT_FINITE, max_norm
+from psnode.codecs.traits import Traits
 from psnode.errors import CodecSpecError, PayloadError
 
 _HEAD = 16
@@ -41,9 +42,7 @@ class Blosc(Codec):
     level: int = 1
 
     id = "blosc"
-    unbiased = True
-    lossless = True
-    adaptive = True
+    traits = Traits(unbiased=True, lossless=True, adaptive=True)
 
     def __post_init__(self) -> None:
         """CodecSpecError for a value out of bounds, or if the package is missing."""
@@ -55,7 +54,8 @@ class Blosc(Codec):
     def _max_body(self, shape: Shape) -> int:
         return _HEAD + 4 * math.prod(shape)
 
-    def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
+    def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
+        x = source.array()
         if max_norm(x.reshape(-1)) == NOT_FINITE:
             raise_nonfinite(x)
         blosc = _library()

@@ -17,7 +17,23 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from psnode.codecs import spec, table
-from psnode.codecs.base import Bytes, Codec, Floats, Indices, Measured, RandomSource, Shape, Words, readonly
+from psnode.codecs.base import (
+    NOTHING,
+    Bytes,
+    Codec,
+    Floats,
+    Indices,
+    Measured,
+    RandomSource,
+    Shape,
+    Sink,
+    Source,
+    Words,
+    readonly,
+)
+from psnode.codecs.selection.searching import Searching
+from psnode.codecs.sinks import InnerProducts, Moved
+from psnode.codecs.sources import Values
 from psnode.codecs.stages import (
     FlatCodec,
     Lossless,
@@ -29,6 +45,7 @@ from psnode.codecs.stages import (
     read_section,
     write_section,
 )
+from psnode.codecs.traits import Traits
 from psnode.errors import CodecSpecError, PayloadError
 
 
@@ -44,17 +61,7 @@ def build_chain(stages: Sequence[spec.Stage]) -> Codec:
         raise CodecSpecError(f"{text} is no chain: write [selector or svd +] quantiser [+ lossless stage]")
     if lossless is not None and not isinstance(middle[0], Quantiser):
         raise CodecSpecError(f"{text} is no chain: {middle[0].id} is entropy coded already, leave {lossless.id} out")
-    return chain_of(reducer, middle[0], lossless)
-
-
-def chain_of(reducer: Reducer | None, quantiser: FlatCodec, lossless: Lossless | None) -> Chain:
-    """The chain of stages as built, of the kind that searches if it begins with a selector."""
-    from psnode.codecs.selection.selector import Selector
-    from psnode.codecs.selection.sparse_chain import SparseChain
-
-    if isinstance(reducer, Selector):
-        return SparseChain(reducer, quantiser, lossless)
-    return Chain(reducer, quantiser, lossless)
+    return Chain(reducer, middle[0], lossless)
 
 
 def _build(stage: spec.Stage) -> object:
@@ -82,43 +89,19 @@ class Chain(Codec):
         return self.quantiser
 
     @property
-    def _codecs(self) -> list[Codec]:
-        return [self.quantiser] if self.reducer is None else [self.reducer, self.quantiser]
-
-    @property
-    def unbiased(self) -> bool:
-        """Whether reducer and quantiser are."""
-        return all(codec.unbiased for codec in self._codecs)
-
-    @property
-    def lossless(self) -> bool:
-        """Whether reducer and quantiser are."""
-        return all(codec.lossless for codec in self._codecs)
-
-    @property
-    def shaped(self) -> bool:
-        """Whether the reducer is."""
-        return self.reducer is not None and self.reducer.shaped
-
-    @property
-    def one_scale(self) -> bool:
-        """Whether the quantiser is, of the array itself: what a reducer keeps has magnitudes of its own."""
-        return self.reducer is None and self.quantiser.one_scale
-
-    @property
-    def sparse(self) -> bool:
-        """Whether the reducer is."""
-        return self.reducer is not None and self.reducer.sparse
-
-    @property
-    def refit(self) -> int:
-        """As the quantiser."""
-        return self.quantiser.refit
-
-    @property
-    def adaptive(self) -> bool:
-        """Whether the reducer or the quantiser is."""
-        return any(codec.adaptive for codec in self._codecs)
+    def traits(self) -> Traits:
+        """Those of the reducer and the quantiser; the quantiser's scale and codebook only where they concern the array itself."""
+        last = self.quantiser.traits
+        first = Traits(unbiased=True, lossless=True) if self.reducer is None else self.reducer.traits
+        return Traits(
+            unbiased=first.unbiased and last.unbiased,
+            lossless=first.lossless and last.lossless,
+            shaped=first.shaped,
+            one_scale=self.reducer is None and last.one_scale,
+            sparse=first.sparse,
+            adaptive=first.adaptive or last.adaptive,
+            refit=last.refit,
+        )
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -140,8 +123,8 @@ class Chain(Codec):
             reducer = form
         quantiser = self.quantiser.contractive()
         if isinstance(quantiser, FlatCodec):
-            return chain_of(reducer, quantiser, self.lossless_stage)
-        return Contractive(chain_of(reducer, self.quantiser, self.lossless_stage))
+            return Chain(reducer, quantiser, self.lossless_stage)
+        return Contractive(Chain(reducer, self.quantiser, self.lossless_stage))
 
     def fit(self, x: Floats, rng: RandomSource) -> Chain:
         """With the quantiser fitted to what reaches it of `x`."""
@@ -166,30 +149,48 @@ class Chain(Codec):
         side, codes, alphabet = self._symbolic._max_symbols(count)
         return 4 + padded(side) + self.lossless_stage.max_nbytes(codes, alphabet)
 
-    def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
+    def _fuses(self, source: Source, sink: Sink) -> bool:
+        return sink is NOTHING or (isinstance(sink, Moved) and isinstance(self.reducer, Searching))
+
+    def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
+        if isinstance(self.reducer, Searching):
+            return self._search(self.reducer, source, key, body, sink)
+        x = source.array()
         if self.reducer is None:
             return self._encode_values(x.reshape(-1), key, body)
         used, values = self.reducer._reduce(x, key, body[4 : 4 + self.reducer._max_parts(x.shape)[0]])
         start = write_section(body, used)
         return start + self._encode_values(readonly(np.ascontiguousarray(values)), key, body[start:])
 
-    def _encode_dots(self, x: Floats, key: Words, body: Bytes) -> tuple[int, float, float]:
-        """For a sparse reducer over the entries sent alone; nothing else of the decoded array is not zero."""
-        if not self.sparse or self.reducer is None:
-            return super()._encode_dots(x, key, body)
+    def _search(self, selector: Searching, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
+        """One search, and the values found coded. What the quantiser loses of them stays behind, like those not selected."""
+        from psnode.codecs.selection.selector import add_at
+
+        used, entries = selector.select(source, key, body[4 : 4 + selector._max_parts(source.shape)[0]])
+        start = write_section(body, used)
+        end = start + self._encode_values(readonly(entries.values), key, body[start:])
+        if isinstance(sink, Moved):
+            decoded = self._kept(readonly(body[start:end]), entries.values.size)
+            add_at(sink.target.reshape(-1), entries.indices, decoded, np.float32(sink.weight))
+        return end
+
+    def _apply(self, sink: Sink, source: Source, body: Bytes) -> None:
+        """The inner products of a sparse reducer are those of the entries sent: the rest of the decoded array is zero."""
+        if not isinstance(sink, InnerProducts) or not self.sparse or self.reducer is None:
+            super()._apply(sink, source, body)
+            return
         from psnode.codecs.kernels.dots import inner_products
 
-        used = self._encode(x, key, body)
-        side, count, coded = self._split(readonly(body[:used]), x.shape)
+        side, count, coded = self._split(body, source.shape)
         values = np.empty(count, np.float32)
         self._decode_values(coded, values)
-        return used, *inner_products(x.reshape(-1)[self.reducer._support_of(side, x.shape)], values)
+        sink.record(*inner_products(source.array().reshape(-1)[self.reducer._support_of(side, source.shape)], values))
 
     def _encode_values(self, values: Floats, key: Words, body: Bytes) -> int:
         if not values.size:
             return 0
         if self.lossless_stage is None:
-            return self.quantiser._encode(values, key, body)
+            return self.quantiser._encode(Values(values), key, body, NOTHING)
         side, codes, alphabet = self._symbolic._symbols(values, key)
         body[4 : 4 + side.size] = side
         start = write_section(body, side.size)

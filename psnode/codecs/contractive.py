@@ -16,8 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Codec, Floats, Indices, Measured, RandomSource, Shape, Words, readonly
+from psnode.codecs.base import Bytes, Codec, Floats, Indices, Measured, RandomSource, Shape, Sink, Source, Words, readonly
+from psnode.codecs.sinks import InnerProducts
 from psnode.codecs.stages import check_finite
+from psnode.codecs.traits import Traits
 from psnode.errors import PayloadError
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -32,19 +34,10 @@ class Contractive(Codec):
     id = "contractive"
 
     @property
-    def shaped(self) -> bool:
-        """As the wrapped codec."""
-        return self.codec.shaped
-
-    @property
-    def one_scale(self) -> bool:
-        """As the wrapped codec."""
-        return self.codec.one_scale
-
-    @property
-    def sparse(self) -> bool:
-        """As the wrapped codec."""
-        return self.codec.sparse
+    def traits(self) -> Traits:
+        """As the wrapped codec, but biased."""
+        own = self.codec.traits
+        return Traits(shaped=own.shaped, one_scale=own.one_scale, sparse=own.sparse)
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -61,21 +54,18 @@ class Contractive(Codec):
     def _max_body(self, shape: Shape) -> int:
         return 4 + self.codec._max_body(shape)
 
-    def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
-        return self._finish(body, *self.codec._encode_dots(x, key, body[4:]))
+    def _fuses(self, source: Source, sink: Sink) -> bool:
+        return True
 
-    def _encode_sum(self, x: Floats, key: Words, body: Bytes, residual: Floats) -> int:
-        used = self._finish(body, *self.codec._encode_sum_dots(x, key, body[4:], residual))
-        self._decode_add(readonly(body[:used]), residual, np.float32(-1))
-        return used
-
-    def _finish(self, body: Bytes, used: int, xy: float, yy: float) -> int:
-        """Write c; the length of the body."""
-        scale = xy / yy if yy else 0.0
-        if abs(scale) * math.sqrt(yy) > _LARGEST:  # c Q might leave float32: stay on the segment from 0 to Q
+    def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
+        measured = InnerProducts()
+        used = 4 + self.codec._coded(source, key, body[4:], measured)
+        scale = measured.xy / measured.yy if measured.yy else 0.0
+        if abs(scale) * math.sqrt(measured.yy) > _LARGEST:  # c Q might leave float32: stay on the segment from 0 to Q
             scale = max(-1.0, min(scale, 1.0))
         body[:4].view(np.float32)[0] = scale
-        return 4 + used
+        self._apply(sink, source, readonly(body[:used]))
+        return used
 
     def _decode(self, body: Bytes, out: Floats) -> None:
         scale = self._scale(body)

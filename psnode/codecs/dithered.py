@@ -29,13 +29,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Shape, Words, readonly
+from psnode.codecs.base import NOTHING, Bytes, Floats, Shape, Sink, Source, Words, readonly
 from psnode.codecs.bounds import check_integer, check_real
 from psnode.codecs.kernels import dithered_loops as loops
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
 from psnode.codecs.kernels.planes import BLOCK, packed_nbytes
+from psnode.codecs.sources import leaves_error, operands
 from psnode.codecs.stages import Codes, Quantiser, Symbols, padded
 from psnode.codecs.table import number_of
+from psnode.codecs.traits import Traits
 from psnode.errors import CodecSpecError, PayloadError
 
 MIN_STEP, MAX_STEP = 2.0**-5, 2.0**6
@@ -59,7 +61,7 @@ class Dithered(Quantiser):
     bucket: int = 4096
 
     id = "dithered"
-    unbiased = True
+    traits = Traits(unbiased=True)
 
     def __post_init__(self) -> None:
         """CodecSpecError for a value out of bounds."""
@@ -78,20 +80,17 @@ class Dithered(Quantiser):
         bits = (2 * self._largest(size)).bit_length()
         return _FIELDS + 4 * buckets + padded(buckets) + packed_nbytes(size, bits)
 
-    def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
-        return self._write(x, key, body, _NO_FLOATS)
+    def _fuses(self, source: Source, sink: Sink) -> bool:
+        return sink is NOTHING or leaves_error(source, sink)
 
-    def _encode_error(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
-        return self._write(x, key, body, error.reshape(-1))
-
-    def _write(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
+    def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
+        x, error = operands(source, sink)
         buckets = -(-x.size // self.bucket)
         self._write_fields(key, body)
         scales, end = _FIELDS + 4 * buckets, _FIELDS + 4 * buckets + padded(buckets)
         body[scales:end] = 0
         rms, widths = body[_FIELDS:scales].view(np.float32), body[scales : scales + buckets]
-        flat = x.reshape(-1)
-        used = loops.encode(flat, *self._settings(), key, number_of(self.id), rms, widths, body[end:], error)
+        used = loops.encode(x, *self._settings(), key, number_of(self.id), rms, widths, body[end:], error)
         if used == loops.NOT_FINITE:
             raise_nonfinite(x)
         return end + used

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Codec, Floats, Indices, Shape, Words
+from psnode.codecs.base import NOTHING, Bytes, Codec, Floats, Indices, Shape, Sink, Source, Words
 from psnode.codecs.bounds import check_real
 from psnode.codecs.kernels.bitmasks import Words32
 from psnode.codecs.kernels.dots import inner_products
@@ -32,8 +32,10 @@ from psnode.codecs.payload import MAX_COORDINATES
 from psnode.codecs.selection import indices
 from psnode.codecs.selection.largest import Entries
 from psnode.codecs.selection.selector import add_at, put_at
+from psnode.codecs.sinks import InnerProducts
 from psnode.codecs.stages import padded, read_section, write_section
 from psnode.codecs.table import number_of
+from psnode.codecs.traits import Traits
 from psnode.errors import PayloadError
 
 _SHARE = 1 / 16
@@ -54,8 +56,7 @@ class Entrywise(Codec):
     budget: float | None = None
 
     id = "entrywise"
-    unbiased = True
-    sparse = True
+    traits = Traits(unbiased=True, sparse=True)
 
     def __post_init__(self) -> None:
         """CodecSpecError for a value out of bounds."""
@@ -82,7 +83,11 @@ class Entrywise(Codec):
         sides = indices.max_nbytes(most, size), indices.max_nbytes(most, most), -(-most // 8)
         return 4 + sum(4 + padded(side) for side in sides) + 4 * most
 
-    def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
+    def _fuses(self, source: Source, sink: Sink) -> bool:
+        return sink is NOTHING or isinstance(sink, InnerProducts)
+
+    def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
+        x = source.array()
         stream = number_of(self.id)
         level, divisor = level_of(x, self._budget(x.size), key, stream)
         entries = draw(x, level, divisor, self._most(x.size), key, stream + _DRAW)
@@ -96,15 +101,13 @@ class Entrywise(Codec):
         used += write_section(body[used:], signs.size)
         end = used + 4 * int(np.count_nonzero(certain))
         body[used:end].view(np.float32)[:] = entries.values[certain]
+        if isinstance(sink, InnerProducts):
+            sent = self._entries(body[:end], x.size)
+            sink.record(*inner_products(x.reshape(-1)[sent.indices], sent.values))
         return end
 
     def _write_set(self, members: Words32, size: int, body: Bytes) -> int:
         return write_section(body, indices.write(members, size, body[4:]))
-
-    def _encode_dots(self, x: Floats, key: Words, body: Bytes) -> tuple[int, float, float]:
-        used = self._encode(x, key, body)
-        entries = self._entries(body[:used], x.size)
-        return used, *inner_products(x.reshape(-1)[entries.indices], entries.values)
 
     def _entries(self, body: Bytes, size: int) -> Entries:
         """What is sent, decoded."""

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Codec, Floats, Measured, Shape, Words
+from psnode.codecs.base import Bytes, Codec, Floats, Measured, Shape, Sink, Source, Words
 from psnode.codecs.kernels.finite import add_scaled, all_finite, copy_finite, raise_nonfinite
 from psnode.codecs.norm import norm_of
 from psnode.codecs.payload import Payload, header_nbytes, write_header
+from psnode.codecs.traits import Traits
 from psnode.errors import CodecValueError, PayloadError
 
 
@@ -20,10 +21,7 @@ class Identity(Codec):
     """decode(encode(x)) = x, bit for bit."""
 
     id = "identity"
-    unbiased = True
-    lossless = True
-    linear = True
-    decodes_linearly = True
+    traits = Traits(unbiased=True, lossless=True, linear=True, decodes_linearly=True)
 
     def merge(self, payloads: Sequence[Payload]) -> Payload:
         """The payload of the sum of `payloads`, added in their order in float32."""
@@ -41,7 +39,8 @@ class Identity(Codec):
     def _max_body(self, shape: Shape) -> int:
         return 4 * math.prod(shape)
 
-    def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
+    def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
+        x = source.array()
         if not copy_finite(x.reshape(-1), body[: 4 * x.size].view(np.float32)):
             raise_nonfinite(x)
         return 4 * x.size

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, RandomSource, Shape, Words, readonly
+from psnode.codecs.base import NOTHING, Bytes, Floats, RandomSource, Shape, Sink, Source, Words, readonly
 from psnode.codecs.bounds import check_choice, check_integer, check_real
 from psnode.codecs.entropy.ans_model import Int64s
 from psnode.codecs.kernels import clusters
@@ -33,11 +33,13 @@ from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
 from psnode.codecs.kernels.moments import root_mean_square
 from psnode.codecs.kernels.packed import pack, unpack
 from psnode.codecs.kernels.planes import packed_nbytes
+from psnode.codecs.sinks import Moved
 from psnode.codecs.sketches import budget, means
 from psnode.codecs.sketches.codebook import edges_of
 from psnode.codecs.sketches.means import Means
 from psnode.codecs.stages import Codes, Quantiser, Symbols
 from psnode.codecs.table import number_of
+from psnode.codecs.traits import Traits
 from psnode.errors import CodecSpecError
 
 _SAMPLING = 256  # beside the stream of the buckets
@@ -76,9 +78,9 @@ class Lss(Quantiser):
             self._relative_edges()
 
     @property
-    def one_scale(self) -> bool:
-        """True: all tensors of a segment share its clusters."""
-        return True
+    def traits(self) -> Traits:
+        """All tensors of a segment share its clusters."""
+        return Traits(one_scale=True, refit=self.refit)
 
     def fit(self, x: Floats, rng: RandomSource) -> Lss:
         """With the codebook that suits `x`; as it is if x has no value but 0."""
@@ -133,7 +135,10 @@ class Lss(Quantiser):
         size = math.prod(shape)
         return self._max_symbols(size)[0] + packed_nbytes(size, self.bits)
 
-    def _coded(self, x: Floats, key: Words) -> tuple[Means, Bytes]:
+    def _fuses(self, source: Source, sink: Sink) -> bool:
+        return sink is NOTHING or isinstance(sink, Moved)
+
+    def _clustered(self, x: Floats, key: Words) -> tuple[Means, Bytes]:
         """The means of the clusters or buckets, and the ids."""
         edges, table = self._edges(x, key), np.empty(clusters.CELLS, np.uint8)
         k, codes = edges.size, np.empty(x.size, np.uint8)
@@ -159,14 +164,11 @@ class Lss(Quantiser):
         clusters.squares(x, codes, squares)
         return budget.optimal(counts, np.maximum(squares / np.maximum(counts, 1) - centres * centres, 0), total)
 
-    def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
-        return self._write(*self._coded(x.reshape(-1), key), body)
-
-    def _encode_error(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
-        found, codes = self._coded(x.reshape(-1), key)
-        if error.ctypes.data != x.ctypes.data:
-            np.copyto(error, x)
-        clusters.add(*found.of(codes, self._stream, np.float32(-1)), error.reshape(-1))
+    def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
+        x = source.array().reshape(-1)
+        found, codes = self._clustered(x, key)
+        if isinstance(sink, Moved):
+            clusters.add(*found.of(codes, self._stream, np.float32(sink.weight)), sink.target.reshape(-1))
         return self._write(found, codes, body)
 
     def _write(self, found: Means, codes: Bytes, body: Bytes) -> int:
@@ -189,7 +191,7 @@ class Lss(Quantiser):
         clusters.add(*found.of(codes, self._stream, weight), out.reshape(-1))
 
     def _symbols(self, x: Floats, key: Words) -> Symbols:
-        found, codes = self._coded(x.reshape(-1), key)
+        found, codes = self._clustered(x.reshape(-1), key)
         return Symbols(found.write(), codes, found.clusters)
 
     def _read_side(self, side: Bytes, size: int) -> tuple[int, int]:

@@ -19,15 +19,17 @@ from typing import Any
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Measured, Shape, Words, readonly
+from psnode.codecs.base import NOTHING, Bytes, Floats, Measured, Shape, Sink, Source, Words, readonly
 from psnode.codecs.kernels import minmax as kernels
 from psnode.codecs.kernels.finite import raise_nonfinite
 from psnode.codecs.kernels.minmax import Levels
 from psnode.codecs.kernels.planes import packed_nbytes
 from psnode.codecs.kernels.stochastic import ROW, factor_of
 from psnode.codecs.rng import Words32
+from psnode.codecs.sources import leaves_error, operands
 from psnode.codecs.stages import Codes, Quantiser, Symbols
 from psnode.codecs.table import number_of
+from psnode.codecs.traits import Traits
 from psnode.errors import CodecSpecError, PayloadError
 
 WIDTHS = (1, 2, 4, 8)
@@ -45,31 +47,25 @@ class MinMax(Quantiser):
     bits: int = 4
 
     id = "minmax"
-    unbiased = True
+    traits = Traits(unbiased=True, one_scale=True)
 
     def __post_init__(self) -> None:
         """CodecSpecError for bits other than those."""
         if isinstance(self.bits, bool) or self.bits not in WIDTHS:
             raise CodecSpecError(f"minmax: bits={self.bits} must be one of {', '.join(map(str, WIDTHS))}")
 
-    @property
-    def one_scale(self) -> bool:
-        """True."""
-        return True
-
     def _max_body(self, shape: Shape) -> int:
         return _SIDE + packed_nbytes(math.prod(shape), self.bits)
 
-    def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
-        return self._write(x, key, body, _NO_FLOATS, False)
+    def _fuses(self, source: Source, sink: Sink) -> bool:
+        return sink is NOTHING or leaves_error(source, sink)
 
-    def _encode_error(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
-        return self._write(x, key, body, error.reshape(-1), error.ctypes.data != x.ctypes.data)
-
-    def _write(self, x: Floats, key: Words, body: Bytes, error: Floats, copy: bool) -> int:
+    def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
+        found = operands(source, sink)
+        x, error = found
         used = self._max_body(x.shape)
         packed = _rows(body[_SIDE:used], x.size, self.bits)
-        self._quantise(x.reshape(-1), key, body[:_SIDE], *packed, _NO_BYTES, error, copy)
+        self._quantise(x, key, body[:_SIDE], *packed, _NO_BYTES, error, found.apart)
         return used
 
     def _quantise(self, x: Floats, key: Words, side: Bytes, *outputs: Any) -> None:

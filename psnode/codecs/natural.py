@@ -19,12 +19,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Shape, Words, readonly
+from psnode.codecs.base import NOTHING, Bytes, Floats, Shape, Sink, Source, Words, readonly
 from psnode.codecs.kernels import powers as kernels
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
 from psnode.codecs.kernels.planes import BLOCK, packed_nbytes
+from psnode.codecs.sources import leaves_error, operands
 from psnode.codecs.stages import Codes, Quantiser, Symbols, codes_like
 from psnode.codecs.table import number_of
+from psnode.codecs.traits import Traits
 from psnode.errors import PayloadError
 
 MAX_EXPONENTS = 255
@@ -39,18 +41,19 @@ class Natural(Quantiser):
     """natural: no parameters, omega <= 1/8."""
 
     id = "natural"
-    unbiased = True
+    traits = Traits(unbiased=True)
 
     def _max_body(self, shape: Shape) -> int:
         return _FIELDS + packed_nbytes(math.prod(shape), (2 * MAX_EXPONENTS).bit_length())
 
-    def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
-        return self._encode_error(x, key, body, _NO_FLOATS)
+    def _fuses(self, source: Source, sink: Sink) -> bool:
+        return sink is NOTHING or leaves_error(source, sink)
 
-    def _encode_error(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
+    def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
+        x, error = operands(source, sink)
         top, exponents = _range(x)
         used = _FIELDS + packed_nbytes(x.size, (2 * exponents).bit_length())
-        self._quantise(x, top, exponents, key, body[_FIELDS:used], _NO_BYTES, error.reshape(-1))
+        self._quantise(x, top, exponents, key, body[_FIELDS:used], _NO_BYTES, error)
         body[:2].view(np.int16)[0] = top
         body[2:_FIELDS].view(np.uint16)[0] = exponents
         return used

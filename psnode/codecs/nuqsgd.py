@@ -22,14 +22,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Measured, Shape, Words, readonly
+from psnode.codecs.base import NOTHING, Bytes, Floats, Measured, Shape, Sink, Source, Words, readonly
 from psnode.codecs.bounds import check_choice, check_integer
 from psnode.codecs.kernels import powers as kernels
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
 from psnode.codecs.kernels.planes import BLOCK, packed_nbytes
 from psnode.codecs.norm import norm_of_buckets
+from psnode.codecs.sources import leaves_error, operands
 from psnode.codecs.stages import Codes, Quantiser, Symbols, codes_like
 from psnode.codecs.table import number_of
+from psnode.codecs.traits import Traits
 from psnode.errors import CodecSpecError, PayloadError
 
 MAX_LEVELS = 62
@@ -52,7 +54,7 @@ class Nuqsgd(Quantiser):
     norm: Literal["l2", "max"] = "l2"
 
     id = "nuqsgd"
-    unbiased = True
+    traits = Traits(unbiased=True)
 
     def __post_init__(self) -> None:
         """CodecSpecError for a value out of bounds."""
@@ -66,12 +68,13 @@ class Nuqsgd(Quantiser):
         size = math.prod(shape)
         return _side_nbytes(size, self.bucket) + packed_nbytes(size, _bits(self.levels))
 
-    def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
-        return self._encode_error(x, key, body, _NO_FLOATS)
+    def _fuses(self, source: Source, sink: Sink) -> bool:
+        return sink is NOTHING or leaves_error(source, sink)
 
-    def _encode_error(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
+    def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
+        x, error = operands(source, sink)
         side, used = _side_nbytes(x.size, self.bucket), self._max_body(x.shape)
-        self._quantise(x, key, body[:side], body[side:used], _NO_BYTES, error.reshape(-1))
+        self._quantise(x, key, body[:side], body[side:used], _NO_BYTES, error)
         return used
 
     def _quantise(self, x: Floats, key: Words, side: Bytes, *outputs: Any) -> None:

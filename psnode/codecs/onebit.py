@@ -18,10 +18,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from psnode.codecs.base import Bytes, Floats, Words
-from psnode.codecs.binary import Binary
-from psnode.codecs.kernels.finite import raise_nonfinite
+from psnode.codecs.binary import Binary, Signed
+from psnode.codecs.kernels.parts import PartTable
 from psnode.codecs.kernels.sign import signs_and_sums
 from psnode.codecs.table import number_of
+from psnode.codecs.traits import Traits
 from psnode.errors import PayloadError
 
 _SIDE = 8
@@ -33,25 +34,21 @@ class OneBit(Binary):
     """onebit: two means a segment, one bit a coordinate."""
 
     id = "onebit"
-
-    @property
-    def one_scale(self) -> bool:
-        """True."""
-        return True
+    traits = Traits(one_scale=True)
 
     def _side_nbytes(self, size: int) -> int:
         return _SIDE
 
-    def _sign(self, x: Floats, key: Words, side: Bytes, bits: Bytes, addend: Floats, total: Floats, error: Floats) -> bool:
+    def _sign(self, x: Floats, parts: PartTable, key: Words, side: Bytes, bits: Bytes, error: Floats) -> Signed:
         sums = np.zeros(2)
-        negatives = signs_and_sums(x, addend, total, key, number_of(self.id), bits, sums)
-        if not np.isfinite(sums).all():
-            raise_nonfinite(x)
+        negatives = signs_and_sums(x, parts, key, number_of(self.id), bits, sums)
+        if negatives < 0 or not np.isfinite(sums).all():
+            return Signed(0, later=True)
         positive, negative = sums.tolist()
         high = min(positive / max(x.size - negatives, 1), _LARGEST)
         low = min(negative / max(negatives, 1), _LARGEST)
         side.view(np.float32)[:] = -low, high
-        return False
+        return Signed(x.size, later=True)
 
     def _split(self, body: Bytes, size: int) -> int:
         return _SIDE

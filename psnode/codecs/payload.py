@@ -17,13 +17,10 @@ import math
 import struct
 
 import numpy as np
-import numpy.typing as npt
 
+from psnode.codecs.arrays import Bytes, Shape
 from psnode.codecs.table import NAMES, number_of
 from psnode.errors import CodecTypeError, CodecValueError, PayloadError
-
-Bytes = npt.NDArray[np.uint8]
-Shape = tuple[int, ...]
 
 FORMAT = 1
 MAX_STAGES = 5

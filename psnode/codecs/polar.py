@@ -35,7 +35,7 @@ from functools import cache
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Codec, Floats, Shape, Words, readonly
+from psnode.codecs.base import Bytes, Codec, Floats, Shape, Sink, Source, Words, readonly
 from psnode.codecs.bounds import check_choice
 from psnode.codecs.entropy.ans import Ans
 from psnode.codecs.kernels.finite import raise_nonfinite
@@ -122,7 +122,8 @@ class Polar(FlatCodec):
             + 8
         )
 
-    def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
+    def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
+        x = source.array()
         flat = x.reshape(-1)
         found = self._sorted(flat)
         body[:4] = round(2 * self.rate), self._longest, 2 if self.rotate else found is not None, designs.EDITION

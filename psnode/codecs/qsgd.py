@@ -20,16 +20,19 @@ from typing import Any, Literal
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Measured, Shape, Words, readonly
+from psnode.codecs.base import NOTHING, Bytes, Floats, Measured, Shape, Sink, Source, Words, readonly
 from psnode.codecs.bounds import check_choice, check_integer
 from psnode.codecs.kernels import qsgd as kernels
-from psnode.codecs.kernels.dots import Float64s
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
+from psnode.codecs.kernels.parts import NO_PARTS, table_of
 from psnode.codecs.kernels.planes import BLOCK, Words32, packed_nbytes
 from psnode.codecs.norm import norm_of_buckets
 from psnode.codecs.payload import MAX_COORDINATES
+from psnode.codecs.sinks import InnerProducts
+from psnode.codecs.sources import Accumulated, Copied, leaves_error, operands
 from psnode.codecs.stages import Codes, Quantiser, Symbols, codes_like
 from psnode.codecs.table import number_of
+from psnode.codecs.traits import Traits
 from psnode.errors import PayloadError
 
 MAX_LEVELS = 32767  # a level and 16 random bits fill an int32
@@ -38,7 +41,6 @@ _NO_BYTES = np.empty(0, np.uint8)
 _NO_WORDS = np.empty(0, np.uint32)
 _NO_FLOATS = np.empty(0, np.float32)
 _NO_DOTS = np.empty(0, np.float64)
-_NOTHING = readonly(_NO_FLOATS)
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,7 +57,7 @@ class Qsgd(Quantiser):
     norm: Literal["l2", "max"] = "l2"
 
     id = "qsgd"
-    unbiased = True
+    traits = Traits(unbiased=True)
 
     def __post_init__(self) -> None:
         """CodecSpecError for a value out of bounds."""
@@ -66,37 +68,29 @@ class Qsgd(Quantiser):
     def _max_body(self, shape: Shape) -> int:
         return _body_nbytes(math.prod(shape), self.levels, self.bucket)
 
-    def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
-        return self._write(x, key, body, _NO_FLOATS, _NO_DOTS)
+    def _fuses(self, source: Source, sink: Sink) -> bool:
+        if isinstance(sink, InnerProducts):
+            return not isinstance(source, Copied)
+        return sink is NOTHING or leaves_error(source, sink)
 
-    def _encode_error(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
-        return self._write(x, key, body, error.reshape(-1), _NO_DOTS)
-
-    def _encode_dots(self, x: Floats, key: Words, body: Bytes) -> tuple[int, float, float]:
-        dots = np.zeros(2)
-        return self._write(x, key, body, _NO_FLOATS, dots), float(dots[0]), float(dots[1])
-
-    def _encode_sum_dots(self, x: Floats, key: Words, body: Bytes, residual: Floats) -> tuple[int, float, float]:
-        dots = np.zeros(2)
-        total = residual.reshape(-1)
-        used = self._write(readonly(total), key, body, _NO_FLOATS, dots, readonly(x.reshape(-1)), total)
-        return used, float(dots[0]), float(dots[1])
-
-    def _write(
-        self, x: Floats, key: Words, body: Bytes, error: Floats, dots: Float64s, addend: Floats = _NOTHING,
-        total: Floats = _NO_FLOATS,
-    ) -> int:  # fmt: skip
-        used = self._max_body(x.shape)
+    def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
+        parts = NO_PARTS
+        if isinstance(source, Accumulated) and isinstance(sink, InnerProducts):
+            parts = table_of(source.take(), source.target.reshape(-1))
+        x, error = operands(source, sink)
+        used, dots = self._max_body(source.shape), np.zeros(2 if isinstance(sink, InnerProducts) else 0)
         norms, packed, tail = _views(body[:used], x.size, self.levels, self.bucket)
-        self._quantise(x.reshape(-1), key, body, norms, packed, tail, _NO_BYTES, error, dots, addend, total)
+        if not self._quantise(x, key, body, norms, packed, tail, _NO_BYTES, error, dots, parts):
+            source.refuse(int(parts.reached[0]))
+        if isinstance(sink, InnerProducts):
+            sink.record(*dots.tolist())
         return used
 
-    def _quantise(self, x: Floats, key: Words, side: Bytes, *outputs: Any) -> None:
-        """Write the fields to `side` and the rest to `outputs`, the last arguments of the kernel."""
+    def _quantise(self, x: Floats, key: Words, side: Bytes, *outputs: Any) -> bool:
+        """Write the fields to `side` and the rest to `outputs`, the last arguments of the kernel; whether x is finite."""
         side[:_FIELDS].view(np.uint32)[:] = self.levels, self.bucket
         settings = self.levels, _bits(self.levels), self.bucket, self.norm == "l2"
-        if not kernels.encode(x, *settings, key, number_of(self.id), *outputs):
-            raise_nonfinite(x)
+        return kernels.encode(x, *settings, key, number_of(self.id), *outputs)
 
     def _decode(self, body: Bytes, out: Floats) -> None:
         self._read(body, out, np.float32(1), False)
@@ -125,7 +119,8 @@ class Qsgd(Quantiser):
         side = np.empty(side_nbytes, np.uint8)
         codes = codes_like(count, alphabet)
         norms = side[_FIELDS:].view(np.float32)
-        self._quantise(x, key, side, norms, _NO_WORDS, _NO_BYTES, codes, _NO_FLOATS, _NO_DOTS, _NOTHING, _NO_FLOATS)
+        if not self._quantise(x, key, side, norms, _NO_WORDS, _NO_BYTES, codes, _NO_FLOATS, _NO_DOTS, NO_PARTS):
+            raise_nonfinite(x)
         return Symbols(side, codes, alphabet)
 
     def _read_side(self, side: Bytes, size: int) -> tuple[int, int]:

@@ -25,6 +25,7 @@ from psnode.codecs.selection.largest import Entries, Scan
 from psnode.codecs.selection.selector import Selector, check_ratio, share
 from psnode.codecs.selection.subset import draw
 from psnode.codecs.table import number_of
+from psnode.codecs.traits import Traits
 from psnode.errors import PayloadError
 
 _SIDE = 20
@@ -48,14 +49,9 @@ class Randk(Selector):
         check_ratio(self)
 
     @property
-    def unbiased(self) -> bool:
-        """True if entries are scaled."""
-        return self.scaled
-
-    @property
-    def keeps_values(self) -> bool:
-        """True if they are not."""
-        return not self.scaled
+    def traits(self) -> Traits:
+        """Unbiased if entries are scaled."""
+        return Traits(sparse=True, unbiased=self.scaled)
 
     def contractive(self) -> Randk:
         """The entries unscaled."""

@@ -17,13 +17,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from psnode.codecs.base import Bytes, Floats, Words
-from psnode.codecs.binary import NO_FLOATS, Binary
+from psnode.codecs.binary import Binary, Signed
 from psnode.codecs.bounds import check_integer
-from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
+from psnode.codecs.kernels.finite import INFINITY_BITS
+from psnode.codecs.kernels.parts import PartTable
 from psnode.codecs.kernels.sign import signs_and_means
 from psnode.codecs.kernels.sign_lanes import GROUP
 from psnode.codecs.payload import MAX_COORDINATES
+from psnode.codecs.sources import NO_FLOATS
 from psnode.codecs.table import number_of
+from psnode.codecs.traits import Traits
 from psnode.errors import PayloadError
 
 _FIELD = 4
@@ -42,21 +45,20 @@ class ScaledSign(Binary):
         check_integer(self, "bucket", 0, MAX_COORDINATES)
 
     @property
-    def one_scale(self) -> bool:
-        """True without buckets."""
-        return not self.bucket
+    def traits(self) -> Traits:
+        """One scale without buckets."""
+        return Traits(one_scale=not self.bucket)
 
     def _side_nbytes(self, size: int) -> int:
         return _FIELD + 4 * -(-size // (self.bucket or size))
 
-    def _sign(self, x: Floats, key: Words, side: Bytes, bits: Bytes, addend: Floats, total: Floats, error: Floats) -> bool:
+    def _sign(self, x: Floats, parts: PartTable, key: Words, side: Bytes, bits: Bytes, error: Floats) -> Signed:
         bucket = self.bucket or x.size
         side[:_FIELD].view(np.uint32)[0] = self.bucket
         means = side[_FIELD:].view(np.float32)
         wanted = error if bucket % GROUP == 0 or bucket >= x.size else NO_FLOATS
-        if not signs_and_means(x, addend, total, bucket, key, number_of(self.id), bits, means, wanted):
-            raise_nonfinite(x)
-        return wanted.size > 0
+        done = signs_and_means(x, parts, bucket, key, number_of(self.id), bits, means, wanted)
+        return Signed(done if wanted.size or done == x.size else 0, later=not wanted.size)
 
     def _split(self, body: Bytes, size: int) -> int:
         if body.size < _FIELD:

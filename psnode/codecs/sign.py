@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from psnode.codecs.base import Bytes, Floats, Words
-from psnode.codecs.binary import Binary
-from psnode.codecs.kernels.finite import raise_nonfinite
+from psnode.codecs.binary import Binary, Signed
+from psnode.codecs.kernels.parts import PartTable
 from psnode.codecs.kernels.sign import signs
 from psnode.codecs.scaledsign import ScaledSign
 from psnode.codecs.table import number_of
+from psnode.codecs.traits import Traits
 
 
 @dataclass(frozen=True, repr=False)
@@ -26,6 +27,7 @@ class Sign(Binary):
     """sign: decodes to 1 or -1; zeros, -0.0 too, to either with probability 1/2."""
 
     id = "sign"
+    traits = Traits(votes=True)
 
     def contractive(self) -> ScaledSign:
         """scaledsign: ||x - c sign(x)|| is least for c the mean of |x|."""
@@ -34,10 +36,8 @@ class Sign(Binary):
     def _side_nbytes(self, size: int) -> int:
         return 0
 
-    def _sign(self, x: Floats, key: Words, side: Bytes, bits: Bytes, addend: Floats, total: Floats, error: Floats) -> bool:
-        if not signs(x, addend, total, key, number_of(self.id), bits, error):
-            raise_nonfinite(x)
-        return True
+    def _sign(self, x: Floats, parts: PartTable, key: Words, side: Bytes, bits: Bytes, error: Floats) -> Signed:
+        return Signed(signs(x, parts, key, number_of(self.id), bits, error))
 
     def _split(self, body: Bytes, size: int) -> int:
         return 0

@@ -9,9 +9,10 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from psnode.codecs.base import Bytes, Floats, Shape, Words, readonly
+from psnode.codecs.base import NOTHING, Bytes, Floats, Shape, Sink, Source, Words, readonly
 from psnode.codecs.kernels.finite import raise_nonfinite
 from psnode.codecs.kernels.jit import kernel
+from psnode.codecs.sources import Values
 from psnode.codecs.stages import Codes, Quantiser, Symbols
 from psnode.errors import PayloadError
 
@@ -47,7 +48,8 @@ class SixteenBits(Quantiser):
     def _max_body(self, shape: Shape) -> int:
         return 2 * math.prod(shape)
 
-    def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
+    def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
+        x = source.array()
         if not self._narrow(x.reshape(-1), body[: 2 * x.size].view(np.uint16)):
             raise_nonfinite(x)
         return 2 * x.size
@@ -71,7 +73,7 @@ class SixteenBits(Quantiser):
 
     def _symbols(self, x: Floats, key: Words) -> Symbols:
         body = np.empty(2 * x.size, np.uint8)
-        self._encode(x, key, body)
+        self._encode(Values(x), key, body, NOTHING)
         return Symbols(body[:0], np.concatenate([body[1::2], body[::2]]), 256)
 
     def _read_side(self, side: Bytes, size: int) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Shape, Words, readonly
+from psnode.codecs.base import Bytes, Floats, Shape, Sink, Source, Words, readonly
 from psnode.codecs.bounds import check_integer, check_real
 from psnode.codecs.entropy.ans_model import Int64s
 from psnode.codecs.kernels import clusters, minmaxsketch
@@ -78,7 +78,7 @@ class SketchMl(Quantiser):
         side, codes, alphabet = self._max_symbols(math.prod(shape))
         return side + packed_nbytes(codes, bits_for(alphabet))
 
-    def _coded(self, x: Floats, key: Words) -> tuple[Bins, Bytes]:
+    def _binned(self, x: Floats, key: Words) -> tuple[Bins, Bytes]:
         """The bins of the flat x, and all symbols."""
         if not all_finite(x):
             raise_nonfinite(x)
@@ -108,8 +108,9 @@ class SketchMl(Quantiser):
             minmaxsketch.insert(numbers, bins.cells(labels, self._stream, row), table[row])
         return codes
 
-    def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
-        bins, codes = self._coded(x.reshape(-1), key)
+    def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
+        x = source.array()
+        bins, codes = self._binned(x.reshape(-1), key)
         side = bins.write(x.size)
         body[: side.size] = side
         return side.size + pack(codes, bins.alphabet, body[side.size :])
@@ -130,7 +131,7 @@ class SketchMl(Quantiser):
         add_at(out.reshape(-1), bins.places, values, weight)
 
     def _symbols(self, x: Floats, key: Words) -> Symbols:
-        bins, codes = self._coded(x.reshape(-1), key)
+        bins, codes = self._binned(x.reshape(-1), key)
         return Symbols(bins.write(x.size), codes, bins.alphabet)
 
     def _read_side(self, side: Bytes, size: int) -> tuple[int, int]:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from psnode.codecs import spec
-from psnode.codecs.base import Bytes, Codec, Floats, Indices, Measured, Shape, Words
+from psnode.codecs.base import Bytes, Codec, Floats, Indices, Measured, Shape, Sink, Source, Words
 from psnode.errors import PayloadError
 
 Codes = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
@@ -84,7 +84,8 @@ class Reducer(Codec):
         side, values = self._max_parts(shape)
         return 4 + padded(side) + 4 * values
 
-    def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
+    def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
+        x = source.array()
         used, values = self._reduce(x, key, body[4 : 4 + self._max_parts(x.shape)[0]])
         start = write_section(body, used)
         end = start + 4 * values.size

@@ -47,6 +47,7 @@ from psnode.codecs.lowrank.spectrum import Float64s, Int64s, Spectrum, matricise
 from psnode.codecs.rng import BLOCK, fill
 from psnode.codecs.stages import Reducer
 from psnode.codecs.table import number_of
+from psnode.codecs.traits import Traits
 from psnode.errors import CodecSpecError, PayloadError
 
 _SIDE = 4
@@ -73,7 +74,6 @@ class Svd(Reducer):
     cover: bool = False
 
     id = "svd"
-    shaped = True
 
     def __post_init__(self) -> None:
         """CodecSpecError for a value out of bounds or a contradiction."""
@@ -92,9 +92,9 @@ class Svd(Reducer):
             object.__setattr__(self, "sample", covered)
 
     @property
-    def unbiased(self) -> bool:
-        """True if terms are sampled."""
-        return bool(self.sample)
+    def traits(self) -> Traits:
+        """Unbiased if terms are sampled."""
+        return Traits(shaped=True, unbiased=bool(self.sample))
 
     def contractive(self) -> Svd:
         """The largest terms, unsampled."""

@@ -19,20 +19,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Shape, Words, readonly
+from psnode.codecs.base import NOTHING, Bytes, Floats, Shape, Sink, Source, Words, readonly
 from psnode.codecs.bounds import check_real
 from psnode.codecs.kernels import tbq as kernels
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
 from psnode.codecs.kernels.moments import root_mean_square
+from psnode.codecs.kernels.parts import NO_PARTS, table_of
 from psnode.codecs.kernels.ternary import write
 from psnode.codecs.kernels.trits import DIGITS
+from psnode.codecs.sources import Accumulated, leaves_error, operands
 from psnode.codecs.stages import Codes, Quantiser, Symbols
+from psnode.codecs.traits import Traits
 from psnode.errors import PayloadError
 
 SHARE = 0.88  # maximises 4 t pdf(t) - 2 t^2 (1 - cdf(t)), the energy that thresholds +-t take from N(0, 1)
 _SIDE = 4
 _LEAST, _MOST = 1e-37, 1e38
-_NO_FLOATS = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,30 +51,30 @@ class Tbq(Quantiser):
             check_real(self, "tau", _LEAST, _MOST)
 
     @property
-    def one_scale(self) -> bool:
-        """True unless tau is given."""
-        return self.tau is None
+    def traits(self) -> Traits:
+        """One scale unless tau is given."""
+        return Traits(one_scale=self.tau is None)
 
     def _max_body(self, shape: Shape) -> int:
         size = math.prod(shape)
         return _SIDE + 2 * -(-size // kernels.BLOCK) + -(-size // DIGITS)
 
-    def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
-        return self._write(x, _NO_FLOATS, body, _NO_FLOATS, False)
+    def _fuses(self, source: Source, sink: Sink) -> bool:
+        return sink is NOTHING or leaves_error(source, sink)
 
-    def _encode_error(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
-        return self._write(x, _NO_FLOATS, body, error.reshape(-1), error.ctypes.data != x.ctypes.data)
-
-    def _encode_sum(self, x: Floats, key: Words, body: Bytes, residual: Floats) -> int:
-        if self.tau is None:
-            return super()._encode_sum(x, key, body, residual)
-        return self._write(readonly(residual), x.reshape(-1), body, residual.reshape(-1), False)
-
-    def _write(self, x: Floats, addend: Floats, body: Bytes, error: Floats, copy: bool) -> int:
-        tau, threshold = self._thresholds(x.reshape(-1), body[:_SIDE])
-        used = kernels.encode(x.reshape(-1), readonly(addend), tau, threshold, body[_SIDE:], error, copy)
-        if used < 0:
-            raise_nonfinite(x)
+    def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
+        parts = NO_PARTS
+        if isinstance(source, Accumulated) and self.tau is not None:
+            parts = table_of(source.take(), source.target.reshape(-1))
+        found = operands(source, sink)
+        x, error = found
+        tau, threshold = self._thresholds(x, body[:_SIDE])
+        blocks = body[_SIDE:]
+        used, done = kernels.encode(x, parts, tau, threshold, blocks, error, found.apart)
+        if done < x.size:
+            decoded = np.empty(done if error.size else 0, np.float32)
+            kernels.decode(readonly(blocks), tau, decoded, False)
+            source.refuse(int(parts.reached[0]), decoded)
         return _SIDE + used
 
     def _thresholds(self, x: Floats, side: Bytes) -> tuple[np.float32, np.float32]:

@@ -22,17 +22,19 @@ from typing import Any
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Codec, Floats, Measured, Shape, Words
+from psnode.codecs.base import NOTHING, Bytes, Codec, Floats, Measured, Shape, Sink, Source, Words, readonly
 from psnode.codecs.bounds import check_real
 from psnode.codecs.kernels import ternary as kernels
-from psnode.codecs.kernels.dots import Float64s
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
 from psnode.codecs.kernels.moments import root_mean_square
 from psnode.codecs.kernels.norms import max_norm
 from psnode.codecs.kernels.stochastic import factor_of
 from psnode.codecs.kernels.trits import DIGITS
+from psnode.codecs.sinks import InnerProducts
+from psnode.codecs.sources import leaves_error, operands
 from psnode.codecs.stages import Codes, Quantiser, Symbols
 from psnode.codecs.table import number_of
+from psnode.codecs.traits import Traits
 from psnode.errors import PayloadError
 
 _SIDE = 4
@@ -56,14 +58,9 @@ class TernGrad(Quantiser):
         check_real(self, "clip", 0, _MAX_CLIP)
 
     @property
-    def one_scale(self) -> bool:
-        """True."""
-        return True
-
-    @property
-    def unbiased(self) -> bool:
-        """True if nothing is cut off."""
-        return not self.clip
+    def traits(self) -> Traits:
+        """Unbiased if nothing is cut off."""
+        return Traits(one_scale=True, unbiased=not self.clip)
 
     def contractive(self) -> Codec:
         """The multiple of least error, also if biased: cut off, the error is hardly below ||x||^2."""
@@ -74,23 +71,20 @@ class TernGrad(Quantiser):
     def _max_body(self, shape: Shape) -> int:
         return _SIDE + -(-math.prod(shape) // DIGITS)
 
-    def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
-        return self._write(x, key, body, _NO_FLOATS, False, _NO_DOTS)
+    def _fuses(self, source: Source, sink: Sink) -> bool:
+        return sink is NOTHING or isinstance(sink, InnerProducts) or leaves_error(source, sink)
 
-    def _encode_error(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
-        return self._write(x, key, body, error.reshape(-1), error.ctypes.data != x.ctypes.data, _NO_DOTS)
-
-    def _encode_dots(self, x: Floats, key: Words, body: Bytes) -> tuple[int, float, float]:
-        dots = np.zeros(2)
-        used = self._write(x, key, body, _NO_FLOATS, False, dots)
-        if not np.isfinite(dots).all():
-            return super()._encode_dots(x, key, body)
-        scale = float(body[:_SIDE].view(np.float32)[0])
-        return used, scale * float(dots[0]), scale * scale * float(dots[1])
-
-    def _write(self, x: Floats, key: Words, body: Bytes, error: Floats, copy: bool, dots: Float64s) -> int:
-        used = self._max_body(x.shape)
-        self._quantise(x.reshape(-1), key, body[:_SIDE], body[_SIDE:used], _NO_BYTES, error, copy, dots)
+    def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
+        found = operands(source, sink)
+        x, error = found
+        used, dots = self._max_body(x.shape), np.zeros(2 if isinstance(sink, InnerProducts) else 0)
+        self._quantise(x, key, body[:_SIDE], body[_SIDE:used], _NO_BYTES, error, found.apart, dots)
+        if isinstance(sink, InnerProducts):
+            if np.isfinite(dots).all():
+                scale = float(body[:_SIDE].view(np.float32)[0])
+                sink.record(scale * float(dots[0]), scale * scale * float(dots[1]))
+            else:  # float32 overflowed
+                self._apply(sink, source, readonly(body[:used]))
         return used
 
     def _quantise(self, x: Floats, key: Words, side: Bytes, *outputs: Any) -> None:

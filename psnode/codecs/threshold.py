@@ -23,6 +23,7 @@ from psnode.codecs.kernels.norms import NOT_FINITE, l2_norm
 from psnode.codecs.selection.largest import Entries, Scan
 from psnode.codecs.selection.selector import Selector
 from psnode.codecs.table import number_of
+from psnode.codecs.traits import Traits
 
 _RMS = 3.0
 _ROOM = 16
@@ -51,9 +52,9 @@ class Threshold(Selector):
             check_real(self, "tau", _LEAST, _LARGEST)
 
     @property
-    def adaptive(self) -> bool:
-        """True with a `tau`: it may keep everything."""
-        return self.tau is not None
+    def traits(self) -> Traits:
+        """Adaptive with a `tau`: it may keep everything."""
+        return Traits(sparse=True, adaptive=self.tau is not None)
 
     def _most(self, size: int) -> int:
         return size if self.tau is not None else max(1, size // int(_RMS**2))

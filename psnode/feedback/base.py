@@ -75,7 +75,7 @@ class Feedback(ABC):
 
         A memory holds what was coded minus what this payload decodes to: with one, the sum must decode to the sum of those.
         """
-        return codec.linear and (self.memory is None or codec.decodes_linearly)
+        return codec.linear and (self.memory is None or codec.traits.decodes_linearly)
 
     def dense(self) -> Feedback:
         """The rule for a segment that is not compressed, in a job whose other segments follow this one."""

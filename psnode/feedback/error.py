@@ -9,6 +9,8 @@ import numpy as np
 
 from psnode.codecs import Codec, Payload
 from psnode.codecs.base import Bytes, Parts, RandomSource
+from psnode.codecs.sinks import Subtracted
+from psnode.codecs.sources import Accumulated
 from psnode.errors import CodecSpecError
 from psnode.feedback.base import ALONE, Context, Feedback, Floats, State
 from psnode.feedback.none import NoFeedback
@@ -59,7 +61,8 @@ class ErrorFeedback(Feedback):
         out: Bytes | None = None,
         context: Context = ALONE,
     ) -> Payload:
-        return codec.encode_sum(gradient, rng, self._carried(state, context).reshape(gradient.shape), out=out)
+        parts = [(0, np.ascontiguousarray(gradient).reshape(-1))]
+        return self.push_parts(parts, gradient.shape, state, codec, rng, out, context)
 
     def push_parts(
         self,
@@ -71,7 +74,8 @@ class ErrorFeedback(Feedback):
         out: Bytes | None = None,
         context: Context = ALONE,
     ) -> Payload:
-        return codec.encode_parts(parts, rng, self._carried(state, context).reshape(shape), out=out)
+        residual = self._carried(state, context).reshape(shape)
+        return codec.encode(Accumulated(parts, residual), rng, sink=Subtracted(residual), out=out)
 
     def _carried(self, state: State, context: Context) -> Floats:
         """decay * e, in the place of e."""

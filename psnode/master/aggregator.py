@@ -77,7 +77,7 @@ class Majority(Aggregator):
 
     def add(self, codec: Codec, payload: Payload, out: Floats, weight: float = 1.0) -> None:
         """Every vote weighs the same."""
-        if codec.id == Sign.id:
+        if codec.traits.votes:
             codec.decode_add(payload, out)
         else:
             votes = codec.decode(payload).reshape(-1)

@@ -8,8 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from psnode import wire
-from psnode.codecs import Codec, get_codec
+from psnode.codecs import Codec, Payload, get_codec
 from psnode.codecs.rng import Key
+from psnode.codecs.sinks import Added
+from psnode.codecs.sources import Difference
 from psnode.link import Link
 from psnode.plan import Group, Plan, Segment, downlink_codecs
 from psnode.transport.base import Pending
@@ -49,7 +51,7 @@ class Downlink:
         """Compile the kernels, without touching y."""
         for segment, codec in smallest(self._segments, self._codecs or ()):
             change = np.random.default_rng(0).standard_normal(segment.shape).astype(np.float32)
-            codec.encode_change(change, np.zeros_like(change), Key.derive(0))
+            _move(codec, change, np.zeros_like(change), Key.derive(0))
 
     def send(self, group: Group, version: int) -> int:
         """Send the group's part of `version` to every worker; the bytes of all frames. One thread a group at a time."""
@@ -63,7 +65,7 @@ class Downlink:
             x = self._x[segment.start : segment.stop].reshape(segment.shape)
             y = self.replica[segment.start : segment.stop].reshape(segment.shape)
             key = Key.derive(self._seed, _PURPOSE, 0, version, group.index, segment.index)
-            payload = codec.encode_change(x, y, key, out=frame.room, scratch=scratch)
+            payload = _move(codec, x, y, key, frame.room, scratch)
             frame.take(payload.nbytes)
         self._scratch.append(scratch)
         return self._post(group, frame, Kind.DELTA, version)
@@ -86,6 +88,11 @@ class Downlink:
         last = self._frames[group.index]
         free = last is not None and all(pending.done for pending in last[1])
         return wire.GroupFrame(payloads, nbytes, last[0] if last is not None and free else None)
+
+
+def _move(codec: Codec, x: Floats, y: Floats, key: Key, out: Bytes | None = None, scratch: Floats | None = None) -> Payload:
+    """Code x - y and move y by what is decoded."""
+    return codec.encode(Difference(x, y, scratch), key, sink=Added(y), out=out)
 
 
 def smallest(segments: Iterable[Segment], codecs: Iterable[Codec]) -> list[tuple[Segment, Codec]]:

@@ -36,7 +36,7 @@ class SegmentCoder:
         self._phases: list[Codec] = [self.feedback.form(get_codec(spec)) for spec in phases(segment.codec, warmup)]
         self.state: State = self.feedback.init(segment.size)
         self.max_nbytes = max(phase.max_nbytes(segment.shape) for phase in self._phases)
-        self._refit = self._phases[-1].refit
+        self._refit = self._phases[-1].traits.refit
         self._codebook = np.zeros(_ROOM if self._refit > 1 else 0, np.uint8)
         self._fitted: Codec | None = None
         self._rate = np.zeros(1)  # the learning rate of the last push, which a rescaled memory is in units of; 0: not known

@@ -16,6 +16,7 @@ from psnode import wire
 from psnode.codecs import Codec, Payload
 from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
 from psnode.codecs.rng import Key
+from psnode.codecs.sources import restore
 from psnode.errors import CheckpointError, NonFiniteGradientError, NonFinitePartError
 from psnode.feedback import get_feedback
 from psnode.link import Link
@@ -200,10 +201,10 @@ class GradientSender:
         done: list[tuple[SegmentCoder, Codec, Payload]] = []
         try:
             pairs = list(zip(coders, codecs, strict=True))
-            certain = all(_undoes(*pair) for pair in pairs[:-1])  # nothing comes after the last that could undo it
-            for coder, codec in pairs:
+            fitted = any(codec.traits.refit > 1 for codec in codecs)  # a codebook that was fitted stays
+            for coder, _ in pairs:
                 segment = coder.segment
-                if not (certain and _finds(coder, codec)):
+                if fitted or not coder.feedback.sums:  # else coding finds a part that is not finite, and is undone
                     self._check(segment)
             for coder, codec in pairs:
                 segment = coder.segment
@@ -240,11 +241,9 @@ class GradientSender:
     def _undo(self, coder: SegmentCoder, codec: Codec, payload: Payload) -> None:
         """Make a segment's memory what it was before the gradient was added and `payload` taken from it."""
         if coder.feedback.memory is not None:
-            _put_back(coder, codec, payload)
-            memory = coder.state[coder.feedback.memory]
-            for place, part in self._gradients.parts(coder.segment.start, coder.segment.stop):
-                there = memory[place : place + part.size]
-                np.subtract(there, part, out=there)
+            parts = self._gradients.parts(coder.segment.start, coder.segment.stop)
+            decoded = codec.decode(payload).reshape(-1)
+            restore(coder.state[coder.feedback.memory], parts, coder.segment.size, decoded)
 
     def _code(self, group: Group, coder: SegmentCoder, codec: Codec, out: Bytes) -> Payload:
         segment = coder.segment
@@ -278,16 +277,6 @@ class GradientSender:
         coders = self._coders[group.index]
         room = sum(wire.padded(coder.max_nbytes) for coder in coders) + wire.padded(len(mark))
         return wire.GroupFrame(len(coders) + bool(mark), room, last[0] if last is not None and free else None)
-
-
-def _finds(coder: SegmentCoder, codec: Codec) -> bool:
-    """Whether coding a segment finds what is not finite in its gradient, and takes back what it has added."""
-    return coder.feedback.sums and codec.adds_finite
-
-
-def _undoes(coder: SegmentCoder, codec: Codec) -> bool:
-    """Whether a segment that was coded can be undone, or need not be, when another of its group turns out not to be finite."""
-    return coder.feedback.memory is None or (_finds(coder, codec) and codec.keeps_values)
 
 
 def _put_back(coder: SegmentCoder, codec: Codec, payload: Payload, weight: float = 1.0) -> None:

@@ -79,7 +79,7 @@ def test_bits_and_errors_are_those_of_the_payloads(gradient: Path) -> None:
             missed = [np.sum((codec.decode(p) - x.astype(np.float64)) ** 2) for p, x in zip(payloads, parts, strict=True)]
             energy = [np.sum(x.astype(np.float64) ** 2) for x in parts]
             assert row["error"] == pytest.approx(float(np.sum(missed) / np.sum(energy)), rel=1e-4)
-            for speed in ("encode", "encode_sum", "decode", "decode_add"):
+            for speed in ("encode", "feedback", "decode", "decode_add"):
                 assert 0 < row[speed]["low"] <= row[speed]["median"] <= row[speed]["high"]
                 assert row[speed]["share"] == row[speed]["median"] / row["read"]["median"]
     json.dumps(result)

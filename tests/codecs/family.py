@@ -7,7 +7,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from psnode.codecs import available, get_codec, table
+from psnode.codecs import Codec, Payload, available, get_codec, table
+from psnode.codecs.base import RandomSource
+from psnode.codecs.sinks import Subtracted
+from psnode.codecs.sources import Accumulated
 
 Floats = npt.NDArray[np.float32]
 
@@ -47,6 +50,12 @@ def forms() -> list[str]:
 def contractive_forms() -> list[str]:
     """The contractive forms of `forms`, without those of codecs that are their own."""
     return [f"contractive({spec})" for spec in forms() if get_codec(spec).contractive() != get_codec(spec)]
+
+
+def fed_back(codec: Codec, x: Floats, rng: RandomSource, residual: Floats) -> Payload:
+    """A step of error feedback: residual += x, code it, residual -= decoded."""
+    source = Accumulated([(0, x.reshape(-1))], residual)
+    return codec.encode(source, rng, sink=Subtracted(residual))
 
 
 def gaussian(*shape: int, seed: int = 0) -> Floats:

@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 
 from psnode.codecs import Codec, Payload, get_codec
+from psnode.codecs.base import NOTHING
 from psnode.codecs.registry import decoder_of
 from psnode.codecs.rng import Key
+from psnode.codecs.sinks import Added, InnerProducts, Subtracted
+from psnode.codecs.sources import Accumulated, Copied, Difference, Values
 from psnode.errors import CodecTypeError, CodecValueError, NonFiniteGradientError, NonFinitePartError, PayloadError
 from tests.codecs.family import SHAPES, VALUES, Floats, contractive_forms, forms, gaussian
 
@@ -118,23 +121,34 @@ def test_parts_are_added_and_coded_as_if_they_had_been_one_array(form: Codec) ->
     expected = np.empty_like(residual)
     payload = form.encode(total.reshape(residual.shape), KEY, error=expected)
     mine = residual.copy()
-    assert form.encode_parts(parts, KEY, mine) == payload
+    assert form.encode(Accumulated(parts, mine), KEY, sink=Subtracted(mine)) == payload
     np.testing.assert_array_equal(mine, expected)
+    alone = residual.copy()
+    assert form.encode(Accumulated(parts, alone), KEY) == payload
+    np.testing.assert_array_equal(alone.reshape(-1), total)
     empty = np.zeros((0, 3), np.float32)
-    assert form.encode_parts([], KEY, empty) == form.encode(empty, KEY)
+    assert form.encode(Accumulated([], empty), KEY) == form.encode(empty, KEY)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("spec", [spec for spec in forms() if get_codec(spec).contractive().adds_finite])
-def test_parts_that_are_not_finite_leave_the_residual_where_that_is_promised(spec: str, value: float) -> None:
-    form = get_codec(spec).contractive()
-    x, residual = gaussian(20_000), gaussian(20_001)[1:]
-    x[15_000] = value
+@pytest.mark.parametrize(("index", "value"), [(0, np.nan), (300, np.inf), (45_000, -np.inf), (49_999, np.nan)])
+def test_a_part_that_is_not_finite_is_named_and_leaves_the_target_as_it_was(form: Codec, index: int, value: float) -> None:
+    x, residual = gaussian(50_000), gaussian(50_001)[1:]
+    x[index] = value
     before = residual.copy()
-    with pytest.raises(NonFinitePartError) as caught:
-        form.encode_parts([(0, x[:7000]), (7000, x[7000:])], KEY, residual)
-    assert caught.value.index == 15_000
-    np.testing.assert_allclose(residual, before, rtol=0, atol=1e-6)
+    for sink in (Subtracted(residual), NOTHING):
+        with pytest.raises(NonFinitePartError) as caught:
+            form.encode(Accumulated([(0, x[:7000]), (7000, x[7000:44_000]), (44_500, x[44_500:])], residual), KEY, sink=sink)
+        assert caught.value.index == index
+        np.testing.assert_allclose(residual, before, rtol=0, atol=4e-6)
+
+
+def test_huge_values_beside_a_nan_leave_nothing_behind(form: Codec) -> None:
+    x, residual = gaussian(50_000), gaussian(50_001)[1:]
+    x[7], x[99], x[45_000] = 1e30, 1.2345e24, np.nan
+    before = residual.copy()
+    with pytest.raises(NonFinitePartError):
+        form.encode(Accumulated([(0, x)], residual), KEY, sink=Subtracted(residual))
+    assert (np.abs(residual) <= 2 * np.abs(before)).all()
 
 
 def test_parts_that_are_none_are_refused() -> None:
@@ -150,12 +164,18 @@ def test_parts_that_are_none_are_refused() -> None:
     ]
     for parts in bad:
         with pytest.raises((CodecTypeError, CodecValueError)):
-            codec.encode_parts(parts, KEY, residual)
+            codec.encode(Accumulated(parts, residual), KEY)
     np.testing.assert_array_equal(residual, gaussian(1000))
     with pytest.raises(CodecValueError, match="contiguous"):
-        codec.encode_parts([], KEY, np.zeros(1000, np.float32)[::2])
+        codec.encode(Accumulated([], np.zeros(1000, np.float32)[::2]), KEY)
     with pytest.raises(CodecValueError, match="contiguous"):
-        codec.encode_change(x[:500], np.zeros(1000, np.float32)[::2], KEY)
+        codec.encode(x[:500], KEY, sink=Added(np.zeros(1000, np.float32)[::2]))
+    with pytest.raises(CodecValueError, match="they must be equal"):
+        codec.encode(x, KEY, sink=Added(np.zeros(999, np.float32)))
+    with pytest.raises(CodecTypeError, match="error goes with an array alone"):
+        codec.encode(Accumulated([], residual), KEY, error=residual)
+    with pytest.raises(CodecTypeError, match="error goes with an array alone"):
+        codec.encode(x, KEY, sink=Subtracted(residual), error=residual)
 
 
 def test_a_change_is_the_difference_coded_and_added(form: Codec) -> None:
@@ -165,8 +185,31 @@ def test_a_change_is_the_difference_coded_and_added(form: Codec) -> None:
     form.decode_add(payload, moved)
     for scratch in (None, np.empty(1300, np.float32)):
         mine = y.copy()
-        assert form.encode_change(x, mine, KEY, scratch=scratch) == payload
+        assert form.encode(Difference(x, mine, scratch), KEY, sink=Added(mine)) == payload
         np.testing.assert_array_equal(mine, moved)
+
+
+def test_a_sink_is_served_whatever_the_source(form: Codec) -> None:
+    x, y = gaussian(40, 30), gaussian(1201)[1:].reshape(40, 30)
+    sources = {
+        "values": lambda: (Values(x), x),
+        "accumulated": lambda: (Accumulated([(0, x.reshape(-1))], y.copy()), x + y),
+        "copied": lambda: (Copied(x, np.empty_like(x)), x),
+        "difference": lambda: (Difference(x, y), x - y),
+    }
+    for name, make in sources.items():
+        source, whole = make()
+        payload = form.encode(whole, KEY)
+        decoded = form.decode(payload)
+        for sink, sign in ((Subtracted(y.copy()), -1), (Added(y.copy()), 1)):
+            assert form.encode(source, KEY, sink=sink) == payload, name
+            expected = y + np.float32(sign) * decoded
+            np.testing.assert_array_equal(sink.target, expected, err_msg=name)
+            source = make()[0]
+        measured = InnerProducts()
+        assert form.encode(source, KEY, sink=measured) == payload, name
+        exact = np.vdot(whole.astype(float), decoded.astype(float)), np.vdot(decoded.astype(float), decoded.astype(float))
+        np.testing.assert_allclose((measured.xy, measured.yy), exact, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 def test_the_error_may_be_written_over_the_input(form: Codec) -> None:

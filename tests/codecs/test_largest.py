@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from psnode.codecs import sources
 from psnode.codecs.base import readonly
 from psnode.codecs.kernels.gather import places
 from psnode.codecs.selection.largest import Scan
 from psnode.codecs.selection.ranking import kth_largest
-from psnode.codecs.selection.scans import Copied, Difference, Plain, Summed
+from psnode.codecs.selection.scans import Copied, Plain, Scanned, scanned
 from psnode.errors import NonFiniteGradientError, NonFinitePartError
 
 KEY = np.array([3, 7], np.uint64)
@@ -173,6 +174,10 @@ def test_a_sample_of_everything_is_everything():
     assert np.array_equal(sampled(777, 777, KEY), np.arange(777))
 
 
+def summed(parts, residual) -> Scanned:
+    return scanned(sources.Accumulated(parts, residual))
+
+
 @pytest.mark.parametrize("name", inputs(1))
 @pytest.mark.parametrize("keep", [1, 700, LONG // 2])
 def test_a_sum_is_scanned_as_if_it_had_been_added_before(name, keep):
@@ -180,7 +185,7 @@ def test_a_sum_is_scanned_as_if_it_had_been_added_before(name, keep):
     residual = inputs(LONG)["heavy tail"].copy()
     with np.errstate(over="ignore"):
         total = residual + x
-    found = Scan(Summed([(0, x)], residual)).largest(keep, KEY, STREAM)
+    found = Scan(summed([(0, x)], residual)).largest(keep, KEY, STREAM)
     assert np.array_equal(residual, total)
     assert np.array_equal(found.indices, by_sorting(total, keep))
     assert np.array_equal(found.values, total[found.indices])
@@ -190,7 +195,7 @@ def test_a_sum_that_overflows_is_named():
     x = np.zeros(LONG, np.float32)
     x[40_000] = np.finfo(np.float32).max
     with pytest.raises(NonFiniteGradientError) as caught:
-        Scan(Summed([(0, readonly(x))], x.copy())).largest(5, KEY, STREAM)
+        Scan(summed([(0, readonly(x))], x.copy())).largest(5, KEY, STREAM)
     assert caught.value.index == 40_000
 
 
@@ -207,7 +212,7 @@ def test_a_sum_of_parts_is_scanned_as_if_they_had_been_added_before(cuts, keep):
     total = residual.copy()
     for start, stop in spans:
         total[start:stop] += x[start:stop]
-    found = Scan(Summed(parts, residual)).largest(keep, KEY, STREAM)
+    found = Scan(summed(parts, residual)).largest(keep, KEY, STREAM)
     assert np.array_equal(residual, total)
     assert np.array_equal(found.indices, by_sorting(total, keep))
     assert np.array_equal(found.values, total[found.indices])
@@ -221,7 +226,7 @@ def test_a_sum_with_a_part_that_is_not_finite_is_undone(value, index):
     before = residual.copy()
     parts = [(0, readonly(x[:300])), (300, readonly(x[300:]))]
     with pytest.raises(NonFinitePartError) as caught:
-        Scan(Summed(parts, residual)).largest(700, KEY, STREAM)
+        Scan(summed(parts, residual)).largest(700, KEY, STREAM)
     assert caught.value.index == index
     np.testing.assert_allclose(residual, before, rtol=1e-5, atol=1e-5)
 
@@ -231,7 +236,7 @@ def test_a_sum_with_a_part_that_is_not_finite_is_undone(value, index):
 def test_a_difference_is_scanned_as_if_it_had_been_made_before(name, keep):
     x, y = inputs(LONG)[name], inputs(LONG)["heavy tail"]
     with np.errstate(over="ignore"):
-        found = Scan(Difference(x, y, np.empty_like(y))).largest(keep, KEY, STREAM)
+        found = Scan(scanned(sources.Difference(x, y))).largest(keep, KEY, STREAM)
         difference = x - y
     assert np.array_equal(found.indices, by_sorting(difference, keep))
     assert np.array_equal(found.values, difference[found.indices])
@@ -241,5 +246,5 @@ def test_a_difference_that_is_not_finite_is_named():
     x, y = inputs(LONG)["normal"].copy(), inputs(LONG)["heavy tail"]
     x[66_000] = np.nan
     with pytest.raises(NonFiniteGradientError) as caught:
-        Scan(Difference(readonly(x), y, np.empty_like(y))).largest(5, KEY, STREAM)
+        Scan(scanned(sources.Difference(readonly(x), y))).largest(5, KEY, STREAM)
     assert caught.value.index == 66_000

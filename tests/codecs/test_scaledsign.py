@@ -10,7 +10,7 @@ import pytest
 from psnode.codecs import Payload, get_codec
 from psnode.codecs.rng import Key
 from psnode.errors import CodecSpecError, PayloadError
-from tests.codecs.family import gaussian, recorded, student
+from tests.codecs.family import fed_back, gaussian, recorded, student
 from tests.codecs.low_bit_oracle import SCALEDSIGN, body_of, coins
 
 INPUTS = {"gaussian": gaussian(30_001), "student": student(30_001), "recorded": recorded().reshape(-1)}
@@ -99,7 +99,7 @@ def test_feedback_returns_what_dead_coordinates_were_given() -> None:
     codec, residual, total = get_codec("scaledsign"), np.zeros(gradient.size, np.float32), np.zeros(gradient.size)
     most = 0.0
     for step in range(300):
-        payload = codec.encode_sum(gradient, Key.derive(2, step), residual)
+        payload = fed_back(codec, gradient, Key.derive(2, step), residual)
         sent = codec.decode(payload)
         most = max(most, float(np.abs(sent[0])))
         total += sent

@@ -6,7 +6,6 @@ import numpy as np
 
 from psnode.codecs.base import Floats
 from psnode.codecs.kernels.jit import kernel
-from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, wide
 from psnode.errors import NonFiniteGradientError
 
 INFINITY_BITS = 0x7F800000  # of the magnitudes, seen as integers, those from here on are infinity and NaN
@@ -44,18 +43,6 @@ def add_scaled(values: Floats, out: Floats, weight: np.float32) -> None:
     """out += weight * values, 1-D, both operations rounded to float32."""
     for i in range(out.size):
         out[i] += weight * values[i]
-
-
-@kernel
-def add_to(more: Floats, total: Floats) -> None:
-    """total += more, 1-D, what lies behind them being asked for."""
-    wide()
-    for start in range(0, more.size, ROW):
-        fetch_row(more, start + AHEAD)
-        fetch_row_to_write(total, start + AHEAD)
-        here, there = more[start : start + ROW], total[start : start + ROW]
-        for i in range(here.size):
-            there[i] += here[i]
 
 
 def raise_nonfinite(x: Floats, start: int = 0, kind: type[NonFiniteGradientError] = NonFiniteGradientError) -> None:

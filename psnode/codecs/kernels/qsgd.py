@@ -6,10 +6,10 @@ import numpy as np
 
 from psnode.codecs.base import Bytes, Floats, Words
 from psnode.codecs.kernels.dots import Float64s
-from psnode.codecs.kernels.finite import add_to
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, wide
 from psnode.codecs.kernels.norms import fold, inner_512, l2_norm, max_norm
+from psnode.codecs.kernels.parts import PartTable, add_parts
 from psnode.codecs.kernels.planes import BLOCK, ROW, Words32, pack_codes, pack_row, unpack_codes, unpack_row
 from psnode.codecs.kernels.qsgd_blocks import (
     add_values_plain,
@@ -99,15 +99,13 @@ def encode(
     symbols: Codes,
     error: Floats,
     dots: Float64s,
-    addend: Floats,
-    total: Floats,
+    parts: PartTable,
 ) -> bool:
     """Quantise `x`; False if it is not finite. Outputs of size 0 are not wanted: one of `packed`/`tail` and `symbols` is, and
     at most one of `error` and `dots`.
 
     norms: one a bucket. packed, tail: the full blocks and the last, incomplete one. error: x - decoded, may be x. dots:
-    <x, y> and <y, y>, float64, added to. If `addend` is not empty, `total` is the memory of `x`, and `addend` is added to it
-    beforehand.
+    <x, y> and <y, y>, float64, added to. `parts` are added to their target, the memory of `x`, beforehand.
     """
     wide()
     words, codes, ends = np.empty(HALF, np.uint32), np.zeros(BLOCK, np.uint32), np.zeros(BLOCK, np.uint32)
@@ -116,15 +114,17 @@ def encode(
     v, y, scales = np.zeros(BLOCK, np.float32), np.zeros(BLOCK, np.float32), np.zeros(BLOCK, np.float32)
     scratch = np.empty(BLOCK + 64, np.float32)
     in_place = error.ctypes.data == x.ctypes.data
-    known = 0
+    known = cursor = 0
     for start in range(0, x.size, BLOCK):
         fetch_row(x, start + AHEAD)
         if error.size:
             fetch_row_to_write(error, start + AHEAD)
         count = min(BLOCK, x.size - start)
         while known * bucket < start + count:
-            if addend.size:
-                add_to(addend[known * bucket : (known + 1) * bucket], total[known * bucket : (known + 1) * bucket])
+            if parts.starts.size:
+                cursor = add_parts(parts, cursor, known * bucket, min((known + 1) * bucket, x.size))
+                if cursor < 0:
+                    return False
             members = x[known * bucket : min((known + 1) * bucket, x.size)]
             norm = l2_norm(members, scratch) if l2 else max_norm(members)
             if norm < 0:

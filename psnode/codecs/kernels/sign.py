@@ -13,13 +13,15 @@ from psnode.codecs.base import Bytes, Floats, Words
 from psnode.codecs.kernels.dots import Float64s
 from psnode.codecs.kernels.finite import all_finite
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, wide
+from psnode.codecs.kernels.memory import AHEAD, fetch_row, wide
 from psnode.codecs.kernels.norms import fold
+from psnode.codecs.kernels.parts import NOT_FINITE, PartTable, add_parts
 from psnode.codecs.kernels.signbits import ROW, apply, count, pack_rest, pack_row, some, toss
 from psnode.codecs.rng import BLOCK, HALF, Words32, fill
 
 PIECE = 32 * HALF
 _LANES = 64
+_STRETCH = 4 * ROW  # parts are added so much at a time: it stays in the first-level cache
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -61,67 +63,63 @@ def _settle(key: Words, stream: int, start: int, bits: Bytes, zero: Bytes, coins
         toss(bits, zero, coins.view(np.uint8))
 
 
-@inlined
-def _add_row(addend: Floats, total: Floats, row: int) -> None:
-    """total += addend from index `row` on, 512 or what is left."""
-    fetch_row(addend, row + AHEAD)
-    fetch_row_to_write(total, row + AHEAD)
-    here, there = addend[row : row + ROW], total[row : row + ROW]
-    for i in range(here.size):
-        there[i] += here[i]
-
-
 @kernel
-def _piece(x: Floats, addend: Floats, total: Floats, bits: Bytes, zero: Bytes, lanes: Floats) -> float:
-    """Pack a piece, note its zeros, return the sum of |x|."""
+def _piece(x: Floats, parts: PartTable, cursor: int, base: int, bits: Bytes, zero: Bytes, lanes: Floats) -> tuple[float, int]:
+    """Pack the piece from coordinate `base` on, note its zeros; the sum of |x|, and what add_parts returned last."""
     wide()
     values = x.view(np.uint32)
     lanes[:] = 0
-    full = x.size // ROW * ROW
+    full, adding = x.size // ROW * ROW, parts.starts.size > 0
     for row in range(0, full, ROW):
-        if addend.size:
-            _add_row(addend, total, row)
-        else:
-            fetch_row(x, row + AHEAD)
+        fetch_row(x, row + AHEAD)
+        if adding and row % _STRETCH == 0:
+            cursor = add_parts(parts, cursor, base + row, base + min(row + _STRETCH, x.size))
+            if cursor == NOT_FINITE:
+                return 0.0, cursor
         pack_row(values, row, bits, zero, row // 8)
         _add_magnitudes(x[row : row + ROW], lanes)
     if full < x.size:
-        if addend.size:
-            _add_row(addend, total, full)
+        if adding and full % _STRETCH == 0:
+            cursor = add_parts(parts, cursor, base + full, base + x.size)
+            if cursor == NOT_FINITE:
+                return 0.0, cursor
         rest = np.zeros(ROW, np.float32)
         rest[: x.size - full] = x[full:]
         pack_rest(rest.view(np.uint32), x.size - full, bits[full // 8 :], zero[full // 8 :])
         _add_magnitudes(rest, lanes)
-    return np.float64(fold(lanes))
+    return np.float64(fold(lanes)), cursor
 
 
 @kernel
 def _signed_piece(
-    x: Floats, addend: Floats, total: Floats, bits: Bytes, zero: Bytes, plus: Floats, minus: Floats
-) -> tuple[float, float]:
-    """Pack a piece, note its zeros, return the sums of max(x, 0) and max(-x, 0)."""
+    x: Floats, parts: PartTable, cursor: int, base: int, bits: Bytes, zero: Bytes, plus: Floats, minus: Floats
+) -> tuple[float, float, int]:
+    """As _piece; the sums of max(x, 0) and max(-x, 0), and the cursor."""
     wide()
     values = x.view(np.uint32)
     plus[:] = 0
     minus[:] = 0
-    full = x.size // ROW * ROW
+    full, adding = x.size // ROW * ROW, parts.starts.size > 0
     for row in range(0, full, ROW):
-        if addend.size:
-            _add_row(addend, total, row)
-        else:
-            fetch_row(x, row + AHEAD)
+        fetch_row(x, row + AHEAD)
+        if adding and row % _STRETCH == 0:
+            cursor = add_parts(parts, cursor, base + row, base + min(row + _STRETCH, x.size))
+            if cursor == NOT_FINITE:
+                return 0.0, 0.0, cursor
         pack_row(values, row, bits, zero, row // 8)
         _add_positive(x[row : row + ROW], plus)
         _add_negative(x[row : row + ROW], minus)
     if full < x.size:
-        if addend.size:
-            _add_row(addend, total, full)
+        if adding and full % _STRETCH == 0:
+            cursor = add_parts(parts, cursor, base + full, base + x.size)
+            if cursor == NOT_FINITE:
+                return 0.0, 0.0, cursor
         rest = np.zeros(ROW, np.float32)
         rest[: x.size - full] = x[full:]
         pack_rest(rest.view(np.uint32), x.size - full, bits[full // 8 :], zero[full // 8 :])
         _add_positive(rest, plus)
         _add_negative(rest, minus)
-    return np.float64(fold(plus)), np.float64(fold(minus))
+    return np.float64(fold(plus)), np.float64(fold(minus)), cursor
 
 
 @kernel
@@ -155,22 +153,24 @@ def _subtract(bits: Bytes, bucket: int, levels: Floats, x: Floats, error: Floats
 
 @kernel
 def signs_and_means(
-    x: Floats, addend: Floats, total: Floats, bucket: int, key: Words, stream: int, bits: Bytes, means: Floats, error: Floats
-) -> bool:
-    """Pack the signs of `x`, write the mean of |x| of every bucket to `means`; whether x is finite.
+    x: Floats, parts: PartTable, bucket: int, key: Words, stream: int, bits: Bytes, means: Floats, error: Floats
+) -> int:
+    """Pack the signs of `x`, write the mean of |x| of every bucket to `means`; the coordinates done: all if x is finite.
 
-    If `addend` is not empty, `total` is the memory of `x`, and `addend` is added to it beforehand. `error`, if it is not empty,
-    receives x - decoded and may be x; `bucket` must then be a multiple of 64 or at least x.size. A bucket that fits into the
-    cache is read from memory once.
+    `parts` are added to their target, the memory of `x`, beforehand. `error`, if it is not empty, receives x - decoded of the
+    coordinates done and may be x; `bucket` must then be a multiple of 64 or at least x.size. A bucket that fits into the cache is
+    read from memory once.
     """
     coins, zero = np.empty(HALF, np.uint32), np.empty(PIECE // 8, np.uint8)
     lanes = np.empty(_LANES, np.float32)
-    magnitude, done = 0.0, 0  # of the bucket that is open; coordinates in buckets that are closed
+    cursor, magnitude, done = 0, 0.0, 0  # of the bucket that is open; coordinates in buckets that are closed
     for start in range(0, x.size, PIECE):
         piece = x[start : start + PIECE]
         end = start + piece.size
         packed = bits[start // 8 : (start + PIECE) // 8]
-        whole = _piece(piece, addend[start:end], total[start:end], packed, zero[: packed.size], lanes)
+        whole, cursor = _piece(piece, parts, cursor, start, packed, zero[: packed.size], lanes)
+        if cursor == NOT_FINITE:
+            return done
         _settle(key, stream, start, packed, zero[: packed.size], coins)
         at, first = start, done
         while at < end:
@@ -179,31 +179,32 @@ def signs_and_means(
             if stop == min(done + bucket, x.size):
                 mean = _mean(x[done:stop], magnitude)
                 if np.isnan(mean):
-                    return False
+                    return first
                 means[done // bucket] = mean
                 magnitude, done = 0.0, stop
             at = stop
         if error.size and done > first:
             closed = means[first // bucket : (done + bucket - 1) // bucket]
             _subtract(bits[first // 8 : (done + 7) // 8], bucket, closed, x[first:done], error[first:done])
-    return True
+    return x.size
 
 
 @kernel
-def signs(x: Floats, addend: Floats, total: Floats, key: Words, stream: int, bits: Bytes, error: Floats) -> bool:
-    """Pack the signs of `x`; whether x is finite. `addend`, `total`: as above. error, or empty: x - sign, may be x."""
+def signs(x: Floats, parts: PartTable, key: Words, stream: int, bits: Bytes, error: Floats) -> int:
+    """Pack the signs of `x`; the coordinates done, and `parts`: as above. error, or empty: x - sign, may be x."""
     coins, zero = np.empty(HALF, np.uint32), np.empty(PIECE // 8, np.uint8)
     lanes, one = np.empty(_LANES, np.float32), np.full(1, 1, np.float32)
+    cursor = 0
     for start in range(0, x.size, PIECE):
-        piece, more = x[start : start + PIECE], addend[start : start + PIECE]
+        piece = x[start : start + PIECE]
         packed = bits[start // 8 : (start + PIECE) // 8]
-        magnitude = _piece(piece, more, total[start : start + PIECE], packed, zero[: packed.size], lanes)
-        if not np.isfinite(magnitude) and not all_finite(piece):
-            return False
+        magnitude, cursor = _piece(piece, parts, cursor, start, packed, zero[: packed.size], lanes)
+        if cursor == NOT_FINITE or (not np.isfinite(magnitude) and not all_finite(piece)):
+            return start
         _settle(key, stream, start, packed, zero[: packed.size], coins)
         if error.size:
             _subtract(packed, PIECE, one, piece, error[start : start + PIECE])
-    return True
+    return x.size
 
 
 @kernel
@@ -220,18 +221,20 @@ def _sums(x: Floats) -> tuple[float, float]:
 
 
 @kernel
-def signs_and_sums(x: Floats, addend: Floats, total: Floats, key: Words, stream: int, bits: Bytes, sums: Float64s) -> int:
+def signs_and_sums(x: Floats, parts: PartTable, key: Words, stream: int, bits: Bytes, sums: Float64s) -> int:
     """Pack the signs of `x`, add the sums of max(x, 0) and of max(-x, 0) to `sums`; the number of negative signs.
 
-    `addend`, `total`: as above.
+    `parts`: as above; NOT_FINITE if one is not finite.
     """
-    negatives = 0
+    negatives = cursor = 0
     coins, zero = np.empty(HALF, np.uint32), np.empty(PIECE // 8, np.uint8)
     plus, minus = np.empty(_LANES, np.float32), np.empty(_LANES, np.float32)
     for start in range(0, x.size, PIECE):
-        piece, more = x[start : start + PIECE], addend[start : start + PIECE]
+        piece = x[start : start + PIECE]
         packed = bits[start // 8 : (start + PIECE) // 8]
-        a, b = _signed_piece(piece, more, total[start : start + PIECE], packed, zero[: packed.size], plus, minus)
+        a, b, cursor = _signed_piece(piece, parts, cursor, start, packed, zero[: packed.size], plus, minus)
+        if cursor == NOT_FINITE:
+            return NOT_FINITE
         if not np.isfinite(a + b):
             a, b = _sums(piece)
         _settle(key, stream, start, packed, zero[: packed.size], coins)

@@ -15,14 +15,14 @@ import numpy.typing as npt
 from psnode.codecs.base import Bytes, Floats, Words
 from psnode.codecs.kernels.bitmasks import LANES, MAGNITUDE, lowest_one, mask_at_least, ones
 from psnode.codecs.kernels.finite import INFINITY_BITS
-from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.jit import kernel
+from psnode.codecs.kernels.parts import PartTable, add_parts
 from psnode.codecs.kernels.ternary import add, write
 from psnode.codecs.kernels.trits import DIGITS, is_packed, pack, unpack
 
 Words16 = npt.NDArray[np.uint16]
 
 BLOCK = 20480
-NOT_FINITE = -1
 _DENSE = 0xFFFF
 _NEGATIVE = 0x8000
 
@@ -79,29 +79,26 @@ def _add_entries(entries: Words16, tau: np.float32, out: Floats) -> None:
         out[entry & (_NEGATIVE - 1)] += -tau if entry & _NEGATIVE else tau
 
 
-@inlined
-def _prepare(v: Floats, addend: Floats, lost: Floats, copy: bool) -> None:
-    for i in range(addend.size):
-        lost[i] += addend[i]
-    if copy:
-        lost[:] = v
-
-
 @kernel
 def encode(
-    x: Floats, addend: Floats, tau: np.float32, threshold: np.float32, body: Bytes, error: Floats, copy: bool
-) -> int:  # fmt: skip
-    """Write blocks to `body`; the bytes written, or NOT_FINITE.
+    x: Floats, parts: PartTable, tau: np.float32, threshold: np.float32, body: Bytes, error: Floats, copy: bool
+) -> tuple[int, int]:  # fmt: skip
+    """Write blocks to `body`; the bytes written, and the coordinates done: all of them unless one is not finite.
 
-    error = x - decoded, or empty. `addend`: added to `error`, whose memory is then that of `x`, beforehand; or empty. `copy`: the
-    memory of `error` is not that of `x`.
+    error = x - decoded for those, or empty. `parts` are added to their target, the memory of `x`, beforehand. `copy`: the memory
+    of `error` is not that of `x`.
     """
     digits, masks = np.empty(BLOCK, np.uint8), np.empty(BLOCK // LANES, np.uint64)
     limit = np.full(1, threshold, np.float32).view(np.uint32)[0]
-    used = 0
+    used = cursor = 0
     for start in range(0, x.size, BLOCK):
+        if parts.starts.size:
+            cursor = add_parts(parts, cursor, start, min(start + BLOCK, x.size))
+            if cursor < 0:
+                return used, start
         v, lost = x[start : start + BLOCK], error[start : start + BLOCK]
-        _prepare(v, addend[start : start + BLOCK], lost, copy)
+        if copy:
+            lost[:] = v
         sent, dense = _find(v, limit, masks), (v.size + DIGITS - 1) // DIGITS
         sparse = 2 * sent < dense
         body[used : used + 2].view(np.uint16)[0] = sent if sparse else _DENSE
@@ -119,14 +116,8 @@ def encode(
                 add(digits, -tau, lost)
             used += dense
         if not finite:
-            return NOT_FINITE
-    return used
-
-
-@kernel
-def toto_digits(x: Floats, threshold: np.float32, codes: Bytes) -> bool:
-    """codes = the digits of `x`; whether all of it is finite."""
-    return to_digits(x, threshold, codes)
+            return used, start
+    return used, x.size
 
 
 @kernel

@@ -20,7 +20,7 @@ from psnode.codecs.kernels.bitmasks import Words32
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
 from psnode.codecs.kernels.gather import STRIP, places
 from psnode.codecs.selection.ranking import keep_largest, kth_largest, peak
-from psnode.codecs.selection.scans import Source
+from psnode.codecs.selection.scans import Scanned
 
 
 class Entries(NamedTuple):
@@ -39,7 +39,7 @@ def _longer(array: Words32, most: int) -> Words32:
 class Scan:
     """A search of `source` for its largest values. Its first pass makes what has to be made; later ones read that."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Scanned) -> None:
         self._source = source
         self.size = source.size
 

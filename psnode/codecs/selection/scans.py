@@ -9,15 +9,14 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from psnode.codecs.base import Floats, Parts, readonly
+from psnode.codecs import sources
+from psnode.codecs.base import Floats, readonly
 from psnode.codecs.kernels.bitmasks import Words32
-from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
 from psnode.codecs.kernels.gather import gather, gather_added, gather_copied, gather_difference, take
-from psnode.errors import NonFinitePartError
 
 
-class Source(ABC):
-    """An array of `size` coordinates, seen flat."""
+class Scanned(ABC):
+    """An array of `size` coordinates, seen flat, as a search reads it."""
 
     size: int
 
@@ -36,12 +35,12 @@ class Source(ABC):
     def made(self) -> Floats:
         """The array, of which nothing was gathered: in a pass of its own if it has to be made."""
 
-    def gathered(self) -> Source:
+    def gathered(self) -> Scanned:
         """What is to be read after all of the array was gathered, or made."""
         return self
 
 
-class Plain(Source):
+class Plain(Scanned):
     """`x` as it is."""
 
     def __init__(self, x: Floats) -> None:
@@ -58,7 +57,7 @@ class Plain(Source):
         return self._x
 
 
-class Copied(Source):
+class Copied(Scanned):
     """`x`, which is copied to `target` (contiguous, apart from x)."""
 
     def __init__(self, x: Floats, target: Floats) -> None:
@@ -75,22 +74,21 @@ class Copied(Source):
         np.copyto(self._target, self._x)
         return readonly(self._target)
 
-    def gathered(self) -> Source:
+    def gathered(self) -> Scanned:
         return Plain(readonly(self._target))
 
 
-class Summed(Source):
-    """`target` (contiguous), to which an array in `parts` is added: in ascending order, apart from each other and from target.
+class Summed(Scanned):
+    """The target of `source`, to which its parts are added. Raises what that source raises."""
 
-    Raises NonFinitePartError where a part is not finite, and takes back what it had added: target is as it was, but for rounding.
-    """
-
-    def __init__(self, parts: Parts, target: Floats) -> None:
-        self._parts = [(place, readonly(part)) for place, part in parts]
-        self._target = target.reshape(-1)
-        self.size = target.size
+    def __init__(self, source: sources.Accumulated) -> None:
+        self._origin = source
+        self._parts = [(place, readonly(part)) for place, part in source.parts]
+        self._target = source.target.reshape(-1)
+        self.size = source.size
 
     def gather(self, start: int, limit: int, indices: Words32, found: Words32, count: int) -> tuple[int, int]:
+        self._origin.take()
         bits = np.uint32(limit)
         for place, part in self._parts:
             end = place + part.size
@@ -102,8 +100,7 @@ class Summed(Source):
             if start < end:
                 stop, reached = gather_added(part, self._target[place:end], start - place, bits, indices, found, count, place)
                 if reached < 0:
-                    self._take_back(place + stop)
-                    raise_nonfinite(part, place, NonFinitePartError)
+                    self._origin.refuse(place + stop)
                 start, count = place + stop, reached
                 if start < end:
                     return start, count
@@ -117,31 +114,20 @@ class Summed(Source):
         return values
 
     def made(self) -> Floats:
-        for place, part in self._parts:
-            if not all_finite(part):
-                raise_nonfinite(part, place, NonFinitePartError)
-        for place, part in self._parts:
-            there = self._target[place : place + part.size]
-            np.add(there, part, out=there)
-        return readonly(self._target)
+        return self._origin.array().reshape(-1)
 
-    def gathered(self) -> Source:
+    def gathered(self) -> Scanned:
         return Plain(readonly(self._target))
 
-    def _take_back(self, stop: int) -> None:
-        """Subtract the parts from the target, as far as they were added."""
-        for place, part in self._parts:
-            there = self._target[place : min(place + part.size, max(stop, place))]
-            np.subtract(there, part[: there.size], out=there)
 
+class Difference(Scanned):
+    """The difference `source`, which is made as a whole only if it is asked for."""
 
-class Difference(Source):
-    """x - y, of equal shapes, which exists as a whole only if it is asked for, in `room`."""
-
-    def __init__(self, x: Floats, y: Floats, room: Floats) -> None:
-        self._x, self._y, self._room = x.reshape(-1), y.reshape(-1), room.reshape(-1)
-        self._is_made = False
-        self.size = x.size
+    def __init__(self, source: sources.Difference) -> None:
+        self._origin = source
+        self._x, self._y = source.x.reshape(-1), source.y.reshape(-1)
+        self._array: Floats | None = None
+        self.size = source.size
 
     def gather(self, start: int, limit: int, indices: Words32, found: Words32, count: int) -> tuple[int, int]:
         return gather_difference(self._x, self._y, start, np.uint32(limit), indices, found, count)
@@ -150,8 +136,20 @@ class Difference(Source):
         return take(self._x, places) - take(self._y, places)
 
     def made(self) -> Floats:
-        self._is_made = True
-        return readonly(np.subtract(self._x, self._y, out=self._room))
+        self._array = self._origin.array().reshape(-1)
+        return self._array
 
-    def gathered(self) -> Source:
-        return Plain(readonly(self._room)) if self._is_made else self
+    def gathered(self) -> Scanned:
+        return self if self._array is None else Plain(self._array)
+
+
+def scanned(source: sources.Source) -> Scanned:
+    """`source` as a search reads it."""
+    match source:
+        case sources.Accumulated(is_added=False):
+            return Summed(source)
+        case sources.Copied():
+            return Copied(source.x, source.target)
+        case sources.Difference():
+            return Difference(source)
+    return Plain(source.array())

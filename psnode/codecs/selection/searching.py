@@ -1,28 +1,24 @@
-"""Codecs that search what they are given for what to send: a sum or a difference need not be made for them beforehand."""
+"""Codecs that search their source for what to send: a sum or a difference need not be made for them beforehand."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import TYPE_CHECKING
 
-from psnode.codecs.base import Bytes, Codec, Floats, Parts, Words
-from psnode.codecs.selection.scans import Copied, Difference, Plain, Source, Summed
+from psnode.codecs.base import NOTHING, Bytes, Sink, Source, Words
+from psnode.codecs.sinks import Moved
+from psnode.codecs.stages import Reducer
+
+if TYPE_CHECKING:
+    from psnode.codecs.selection.largest import Entries
 
 
-class Searching(Codec):
-    """All that codes an array and moves another by what was decoded, for a codec that reads a Source."""
-
-    adds_finite = True
+class Searching(Reducer):
+    """A reducer that searches any source, alone or in a chain, and moves a target at the entries sent alone."""
 
     @abstractmethod
-    def _encode_source(self, source: Source, key: Words, body: Bytes, target: Floats, weight: int) -> int:
-        """Write the body, add `weight` (1 or -1) times what is decoded to `target`, of the array's shape; the body's length."""
+    def select(self, source: Source, key: Words, side: Bytes) -> tuple[int, Entries]:
+        """The entries to send of `source`, whose indices are written to `side`, in so many bytes. NonFiniteGradientError."""
 
-    def _encode_error(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
-        source = Plain(x) if error.ctypes.data == x.ctypes.data else Copied(x, error)
-        return self._encode_source(source, key, body, error, -1)
-
-    def _encode_parts(self, parts: Parts, key: Words, body: Bytes, residual: Floats) -> int:
-        return self._encode_source(Summed(parts, residual), key, body, residual, -1)
-
-    def _encode_change(self, x: Floats, y: Floats, key: Words, body: Bytes, room: Floats) -> int:
-        return self._encode_source(Difference(x, y, room), key, body, y, 1)
+    def _fuses(self, source: Source, sink: Sink) -> bool:
+        return sink is NOTHING or isinstance(sink, Moved)

@@ -11,27 +11,28 @@ from abc import abstractmethod
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Indices, Shape, Words
+from psnode.codecs.base import Bytes, Floats, Indices, Shape, Sink, Source, Words
 from psnode.codecs.bounds import check_real
 from psnode.codecs.kernels.bitmasks import Words32
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.payload import MAX_COORDINATES
 from psnode.codecs.selection import indices
 from psnode.codecs.selection.largest import Entries, Scan
-from psnode.codecs.selection.scans import Plain, Source
+from psnode.codecs.selection.scans import scanned
 from psnode.codecs.selection.searching import Searching
+from psnode.codecs.sinks import Moved
+from psnode.codecs.sources import Values
 from psnode.codecs.stages import Reducer, write_section
+from psnode.codecs.traits import Traits
 
 
 class Selector(Searching, Reducer):
     """A subclass says which entries it keeps, and of how many coordinates at most."""
 
-    sparse = True
-
     @property
-    def keeps_values(self) -> bool:
-        """True unless a subclass changes them."""
-        return True
+    def traits(self) -> Traits:
+        """Sparse."""
+        return Traits(sparse=True)
 
     @abstractmethod
     def _most(self, size: int) -> int:
@@ -54,19 +55,20 @@ class Selector(Searching, Reducer):
 
     def select(self, source: Source, key: Words, side: Bytes) -> tuple[int, Entries]:
         """The entries to send of `source`, whose indices are written to `side`, in so many bytes. NonFiniteGradientError."""
-        entries = self._select(Scan(source), key)
+        entries = self._select(Scan(scanned(source)), key)
         return self._write_indices(entries.indices, key, source.size, side), entries
 
     def _reduce(self, x: Floats, key: Words, side: Bytes) -> tuple[int, Floats]:
-        used, entries = self.select(Plain(x), key, side)
+        used, entries = self.select(Values(x), key, side)
         return used, entries.values
 
-    def _encode_source(self, source: Source, key: Words, body: Bytes, target: Floats, weight: int) -> int:
-        used, entries = self.select(source, key, body[4 : 4 + self._max_parts(target.shape)[0]])
+    def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
+        used, entries = self.select(source, key, body[4 : 4 + self._max_parts(source.shape)[0]])
         start = write_section(body, used)
         end = start + 4 * entries.values.size
         body[start:end].view(np.float32)[:] = entries.values
-        add_at(target.reshape(-1), entries.indices, entries.values, np.float32(weight))
+        if isinstance(sink, Moved):
+            add_at(sink.target.reshape(-1), entries.indices, entries.values, np.float32(sink.weight))
         return end
 
     def _count(self, side: Bytes, shape: Shape) -> int:

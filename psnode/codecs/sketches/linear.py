@@ -22,7 +22,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Codec, Floats, Measured, Payload, RandomSource, Shape, Words, readonly
+from psnode.codecs.base import Bytes, Codec, Floats, Measured, Payload, RandomSource, Shape, Sink, Source, Words, readonly
 from psnode.codecs.bounds import check_integer, check_real
 from psnode.codecs.kernels import hashed
 from psnode.codecs.kernels.dots import inner_products
@@ -31,6 +31,7 @@ from psnode.codecs.kernels.norms import NOT_FINITE, max_norm
 from psnode.codecs.norm import norm_of
 from psnode.codecs.payload import MAX_COORDINATES, header_nbytes
 from psnode.codecs.table import number_of
+from psnode.codecs.traits import Traits
 from psnode.errors import PayloadError
 
 MAX_ROWS = 16
@@ -63,8 +64,6 @@ class LinearSketch(Codec):
     ratio: float = 0.1
     damped: bool = False
 
-    linear = True
-
     def __post_init__(self) -> None:
         """CodecSpecError for a value out of bounds."""
         check_integer(self, "rows", 1, MAX_ROWS)
@@ -76,14 +75,9 @@ class LinearSketch(Codec):
         """Whether a coordinate is estimated by the median of its cells, not their mean."""
 
     @property
-    def decodes_linearly(self) -> bool:
-        """Means are linear, medians are not."""
-        return not self.median
-
-    @property
-    def unbiased(self) -> bool:
-        """True unless damped."""
-        return not self.damped
+    def traits(self) -> Traits:
+        """Unbiased unless damped; means decode linearly, medians do not."""
+        return Traits(unbiased=not self.damped, linear=True, decodes_linearly=not self.median)
 
     def contractive(self) -> Self:
         """The damped form."""
@@ -117,7 +111,8 @@ class LinearSketch(Codec):
     def _max_body(self, shape: Shape) -> int:
         return _HEAD + 4 * self.rows * self._columns(shape)
 
-    def _encode(self, x: Floats, key: Words, body: Bytes) -> int:
+    def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
+        x = source.array()
         flat, used = x.reshape(-1), self._max_body(x.shape)
         top = max_norm(flat)
         if top == NOT_FINITE:

@@ -1,0 +1,56 @@
+"""Sinks: what becomes of y = decode(payload) while an array is coded.
+
+    NOTHING             no feedback
+    Subtracted(target)  target -= y: what coding lost stays
+    Added(target)       target += y
+    InnerProducts()          <x, y> and <y, y>
+
+A codec that cannot do this in the sweep that codes decodes once more: see Codec._coded.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from psnode.codecs.arguments import check_target
+from psnode.codecs.arrays import Floats
+
+
+class Sink:
+    """What becomes of the decoded values; of this class itself: nothing."""
+
+
+NOTHING = Sink()
+
+
+class Moved(Sink):
+    """target += weight y; `target` is float32, contiguous and of the array's shape."""
+
+    weight: ClassVar[int]
+
+    def __init__(self, target: Floats) -> None:
+        check_target(target, "the target of a sink")
+        self.target = target
+
+
+class Subtracted(Moved):
+    """target -= y."""
+
+    weight = -1
+
+
+class Added(Moved):
+    """target += y."""
+
+    weight = 1
+
+
+class InnerProducts(Sink):
+    """The inner products `xy` = <x, y> and `yy` = <y, y>, in float64 and in a fixed order; 0 before anything was coded."""
+
+    xy: float = 0.0
+    yy: float = 0.0
+
+    def record(self, xy: float, yy: float) -> None:
+        """Take the inner products down."""
+        self.xy, self.yy = xy, yy
