@@ -50,6 +50,27 @@ def bench_convergence(**options: Any) -> int:
     return measure(**options)
 
 
+@bench.command(name="liars", short_help="Accuracy with a worker whose gradients are lies.")
+@click.option("--network", default="FC", show_default=True, help="As of train.")
+@click.option("--scheme", default="dense", show_default=True, help="As of train.")
+@click.option("-n", "--workers", type=click.IntRange(2), default=4, show_default=True, help="Workers; the last one lies.")
+@click.option("--steps", type=click.IntRange(1), default=400, show_default=True, help="Steps of each run.")
+@click.option("--defence", "defences", multiple=True, type=click.Choice(["mean", "clip"]), help="Repeat for more; default: all.")
+@click.option(
+    "--lie", "lies", multiple=True, type=click.Choice(["flip", "x100", "x-10", "noise", "replay"]), help="Repeat; default: all."
+)
+@click.option("--seed", "seeds", type=click.IntRange(0), multiple=True, default=(1, 2, 3), show_default=True, help="Repeat.")
+@click.option("--output", type=click.Path(path_type=Path), required=True, help="Directory for the runs; those there are kept.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
+@click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Also write the table to this page.")
+@debuggable
+def bench_liars(**options: Any) -> int:
+    """Train on the digits with one liar among the workers, for every kind of lie and defence, and evaluate what comes out."""
+    from psnode.bench.liars import main as measure
+
+    return measure(**options)
+
+
 @bench.command(name="memory", short_help="What the master's memory grows with.")
 @click.option(
     "--network", "networks", multiple=True, default=("torchvision:resnet18",), show_default=True, help="Repeat for more."
