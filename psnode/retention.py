@@ -17,10 +17,12 @@ from psnode import checkpoint
 from psnode.branches import branch
 from psnode.checkpoint import Checkpoint
 from psnode.errors import CheckpointError
+from psnode.messages import plain
 from psnode.metrics import write_atomically
 
 SOUND = "sound"
 REASON = "unsound"
+_SHOWN = 500  # characters of a reason
 UNKNOWN: dict[str, Any] = {SOUND: None}  # what a manifest says at first
 
 
@@ -30,11 +32,11 @@ def verdict(reason: str) -> dict[str, Any]:
 
 
 def is_sound(path: Path) -> bool | None:
-    """What is known of a published checkpoint. One whose manifest cannot be read is not sound."""
+    """What is known of a published checkpoint: nothing of one whose manifest cannot be read."""
     try:
         found = Checkpoint.open(path).facts.get(SOUND, True)
     except CheckpointError:
-        return False
+        return None
     return found if found is None else found is True
 
 
@@ -44,7 +46,9 @@ def why_unsound(path: Path) -> str:
         facts = Checkpoint.open(path).facts
     except CheckpointError as error:
         return str(error)
-    return "" if facts.get(SOUND, True) in (True, None) else str(facts.get(REASON, "its manifest gives no reason"))[:500]
+    if facts.get(SOUND, True) in (True, None):
+        return ""
+    return " ".join(plain(str(facts.get(REASON, "its manifest gives no reason"))).split())[:_SHOWN]
 
 
 def judge(path: Path, reason: str) -> None:
@@ -67,7 +71,8 @@ def judge(path: Path, reason: str) -> None:
 
 def newest_not_unsound(train_dir: Path) -> Path | None:
     """The newest checkpoint of the run's branch that is not known to be unsound."""
-    return next((path for path in reversed(branch(train_dir)) if is_sound(path) is not False), None)
+    readable = [path for path, model in branch(train_dir).items() if model is not None]
+    return next((path for path in reversed(readable) if is_sound(path) is not False), None)
 
 
 def prune(train_dir: Path, step: int, keep_last: int, workers: int = 0) -> None:

@@ -18,7 +18,7 @@ from psnode.errors import DivergedError
 from psnode.job import run
 from psnode.master.soundness import Soundness
 from psnode.metrics import METRICS, losses, read_records
-from psnode.retention import is_sound
+from psnode.retention import is_sound, prune, why_unsound
 from psnode.task import Task
 
 HUGE = 3e38
@@ -161,6 +161,30 @@ def test_losses_on_earlier_versions_say_nothing_of_a_later_one() -> None:
     judge.hear(1, 24, 1e9)  # of the same rank, later
     assert list(judge.verdicts({1, 2})) == [(20, "")]
     assert list(judge.verdicts({1, 2})) == []
+
+
+def published(folder: Path, step: int, **facts: Any) -> Path:
+    draft = checkpoint.Draft(folder, step)
+    draft.add_tensors(checkpoint.MODEL, {"w": torch.zeros(2)})
+    return draft.publish(facts)
+
+
+def test_one_that_cannot_be_read_is_not_deleted_for_it(tmp_path: Path) -> None:
+    paths = [published(tmp_path, step, sound=True) for step in (1, 2, 3)]
+    (paths[1] / checkpoint.MANIFEST).write_text("{")
+    prune(tmp_path, 3, keep_last=2)
+    assert [checkpoint.step_of(path) for path in checkpoint.complete(tmp_path)] == [2, 3]
+
+
+def test_a_foreign_reason_reaches_no_terminal_as_it_is(tmp_path: Path) -> None:
+    path = published(tmp_path, 1, sound=False, unsound="a\x1b[2Jb\nc" + "x" * 9999)
+    told = why_unsound(path)
+    assert told.startswith("a?[2Jb c") and len(told) == 500
+    assert [why_unsound(published(tmp_path, 2, **facts)) for facts in ({}, {"sound": None}, {"sound": [], "unsound": 3})] == [
+        "",
+        "",
+        "3",
+    ]
 
 
 def test_records_without_a_loss_are_passed_over(tmp_path: Path) -> None:

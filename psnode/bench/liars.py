@@ -28,7 +28,7 @@ from psnode.bench.hardware import hardware
 from psnode.bench.saving import save
 from psnode.classification import Classification
 from psnode.config import Config
-from psnode.errors import PsnodeError
+from psnode.errors import DivergedError, NonFiniteGradientError, PsnodeError
 from psnode.metrics import METRICS, read_records
 from psnode.task import Batch
 
@@ -100,10 +100,12 @@ def trial(settings: Mapping[str, Any], lie: str, seed: int, folder: Path) -> dic
     found: dict[str, Any] = {"top1": None}
     with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         try:
-            run(config, task)
+            code = run(config, task)
             found["top1"] = accuracy(task, folder / "run")
-        except PsnodeError as error:
-            found["ended"] = str(error)
+        except (DivergedError, NonFiniteGradientError) as error:
+            code, found["ended"] = 0, str(error)
+    if code:
+        raise PsnodeError(f"a run was stopped before its last step (exit code {code}): give the same command again")
     records = list(read_records(folder / "run" / METRICS))
     for name in ("step", "decode"):
         found[name] = statistics.median(record["seconds"][name] for record in records) if records else None

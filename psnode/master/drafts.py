@@ -262,7 +262,7 @@ class Drafts:
         if version in self._unsound:
             return
         self._unsound.add(version)
-        newest = checkpoint.latest(self._run.path)
+        newest = retention.newest_not_unsound(self._run.path)
         step = version if newest is None else checkpoint.step_of(newest)
         where = f"--resume goes on from step {step}" if step != version else "there is no other one yet"
         self._events.tell("unsound", version, None, f"its checkpoint pushes no other one out: {reason}; {where}")
