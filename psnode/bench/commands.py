@@ -55,7 +55,9 @@ def bench_convergence(**options: Any) -> int:
 @click.option("--scheme", default="dense", show_default=True, help="As of train.")
 @click.option("-n", "--workers", type=click.IntRange(2), default=4, show_default=True, help="Workers; the last one lies.")
 @click.option("--steps", type=click.IntRange(1), default=400, show_default=True, help="Steps of each run.")
-@click.option("--defence", "defences", multiple=True, type=click.Choice(["mean", "clip"]), help="Repeat for more; default: all.")
+@click.option(
+    "--defence", "defences", multiple=True, type=click.Choice(["mean", "cap", "clip", "clip+cap"]), help="Repeat; default: all."
+)
 @click.option(
     "--lie", "lies", multiple=True, type=click.Choice(["flip", "x100", "x-10", "noise", "replay"]), help="Repeat; default: all."
 )

@@ -40,7 +40,12 @@ if TYPE_CHECKING:
 
 HONEST = "none"
 LIES = ("flip", "x100", "x-10", "noise", "replay")
-DEFENCES: Mapping[str, dict[str, Any]] = {"mean": {}, "clip": {"aggregator": "mean:clip=median"}}
+DEFENCES: Mapping[str, dict[str, Any]] = {
+    "mean": {"norm_cap": 0.0},
+    "cap": {"norm_cap": 10.0},
+    "clip": {"norm_cap": 0.0, "aggregator": "mean:clip=median"},
+    "clip+cap": {"norm_cap": 10.0, "aggregator": "mean:clip=median"},
+}
 _NOISE = 10.0
 
 
