@@ -24,7 +24,7 @@ def run(task: Task, config: Config) -> int:
 
     Returns the exit code that the process should end with; raises PsnodeError.
     """
-    from psnode.job import run as run_job
+    from psnode.jobs.job import run as run_job
 
     return run_job(config, task)
 

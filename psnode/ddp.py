@@ -23,10 +23,10 @@ from psnode.codecs import Payload, get_codec
 from psnode.codecs.kernels.finite import all_finite
 from psnode.codecs.sketches.linear import LinearSketch, cells_of
 from psnode.errors import ConfigurationError, PsnodeError
+from psnode.exchange.segment_coder import SegmentCoder
 from psnode.feedback import Context, get_feedback
 from psnode.feedback.base import Floats
-from psnode.plan import ALL, Plan, Tensor, gradient_key, make_plan
-from psnode.worker.coder import SegmentCoder
+from psnode.plan.groups import ALL, Plan, Tensor, gradient_key, make_plan
 
 __all__ = ["HookState", "comm_hook"]
 

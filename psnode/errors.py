@@ -74,7 +74,7 @@ class NonFiniteGradientError(CodecError):
 
 
 class NonFinitePartError(NonFiniteGradientError):
-    """What a worker computed holds NaN or infinity; no memory was changed by it."""
+    """A computed value of a worker is NaN or infinite; no memory was changed by it."""
 
 
 class WireError(PsnodeError):

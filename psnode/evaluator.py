@@ -15,19 +15,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from psnode import checkpoint
-from psnode.branches import branch
 from psnode.config import Config
-from psnode.device import choose_device, to_device
+from psnode.config.files import read_json
+from psnode.config.load import check_trust
+from psnode.config.names import locate_task
 from psnode.errors import CheckpointError, ConfigurationError, DeadlineExceededError
-from psnode.files import read_json
-from psnode.messages import plain
-from psnode.metrics import METRICS, SUMMARY, TENSORBOARD, read_records, scalars, write_atomically
-from psnode.naming import locate_task
-from psnode.run_directory import saved_config, saved_run
-from psnode.sources import check_trust
+from psnode.protocol.messages import plain
+from psnode.records import checkpoint
+from psnode.records.branches import branch
+from psnode.records.directory import saved_config, saved_run
+from psnode.records.metrics import METRICS, SUMMARY, TENSORBOARD, read_records, scalars, write_atomically
 from psnode.task import Batch, Data, Task
-from psnode.tasks import make_task
+from psnode.tasks.device import choose_device, to_device
+from psnode.tasks.load import make_task
 
 EVALUATIONS = "evaluations.jsonl"
 _STOPPED = 75  # summary.json: the run is to be continued
@@ -161,7 +161,7 @@ class Evaluator:
 
     @property
     def broken(self) -> bool:
-        """Whether any checkpoint was passed over."""
+        """True if any checkpoint was passed over."""
         return any(count >= _ATTEMPTS for count in self._failures.values())
 
     def close(self) -> None:
@@ -220,7 +220,7 @@ def follow(
 
 
 def _written(train_dir: Path) -> int:
-    """How far the run's records have come, in bytes."""
+    """Length of the run's records in bytes."""
     try:
         return (train_dir / METRICS).stat().st_size
     except OSError:

@@ -1,6 +1,6 @@
-"""What is trained: the one class a user writes to bring a model and data of their own.
+"""Task: the one class a user writes to bring a model and data of their own.
 
-The networks and data sets that come with psnode are such a Task themselves (`psnode.classification`).
+The networks and data sets that come with psnode are such a Task themselves (`psnode.tasks.classification`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from psnode.config.names import names_file
 from psnode.errors import ConfigurationError
-from psnode.naming import names_file
-from psnode.tracebacks import in_one_line
+from psnode.protocol.tracebacks import in_one_line
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +83,7 @@ class Task(ABC):
         Those of torch's batch and instance norms. Extend the answer where modules of your own keep running statistics; other
         buffers in the state dict must be the same on every worker.
         """
-        from psnode.inventory import batch_statistics
+        from psnode.tasks.inventory import batch_statistics
 
         return batch_statistics(model)
 
@@ -96,7 +96,7 @@ class Task(ABC):
 
     @property
     def constrains(self) -> bool:
-        """Whether `constrain` does anything."""
+        """True if `constrain` does anything."""
         return type(self).constrain is not Task.constrain
 
     @abstractmethod

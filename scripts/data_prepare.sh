@@ -14,7 +14,7 @@ PATH=$venv/bin:$PATH
 exec python - "${DATA_DIR:-data}" "$@" <<'EOF'
 import sys
 
-from psnode.data import load
+from psnode.tasks.data import load
 from psnode.errors import ConfigurationError
 
 directory, *names = sys.argv[1:]

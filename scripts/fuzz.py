@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _functions() -> Iterator[FunctionType]:
-    """What psnode has loaded and Python interprets; not the kernels, which Numba compiles from bytecode as it is."""
+    """Functions of psnode that Python interprets; not the kernels, which Numba compiles from bytecode as it is."""
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] == "psnode":
             for thing in list(vars(module).values()):

@@ -1,4 +1,4 @@
-"""What scripts/fuzz.py begins with, valid frames and payloads, and the changes that it makes to them.
+"""Inputs of scripts/fuzz.py: valid frames and payloads, and the changes that it makes to them.
 
 An input is one byte, modulo 4, which says what the rest is: PAYLOAD a payload; FRAME a frame whose length and checksum are put
 right first; RAW a frame as it is; GROUP a gradient frame with two payloads, which lie in the rest, cut where its first two bytes
@@ -13,10 +13,10 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from psnode import messages, wire
-from psnode.checkpoint import dump
 from psnode.codecs import available, get_codec
 from psnode.codecs.rng import Key
+from psnode.protocol import messages, wire
+from psnode.records.checkpoint import dump
 
 JOB = 0x5EED
 SHAPES = [(20, 33), (40,), (3,), (9, 4, 3, 3)]
@@ -62,7 +62,7 @@ def _control() -> dict[int, bytes]:
     found[kind.CONFIG] = messages.Setup({"lr": 0.1, "seed": 1}, {"name": "qsgd"}, "runs/x", "mark").to_bytes()
     found[kind.READY] = messages.Ready([["a", [3, 4]], ["b", []]], ["b", "a"], 100, True).to_bytes()
     found[kind.PLAN] = messages.Start({"tensors": []}, JOB, 3, 10, 5, None, False).to_bytes()
-    found[kind.DEAL] = messages.Deal([1, 3], 5, 2, -1, 10).to_bytes()
+    found[kind.RESHARD] = messages.Reshard([1, 3], 5, 2, -1, 10).to_bytes()
     found[kind.REPORT] = messages.Report(0.5, 8, {"top1": 3.0}, 0.1, 0.1, 0.1, None, 12345).to_bytes()
     found[kind.FAILED] = messages.Failure("out of memory", 1).to_bytes()
     found[kind.STATE] = dump({"buffer/mean": torch.ones(3), "feedback/0/residual": torch.zeros(5)})

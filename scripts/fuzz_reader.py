@@ -8,11 +8,11 @@ from functools import cache
 import numpy as np
 from fuzz_inputs import FRAME, GROUP, JOB, PAYLOAD
 
-from psnode import messages, wire
-from psnode.checkpoint import parse
 from psnode.codecs import Codec, Payload, get_codec
 from psnode.errors import CheckpointError, CodecError, WireError
-from psnode.timeline import parse_events
+from psnode.protocol import messages, wire
+from psnode.records.checkpoint import parse
+from psnode.records.timeline import parse_events
 
 LARGEST = 1 << 14  # declared coordinates that are decoded; of more than the plan has the master decodes none
 
@@ -28,7 +28,7 @@ class Reader:
             kind.CONFIG: lambda body: bodies.Setup.from_bytes(body, 1),
             kind.READY: lambda body: bodies.Ready.from_bytes(body, 1),
             kind.PLAN: lambda body: bodies.Start.from_bytes(body, 1),
-            kind.DEAL: lambda body: bodies.Deal.from_bytes(body, 1),
+            kind.RESHARD: lambda body: bodies.Reshard.from_bytes(body, 1),
             kind.REPORT: lambda body: bodies.Report.from_bytes(body, 1),
             kind.FAILED: lambda body: bodies.Failure.from_bytes(body, 1),
             kind.STATE: lambda body: parse(bytes(body), "the state of rank 1"),

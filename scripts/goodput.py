@@ -1,4 +1,4 @@
-"""How many Mbit/s one emulated host gets from another; scripts/netlab.sh runs it on both.
+"""Goodput in Mbit/s between two emulated hosts; scripts/netlab.sh runs it on both.
 
 goodput.py send|receive ADDRESS BYTES      ADDRESS: the receiver's; BYTES: how many to time
 

@@ -35,7 +35,7 @@ sys.path[:0] = [str(ROOT / "scripts")]
 from mutants_places import Mutant, candidates, draw  # noqa: E402
 from mutants_tests import tests_of  # noqa: E402
 
-AREAS = ("psnode/codecs", "psnode/feedback", "psnode/master", "psnode/worker", "psnode/checkpoint.py")
+AREAS = ("psnode/codecs", "psnode/feedback", "psnode/exchange", "psnode/master", "psnode/worker", "psnode/records/checkpoint.py")
 OUTSIDE = (".git", ".venv*", "*.pyc", "*.egg-info", "build", "dist", "runs", ".*_cache", ".hypothesis", ".cache")
 _FAILED = ("FAILED ", "ERROR ")
 _NO_TESTS = 5  # exit code of pytest
@@ -120,7 +120,7 @@ class Copy:
         return Result(mutant.id, mutant.old, mutant.new, fate, seconds, digest(source), told)
 
     def _is_sound(self, test: str, tests: Sequence[str]) -> bool:
-        """Whether `test` passes without a mutant. SystemExit if no test is to blame, and all of them together fail."""
+        """True if `test` passes without a mutant. SystemExit if no test is to blame, and all of them together fail."""
         if test not in self._sound:
             self._sound[test] = self.run([test] if test else tests)[0] == "passed"
         if not test and not self._sound[test]:
@@ -134,7 +134,7 @@ def digest(source: bytes) -> str:
 
 
 def known(results: Path | None) -> dict[str, Result]:
-    """What the results hold, by the mutant's id; of several lines the last counts."""
+    """Results by the mutant's id; of several lines the last counts."""
     if results is None or not results.exists():
         return {}
     lines = results.read_text().splitlines(keepends=True)

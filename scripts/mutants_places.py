@@ -1,4 +1,4 @@
-"""Where the code can be changed by a little: the operators of mutants.py, all places where they apply, and a seed's draw.
+"""Places where the code can be changed by a little: the operators of mutants.py, all places where they apply, and a seed's draw.
 
     sign        a + b, a += b: minus for plus, plus for minus; -a: without the sign
     factor      a * b, a / b, a *= b, a /= b: without b
@@ -195,7 +195,7 @@ class Places(ast.NodeVisitor):
 
 
 def _names_file(node: ast.expr) -> bool:
-    """Whether this is a path, with a folder to the left of its first slash."""
+    """True if this is a path, with a folder to the left of its first slash."""
     while isinstance(node, ast.BinOp):
         node = node.left
     return bool(_PATHS.fullmatch(ast.unparse(node)))

@@ -1,4 +1,4 @@
-"""Which tests judge a change of which module: the first pattern that fits counts, and the quickest tests come first."""
+"""Tests that judge a change of a module: the first pattern that fits counts, and the quickest tests come first."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOCAL = (
     "faults/test_exceptions.py faults/test_nonfinite.py faults/test_consistencies.py faults/test_other_workers.py "
     "faults/test_hostile.py"
 )
-_KILLED = "faults/test_death.py faults/test_aside.py faults/test_spares.py faults/test_dealt_anew.py"
+_KILLED = "faults/test_death.py faults/test_suspended.py faults/test_spares.py faults/test_resharding.py"
 
 # patterns below psnode/ -> tests below tests/; {stem} is the module's own name
 TABLE: Mapping[str, str] = {
@@ -38,7 +38,7 @@ TABLE: Mapping[str, str] = {
     "codecs/kernels/clusters*": "codecs/test_lss.py codecs/test_sketchml.py codecs/test__golden.py",
     "codecs/kernels/dithered*": "codecs/test_dithered.py codecs/test__golden.py",
     "codecs/kernels/dots*": f"codecs/test_qsgd.py codecs/test_lss.py codecs/test_chain.py codecs/test_countsketch.py {_GOLDEN}",
-    "codecs/kernels/finite*": f"codecs/test_qsgd.py codecs/test_sign.py codecs/test_topk.py worker/test_sender.py {_CONTRACT}",
+    "codecs/kernels/finite*": f"codecs/test_qsgd.py codecs/test_sign.py codecs/test_topk.py exchange/test_sender.py {_CONTRACT}",
     "codecs/kernels/gather*": "codecs/test_largest.py codecs/test_topk.py codecs/test__golden.py",
     "codecs/kernels/hashed*": "codecs/test_countsketch.py codecs/test__golden.py",
     "codecs/kernels/jit*": "codecs/test_jit.py",
@@ -70,60 +70,72 @@ TABLE: Mapping[str, str] = {
     "codecs/selection/subset*": "codecs/test_subset.py codecs/test_randk.py codecs/test__golden.py",
     "codecs/selection/*": "codecs/test_largest.py codecs/test_topk.py codecs/test_threshold.py codecs/test_chain.py "
     "codecs/test_graddrop.py codecs/test__golden.py",
-    "codecs/sketches/linear*": "codecs/test_countsketch.py master/test_aggregator.py codecs/test__golden.py",
+    "codecs/sketches/linear*": "codecs/test_countsketch.py exchange/shard/test_aggregator.py codecs/test__golden.py",
     "codecs/sketches/[bq]*": "codecs/test_sketchml.py codecs/test_lss.py codecs/test__golden.py",
     "codecs/sketches/*": "codecs/test_lss.py codecs/test_sketchml.py codecs/test__golden.py",
     "codecs/arguments.py": f"codecs/test_payload.py codecs/test_registry.py {_CONTRACT}",
-    "codecs/base.py": f"codecs/test_payload.py codecs/test_identity.py {_GOLDEN} {_CONTRACT} test_feedback.py",
+    "codecs/base.py": f"codecs/test_payload.py codecs/test_identity.py {_GOLDEN} {_CONTRACT} feedback/test_feedback.py",
     "codecs/binary.py": f"codecs/test_sign.py codecs/test_onebit.py codecs/test_scaledsign.py {_GOLDEN}",
     "codecs/[bf]*16.py": f"codecs/test_sixteen.py {_GOLDEN} {_CONTRACT}",
     "codecs/bounds.py": f"codecs/test_registry.py {_CONTRACT}",
-    "codecs/chain.py": f"codecs/test_chain.py codecs/test_registry.py codecs/test_topk.py {_GOLDEN} {_CONTRACT} test_feedback.py",
-    "codecs/contractive.py": "codecs/test_contractive.py test_feedback.py",
+    "codecs/chain.py": f"codecs/test_chain.py codecs/test_registry.py codecs/test_topk.py {_GOLDEN} {_CONTRACT} "
+    f"feedback/test_feedback.py",
+    "codecs/contractive.py": "codecs/test_contractive.py feedback/test_feedback.py",
     "codecs/count*.py": f"codecs/test_countsketch.py {_CONTRACT}",
     "codecs/payload.py": f"codecs/test_payload.py {_GOLDEN} codecs/test__hostile.py",
+    "codecs/traits.py": f"codecs/test_registry.py {_CONTRACT}",
+    "codecs/sinks.py": f"codecs/test_qsgd.py exchange/test_sender.py {_GOLDEN} {_CONTRACT}",
+    "codecs/norm.py": "codecs/test__measure.py exchange/shard/test_norms.py",
+    "codecs/sources.py": f"codecs/test_qsgd.py codecs/test_topk.py exchange/test_sender.py {_GOLDEN} {_CONTRACT}",
+    "codecs/arrays.py": f"codecs/test_registry.py {_CONTRACT}",
     "codecs/registry.py": f"codecs/test_registry.py codecs/test_spec.py {_CONTRACT}",
     "codecs/stages.py": f"codecs/test_chain.py codecs/test_registry.py codecs/test_blosc.py {_CONTRACT}",
     "codecs/table.py": f"codecs/test_registry.py {_GOLDEN}",
     "codecs/spec.py": "codecs/test_spec.py codecs/test_registry.py",
     "codecs/__init__.py": "codecs/test_registry.py",
     "codecs/*.py": f"codecs/test_{{stem}}.py {_GOLDEN} {_CONTRACT}",
-    "feedback/*": "test_feedback.py worker/test_coder.py worker/test_sender.py test_schemes.py test_momentum.py "
+    "feedback/*": "feedback/test_feedback.py exchange/test_segment_coder.py exchange/test_sender.py "
+    "config/test_schemes.py feedback/test_momentum.py "
     "faults/test_rescaled_memories.py",
-    "checkpoint.py": "test_checkpoint.py master/test_drafts.py master/test_late_parts.py test_evaluator.py faults/test_disk.py",
-    "master/a[ct]*": f"master/test_accounts.py faults/test_nonfinite.py {_JOBS} {_LOCAL} {_KILLED}",
+    "records/checkpoint.py": "records/test_checkpoint.py master/test_checkpointing.py master/test_late_parts.py "
+    "test_evaluator.py faults/test_disk.py",
+    "master/a[ct]*": f"master/test_recorder.py faults/test_nonfinite.py {_JOBS} {_LOCAL} {_KILLED}",
     "master/agreement.py": f"test_untrained.py {_JOBS}",
-    "master/aggregator.py": f"master/test_aggregator.py master/test_merging.py {_JOBS}",
-    "master/backlog.py": f"master/test_backlog.py {_JOBS} faults/test_consistencies.py faults/test_backlog.py",
-    "master/calibration.py": "master/test_calibration.py",
-    "master/consistency.py": "master/test_consistency.py master/test_rounds.py faults/test_consistencies.py",
-    "master/dealing.py": "master/test_dealing.py faults/test_other_workers.py faults/test_dealt_anew.py",
+    "exchange/shard/aggregator.py": f"exchange/shard/test_aggregator.py exchange/shard/test_merging.py {_JOBS}",
+    "exchange/shard/backlog.py": f"exchange/shard/test_backlog.py {_JOBS} faults/test_consistencies.py faults/test_backlog.py",
+    "master/autotune.py": "master/test_autotune.py",
+    "exchange/shard/consistency.py": "exchange/shard/test_consistency.py exchange/shard/test_rounds.py "
+    "faults/test_consistencies.py",
+    "master/sharding.py": "master/test_sharding.py faults/test_other_workers.py faults/test_resharding.py",
     "master/divergence.py": f"faults/test_nonfinite.py faults/test_exceptions.py {_JOBS}",
-    "master/downlink.py": f"master/test_drafts.py {_JOBS}",
-    "master/drafts.py": f"master/test_drafts.py master/test_late_parts.py master/test_statistics.py faults/test_disk.py {_JOBS} "
+    "exchange/shard/downlink.py": f"master/test_checkpointing.py {_JOBS}",
+    "master/checkpointing.py": f"master/test_checkpointing.py master/test_late_parts.py master/test_statistics.py "
+    f"faults/test_disk.py {_JOBS} "
     f"faults/test_consistencies.py {_KILLED}",
-    "master/lanes.py": f"master/test_lanes.py {_JOBS}",
+    "exchange/shard/executor.py": f"exchange/shard/test_executor.py {_JOBS}",
     "master/members.py": f"master/test_members.py {_KILLED}",
-    "master/parameters.py": f"master/test_sgd.py {_JOBS}",
-    "master/patience.py": "master/test_patience.py faults/test_aside.py faults/test_stops.py",
-    "master/progress.py": f"master/test_progress.py test_cli.py {_JOBS}",
-    "master/reduction.py": f"master/test_merging.py {_JOBS} {_LOCAL}",
-    "master/rehearsal.py": "master/test_calibration.py",
-    "master/rounds.py": f"master/test_rounds.py faults/test_consistencies.py {_KILLED}",
-    "master/sgd.py": f"master/test_sgd.py {_JOBS}",
-    "master/standing.py": f"{_JOBS} faults/test_stops.py {_KILLED}",
+    "exchange/shard/optimizer.py": f"exchange/shard/test_sgd.py {_JOBS}",
+    "master/timeouts.py": "master/test_timeouts.py faults/test_suspended.py faults/test_stops.py",
+    "master/progress.py": f"master/test_progress.py cli/test_cli.py {_JOBS}",
+    "exchange/shard/reduction.py": f"exchange/shard/test_merging.py {_JOBS} {_LOCAL}",
+    "master/trial_run.py": "master/test_autotune.py",
+    "exchange/shard/rounds.py": f"exchange/shard/test_rounds.py faults/test_consistencies.py {_KILLED}",
+    "exchange/shard/sgd.py": f"exchange/shard/test_sgd.py {_JOBS}",
+    "master/job_state.py": f"{_JOBS} faults/test_stops.py {_KILLED}",
     "master/startup.py": f"master/test_startup.py {_JOBS} {_LOCAL}",
     "master/heartbeat.py": f"{_JOBS} mpi/test_training.py",
     "master/*": f"{_JOBS} {_LOCAL} {_KILLED} faults/test_stops.py",
-    "worker/[fg][ir]*": f"worker/test_first_use.py worker/test_hooks.py worker/test_sender.py {_JOBS}",
-    "worker/arrivals.py": f"worker/test_first_use.py {_JOBS} {_KILLED} mpi/test_overlap.py",
-    "worker/coder.py": f"worker/test_coder.py worker/test_sender.py faults/test_rescaled_memories.py {_JOBS}",
+    "worker/[fg][ir]*": f"worker/test_first_use.py worker/test_hooks.py exchange/test_sender.py {_JOBS}",
+    "exchange/receiver.py": f"worker/test_first_use.py {_JOBS} {_KILLED} mpi/test_overlap.py",
+    "exchange/segment_coder.py": f"exchange/test_segment_coder.py exchange/test_sender.py "
+    f"faults/test_rescaled_memories.py {_JOBS}",
     "worker/computation.py": f"worker/test_computation.py {_JOBS} {_LOCAL}",
     "worker/inspection.py": f"worker/test_inspection.py {_JOBS} mpi/test_overlap.py",
     "worker/startup.py": f"worker/test_startup.py {_JOBS} {_LOCAL} mpi/test_training.py",
     "worker/hooks.py": f"worker/test_hooks.py {_JOBS}",
-    "worker/replica.py": f"worker/test_replica.py worker/test_hooks.py {_JOBS}",
-    "worker/sender.py": f"worker/test_sender.py worker/test_coder.py {_JOBS} {_LOCAL}",
+    "exchange/replica.py": f"exchange/test_replica.py worker/test_hooks.py {_JOBS}",
+    "exchange/sender.py": f"exchange/test_sender.py exchange/test_segment_coder.py {_JOBS} {_LOCAL}",
+    "exchange/*": f"exchange/shard/test_merging.py exchange/test_sender.py {_JOBS} {_LOCAL} {_KILLED}",
     "worker/*": f"{_JOBS} {_LOCAL} {_KILLED} mpi/test_training.py",
 }
 

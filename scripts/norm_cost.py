@@ -1,4 +1,4 @@
-"""What finding a push's norm costs: decode_add against measure and add, and both as a share of a master's lane.
+"""Cost of a push's norm: decode_add against measure and add, and both as a share of a master's lane.
 
     python scripts/norm_cost.py [SPEC ...]
 

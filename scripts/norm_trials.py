@@ -1,4 +1,4 @@
-"""What the norm cap does to a run: honest gradients that it would refuse, and gradients times a hundred that it does.
+"""Effects of the norm cap on a run: honest gradients that it would refuse, and gradients times a hundred that it does.
 
     python scripts/norm_trials.py --network LeNet --dataset mnist --data-dir DIR --batch-size 16 --lr-schedule cosine \
         --max-steps 2400 --scheme dense --lr 0.05 --local 4 --threads 1 --train-dir runs/norms
@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from psnode.cli import main
-from psnode.master import reduction
-from psnode.master.norms import Norms
+from psnode.exchange.shard import reduction
+from psnode.exchange.shard.norms import Norms
 
 FACTOR, TRIALS, PATIENCE, BEFORE, CAP = 100.0, 100, 60, 110, 10.0
 Round = dict[int, float]
@@ -52,7 +52,7 @@ class Recorder(Norms):
 
 
 def play(rounds: Sequence[Round], lie: Lie = lambda number, rank, norm: norm) -> Played:
-    """What the rule makes of rounds, each push of which is changed by `lie` (round, rank, norm)."""
+    """Verdicts of the rule on rounds, each push of which is changed by `lie` (round, rank, norm)."""
     norms, refused, nearest = Norms(CAP), set[tuple[int, int]](), 0.0
     for number, pushes in enumerate(rounds):
         told = {rank: lie(number, rank, norm) for rank, norm in sorted(pushes.items())}
@@ -74,7 +74,7 @@ def play(rounds: Sequence[Round], lie: Lie = lambda number, rank, norm: norm) ->
 
 
 def lies(rounds: Sequence[Round], who: int, first: int, last: int) -> bool:
-    """Whether something is refused of `who`, all of whose pushes are times FACTOR from round `first` to `last`."""
+    """True if something is refused of `who`, all of whose pushes are times FACTOR from round `first` to `last`."""
     start = max(0, first - BEFORE)
 
     def lie(number: int, rank: int, norm: float) -> float:

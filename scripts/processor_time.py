@@ -1,4 +1,4 @@
-"""Where the processor time of a step goes: scripts/processor_time.py [FLAGS of psnode train] prints a Markdown table.
+"""Processor time of a step: scripts/processor_time.py [FLAGS of psnode train] prints a Markdown table.
 
 A job of a master and four workers trains on this host over TCP, ResNet-18 unless the flags say otherwise. While it takes steps 10
 to 40, what the kernel has booked is read for every thread of every rank, and for the machine as a whole. All figures are
@@ -38,7 +38,7 @@ def start(train_dir: Path, flags: list[str]) -> subprocess.Popen[bytes]:
 
 
 def threads(train_dir: Path) -> Threads:
-    """What every thread of every rank has used."""
+    """Processor time of every thread of every rank."""
     found: Threads = {}
     for process in Path("/proc").iterdir():
         try:
@@ -56,7 +56,7 @@ def threads(train_dir: Path) -> Threads:
 
 
 def machine() -> list[float]:
-    """What all processors together have spent, by KINDS."""
+    """Time of all processors together, by KINDS."""
     words = Path("/proc/stat").read_text().split("\n", 1)[0].split()
     return [1e3 / os.sysconf("SC_CLK_TCK") * int(word) for word in words[1 : 1 + len(KINDS)]]
 

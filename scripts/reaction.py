@@ -1,4 +1,4 @@
-"""How long a job stands still after a fault: scripts/reaction.py  prints a Markdown table.
+"""Time that a job stands still after a fault: scripts/reaction.py  prints a Markdown table.
 
 Four workers train LeNet on the embedded digits. One gets SIGSTOP, another SIGKILL; run beside five emulated hosts
 (scripts/netlab.sh --hosts 5 --rate none -- python scripts/reaction.py) one is cut off as well. Told is the time from the fault to

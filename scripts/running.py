@@ -44,7 +44,7 @@ class Job:
 
     @property
     def running(self) -> bool:
-        """Whether the launcher has not ended."""
+        """True if the launcher has not ended."""
         return self.process.poll() is None
 
     def last(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class Job:
         return (self.step - before) / (time.monotonic() - begin)
 
     def events(self) -> list[dict[str, Any]]:
-        """What the job told of itself."""
+        """Events that the job told."""
         file = self.train_dir / "events.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 

@@ -4,8 +4,9 @@ Four workers train LeNet under `psnode launch --restarts`. At N random steps a w
 seconds, or has a tenth of its time for 5; beside five emulated hosts (scripts/netlab.sh --hosts 5 --rate none -- python
 scripts/soak.py) it may be cut off for 2 to 12 seconds in the place of being slowed; or the master gets SIGKILL, and all starts
 again from the last checkpoint. Two workers at least are left alone at any time. Then the job must end by itself with 0,
-psnode.history.violations must find nothing, and the accuracy of the last checkpoint is told. Prints Markdown: the faults as they
-were made, and the events that the job told. The exit code is 0 if all of this holds. --undisturbed: the same job, and no faults.
+psnode.records.history.violations must find nothing, and the accuracy of the last checkpoint is told. Prints Markdown: the faults
+as they were made, and the events that the job told. The exit code is 0 if all of this holds. --undisturbed: the same job,
+without faults.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def disturbed(job: Job, rng: random.Random, events: int, steps: int) -> Disturbe
 
 def report(job: Job, disturber: Disturber) -> bool:
     """Print what happened; whether all is well."""
-    from psnode.history import violations
+    from psnode.records.history import violations
 
     found = violations(job.train_dir)
     print(
@@ -115,7 +116,7 @@ def report(job: Job, disturber: Disturber) -> bool:
 
 
 def accuracy(train_dir: Path) -> str:
-    """What `psnode evaluate` says of the last checkpoint."""
+    """Result of `psnode evaluate` for the last checkpoint."""
     step = (train_dir / "checkpoints" / "latest").read_text().strip().removeprefix("step-")
     line = [sys.executable, "-m", "psnode", "evaluate", "--train-dir", str(train_dir), "--checkpoint", str(int(step))]
     return subprocess.run(line, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, capture_output=True, text=True).stdout

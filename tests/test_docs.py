@@ -15,9 +15,9 @@ import click
 import pytest
 
 from psnode.cli import app
+from psnode.config.load import load
+from psnode.config.schemes import resolve
 from psnode.errors import ConfigurationError
-from psnode.schemes import resolve
-from psnode.sources import load
 from tools.ec2.cli import cli as ec2
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from psnode import checkpoint
-from psnode.classification import Classification
 from psnode.config import Config
 from psnode.errors import CheckpointError, ConfigurationError, DeadlineExceededError
 from psnode.evaluator import Evaluator, follow
-from psnode.job import run
-from psnode.run_directory import saved_config
+from psnode.jobs.job import run
+from psnode.records import checkpoint
+from psnode.records.directory import saved_config
+from psnode.tasks.classification import Classification
 
 
 @pytest.fixture(scope="module")

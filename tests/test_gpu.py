@@ -10,7 +10,7 @@ import torch
 
 from psnode.config import Config
 from psnode.errors import ConfigurationError
-from psnode.job import run
+from psnode.jobs.job import run
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 

@@ -58,9 +58,9 @@ def test_every_module_has_tests_which_are_there() -> None:
 
 
 def test_a_draw_is_the_seeds_and_begins_like_a_smaller_one() -> None:
-    drawn = mutants.draw(ROOT, mutants.AREAS, 7, 100)
+    drawn = mutants.draw(ROOT, mutants.AREAS, 7, 120)
     assert drawn[:60] == mutants.draw(ROOT, mutants.AREAS, 7, 60) != mutants.draw(ROOT, mutants.AREAS, 8, 60)
-    assert len({mutant.id for mutant in drawn}) == 100
+    assert len({mutant.id for mutant in drawn}) == 120
     for area in mutants.AREAS:
         assert sum(mutant.path.startswith(area) for mutant in drawn) == 20
     for mutant in drawn:
@@ -75,35 +75,40 @@ def test_what_tests_notice_is_killed_and_what_is_known_is_not_run_again(
     tree, results = tmp_path / "tree", tmp_path / "results.jsonl"
     for name, content in {
         "psnode/__init__.py": "",
-        "psnode/checkpoint.py": "def mean(total, count):\n    return total / count\n\n\ndef rest(a, b):\n    return a - b\n",
-        "tests/test_checkpoint.py": "from psnode.checkpoint import mean\n\n\ndef test_mean():\n    assert mean(6, 2) == 3\n",
+        "psnode/records/__init__.py": "",
+        "psnode/records/checkpoint.py": "def mean(total, count):\n    return total / count\n\n\n"
+        "def rest(a, b):\n    return a - b\n",
+        "tests/records/test_checkpoint.py": "from psnode.records.checkpoint import mean\n\n\n"
+        "def test_mean():\n    assert mean(6, 2) == 3\n",
     }.items():
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).write_text(content)
-    given = ["--root", str(tree), "--areas", "psnode/checkpoint.py", "--results", str(results)]
+    given = ["--root", str(tree), "--areas", "psnode/records/checkpoint.py", "--results", str(results)]
     assert mutants.main(given) == 1
     told = sorted(capsys.readouterr().out.splitlines())
     assert told[0] == "1 of 2 killed (50 %)"
     assert (
         told[1].startswith("killed")
-        and "2:11+13:factor  total / count  ->  (total)  tests/test_checkpoint.py::test_mean" in told[1]
+        and "2:11+13:factor  total / count  ->  (total)  tests/records/test_checkpoint.py::test_mean" in told[1]
     )
     assert told[2].startswith("survived") and "6:11+5:sign  a - b  ->  (a + b)" in told[2]
     content = results.read_text()
     assert mutants.main([*given, "--goal", "0.5"]) == 0
     assert (sorted(capsys.readouterr().out.splitlines()), results.read_text()) == (told, content)
-    assert (tree / "psnode/checkpoint.py").read_text().count("total / count") == 1
+    assert (tree / "psnode/records/checkpoint.py").read_text().count("total / count") == 1
 
 
 def test_a_test_that_fails_without_the_mutant_too_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, content in {
         "psnode/__init__.py": "",
-        "psnode/checkpoint.py": "def mean(total, count):\n    return total / count\n",
-        "tests/test_checkpoint.py": "from psnode.checkpoint import mean\n\n\ndef test_mean():\n    assert mean(4, 2) == 3\n",
+        "psnode/records/__init__.py": "",
+        "psnode/records/checkpoint.py": "def mean(total, count):\n    return total / count\n",
+        "tests/records/test_checkpoint.py": "from psnode.records.checkpoint import mean\n\n\n"
+        "def test_mean():\n    assert mean(4, 2) == 3\n",
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
-    assert mutants.main(["--root", str(tmp_path), "--areas", "psnode/checkpoint.py"]) == 1
+    assert mutants.main(["--root", str(tmp_path), "--areas", "psnode/records/checkpoint.py"]) == 1
     told = capsys.readouterr().out
     assert told.startswith("survived")
-    assert "passed over: tests/test_checkpoint.py::test_mean" in told
+    assert "passed over: tests/records/test_checkpoint.py::test_mean" in told

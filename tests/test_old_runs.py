@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from psnode.config import Config, settings
-from psnode.run_directory import saved_config
-from psnode.schemes import resolve
-from psnode.settings import ABSENT
+from psnode.config.options import ABSENT
+from psnode.config.schemes import resolve
+from psnode.records.directory import saved_config
 
 RUNS = Path(__file__).parent / "old_runs"
 ROOT = Path(__file__).resolve().parents[1]

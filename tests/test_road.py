@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from psnode import checkpoint
 from psnode.codecs import Codec, get_codec
 from psnode.codecs.base import NOTHING, Bytes, Floats, Sink, Source, Words, readonly
 from psnode.codecs.sinks import InnerProducts
 from psnode.codecs.sources import Accumulated
-from psnode.job import run
-from psnode.schemes import SCHEMES
+from psnode.config.schemes import SCHEMES
+from psnode.jobs.job import run
+from psnode.records import checkpoint
 from tests.codecs.family import forms
-from tests.test_conservation import Linear, config
+from tests.feedback.test_conservation import Linear, config
 
 CODED = Codec._coded
 CALLS = list[tuple[str, str, str]]  # thread, codec, what was called

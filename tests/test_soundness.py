@@ -12,13 +12,13 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from psnode import checkpoint
 from psnode.config import Config
 from psnode.errors import DivergedError
-from psnode.job import run
+from psnode.jobs.job import run
 from psnode.master.soundness import Soundness
-from psnode.metrics import METRICS, losses, read_records
-from psnode.retention import is_sound, prune, why_unsound
+from psnode.records import checkpoint
+from psnode.records.metrics import METRICS, losses, read_records
+from psnode.records.retention import is_sound, prune, why_unsound
 from psnode.task import Task
 
 HUGE = 3e38
@@ -164,7 +164,7 @@ def test_losses_on_earlier_versions_say_nothing_of_a_later_one() -> None:
 
 
 def published(folder: Path, step: int, **facts: Any) -> Path:
-    draft = checkpoint.Draft(folder, step)
+    draft = checkpoint.StagedCheckpoint(folder, step)
     draft.add_tensors(checkpoint.MODEL, {"w": torch.zeros(2)})
     return draft.publish(facts)
 

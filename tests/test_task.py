@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from psnode.config import Config
-from psnode.device import to_device
 from psnode.errors import ConfigurationError
 from psnode.task import Task, load_task
-from psnode.tasks import make_task
+from psnode.tasks.device import to_device
+from psnode.tasks.load import make_task
 
 BODY = """
     def model(self): return None

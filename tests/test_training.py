@@ -15,15 +15,15 @@ import pytest
 import torch
 
 import psnode
-from psnode import checkpoint
-from psnode.classification import Classification
 from psnode.config import Config
+from psnode.config.schemes import SCHEMES
 from psnode.errors import CheckpointError, ConfigurationError, DivergedError, PsnodeError
 from psnode.evaluator import follow
-from psnode.job import run
-from psnode.metrics import read_records
-from psnode.run_directory import claim
-from psnode.schemes import SCHEMES
+from psnode.jobs.job import run
+from psnode.records import checkpoint
+from psnode.records.directory import claim
+from psnode.records.metrics import read_records
+from psnode.tasks.classification import Classification
 
 CODED = ["identity", "qsgd", "atomo"]
 

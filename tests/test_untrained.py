@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from psnode import checkpoint
 from psnode.config import Config
 from psnode.errors import ConfigurationError, PsnodeError
-from psnode.history import HISTORY, violations
-from psnode.job import run
+from psnode.jobs.job import run
+from psnode.records import checkpoint
+from psnode.records.history import HISTORY, violations
 from psnode.task import Task
 
 

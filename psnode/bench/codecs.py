@@ -131,7 +131,7 @@ def _row(spec: str, codec: Codec, memory: Memory, theory: Curve, seconds: float)
 
 
 class _Actions:
-    """What is measured, with payload buffers that a user of the codec would keep between steps."""
+    """Measured calls, with payload buffers that a user of the codec would keep between steps."""
 
     def __init__(self, codec: Codec, memory: Memory) -> None:
         self.codec, self.memory, self.fed_back = codec, memory, codec.contractive()

@@ -1,4 +1,4 @@
-"""What `psnode bench peers` compares: psnode's schemes, DDP's hooks, and no communication, each as one command."""
+"""The contenders of `psnode bench peers`: psnode's schemes, DDP's hooks, and no communication, each as one command."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import NamedTuple, Protocol
 
 from psnode.bench.ddp import Communication, Program
 from psnode.config import settings
+from psnode.config.load import load
+from psnode.config.options import Setting, nearest
+from psnode.config.schemes import resolve
 from psnode.errors import ConfigurationError
-from psnode.launch import find_mpirun
-from psnode.schemes import resolve
-from psnode.settings import Setting, nearest
-from psnode.sources import load
+from psnode.jobs.launch import find_mpirun
 
 # the same for all that is compared
 _FIXED = frozenset(
@@ -28,7 +28,8 @@ _FIXED = frozenset(
 
 @dataclass(frozen=True)
 class Ground:
-    """What all contenders share. `batch`: examples a worker and step; `evaluate_every`: steps between checkpoints, 0: none.
+    """Settings that all contenders share. `batch`: examples a worker and step; `evaluate_every`: steps between checkpoints, 0:
+    none.
 
     `options` are the data set's own.
     """
@@ -58,7 +59,7 @@ class Label(NamedTuple):
 
     @property
     def star(self) -> bool:
-        """Whether all that workers receive comes from a master."""
+        """True if all that workers receive comes from a master."""
         return self.kind in ("psnode", "alone")
 
 
@@ -69,10 +70,10 @@ class Contender(Protocol):
     def label(self) -> Label: ...
 
     def hosts(self, workers: int) -> int:
-        """How many it needs."""
+        """Number of hosts needed."""
 
     def command(self, ground: Ground, folder: Path) -> list[str]:
-        """What to run; marks go to folder/marks, checkpoints below `folder`."""
+        """The command line; marks go to folder/marks, checkpoints below `folder`."""
 
     def checkpoints(self, folder: Path) -> dict[int, Path]:
         """The weights it left, by step."""
@@ -132,13 +133,13 @@ class Psnode:
         ]  # fmt: skip
 
     def checkpoints(self, folder: Path) -> dict[int, Path]:
-        from psnode import checkpoint
+        from psnode.records import checkpoint
 
         return {checkpoint.step_of(path): path / checkpoint.MODEL for path in checkpoint.complete(folder / "run")}
 
 
 def alone_name(flags: str) -> str:
-    """What the exchange of a scheme without training is called."""
+    """Name of the exchange of a scheme without training."""
     return f"psnode {flags}, nothing but the exchange"
 
 

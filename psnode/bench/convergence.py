@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from psnode import checkpoint
 from psnode.bench.hardware import hardware
 from psnode.bench.saving import save
+from psnode.config.schemes import resolve
 from psnode.errors import PsnodeError
-from psnode.metrics import METRICS, SUMMARY, read_records
-from psnode.run_directory import saved_config, saved_run
-from psnode.schemes import resolve
+from psnode.records import checkpoint
+from psnode.records.directory import saved_config, saved_run
+from psnode.records.metrics import METRICS, SUMMARY, read_records
 
 _SETTLED = 0.1  # the share of a run's first steps that is left out of its times: compilation, cold caches
 _ASKED = "asked.json"  # in a run's directory: the arguments it was started with

@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from psnode.bench.marks import Metered
 from psnode.codecs import get_codec
+from psnode.config.options import nearest
 from psnode.errors import ConfigurationError
-from psnode.settings import nearest
 
 if TYPE_CHECKING:
     import torch
@@ -81,7 +81,7 @@ class Communication(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """What every process runs. `options`: of `Metered`; `batch`: examples a worker; `evaluate_every`: steps, 0: never.
+    """Settings of every process. `options`: of `Metered`; `batch`: examples a worker; `evaluate_every`: steps, 0: never.
 
     `workers`: how many of the processes take part, the first ones; 0: all.
 
@@ -106,8 +106,8 @@ def train(program: Program) -> None:
     import torch
     from torch import distributed as dist
 
-    from psnode.data.prefetch import Prefetch
-    from psnode.data.sampler import Sampler
+    from psnode.tasks.data.prefetch import Prefetch
+    from psnode.tasks.data.sampler import Sampler
     from psnode.worker.computation import Computation
 
     torch.set_num_threads(1)
@@ -125,7 +125,7 @@ def train(program: Program) -> None:
     trained = wrap(model, Communication.parse(program.communication))
     # fused: the fastest of torch's three, about half of a step's update
     optimizer = torch.optim.SGD(model.parameters(), program.lr, momentum=program.momentum, fused=True)
-    computation = Computation(task, trained, torch.device("cpu"), rank=rank + 1, seed=program.seed, turn=nullcontext())
+    computation = Computation(task, trained, torch.device("cpu"), rank=rank + 1, seed=program.seed, torch_lock=nullcontext())
     dist.barrier()
     with Prefetch(data, sampler, 0, program.steps) as batches:
         for step, batch in enumerate(batches, 1):
@@ -168,7 +168,7 @@ def save(model: torch.nn.Module, directory: Path, step: int, dist: Any) -> None:
     """Rank 0 writes the weights, and the mean of all ranks' buffers."""
     import torch
 
-    from psnode import checkpoint
+    from psnode.records import checkpoint
 
     state = {name: value.clone() for name, value in model.state_dict().items()}
     for name, _ in model.named_buffers():

@@ -1,4 +1,4 @@
-"""What a measurement ran on, and when: every result names it."""
+"""Hardware and date of a measurement: every result names them."""
 
 from __future__ import annotations
 

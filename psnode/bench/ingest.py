@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from psnode import wire
-from psnode.transport import mpi
+from psnode.protocol import wire
 from psnode.transport.base import Arrival
+from psnode.transport.mpi import endpoint as mpi
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -31,7 +31,7 @@ _PINGS = 30
 
 
 class Size(NamedTuple):
-    """What travels: `groups` groups of `group_bytes` bytes of float32, `rounds` times everything."""
+    """Traffic of a measurement: `groups` groups of `group_bytes` bytes of float32, `rounds` times everything."""
 
     groups: int
     group_bytes: int

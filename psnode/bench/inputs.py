@@ -1,4 +1,4 @@
-"""What codecs are measured on: two distributions, and a gradient that `psnode bench record` saved."""
+"""Inputs for measurements of codecs: two distributions, and a gradient that `psnode bench record` saved."""
 
 from __future__ import annotations
 

@@ -23,14 +23,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from psnode import checkpoint
 from psnode.bench.hardware import hardware
 from psnode.bench.saving import save
-from psnode.classification import Classification
 from psnode.config import Config
 from psnode.errors import DivergedError, NonFiniteGradientError, PsnodeError
-from psnode.metrics import METRICS, read_records
+from psnode.records import checkpoint
+from psnode.records.metrics import METRICS, read_records
 from psnode.task import Batch
+from psnode.tasks.classification import Classification
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +66,7 @@ class Lying(Classification):
 
 
 def lie_of(name: str, seed: int) -> Lie:
-    """What takes a gradient's place, a function of that; noise is drawn by `seed`."""
+    """Function that makes the lie from a gradient; noise is drawn by `seed`."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -94,7 +94,7 @@ def lie_of(name: str, seed: int) -> Lie:
 
 def trial(settings: Mapping[str, Any], lie: str, seed: int, folder: Path) -> dict[str, Any]:
     """Train and evaluate once, unless `folder` holds the result: `top1` (None: the run ended without), median seconds a step."""
-    from psnode.job import run
+    from psnode.jobs.job import run
 
     done = folder / "trial.json"
     if done.exists():

@@ -1,4 +1,4 @@
-"""When each backward pass of a worker begins, and what its host's interface has counted by then, noted by the task itself.
+"""Times at which a worker's backward passes begin, with the byte counts of its host's interface, noted by the task.
 
 In that moment a step's weights are all there, so that its predecessor's gradients are, too, wherever they had to go, and none
 of its own gradients is under way: between two marks lies the traffic of whole steps, whatever else overlaps.
@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from psnode.classification import Classification
 from psnode.task import Batch
+from psnode.tasks.classification import Classification
 
 if TYPE_CHECKING:
     import torch

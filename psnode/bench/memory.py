@@ -19,8 +19,8 @@ from typing import Any
 from psnode.bench.hardware import hardware
 from psnode.bench.saving import save
 from psnode.errors import PsnodeError
-from psnode.launch import launch
-from psnode.metrics import SUMMARY
+from psnode.jobs.launch import launch
+from psnode.records.metrics import SUMMARY
 
 _SMALL = ["--network", "torchvision:squeezenet1_1"]  # 2.9 MB
 _COMMON = "--dataset synthetic --batch-size 2 --max-steps 2 --eval-freq 0 --momentum 0.9 --threads 1 --no-tensorboard"

@@ -147,7 +147,7 @@ def insert(text: str, file: Path) -> None:
 
 def _check(ground: Ground, warmup: int, target: float | None) -> None:
     from psnode.bench.labs import require_checkout
-    from psnode.classification import Classification
+    from psnode.tasks.classification import Classification
 
     require_checkout()
     Classification(ground.network, ground.dataset, ground.data_dir, options=dict(ground.options))

@@ -40,7 +40,7 @@ Path(sys.argv[2]).write_bytes(decoder_of(payload).decode(payload).tobytes())
 
 
 def _decoded_elsewhere(data: bytes) -> Floats:
-    """What another process makes of the bytes."""
+    """The values that another process decodes."""
     with TemporaryDirectory() as folder:
         sent, received = Path(folder) / "payload", Path(folder) / "values"
         sent.write_bytes(data)

@@ -1,4 +1,4 @@
-"""What theory allows: the bounds that hold for every input, and a source's own rate-distortion function.
+"""Theoretical limits: the bounds that hold for every input, and a source's own rate-distortion function.
 
 With R bits a coordinate there are inputs whose squared error is at least 4^-R ||x||^2 (alpha), or 1 / (4^R - 1) ||x||^2 (omega)
 if the codec is unbiased. Gaussian vectors are such inputs, others may be easier. R(D) of a source of independent values is

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from psnode.config import Config
-from psnode.effects import DENSE_RATE
+from psnode.config.effects import DENSE_RATE
 from psnode.errors import ConfigurationError, DivergedError
-from psnode.tasks import make_task
+from psnode.tasks.load import make_task
 
 
 def record(config: Config, steps: int, output: Path) -> dict[str, np.ndarray]:

@@ -79,7 +79,7 @@ def _trial(fields: Mapping[str, Any]) -> Trial:
 
 
 def load(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """What earlier runs wrote with --json. ConfigurationError if a file is none of these."""
+    """Results that earlier runs wrote with --json. ConfigurationError if a file is none of these."""
     found = []
     for path in paths:
         try:

@@ -1,4 +1,4 @@
-"""What `--json FILE` of every measurement does."""
+"""The option `--json FILE` of every measurement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long something takes: repeated until it is known, quartiles told."""
+"""Repeated timing of a call, with quartiles."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from typing import Any
 from psnode.bench.hardware import hardware
 from psnode.bench.saving import save
 from psnode.errors import ConfigurationError, TransportError
-from psnode.launch import launch
+from psnode.jobs.launch import launch
 
 LINKS = {"shared memory": "self,sm", "tcp": "self,tcp"}
 
@@ -86,7 +86,7 @@ def summarise(seconds: dict[str, list[float]], idle_share: float, nbytes: int) -
 
 
 def targets(result: dict[str, Any]) -> dict[str, bool]:
-    """Which of the figures to reach are reached, by name, for the links that were measured."""
+    """Names of the targets that were reached, for the links that were measured."""
     links = result["links"]
     found = {}
     if "tcp" in links:

@@ -13,7 +13,7 @@ from psnode.bench.contenders import Contender, Ground
 from psnode.bench.labs import on_hosts
 from psnode.bench.marks import Mark, Traffic, read_marks
 from psnode.errors import TransportError
-from psnode.metrics import METRICS, read_records
+from psnode.records.metrics import METRICS, read_records
 
 
 class Point(NamedTuple):
@@ -27,7 +27,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Trial:
-    """What was measured. Bytes are those a step, from the interfaces' counters, headers of packets included.
+    """Figures of one run. Bytes are those a step, from the interfaces' counters, headers of packets included.
 
     steps             seconds of each measured step, the mean over the workers
     sent, received    bytes of a worker, the mean over the workers
@@ -112,9 +112,9 @@ def accuracies(ground: Ground, checkpoints: dict[int, Path]) -> dict[int, float]
     """The share of test examples that each of the weights gets right, by step."""
     import torch
 
-    from psnode.checkpoint import parse
-    from psnode.classification import Classification
     from psnode.evaluator import evaluate
+    from psnode.records.checkpoint import parse
+    from psnode.tasks.classification import Classification
 
     task = Classification(ground.network, ground.dataset, ground.data_dir, seed=ground.seed, options=dict(ground.options))
     data = task.eval_data()

@@ -1,4 +1,4 @@
-"""What a codec is handed, checked: arrays of the right kind, in one line of explanation where they are not."""
+"""Argument checks for encode and decode."""
 
 from __future__ import annotations
 

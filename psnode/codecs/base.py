@@ -41,7 +41,7 @@ __all__ = [
 
 
 class RandomSource(Protocol):
-    """What encode draws its key from: a numpy Generator, or psnode.codecs.rng.Key."""
+    """Source of the key of encode: a numpy Generator, or psnode.codecs.rng.Key."""
 
     def integers(self, low: int, *, size: int, dtype: type[np.uint64]) -> Any:
         """`size` words uniform in 0..low-1."""
@@ -70,7 +70,7 @@ class Codec(ABC):
 
     @property
     def traits(self) -> Traits:
-        """What others have to know of this codec; the properties below are shorthands for them."""
+        """Traits of this codec for its callers; the properties below are shorthands for them."""
         return Traits()
 
     @property
@@ -190,7 +190,7 @@ class Codec(ABC):
         raise CodecError(f"{self!r} is not linear: its payloads cannot be merged, decode and add them")
 
     def merges_with_own(self, payload: Payload, rng: RandomSource) -> bool:
-        """Whether a sound `payload` can be merged with those that this codec makes of arrays of its shape, drawing from `rng`."""
+        """True if a sound `payload` can be merged with those that this codec makes of arrays of its shape, drawing from `rng`."""
         return self.linear
 
     def max_nbytes(self, shape: Shape) -> int:
@@ -213,7 +213,7 @@ class Codec(ABC):
         """
 
     def _fuses(self, source: Source, sink: Sink) -> bool:
-        """Whether _encode takes this pair as it is. If not, it is tried with the source made, and then without the sink."""
+        """True if _encode takes this pair as it is. If not, it is tried with the source made, and then without the sink."""
         return sink is NOTHING
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""What the codecs of one bit a coordinate have in common: a side of a few numbers, then the signs.
+"""Base of the codecs with one bit a coordinate: a side of a few numbers, then the signs.
 
     body   side   a multiple of 4 bytes
            signs  1 bit a coordinate, 1 where it is negative: see psnode.codecs.kernels.signbits; zeros to a whole byte
@@ -25,7 +25,8 @@ from psnode.errors import PayloadError
 
 
 class Signed(NamedTuple):
-    """How far an array was coded: `done` coordinates, fewer than all if a value is not finite; x - decoded is there for them.
+    """Extent of a sweep over an array: `done` coordinates, fewer than all if a value is not finite; x - decoded is there for
+    them.
 
     `later`: it is not, for any coordinate: the levels were known only in the end.
     """
@@ -54,7 +55,7 @@ class Binary(Quantiser):
 
     @abstractmethod
     def _split(self, body: Bytes, size: int) -> int:
-        """Where the signs begin in a `body` of unknown origin."""
+        """Offset of the signs in a `body` of unknown origin."""
 
     def _max_body(self, shape: Shape) -> int:
         size = math.prod(shape)

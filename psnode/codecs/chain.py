@@ -218,7 +218,7 @@ class Chain(Codec):
         self._symbolic._from_symbols(side, codes, out)
 
     def _kept(self, coded: Bytes, count: int) -> Floats:
-        """What goes to the reducer. PayloadError."""
+        """The payload of the reducer. Raises PayloadError."""
         values = np.empty(count, np.float32)
         self._decode_values(coded, values)
         check_finite(values, self.quantiser.id)

@@ -113,5 +113,5 @@ class Contractive(Codec):
 
 
 def _folds(weight: np.float32) -> bool:
-    """Whether `weight` is a power of two: (weight c) y rounds as weight (c y) does."""
+    """True if `weight` is a power of two: (weight c) y rounds as weight (c y) does."""
     return abs(math.frexp(float(weight))[0]) == 0.5

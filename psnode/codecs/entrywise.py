@@ -110,7 +110,7 @@ class Entrywise(Codec):
         return write_section(body, indices.write(members, size, body[4:]))
 
     def _entries(self, body: Bytes, size: int) -> Entries:
-        """What is sent, decoded."""
+        """The decoded entries."""
         if body.size < 4:
             raise PayloadError(f"entrywise: a body of {body.size} bytes ends inside the level")
         level = np.float32(body[:4].view(np.float32)[0])

@@ -96,7 +96,7 @@ class Payload:
 
     @property
     def body(self) -> Bytes:
-        """What follows the header, a read-only view."""
+        """The bytes after the header, a read-only view."""
         return self._bytes[header_nbytes(len(self.shape)) :]
 
     def to_bytes(self) -> bytes:

@@ -17,7 +17,7 @@ from psnode.codecs.arrays import Floats
 
 
 class Sink:
-    """What becomes of the decoded values; of this class itself: nothing."""
+    """Use of the decoded values; this class itself makes none."""
 
 
 NOTHING = Sink()

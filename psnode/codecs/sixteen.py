@@ -1,4 +1,4 @@
-"""What fp16 and bf16 share: a body of uint16 codes, and their bytes, high ones first, as symbols."""
+"""Base of fp16 and bf16: a body of uint16 codes, and their bytes, high ones first, as symbols."""
 
 from __future__ import annotations
 

@@ -169,19 +169,19 @@ class Difference(Source):
 
 
 class Operands(NamedTuple):
-    """What a kernel reads and writes: `x` and `error`, flat; the latter is empty if x - decoded is not wanted."""
+    """Arrays that a kernel reads and writes: `x` and `error`, flat; the latter is empty if x - decoded is not wanted."""
 
     x: Floats
     error: Floats
 
     @property
     def apart(self) -> bool:
-        """Whether the error is wanted, and not over x."""
+        """True if the error is wanted, and not over x."""
         return self.error.size > 0 and self.error.ctypes.data != self.x.ctypes.data
 
 
 def leaves_error(source: Source, sink: Sink) -> bool:
-    """Whether x - decoded is to lie in the target of `source` afterwards."""
+    """True if x - decoded is to lie in the target of `source` afterwards."""
     if not isinstance(sink, Subtracted) or not isinstance(source, (Accumulated, Copied)):
         return False
     return sink.target.ctypes.data == source.target.ctypes.data

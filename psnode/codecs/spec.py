@@ -30,7 +30,7 @@ class Stage(NamedTuple):
 
 
 def parse(text: str) -> tuple[bool, tuple[Stage, ...]]:
-    """Whether `text` asks for the contractive form, and the stages of its chain. Raises CodecSpecError."""
+    """True if `text` asks for the contractive form, and the stages of its chain. Raises CodecSpecError."""
     if not isinstance(text, str):
         raise CodecSpecError(f"a codec spec is a string such as 'qsgd:levels=15', not {text!r}")
     chain = text.strip()

@@ -62,7 +62,7 @@ class Reducer(Codec):
 
     @abstractmethod
     def _count(self, side: Bytes, shape: Shape) -> int:
-        """How many values belong to `side`. Checks `side` completely, so that _expand cannot fail: PayloadError."""
+        """Number of values that belong to `side`. Checks `side` completely, so that _expand cannot fail: PayloadError."""
 
     @abstractmethod
     def _expand(self, side: Bytes, values: Floats, out: Floats) -> None:
@@ -124,7 +124,7 @@ class Reducer(Codec):
 
 
 class Symbols(NamedTuple):
-    """What a quantiser hands to a lossless stage: every code is below `alphabet`, side is a multiple of 4 bytes long."""
+    """Symbols that a quantiser hands to a lossless stage: every code is below `alphabet`, side is a multiple of 4 bytes long."""
 
     side: Bytes
     codes: Codes

@@ -1,4 +1,4 @@
-"""What a sender remembers between steps.
+"""Memories of a sender between steps.
 
 A Feedback is a rule without memory of its own; the memory is a State, a dict of flat float32 arrays that the
 caller owns, saves in checkpoints and passes in at every push, which updates it in place.

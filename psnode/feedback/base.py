@@ -17,7 +17,7 @@ State = dict[str, Floats]
 
 
 class Context(NamedTuple):
-    """What a rule may need to know of the job: the number of workers, and lr of the last push / lr of this one."""
+    """State of the job that a rule may need: the number of workers, and lr of the last push / lr of this one."""
 
     workers: int = 1
     lr_ratio: float = 1.0
@@ -54,12 +54,12 @@ class Feedback(ABC):
 
     @property
     def rescales(self) -> bool:
-        """Whether the memory is kept in units of weights: a gradient then counts with the learning rate of its own version."""
+        """True if the memory is kept in units of weights: a gradient then counts with the learning rate of its own version."""
         return False
 
     @property
     def sums(self) -> bool:
-        """Whether it `only_adds`, and to all of the memory: subtracting the gradient then undoes a push."""
+        """True if it `only_adds`, and to all of the memory: subtracting the gradient then undoes a push."""
         return False
 
     @abstractmethod
@@ -71,7 +71,7 @@ class Feedback(ABC):
         return codec if self.memory is None else codec.contractive()
 
     def merges(self, codec: Codec) -> bool:
-        """Whether the senders of a step share a key, so that their payloads are summed undecoded and decoded once.
+        """True if the senders of a step share a key, so that their payloads are summed undecoded and decoded once.
 
         A memory holds what was coded minus what this payload decodes to: with one, the sum must decode to the sum of those.
         """
@@ -113,7 +113,7 @@ class Feedback(ABC):
         return self.push(gradient.reshape(shape), state, codec, rng, out, context)
 
     def coded(self, gradient: Floats, state: State, decoded: Floats) -> Floats:
-        """What the last push gave to the codec; `gradient` and `state` as that push left them."""
+        """The array that the last push gave to the codec; `gradient` and `state` as that push left them."""
         return gradient if self.memory is None else state[self.memory].reshape(gradient.shape) + decoded
 
     def lost(self, gradient: Floats, state: State, decoded: Floats) -> tuple[float, float]:

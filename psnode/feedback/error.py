@@ -1,4 +1,4 @@
-"""Error feedback: what coding lost is added to the next gradient."""
+"""Error feedback: the coding error is added to the next gradient."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from psnode.feedback.none import NoFeedback
 
 @dataclass(frozen=True, repr=False)
 class ErrorFeedback(Feedback):
-    """What coding lost is added to the next gradient: p = g + decay * e, send C(p), e = p - C(p).
+    """Error feedback: the coding error is added to the next gradient: p = g + decay * e, send C(p), e = p - C(p).
 
     Converges for every contraction C (Karimireddy et al., "Error feedback fixes SignSGD", ICML 2019, algorithm 2);
     an unbiased codec is therefore used in its contractive form. With decay=1 the sum of what was sent + e = the sum of g.

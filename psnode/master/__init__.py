@@ -10,42 +10,43 @@ from dataclasses import replace
 
 import torch
 
-from psnode import inventory
-from psnode.checkpoint import LATEST, Checkpoint, complete, step_of, worker_file
-from psnode.clock import Clock
 from psnode.config import Config
+from psnode.config.schemes import Scheme
 from psnode.errors import CheckpointError, PsnodeError, StoppedError
-from psnode.history import History
-from psnode.link import Link, RemoteFailureError
-from psnode.master.accounts import Accounts, Stopwatch
+from psnode.exchange.shard.downlink import Downlink
+from psnode.exchange.shard.executor import GroupExecutor, lane_count
+from psnode.exchange.shard.optimizer import Constraint, Parameters
+from psnode.exchange.shard.reduction import Reduction
+from psnode.exchange.stopwatch import Stopwatch
 from psnode.master.agreement import among, what_to_send
 from psnode.master.applied import applied_before
-from psnode.master.calibration import group_bytes_for
-from psnode.master.dealing import Dealing
-from psnode.master.downlink import Downlink
-from psnode.master.drafts import Drafts
+from psnode.master.autotune import group_bytes_for
+from psnode.master.checkpointing import PendingCheckpoints
 from psnode.master.events import Events
 from psnode.master.heartbeat import Heartbeat
-from psnode.master.lanes import Lanes, lane_count
+from psnode.master.job_state import JobState
 from psnode.master.loop import Master
-from psnode.master.parameters import Constraint, Parameters
 from psnode.master.progress import Fanout, progress
-from psnode.master.reduction import Reduction
+from psnode.master.recorder import StepRecorder
+from psnode.master.sharding import Sharding
 from psnode.master.soundness import Soundness
-from psnode.master.standing import Standing
 from psnode.master.star import DownlinkNotice
 from psnode.master.startup import gather_ready, job_digest, plan_for, restore, send_start
-from psnode.messages import Failure
-from psnode.metrics import METRICS, RunLog, Summary, compression_ratio, losses, peak_memory, totals
-from psnode.plan import Plan
-from psnode.retention import why_unsound
-from psnode.run_directory import RunDirectory, claim
-from psnode.schemes import Scheme
+from psnode.plan.groups import Plan
+from psnode.protocol.channel import FrameChannel, RemoteFailureError
+from psnode.protocol.messages import Failure
+from psnode.protocol.wire import Kind
+from psnode.records.checkpoint import LATEST, Checkpoint, complete, step_of, worker_file
+from psnode.records.directory import RunDirectory, claim
+from psnode.records.history import History
+from psnode.records.metrics import METRICS, RunLog, Summary, compression_ratio, losses, peak_memory, totals
+from psnode.records.retention import why_unsound
+from psnode.records.timeline import Tracer, write_timeline
 from psnode.task import Task
-from psnode.timeline import Tracer, write_timeline
+from psnode.tasks import inventory
 from psnode.transport.barrier import gather_hello
 from psnode.transport.base import Transport
-from psnode.wire import Kind
+from psnode.transport.clock import Clock
 
 _REASONS = {3: "quorum", 4: "diverged", 75: "signal", 130: "interrupted"}
 
@@ -55,7 +56,7 @@ def lead(transport: Transport, config: Config, make_task: Callable[[Config], Tas
 
     Raises PsnodeError when the job cannot start or go on; the workers have been told then.
     """
-    link = Link(transport)
+    link = FrameChannel(transport)
     ranks = range(1, transport.size)
     gather_hello(transport, hello, config.start_deadline)
     try:
@@ -78,7 +79,7 @@ def _explained(error: Exception, config: Config) -> Exception:
     return CheckpointError(f"{where} cannot be written ({error.strerror}): make room and go on with --resume")
 
 
-def _lead(link: Link, config: Config, make_task: Callable[[Config], Task], ranks: range) -> int:
+def _lead(link: FrameChannel, config: Config, make_task: Callable[[Config], Task], ranks: range) -> int:
     workers = ranks[: max(0, len(ranks) - config.spares)]
     config.check_workers(len(workers))
     task = make_task(config)
@@ -96,7 +97,7 @@ def _lead(link: Link, config: Config, make_task: Callable[[Config], Task], ranks
 
 
 def _run(
-    link: Link,
+    link: FrameChannel,
     config: Config,
     scheme: Scheme,
     model: torch.nn.Module,
@@ -108,37 +109,39 @@ def _run(
 ) -> int:
     ranks = (*workers, *spares)
     ready = gather_ready(link, run, ranks, 5 * config.pause_deadline)
-    applied = applied_before(config, run.before.checkpoint)
-    dealing = Dealing(config, ready[workers[0]].examples, workers, run.parts(len(workers)), applied, version=run.before.step)
-    epochs, last_step = dealing.epochs, dealing.last_step
+    applied = applied_before(config, run.resume_point.checkpoint)
+    sharding = Sharding(
+        config, ready[workers[0]].examples, workers, run.parts(len(workers)), applied, version=run.resume_point.step
+    )
+    epochs, last_step = sharding.epochs, sharding.last_step
     events = Events(run.path)
-    if run.before.plan is None:
+    if run.resume_point.plan is None:
         size = group_bytes_for(
             link, config, scheme, model, {rank: ready[rank] for rank in workers}, steps=last_step, epoch=epochs.steps,
             tell=lambda reason: events.tell("calibrated", 0, reason=reason),
         )  # fmt: skip
         config = replace(config, group_bytes=size)
         run = replace(run, config=config)
-    plan = run.before.plan or plan_for(ready[workers[0]], scheme, config)
+    plan = run.resume_point.plan or plan_for(ready[workers[0]], scheme, config)
     parameters = Parameters(model, plan, config, scheme.momentum, scheme.gathering)
     downlink = Downlink(scheme.downlink, parameters.weights.numpy(), plan, link, ranks, seed=config.seed)
     restore(run, parameters, downlink)
-    lacking = what_to_send(ready, model, run.before.checkpoint)
+    lacking = what_to_send(ready, model, run.resume_point.checkpoint)
     job = job_digest(config, scheme, plan, run.mark)
     run.begin(plan, len(workers))
     send_start(
         link, run, plan, ready, epochs,
-        workers=len(workers), job=job, last_step=dealing.last_of_workers, model=model, lacking=lacking,
+        workers=len(workers), job=job, last_step=sharding.last_of_workers, model=model, lacking=lacking,
     )  # fmt: skip
     clock = Clock()
     watch, tracer = Stopwatch(), Tracer(0, enabled=config.timeline)
     on = config.consistency != "bsp"
-    drafts = Drafts(
+    drafts = PendingCheckpoints(
         run, parameters, downlink, tracer, events, workers=len(workers), rounds_go_on=on, job=job, statistics=statistics
     )
-    view = progress(plan.size, run.before.step, last_step, config.log_interval)
-    accounts = Accounts(len(workers), epochs.steps, run.before.step, epochs.shift)
-    notice = DownlinkNotice(scheme, accounts, len(workers))
+    view = progress(plan.size, run.resume_point.step, last_step, config.log_interval)
+    recorder = StepRecorder(len(workers), epochs.steps, run.resume_point.step, epochs.shift)
+    notice = DownlinkNotice(scheme, recorder, len(workers))
     log = RunLog(run.path, tensorboard=config.tensorboard is not False)
     with _lanes(link, plan) as lanes, Fanout(log, view, notice) as observer:
         master = Master(
@@ -164,14 +167,14 @@ def _run(
                 norm_cap=config.norm_cap or None,
             ),
             watch=watch,
-            accounts=accounts,
-            dealing=dealing,
+            recorder=recorder,
+            sharding=sharding,
             observer=observer,
             tracer=tracer,
             events=events,
             clock=clock,
-            standing=Standing(clock, config.stop_deadline),
-            soundness=Soundness(losses(run.path / METRICS, run.before.step)),
+            job_state=JobState(clock, config.stop_deadline),
+            soundness=Soundness(losses(run.path / METRICS, run.resume_point.step)),
             history=History(run.path) if config.record_history else None,
             behind=tuple(among(lacking, plan.slices())),
         )
@@ -179,7 +182,9 @@ def _run(
         beat = Heartbeat(link, ranks)
         _tell_of_the_start(master.events, run, workers)
         if waits := ready[workers[0]].waits:
-            master.events.tell("without overlap", run.before.step, reason=f"forward passes wait for all weights, since {waits}")
+            master.events.tell(
+                "without overlap", run.resume_point.step, reason=f"forward passes wait for all weights, since {waits}"
+            )
         try:
             master.serve()
         except Exception as error:
@@ -196,12 +201,12 @@ def _run(
         names = {0: "master", **{rank: f"worker {rank}" for rank in ranks}}
         write_timeline(run.path, [*tracer.events(), *(event for events in master.traces.values() for event in events)], names)
     code = _exit_code(master)
-    if code and (failure := master.standing.failure) is not None:
+    if code and (failure := master.job_state.failure) is not None:
         _summarise(master, run, "failed", failure.exit_code)
         _tell_of_the_end(master)
         saved = f"the checkpoint of step {master.version} is written: once the cause is mended go on with --resume"
         raise RemoteFailureError(0, Failure(f"{failure}: {saved}", failure.exit_code))
-    quorum = code == 75 and master.standing.stop_reason == "quorum"
+    quorum = code == 75 and master.job_state.stop_reason == "quorum"
     _summarise(master, run, "quorum" if quorum else _REASONS.get(code, "completed"), code)
     _tell_of_the_end(master)
     link.send(ranks, Kind.END)
@@ -209,15 +214,15 @@ def _run(
 
 
 def _tell_of_the_start(events: Events, run: RunDirectory, workers: range) -> None:
-    """What the user may not expect: of the learning rate, and what a resumed run does not go on with as it was."""
+    """Tell the user of an unexpected learning rate, and of state that a resumed run does not continue."""
     for note in run.notes:
         events.tell("learning rate", 0, reason=note)
-    found = run.before.checkpoint
+    found = run.resume_point.checkpoint
     if found is not None:
         _tell_of_soundness(events, run, found)
-    if found is not None and run.before.redealt(len(workers)):
+    if found is not None and run.resume_point.resharded(len(workers)):
         events.tell(
-            "re-dealt",
+            "resharded",
             found.step,
             None,
             f"{found.facts['workers']} workers wrote the checkpoint, {len(workers)} go on: the rest of the epoch is dealt "
@@ -242,7 +247,7 @@ def _tell_of_soundness(events: Events, run: RunDirectory, found: Checkpoint) -> 
 def _tell_of_the_end(master: Master) -> None:
     """The last line of a synchronous run some of whose rounds were not."""
     if master.partial and master.config.consistency == "bsp":
-        rounds, everybody = master.version - master.run.before.step, len(master.workers)
+        rounds, everybody = master.version - master.run.resume_point.step, len(master.workers)
         print(
             f"psnode: {master.partial} of {rounds} rounds were not of all {everybody} workers: "
             "`contributing` in metrics.jsonl says of how many, events.jsonl why",
@@ -252,9 +257,9 @@ def _tell_of_the_end(master: Master) -> None:
 
 
 def _exit_code(master: Master) -> int:
-    if master.version >= master.dealing.last_step or master.standing.stop_reason is None:
+    if master.version >= master.sharding.last_step or master.job_state.stop_reason is None:
         return 0
-    return 130 if master.standing.stop_reason == "SIGINT" else 75
+    return 130 if master.job_state.stop_reason == "SIGINT" else 75
 
 
 def _summarise(master: Master, run: RunDirectory, reason: str, code: int) -> None:
@@ -281,8 +286,8 @@ def _summary(run: RunDirectory, steps: int, reason: str, code: int, coordinates:
 
 
 @contextlib.contextmanager
-def _lanes(link: Link, plan: Plan) -> Iterator[Lanes]:
-    lanes = Lanes(link.transport.inbox, lane_count(len(plan.groups)))
+def _lanes(link: FrameChannel, plan: Plan) -> Iterator[GroupExecutor]:
+    lanes = GroupExecutor(link.transport.inbox, lane_count(len(plan.groups)))
     try:
         yield lanes
     finally:

@@ -6,11 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
-from psnode import checkpoint, inventory
 from psnode.errors import ConfigurationError
-from psnode.link import Link
-from psnode.messages import Ready
-from psnode.wire import Kind
+from psnode.protocol.channel import FrameChannel
+from psnode.protocol.messages import Ready
+from psnode.protocol.wire import Kind
+from psnode.records import checkpoint
+from psnode.tasks import inventory
 
 Lacking = Mapping[int, Sequence[str]]
 
@@ -45,7 +46,9 @@ def _told(entry: object) -> str:
 def what_to_send(
     ready: Mapping[int, Ready], model: torch.nn.Module, resumed: checkpoint.Checkpoint | None
 ) -> dict[int, list[str]]:
-    """What each rank lacks of what rank 0 begins with. Where a run goes on, workers have buffers of their own, and no weights."""
+    """Tensors of rank 0's initial state that each rank lacks. Where a run goes on, workers have buffers of their own, and no
+    weights.
+    """
     found = lacking(ready, model)
     if resumed is None:
         return found
@@ -66,12 +69,12 @@ def among(found: Lacking, names: Collection[str]) -> list[int]:
 
 
 def messages(found: Lacking, model: torch.nn.Module) -> dict[int, int]:
-    """How many STATE frames `hand_out` sends each rank."""
+    """Number of STATE frames that `hand_out` sends each rank."""
     values = inventory.tensors(model)
     return {rank: len(list(inventory.chunks(values, names))) for rank, names in found.items()}
 
 
-def hand_out(link: Link, found: Lacking, model: torch.nn.Module) -> None:
+def hand_out(link: FrameChannel, found: Lacking, model: torch.nn.Module) -> None:
     """Send every rank what it lacks, once made for all that lack the same."""
     values = inventory.tensors(model)
     together: dict[tuple[str, ...], list[int]] = {}

@@ -1,12 +1,12 @@
-"""Which gradients a run has applied, where a version may stand for any number of them."""
+"""Count of the gradients that a run has applied, where a version may stand for any number of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from psnode.checkpoint import Checkpoint
 from psnode.config import Config
+from psnode.records.checkpoint import Checkpoint
 
 
 class Applied:
@@ -24,12 +24,12 @@ class Applied:
                 self.gradients += 1
 
     def facts(self) -> dict[str, Any]:
-        """What a checkpoint's manifest says of it."""
+        """Entries of a checkpoint's manifest."""
         return {"applied": {"gradients": self.gradients, "newest": {str(rank): step for rank, step in self._newest.items()}}}
 
 
 def applied_before(config: Config, found: Checkpoint | None) -> Applied | None:
-    """What the run has applied by now. None where it is not counted: its versions stand for as many gradients each.
+    """The gradients that the run has applied so far. None where every version stands for the same number.
 
     So do those of a run under ssp or asp whose checkpoint does not say it, since it was begun before they were counted.
     """

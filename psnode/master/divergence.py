@@ -9,16 +9,21 @@ import numpy as np
 import numpy.typing as npt
 
 from psnode.errors import DeadlineExceededError, DivergedError, PeerLostError, PsnodeError
-from psnode.link import Link, RemoteFailureError
-from psnode.wire import Frame, Kind
+from psnode.protocol.channel import FrameChannel, RemoteFailureError
+from psnode.protocol.wire import Frame, Kind
 
 Floats = npt.NDArray[np.float32]
 _SECONDS = 10.0
-_BEHIND_THE_LOSS = (Kind.GRADIENT, Kind.REPORT, Kind.SKIP)  # what a worker whose loss was finite sends of the step
+_BEHIND_THE_LOSS = (Kind.GRADIENT, Kind.REPORT, Kind.SKIP_STEP)  # what a worker whose loss was finite sends of the step
 
 
 def diverged(
-    link: Link, first: RemoteFailureError, finite: Iterable[int], others: Iterable[int], weights: Floats | None, outlier: str = ""
+    link: FrameChannel,
+    first: RemoteFailureError,
+    finite: Iterable[int],
+    others: Iterable[int],
+    weights: Floats | None,
+    outlier: str = "",
 ) -> DivergedError:
     """The error that the job ends with because `first` says that a loss is not finite.
 

@@ -1,4 +1,4 @@
-"""What happens to a job beside its steps: told on standard error, and kept in events.jsonl."""
+"""Events of a job beside its steps: told on standard error, and kept in events.jsonl."""
 
 from __future__ import annotations
 

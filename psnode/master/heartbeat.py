@@ -6,9 +6,9 @@ import threading
 from collections.abc import Sequence
 
 from psnode.errors import TransportError
-from psnode.link import Link
+from psnode.protocol.channel import FrameChannel
+from psnode.protocol.wire import Kind
 from psnode.transport.base import Pending
-from psnode.wire import Kind
 
 SECONDS = 1.0
 
@@ -16,7 +16,7 @@ SECONDS = 1.0
 class Heartbeat:
     """Sends PING to `ranks` every second until closed; none to a rank that has not taken the one before."""
 
-    def __init__(self, link: Link, ranks: Sequence[int]) -> None:
+    def __init__(self, link: FrameChannel, ranks: Sequence[int]) -> None:
         self._link = link
         self._ranks = ranks
         self._last: dict[int, list[Pending]] = {}

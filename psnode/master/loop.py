@@ -8,35 +8,36 @@ from typing import NamedTuple, Protocol
 
 import xxhash
 
-from psnode.clock import Clock
 from psnode.config import Config
 from psnode.errors import DeadlineExceededError, DivergedError, PeerLostError, PsnodeError, WireError
-from psnode.history import Added, History
-from psnode.link import Link, RemoteFailureError, StopRequest
-from psnode.master.accounts import Accounts, Stopwatch
-from psnode.master.attendance import Attendance
-from psnode.master.backlog import Backlog
-from psnode.master.consistency import rule_of
-from psnode.master.dealing import Dealing
+from psnode.exchange.shard.backlog import Backlog
+from psnode.exchange.shard.consistency import rule_of
+from psnode.exchange.shard.downlink import Downlink
+from psnode.exchange.shard.optimizer import Parameters
+from psnode.exchange.shard.reduction import GroupClosed, NotApplied, Reduction, Refused
+from psnode.exchange.shard.rounds import Rounds
+from psnode.exchange.stopwatch import Stopwatch
+from psnode.master.checkpointing import PendingCheckpoints
 from psnode.master.divergence import diverged
-from psnode.master.downlink import Downlink
-from psnode.master.drafts import Drafts
 from psnode.master.events import Events
+from psnode.master.job_state import JobState
 from psnode.master.members import Members
-from psnode.master.parameters import Parameters
-from psnode.master.patience import RoundClock, patience_of
-from psnode.master.reduction import GroupClosed, NotApplied, Reduction, Refused
-from psnode.master.rounds import Rounds
+from psnode.master.membership import Membership
+from psnode.master.recorder import StepRecorder
+from psnode.master.sharding import Sharding
 from psnode.master.soundness import Soundness
-from psnode.master.standing import Standing
+from psnode.master.timeouts import RoundTimer, patience_of
 from psnode.master.turn import Turn
-from psnode.messages import Report, plain
-from psnode.metrics import StepRecord
-from psnode.plan import Plan
-from psnode.retention import SOUND
-from psnode.run_directory import RunDirectory
-from psnode.timeline import Tracer, parse_events
-from psnode.wire import HEADER_BYTES, Flag, Frame, Kind
+from psnode.plan.groups import Plan
+from psnode.protocol.channel import FrameChannel, RemoteFailureError, StopRequest
+from psnode.protocol.messages import Report, plain
+from psnode.protocol.wire import HEADER_BYTES, Flag, Frame, Kind
+from psnode.records.directory import RunDirectory
+from psnode.records.history import Added, History
+from psnode.records.metrics import StepRecord
+from psnode.records.retention import SOUND
+from psnode.records.timeline import Tracer, parse_events
+from psnode.transport.clock import Clock
 
 _HASHES = 16  # of versions, for reports that come late
 _FIRST_ROUNDS = 3  # declared pauses: kernels compile, caches fill
@@ -60,7 +61,7 @@ class Observer(Protocol):
 class Master:
     """The server loop after the start-up. One thread runs it; arithmetic happens in the reduction's lanes."""
 
-    link: Link
+    link: FrameChannel
     config: Config
     plan: Plan
     run: RunDirectory
@@ -68,16 +69,16 @@ class Master:
     spares: range
     parameters: Parameters
     downlink: Downlink
-    drafts: Drafts
+    drafts: PendingCheckpoints
     reduction: Reduction
     watch: Stopwatch
-    accounts: Accounts
-    dealing: Dealing
+    recorder: StepRecorder
+    sharding: Sharding
     observer: Observer
     tracer: Tracer
     events: Events
     clock: Clock
-    standing: Standing
+    job_state: JobState
     soundness: Soundness = field(default_factory=Soundness)
     history: History | None = None
     behind: tuple[int, ...] = ()  # ranks that do not have the weights yet
@@ -87,8 +88,8 @@ class Master:
 
     @property
     def version(self) -> int:
-        """How many updates are finished."""
-        return self.standing.version
+        """Number of finished updates."""
+        return self.job_state.version
 
     def serve(self) -> None:
         """Run rounds until the last step or a request to stop; returns when the last checkpoint is published.
@@ -97,7 +98,7 @@ class Master:
         """
         self._hashes: dict[int, int] = {}
         self._members = Members(self.workers, self.clock, self.spares)
-        self._round = RoundClock(patience_of(self.config), self.clock)
+        self._round = RoundTimer(patience_of(self.config), self.clock)
         self._added: list[tuple[Added, ...]] = [()] * len(self.plan.groups)
         self._rounds = Rounds(
             len(self.plan.groups),
@@ -106,37 +107,37 @@ class Master:
             add=self._add,
             close=self._close,
         )
-        self._attendance = Attendance(
+        self._attendance = Membership(
             self.link,
             self.config,
-            self.standing,
+            self.job_state,
             self._members,
             self._round,
             self._rounds,
             self.drafts,
-            self.accounts,
+            self.recorder,
             self.events,
             backlog := Backlog(4 * self.plan.size),
         )
         self._turn = Turn(
-            self.link, self.plan, self.run, self.standing, self._members, self._rounds, self.downlink, self.drafts, self.accounts,
-            self.dealing, self.events, backlog, tracks_workers=self.config.consistency != "bsp",
+            self.link, self.plan, self.run, self.job_state, self._members, self._rounds, self.downlink, self.drafts,
+            self.recorder, self.sharding, self.events, backlog, tracks_workers=self.config.consistency != "bsp",
         )  # fmt: skip
-        self.standing.version = self.run.before.step
+        self.job_state.version = self.run.resume_point.step
         self._rounds.admit(self._members.live, self.version)
-        self._turn.take_up(self.run.before.checkpoint)
-        self.reduction.take_up(self.run.before.checkpoint)
+        self._turn.take_up(self.run.resume_point.checkpoint)
+        self.reduction.take_up(self.run.resume_point.checkpoint)
         self.drafts.norms = self.reduction.norms
         self.drafts.doubt = lambda: self.soundness.doubt
-        if (found := self.run.before.checkpoint) is not None and found.facts.get(SOUND, True) is None:
+        if (found := self.run.resume_point.checkpoint) is not None and found.facts.get(SOUND, True) is None:
             self.soundness.await_(found.step)
         if self.history is not None:
             names = [name for name, _ in self.parameters.model.named_parameters()]
             self.history.start(self.version, self.parameters.digest(), names)
         for group in self.plan.groups if self.behind else ():
-            self.accounts.down(self.downlink.send_dense(group, self.version, self.behind))
+            self.recorder.down(self.downlink.send_dense(group, self.version, self.behind))
         self._finish_round(first=True)
-        while not (self.standing.stopping and not self.drafts and not self._missing_traces()):
+        while not (self.job_state.stopping and not self.drafts and not self._missing_traces()):
             event = self._next_event()
             if isinstance(event, Frame):
                 self._hear(event)
@@ -146,7 +147,7 @@ class Master:
                 if error.source is None:
                     raise
                 self._attendance.reject(error.source, error)
-            if not self._members.live and self._rounds.untouched and not self.standing.stopping:
+            if not self._members.live and self._rounds.untouched and not self.job_state.stopping:
                 self._desert()
             self._write_records()
         self.drafts.require(self.version)
@@ -154,12 +155,12 @@ class Master:
     def _next_event(self) -> object:
         while True:
             try:
-                with self.clock.listening(min(self._round.deadline, self.standing.stop_by)) as seconds:
+                with self.clock.listening(min(self._round.deadline, self.job_state.stop_by)) as seconds:
                     return self.link.next(seconds)
             except (PeerLostError, WireError, RemoteFailureError) as error:
                 return error
             except DeadlineExceededError:
-                if self.clock.now() >= min(self._round.deadline, self.standing.stop_by):
+                if self.clock.now() >= min(self._round.deadline, self.job_state.stop_by):
                     return _Overdue()
 
     def _handle(self, event: object) -> None:
@@ -174,13 +175,13 @@ class Master:
                 raise event
             case _Overdue():
                 self._attendance.on_overdue(self._missing_traces())
-            case Frame(kind=Kind.REQUEST):
+            case Frame(kind=Kind.STOP_REQUEST):
                 self._count_up(event)
-                self.standing.request(plain(bytes(event.body).decode("ascii", "replace")))
+                self.job_state.request(plain(bytes(event.body).decode("ascii", "replace")))
             case Frame(kind=Kind.ASK):
                 self._turn.hear_answer(event.sender, event.version)
             case Frame(sender=rank) if rank not in self._members.live:
-                if event.kind is Kind.REPORT and self._members.is_aside(rank):  # records may wait for it
+                if event.kind is Kind.REPORT and self._members.is_suspended(rank):  # records may wait for it
                     self._on_report(event)
                 event.release()
             case Frame(kind=Kind.GRADIENT):
@@ -192,35 +193,35 @@ class Master:
                 self.drafts.take(event)
             case Frame(kind=Kind.TRACE):
                 self.traces[event.sender] = parse_events(bytes(event.body), event.sender)
-            case Frame(kind=Kind.SKIP):
+            case Frame(kind=Kind.SKIP_STEP):
                 self._on_skip(event)
             case NotApplied():
                 self._on_not_applied(event)
             case GroupClosed():
                 self._on_group_closed(event)
             case StopRequest():
-                self.standing.request(event.reason)
+                self.job_state.request(event.reason)
             case Frame():
                 raise WireError(f"the master does not expect {event.kind.name} frames", event.sender)
 
     def _hear(self, frame: Frame) -> None:
-        computed = frame.kind in (Kind.GRADIENT, Kind.REPORT, Kind.SKIP)
+        computed = frame.kind in (Kind.GRADIENT, Kind.REPORT, Kind.SKIP_STEP)
         self._members.hear(frame.sender, frame.step if computed else 0)
 
     def _on_gradient(self, frame: Frame) -> None:
         self._count_up(frame, self.version + 1)
-        if not (self._rounds.keep(frame) if self.standing.stopping else self._rounds.offer(frame)):
-            self.accounts.dropped(self.version + 1)
+        if not (self._rounds.keep(frame) if self.job_state.stopping else self._rounds.offer(frame)):
+            self.recorder.dropped(self.version + 1)
             frame.release()
 
     def _add(self, frame: Frame) -> None:
         """Have a gradient added to the open round, which is updated with the learning rate of the newest version."""
         stale = self.reduction.rescales and frame.version != self.version
-        rate = self.dealing.rate(self.version)
-        self.reduction.add(frame, self.dealing.rate(frame.version) / rate if stale and rate else 1.0)
+        rate = self.sharding.rate(self.version)
+        self.reduction.add(frame, self.sharding.rate(frame.version) / rate if stale and rate else 1.0)
 
     def _close(self, group: int) -> None:
-        self.reduction.close(group, self.version + 1, self.dealing.rate(self.version))
+        self.reduction.close(group, self.version + 1, self.sharding.rate(self.version))
 
     def _missing_traces(self) -> frozenset[int]:
         return self._members.live - self.traces.keys() if self.config.timeline else frozenset()
@@ -228,10 +229,10 @@ class Master:
     def _on_skip(self, frame: Frame) -> None:
         """A worker's gradient of this step is not finite."""
         self._count_up(frame, frame.step)
-        self.accounts.dropped(self.version + 1)
+        self.recorder.dropped(self.version + 1)
         reason = plain(bytes(frame.body).decode("utf-8", "replace"))
         self.events.tell("skipped", self.version, frame.sender, f"its gradient of step {frame.step} is left out: {reason}")
-        if not self.standing.stopping:
+        if not self.job_state.stopping:
             self._rounds.excuse(frame.sender, frame.step)
 
     def _on_failure(self, event: RemoteFailureError) -> None:
@@ -252,7 +253,7 @@ class Master:
         self.events.tell("not applied", self.version, None, reason)
 
     def _on_group_closed(self, event: GroupClosed) -> None:
-        self.accounts.down(event.nbytes, event.version)
+        self.recorder.down(event.nbytes, event.version)
         self._turn.sent(event.nbytes)
         if self.reduction.returns:
             self._turn.clip(event.group, event.clipped)
@@ -261,7 +262,7 @@ class Master:
             self._members.forgive(added.rank)
         self._unfinished.discard(event.group)
         if not self._unfinished:
-            self.standing.version += 1
+            self.job_state.version += 1
             self._finish_round()
 
     def _finish_round(self, *, first: bool = False) -> None:
@@ -269,18 +270,18 @@ class Master:
         version = self.version
         contributors = {(added.rank, added.step) for group in self._added for added in group}
         if not first and self._turn.count(contributors):
-            self.observer.extend(max(version, self.dealing.last_step))
-        self.standing.stopping = version >= self.dealing.last_step or (self.standing.stop_reason is not None and not first)
+            self.observer.extend(max(version, self.sharding.last_step))
+        self.job_state.stopping = version >= self.sharding.last_step or (self.job_state.stop_reason is not None and not first)
         every = self.config.eval_freq
-        flags = Flag.STOP if self.standing.stopping else Flag.NONE
-        if not first and (self.standing.stopping or (every and version % every == 0)):
-            until = self.clock.now() + self._round.patience.utmost
+        flags = Flag.STOP if self.job_state.stopping else Flag.NONE
+        if not first and (self.job_state.stopping or (every and version % every == 0)):
+            until = self.clock.now() + self._round.patience.hard_limit
             if self._turn.begin_checkpoint(until):
                 self.soundness.await_(version)
                 flags |= Flag.CHECKPOINT
         if not first:
             self.partial += any(len({added.rank for added in group}) < len(self.workers) for group in self._added)
-            self.accounts.close(version, self.dealing.rate(version - 1), contributors, self.watch.take())
+            self.recorder.close(version, self.sharding.rate(version - 1), contributors, self.watch.take())
             self._write_records()
             if self.history is not None:
                 self.history.version(version, self.parameters.digest(), self._added)
@@ -290,26 +291,26 @@ class Master:
         self._unfinished = {group.index for group in self.plan.groups}
         self._members.ask(self._rounds.idle)
         self._turn.catch_up()
-        if not self.standing.stopping:
-            self._turn.let_in()
+        if not self.job_state.stopping:
+            self._turn.readmit()
             if not first and self._turn.deal():
-                self.observer.extend(self.dealing.last_step)
+                self.observer.extend(self.sharding.last_step)
         self._round.begin(pause=self._is_pause(flags))
         self._turn.close(flags, {} if first else {rank: self._left_out(rank) for rank in self._members.live})
         self._added = [()] * len(self.plan.groups)
         self.drafts.publish()
         self.drafts.hurry(self.clock.now())
-        if not self.standing.stopping:
+        if not self.job_state.stopping:
             self._rounds.open(version)
-            self._attendance.put_aside_the_silent()
+            self._attendance.suspend_silent()
 
     def _desert(self) -> None:
         """Nobody is left in the open round, and nothing was added to it: that makes no version, which would skip a batch."""
-        if self.standing.stop_reason is not None:
+        if self.job_state.stop_reason is not None:
             self._turn.break_off(self.clock.now())
         elif self._members.spares:
             if self._turn.pass_on():
-                self.observer.extend(self.dealing.last_step)
+                self.observer.extend(self.sharding.last_step)
             self._round.begin(pause=True)
             self._rounds.open(self.version)
 
@@ -322,7 +323,7 @@ class Master:
                 f"rank {frame.sender} computed step {frame.step} on weights that differ from the published version "
                 f"{frame.version}: its memory or a message was corrupted; go on with --resume"
             )
-        self.accounts.report(frame.step, frame.sender, report)
+        self.recorder.report(frame.step, frame.sender, report)
         self.soundness.hear(frame.sender, frame.version, report.loss)
         self._judge(self.soundness.verdicts(self._members.live))
         self._write_records()
@@ -332,13 +333,13 @@ class Master:
             self.drafts.judge(version, reason)
 
     def _write_records(self) -> None:
-        for record in self.accounts.due():
+        for record in self.recorder.due():
             self.final_loss = record.loss
             self.soundness.take(record.step, record.loss)
             self.observer.write(record)
 
     def _count_up(self, frame: Frame, step: int | None = None) -> None:
-        self.accounts.up(HEADER_BYTES + frame.body.size, step)
+        self.recorder.up(HEADER_BYTES + frame.body.size, step)
 
     def _left_out(self, rank: int) -> list[int]:
         """The groups of the version's gradient of `rank` that were not used; none where they may be used later."""
@@ -347,10 +348,10 @@ class Master:
         return [group for group, added in enumerate(self._added) if all(rank != found.rank for found in added)]
 
     def _is_pause(self, flags: Flag) -> bool:
-        """Whether the round that follows is known to take longer."""
+        """True if the round that follows is known to take longer."""
         version, every = self.version, self.config.hash_every
-        first = version < self.run.before.step + _FIRST_ROUNDS
-        epoch_ends = self.dealing.ends(version)
+        first = version < self.run.resume_point.step + _FIRST_ROUNDS
+        epoch_ends = self.sharding.ends(version)
         compares = bool(every) and version % every == 0
         lets_in = bool(self._turn.entering)
         alone = self.config.local is not None  # its workers take turns, and none can be cut off

@@ -1,11 +1,11 @@
-"""Who takes part in the job, who was put aside, and who was heard when."""
+"""Members of the job: participants, suspended workers, and the times at which they were heard."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from psnode.clock import Clock
+from psnode.transport.clock import Clock
 
 STRIKES = 3
 
@@ -52,7 +52,7 @@ class Members:
         return self._strikes[rank] >= STRIKES
 
     def forgive(self, rank: int) -> None:
-        """What `rank` sent was used."""
+        """Note that a gradient of `rank` was used."""
         self._strikes.pop(rank, None)
 
     def remove(self, rank: int) -> bool:
@@ -62,12 +62,12 @@ class Members:
         self.live -= {rank}
         return True
 
-    def put_aside(self, rank: int, taken: Sequence[int], step: int) -> None:
+    def suspend(self, rank: int, taken: Sequence[int], step: int) -> None:
         """Keep in mind that `rank` may return, what was taken of it, and that it may have sent the gradient of `step`."""
         self._aside[rank] = _Absence(taken, step)
 
-    def is_aside(self, rank: int) -> bool:
-        """Whether `rank` may return."""
+    def is_suspended(self, rank: int) -> bool:
+        """True if `rank` may return."""
         return rank in self._aside
 
     def forget(self, rank: int) -> bool:
@@ -77,8 +77,8 @@ class Members:
             return True
         return self._aside.pop(rank, None) is not None
 
-    def let_in(self) -> dict[int, tuple[int, list[int]]]:
-        """Those who were put aside and heard since: each with its last step, and the groups not taken of that.
+    def readmit(self) -> dict[int, tuple[int, list[int]]]:
+        """Those who were suspended and heard since: each with its last step, and the groups not taken of that.
 
         They count again, but for those whose places have been taken: these are spares.
         """

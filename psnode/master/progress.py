@@ -1,4 +1,4 @@
-"""What rank 0 shows while a run goes on: a bar on a terminal, plain lines elsewhere."""
+"""Progress on rank 0: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Protocol, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from psnode.metrics import StepRecord, compression_ratio
-from psnode.transport.environment import place
+from psnode.records.metrics import StepRecord, compression_ratio
+from psnode.transport.mpi.environment import place
 
 _RECENT = 50  # steps that the shown step time and ratio are taken over
 
@@ -32,7 +32,7 @@ class ProgressView(Protocol):
 
 
 class _Figures:
-    """What there is to say, over the most recent steps."""
+    """Figures over the most recent steps."""
 
     def __init__(self, coordinates: int) -> None:
         self._coordinates = coordinates
@@ -95,7 +95,7 @@ def progress(coordinates: int, first: int, last: int, interval: int) -> Progress
 
 
 def _watched() -> bool:
-    """Whether standard output ends at a terminal. mpirun gives its ranks one even if its own output goes elsewhere."""
+    """True if standard output ends at a terminal. mpirun gives its ranks one even if its own output goes elsewhere."""
     if not sys.stdout.isatty():
         return False
     if place() is None:

@@ -1,4 +1,4 @@
-"""Whether a version of the weights is sound, by what it holds and by the losses on it."""
+"""True if a version of the weights is sound, by what it holds and by the losses on it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def first_not_finite(tensors: Mapping[str, torch.Tensor]) -> str | None:
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether all of a tensor is. Types of one byte are widened: not all of them can be asked."""
+    """True if all of a tensor is. Types of one byte are widened: not all of them can be asked."""
     wide = tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
     return bool(torch.isfinite(wide).all())
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from psnode.master.accounts import Accounts
-from psnode.metrics import StepRecord
-from psnode.plan import DENSE
-from psnode.schemes import Scheme
+from psnode.config.names import DENSE
+from psnode.config.schemes import Scheme
+from psnode.master.recorder import StepRecorder
+from psnode.records.metrics import StepRecord
 
 _PLAIN = frozenset({"identity", "fp16", "bf16"})  # codecs that only round
 _LINK = 100e6  # bits a second, of the example
@@ -20,9 +20,9 @@ class DownlinkNotice:
     bytes take at least through one link, the master's.
     """
 
-    def __init__(self, scheme: Scheme, accounts: Accounts, workers: int) -> None:
+    def __init__(self, scheme: Scheme, recorder: StepRecorder, workers: int) -> None:
         self._scheme = scheme
-        self._accounts = accounts
+        self._accounts = recorder
         self._workers = workers
         self._told = scheme.downlink != DENSE and scheme.downlink not in _PLAIN
 

@@ -10,26 +10,26 @@ from typing import NamedTuple
 import torch
 import xxhash
 
-from psnode import checkpoint
 from psnode.config import Config
+from psnode.config.schemes import Scheme
 from psnode.errors import ConfigurationError, DeadlineExceededError, StoppedError
-from psnode.link import Link, StopRequest
+from psnode.exchange.shard.consistency import gradients_a_round
+from psnode.exchange.shard.downlink import Downlink
+from psnode.exchange.shard.optimizer import Parameters
 from psnode.master.agreement import Lacking, among, besides, hand_out, messages
-from psnode.master.consistency import gradients_a_round
-from psnode.master.downlink import Downlink
-from psnode.master.parameters import Parameters
-from psnode.messages import Ready, Setup, Start, plain
-from psnode.parts import Part, shift
-from psnode.plan import DEFAULT_GROUP_BYTES, Plan, Tensor, make_plan
-from psnode.run_directory import RunDirectory
-from psnode.schemes import Scheme
+from psnode.plan.groups import DEFAULT_GROUP_BYTES, Plan, Tensor, make_plan
+from psnode.protocol.channel import FrameChannel, StopRequest
+from psnode.protocol.messages import Ready, Setup, Start, plain
+from psnode.protocol.wire import Frame, Kind
+from psnode.records import checkpoint
+from psnode.records.directory import RunDirectory
+from psnode.records.generations import Generation, shift
 from psnode.task import Task
-from psnode.wire import Frame, Kind
 
 MakeTask = Callable[[Config], Task]
 
 
-def gather_ready(link: Link, run: RunDirectory, workers: Sequence[int], patience: float) -> dict[int, Ready]:
+def gather_ready(link: FrameChannel, run: RunDirectory, workers: Sequence[int], patience: float) -> dict[int, Ready]:
     """Hand the configuration down and wait until every worker has built its model and data.
 
     ConfigurationError if they do not agree on the model or on the number of examples, StoppedError if one of the ranks is asked
@@ -51,10 +51,10 @@ def gather_ready(link: Link, run: RunDirectory, workers: Sequence[int], patience
         match event:
             case Frame(kind=Kind.READY):
                 found[event.sender] = Ready.from_bytes(event.body, event.sender)
-            case Frame(kind=Kind.REQUEST):
-                raise StoppedError(run.before.step, plain(bytes(event.body).decode("ascii", "replace")))
+            case Frame(kind=Kind.STOP_REQUEST):
+                raise StoppedError(run.resume_point.step, plain(bytes(event.body).decode("ascii", "replace")))
             case StopRequest():
-                raise StoppedError(run.before.step, event.reason)
+                raise StoppedError(run.resume_point.step, event.reason)
     first = found[workers[0]]
     for rank, ready in found.items():
         if ready.tensors != first.tensors or ready.examples != first.examples:
@@ -79,14 +79,14 @@ def plan_for(ready: Ready, scheme: Scheme, config: Config) -> Plan:
 
 
 def job_digest(config: Config, scheme: Scheme, plan: Plan, mark: str) -> int:
-    """What every frame of this job carries: configuration, scheme, plan and this start of it."""
+    """Digest that every frame of this job carries: configuration, scheme, plan and this start of it."""
     text = json.dumps([config.digest(), scheme.to_dict(), plan.to_dict(), mark], sort_keys=True)
     return max(1, xxhash.xxh3_64_intdigest(text.encode()))
 
 
 def restore(run: RunDirectory, parameters: Parameters, downlink: Downlink) -> None:
     """Take weights, optimizer and replica from the checkpoint. CheckpointError if it does not fit or is damaged."""
-    found = run.before.checkpoint
+    found = run.resume_point.checkpoint
     if found is None:
         return
     parameters.load(found.tensors(checkpoint.MODEL), found.tensors(checkpoint.OPTIMIZER))
@@ -95,15 +95,15 @@ def restore(run: RunDirectory, parameters: Parameters, downlink: Downlink) -> No
 
 
 class Epochs(NamedTuple):
-    """How many steps an epoch has, and the shifts of psnode.parts: for schedules, and for the data of a worker."""
+    """Number of steps of an epoch, and the shifts of psnode.records.generations: for schedules, and for the data of a worker."""
 
     steps: int
     shift: int
     sample_shift: int
 
 
-def epochs_of(config: Config, parts: Sequence[Part], examples: int) -> Epochs:
-    """Where the epochs of a run stand whose last part begins now."""
+def epochs_of(config: Config, parts: Sequence[Generation], examples: int) -> Epochs:
+    """Epochs of a run whose last part begins now."""
 
     def taken(workers: int) -> int:
         return gradients_a_round(config, workers) * config.batch_size * config.batches_per_step
@@ -115,7 +115,7 @@ def epochs_of(config: Config, parts: Sequence[Part], examples: int) -> Epochs:
 
 
 def send_start(
-    link: Link,
+    link: FrameChannel,
     run: RunDirectory,
     plan: Plan,
     ready: Mapping[int, Ready],
@@ -134,8 +134,8 @@ def send_start(
     A worker of which the checkpoint holds nothing, because it was gone then, gets the means of the others' buffers and places;
     where another number of workers wrote it, each gets the mean of all their memories. Ranks above `workers`, spares, have none.
     """
-    found = run.before.checkpoint
-    dealt = redealt(found, ready[1]) if found and run.before.redealt(workers) else None
+    found = run.resume_point.checkpoint
+    dealt = resharded(found, ready[1]) if found and run.resume_point.resharded(workers) else None
     follow: dict[int, bytes | None] = {}
     for rank, answer in ready.items():
         if found is None:
@@ -150,7 +150,7 @@ def send_start(
         start = Start(
             plan=plan.to_dict(),
             job=job,
-            step=run.before.step,
+            step=run.resume_point.step,
             last_step=last_step,
             steps_per_epoch=epochs.steps,
             shift=epochs.shift,
@@ -171,8 +171,8 @@ def send_start(
             link.send(rank, Kind.STATE, state)
 
 
-def redealt(found: checkpoint.Checkpoint, answer: Ready) -> bytes:
-    """What every worker goes on from where another number of them wrote the checkpoint: the means of memories and buffers.
+def resharded(found: checkpoint.Checkpoint, answer: Ready) -> bytes:
+    """State for every worker if another number of them wrote the checkpoint: the means of memories and buffers.
 
     The weights are owed the mean over the workers of what each holds back, and that mean stays what it was, in units of weights
     where memories are. A memory of bytes (a codebook) is the first worker's.
@@ -191,7 +191,7 @@ def redealt(found: checkpoint.Checkpoint, answer: Ready) -> bytes:
 
 
 def _owed(memories: Mapping[str, torch.Tensor], *, back: bool = False) -> dict[str, torch.Tensor]:
-    """Memories that come with a rate (psnode.worker.coder) times that rate, in float64, or with `back` divided by it."""
+    """Memories that come with a rate (`exchange/segment_coder.py`) times that rate, in float64; with `back` divided by it."""
     found = dict(memories)
     for key, rate in memories.items():
         segment, _, name = key.rpartition("/")
@@ -204,7 +204,7 @@ def _owed(memories: Mapping[str, torch.Tensor], *, back: bool = False) -> dict[s
 
 
 def _state(found: checkpoint.Checkpoint, rank: int, answer: Ready) -> bytes | None:
-    """What worker `rank` goes on from; None if it reads that itself."""
+    """State that worker `rank` resumes from; None if it reads that itself."""
     name = checkpoint.worker_file(rank)
     if found.has(name):
         return None if answer.shared_directory else found.read(name)
@@ -212,7 +212,7 @@ def _state(found: checkpoint.Checkpoint, rank: int, answer: Ready) -> bytes | No
 
 
 def _mean_place(found: checkpoint.Checkpoint) -> dict[str, torch.Tensor]:
-    """How far the workers have come in their shares on average; nothing where the checkpoint does not say it."""
+    """Mean place of the workers in their shares; empty where the checkpoint does not say it."""
     parts = [found.tensors(name) for name in found.facts["files"] if checkpoint.is_worker_file(name)]
     places = [part[checkpoint.PLACE] for part in parts if checkpoint.PLACE in part]
     alike = [int(place[0]) for place in places if place[1] == places[0][1]]  # dealt among as many

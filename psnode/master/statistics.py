@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from psnode import inventory
+from psnode.tasks import inventory
 
 Tensors = dict[str, torch.Tensor]
 _PREFIX = "buffer/"

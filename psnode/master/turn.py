@@ -1,4 +1,4 @@
-"""What goes down where a version ends: who takes part from the next round on, whose the examples are, and what was not used."""
+"""Messages at the end of a version: members of the next round, owners of the examples, and unused gradients."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from psnode import retention
-from psnode.checkpoint import Checkpoint
-from psnode.link import Link
-from psnode.master.accounts import Accounts
-from psnode.master.backlog import Backlog, Hold
-from psnode.master.clipping import Clipped
-from psnode.master.dealing import Dealing
-from psnode.master.downlink import Downlink
-from psnode.master.drafts import Drafts
+from psnode.exchange.shard.backlog import Backlog, Hold
+from psnode.exchange.shard.clipping import Clipped
+from psnode.exchange.shard.downlink import Downlink
+from psnode.exchange.shard.rounds import Rounds
+from psnode.master.checkpointing import PendingCheckpoints
 from psnode.master.events import Events
+from psnode.master.job_state import JobState
 from psnode.master.members import Members
-from psnode.master.rounds import Rounds
-from psnode.master.standing import Standing
+from psnode.master.recorder import StepRecorder
+from psnode.master.sharding import Sharding
 from psnode.master.waiting import pack, unpack
-from psnode.plan import Plan
-from psnode.run_directory import RunDirectory
-from psnode.wire import HEADER_BYTES, Flag, Kind, pack_factors, pack_groups
+from psnode.plan.groups import Plan
+from psnode.protocol.channel import FrameChannel
+from psnode.protocol.wire import HEADER_BYTES, Flag, Kind, pack_factors, pack_groups
+from psnode.records import retention
+from psnode.records.checkpoint import Checkpoint
+from psnode.records.directory import RunDirectory
 
 
 @dataclass
@@ -32,16 +32,16 @@ class Turn:
     `entering`: who takes part or waits from here on and did not before, each with a step, and what was not used of that.
     """
 
-    link: Link
+    link: FrameChannel
     plan: Plan
     run: RunDirectory
-    standing: Standing
+    job_state: JobState
     members: Members
     rounds: Rounds
     downlink: Downlink
-    drafts: Drafts
-    accounts: Accounts
-    dealing: Dealing
+    drafts: PendingCheckpoints
+    recorder: StepRecorder
+    sharding: Sharding
     events: Events
     backlog: Backlog
     tracks_workers: bool  # rounds go on without some: these may fall behind
@@ -55,21 +55,21 @@ class Turn:
         """The next round takes the gradients that wait in the checkpoint; the last one of this job will hold those to come."""
         self.rounds.restore(unpack(found))
         self.drafts.waiting = lambda version: (
-            pack(self.rounds.waiting) if self.standing.stopping and version == self.standing.version else {}
+            pack(self.rounds.waiting) if self.job_state.stopping and version == self.job_state.version else {}
         )
 
     def count(self, contributors: Iterable[tuple[int, int]]) -> bool:
         """The version that is complete was made of these gradients; whether that may have moved the run's end."""
-        self.dealing.count(self.standing.version, contributors)
-        if self.dealing.applied is None:
+        self.sharding.count(self.job_state.version, contributors)
+        if self.sharding.applied is None:
             return False
-        self.accounts.count_epochs(self.dealing.epochs.steps, self.dealing.epochs.shift)
+        self.recorder.count_epochs(self.sharding.epochs.steps, self.sharding.epochs.shift)
         return True
 
     def begin_checkpoint(self, until: float) -> bool:
         """Begin the checkpoint of the version that is complete; False if there will be none. `until`: as of Drafts."""
-        facts = {**retention.UNKNOWN, **(self.dealing.applied.facts() if self.dealing.applied is not None else {})}
-        return self.drafts.begin(self.standing.version, self.members.live, until, facts)
+        facts = {**retention.UNKNOWN, **(self.sharding.applied.facts() if self.sharding.applied is not None else {})}
+        return self.drafts.begin(self.job_state.version, self.members.live, until, facts)
 
     def sent(self, nbytes: int) -> None:
         """A group of the version to come has left for all who get it, in `nbytes` in all."""
@@ -85,13 +85,15 @@ class Turn:
 
     def hear_answer(self, rank: int, number: int) -> None:
         """`rank` has taken what was sent before question `number`. If it was held, the open round does not wait for it."""
-        if self.backlog.answer(rank, number) and rank in self.members.live and not self.standing.stopping:
-            self.rounds.excuse(rank, self.standing.version + 1)
+        if self.backlog.answer(rank, number) and rank in self.members.live and not self.job_state.stopping:
+            self.rounds.excuse(rank, self.job_state.version + 1)
 
     def catch_up(self) -> None:
-        """Who was held and has answered gets the whole weights of the complete version; everybody held, if it is the last."""
-        self._released = self.backlog.release(everybody=self.standing.stopping)
-        version, ranks = self.standing.version, sorted(self._released)
+        """Send the whole weights of the complete version to held workers that have answered; to all held ones, if it is the
+        last.
+        """
+        self._released = self.backlog.release(everybody=self.job_state.stopping)
+        version, ranks = self.job_state.version, sorted(self._released)
         if not ranks:
             return
         self._send_whole(ranks)
@@ -99,41 +101,44 @@ class Turn:
             for earlier in self.drafts.awaiting(rank):
                 if self._released[rank].version <= earlier < version:
                     self.link.send(rank, Kind.ASK, step=earlier, version=version, flags=Flag.CHECKPOINT)
-                    self.accounts.down(HEADER_BYTES, version)
-        if not self.standing.stopping:
+                    self.recorder.down(HEADER_BYTES, version)
+        if not self.job_state.stopping:
             self.rounds.admit([rank for rank in ranks if rank in self.members.live], version)
 
     def _send_whole(self, ranks: list[int]) -> None:
         for group in self.plan.groups:
-            nbytes = self.downlink.send_dense(group, self.standing.version, ranks)
-            self.accounts.down(nbytes, self.standing.version)
+            nbytes = self.downlink.send_dense(group, self.job_state.version, ranks)
+            self.recorder.down(nbytes, self.job_state.version)
             self.backlog.sent(ranks, nbytes // len(ranks))
 
-    def let_in(self) -> None:
-        """Who was put aside and heard again gets the whole weights of the version that is complete, and takes part or waits.
+    def readmit(self) -> None:
+        """Readmit suspended workers that were heard again: they get the whole weights of the complete version, and take part
+        or wait.
 
         Empty places are taken by spares, which have followed all versions.
         """
-        self.entering = self.members.let_in()
+        self.entering = self.members.readmit()
         for rank in self.entering:
             waits = rank in self.members.spares
-            self.events.tell("returned", self.standing.version, rank, "its place is taken: a spare from here on" if waits else "")
+            self.events.tell(
+                "returned", self.job_state.version, rank, "its place is taken: a spare from here on" if waits else ""
+            )
             self._send_whole([rank])
         self._promote()
 
     def _promote(self) -> None:
         """Admit those who enter, and spares in empty places."""
         for rank in self.members.promote(self.backlog.held):
-            former = self.dealing.hand_over(rank, self.members.live - {rank})
-            self.events.tell("promoted", self.standing.version, rank, f"in the place of rank {former}")
+            former = self.sharding.hand_over(rank, self.members.live - {rank})
+            self.events.tell("promoted", self.job_state.version, rank, f"in the place of rank {former}")
             self._dealt = True
-            self.entering[rank] = self.standing.version, []
+            self.entering[rank] = self.job_state.version, []
             if statistics := self.drafts.statistics:
-                self.link.send(rank, Kind.STATE, statistics, step=self.standing.version, version=self.standing.version)
-                self.accounts.down(HEADER_BYTES + len(statistics), self.standing.version)
+                self.link.send(rank, Kind.STATE, statistics, step=self.job_state.version, version=self.job_state.version)
+                self.recorder.down(HEADER_BYTES + len(statistics), self.job_state.version)
         for rank in self.entering.keys() & self.members.live:
-            self.accounts.found(rank)
-            self.rounds.admit([rank], self.standing.version)
+            self.recorder.found(rank)
+            self.rounds.admit([rank], self.job_state.version)
 
     def pass_on(self) -> bool:
         """Give the open round, in which nobody is left and to which nothing was added, to spares; whether that changed the deal.
@@ -151,49 +156,49 @@ class Turn:
 
         `until`: as of Drafts.
         """
-        self.standing.stopping = True
-        if self.drafts.begun != self.standing.version:
+        self.job_state.stopping = True
+        if self.drafts.begun != self.job_state.version:
             self.begin_checkpoint(until)
         self.catch_up()
         self.close(Flag.STOP, {})
         self.drafts.publish()
 
     def deal(self) -> bool:
-        """Where an epoch ends that was dealt among others than take part now, the next is dealt among these.
+        """Reshard at an epoch boundary if membership has changed.
 
         Who enters has to know of an earlier deal. Whether there was a new one.
         """
         informed = (self.entering.keys() | self._released.keys()) & self.members.live if self._dealt else set()
-        if renewed := self.dealing.renew(self.standing.version, self.members.live):
+        if renewed := self.sharding.renew(self.job_state.version, self.members.live):
             self._dealt, informed = True, set(self.members.live - self.backlog.held.keys())
-            names = ", ".join(map(str, self.dealing.ranks))
+            names = ", ".join(map(str, self.sharding.ranks))
             self.events.tell(
-                "re-dealt", self.standing.version, None, f"the examples of the epoch that begins are those of ranks {names}"
+                "resharded", self.job_state.version, None, f"the examples of the epoch that begins are those of ranks {names}"
             )
             self._recorded = False
-            self.accounts.count_epochs(self.dealing.epochs.steps, self.dealing.epochs.shift)
+            self.recorder.count_epochs(self.sharding.epochs.steps, self.sharding.epochs.shift)
         if not self._recorded:  # where the disk is full, again with the next version: until then it takes no checkpoint either
             with contextlib.suppress(OSError):
-                self.run.record(self.dealing.parts)
+                self.run.record(self.sharding.parts)
                 self._recorded = True
         if informed:
-            body = self.dealing.deal.to_bytes()
-            self.link.send(sorted(informed), Kind.DEAL, body, step=self.standing.version, version=self.standing.version)
-            self.accounts.down((HEADER_BYTES + len(body)) * len(informed), self.standing.version)
+            body = self.sharding.deal.to_bytes()
+            self.link.send(sorted(informed), Kind.RESHARD, body, step=self.job_state.version, version=self.job_state.version)
+            self.recorder.down((HEADER_BYTES + len(body)) * len(informed), self.job_state.version)
         return renewed
 
     def close(self, flags: Flag, left_out: Mapping[int, list[int]]) -> None:
         """Declare the version complete, to each worker with the groups of its gradient that were not used and never will be."""
-        version = self.standing.version
+        version = self.job_state.version
         frames: dict[tuple[int, bytes, Flag], list[int]] = {}
         for rank, held in self.backlog.held.items():
             if held.version == version:
                 held.unused = left_out.get(rank, [])
         ranks = sorted({*self.members.live, *self.members.spares} - self.backlog.held.keys())
         self._ask(ranks)
-        if ranks and self.dealing.applied is not None:
-            self.link.send(ranks, Kind.EPOCH, step=self.dealing.applied.gradients, version=version)
-            self.accounts.down(HEADER_BYTES * len(ranks), version)
+        if ranks and self.sharding.applied is not None:
+            self.link.send(ranks, Kind.EPOCH, step=self.sharding.applied.gradients, version=version)
+            self.recorder.down(HEADER_BYTES * len(ranks), version)
         for rank in ranks:
             spare = rank in self.members.spares
             step, unused = self.entering.get(rank, (version, left_out.get(rank, [])))
@@ -206,9 +211,9 @@ class Turn:
         self.entering.clear()
         self._released.clear()
         for (step, body, told), readers in frames.items():
-            self.link.send(readers, Kind.ROUND, body, step=step, version=version, flags=told)
-            self.accounts.down((HEADER_BYTES + len(body)) * len(readers), version)
-        if not self.standing.stopping:
+            self.link.send(readers, Kind.VERSION_COMPLETE, body, step=step, version=version, flags=told)
+            self.recorder.down((HEADER_BYTES + len(body)) * len(readers), version)
+        if not self.job_state.stopping:
             self._hold(ranks)
             self.downlink.recipients = tuple(rank for rank in ranks if rank not in self.backlog.held)
 
@@ -217,23 +222,23 @@ class Turn:
         for rank in [rank for rank in ranks if rank in self._clipped]:
             step, factors = self._clipped.pop(rank)
             body = pack_factors(factors, len(self.plan.groups))
-            self.link.send(rank, Kind.CLIP, body, step=step, version=self.standing.version)
-            self.accounts.down(HEADER_BYTES + len(body), self.standing.version)
+            self.link.send(rank, Kind.CLIP, body, step=step, version=self.job_state.version)
+            self.recorder.down(HEADER_BYTES + len(body), self.job_state.version)
 
     def _watched(self, ranks: Iterable[int]) -> list[int]:
         return [rank for rank in ranks if self.tracks_workers or rank in self.members.spares]
 
     def _ask(self, ranks: Iterable[int]) -> None:
         """Ask those who have much before them: before ROUND, so that the answer comes before what they do next."""
-        asked = [rank for rank in self._watched(ranks) if self.backlog.ask(rank, self.standing.version)]
-        self._put_question(asked, self.standing.version, Flag.NONE)
+        asked = [rank for rank in self._watched(ranks) if self.backlog.ask(rank, self.job_state.version)]
+        self._put_question(asked, self.job_state.version, Flag.NONE)
 
     def _hold(self, ranks: Iterable[int]) -> None:
         """Send nothing more to those who have too much before them."""
-        held = [rank for rank in self._watched(ranks) if self.backlog.hold(rank, self.standing.version + 1)]
-        self._put_question(held, self.standing.version + 1, Flag.HOLD)
+        held = [rank for rank in self._watched(ranks) if self.backlog.hold(rank, self.job_state.version + 1)]
+        self._put_question(held, self.job_state.version + 1, Flag.HOLD)
 
     def _put_question(self, ranks: list[int], number: int, flags: Flag) -> None:
         if ranks:
             self.link.send(ranks, Kind.ASK, version=number, flags=flags)
-            self.accounts.down(HEADER_BYTES * len(ranks), number)
+            self.recorder.down(HEADER_BYTES * len(ranks), number)

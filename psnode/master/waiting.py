@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from psnode.checkpoint import WAITING, Checkpoint
 from psnode.errors import CheckpointError
-from psnode.wire import Flag, Frame, Kind
+from psnode.protocol.wire import Flag, Frame, Kind
+from psnode.records.checkpoint import WAITING, Checkpoint
 
 Tensors = dict[str, torch.Tensor]
 

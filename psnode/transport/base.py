@@ -1,4 +1,4 @@
-"""What psnode asks of a network: messages between ranks, and a deadline on every wait.
+"""Interface of a network: messages between ranks, and a deadline on every wait.
 
 A transport moves opaque byte buffers. It knows nothing of frames, gradients or training.
 Rank 0 is the hub of a star; a transport must carry 0 <-> r for every r and may carry more.
@@ -57,7 +57,7 @@ class Pending(ABC):
 
 
 class Inbox:
-    """What one thread waits on: arrivals, losses of peers, and events posted by its own helper threads.
+    """Queue that one thread waits on: arrivals, losses of peers, and events posted by its own helper threads.
 
     Events come out in the order in which they were put in. An exception among them is to be raised: the
     transport or a helper thread has failed.

@@ -1,4 +1,4 @@
-"""What every transport must do, as checks that all ranks of a job run together.
+"""Contract of every transport, as checks that all ranks of a job run together.
 
     for check in CHECKS:                  # every rank, in this order, on one connected group
         check(Ranks(transport))
@@ -41,7 +41,7 @@ class Ranks:
 
     @property
     def peers(self) -> range:
-        """Whom this rank talks to: rank 0 to everybody, itself included, others to rank 0."""
+        """Peers of this rank: everybody for rank 0, itself included, and rank 0 for the others."""
         return range(self.size) if self.rank == 0 else range(1)
 
     def take(self, source: int, tag: int) -> Arrival:

@@ -32,7 +32,7 @@ class Mailbox(Generic[T]):
             self._news.release()
 
     def empty(self) -> bool:
-        """Whether nothing is there now."""
+        """True if nothing is there now."""
         return not self._items
 
     def get_nowait(self) -> T:

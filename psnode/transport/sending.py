@@ -1,4 +1,4 @@
-"""What every transport does with a message before it leaves: check where it goes, lay it out, account for it."""
+"""Preparation of a message before it leaves, the same in every transport: check where it goes, lay it out, account for it."""
 
 from __future__ import annotations
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from psnode.config import Config
 from psnode.errors import PsnodeError, TransportError
-from psnode.link import Link, RemoteFailureError, StopRequest
+from psnode.protocol.channel import FrameChannel, RemoteFailureError, StopRequest
+from psnode.protocol.wire import Frame, Kind
 from psnode.task import Task
 from psnode.transport.barrier import send_hello
 from psnode.transport.base import Transport
-from psnode.wire import Frame, Kind
 from psnode.worker.startup import join
 
 
@@ -21,25 +21,27 @@ def work(
     config: Config,
     make_task: Callable[[Config], Task],
     hello: bytes,
-    turn: AbstractContextManager[Any],
+    torch_lock: AbstractContextManager[Any],
 ) -> int:
     """Take part in a job as a worker; returns the exit code, 0 whenever the master knows how the job ended.
 
     Of `config` only the deadlines are used, until the master's has come. What goes wrong here is reported to the master,
     which speaks for all and may go on with the others. Raises TransportError when the master is gone.
     """
-    link = Link(transport)
+    link = FrameChannel(transport)
     send_hello(transport, hello)
-    if not _takes_part(link, config, make_task, turn):
+    if not _takes_part(link, config, make_task, torch_lock):
         _wait_for_end(link, config.pause_deadline)
     return 0
 
 
-def _takes_part(link: Link, config: Config, make_task: Callable[[Config], Task], turn: AbstractContextManager[Any]) -> bool:
+def _takes_part(
+    link: FrameChannel, config: Config, make_task: Callable[[Config], Task], torch_lock: AbstractContextManager[Any]
+) -> bool:
     """Take all steps; False if something went wrong here: the master has been told then, and nothing of it is left in memory."""
     try:
         with _reported(link, config.debug):
-            worker = join(link, 5 * config.pause_deadline + config.start_deadline, make_task, turn)
+            worker = join(link, 5 * config.pause_deadline + config.start_deadline, make_task, torch_lock)
         try:
             with _reported(link, config.debug):  # before threads are ended, which may take long
                 worker.train()
@@ -55,7 +57,7 @@ def _takes_part(link: Link, config: Config, make_task: Callable[[Config], Task],
 
 
 @contextmanager
-def _reported(link: Link, debug: bool) -> Iterator[None]:
+def _reported(link: FrameChannel, debug: bool) -> Iterator[None]:
     """Tell the master of what passes through, be it the task's; a program that leaves on one rank is an exception like others."""
     try:
         yield
@@ -66,13 +68,13 @@ def _reported(link: Link, debug: bool) -> Iterator[None]:
         raise
 
 
-def _wait_for_end(link: Link, seconds: float) -> None:
+def _wait_for_end(link: FrameChannel, seconds: float) -> None:
     """Stay until the job has ended: a process that leaves alone would end it under mpirun, which knows nothing of the others."""
     try:
         while True:
             event = link.next(seconds)
             if isinstance(event, StopRequest):
-                link.send(0, Kind.REQUEST, event.reason.encode())
+                link.send(0, Kind.STOP_REQUEST, event.reason.encode())
             elif isinstance(event, Frame):
                 event.release()
                 if event.kind is Kind.END:

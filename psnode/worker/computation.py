@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from psnode.device import to_device
 from psnode.errors import ConfigurationError, NonFiniteLossError
-from psnode.messages import unreportable
+from psnode.protocol.messages import unreportable
 from psnode.task import Batch, Task
+from psnode.tasks.device import to_device
 from psnode.worker.hooks import GroupHooks
 
 _DROPOUT = 2  # purpose in the seed of torch's generator
@@ -24,7 +24,7 @@ _DROPOUT = 2  # purpose in the seed of torch's generator
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a worker's passes gave: the mean loss over `samples`, sums of metrics, and seconds they took."""
+    """Outcome of a worker's passes: the mean loss over `samples`, sums of metrics, and seconds they took."""
 
     loss: float
     samples: int
@@ -41,7 +41,7 @@ def seed_torch(seed: int, rank: int, step: int, device: torch.device) -> None:
 
 
 def whole(size: Any) -> int:
-    """What Task.size returned, as int: a whole number of any type. ConfigurationError if it is none."""
+    """The value that Task.size returned, as int: a whole number of any type. ConfigurationError if it is none."""
     try:
         if (found := int(size)) == size:
             return found
@@ -61,23 +61,23 @@ def number(name: Any, metric: Any) -> float:
 class Computation:
     """Runs batches through the model so that gradients accumulate; hooks see the last backward pass of a step.
 
-    `turn` is held while torch computes: workers that are threads of one process share torch's generator.
+    `torch_lock` is held while torch computes: workers that are threads of one process share torch's generator.
     """
 
     def __init__(
-        self, task: Task, model: nn.Module, device: torch.device, *, rank: int, seed: int, turn: AbstractContextManager[Any]
+        self, task: Task, model: nn.Module, device: torch.device, *, rank: int, seed: int, torch_lock: AbstractContextManager[Any]
     ) -> None:
         self._task = task
         self._model = model
         self._device = device
         self._rank = rank
         self._seed = seed
-        self._turn = turn
+        self._torch_lock = torch_lock
         self._trains = [(name, parameter, parameter.requires_grad) for name, parameter in model.named_parameters()]
 
     def loss(self, batch: Batch, watch: AbstractContextManager[Any] | None) -> float:
         """The loss of the forward pass over `batch` that `run` would take in step 0, inside `watch`."""
-        with self._turn:
+        with self._torch_lock:
             seed_torch(self._seed, self._rank, 0, self._device)
             self._model.train()
             batch = to_device(batch, self._device)
@@ -100,7 +100,7 @@ class Computation:
         if not, None is returned. Raises NonFiniteLossError before the backward pass of a loss that is not finite,
         ConfigurationError for a size or metrics that cannot be reported.
         """
-        with self._turn:
+        with self._torch_lock:
             start = time.perf_counter()
             seed_torch(self._seed, self._rank, step, self._device)
             self._model.train()

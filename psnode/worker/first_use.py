@@ -44,11 +44,11 @@ _GIVES_MEMORY = frozenset(
 
 
 class Arriving(Protocol):
-    """Weights that are on their way: psnode.worker.arrivals.Arrivals."""
+    """Weights that are on their way: psnode.exchange.receiver.Arrivals."""
 
     @property
     def missing(self) -> Collection[int]:
-        """What is not there yet; empty when all is."""
+        """Names that are not there yet; empty when all are."""
 
     def require(self, start: int, stop: int) -> None:
         """Return when coordinates [start, stop) of the flat vector are there."""
@@ -65,7 +65,7 @@ class FirstUse:
         self._arriving = arriving
         self._base = weights.data_ptr()
         self._size = weights.numel()
-        self._turn = threading.Lock()
+        self._torch_lock = threading.Lock()
         self._waiting: int | None = None
         self._stack = ExitStack()
         self._modes: tuple[_Memory, _Operators] | None = None  # while they are entered
@@ -86,7 +86,7 @@ class FirstUse:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left to wait for, or this thread is the one that puts weights in place."""
+        """True if nothing is left to wait for, or this thread is the one that puts weights in place."""
         return not self._arriving.missing or self._waiting == threading.get_ident()
 
     def wait(self, values: Iterable[object]) -> None:
@@ -108,7 +108,7 @@ class FirstUse:
             handle.remove()
 
     def _require(self, start: int, stop: int) -> None:
-        with self._turn:
+        with self._torch_lock:
             self._waiting = threading.get_ident()
             try:
                 self._arriving.require(start, stop)
@@ -121,7 +121,7 @@ class FirstUse:
 
     @property
     def _modes_are_superfluous(self) -> bool:
-        """Whether they can be left before the exit: all is there, and nothing that was entered after them is still entered."""
+        """True if they can be left before the exit: all is there, and nothing that was entered after them is still entered."""
         if self._modes is None or self._arriving.missing or self._thread != threading.get_ident():
             return False
         on_top = _get_current_function_mode(), _get_current_dispatch_mode()  # type: ignore[no-untyped-call]
@@ -176,7 +176,7 @@ class _Memory(TorchFunctionMode):
 
 
 def _called_plainly() -> bool:
-    """Whether no function of torch that keeps modes aside, or puts them back when it returns, is being called in this thread.
+    """True if no function of torch that keeps modes aside, or puts them back when it returns, is being called in this thread.
 
     Those are handlers of modes, backward passes, torch.func, and inference_mode, which cannot be asked for when it was entered
     with False. Only calls of modules are known to be none of them, and code of others that does not name inference_mode.

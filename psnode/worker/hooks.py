@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from psnode.errors import ConfigurationError
-from psnode.plan import Plan
+from psnode.plan.groups import Plan
 
 
 class GroupHooks:
@@ -105,7 +105,9 @@ def _groups_of_tensors(plan: Plan) -> dict[str, list[int]]:
 
 
 class Finish(NamedTuple):
-    """How a backward pass finishes gradients: the parameters' names in that order, and which of them it adds to repeatedly."""
+    """Order in which a backward pass finishes gradients: the parameters' names in that order, and which of them it adds to
+    repeatedly.
+    """
 
     order: list[str]
     late: list[str]

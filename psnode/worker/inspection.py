@@ -1,4 +1,4 @@
-"""What a model does with its weights, seen in throw-away passes before the first step.
+"""Inspection of a model's use of its weights, in throw-away passes before the first step.
 
 Some models cannot be trained as views of one vector that the master fills, and would learn something else than in plain
 PyTorch without a word: they are refused here, by the name of the parameter. Others use weights behind the back of
@@ -18,13 +18,13 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from psnode import inventory
 from psnode.errors import ConfigurationError
+from psnode.exchange.replica import trainable, written
 from psnode.task import Batch
+from psnode.tasks import inventory
 from psnode.worker.computation import Computation
 from psnode.worker.first_use import FirstUse
 from psnode.worker.hooks import Finish, finish_order
-from psnode.worker.replica import trainable, written
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Findings:
 def inspect(
     computation: Computation, model: nn.Module, batch: Callable[[int], Batch], *, agreed: Collection[str], early: bool
 ) -> Findings:
-    """Look at passes over `batch(1)` that leave no trace in the model (psnode.inventory.Snapshot).
+    """Look at passes over `batch(1)` that leave no trace in the model (psnode.tasks.inventory.Snapshot).
 
     `agreed`: buffers of which all workers must have the same. `early`: whether forward passes are to begin before their weights
     are there. ConfigurationError for a model that would not learn what it learns in plain PyTorch.
@@ -145,7 +145,7 @@ class _Passes:
         self._parameters, self._before, self._values = parameters, before, before.values
 
     def agree_when_weights_are_late(self) -> bool:
-        """Whether the loss is the same bit for bit where each weight is NaN until FirstUse waits for it.
+        """True if the loss is the same bit for bit where each weight is NaN until FirstUse waits for it.
 
         Both times the weights lie in one vector: kernels round by the alignment of what they read.
         """
@@ -174,7 +174,7 @@ class _Passes:
         )
 
     def _unmoved_by_leaving(self, names: Sequence[str]) -> bool:
-        """Whether the loss stays finite where NaN lies in the old memory of `names`."""
+        """True if the loss stays finite where NaN lies in the old memory of `names`."""
         vector = torch.cat([self._values[name].reshape(-1) for name in self._parameters])
         with self._moved(vector, names):
             return math.isfinite(self._loss(None))

@@ -8,22 +8,22 @@ from pathlib import Path
 
 import torch
 
-from psnode import checkpoint
 from psnode.config import Config
-from psnode.link import Link
-from psnode.messages import Deal, Report, Start
-from psnode.plan import Plan
-from psnode.schedules import learning_rate
+from psnode.config.schedules import learning_rate
+from psnode.exchange.gradients import Gradients
+from psnode.exchange.receiver import Receiver
+from psnode.exchange.replica import Replica
+from psnode.exchange.sender import GradientSender
+from psnode.plan.groups import Plan
+from psnode.protocol.channel import FrameChannel
+from psnode.protocol.messages import Report, Reshard, Start
+from psnode.protocol.wire import Flag, Frame, Kind
+from psnode.records import checkpoint
+from psnode.records.timeline import Tracer
 from psnode.task import Batch
-from psnode.timeline import Tracer
-from psnode.wire import Flag, Frame, Kind
-from psnode.worker.arrivals import Arrivals
 from psnode.worker.computation import Computation, Outcome
 from psnode.worker.first_use import FirstUse
-from psnode.worker.gradients import Gradients
 from psnode.worker.hooks import GroupHooks
-from psnode.worker.replica import Replica
-from psnode.worker.sender import GradientSender
 from psnode.worker.share import Share
 
 
@@ -31,53 +31,53 @@ from psnode.worker.share import Share
 class Worker:
     """One worker after the start-up, ready to take steps."""
 
-    link: Link
+    link: FrameChannel
     config: Config
     plan: Plan
     start: Start
     directory: Path | None  # the run's, if this rank sees it
     replica: Replica
     gradients: Gradients
-    arrivals: Arrivals
+    receiver: Receiver
     first_use: FirstUse | None  # None: a forward pass waits for all weights
     sender: GradientSender
     hooks: GroupHooks
     computation: Computation
     share: Share
-    deal: Callable[[Deal, int, Share | None], Share]  # this rank's part of a deal, behind a version and another share
+    deal: Callable[[Reshard, int, Share | None], Share]  # this rank's part of a deal, behind a version and another share
     tracer: Tracer
     _void: list[Batch] | None = None  # of a step that was begun and not taken
 
     def train(self) -> None:
         """Take the weights that the master begins with, and all steps; then wait to be told to leave."""
         if self.start.weights_follow:
-            self.arrivals.expect(self.start.step)
+            self.receiver.expect(self.start.step)
         else:
-            self.arrivals.hold(self.start.step)
-        self._stand_by(self.arrivals.complete())
+            self.receiver.hold(self.start.step)
+        self._stand_by(self.receiver.complete())
         self.take_steps()
         self._leave()
 
     def take_steps(self) -> None:
         """Take steps from the weights that are there, up to the round that the master declares the last."""
-        version, going, self._last_step = self.arrivals.version, True, self.start.last_step
+        version, going, self._last_step = self.receiver.version, True, self.start.last_step
         self._steps_per_epoch, self._workers = self.start.steps_per_epoch, self.share.sampler.workers
         while going and version < self._end:
             going = self._step(version + 1)
             # weights of a later version or another share of the data came: what was begun with the others is void
-            if self.arrivals.version != version or self.arrivals.deal is not None:
-                version, going = self.arrivals.version, True
+            if self.receiver.version != version or self.receiver.deal is not None:
+                version, going = self.receiver.version, True
                 continue
             if going:
                 version += 1
-                self.arrivals.expect(version)
-            while going and self.config.consistency != "bsp" and self.arrivals.behind():
+                self.receiver.expect(version)
+            while going and self.config.consistency != "bsp" and self.receiver.behind():
                 going = self._settle(version, self.replica.buffers())
-                if self.arrivals.version != version:
-                    version, going = self.arrivals.version, True
+                if self.receiver.version != version:
+                    version, going = self.receiver.version, True
                 elif going:
                     version += 1
-                    self.arrivals.expect(version)
+                    self.receiver.expect(version)
         if going:
             self._settle(version, self.replica.buffers())
 
@@ -93,9 +93,9 @@ class Worker:
         compared = bool(every) and version > 0 and version % every == 0
         digest = None
         if self.first_use is None or compared:
-            self.arrivals.complete()
+            self.receiver.complete()
             digest = self.replica.digest() if compared else None
-            if self.arrivals.version != version:
+            if self.receiver.version != version:
                 return False
         self._take_deal(version)
         with self.tracer.span("load", step=step):
@@ -103,17 +103,17 @@ class Worker:
             self._void = None
 
         def settled() -> bool:
-            self.arrivals.complete()
+            self.receiver.complete()
             if self._is_dealt() or not self._settle(version, buffers) or self._is_dealt():
                 return False
-            if self.arrivals.applied is not None:
-                self._count_epochs(self.arrivals.applied - version)
+            if self.receiver.applied is not None:
+                self._count_epochs(self.receiver.applied - version)
             # not before: until then what ROUND says was not used of the last gradient can be given back
             self.sender.begin(step, version, measure=step % self.config.log_interval == 0)
             return True
 
         marks = self.replica.marks() if compared else {}
-        before = self.arrivals.waited
+        before = self.receiver.waited
         with self.tracer.span("forward_backward", step=step):
             outcome = self.computation.run(step, batches, self.hooks, first_forward=self.first_use, settled=settled)
         self.replica.check(settled=outcome is not None)
@@ -124,7 +124,7 @@ class Worker:
             self.replica.load_buffers(buffers)
             return False
         self.share.place += 1
-        seconds = outcome.seconds - (self.arrivals.waited - before)
+        seconds = outcome.seconds - (self.receiver.waited - before)
         with self.tracer.span("drain", step=step):
             encode = self.sender.drain()
         self.gradients.clear()
@@ -132,20 +132,20 @@ class Worker:
         return True
 
     def _is_dealt(self) -> bool:
-        """Whether the examples were dealt anew, and no batch was drawn from that deal yet."""
-        return self.arrivals.deal is not None
+        """True if the examples were resharded, and no batch was drawn from that deal yet."""
+        return self.receiver.deal is not None
 
     @property
     def _end(self) -> int:
         """The last step, also by a deal that no batch was drawn from yet."""
-        return self._last_step if self.arrivals.deal is None else self.arrivals.deal.last_step
+        return self._last_step if self.receiver.deal is None else self.receiver.deal.last_step
 
     def _take_deal(self, version: int) -> None:
         """Go on behind `version` with the share that the master has dealt since, if it has."""
-        if (deal := self.arrivals.deal) is None:
+        if (deal := self.receiver.deal) is None:
             return
-        self.arrivals.deal, self._void = None, None
-        statistics, self.arrivals.statistics = self.arrivals.statistics, {}
+        self.receiver.deal, self._void = None, None
+        statistics, self.receiver.statistics = self.receiver.statistics, {}
         self.replica.load_buffers({name.removeprefix("buffer/"): value for name, value in statistics.items()})
         self.share.batches.close()
         self.share = self.deal(deal, version, None if self.config.consistency == "bsp" else self.share)
@@ -161,8 +161,8 @@ class Worker:
     def _stand_by(self, flags: Flag) -> Flag:
         """While this rank is a spare: take one version after the other."""
         while Flag.SPARE in flags and Flag.STOP not in flags:
-            self.arrivals.expect(self.arrivals.version + 1)
-            flags = self.arrivals.complete()
+            self.receiver.expect(self.receiver.version + 1)
+            flags = self.receiver.complete()
         return flags
 
     def _settle(self, version: int, buffers: dict[str, torch.Tensor]) -> bool:
@@ -170,10 +170,10 @@ class Worker:
 
         False if it is the last, or if a later one has come in its place.
         """
-        flags = self._stand_by(self.arrivals.complete())
-        if self.arrivals.version != version:
+        flags = self._stand_by(self.receiver.complete())
+        if self.receiver.version != version:
             return False
-        passed_over, self.arrivals.checkpoints = self.arrivals.checkpoints, []
+        passed_over, self.receiver.checkpoints = self.receiver.checkpoints, []
         for earlier in passed_over:
             self._contribute(earlier, buffers)
         if Flag.CHECKPOINT in flags:
@@ -187,7 +187,7 @@ class Worker:
             metrics=outcome.metrics,
             forward_backward=seconds,
             encode=encode,
-            wait=self.arrivals.waited,
+            wait=self.receiver.waited,
             relative_error=self.sender.relative_error,
             replica_hash=digest,
         )
@@ -216,7 +216,7 @@ class Worker:
         if self.tracer.enabled:
             self.link.send(0, Kind.TRACE, self.tracer.to_bytes())
         while True:
-            event = self.arrivals.listen()
+            event = self.receiver.listen()
             if isinstance(event, Frame) and event.kind is Kind.END:
                 return
 

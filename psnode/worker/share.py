@@ -1,4 +1,4 @@
-"""A worker's share of the examples: which batch comes next, also when a run is resumed or the examples are dealt anew."""
+"""A worker's share of the examples: which batch comes next, also when a run is resumed or the examples are resharded."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from psnode import checkpoint
-from psnode.data.prefetch import Prefetch
-from psnode.data.sampler import Sampler
+from psnode.records import checkpoint
 from psnode.task import Data
+from psnode.tasks.data.prefetch import Prefetch
+from psnode.tasks.data.sampler import Sampler
 
 
 @dataclass

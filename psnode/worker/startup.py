@@ -11,38 +11,39 @@ from typing import Any
 import numpy as np
 import torch
 
-from psnode import checkpoint, inventory
 from psnode.config import Config
-from psnode.data.sampler import Sampler
-from psnode.device import choose_device
-from psnode.link import Link
-from psnode.messages import Deal, Ready, Setup, Start
-from psnode.plan import Plan, downlink_codecs
-from psnode.schedules import learning_rate
-from psnode.schemes import Scheme
+from psnode.config.schedules import learning_rate
+from psnode.config.schemes import Scheme
+from psnode.exchange.gradients import Gradients
+from psnode.exchange.receiver import Receiver
+from psnode.exchange.replica import Replica, describe
+from psnode.exchange.sender import GradientSender
+from psnode.plan.groups import Plan, downlink_codecs
+from psnode.protocol.channel import FrameChannel
+from psnode.protocol.messages import Ready, Reshard, Setup, Start
+from psnode.protocol.wire import Kind
+from psnode.records import checkpoint
+from psnode.records.timeline import Tracer
 from psnode.task import Data, Task
-from psnode.timeline import Tracer
-from psnode.wire import Kind
-from psnode.worker.arrivals import Arrivals
+from psnode.tasks import inventory
+from psnode.tasks.data.sampler import Sampler
+from psnode.tasks.device import choose_device
 from psnode.worker.computation import Computation
 from psnode.worker.first_use import FirstUse
-from psnode.worker.gradients import Gradients
-from psnode.worker.heap import keep_freed_memory
 from psnode.worker.hooks import GroupHooks
 from psnode.worker.inspection import Findings, inspect
 from psnode.worker.loop import Worker
-from psnode.worker.replica import Replica, describe
-from psnode.worker.sender import GradientSender
+from psnode.worker.malloc import keep_freed_memory
 from psnode.worker.share import Share, resumed
 
 MakeTask = Callable[[Config], Task]
 
 
 @dataclass(frozen=True)
-class Site:
-    """What a worker has before it knows the plan. `patience` bounds waits for the master, in seconds."""
+class WorkerContext:
+    """State of a worker before it knows the plan. `patience` bounds waits for the master, in seconds."""
 
-    link: Link
+    link: FrameChannel
     config: Config
     scheme: Scheme
     directory: Path | None  # the run's, if this rank sees it
@@ -65,7 +66,7 @@ class Site:
         quiet = replace(self.config, hash_every=0, log_interval=start.last_step + 1, timeline=False)
         worker = replace(self, config=quiet).worker(start)
         try:
-            worker.arrivals.assume(start.step)
+            worker.receiver.assume(start.step)
             worker.take_steps()
         finally:
             worker.close()
@@ -99,7 +100,7 @@ class Site:
             finished = resumed(tensors, sampler, start.step, moves=config.consistency != "bsp")
         sender.warm_up()
         tracer = Tracer(link.rank, enabled=config.timeline)
-        arrivals = Arrivals(
+        receiver = Receiver(
             link, plan, replica, downlink_codecs(plan, scheme.downlink), tracer,
             max(config.deadline or 0.0, config.pause_deadline), sender.give_back, sender.give_back_parts,
         )  # fmt: skip
@@ -112,8 +113,8 @@ class Site:
             directory=self.directory,
             replica=replica,
             gradients=gradients,
-            arrivals=arrivals,
-            first_use=FirstUse(self.model, arrivals, replica.on_device) if early else None,
+            receiver=receiver,
+            first_use=FirstUse(self.model, receiver, replica.on_device) if early else None,
             sender=sender,
             hooks=GroupHooks(replica.parameters, plan, gradients.collect, sender.push, start.late),
             computation=self.computation,
@@ -122,7 +123,7 @@ class Site:
             tracer=tracer,
         )
 
-    def deal(self, deal: Deal, version: int, before: Share | None) -> Share:
+    def deal(self, deal: Reshard, version: int, before: Share | None) -> Share:
         """This rank's part of a deal, behind `version`, or behind its place in the share that it had `before`."""
         sampler = self.sampler.dealt(self.link.rank, deal.ranks, deal.sample_shift)
         finished = version if before is None or not before.place else sampler.finished(before.place, before.sampler.workers)
@@ -130,24 +131,24 @@ class Site:
 
 
 def may_begin_early(config: Config) -> bool:
-    """Whether forward passes may begin before their weights are there.
+    """True if forward passes may begin before their weights are there.
 
     Workers that take turns must not keep one while they wait for another's gradient.
     """
     return config.overlap and config.consistency == "bsp" and config.local is None
 
 
-def join(link: Link, patience: float, make_task: MakeTask, turn: AbstractContextManager[Any]) -> Worker:
+def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: AbstractContextManager[Any]) -> Worker:
     """Take part in the start-up as a worker and return it ready for its first step.
 
-    `patience` bounds the wait for the configuration, in seconds; `turn` is held while torch computes.
+    `patience` bounds the wait for the configuration, in seconds; `torch_lock` is held while torch computes.
     """
     setup = Setup.from_bytes(link.expect(Kind.CONFIG, patience).body, 0)
     config = Config.from_dict(setup.config)
     device = choose_device(config.enable_gpu, link.transport.local_rank)
     torch.set_num_threads(max(1, config.threads))
     keep_freed_memory()
-    with turn:
+    with torch_lock:
         task = make_task(config)
         torch.manual_seed(config.seed)
         model = task.model()
@@ -157,7 +158,7 @@ def join(link: Link, patience: float, make_task: MakeTask, turn: AbstractContext
         data = task.train_data()
         workers = link.transport.size - 1 - config.spares
         sampler = Sampler(len(data), (link.rank - 1) % workers, workers, config.batch_size, config.batches_per_step, config.seed)
-        computation = Computation(task, model, device, rank=link.rank, seed=config.seed, turn=turn)
+        computation = Computation(task, model, device, rank=link.rank, seed=config.seed, torch_lock=torch_lock)
         agreed = set() if config.resume else inventory.persistent_buffers(model) - statistics.keys()
         found = Findings(None, [], "")
         if link.rank == 1:
@@ -171,10 +172,12 @@ def join(link: Link, patience: float, make_task: MakeTask, turn: AbstractContext
     contents = inventory.contents(model)
     ready = Ready(tensors, found.order, len(data), directory is not None, contents, found.late, found.waits)
     link.send(0, Kind.READY, ready.to_bytes())
-    site = Site(link, config, Scheme.from_dict(setup.scheme), directory, device, model, data, sampler, computation, patience)
-    while (start := site.next_start()).rehearsal:
-        site.rehearse(start)
-    return site.worker(start)
+    context = WorkerContext(
+        link, config, Scheme.from_dict(setup.scheme), directory, device, model, data, sampler, computation, patience
+    )
+    while (start := context.next_start()).rehearsal:
+        context.rehearse(start)
+    return context.worker(start)
 
 
 def _shared(train_dir: Path, mark: str) -> Path | None:
@@ -187,7 +190,7 @@ def _shared(train_dir: Path, mark: str) -> Path | None:
 
 
 def _restore(
-    start: Start, link: Link, directory: Path | None, replica: Replica, sender: GradientSender, patience: float
+    start: Start, link: FrameChannel, directory: Path | None, replica: Replica, sender: GradientSender, patience: float
 ) -> dict[str, torch.Tensor]:
     """Take this worker's feedback and buffers from the checkpoint, read here or sent by the master: all that it holds."""
     name = checkpoint.worker_file(link.rank)

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from psnode import checkpoint
 from psnode.cli import main
 from psnode.config import settings
+from psnode.config.load import load
 from psnode.errors import CheckpointError, ConfigurationError
 from psnode.evaluator import follow
-from psnode.run_directory import claim
-from psnode.sources import load
+from psnode.records import checkpoint
+from psnode.records.directory import claim
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -112,7 +112,7 @@ def test_what_is_not_psnodes_own_stays_when_a_run_is_resumed(run: Path, tmp_path
     assert [file for file in kept if not file.exists()] == []
     assert [file for file in [*gone, home / ".step-00000008"] if file.exists()] == []
     (home / ".step-00000011").symlink_to(tmp_path / "aim")
-    checkpoint.Draft(run, 11).discard()
+    checkpoint.StagedCheckpoint(run, 11).discard()
     assert (tmp_path / "aim" / "file").exists()
 
 

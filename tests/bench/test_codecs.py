@@ -38,7 +38,7 @@ def gradient(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_recorded_gradient_is_that_of_sgd_written_by_hand(gradient: Path) -> None:
-    from psnode.classification import Classification
+    from psnode.tasks.classification import Classification
 
     task = Classification("LeNet", "digits", seed=3)
     torch.manual_seed(3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from psnode.bench.memory import markdown, run
-from psnode.metrics import peak_memory
+from psnode.records.metrics import peak_memory
 
 pytestmark = [pytest.mark.serial, pytest.mark.skipif(peak_memory() is None, reason="needs Linux's /proc")]
 

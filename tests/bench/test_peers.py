@@ -20,9 +20,9 @@ from psnode.bench.marks import Exchange, Mark, Metered, Traffic, read_marks
 from psnode.bench.rounds import combine, load, tables
 from psnode.bench.standings import plot, row, show, with_ratios
 from psnode.bench.trial import Point, Trial, step_durations
-from psnode.classification import Classification
-from psnode.data.sampler import Sampler
 from psnode.errors import ConfigurationError
+from psnode.tasks.classification import Classification
+from psnode.tasks.data.sampler import Sampler
 
 PARAMETERS = 431_080  # of LeNet
 TINY = Ground(network="LeNet", dataset="digits", workers=2, batch=8, lr=0.02, steps=8, evaluate_every=8)

@@ -182,7 +182,8 @@ def test_the_wheel_that_setup_sends_holds_the_program_and_the_tool(monkeypatch: 
     )
     if tracked.returncode == 0:
         assert set(tracked.stdout.split()) <= names
-    assert {"psnode/cli.py", "psnode/py.typed", "tools/ec2/cli.py", "tools/ec2/pre_run.sh", "tools/ec2/start_job.sh"} <= names
+    tool = {"tools/ec2/cli.py", "tools/ec2/pre_run.sh", "tools/ec2/start_job.sh"}
+    assert {"psnode/cli/commands.py", "psnode/py.typed", *tool} <= names
     assert not any(name.startswith("tests/") for name in names)
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from psnode.data.sampler import Sampler
 from psnode.errors import ConfigurationError
 from psnode.task import Data, load_task
+from psnode.tasks.data.sampler import Sampler
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "charlm.py")
 KINDS = ("lstm", "transformer")

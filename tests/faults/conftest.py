@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from psnode.supervision import session_members
+from psnode.jobs.supervision import session_members
 
 ROOT = Path(__file__).resolve().parents[2]
 _FLAGS = ["--batch-size", "8", "--threads", "1", "--no-tensorboard", "--lr", "0.02", "--log-interval", "1", "--eval-freq", "1000"]

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from psnode.history import violations
-from psnode.master.backlog import LEAST
+from psnode.exchange.shard.backlog import LEAST
+from psnode.records.history import violations
 
 pytestmark = pytest.mark.serial
 
@@ -26,7 +26,7 @@ import os
 import time
 from pathlib import Path
 
-from psnode.classification import Classification
+from psnode.tasks.classification import Classification
 
 GATE = Path({gate!r})
 

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psnode import checkpoint
 from psnode.config import Config
-from psnode.history import violations
-from psnode.job import run
-from psnode.link import Link
-from psnode.metrics import read_records
-from psnode.plan import Tensor, make_plan
-from psnode.schemes import resolve
+from psnode.config.schemes import resolve
+from psnode.exchange.sender import GradientSender
+from psnode.jobs.job import run
+from psnode.plan.groups import Tensor, make_plan
+from psnode.protocol.channel import FrameChannel
+from psnode.records import checkpoint
+from psnode.records.history import violations
+from psnode.records.metrics import read_records
 from psnode.transport.loopback import loopback_group
-from psnode.worker.sender import GradientSender
 from tests.faults.slowed import slowed
 
 
@@ -106,7 +106,7 @@ def test_what_a_gradient_carried_returns_to_the_residual(codec: str, memory: str
     sender = GradientSender(
         plan,
         scheme,
-        Link(ends[1]),
+        FrameChannel(ends[1]),
         Given(current),  # type: ignore[arg-type]
         seed=1,
         lr=lambda step: 0.1,

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import psnode
-from psnode import checkpoint
-from psnode.checkpoint import Checkpoint
-from psnode.classification import Classification
 from psnode.config import Config
-from psnode.history import violations
-from psnode.job import run
-from psnode.metrics import read_records
+from psnode.jobs.job import run
+from psnode.records import checkpoint
+from psnode.records.checkpoint import Checkpoint
+from psnode.records.history import violations
+from psnode.records.metrics import read_records
+from psnode.tasks.classification import Classification
 
 WORKERS, BATCH, EXAMPLES = 4, 16, 1437
 AN_EPOCH = EXAMPLES // BATCH  # gradients

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from psnode import checkpoint
 from psnode.config import Config
-from psnode.job import run
+from psnode.jobs.job import run
+from psnode.records import checkpoint
 
 pytestmark = pytest.mark.serial
 
@@ -30,7 +30,7 @@ def test_the_others_go_on_without_a_killed_worker(launched: Launched) -> None:
     contributing = [record["contributing"] for record in records]
     assert contributing == sorted(contributing, reverse=True)
     assert (contributing[0], contributing[-1]) == (4, 3)
-    assert [(event["event"], event["rank"]) for event in job.events() if event["event"] != "re-dealt"] == [("lost", 3)]
+    assert [(event["event"], event["rank"]) for event in job.events() if event["event"] != "resharded"] == [("lost", 3)]
     assert "rank 3 lost" in out
     newest = checkpoint.Checkpoint.open(checkpoint.latest(job.train_dir))
     assert [newest.has(checkpoint.worker_file(rank)) for rank in (1, 2, 3, 4)] == [True, True, False, True]

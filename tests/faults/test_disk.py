@@ -17,15 +17,15 @@ import pytest
 import torch
 
 import psnode
-from psnode import checkpoint
-from psnode.checkpoint import Checkpoint, Draft
-from psnode.classification import Classification
 from psnode.config import Config
 from psnode.errors import CheckpointError, ConfigurationError
-from psnode.history import violations
-from psnode.metrics import read_records
-from psnode.retention import prune
-from psnode.run_directory import claim
+from psnode.records import checkpoint
+from psnode.records.checkpoint import Checkpoint, StagedCheckpoint
+from psnode.records.directory import claim
+from psnode.records.history import violations
+from psnode.records.metrics import read_records
+from psnode.records.retention import prune
+from psnode.tasks.classification import Classification
 from tests.faults.traced import AVAILABLE, RAISED, Trace, traced
 
 at_calls = [
@@ -41,7 +41,7 @@ def weights(step: int) -> dict[str, torch.Tensor]:
 
 def publish(train_dir: Path, step: int) -> None:
     """All that a job writes of a checkpoint, by the functions that it uses."""
-    draft = Draft(train_dir, step)
+    draft = StagedCheckpoint(train_dir, step)
     checkpoint.write_part(train_dir, step, 0, 1, weights(step))
     draft.adopt(checkpoint.worker_file(1))
     draft.add(checkpoint.worker_file(2), checkpoint.dump(weights(step)))

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from psnode.config import Config
-from psnode.history import HISTORY, violations
-from psnode.job import run
+from psnode.jobs.job import run
+from psnode.records.history import HISTORY, violations
 
 Lines = list[dict[str, Any]]
 

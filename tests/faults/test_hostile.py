@@ -14,18 +14,19 @@ import numpy as np
 import pytest
 import torch
 
-from psnode import checkpoint, wire
 from psnode.codecs import Payload, get_codec
 from psnode.codecs.rng import Key
 from psnode.config import Config
-from psnode.history import violations
-from psnode.job import run
+from psnode.jobs.job import run
 from psnode.master import lead
-from psnode.messages import Hello
-from psnode.tasks import make_task
+from psnode.protocol import wire
+from psnode.protocol.messages import Hello
+from psnode.protocol.wire import HEADER_BYTES, Kind
+from psnode.records import checkpoint
+from psnode.records.history import violations
+from psnode.tasks.load import make_task
 from psnode.transport.base import Buffer, Pending, Transport
 from psnode.transport.loopback import loopback_group
-from psnode.wire import HEADER_BYTES, Kind
 from psnode.worker import work
 
 Lie = Callable[[np.ndarray], np.ndarray]
@@ -71,7 +72,7 @@ def no_message(frame: np.ndarray) -> np.ndarray:
 def not_its_to_send(frame: np.ndarray) -> np.ndarray:
     """A ROUND, which only the master sends."""
     job = int(frame[40:48].view("<u8")[0])
-    return wire.pack(Kind.ROUND, sender=int(frame[8:12].view("<u4")[0]), job=job, step=4, version=4)
+    return wire.pack(Kind.VERSION_COMPLETE, sender=int(frame[8:12].view("<u4")[0]), job=job, step=4, version=4)
 
 
 def with_body(change: Callable[[bytes], bytes]) -> Lie:

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from psnode.classification import Classification
 from psnode.config import Config
 from psnode.errors import DivergedError, PsnodeError
-from psnode.history import violations
-from psnode.job import run
-from psnode.metrics import read_records
+from psnode.jobs.job import run
+from psnode.records.history import violations
+from psnode.records.metrics import read_records
+from psnode.tasks.classification import Classification
 
 
 class Poisoned(Classification):

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psnode import checkpoint, wire
 from psnode.codecs import Payload
 from psnode.config import Config
 from psnode.errors import DivergedError
+from psnode.protocol import wire
+from psnode.records import checkpoint
 from tests.faults.test_hostile import Lie, settings, train, with_body
 
 

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from psnode import checkpoint
-from psnode.checkpoint import Checkpoint, Draft
-from psnode.classification import Classification
 from psnode.config import Config
-from psnode.data.sampler import permutation
 from psnode.errors import CheckpointError
-from psnode.history import violations
-from psnode.job import run
-from psnode.master.startup import redealt
-from psnode.messages import Ready
-from psnode.metrics import read_records
+from psnode.jobs.job import run
+from psnode.master.startup import resharded
+from psnode.protocol.messages import Ready
+from psnode.records import checkpoint
+from psnode.records.checkpoint import Checkpoint, StagedCheckpoint
+from psnode.records.history import violations
+from psnode.records.metrics import read_records
+from psnode.tasks.classification import Classification
+from psnode.tasks.data.sampler import permutation
 
 
 def config(train_dir: Path, **changed: Any) -> Config:
@@ -108,13 +108,13 @@ def test_the_mean_of_the_memories_stays_what_it_was(tmp_path: Path) -> None:
     """The update is the mean over the workers of what they send, so this is what the weights are owed."""
     rng = np.random.default_rng(1)
     memories = [rng.standard_normal(50).astype(np.float32) for _ in range(3)]
-    draft = Draft(tmp_path, 5)
+    draft = StagedCheckpoint(tmp_path, 5)
     for rank, memory in enumerate(memories, 1):
         own = {"feedback/0/residual": torch.from_numpy(memory), "feedback/1/codebook": torch.full((4,), rank, dtype=torch.uint8)}
         draft.add_tensors(checkpoint.worker_file(rank), {**own, "buffer/bn.mean": torch.full((2,), float(rank))})
     draft.add_tensors(checkpoint.MODEL, {"fc.weight": torch.zeros(3), "bn.mean": torch.full((2,), 2.0)})
     found = Checkpoint.open(draft.publish({"workers": 3}))
-    dealt = checkpoint.parse(redealt(found, Ready([["fc.weight", [3]]], None, 10, True)), "test")
+    dealt = checkpoint.parse(resharded(found, Ready([["fc.weight", [3]]], None, 10, True)), "test")
     assert set(dealt) == {"feedback/0/residual", "feedback/1/codebook", "buffer/bn.mean"}
     np.testing.assert_allclose(dealt["feedback/0/residual"].numpy(), np.mean(memories, axis=0, dtype=np.float64), rtol=1e-6)
     assert dealt["feedback/0/residual"].dtype == torch.float32

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from psnode import checkpoint
 from psnode.config import Config
-from psnode.job import run
-from psnode.link import Link
-from psnode.master.startup import redealt
-from psnode.messages import Ready
-from psnode.metrics import read_records
-from psnode.plan import Plan
-from psnode.schemes import resolve
+from psnode.config.schemes import resolve
+from psnode.exchange.sender import GradientSender
+from psnode.jobs.job import run
+from psnode.master.startup import resharded
+from psnode.plan.groups import Plan
+from psnode.protocol.channel import FrameChannel
+from psnode.protocol.messages import Ready
+from psnode.records import checkpoint
+from psnode.records.metrics import read_records
 from psnode.task import Task
 from psnode.transport.loopback import loopback_group
-from psnode.worker.sender import GradientSender
 
 SIZE = 4000
 KEPT = 400  # of the coordinates, a tenth
@@ -57,7 +57,7 @@ def given() -> Given:
 def sender(given: Given) -> Iterator[GradientSender]:
     plan = Plan.from_dict({"tensors": [["a", [40, 100]]], "groups": [[["topk:ratio=0.1", 0, [SIZE]]]]})
     scheme = resolve(Config(scheme="topk:ratio=0.1", feedback="ef:rescale=true"))
-    link = Link(loopback_group(2)[1])
+    link = FrameChannel(loopback_group(2)[1])
     sender = GradientSender(plan, scheme, link, given, seed=1, lr=lr, steps_per_epoch=9)  # type: ignore[arg-type]
     yield sender
     sender.close()
@@ -190,6 +190,6 @@ def test_memories_of_workers_at_different_steps_are_dealt_by_what_they_owe(tmp_p
         def tensors(self, name: str) -> dict[str, torch.Tensor]:
             return {} if name == checkpoint.MODEL else checkpoint.parse((folder / name).read_bytes(), name)
 
-    dealt = checkpoint.parse(redealt(Found(), Ready([], None, 0, True)), "dealt")  # type: ignore[arg-type]
+    dealt = checkpoint.parse(resharded(Found(), Ready([], None, 0, True)), "dealt")  # type: ignore[arg-type]
     owed = dealt["feedback/0/rate"].double() * dealt["feedback/0/residual"].double()
     assert owed.numpy() == pytest.approx((0.1 * 3 + 0.2 * 1) / 2)

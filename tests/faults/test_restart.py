@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from psnode.config import Config
-from psnode.history import violations
-from psnode.job import run
-from psnode.metrics import read_records
+from psnode.jobs.job import run
+from psnode.records.history import violations
+from psnode.records.metrics import read_records
 
 pytestmark = pytest.mark.serial
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from psnode import checkpoint
-from psnode.config import Config
-from psnode.history import violations
-from psnode.job import run
-from psnode.metrics import read_records
 from tests.faults.test_aside import wait_for
+
+from psnode.config import Config
+from psnode.jobs.job import run
+from psnode.records import checkpoint
+from psnode.records.history import violations
+from psnode.records.metrics import read_records
 
 pytestmark = pytest.mark.serial
 
@@ -26,7 +26,7 @@ FLAGS = ["--scheme", "qsgd", "--feedback", "ef", "--record-history", "--hash-eve
 
 def told(job: Any) -> list[tuple[str, int | None]]:
     """What happened to whom; an epoch may have ended meanwhile."""
-    return [(event["event"], event["rank"]) for event in job.events() if event["event"] != "re-dealt"]
+    return [(event["event"], event["rank"]) for event in job.events() if event["event"] != "resharded"]
 
 
 @pytest.mark.parametrize("downlink", ["dense", "bf16"])
@@ -70,7 +70,7 @@ def test_who_returns_to_a_taken_place_is_a_spare(launched: Launched) -> None:
     job.process.send_signal(signal.SIGTERM)
     code, out = job.end()
     assert code == 75, out
-    assert told(job) == [("put aside", 2), ("promoted", 3), ("returned", 2), ("lost", 1), ("promoted", 2)]
+    assert told(job) == [("suspended", 2), ("promoted", 3), ("returned", 2), ("lost", 1), ("promoted", 2)]
     assert violations(job.train_dir) == []
     found = checkpoint.Checkpoint.open(checkpoint.latest(job.train_dir))
     assert [found.has(checkpoint.worker_file(rank)) for rank in (1, 2, 3)] == [False, True, True]
@@ -89,7 +89,7 @@ def test_spares_who_are_not_needed_change_nothing(launched: Launched, tmp_path: 
 TORN = """
 import os
 import numpy as np
-from psnode.classification import Classification
+from psnode.tasks.classification import Classification
 
 class Torn:
     def __init__(self, data):

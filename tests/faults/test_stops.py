@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from psnode import checkpoint
-from psnode.history import violations
+from psnode.records import checkpoint
+from psnode.records.history import violations
 
 pytestmark = pytest.mark.serial
 
@@ -22,7 +22,7 @@ ASP = ["--consistency", "asp", "--scheme", "qsgd", "--feedback", "ef", "--record
 SLOW_DATA = """
 import time
 from pathlib import Path
-from psnode.classification import Classification
+from psnode.tasks.classification import Classification
 
 class Slow(Classification):
     def __init__(self, options=None):
@@ -45,7 +45,7 @@ def test_a_stopped_worker_does_not_keep_an_asynchronous_job_from_its_checkpoint(
     job.process.send_signal(signal.SIGTERM)
     code, out = job.end()
     assert code == 75, out
-    assert [(event["event"], event["rank"]) for event in job.events()] == [("put aside", 2)]
+    assert [(event["event"], event["rank"]) for event in job.events()] == [("suspended", 2)]
     found = checkpoint.Checkpoint.open(checkpoint.latest(job.train_dir))
     assert found.step == job.summary()["steps"]
     assert [found.has(checkpoint.worker_file(rank)) for rank in (1, 2, 3)] == [True, False, True]

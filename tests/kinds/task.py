@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from psnode.master.downlink import Downlink
+from psnode.exchange.receiver import Receiver
+from psnode.exchange.shard.downlink import Downlink
 from psnode.task import Batch, Task
-from psnode.worker.arrivals import Arrivals
 from tests.kinds.models import CLASSES, WIDTH, Chain
 from tests.kinds.table import KINDS
 
@@ -125,13 +125,13 @@ def _slow_down(seconds: float) -> None:
 
 def _note_waits(folder: Path) -> None:
     """Have every use of a weight that waited for it leave a byte in the file of this process."""
-    require = Arrivals.require
+    require = Receiver.require
 
-    def noted(self: Arrivals, start: int, stop: int) -> None:
+    def noted(self: Receiver, start: int, stop: int) -> None:
         before = self.waited
         require(self, start, stop)
         if self.waited > before:
             with (folder / str(os.getpid())).open("ab") as file:
                 file.write(b".")
 
-    Arrivals.require = noted  # type: ignore[method-assign]
+    Receiver.require = noted  # type: ignore[method-assign]

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import psnode
-from psnode import checkpoint
 from psnode.config import Config
 from psnode.errors import PsnodeError
+from psnode.records import checkpoint
 from psnode.worker.computation import seed_torch
 from tests.kinds.table import KINDS, REFUSED, Kind
 from tests.kinds.task import Constrained, Points, Trains, loss_of

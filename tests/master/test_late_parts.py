@@ -13,36 +13,36 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from psnode import checkpoint
-from psnode.checkpoint import Checkpoint, Draft
 from psnode.config import Config
-from psnode.link import Link
-from psnode.master.downlink import Downlink
-from psnode.master.drafts import Drafts
+from psnode.exchange.shard.downlink import Downlink
+from psnode.exchange.shard.optimizer import Parameters
+from psnode.master.checkpointing import PendingCheckpoints
 from psnode.master.events import Events
-from psnode.master.parameters import Parameters
-from psnode.plan import Tensor, make_plan
-from psnode.run_directory import claim
-from psnode.timeline import Tracer
+from psnode.plan.groups import Tensor, make_plan
+from psnode.protocol.channel import FrameChannel
+from psnode.protocol.wire import Flag, Frame, Kind
+from psnode.records import checkpoint
+from psnode.records.checkpoint import Checkpoint, StagedCheckpoint
+from psnode.records.directory import claim
+from psnode.records.timeline import Tracer
 from psnode.transport.loopback import loopback_group
-from psnode.wire import Flag, Frame, Kind
 from psnode.worker.loop import Worker
 
 STEP = 5
 SIZES = {1: 3, 2: 5000}  # of the memories of two workers
 
 
-def drafts(folder: Path) -> Drafts:
+def drafts(folder: Path) -> PendingCheckpoints:
     model = nn.Linear(2, 3)
     tensors = [Tensor(name, tuple(value.shape)) for name, value in model.named_parameters()]
     plan = make_plan(tensors, "identity", group_by="model", min_compress_bytes=0)
     config = Config(train_dir=folder)
     parameters = Parameters(model, plan, config, 0.9)
-    downlink = Downlink("dense", parameters.weights.numpy(), plan, Link(loopback_group(1)[0]), (), seed=1)
+    downlink = Downlink("dense", parameters.weights.numpy(), plan, FrameChannel(loopback_group(1)[0]), (), seed=1)
     with claim(config) as run:
         pass
     tracer = Tracer(0, enabled=False)
-    return Drafts(run, parameters, downlink, tracer, Events(folder), workers=2, rounds_go_on=True)
+    return PendingCheckpoints(run, parameters, downlink, tracer, Events(folder), workers=2, rounds_go_on=True)
 
 
 def memories(rank: int) -> dict[str, torch.Tensor]:
@@ -107,10 +107,12 @@ def test_a_worker_that_wakes_up_while_the_checkpoint_is_written_is_no_part_of_it
             late.append(rank := 2)
             contribute(tmp_path, rank, [])
 
-    for module, name in ((Draft, "add_tensors"), (checkpoint, "write_file"), (checkpoint, "write_atomically")):
+    for module, name in ((StagedCheckpoint, "add_tensors"), (checkpoint, "write_file"), (checkpoint, "write_atomically")):
         own = getattr(module, name)
 
-        def watched(*args: Any, _own: Callable[..., Any] = own, _place: int = int(module is Draft), **named: Any) -> Any:
+        def watched(
+            *args: Any, _own: Callable[..., Any] = own, _place: int = int(module is StagedCheckpoint), **named: Any
+        ) -> Any:
             wake(args[_place])
             return _own(*args, **named)
 
@@ -171,7 +173,7 @@ def test_what_a_worker_could_not_write_whole_it_sends(tmp_path: Path, halves: li
 def test_a_writer_of_an_earlier_start_of_the_job_does_not_touch_what_this_one_writes(tmp_path: Path) -> None:
     for job in (7, 8):
         checkpoint.sweep(tmp_path)
-        draft = Draft(tmp_path, STEP, job)
+        draft = StagedCheckpoint(tmp_path, STEP, job)
         checkpoint.write_part(tmp_path, STEP, job, 1, memories(1))
     checkpoint.write_part(tmp_path, STEP, 8, 1, memories(1))
     with pytest.raises(FileNotFoundError):

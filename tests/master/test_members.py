@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from psnode.clock import Clock
 from psnode.master.members import Members
+from psnode.transport.clock import Clock
 
 
 class Seconds:
@@ -24,34 +24,34 @@ def test_only_who_was_heard_since_returns() -> None:
     members = Members([1, 2, 3], Clock())
     for rank in (2, 3):
         assert members.remove(rank)
-        members.put_aside(rank, [4, 4], 5)
+        members.suspend(rank, [4, 4], 5)
     members.hear(1)
     members.hear(3)
-    assert list(members.let_in()) == [3]
+    assert list(members.readmit()) == [3]
     assert members.live == {1, 3}
-    assert (members.is_aside(2), members.is_aside(3)) == (True, False)
+    assert (members.is_suspended(2), members.is_suspended(3)) == (True, False)
     assert members.forget(2)
     assert not members.forget(2)
     assert not members.remove(2)
 
 
 def test_groups_of_its_last_step_that_were_not_taken_are_named() -> None:
-    """Groups 0 and 2 of step 5 were taken before it was put aside; 1 and 3 came, or come, afterwards."""
+    """Groups 0 and 2 of step 5 were taken before it was suspended; 1 and 3 came, or come, afterwards."""
     members = Members([1, 2], Clock())
     members.remove(2)
-    members.put_aside(2, [5, 4, 5, 4], 5)
+    members.suspend(2, [5, 4, 5, 4], 5)
     members.hear(2, gradient_of=5)
-    assert members.let_in() == {2: (5, [1, 3])}
+    assert members.readmit() == {2: (5, [1, 3])}
 
 
 def test_a_step_that_it_took_while_it_was_aside_is_its_last() -> None:
     """Where stale gradients are taken nobody knows which step it was at before it is heard."""
     members = Members([1, 2], Clock())
     members.remove(2)
-    members.put_aside(2, [7, 3], 0)
+    members.suspend(2, [7, 3], 0)
     members.hear(2)
     members.hear(2, gradient_of=7)
-    assert members.let_in() == {2: (7, [1])}
+    assert members.readmit() == {2: (7, [1])}
 
 
 def test_silence_counts_from_the_last_word_or_question() -> None:
@@ -79,8 +79,8 @@ def test_spares_are_promoted_to_empty_places_in_their_order() -> None:
 def test_who_returns_to_a_taken_place_waits_as_a_spare() -> None:
     members = Members([1, 2], Clock(), spares=[3])
     members.remove(2)
-    members.put_aside(2, [5], 5)
+    members.suspend(2, [5], 5)
     assert members.promote() == [3]
     members.hear(2)
-    assert members.let_in() == {2: (5, [])}
+    assert members.readmit() == {2: (5, [])}
     assert (members.live, members.spares) == ({1, 3}, [2])

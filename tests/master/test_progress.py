@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from psnode.master.progress import Fanout, Lines
-from psnode.metrics import Seconds, StepRecord
+from psnode.records.metrics import Seconds, StepRecord
 
 
 def record(step: int) -> StepRecord:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from psnode.config import Config
-from psnode.job import run
+from psnode.jobs.job import run
 
 
 def lines(train_dir: Path, capfd: pytest.CaptureFixture[str], **changed: Any) -> list[str]:

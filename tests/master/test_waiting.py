@@ -10,16 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psnode import checkpoint
-from psnode.checkpoint import Checkpoint, Draft
 from psnode.config import Config
-from psnode.data.sampler import Sampler
 from psnode.errors import CheckpointError
+from psnode.exchange.shard.consistency import Bounded, Synchronous
+from psnode.exchange.shard.rounds import Rounds
 from psnode.master.applied import Applied, applied_before
-from psnode.master.consistency import Bounded, Synchronous
-from psnode.master.rounds import Rounds
 from psnode.master.waiting import pack, unpack
-from psnode.wire import Flag, Frame, Kind
+from psnode.protocol.wire import Flag, Frame, Kind
+from psnode.records import checkpoint
+from psnode.records.checkpoint import Checkpoint, StagedCheckpoint
+from psnode.tasks.data.sampler import Sampler
 
 
 def gradient(rank: int, group: int, based: int) -> Frame:
@@ -60,7 +60,7 @@ def test_where_late_gradients_are_dropped_none_waits() -> None:
 
 
 def test_the_next_round_takes_what_has_waited_whoever_is_there(tmp_path: Path) -> None:
-    draft = Draft(tmp_path, 1)
+    draft = StagedCheckpoint(tmp_path, 1)
     draft.add_tensors(checkpoint.WAITING, pack(stopped().waiting))
     found = unpack(Checkpoint.open(draft.publish({"workers": 3})))
     assert [(bytes(frame.body).decode(), frame.flags) for frame in found] == [("2/0/0", Flag.PARTIAL)]
@@ -76,7 +76,7 @@ def test_the_next_round_takes_what_has_waited_whoever_is_there(tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ["1/2/3", "1/1/0/0", "a/1/0/0/0", ""])
 def test_a_name_that_is_no_gradients_is_refused(tmp_path: Path, name: str) -> None:
-    draft = Draft(tmp_path, 1)
+    draft = StagedCheckpoint(tmp_path, 1)
     draft.add_tensors(checkpoint.WAITING, {name: torch.zeros(3, dtype=torch.uint8)})
     with pytest.raises(CheckpointError, match="no gradient"):
         unpack(Checkpoint.open(draft.publish({"workers": 3})))
@@ -89,7 +89,7 @@ def test_a_gradient_counts_once_also_across_a_stop(tmp_path: Path) -> None:
     assert before is not None
     before.add({(1, 1), (2, 1)})
     before.add({(1, 1), (1, 3)})
-    draft = Draft(tmp_path, 2)
+    draft = StagedCheckpoint(tmp_path, 2)
     draft.add("x", b"")
     found = Checkpoint.open(draft.publish({"workers": 2, **before.facts()}))
     behind = applied_before(config, found)
@@ -100,7 +100,7 @@ def test_a_gradient_counts_once_also_across_a_stop(tmp_path: Path) -> None:
 
 
 def test_a_run_that_did_not_count_does_not_begin_to(tmp_path: Path) -> None:
-    draft = Draft(tmp_path, 2)
+    draft = StagedCheckpoint(tmp_path, 2)
     draft.add("x", b"")
     assert applied_before(Config(consistency="ssp"), Checkpoint.open(draft.publish({"workers": 2}))) is None
     assert Applied().facts() == {"applied": {"gradients": 0, "newest": {}}}

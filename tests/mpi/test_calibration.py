@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from psnode.config import Config
-from psnode.job import run
-from psnode.master.calibration import FEWEST_STEPS
+from psnode.jobs.job import run
+from psnode.master.autotune import FEWEST_STEPS
 
 pytestmark = pytest.mark.serial
 
 # 1.3 million weights make several groups; running statistics and dropout would show what a rehearsal left behind.
 TASK = """
 from torch import nn
-from psnode.classification import Classification
+from psnode.tasks.classification import Classification
 
 class Mine(Classification):
     def __init__(self, options=None):
@@ -80,7 +80,7 @@ def test_a_calibrated_run_is_the_run_with_what_was_chosen_and_resumes_with_it(mp
 TWICE = """
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from psnode.classification import Classification
+from psnode.tasks.classification import Classification
 
 class Twice(nn.Module):
     def __init__(self):

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from psnode import checkpoint, cli
+from psnode import cli
+from psnode.records import checkpoint
 from tests.kinds.table import SUPPORTED, WAITS
 
 pytestmark = [

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.serial
 TASK = """
 import torch
 from torch import nn
-from psnode.classification import Classification
+from psnode.tasks.classification import Classification
 
 class Net(nn.Module):
     def __init__(self):

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from psnode import checkpoint
 from psnode.config import Config
-from psnode.job import run
+from psnode.jobs.job import run
+from psnode.records import checkpoint
 
 pytestmark = pytest.mark.serial
 
@@ -122,7 +122,7 @@ def test_a_signal_to_one_rank_stops_the_job_with_a_checkpoint(rank: int, mpirun:
     assert summary(tmp_path / "run")["stop_reason"] == "signal"
 
 
-# One of each place where a job is refused; tests/test_cli.py has what is refused, and its line.
+# One of each place where a job is refused; tests/cli/test_cli.py has what is refused, and its line.
 BAD = [
     (["--unknown-flag"], 2, "--unknown-flag"),  # as the command line is read
     (["--lr", "fast"], 2, "--lr"),
@@ -158,7 +158,7 @@ def mistaken(folder: Path) -> str:
     task = folder / "task.py"
     task.write_text(
         "import os\n"
-        "from psnode.classification import Classification\n"
+        "from psnode.tasks.classification import Classification\n"
         "class Mine(Classification):\n"
         "    def __init__(self, options=None):\n"
         "        super().__init__('LeNet', 'digits', seed=1)\n"
@@ -197,10 +197,10 @@ def test_a_rank_that_does_not_answer_is_named(mpirun: Any, tmp_path: Path) -> No
     stopped = job.rank_pids()[1]
     os.kill(stopped, signal.SIGSTOP)
     end = time.monotonic() + 300
-    while "rank 1 put aside" not in "".join(job.output()) and time.monotonic() < end:
+    while "rank 1 suspended" not in "".join(job.output()) and time.monotonic() < end:
         time.sleep(0.1)
     out, err = job.output()
-    assert "rank 1 put aside: not heard of for 3.0 s" in out + err
+    assert "rank 1 suspended: not heard of for 3.0 s" in out + err
     os.kill(stopped, signal.SIGCONT)
     job.kill()
 
@@ -227,7 +227,7 @@ def test_a_task_of_ones_own_runs_from_python(mpirun: Any, tmp_path: Path) -> Non
     program.write_text(
         "import sys\n"
         "import psnode\n"
-        "from psnode.classification import Classification\n"
+        "from psnode.tasks.classification import Classification\n"
         "if __name__ == '__main__':\n"
         "    task = Classification('LeNet', 'digits', seed=1)\n"
         f"    config = psnode.Config(max_steps=5, train_dir={str(tmp_path / 'run')!r}, tensorboard=False)\n"

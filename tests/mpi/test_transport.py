@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from psnode.transport.contract import CHECKS
-from psnode.transport.pieces import Part
+from psnode.transport.mpi.pieces import Fragment
 
 PROGRAM = Path(__file__).with_name("transport_program.py")
 NAMES = [check.__name__ for check in CHECKS] + ["check_closing"]
@@ -101,12 +101,12 @@ def test_a_failure_of_the_mpi_thread_reaches_its_owner(mpirun: Any) -> None:
 @pytest.mark.parametrize(
     ("part", "nbytes", "reason"),
     [
-        (Part.PIECE, 100, "it sent a piece of 100 bytes that belongs to no message"),
-        (Part.TOTAL, 5, "it announced a length in 5 bytes instead of 8"),
-        (Part.TOTAL, 8, "it sent a message of 4611686018427387904 bytes, for which there is no memory"),
+        (Fragment.PIECE, 100, "it sent a piece of 100 bytes that belongs to no message"),
+        (Fragment.TOTAL, 5, "it announced a length in 5 bytes instead of 8"),
+        (Fragment.TOTAL, 8, "it sent a message of 4611686018427387904 bytes, for which there is no memory"),
     ],
 )
-def test_a_rank_that_sends_no_messages_but_rubbish_is_lost_alone(mpirun: Any, part: Part, nbytes: int, reason: str) -> None:
+def test_a_rank_that_sends_no_messages_but_rubbish_is_lost_alone(mpirun: Any, part: Fragment, nbytes: int, reason: str) -> None:
     job = mpirun(3, [PROGRAM, "malformed", int(part), nbytes], fault_tolerant=True)
     assert "b'all is well'" in job.out, job
     assert f"PeerLost(rank=1, reason='{reason}')" in job.out, job

@@ -8,12 +8,12 @@ import sys
 import time
 
 from psnode.errors import MissingRanksError, TransportError
-from psnode.transport import mpi
 from psnode.transport.barrier import gather_hello, send_hello
 from psnode.transport.base import Arrival, PeerLost
 from psnode.transport.contract import run_contract
-from psnode.transport.environment import place
-from psnode.transport.mpi_thread import Call
+from psnode.transport.mpi import endpoint as mpi
+from psnode.transport.mpi.environment import place
+from psnode.transport.mpi.thread import Call
 
 
 def say(*words: object) -> None:

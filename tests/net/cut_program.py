@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 from running import Job, cut, host_port, mend  # noqa: E402
 
-from psnode.history import violations  # noqa: E402
+from psnode.records.history import violations  # noqa: E402
 
 COMPARED = 400  # steps; a round in which weights are compared has the deadline of pauses, and must not be the one that is cut
 FLAGS = [
@@ -45,7 +45,7 @@ def main(train_dir: Path) -> None:
         port = host_port(2)
         assert port is not None
         cut(port)
-        wait_for(job, "put aside")
+        wait_for(job, "suspended")
         job.wait_for(job.step + 5)
         mend(port)
         wait_for(job, "returned")

@@ -15,4 +15,4 @@ def test_a_worker_that_is_cut_off_is_put_aside_and_takes_part_again_when_its_lin
     pytest.importorskip("mpi4py")
     done = netlab("--hosts", 3, "--rate", "none", "--", sys.executable, PROGRAM, tmp_path / "run", timeout=400)
     assert done.code == 0, done
-    assert "ended with 75, told put aside returned, violations []" in done.out, done
+    assert "ended with 75, told suspended returned, violations []" in done.out, done

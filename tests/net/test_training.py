@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from psnode.config import Config
-from psnode.job import run
+from psnode.jobs.job import run
 
 TRAIN = ["-m", "psnode", "train", "--threads", 1, "--eval-freq", 0, "--no-tensorboard", "--hash-every", 5]
 

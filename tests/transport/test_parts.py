@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 from psnode.errors import MissingRanksError
 from psnode.transport.barrier import gather_hello, send_hello
 from psnode.transport.base import Arrival, Inbox
-from psnode.transport.environment import Place, job_name, on_one_host, place
-from psnode.transport.farewell import Farewell
-from psnode.transport.listening import Listener, Woken, can_listen
 from psnode.transport.loopback import loopback_group
-from psnode.transport.pace import BUSY_LAST, IDLE_LAST, LISTEN, Nap, Pace
-from psnode.transport.pieces import Part, cut, join_tag, read_total, split_tag
+from psnode.transport.mpi.environment import Place, job_name, on_one_host, place
+from psnode.transport.mpi.farewell import Farewell
+from psnode.transport.mpi.listening import Listener, Woken, can_listen
+from psnode.transport.mpi.pace import BUSY_LAST, IDLE_LAST, LISTEN, Nap, Pace
+from psnode.transport.mpi.pieces import Fragment, cut, join_tag, read_total, split_tag
 
 MPI_TAG_UB_AT_LEAST = 32767
 
 
-@given(st.integers(0, 4095), st.sampled_from(Part))
-def test_a_tag_and_a_part_travel_in_a_tag_that_every_mpi_grants(tag: int, part: Part) -> None:
+@given(st.integers(0, 4095), st.sampled_from(Fragment))
+def test_a_tag_and_a_part_travel_in_a_tag_that_every_mpi_grants(tag: int, part: Fragment) -> None:
     assert 0 <= join_tag(tag, part) <= MPI_TAG_UB_AT_LEAST
     assert split_tag(join_tag(tag, part)) == (tag, part)
 
@@ -36,10 +36,10 @@ def test_pieces_put_together_are_the_message(message: bytes, piece_bytes: int) -
     parts = list(cut(np.frombuffer(message, np.uint8), 5, piece_bytes))
     kinds = [split_tag(mpi_tag)[1] for _, mpi_tag in parts]
     if len(message) <= piece_bytes:
-        assert kinds == [Part.WHOLE]
+        assert kinds == [Fragment.WHOLE]
         assert parts[0][0].tobytes() == message
     else:
-        assert kinds == [Part.TOTAL] + [Part.PIECE] * -(-len(message) // piece_bytes)
+        assert kinds == [Fragment.TOTAL] + [Fragment.PIECE] * -(-len(message) // piece_bytes)
         assert read_total(parts[0][0]) == len(message)
         assert max(data.size for data, _ in parts[1:]) <= piece_bytes
         assert b"".join(data.tobytes() for data, _ in parts[1:]) == message

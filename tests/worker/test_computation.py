@@ -34,7 +34,7 @@ class Counts(Trains):
 def passed(size: Any, metrics: dict[Any, Any], batches: int = 2) -> Outcome:
     task = Counts(size, metrics)
     model = task.model()
-    computation = Computation(task, model, torch.device("cpu"), rank=1, seed=3, turn=contextlib.nullcontext())
+    computation = Computation(task, model, torch.device("cpu"), rank=1, seed=3, torch_lock=contextlib.nullcontext())
     found = computation.run(1, [Points(16).batch(np.arange(16), None)] * batches, None)
     assert found is not None
     return found

@@ -9,10 +9,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from psnode.errors import ConfigurationError
-from psnode.plan import Plan, make_plan
-from psnode.worker.gradients import Gradients
+from psnode.exchange.gradients import Gradients
+from psnode.exchange.replica import Replica, describe, trainable
+from psnode.plan.groups import Plan, make_plan
 from psnode.worker.hooks import GroupHooks, finish_order
-from psnode.worker.replica import Replica, describe, trainable
 
 
 class Branches(nn.Module):

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import nn
 
-from psnode import models as networks
 from psnode.errors import ConfigurationError
+from psnode.tasks import models as networks
 from psnode.worker import inspection
 from psnode.worker.computation import Computation
 from psnode.worker.inspection import Findings, inspect
@@ -44,7 +44,7 @@ def _names() -> set[str]:
 
 def seen(model: nn.Module, *, early: bool = True) -> Findings:
     task = Trains(lambda: model, 16)
-    computation = Computation(task, model, torch.device("cpu"), rank=1, seed=3, turn=contextlib.nullcontext())
+    computation = Computation(task, model, torch.device("cpu"), rank=1, seed=3, torch_lock=contextlib.nullcontext())
     return inspect(computation, model, lambda step: Points(16).batch(np.arange(16), None), agreed=set(), early=early)
 
 
@@ -103,7 +103,7 @@ def test_the_models_that_come_with_psnode_need_not_wait(make: Any, monkeypatch: 
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "examples"))
     model, x, y = make()
     task = Classifies(lambda: model, 16)
-    computation = Computation(task, model, torch.device("cpu"), rank=1, seed=3, turn=contextlib.nullcontext())
+    computation = Computation(task, model, torch.device("cpu"), rank=1, seed=3, torch_lock=contextlib.nullcontext())
     found = inspect(computation, model, lambda step: (x, y), agreed=set(), early=True)
     assert (found.waits, found.late) == ("", [])
 

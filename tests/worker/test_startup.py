@@ -9,12 +9,12 @@ from typing import Any, cast
 import torch
 
 from psnode.config import Config
-from psnode.messages import Start
-from psnode.worker.startup import Site
+from psnode.protocol.messages import Start
+from psnode.worker.startup import WorkerContext
 from tests.kinds import models
 
 
-class Rehearsing(Site):
+class Rehearsing(WorkerContext):
     """A worker of it takes two forward passes."""
 
     def worker(self, start: Start) -> Any:
@@ -23,8 +23,8 @@ class Rehearsing(Site):
                 self.model(torch.ones(3, models.WIDTH))
             self.model.get_parameter("inner.weight").data.add_(1)
 
-        arrivals = SimpleNamespace(assume=lambda step: None)
-        return SimpleNamespace(arrivals=arrivals, take_steps=take_steps, close=lambda: None)
+        receiver = SimpleNamespace(assume=lambda step: None)
+        return SimpleNamespace(receiver=receiver, take_steps=take_steps, close=lambda: None)
 
 
 def test_buffers_and_attributes_are_those_from_before_a_rehearsal(tmp_path: Path) -> None:
@@ -34,8 +34,8 @@ def test_buffers_and_attributes_are_those_from_before_a_rehearsal(tmp_path: Path
         weight = model.inner.weight.detach().clone()
         unused: Any = None
         config = Config(train_dir=tmp_path)
-        site = Rehearsing(unused, config, unused, None, torch.device("cpu"), model, unused, unused, unused, patience=1)
-        site.rehearse(start)
+        context = Rehearsing(unused, config, unused, None, torch.device("cpu"), model, unused, unused, unused, patience=1)
+        context.rehearse(start)
         assert model.mask is first
         assert model.passes == 0
         assert torch.equal(model.inner.weight, weight)

@@ -53,7 +53,7 @@ def _status(session: Session, as_json: bool) -> None:
 
 @command(cli, "cost")
 def _cost(session: Session) -> None:
-    """What the cluster costs an hour, and has cost since its nodes started: at today's prices, without traffic."""
+    """Costs of the cluster an hour, and since its nodes started: at today's prices, without traffic."""
     from tools.ec2.costs import costs, extras
     from tools.ec2.volumes import volumes_of
 

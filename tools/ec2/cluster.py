@@ -63,7 +63,7 @@ class Cluster:
         return f"psnode-{self.name}-{self.owner}"
 
     def filters(self) -> list[dict[str, Any]]:
-        """What finds the cluster's own among all resources of the account."""
+        """Filters that find the cluster's own among all resources of the account."""
         return [{"Name": f"tag:{CLUSTER}", "Values": [self.name]}, {"Name": f"tag:{OWNER}", "Values": [self.owner]}]
 
     def tags(self, *kinds: str, launch: str, role: str = "", hours: int = 0, limit: str = "") -> list[dict[str, Any]]:
@@ -114,7 +114,7 @@ def cluster_of(cloud: Cloud, settings: Settings) -> Cluster:
 
 
 def owner_of(arn: str) -> str:
-    """Who the credentials with this ARN belong to, the same for all of his commands; unique within an account.
+    """Owner of the credentials with this ARN, the same for all of his commands; unique within an account.
 
     A user's name, or role-NAME: a role's sessions are called anew by every log-in, except by those of IAM Identity Center, which
     gives everybody the same roles and calls a session by its user.

@@ -1,4 +1,4 @@
-"""What a cluster has cost so far and costs an hour, at the prices of this moment, traffic not counted."""
+"""Costs of a cluster so far and an hour, at the prices of this moment, traffic not counted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Extra:
-    """What there is besides instances: `text` says what, `hourly` and `so_far` are USD."""
+    """Costs beside instances: `text` says what, `hourly` and `so_far` are USD."""
 
     text: str
     hourly: float

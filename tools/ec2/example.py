@@ -22,7 +22,7 @@ def example() -> str:
 
 
 def rule(field: dataclasses.Field[Any]) -> str:
-    """What a setting is, and what it may be."""
+    """Description and accepted values of a setting."""
     rules = field.metadata
     parts = [rules["help"]]
     if rules["choices"]:

@@ -19,7 +19,9 @@ def export(kind: str, settings: Settings, words: Sequence[str]) -> str:
 
 
 def train_dir(words: Sequence[str]) -> str:
-    """Where the command writes. Raises ConfigurationError if it does not say: a job that is to be resumed must know."""
+    """Directory that the command writes to. Raises ConfigurationError if it does not say: a job that is to be resumed must
+    know.
+    """
     for index, word in enumerate(words):
         if word == "--train-dir" and index + 1 < len(words):
             return words[index + 1]

@@ -1,4 +1,4 @@
-"""What went wrong on a node, from how ssh ended."""
+"""Failures on a node, told from the end of ssh."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def failure(node: Node, what: str, code: int, stderr: str) -> Ec2Error:
 
 
 def last_line(stderr: str) -> str:
-    """What a program said last."""
+    """Last line that a program printed."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     return lines[-1] if lines else "no reason given"

@@ -23,7 +23,7 @@ _DEFAULT_FILE = Path("cluster.toml")
 
 @dataclass(frozen=True)
 class Session:
-    """What every command works with."""
+    """Objects that every command works with."""
 
     settings: Settings
     cloud: Cloud

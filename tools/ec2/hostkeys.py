@@ -59,7 +59,7 @@ def pin(cluster: Cluster, settings: Settings, nodes: Sequence[Node], *, patient:
 
 
 def console_keys(cluster: Cluster, node: Node) -> list[str]:
-    """What `node` printed as its keys, `TYPE BASE64` each; nothing if it has not, yet.
+    """Keys that `node` printed, `TYPE BASE64` each; empty if it has printed none yet.
 
     The output of the start is kept, but EC2 shows it minutes later than the latest; which in the end has gone over the keys.
     """

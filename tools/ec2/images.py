@@ -1,4 +1,4 @@
-"""Which image to start: the newest one of a publisher, by name and for the processor of the instance types."""
+"""Choice of the image to start: the newest one of a publisher, by name and for the processor of the instance types."""
 
 from __future__ import annotations
 

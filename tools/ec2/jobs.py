@@ -45,7 +45,7 @@ def start(way: Access, command: Sequence[str]) -> str:
 
 
 def _trust(command: Sequence[str]) -> list[str]:
-    """What lets a run go on whose record names code: it was begun on these nodes, by their owner."""
+    """Trust in a run whose record names code: it was begun on these nodes, by their owner."""
     said = any(word.partition("=")[0] in ("--task", "--trust-run", "--no-trust-run") for word in command)
     return ["--trust-run"] if "--resume" in command and not said else []
 

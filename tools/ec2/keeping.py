@@ -1,4 +1,4 @@
-"""What a shutdown keeps: the newest checkpoint on the nodes, with its run's records, fetched before they end."""
+"""Files that a shutdown keeps: the newest checkpoint on the nodes, with its run's records, fetched before they end."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _kept(cluster: Cluster, settings: Settings, master: Node) -> str:
 
 
 def _below(folder: str) -> PurePosixPath:
-    """Where a folder of a node goes below a folder here. A node is not believed: Ec2Error if that would be elsewhere."""
+    """Place of a node's folder below a folder here. A node is not believed: Ec2Error if that would be elsewhere."""
     parts = PurePosixPath(folder).parts
     if not folder.isprintable() or ".." in parts:
         raise Ec2Error(f"the master says that it lies in {folder!r}")

@@ -24,7 +24,7 @@ _ROUNDS = 8  # plans that a launch makes while others change the same cluster
 
 @dataclass(frozen=True)
 class Plan:
-    """What a launch will do: how many nodes are missing, where they may go, and what an hour of the whole may cost."""
+    """Plan of a launch: the number of missing nodes, their places, and the largest cost of an hour of the whole."""
 
     nodes: list[Node]
     missing: dict[str, int]  # by role
@@ -82,7 +82,9 @@ def _once(cluster: Cluster, settings: Settings, confirm: Callable[[str], None], 
 
 
 def make_plan(cluster: Cluster, settings: Settings) -> Plan:
-    """What is missing and where it can go. Raises ConfigurationError and what belongs to it, before anything is changed."""
+    """Make the plan of missing nodes and their places. Raises ConfigurationError and what belongs to it, before anything is
+    changed.
+    """
     cloud = cluster.cloud
     key = public_key(settings.keyfile)
     nodes = cluster.nodes()

@@ -1,4 +1,4 @@
-"""Where the cluster may run: zones with a subnet that offer the instance types, in the order to try them."""
+"""Places of the cluster: zones with a subnet that offer the instance types, in the order to try them."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def constraints_of(settings: Settings) -> Path | None:
 
 @contextmanager
 def package_of(package: str, *, dry_run: bool) -> Iterator[str]:
-    """What is to be installed: a wheel on this machine, built if `package` is a folder, or a requirement as it is.
+    """Package to install: a wheel on this machine, built if `package` is a folder, or a requirement as it is.
 
     By default that is the checkout that this file is in, or, of an installed package, the same version.
     """
@@ -126,7 +126,7 @@ def package_of(package: str, *, dry_run: bool) -> Iterator[str]:
 
 
 def is_path(package: str) -> bool:
-    """Whether `package` is something on this machine, as a requirement never looks: ., a/b, or a.whl, and no URL."""
+    """True if `package` is something on this machine, as a requirement never looks: ., a/b, or a.whl, and no URL."""
     return "://" not in package and (package in (".", "..", "~") or "/" in package or package.endswith(".whl"))
 
 

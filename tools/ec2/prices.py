@@ -1,4 +1,4 @@
-"""What instances, volumes and addresses cost: from AWS's price list, spot from the market, or from the configuration."""
+"""Prices of instances, volumes and addresses: from AWS's price list, spot from the market, or from the configuration."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def spot(cloud: Cloud, name: str, zone: str) -> float | None:
 
 @dataclass(frozen=True)
 class Standing:
-    """What a cluster has already, and how it is extended: `gib` and `public` are those of a new node."""
+    """Present state of a cluster and its extension: `gib` and `public` are those of a new node."""
 
     nodes: Sequence[Node]
     volumes: Sequence[Volume]

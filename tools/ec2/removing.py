@@ -25,7 +25,7 @@ def shutdown(cluster: Cluster, shown: Sequence[Node] | None = None) -> list[str]
 
 
 def added_since(cluster: Cluster, nodes: Sequence[Node]) -> int:
-    """How many nodes the cluster has besides `nodes`."""
+    """Number of nodes of the cluster besides `nodes`."""
     return len({node.id for node in cluster.nodes()} - {node.id for node in nodes})
 
 

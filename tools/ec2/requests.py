@@ -61,7 +61,7 @@ systemctl enable --now psnode-warn.timer
 
 @dataclass(frozen=True)
 class Common:
-    """What all nodes of a launch share. `launch` is its id, by which it knows what it has started."""
+    """Settings that all nodes of a launch share. `launch` is its id, by which it knows what it has started."""
 
     image: Image
     key: str
@@ -141,7 +141,7 @@ def _lives(cluster: Cluster, token: str) -> bool:
 
 
 def user_data(max_hours: int) -> str:
-    """What a node does when it starts: set the hour at which it ends itself, and its bill, whatever happens to its owner.
+    """Script that a node runs when it starts: set the hour at which it ends itself, and its bill, whatever happens to its owner.
 
     An hour before, it tells whoever is logged in.
     A timer of systemd outlives a restart, which a planned shutdown does not; that one is for systems without systemd.

@@ -1,4 +1,4 @@
-"""What a cluster has besides its nodes and its key: a security group and a placement group."""
+"""Resources of a cluster besides its nodes and its key: a security group and a placement group."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def ensure_placement(cluster: Cluster, launch: str) -> str:
 
 
 def ensure(cluster: Cluster, kind: str, found: Callable[[], str | None], make: Callable[[], None]) -> str:
-    """What `found` returns, after `make` if need be; a name already taken by somebody else is an error."""
+    """Result of `found`, after `make` if need be; a name already taken by somebody else is an error."""
     if (there := found()) is not None:
         return there
     taken = False

@@ -28,7 +28,7 @@ _RANK = re.compile(rb"[^\0]*python[^\0]*\0-m\0psnode\0train(\0|$)")
 
 
 def notice() -> str | None:
-    """What EC2 says about an interruption; None if nothing (it answers 404), or if it cannot be asked."""
+    """Notice of EC2 about an interruption; None if nothing (it answers 404), or if it cannot be asked."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         wanted = urllib.request.Request(

@@ -42,7 +42,7 @@ class Section(NamedTuple):
 
     @property
     def is_constant(self) -> bool:
-        """Whether there is one symbol, so that nothing need be coded."""
+        """True if there is one symbol, so that nothing need be coded."""
         return self.freqs.size == 1
 
     def max_escaped(self, alphabet: int) -> int:

@@ -83,7 +83,7 @@ def _lowest_one(typing: Any, word: Any) -> Any:
 
 
 def _ones(typing: Any, word: Any) -> Any:
-    """How many ones there are in `word`."""
+    """Number of ones in `word`."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         function = builder.module.declare_intrinsic("llvm.ctpop", [_I64], ir.FunctionType(_I64, [_I64]))

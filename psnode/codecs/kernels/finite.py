@@ -30,7 +30,7 @@ def copy_finite(source: Floats, target: Floats) -> bool:
 
 @kernel
 def all_finite(values: Floats) -> bool:
-    """Whether all of 1-D `values` is finite."""
+    """True if all of 1-D `values` is finite."""
     bits = values.view(np.uint32)
     top = np.uint32(0)
     for i in range(bits.size):

@@ -45,7 +45,7 @@ def inlined(function: F) -> F:
 
 @cache
 def open_to_others(directory: Path, trusted: Path) -> bool:
-    """Whether somebody may write into `directory` who is neither root, nor this user, nor an owner of the file `trusted`.
+    """True if somebody may write into `directory` who is neither root, nor this user, nor an owner of the file `trusted`.
 
     So it is where the directory above is open, unless that has the sticky bit, which protects what lies in it.
     """

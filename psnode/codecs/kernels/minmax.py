@@ -152,7 +152,7 @@ def decode(packed: Words32, tail: Bytes, bits: int, levels: Levels, weight: np.f
 
 @kernel
 def is_padded(tail: Bytes, count: int, bits: int) -> bool:
-    """Whether no bit is 1 behind the last of `count` codes of an incomplete row."""
+    """True if no bit is 1 behind the last of `count` codes of an incomplete row."""
     code = np.empty(ROW + 8, np.uint8)
     unpack_tail(tail, count, bits, code)
     some = np.uint8(0)

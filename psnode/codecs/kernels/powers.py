@@ -111,7 +111,7 @@ def quantise(v: Floats, norm: float, s: int, k: Words32, key: Words, stream: int
 
 @kernel
 def code_values(norm: float, s: int, table: Floats) -> None:
-    """What every code stands for, within float32's range; 0 for codes that are not written."""
+    """The value of every code, within float32's range; 0 for codes that are not written."""
     table[:] = 0
     for j in range(s + 1):
         value = np.float32(min(norm * 2.0 ** np.float64(-j), _LARGEST))

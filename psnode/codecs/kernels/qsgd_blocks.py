@@ -32,7 +32,7 @@ def _ordinary(norm: np.float32) -> bool:
 
 @inlined
 def is_plain(start: int, count: int, bits: int, bucket: int, norms: Floats) -> bool:
-    """Whether the block of coordinates start..start+count-1 is plain."""
+    """True if the block of coordinates start..start+count-1 is plain."""
     b = start // bucket
     return count == BLOCK and bits <= 8 and (b + 1) * bucket >= start + BLOCK and _ordinary(norms[b])
 

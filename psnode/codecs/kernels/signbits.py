@@ -38,7 +38,7 @@ def pack_rest(row: Words32, count: int, bits: Bytes, zero: Bytes) -> None:
 
 @kernel
 def some(zero: Bytes) -> bool:
-    """Whether any bit is 1."""
+    """True if any bit is 1."""
     found = np.uint8(0)
     for j in range(zero.size):
         found |= zero[j]
@@ -47,7 +47,7 @@ def some(zero: Bytes) -> bool:
 
 @kernel
 def count(bits: Bytes) -> int:
-    """How many bits are 1."""
+    """Number of bits that are 1."""
     total = 0
     for j in range(bits.size):
         byte = np.uint8(bits[j])

@@ -1,4 +1,4 @@
-"""What settles a stochastic rounding that 16 random bits leave open: up to 128 more, so that it is exactly unbiased."""
+"""Ties of stochastic rounding that 16 random bits leave open: settled by up to 128 more, so that it is exactly unbiased."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def one_thread() -> Iterator[None]:
 
 
 class _Limit:
-    """How many are inside, and the number of threads before."""
+    """Number of callers inside, and of threads before them."""
 
     def __init__(self, get: Callable[[], int], put: Callable[[int], object]) -> None:
         self._get, self._put = get, put

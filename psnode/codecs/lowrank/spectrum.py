@@ -59,7 +59,7 @@ class Core(NamedTuple):
 
     @property
     def tall(self) -> bool:
-        """Whether columns are the short side."""
+        """True if columns are the short side."""
         m, n = self.values.shape
         return bool(m > n)
 

@@ -54,7 +54,7 @@ def split(context: Any, builder: Any, signature: Any, state: Any, chances: Any, 
 
 
 def narrow(builder: Any, ranges: Any) -> Any:
-    """Which lanes take a word."""
+    """Mask of the lanes that take a word."""
     return builder.icmp_unsigned("<", ranges, splat(WIDE, 1 << 16))
 
 

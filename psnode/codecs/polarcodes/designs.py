@@ -30,7 +30,7 @@ CHANNELS = {
 
 
 class Masks2(NamedTuple):
-    """Which bits of each level are frozen, and which are flat: bool, (levels, N)."""
+    """Masks of the frozen and of the flat bits of each level: bool, (levels, N)."""
 
     frozen: Bools
     flat: Bools

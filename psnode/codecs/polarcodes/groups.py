@@ -64,7 +64,7 @@ def _energy(x: Floats, start: int, stride: int, scratch: Float64s) -> float:
 
 @kernel
 def _prefers_taps(chunk: Floats, floor: float) -> bool:
-    """Whether the product of (energy + floor) over sampled groups is smaller for groups of values 9 apart."""
+    """True if the product of (energy + floor) over sampled groups is smaller for groups of values 9 apart."""
     scratch = np.empty(GROUP)
     mantissa, exponent = 1.0, 0
     for start in range(0, chunk.size - GROUP * TAPS + 1, GROUP * TAPS):
@@ -133,7 +133,7 @@ def _errors(energies: Float64s, ids: Bytes1, shares: Float64s) -> tuple[float, f
 
 
 def shares() -> Float64s:
-    """What a class leaves of an energy."""
+    """Share of an energy that a class leaves."""
     return np.array([_GAP * 4.0**-rate if rate else 1.0 for rate in LADDER])
 
 
@@ -198,7 +198,7 @@ def _allocate(energies: Float64s, mean_square: float, budget: float) -> tuple[By
 
 
 def _starts(ids: Bytes1) -> npt.NDArray[np.int64]:
-    """Where the values of each class begin among those of all classes but the first."""
+    """Offsets of each class among the values of all classes but the first."""
     counts = np.bincount(ids, minlength=len(LADDER))
     counts[0] = 0
     return np.concatenate([[0], np.cumsum(counts)[:-1]]) * GROUP

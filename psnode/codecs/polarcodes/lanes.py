@@ -107,7 +107,7 @@ def _gather(typing: Any, llrs: Any, row: Any, word: Any) -> Any:
 
 
 def _negative(typing: Any, llrs: Any, row: Any) -> Any:
-    """Which lanes of the row are below 0: the likelier bits, 0 where both are equally likely."""
+    """Mask of the lanes of the row below 0: the likelier bits, 0 where both are equally likely."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         llrs, row = arguments
@@ -118,7 +118,7 @@ def _negative(typing: Any, llrs: Any, row: Any) -> Any:
 
 
 def _below(typing: Any, llrs: Any, row: Any, limits: Any, start: Any) -> Any:
-    """Which lanes of the row are below limits[start + lane]."""
+    """Mask of the lanes of the row below limits[start + lane]."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         llrs, row, limits, start = arguments

@@ -58,7 +58,9 @@ def max_nbytes(size: int) -> int:
 
 
 def write(x: Floats, y: Floats, multiplier: float, body: Bytes) -> int:
-    """What leads from `y` to `x` where they differ most, `multiplier` being m; the number of bytes."""
+    """Write the corrections that lead from `y` to `x` where they differ most, `multiplier` being m; returns the number of
+    bytes.
+    """
     limit = np.float32(min(np.sqrt(_WORTH * multiplier), _LARGEST / 4))
     limit = max(limit, np.finfo(np.float32).smallest_normal)
     limit, count = _affordable(x, y, limit)

@@ -92,5 +92,5 @@ def read_row(state: Masks, place: Places, words: Words16, chances: Masks, used: 
 
 @kernel
 def ended_well(state: Masks, lanes: int) -> bool:
-    """Whether every lane's code was the one that finish_writing chooses."""
+    """True if every lane's code was the one that finish_writing chooses."""
     return bool((state[:lanes] < np.uint32(1 << 16)).all())

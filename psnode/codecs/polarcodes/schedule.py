@@ -1,4 +1,4 @@
-"""What successive cancellation does, in order, for one level of a code: a list of steps, without the subtrees that need none.
+"""Steps of successive cancellation, in order, for one level of a code: a list of steps, without the subtrees that need none.
 
 Node (s, n) of the tree covers the n bits from s on; their LLRs are rows n..2n-1, the sums that they make bits[s:s+n]. Subtrees
 without a choice, without a frozen bit, or with one choice at their end (a repetition) are done in one step, which changes

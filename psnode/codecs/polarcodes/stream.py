@@ -35,7 +35,9 @@ _EXTRA = 64  # bits a lane that a stream may exceed one bit a free bit by
 
 
 class Extent(NamedTuple):
-    """What the scales tell of a stream: rows of raw bits and of coded bits, weighted with their lanes; lanes of the coder."""
+    """Sizes of a stream that follow from its scales: rows of raw bits and of coded bits, weighted with their lanes; lanes of
+    the coder.
+    """
 
     raw: int
     coded: int
@@ -179,7 +181,7 @@ def write(
 
 
 def _starts(block: Superblock) -> range:
-    """Where the values begin that share a scale."""
+    """Offsets of the runs of values that share a scale."""
     return range(block.start, block.stop, SCALED)
 
 
@@ -274,7 +276,7 @@ def read(
 
 
 def live_ones(blocks: Sequence[Superblock], scales: Scales) -> list[bool]:
-    """Which superblocks have a scale that is not 0."""
+    """Mask of the superblocks with a scale that is not 0."""
     live, first = [], 0
     for block in blocks:
         live.append(bool(scales[first : first + block.scales].any()))

@@ -24,7 +24,7 @@ SAMPLES = 4096  # of the logistic distribution; a row of 32 begins at a random o
 
 @inlined
 def first_of(word: np.uint32) -> int:
-    """Where a row of samples begins."""
+    """Offset of a row of samples."""
     return np.int64(word & np.uint32(SAMPLES - 1))  # type: ignore[return-value]
 
 

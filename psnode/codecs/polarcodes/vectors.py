@@ -44,7 +44,7 @@ def row_at(context: Any, builder: Any, array_type: Any, array: Any, row: Any, ki
 
 
 def load(builder: Any, address: Any, align: int = 2) -> Any:
-    """What lies at `address`."""
+    """The vector at `address`."""
     value = builder.load(address)
     value.align = align
     return value
@@ -76,7 +76,7 @@ def both(builder: Any, high: Any, low: Any) -> Any:
 
 
 def has(context: Any, feature: str) -> bool:
-    """Whether the processor that is compiled for has a `feature`, by LLVM's name of it."""
+    """True if the processor that is compiled for has a `feature`, by LLVM's name of it."""
     return f"+{feature}" in context.codegen().magic_tuple()[2].split(",")
 
 
@@ -96,7 +96,7 @@ def pick(context: Any, builder: Any, table: Any, index: Any, size: int) -> Any:
 
 
 def moves(context: Any) -> bool:
-    """Whether `gathered` and `scattered` are there."""
+    """True if `gathered` and `scattered` are there."""
     return has(context, "avx512vbmi2")
 
 
@@ -111,7 +111,7 @@ def scattered(builder: Any, values: Any, mask: Any) -> Any:
 
 
 def _moves_lanes(typing: Any) -> Any:
-    """Whether lanes can be moved together and apart: known when a kernel is compiled."""
+    """True if lanes can be moved together and apart: known when a kernel is compiled."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return ir.Constant(I1, int(moves(context)))

@@ -28,7 +28,7 @@ _GAIN = 49 / 50  # what is expected of a b for each group before it is tried
 
 
 class Code(NamedTuple):
-    """How a set is coded: bytes in all, the one b or None, and the b of every group of 32 gaps (uint8)."""
+    """Code of a set: bytes in all, the one b or None, and the b of every group of 32 gaps (uint8)."""
 
     nbytes: int
     b: int | None

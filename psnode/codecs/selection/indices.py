@@ -51,7 +51,7 @@ def write(indices: Words32, size: int, out: Bytes) -> int:
 
 
 def count(data: Bytes, size: int) -> int:
-    """How many indices `data` claims to hold. Raises PayloadError if they cannot lie below `size`."""
+    """Number of indices that `data` claims to hold. Raises PayloadError if they cannot lie below `size`."""
     if data.size < _HEAD:
         raise PayloadError(f"{data.size} bytes are too few for a set of indices")
     coded = int.from_bytes(data[:4].tobytes(), "little")

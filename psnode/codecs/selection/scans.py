@@ -1,4 +1,4 @@
-"""What may be searched for its largest values: an array, or one that comes about while it is searched.
+"""Arrays to search for their largest values: in memory, or made while they are searched.
 
 A copy, a sum or a difference need no pass over memory of their own: the search makes them a strip at a time.
 """
@@ -36,7 +36,7 @@ class Scanned(ABC):
         """The array, of which nothing was gathered: in a pass of its own if it has to be made."""
 
     def gathered(self) -> Scanned:
-        """What is to be read after all of the array was gathered, or made."""
+        """The array, after all of it was gathered or made."""
         return self
 
 

@@ -1,4 +1,4 @@
-"""What the sparsifiers have in common: a codec that sends some coordinates of an array, as they are or scaled.
+"""Base of the sparsifiers: a codec that sends some coordinates of an array, as they are or scaled.
 
 The body is a section (uint32 length, bytes, zeros to a multiple of 4) with the indices, see selection.indices, and then the
 values: as float32, or as the quantiser of a chain codes them.
@@ -72,7 +72,7 @@ class Selector(Searching, Reducer):
         return end
 
     def _count(self, side: Bytes, shape: Shape) -> int:
-        """How many values belong to `side`. The indices themselves are checked by _expand, before it writes anything."""
+        """Number of values that belong to `side`. The indices themselves are checked by _expand, before it writes anything."""
         return indices.count(side, math.prod(shape))
 
     def _expand(self, side: Bytes, values: Floats, out: Floats) -> None:

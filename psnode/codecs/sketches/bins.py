@@ -57,7 +57,7 @@ class Bins(NamedTuple):
 
     @property
     def symbols(self) -> int:
-        """How many there are: a label for every place, then the cells."""
+        """Number of symbols: a label for every place, then the cells."""
         return self.places.size + self.rows * int(self.columns.sum())
 
     @property

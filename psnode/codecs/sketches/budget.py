@@ -1,4 +1,4 @@
-"""How many buckets each cluster gets of a budget.
+"""Allocation of a budget of buckets to clusters.
 
 A bucket holds the mean of its members. With n_k values of variance s_k thrown at random into b_k buckets, the squared error
 that is left is s_k (n_k - b_k (1 - exp(-n_k / b_k))): values less the buckets that are not empty. It is least where

@@ -1,4 +1,4 @@
-"""What the linear sketches have in common: r rows of cells, and in each every coordinate is added to one cell with a sign.
+"""Base of the linear sketches: r rows of cells, and in each every coordinate is added to one cell with a sign.
 
     cell[j][c] = sum of s_j(i) x_i over the i with h_j(i) = c
 
@@ -72,7 +72,7 @@ class LinearSketch(Codec):
     @property
     @abstractmethod
     def median(self) -> bool:
-        """Whether a coordinate is estimated by the median of its cells, not their mean."""
+        """True if a coordinate is estimated by the median of its cells, not their mean."""
 
     @property
     def traits(self) -> Traits:
@@ -100,7 +100,7 @@ class LinearSketch(Codec):
         return Payload(merged)
 
     def merges_with_own(self, payload: Payload, rng: RandomSource) -> bool:
-        """Whether key, rows and columns of `payload` are this codec's own."""
+        """True if key, rows and columns of `payload` are this codec's own."""
         key = np.asarray(rng.integers(2**64, size=2, dtype=np.uint64))
         own = [*key.view(np.uint32).tolist(), self.rows, self._columns(payload.shape)]
         return not payload.size or self._body(payload)[:_HEAD].view(np.uint32).tolist() == own

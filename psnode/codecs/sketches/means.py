@@ -1,4 +1,4 @@
-"""What ids of clusters stand for: a mean a cluster, or a mean a bucket, where every cluster owns an array of hashed buckets.
+"""Values of cluster ids: a mean a cluster, or a mean a bucket, where every cluster owns an array of hashed buckets.
 
     uint32 K - 1, uint32 B buckets in all
     if B > 0: uint64 key[2], uint32 sizes[K], which add up to B

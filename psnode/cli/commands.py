@@ -1,0 +1,266 @@
+"""The command line: builds a configuration, hands it down, turns errors into one line and an exit code.
+
+The flags of `train` are made from the table in psnode.config. Whatever is heavy is imported by the command
+that needs it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from psnode import __version__
+from psnode.cli.bench import bench
+from psnode.cli.debugging import debuggable, traced
+from psnode.config import Config, settings
+from psnode.config.options import Setting, nearest
+from psnode.errors import ConfigurationError, PsnodeError
+from psnode.protocol.tracebacks import in_one_line
+from psnode.transport.mpi.environment import place
+
+_GRACE = 5.0  # seconds that rank 0 has to speak before the others do
+# the first setting of each part of `psnode train --help`
+_PARTS = {
+    "task": "What is trained",
+    "optimizer": "How it is optimised",
+    "scheme": "What crosses the links",
+    "consistency": "When a round closes",
+    "train_dir": "What it leaves behind",
+    "local": "How it is run",
+}
+
+
+class _Value(click.ParamType):  # type: ignore[type-arg]  # generic in stubs of click 8.5 only
+    """A setting's own parser, so that a bad value reads the same from a flag, a variable and a file."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.name = setting.kind.__name__
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return self.setting.parse(value, self.setting.flag) if isinstance(value, str) else value
+
+
+class _Train(click.Command):
+    """A command whose help shows its options part by part."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        title, rows = "Options", list[tuple[str, str]]()
+        for parameter in self.get_params(ctx):
+            if parameter.name in _PARTS:
+                _write(formatter, title, rows)
+                title, rows = _PARTS[parameter.name], []
+            if record := parameter.get_help_record(ctx):
+                rows.append(record)
+        _write(formatter, title, rows)
+
+
+def _write(formatter: click.HelpFormatter, title: str, rows: list[tuple[str, str]]) -> None:
+    if rows:
+        with formatter.section(title):
+            formatter.write_dl(rows)
+
+
+def _option(setting: Setting) -> click.Option:
+    rules = setting.rules
+    help_text = rules.help
+    if setting.default is not None and setting.default is not False and setting.default != ():
+        shown = next((word for word, value in rules.words.items() if value == setting.default), setting.default)
+        help_text += f" [{','.join(map(str, shown)) if isinstance(shown, tuple) else shown}]"
+    if setting.kind is bool:
+        flag = setting.flag[2:]
+        return click.Option([f"--{flag}/--no-{flag}"], default=None, help=help_text)
+    repeated = setting.many and setting.kind is str
+    metavar = rules.metavar or "|".join(rules.choices) or setting.kind.__name__.upper()
+    return click.Option(
+        [setting.flag, *rules.aliases],
+        type=str if repeated else _Value(setting), multiple=repeated, default=None, metavar=metavar, help=help_text,
+    )  # fmt: skip
+
+
+@click.group(
+    name="psnode",
+    help="Distributed training of PyTorch models over slow links, with coded gradients.",
+    context_settings={"max_content_width": 110},
+)
+@click.version_option(__version__, message="psnode %(version)s")
+def app() -> None:
+    """The group of all commands."""
+
+
+def _configure(file: Path | None, **flags: Any) -> Config:
+    """The configuration that flags, environment and file make; everything about it that can be refused, is."""
+    from psnode.config.load import load
+    from psnode.config.schemes import resolve
+
+    config = load({name: value for name, value in flags.items() if value not in (None, ())}, os.environ, file)
+    if not config.resume:  # a run that goes on has a scheme already
+        resolve(config)
+    return config
+
+
+def train(**given: Any) -> int:
+    """Train a model. Under mpirun -n P+1 rank 0 is the master; with --local P everything runs in this process.
+
+    Every setting can also stand in the --config file, or in a variable named like PSNODE_LR; file < variable < flag.
+    """
+    config = _configure(**given)
+    if config.comm_type and _speaks():
+        click.echo(f"psnode: --comm-type {config.comm_type} changes nothing: there is one exchange, point-to-point.", err=True)
+    with traced(config.debug):
+        from psnode.jobs.job import run
+
+        return run(config)
+
+
+_file = click.Option(["--config", "file"], type=click.Path(path_type=Path), metavar="FILE", help="TOML file of settings.")
+app.add_command(
+    _Train("train", callback=train, params=[_file, *map(_option, settings().values())], help=train.__doc__,
+           short_help="Train: a master, and a worker on every other rank.")
+)  # fmt: skip
+
+
+@app.command(short_help="Train on P workers through mpirun, fault tolerant.", context_settings={"allow_interspersed_args": False})
+@click.option(
+    "-n",
+    "--workers",
+    type=click.IntRange(1),
+    required=True,
+    metavar="P",
+    help="Number of workers; the master, and spares that train asks for, come on top.",
+)
+@click.option("--hostfile", type=click.Path(path_type=Path), help="Hosts, one a line, the master's first; NAME slots=N.")
+@click.option("--mpirun-arg", "mpirun_args", multiple=True, metavar="ARG", help="Handed to mpirun; repeat for more.")
+@click.option("--kill-after", type=click.FloatRange(0), default=10.0, show_default=True, help="Seconds from TERM to KILL.")
+@click.option(
+    "--restarts",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Start a job that died again, so often, with --resume.",
+)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- train ...")
+@debuggable
+def launch(workers: int, mpirun_args: tuple[str, ...], command: tuple[str, ...], **options: Any) -> int:
+    """Run `psnode COMMAND` on a master and P workers through mpirun, with what a fault-tolerant job needs."""
+    context = click.get_current_context().find_root()
+    _, chosen, rest = app.resolve_command(context, list(command))
+    directory, spares = None, 0
+    if chosen is app.commands["train"]:  # refuse here what every rank would refuse
+        config = _configure(**chosen.make_context("psnode train", rest).params)
+        if config.local is not None:
+            raise ConfigurationError("--local runs all workers in one process: leave it out, or leave out launch")
+        directory, spares = config.directory, config.spares
+    elif options["restarts"]:
+        raise ConfigurationError("--restarts resumes a training run: it has no meaning for another command, leave it out")
+    from psnode.jobs.launch import launch as run_job
+
+    return run_job(workers + spares, list(command), mpirun_args=list(mpirun_args), run_directory=directory, **options)
+
+
+@app.command(short_help="Follow a run and evaluate its checkpoints.")
+@click.option("--train-dir", "--model-dir", type=click.Path(path_type=Path), required=True, help="The directory of the run.")
+@click.option("--follow/--once", default=True, help="Until the run has ended, or what is there now and no more.")
+@click.option("--checkpoint", metavar="STEP|PATH", help="This one and no other.")
+@click.option(
+    "--patience", type=click.FloatRange(0), default=600.0, show_default=True, help="Seconds to wait for a stopped run to go on."
+)
+@click.option(
+    "--interval", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, help="Seconds between looks."
+)
+@click.option(
+    "--batch-size", "--eval-batch-size", "--test-batch-size", type=click.IntRange(1), help="Examples at once; default: the run's."
+)
+@click.option("--enable-gpu/--no-enable-gpu", default=False, help="Compute on CUDA.")
+@click.option(
+    "--task", metavar="FILE|MODULE", help="The task that the run trains, where it is none of psnode's own; is executed."
+)
+@click.option("--trust-run/--no-trust-run", default=False, help="Execute the task that the run's record names.")
+@debuggable
+def evaluate(train_dir: Path, follow: bool, **options: Any) -> int:
+    """Evaluate each checkpoint of a run once, as they appear, and end when the run has ended."""
+    from psnode.evaluator import follow as follow_run
+
+    return follow_run(train_dir, once=not follow, **options)
+
+
+app.add_command(bench)
+
+
+@app.command(short_help="List codecs and schemes.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def codecs(as_json: bool) -> int:
+    """Every codec with its traits, and every scheme."""
+    from psnode.cli import listing
+
+    if as_json:
+        click.echo(json.dumps(listing.everything(), indent=2))
+    else:
+        listing.show()
+    return 0
+
+
+@app.command(short_help="Check this machine.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Also check that this directory can be read.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def doctor(data_dir: Path | None, as_json: bool) -> int:
+    """Check Python, MPI, torch, caches and cores, and say what to install."""
+    from psnode.cli.doctor import examine
+
+    return examine(data_dir, as_json=as_json)
+
+
+def _usage(error: click.UsageError) -> str:
+    """The error of the command line, in one line."""
+    path = error.ctx.command_path if error.ctx else "psnode"
+    if isinstance(error, click.exceptions.NoSuchOption) and error.ctx:
+        flags = [flag for parameter in error.ctx.command.params for flag in (*parameter.opts, *parameter.secondary_opts)]
+        return f"unknown option {error.option_name}{nearest(error.option_name, flags)} ({path} --help lists all of them)"
+    if isinstance(error, click.exceptions.NoSuchCommand) and error.ctx and isinstance(error.ctx.command, click.Group):
+        names = error.ctx.command.list_commands(error.ctx)
+        return f"unknown command {error.command_name!r}: choose from {', '.join(names)}{nearest(error.command_name, names)}"
+    return f"{' '.join(error.format_message().split()).rstrip('.')}: see {path} --help"
+
+
+def _speaks() -> bool:
+    """True if this process is rank 0 of its job: before MPI starts all ranks see the same error, and one tells it."""
+    here = place()
+    return here is None or here.rank == 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code."""
+    try:
+        code = app.main(args=arguments, prog_name="psnode", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return 2
+    except click.UsageError as error:
+        return _fail(_usage(error), 2)
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except PsnodeError as error:
+        return _fail(" ".join(str(error).split()), error.exit_code)
+    except Exception as error:  # whatever else arrives here is a bug of psnode or of the user's task
+        traceback.print_exc()
+        return _fail(f"{in_one_line(error)}: unexpected", PsnodeError.exit_code)
+
+
+def _fail(message: str, code: int) -> int:
+    """Say what is wrong. Before MPI starts all ranks find the same fault: rank 0 tells it, and its end is that of all."""
+    from psnode.protocol.messages import plain
+
+    here, message = place(), plain(message)  # it may quote a file that somebody else has written
+    if here is not None and here.rank > 0:
+        time.sleep(_GRACE)  # an earlier end than rank 0's would have mpirun kill it before it has spoken
+        message = f"rank {here.rank}: {message}"
+    click.echo(f"psnode: error: {message}", err=True)
+    return code

@@ -1,0 +1,240 @@
+"""`psnode doctor`: is everything here that a run needs, and what to do about what is not.
+
+Whatever may crash or hang when it is imported (MPI, torch) is looked at in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from psnode.errors import ConfigurationError
+from psnode.jobs.launch import find_mpirun
+
+State = Literal["ok", "missing", "optional"]
+_SECONDS = 60.0
+_MIN_PYTHON = (3, 11)
+_BASE = ("numpy", "numba", "click", "rich", "crc32c", "xxhash", "zstandard")
+_OPTIONAL = {"tensorboard": "train", "torchvision": "train", "cupy-cuda13x": "gpu", "boto3": "ec2"}
+_OPTIONAL |= {"matplotlib": "bench"}
+
+_MPI = """
+import json, mpi4py
+from mpi4py import MPI
+try:
+    MPI.COMM_WORLD.Get_failed().Free()
+    ulfm = True
+except (MPI.Exception, NotImplementedError, AttributeError):
+    ulfm = False
+print(json.dumps({"mpi4py": mpi4py.__version__, "library": MPI.Get_library_version().split(",")[0].strip(),
+    "threads": MPI.Query_thread(), "serialized": MPI.THREAD_SERIALIZED, "ulfm": ulfm}))
+"""
+_JOB = """
+from mpi4py import MPI
+MPI.COMM_WORLD.Barrier()
+if MPI.COMM_WORLD.rank == 0: print('{"ranks": %d}' % MPI.COMM_WORLD.size)
+"""
+_TORCH = """
+import json, torch
+devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+print(json.dumps({"version": torch.__version__, "devices": devices}))
+"""
+_CACHE = """
+import json, os
+from pathlib import Path
+from numba import njit
+from psnode.codecs.kernels.finite import copy_finite
+from psnode.codecs.kernels.jit import __file__ as trusted, open_to_others
+path = njit(cache=True)(copy_finite.py_func).stats.cache_path
+os.makedirs(path, exist_ok=True)
+print(json.dumps({"path": path, "writable": os.access(path, os.W_OK), "open": open_to_others(Path(path), Path(trusted))}))
+"""
+_TORCHVISION = """
+import json
+from psnode.tasks.torchvision_ops import import_torchvision
+import_torchvision("models")
+print(json.dumps({"version": import_torchvision().__version__}))
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report. `optional` means: not there, and not needed for training."""
+
+    what: str
+    state: State
+    detail: str
+    remedy: str = ""
+
+
+def examine(data_dir: Path | None, *, as_json: bool = False) -> int:
+    """Look at everything and print it; 0 if training can work here, else 2."""
+    findings = list(_findings(data_dir))
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        _show(findings)
+    return 2 if any(finding.state == "missing" for finding in findings) else 0
+
+
+def _findings(data_dir: Path | None) -> Iterator[Finding]:
+    yield _python()
+    yield from (_package(name, "") for name in _BASE)
+    yield _cache()
+    yield _cores()
+    yield from _mpi()
+    yield from _torch()
+    yield from (_package(name, extra) for name, extra in _OPTIONAL.items())
+    if data_dir is not None:
+        yield _data(data_dir)
+
+
+def _python() -> Finding:
+    version = ".".join(map(str, sys.version_info[:3]))
+    good = sys.version_info >= _MIN_PYTHON
+    return Finding(
+        "Python", "ok" if good else "missing", f"{version} at {sys.executable}", "" if good else "install Python 3.11 or newer"
+    )
+
+
+def _package(name: str, extra: str) -> Finding:
+    try:
+        return Finding(name, "ok", metadata.version(name))
+    except metadata.PackageNotFoundError:
+        wanted = f"psnode[{extra}]" if extra else "psnode"
+        return Finding(name, "optional" if extra else "missing", "not installed", f"pip install '{wanted}'")
+
+
+def _cache() -> Finding:
+    found = _probe([sys.executable, "-c", _CACHE])
+    if found.get("open"):
+        problem = f"others may write into {found['path']}: it is not used, and every process compiles its kernels anew"
+        return Finding("kernel cache", "missing", problem, "chmod go-w it, or set NUMBA_CACHE_DIR to a directory of your own")
+    if found.get("writable"):
+        return Finding("kernel cache", "ok", found["path"])
+    detail = found.get("error") or f"{found['path']} cannot be written"
+    return Finding("kernel cache", "missing", detail, "set NUMBA_CACHE_DIR to a directory that you can write")
+
+
+def _cores() -> Finding:
+    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    limit = os.environ.get("OMP_NUM_THREADS")
+    return Finding("cores", "ok", f"{mine} of {os.cpu_count()}" + (f", OMP_NUM_THREADS={limit}" if limit else ""))
+
+
+def _mpi() -> Iterator[Finding]:
+    install = "pip install 'psnode[mpi]', or build mpi4py against the system's MPI"
+    found = _probe([sys.executable, "-c", _MPI])
+    if "error" in found:
+        yield Finding("MPI", "missing", found["error"], install)
+        return
+    yield Finding("MPI", "ok", f"mpi4py {found['mpi4py']}, {found['library']}")
+    threads = found["threads"] >= found["serialized"]
+    yield Finding(
+        "MPI threads",
+        "ok" if threads else "missing",
+        f"level {found['threads']}",
+        "" if threads else "use an MPI with THREAD_SERIALIZED",
+    )
+    ulfm = found["ulfm"]
+    yield Finding(
+        "MPI fault tolerance", "ok" if ulfm else "optional", "ULFM" if ulfm else "no ULFM", "" if ulfm else "use Open MPI 5"
+    )
+    try:
+        mpirun = find_mpirun()
+    except ConfigurationError as error:
+        yield Finding("mpirun", "missing", str(error), install)
+        return
+    job = [
+        mpirun,
+        "-n",
+        "2",
+        *(["--map-by", ":OVERSUBSCRIBE"] if "Open MPI" in found["library"] else []),
+        sys.executable,
+        "-c",
+        _JOB,
+    ]
+    ranks = _probe(job, {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"})
+    if ranks.get("ranks") == 2:
+        yield Finding("mpirun", "ok", f"{mpirun} starts 2 ranks that reach each other")
+    else:
+        problem = ranks.get("error") or f"2 ranks were started and saw {ranks['ranks']}: mpirun and mpi4py are of different MPIs"
+        yield Finding("mpirun", "missing", f"{mpirun}: {problem}", install)
+
+
+def _torch() -> Iterator[Finding]:
+    install = "pip install 'psnode[train]'"
+    found = _probe([sys.executable, "-c", _TORCH])
+    if "error" in found:
+        yield Finding("torch", "missing", found["error"], install)
+        return
+    yield Finding("torch", "ok", f"{found['version']}, CUDA devices: {', '.join(found['devices']) or 'none'}")
+    vision = _probe([sys.executable, "-c", _TORCHVISION])
+    if "error" in vision:
+        yield Finding("torchvision models", "optional", vision["error"], install)
+
+
+def _data(directory: Path) -> Finding:
+    try:
+        names = sorted(entry.name for entry in directory.iterdir())
+    except OSError as error:
+        return Finding(
+            "data", "missing", f"{directory}: {error.strerror}", "name an existing directory, or train with --download"
+        )
+    if not names:
+        return Finding("data", "missing", f"{directory} is empty", "put the data set's files there, or train with --download")
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return Finding("data", "ok", f"{directory}: {', '.join(names[:5])}{more}")
+
+
+def _probe(command: list[str], extra: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Output of `command`, as JSON; {"error": its last words} if it fails, prints something else, or hangs."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=_SECONDS,
+                cwd=folder,
+                env={**os.environ, **_importable(), **(extra or {})},
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return {"error": " ".join(str(error).split())[-200:]}
+    for line in reversed(done.stdout.splitlines()):
+        try:
+            return dict(json.loads(line))
+        except (ValueError, TypeError):
+            continue
+    words = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    return {"error": (words[-1] if words else f"exit code {done.returncode}")[:200]}
+
+
+def _importable() -> dict[str, str]:
+    """The child finds the same psnode as this process, be it installed or not."""
+    home = str(Path(__file__).resolve().parents[1])
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH", ""))))}
+
+
+def _show(findings: list[Finding]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    colours = {"ok": "green", "missing": "red", "optional": "yellow"}
+    table = Table("", "what", "found", "to do", title="psnode doctor", title_justify="left")
+    for finding in findings:
+        state = f"[{colours[finding.state]}]{finding.state}[/]"
+        table.add_row(state, finding.what, escape(finding.detail), escape(finding.remedy))
+    console = Console()
+    console.print(table)
+    if any(finding.state == "missing" for finding in findings):
+        console.print("Something that a run needs is missing: see the last column.")

@@ -1,0 +1,303 @@
+"""The configuration of a training run: one frozen dataclass, every field declared once."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import xxhash
+
+from psnode.config.options import ABSENT, Setting, nearest, option, settings_of
+from psnode.errors import ConfigurationError
+
+DEFAULT_EPOCHS = 10  # enough for LeNet to pass 97 % on the embedded digits
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that decides how a run goes. A value of the wrong type or out of bounds cannot be constructed;
+    `validate` checks the fields against each other. Sizes are bytes, times seconds, unless the help says otherwise."""
+
+    # what is trained
+    task: str | None = option(
+        None, "A task of your own: path/to/task.py or package.module.", metavar="FILE|MODULE", names_code=True
+    )
+    task_option: tuple[str, ...] = option((), "A setting handed to the task; repeat for more.", metavar="KEY=VALUE")
+    network: str = option("LeNet", "The network: LeNet, FC, ResNet18, VGG11, ..., or torchvision:NAME.")
+    dataset: str = option("digits", "The data: digits (embedded), MNIST, Cifar10, Cifar100, SVHN, imagefolder or synthetic.")
+    data_dir: Path | None = option(None, "Where the data set's files lie.", metavar="DIR", free=True)
+    download: bool = option(False, "Let torchvision fetch the data set into --data-dir.", free=True)
+    synthetic_shape: tuple[int, ...] = option(
+        (3, 32, 32),
+        "Shape of a synthetic image: channels,height,width.",
+        metavar="C,H,W",
+        minimum=1,
+        needs=("dataset", "synthetic"),
+    )
+    synthetic_classes: int = option(10, "Number of synthetic classes.", minimum=2, needs=("dataset", "synthetic"))
+    synthetic_examples: int = option(4096, "Number of synthetic training examples.", minimum=1, needs=("dataset", "synthetic"))
+    batch_size: int = option(32, "Examples a worker takes in one backward pass.", minimum=1)
+    test_batch_size: int = option(
+        1000, "Examples the evaluator takes at once.", minimum=1, free=True, aliases=("--eval-batch-size",)
+    )
+    seed: int = option(1, "Where every random number comes from.", minimum=0, maximum=2**63 - 1)
+    enable_gpu: bool = option(False, "Compute on CUDA where there is a device.")
+    threads: int = option(0, "Compute threads a rank; auto: cores divided by ranks on the host.", minimum=0, words={"auto": 0})
+
+    # how it is optimised
+    optimizer: str = option("sgd", "The master's optimizer.", choices=("sgd", "adam", "adamw"))
+    lr: float | None = option(
+        None, "Learning rate before the schedule; default: the scheme's, which is 0.01, 0.1 without momentum, or 0.0005 "
+        "where it is what every coordinate moves by.",
+        above=0,
+    )  # fmt: skip
+    momentum: float | None = option(
+        None,
+        "SGD's momentum, Adam's first beta; default: the scheme's, which is 0.9 unless the paper says 0.",
+        minimum=0,
+        maximum=0.9999,
+    )
+    nesterov: bool = option(False, "Nesterov's form of the momentum.", needs=("optimizer", "sgd"))
+    weight_decay: float = option(0.0, "L2 penalty (decoupled with adamw).", minimum=0)
+    lr_schedule: str = option(
+        "constant", "How the learning rate changes.", choices=("constant", "shrink", "multistep", "cosine", "poly")
+    )
+    lr_shrinkage: float = option(
+        0.95, "Factor an epoch of the shrink schedule.", above=0, maximum=1, needs=("lr_schedule", "shrink"), implies=True
+    )
+    lr_milestones: tuple[int, ...] = option(
+        (), "Epochs after which multistep multiplies by --lr-gamma.", metavar="E1,E2,...", minimum=1,
+        needs=("lr_schedule", "multistep"), implies=True,
+    )  # fmt: skip
+    lr_gamma: float = option(
+        0.1, "Factor at each milestone.", above=0, maximum=1, needs=("lr_schedule", "multistep"), implies=True
+    )
+    lr_power: float = option(1.0, "Exponent of the poly schedule.", above=0, needs=("lr_schedule", "poly"), implies=True)
+    warmup_epochs: float = option(0.0, "Epochs of linear warm-up before the schedule.", minimum=0)
+    max_steps: int | None = option(None, "Stop after so many updates.", minimum=1, free=True)
+    epochs: int | None = option(
+        None, f"Stop after so many passes over the data; the first of both ends the run; given neither: {DEFAULT_EPOCHS} epochs.",
+        minimum=1, free=True,
+    )  # fmt: skip
+    batches_per_step: int = option(1, "Backward passes whose mean gradient makes one step.", minimum=1)
+
+    # what crosses the links
+    scheme: str = option(
+        "atomo", "A paper's combination, NAME[:k=v,...][+STAGE]; parameters and stages go to its codec.", aliases=("--code",)
+    )
+    codec: str | None = option(None, "Codec instead of the scheme's.", metavar="SPEC")
+    feedback: str | None = option(None, "Feedback instead of the scheme's: none, ef, dgc or ema[:k=v,...].", metavar="SPEC")
+    aggregator: str | None = option(
+        None, "Aggregator instead of the scheme's; mean:clip=median scales what a worker sends of a group to at most the median "
+        "norm of the round.",
+        choices=("mean", "majority", "mean:clip=median"),
+    )  # fmt: skip
+    downlink: str | None = option(
+        None, "How weights travel down instead of the scheme's way: dense, or the codec of their changes.", metavar="SPEC"
+    )
+    svd_rank: int | None = option(None, "rank of the scheme's svd codec.", minimum=1, maximum=4096)
+    quantization_level: int | None = option(
+        None, "Bits a magnitude of the scheme's qsgd codec: levels=2**N-1.", minimum=1, maximum=8
+    )
+    sparsity_warmup_epochs: float | None = option(
+        None, "Epochs until the scheme's ratio is down to its own; default: one for each ratio of its warm-up.", minimum=0
+    )
+    bucket_size: int | None = option(None, "bucket of the scheme's codec, in coordinates.", minimum=1)
+    min_compress_bytes: int = option(4096, "Smaller tensors travel as they are.", minimum=0)
+    group_by: str = option("bytes", "What travels in one frame.", choices=("layer", "bytes", "model"))
+    group_bytes: int = option(
+        0, "The most float32 bytes of a group; auto: 16 MiB, or what some rehearsed steps show to be faster.",
+        minimum=0, words={"auto": 0}, needs=("group_by", "bytes"),
+    )  # fmt: skip
+    overlap: bool = option(True, "Begin the next forward pass while its weights still arrive.", free=True)
+    comm_type: str | None = option(
+        None, "Accepted for scripts of ps_pytorch: psnode has one exchange, point-to-point in both directions.",
+        choices=("Bcast", "Async"), free=True,
+    )  # fmt: skip
+
+    # when a round closes
+    consistency: str = option(
+        "bsp", "The rule that closes a round: bsp all gradients; kofn the first --num-aggregate, later ones are dropped; "
+        "ssp gradients at most --staleness versions old; asp gradients of any age.",
+        choices=("bsp", "kofn", "ssp", "asp"),
+    )  # fmt: skip
+    num_aggregate: int | None = option(
+        None, "Gradients a round waits for; with bsp all workers', with ssp and asp 1 if not given.", minimum=1
+    )
+    staleness: int = option(
+        1, "Versions that may lie between the one a gradient was computed on and the one it is applied to.",
+        minimum=0, needs=("consistency", "ssp"),
+    )  # fmt: skip
+    aggregate_order: str = option("rank", "rank: reproducible sums; arrival: as they come.", choices=("rank", "arrival"))
+    start_deadline: float = option(60.0, "Seconds all ranks have to report at the start.", above=0, free=True)
+    deadline: float | None = option(
+        None, "Seconds a round may take before who holds it up is suspended; auto: median + max(5, 6 MAD) of recent rounds; "
+        "default: with bsp --pause-deadline, or auto if that is more, with the other rules auto.",
+        minimum=0, words={"auto": 0.0}, free=True,
+    )  # fmt: skip
+    pause_deadline: float = option(
+        120.0, "Seconds for what is known to take longer: first rounds, checkpoints, comparisons of weights, new epochs, "
+        "a master that does not answer.",
+        above=0, free=True,
+    )  # fmt: skip
+    spares: int = option(
+        0, "Ranks behind the workers that follow the weights and take the places of workers who are lost.", minimum=0, free=True
+    )
+    stop_deadline: float = option(
+        20.0, "Seconds from a request to stop until the job goes on without whoever has not yet done its part of the last round "
+        "and checkpoint; under psnode launch 0.7 of --kill-after unless given.",
+        above=0, free=True,
+    )  # fmt: skip
+    min_workers: int = option(
+        1, "Go on after deaths while so many workers are left, else stop with a checkpoint.", minimum=1, free=True
+    )
+    norm_cap: float = option(
+        10.0, "Refuse a gradient whose norm is more than so many times what the workers' usually are (docs/security.md).",
+        above=1, maximum=10, words={"off": 0.0}, free=True, before=0.0,
+    )  # fmt: skip
+    hash_every: int = option(50, "Compare the workers' weights every so many steps; 0: never.", minimum=0, free=True)
+
+    # what it leaves behind
+    train_dir: Path | None = option(
+        None, "Where the run writes; default runs/NETWORK-DATASET-SCHEME.", metavar="DIR", free=True, aliases=("--model-dir",)
+    )
+    eval_freq: int = option(50, "Steps between checkpoints; 0: only at the end.", minimum=0, free=True)
+    keep_last: int = option(0, "Checkpoints to keep, and the newest that is known to be sound; 0: all.", minimum=0, free=True)
+    resume: bool = option(False, "Go on from the last checkpoint in --train-dir.", free=True)
+    trust_run: bool = option(
+        False, "With --resume, execute the code that the recorded run names (--task) without its being named again.",
+        free=True, before=False,
+    )  # fmt: skip
+    log_interval: int = option(10, "Steps between lines of progress.", minimum=1, free=True)
+    timeline: bool = option(False, "Write timeline.json, a Chrome trace of every rank.", free=True)
+    record_history: bool = option(False, "Write history.jsonl: which gradients made each version of the weights.", free=True)
+    tensorboard: bool | None = option(None, "Write TensorBoard scalars; default: if the package is there.", free=True)
+
+    # how it is run
+    local: int | None = option(
+        None, "Master and so many workers in this process, without MPI.", metavar="P", minimum=1, maximum=256, free=True
+    )
+    debug: bool = option(False, "Show the traceback of every error, also of those that psnode tells in one line.", free=True)
+
+    def __post_init__(self) -> None:
+        for setting in settings().values():
+            object.__setattr__(self, setting.name, setting.check(getattr(self, setting.name), setting.flag))
+
+    def validate(self, given: Container[str] = ()) -> None:
+        """Check the fields against each other. `given`: fields that somebody set, even to their default."""
+        for setting in settings().values():
+            if setting.rules.needs and (getattr(self, setting.name) != setting.default or setting.name in given):
+                name, value = setting.rules.needs
+                if str(getattr(self, name)).casefold() != value:
+                    other = settings()[name].flag
+                    raise ConfigurationError(
+                        f"{setting.flag} needs {other} {value}, not {getattr(self, name)}: drop one of the two"
+                    )
+        for name in ("network", "dataset", "data_dir", "download"):
+            if self.task and (name in given or getattr(self, name) != settings()[name].default):
+                raise ConfigurationError(f"{settings()[name].flag} has no meaning with --task: hand the task a --task-option")
+        rising = tuple(sorted(set(self.lr_milestones)))
+        if self.lr_schedule == "multistep" and (not rising or rising != self.lr_milestones):
+            raise ConfigurationError("--lr-milestones must be rising epochs such as 30,60,90 for the multistep schedule")
+        if len(self.synthetic_shape) != 3:
+            raise ConfigurationError(f"--synthetic-shape must be channels,height,width, not {self.synthetic_shape}")
+        if self.nesterov and self.momentum == 0:
+            raise ConfigurationError("--nesterov needs --momentum above 0: drop one of the two")
+        if self.download and self.data_dir is None:
+            raise ConfigurationError("--download needs --data-dir: name the directory to fetch into")
+        self.task_options()
+        if self.local is not None:
+            if self.spares:
+                raise ConfigurationError(
+                    "--spares has no meaning with --local, whose workers cannot be lost: drop one of the two"
+                )
+            self.check_workers(self.local)
+
+    def check_workers(self, workers: int) -> None:
+        """Refuse a job of `workers` workers that the settings cannot mean."""
+        if workers < 1:
+            raise ConfigurationError(
+                "a job needs a master and a worker beside its --spares: start more ranks (at least mpirun -n 2), or use --local P"
+            )
+        if self.min_workers > workers:
+            raise ConfigurationError(f"--min-workers is {self.min_workers}, the job has {workers}: lower it")
+        if self.consistency == "kofn" and self.num_aggregate is None:
+            raise ConfigurationError("--consistency kofn needs --num-aggregate: how many gradients close a round")
+        if self.consistency == "bsp" and self.num_aggregate not in (None, workers):
+            raise ConfigurationError(
+                f"--num-aggregate must be the number of workers, {workers}, under bsp, not {self.num_aggregate}: "
+                "leave it out, or choose --consistency kofn"
+            )
+        if (self.num_aggregate or 0) > workers:
+            raise ConfigurationError(f"--num-aggregate is {self.num_aggregate}, the job has {workers} workers: lower it")
+
+    def task_options(self) -> dict[str, str]:
+        """`task_option` as a mapping."""
+        found: dict[str, str] = {}
+        for item in self.task_option:
+            key, equals, value = item.partition("=")
+            if not key or not equals or key in found:
+                problem = "names a key twice" if key in found else "must be KEY=VALUE"
+                raise ConfigurationError(f"--task-option {problem}, not {item!r}")
+            found[key] = value
+        return found
+
+    @property
+    def directory(self) -> Path:
+        """`train_dir`, or its default, which names what is trained and the scheme."""
+        if self.train_dir is not None:
+            return self.train_dir
+        what = f"{self.network}-{self.dataset}" if self.task is None else Path(self.task).stem
+        return Path("runs") / re.sub(r"[^\w.+=-]+", "-", f"{what}-{self.scheme}").lower()
+
+    def total_steps(self, steps_per_epoch: int, shift: int = 0) -> int:
+        """The step after which the run is complete; after step t, (t + shift) / steps_per_epoch epochs are."""
+        epochs = DEFAULT_EPOCHS if self.epochs is None and self.max_steps is None else self.epochs
+        ends = [self.max_steps, epochs and epochs * steps_per_epoch - shift]
+        return min(end for end in ends if end is not None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field, in types that JSON has."""
+        return {name: _plain(getattr(self, name)) for name in settings()}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`. A setting that is newer than the record takes the value that means what was done before.
+
+        ConfigurationError for names that are unknown, or missing and no newer.
+        """
+        newer = {name: setting.rules.before for name, setting in settings().items() if setting.rules.before is not ABSENT}
+        fields = {**newer, **fields}
+        if unknown := [name for name in fields if name not in settings()]:
+            raise ConfigurationError(f"unknown setting {unknown[0]!r}{nearest(unknown[0], settings())}")
+        if missing := [name for name in settings() if name not in fields]:
+            raise ConfigurationError(f"setting {missing[0]!r} is missing: the configuration is of another version of psnode")
+        return cls(**fields)
+
+    def resume_conflicts(self, saved: Config) -> list[str]:
+        """One line for every setting that a resumed run may not change but has: the job, not its surroundings."""
+        return [
+            f"{setting.flag} is {_plain(getattr(saved, name))} in the checkpoint but {_plain(getattr(self, name))} now"
+            for name, setting in settings().items()
+            if not setting.rules.free and getattr(self, name) != getattr(saved, name)
+        ]
+
+    def digest(self) -> int:
+        """xxh3_64 of the canonical JSON of the settings that `resume_conflicts` compares."""
+        fields = {name: value for name, value in self.to_dict().items() if not settings()[name].rules.free}
+        return xxhash.xxh3_64_intdigest(json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False).encode())
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
+
+
+@functools.cache
+def settings() -> Mapping[str, Setting]:
+    """The table behind the command line, the environment and the TOML file: every field of `Config`, by name."""
+    return settings_of(Config)

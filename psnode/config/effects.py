@@ -1,0 +1,123 @@
+"""Interactions of settings: ownership of momentum and weight decay, and settings without effect beside others.
+
+One rule: gradients are gathered into a momentum once. A feedback rule that has a momentum does it alone, and weight decay is then
+gathered apart, on the master, by the same recursion (Gathering); under a majority vote nobody does, for what moves a weight is
+a sign; else the master's optimizer does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from psnode.config import Config, settings
+from psnode.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from psnode.codecs import Codec
+    from psnode.feedback import Feedback
+
+MAJORITY = "majority"
+CLIPPED = "mean:clip=median"
+DENSE_RATE = 0.01
+PLAIN_RATE = 0.1  # without momentum: a gradient moves the weights once, and with momentum .9 ten times over
+UNIT_RATE = 0.0005  # where every coordinate moves by the learning rate
+
+
+def momentum_of(config: Config, rule: Feedback, aggregator: str, usual: float) -> float:
+    """The momentum of the master's optimizer, `usual` unless something else is said. ConfigurationError for a second one."""
+    if config.momentum and rule.gathering is not None:
+        raise ConfigurationError(
+            f"--momentum {config.momentum:g} would come on top of that of feedback {rule.id}: set it there, and leave this out"
+        )
+    if aggregator == MAJORITY and (config.momentum or config.weight_decay):
+        raise ConfigurationError(
+            "a majority vote takes neither --momentum nor --weight-decay: what moves a weight is its sign alone; leave them out"
+        )
+    if rule.gathering is not None or aggregator == MAJORITY:
+        return 0.0
+    return usual if config.momentum is None else config.momentum
+
+
+def pace_of(config: Config, rule: Feedback, momentum: float, lr: float) -> tuple[float, float]:
+    """A scheme's own momentum and learning rate, which go together, as far as `config` leaves them to it.
+
+    The rate of plain SGD is not for a run that has a momentum all the same, nor for an adaptive optimizer.
+    """
+    if lr != PLAIN_RATE:
+        return momentum, lr
+    if config.optimizer != "sgd":
+        return 0.9, DENSE_RATE
+    return momentum, DENSE_RATE if config.momentum or rule.gathering is not None else lr
+
+
+def rate_notes(name: str, own: float, lr: float | None) -> tuple[str, ...]:
+    """Notes on the learning rate `lr` in a run of scheme `name` whose own rate is `own`; None: that rate."""
+    reasons = {UNIT_RATE: "every coordinate moves by as much in a step", PLAIN_RATE: "its optimizer has no momentum"}
+    if own not in reasons:
+        return ()
+    if lr is None:
+        return (f"{own:g}, {name}'s own: {reasons[own]}; --lr changes it",)
+    if own == UNIT_RATE and lr > 4 * own:
+        return (f"{lr:g} moves every coordinate by as much in a step, {lr / own:.3g} times {name}'s own",)
+    if own == PLAIN_RATE and lr < own / 4:
+        return (f"{lr:g} without momentum is as slow as {lr / 10:g} with momentum .9; {name}'s own is {own:g}",)
+    return ()
+
+
+def refuse_what_has_no_effect(config: Config, rule: Feedback, codec: Codec, aggregator: str, momentum: float) -> None:
+    """ConfigurationError for settings that would change nothing beside the others, or nothing that they are meant to."""
+    if config.nesterov and not momentum:
+        instead = f"write --feedback {rule.id}:nesterov=true" if hasattr(rule, "nesterov") else "leave it out"
+        raise ConfigurationError(f"--nesterov is a form of the master's momentum, which is 0 here: {instead}")
+    if aggregator == MAJORITY and config.optimizer != "sgd":
+        raise ConfigurationError(
+            f"--optimizer {config.optimizer} would divide a vote by its own size, which is 1: leave it out under a majority vote"
+        )
+    if aggregator == MAJORITY and config.norm_cap not in (0, settings()["norm_cap"].default):
+        raise ConfigurationError(
+            "--norm-cap has no meaning under a majority vote, where every worker weighs the same: leave it out"
+        )
+    if aggregator == MAJORITY and rule.memory is not None:
+        raise ConfigurationError(
+            f"feedback {rule.id} remembers what a gradient is owed, and a majority vote pays nobody's: use none or ema"
+        )
+    if aggregator == CLIPPED:
+        _refuse_to_clip(config, rule, codec)
+    elif rule.memory is not None and codec.lossless:
+        raise ConfigurationError(f"feedback {rule.id} would have nothing to remember, since {codec!r} loses nothing: use none")
+    if rule.masks and not codec.sparse:
+        raise ConfigurationError(
+            f"feedback {rule.id} forgets the momentum of what was sent, and {codec!r} sends every coordinate: use ef, with the "
+            "master's momentum"
+        )
+    if config.weight_decay and config.optimizer == "adam" and rule.gathering is not None:
+        raise ConfigurationError(
+            f"--weight-decay with adam is gathered by its momentum, which is that of feedback {rule.id} here: use adamw, or sgd"
+        )
+    if codec.lossless and config.min_compress_bytes != settings()["min_compress_bytes"].default:
+        raise ConfigurationError(f"--min-compress-bytes has no meaning for {codec!r}, which sends all tensors as they are")
+
+
+def _refuse_to_clip(config: Config, rule: Feedback, codec: Codec) -> None:
+    """ConfigurationError where the norms of a round's pushes are not there, or are no measure of each other."""
+    if rule.merges(rule.form(codec)) and not codec.lossless:
+        raise ConfigurationError(
+            f"--aggregator {CLIPPED} weighs every worker's payload by itself, and those of {codec!r} are added up undecoded: "
+            "use mean"
+        )
+    if config.consistency not in ("bsp", "kofn") or config.num_aggregate == 1:
+        raise ConfigurationError(
+            f"--aggregator {CLIPPED} compares the pushes of a round, and under --consistency {config.consistency} a round may be "
+            "of one: use bsp, or kofn with --num-aggregate above 1"
+        )
+
+
+def ladder_to(ratio: float | None, ladder: Sequence[float]) -> tuple[float, ...]:
+    """The ratios of a warm-up on the way down to `ratio`, the codec's own; none for a codec without one."""
+    return tuple(step for step in ladder if ratio is not None and step > ratio)
+
+
+def moves_by_rate(rule: Feedback, codec: Codec, aggregator: str) -> bool:
+    """True if every coordinate moves by the learning rate itself, or the mean of several signs times that."""
+    return aggregator == MAJORITY or (codec.id == "sign" and rule.memory is None)

@@ -1,0 +1,119 @@
+"""Sources of a configuration: a TOML file, PSNODE_* variables, flags; the later wins over the earlier.
+
+Nothing is ignored: a name that no setting has is refused, wherever it stands.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Container, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from psnode.config import Config, settings
+from psnode.config.files import read_json
+from psnode.config.names import locate_task, names_code
+from psnode.config.options import nearest
+from psnode.errors import ConfigurationError
+
+PREFIX = "PSNODE_"
+FILE_VARIABLE = "PSNODE_CONFIG"
+RECORD = "config.json"  # what a run leaves in its directory; its member `config` is Config.to_dict()
+# variables of the project's own scripts, which are not settings of a run
+_OTHER_VARIABLES = frozenset({FILE_VARIABLE, "PSNODE_VENV", "PSNODE_PYTHON", "PSNODE_MPI", "PSNODE_CONSTRAINTS"})
+# what a resumed run does not take over from the run that it continues
+_NOT_INHERITED = frozenset({"resume", "train_dir", "local", "debug", "trust_run"})
+
+
+def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None) -> Config:
+    """The validated configuration. `flags`: values by setting name; `file`: instead of the one PSNODE_CONFIG names.
+
+    With `resume`, what nobody sets is as in the run that is continued.
+    """
+    if file is None and environment.get(FILE_VARIABLE):
+        file = Path(environment[FILE_VARIABLE])
+    given = {**(from_file(file) if file else {}), **from_environment(environment), **flags}
+    values = {**_implied(given), **given}
+    config = Config(**values)
+    if config.resume:
+        recorded = _recorded(config.directory)
+        check_trust(config.directory, recorded, values, trusted=config.trust_run)
+        config = Config(**{**recorded, **values})
+    config.validate(given)
+    # the record must mean the same to an evaluator that was started elsewhere
+    if config.data_dir:
+        config = replace(config, data_dir=config.data_dir.expanduser().absolute())
+    return replace(config, task=locate_task(config.task)) if config.task else config
+
+
+def check_trust(directory: Path, recorded: Mapping[str, Any], given: Container[str], *, trusted: bool) -> None:
+    """Refuse to execute code that only the record of a run names: whoever wrote the directory would decide what is run.
+
+    `recorded`: the settings of the run in `directory`; `given`: the names of those that the user set, which are not taken
+    from the record. ConfigurationError names the code.
+    """
+    for name, setting in settings().items():
+        value = recorded.get(name)
+        if setting.rules.names_code and names_code(value) and name not in given and not trusted:
+            raise ConfigurationError(
+                f"the run in {directory} would execute {value}: name it again with {setting.flag}, "
+                "or add --trust-run if you trust whoever wrote that directory"
+            )
+
+
+def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """The settings that PSNODE_* variables make; lists are separated by commas."""
+    known = {setting.variable: setting for setting in settings().values()}
+    found = {}
+    for variable, text in environment.items():
+        if variable in known:
+            found[known[variable].name] = known[variable].parse(text, variable)
+        elif variable.startswith(PREFIX) and variable not in _OTHER_VARIABLES:
+            raise ConfigurationError(f"unknown variable {variable}{nearest(variable, known) or ': unset it'}")
+    return found
+
+
+def from_file(path: Path) -> dict[str, Any]:
+    """The settings in a TOML file: keys as the flags are named, with hyphens or underscores; task-option may be a table."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"--config {path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--config {path} is no TOML: {' '.join(str(error).split())}") from error
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name not in settings():
+            spelled = [known.replace("_", "-") for known in settings()]
+            raise ConfigurationError(f"unknown key {key!r} in {path}{nearest(key.replace('_', '-'), spelled)}")
+        if name in found:
+            raise ConfigurationError(f"key {key!r} stands twice in {path}, with a hyphen and with an underscore: drop one")
+        if name == "task_option" and isinstance(value, dict):
+            value = [f"{option}={_text(setting)}" for option, setting in value.items()]
+        found[name] = settings()[name].check(value, f"{key} in {path}")
+    return found
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _implied(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that others stand for: --lr-shrinkage alone means --lr-schedule shrink, as it always did."""
+    found: dict[str, Any] = {}
+    for name in given:
+        rules = settings()[name].rules
+        if rules.implies and rules.needs and rules.needs[0] not in given:
+            found.setdefault(*rules.needs)
+    return found
+
+
+def _recorded(directory: Path) -> dict[str, Any]:
+    """The settings of the run in `directory`, as far as they are inherited; none where it has no readable record."""
+    try:
+        fields = Config.from_dict(read_json(directory / RECORD)["config"]).to_dict()
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, ConfigurationError):
+        return {}  # whoever resumes the run reads the record again, and reports
+    return {name: value for name, value in fields.items() if name not in _NOT_INHERITED}

@@ -1,0 +1,81 @@
+"""Names that users type: forgiving about case, hyphens and underscores, exact about everything else."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from psnode.errors import ConfigurationError
+
+DENSE = "dense"  # a downlink that replaces the weights
+
+
+def canonical(name: str) -> str:
+    """`name` in lower case without hyphens and underscores: ResNet-18, resnet_18 and resnet18 are one name."""
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def choose(kind: str, name: str, choices: Iterable[str], remark: str = "") -> str:
+    """The member of `choices` that `name` means.
+
+    An exact match wins; else the canonical forms are compared. Raises ConfigurationError with the nearest
+    match and every choice, followed by `remark`. `kind` is the noun of the message ("network").
+    """
+    choices = sorted(choices)
+    if name in choices:
+        return name
+    matches = [choice for choice in choices if canonical(choice) == canonical(name)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise ConfigurationError(f"{kind} {name!r} is ambiguous: write {' or '.join(matches)}")
+    near = difflib.get_close_matches(canonical(name), map(canonical, choices), n=1, cutoff=0.5)
+    hint = "".join(f"did you mean {choice}? " for choice in choices if near and canonical(choice) == near[0])
+    raise ConfigurationError(f"unknown {kind} {name!r}: {hint}the choices are {', '.join(choices)}{remark}")
+
+
+def settle(kind: str, options: Mapping[str, str], allowed: Iterable[str]) -> dict[str, str]:
+    """`options` under the names in `allowed` that their keys mean. ConfigurationError for any other key."""
+    allowed = sorted(allowed)
+    if options and not allowed:
+        raise ConfigurationError(f"{kind} {next(iter(options))!r} is not understood: there is nothing to set here")
+    return {choose(kind, key, allowed): value for key, value in options.items()}
+
+
+def positive(kind: str, text: str) -> int:
+    """`text` as an integer >= 1; ConfigurationError naming `kind` and the value otherwise."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise ConfigurationError(f"{kind} must be a whole number of at least 1, not {text!r}")
+    return value
+
+
+def boolean(kind: str, text: str) -> bool:
+    """`text` as true or false; ConfigurationError naming `kind` and the value otherwise."""
+    if text.lower() not in ("true", "false"):
+        raise ConfigurationError(f"{kind} must be true or false, not {text!r}")
+    return text.lower() == "true"
+
+
+PASSED = "python:"  # before the class of a task that a program handed to psnode.run: nothing that could be imported
+
+
+def names_code(value: str | None) -> bool:
+    """True if a setting's `value` names code that would be imported."""
+    return value is not None and not value.startswith(PASSED)
+
+
+def names_file(source: str) -> bool:
+    """True if `source`, the part of --task before a colon, is a file's path and not a module's name."""
+    return source.endswith(".py") or os.sep in source
+
+
+def locate_task(spec: str) -> str:
+    """`spec` of --task such that it means the same from any directory: the path of a file made absolute."""
+    source, colon, name = spec.partition(":")
+    return f"{Path(source).expanduser().absolute()}{colon}{name}" if names_file(source) else spec

@@ -1,0 +1,1 @@
+"""The data plane: gradients on their way up, weights on their way down."""

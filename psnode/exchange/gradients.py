@@ -1,0 +1,90 @@
+"""The gradients of one backward pass: left where torch put them, unless somebody needs them side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from psnode.codecs.base import Parts
+from psnode.exchange.fetching import Coming, Fetch, SideStream
+from psnode.plan.groups import Plan
+
+Floats = npt.NDArray[np.float32]
+
+
+class Gradients:
+    """Takes over the gradients of `parameters`, which `plan` lays out as one vector of float32.
+
+    `collect` belongs to the thread that trains, the rest to the one that codes. From a GPU `fetch` brings each gradient to
+    its place on the host as soon as it is finished, in the order in which they are; only who reads a range waits for it.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], plan: Plan, device: torch.device, fetch: Fetch | None = None
+    ) -> None:
+        self._parameters = parameters
+        self._plan = plan
+        self._fetch = SideStream(device) if fetch is None and device.type != "cpu" else fetch
+        self._host = torch.zeros(plan.size, pin_memory=device.type == "cuda")
+        self._flat: Floats = self._host.numpy()
+        self._places = plan.slices()
+        self._taken: dict[str, Floats | None] = {}
+        self._coming: dict[str, Coming] = {}
+        self._covers: dict[tuple[int, int], list[str]] = {}
+
+    def collect(self, name: str) -> None:
+        """Take over a parameter's finished gradient, from which it parts; zeros if it has none.
+
+        Cheaper than having torch accumulate in memory of ours: nothing is zeroed before the pass, added to, or copied.
+        """
+        parameter, place = self._parameters[name], self._places[name]
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is None:
+            self._taken[name] = None
+        elif self._fetch is None:
+            self._taken[name] = gradient.reshape(-1).numpy()
+        else:
+            self._coming[name] = self._fetch(gradient.reshape(-1), self._host[place])
+            self._taken[name] = self._flat[place]
+
+    def parts(self, start: int, stop: int) -> Parts:
+        """Coordinates [start, stop) of the vector in pieces, each with its place behind `start`; the others are zeros."""
+        found = []
+        for name in self._names(start, stop):
+            if (coming := self._coming.pop(name, None)) is not None:
+                coming.synchronize()
+            place, gradient = self._places[name], self._taken[name]
+            if gradient is not None:
+                low, high = max(start, place.start), min(stop, place.stop)
+                found.append((low - start, gradient[low - place.start : high - place.start]))
+        return found
+
+    def flat(self, start: int, stop: int) -> Floats:
+        """The same as one array, which is valid until it is asked for again."""
+        found = self._flat[start:stop]
+        for name in self._names(start, stop):
+            if self._taken[name] is None:
+                self._flat[max(start, self._places[name].start) : min(stop, self._places[name].stop)] = 0
+        for place, part in self.parts(start, stop):
+            if self._fetch is None:
+                found[place : place + part.size] = part
+        return found
+
+    def absent(self, start: int, stop: int) -> list[int]:
+        """Indices, in the order of the plan, of the tensors with a part in [start, stop) that the loss did not depend on."""
+        return [index for index, name in enumerate(self._names(start, stop)) if self._taken[name] is None]
+
+    def clear(self) -> None:
+        """Let go of what was collected."""
+        self._taken.clear()
+        self._coming.clear()
+
+    def _names(self, start: int, stop: int) -> list[str]:
+        """The tensors that have a part in a range."""
+        if (start, stop) not in self._covers:
+            self._covers[start, stop] = list(self._plan.covering(start, stop))
+        return self._covers[start, stop]

@@ -1,0 +1,285 @@
+"""Coding and sending a worker's gradients, in a thread of its own beside back-propagation."""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+import time
+from collections.abc import Collection, Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from psnode.codecs import Codec, Payload
+from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
+from psnode.codecs.rng import Key
+from psnode.codecs.sources import restore
+from psnode.config.schedules import Schedule
+from psnode.config.schemes import Scheme
+from psnode.errors import CheckpointError, NonFiniteGradientError, NonFinitePartError
+from psnode.exchange.gradients import Gradients
+from psnode.exchange.segment_coder import RATE, SegmentCoder
+from psnode.feedback import get_feedback
+from psnode.plan.groups import ALL, Group, Plan, Segment, gradient_key
+from psnode.protocol import wire
+from psnode.protocol.channel import FrameChannel
+from psnode.protocol.wire import Flag, Kind
+from psnode.transport.base import Pending
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+_SKIPS = 3
+
+
+class GradientSender:
+    """Takes indices of finished groups, codes and sends them in that order.
+
+    `gradients` must not change until `drain` has returned. From the first group of
+    a step whose gradient is not finite, none is coded or sent any more, and their memories stay as they were (but for
+    rounding): the master is told to go on without. Three such steps in a row are an error.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        scheme: Scheme,
+        link: FrameChannel,
+        gradients: Gradients,
+        *,
+        seed: int,
+        lr: Schedule,
+        steps_per_epoch: int,
+        shift: int = 0,
+        workers: int | None = None,
+    ) -> None:
+        feedback = get_feedback(scheme.feedback)
+        self._plan = plan
+        self._link = link
+        self._gradients = gradients
+        self._seed = seed
+        self._ratio_epochs = scheme.ratio_epochs
+        self.reschedule(lr, steps_per_epoch, shift, workers or link.transport.size - 1)
+        self._phase = 0
+        self._rate = self._rate_before = 0.0
+        self._coders = [
+            [SegmentCoder(segment, feedback, scheme.ratio_warmup, clipped=scheme.clips) for segment in group.segments]
+            for group in plan.groups
+        ]
+        self._frames: list[tuple[Bytes, list[Pending]] | None] = [None] * len(plan.groups)
+        self._sent: dict[int, tuple[Bytes, int]] = {}  # the frames of this step and their numbers of payloads, by group
+        self._step = 0
+        self._version = 0
+        self._seconds = 0.0
+        self._lost: tuple[float, float] | None = None
+        self._skipped: NonFiniteGradientError | None = None
+        self._skips = 0  # steps in a row
+        self._error: Exception | None = None
+        self._queue: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, name=f"encode-{link.rank}", daemon=True)
+        self._thread.start()
+
+    def warm_up(self) -> None:
+        """Compile the kernels by coding zeros, without touching any memory."""
+        smallest: dict[str, SegmentCoder] = {}
+        for coder in sorted((c for coders in self._coders for c in coders), key=lambda coder: coder.segment.size):
+            smallest.setdefault(coder.segment.codec, coder)
+        for coder in smallest.values():
+            zeros = np.zeros(coder.segment.shape, np.float32)
+            coder.feedback.push(zeros, coder.feedback.init(zeros.size), coder.codec(0), Key.derive(0))
+
+    def begin(self, step: int, version: int, *, measure: bool) -> None:
+        """The groups to come belong to `step` and were computed on weights of `version`.
+
+        `measure`: decode what is sent once more, for `relative_error`.
+        """
+        self._step, self._version, self._seconds = step, version, 0.0
+        self._sent = {}
+        self._lost = (0.0, 0.0) if measure else None
+        self._phase = int((step - 1 + self._shift) / self._steps_per_phase)
+        self._rate = self._lr(step - 1)
+        self._rate_before = self._lr(step - 2) if step > 1 else self._rate
+
+    def reschedule(self, lr: Schedule, steps_per_epoch: int, shift: int, workers: int) -> None:
+        """From the next step on the learning rate is `lr`'s, and epochs are counted for so many workers."""
+        self._lr = lr
+        self._shift = shift
+        self._steps_per_phase = self._ratio_epochs * steps_per_epoch
+        self._workers = workers
+
+    def push(self, index: int) -> None:
+        """Group `index` is finished. Returns at once; any thread may call it."""
+        self._queue.put(index)
+
+    def drain(self) -> float:
+        """Wait until every pushed group is coded and handed to the transport; the seconds spent on coding.
+
+        Raises what coding raised, NonFiniteGradientError after three steps in a row with such a gradient.
+        """
+        for _ in self._plan.groups:
+            self._idle.acquire()
+            if self._error is not None:
+                raise self._error
+        self._skips = self._skips + 1 if self._skipped is not None else 0
+        if self._skipped is not None and self._skips == _SKIPS:
+            raise self._skipped
+        self._skipped = None
+        return self._seconds
+
+    def give_back(self, step: int, groups: Collection[int]) -> None:
+        """The master did not use `groups` of the gradient of `step`: what they carried returns to the residuals, where there are.
+
+        After `drain`, before the next `begin`. Groups that were not sent, and steps that were not taken, are passed over.
+        """
+        self.give_back_parts(step, dict.fromkeys(groups, np.float32(0)))
+
+    def give_back_parts(self, step: int, factors: Mapping[int, np.float32]) -> None:
+        """`give_back`, where the master used these groups of the gradient of `step` times these factors, from 0 to 1.
+
+        1 - factor is float32, and so is its product with what the payload decodes to.
+        """
+        for index, factor in factors.items() if step == self._step else ():
+            if (sent := self._sent.pop(index, None)) is not None:
+                frame, payloads = sent
+                coders = self._coders[index]
+                parts = wire.split_group(frame[wire.HEADER_BYTES :], payloads)
+                for coder, data in zip(coders, parts, strict=False):  # what marks absent tensors comes last
+                    _put_back(coder, coder.codec(self._phase, step), Payload.from_bytes(data), float(np.float32(1) - factor))
+
+    @property
+    def relative_error(self) -> float | None:
+        """||p - decoded|| / ||p|| over all that the step's codecs were given; None where it was not measured."""
+        return None if self._lost is None else math.sqrt(self._lost[0] / self._lost[1]) if self._lost[1] else 0.0
+
+    def close(self) -> None:
+        """End the thread."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The memories of all segments, for a checkpoint: views, named by segment and memory."""
+        return {
+            f"feedback/{coder.segment.index}/{name}": torch.from_numpy(array)
+            for coders in self._coders
+            for coder in coders
+            for name, array in coder.memories().items()
+        }
+
+    def load_state(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Inverse of `state`. CheckpointError if a memory is missing or of another size."""
+        for name, memory in self.state().items():
+            if name not in tensors and name.endswith(f"/{RATE}"):
+                continue  # of a run that did not save it
+            if name not in tensors or tensors[name].shape != memory.shape:
+                raise CheckpointError(
+                    f"the checkpoint's worker state does not fit this run: {name} is missing or of another size"
+                )
+            memory.copy_(tensors[name])
+        for coders in self._coders:
+            for coder in coders:
+                coder.restore()
+
+    def _run(self) -> None:
+        while (index := self._queue.get()) is not None:
+            start = time.perf_counter()
+            try:
+                if self._error is None and self._skipped is None:
+                    self._send(self._plan.groups[index])
+            except Exception as error:  # handed to the thread that trains, which owns the decision
+                self._error = error
+            self._seconds += time.perf_counter() - start
+            self._idle.release()
+
+    def _send(self, group: Group) -> None:
+        coders = self._coders[group.index]
+        codecs = [coder.codec(self._phase, self._step) for coder in coders]
+        absent = self._gradients.absent(group.start, group.stop)
+        mark = wire.pack_groups(absent, len(self._plan.covering(group.start, group.stop))) if absent else b""
+        frame = self._room(group, mark)
+        done: list[tuple[SegmentCoder, Codec, Payload]] = []
+        try:
+            pairs = list(zip(coders, codecs, strict=True))
+            fitted = any(codec.traits.refit > 1 for codec in codecs)  # a codebook that was fitted stays
+            for coder, _ in pairs:
+                segment = coder.segment
+                if fitted or not coder.feedback.sums:  # else coding finds a part that is not finite, and is undone
+                    self._check(segment)
+            for coder, codec in pairs:
+                segment = coder.segment
+                payload = self._code(group, coder, codec, frame.room)
+                done.append((coder, codec, payload))
+                frame.take(payload.nbytes)
+        except NonFinitePartError as error:
+            for coder, codec, payload in done:
+                self._undo(coder, codec, payload)
+            self._skipped = NonFinitePartError(segment.start + error.index, error.value)
+            self._link.send(0, Kind.SKIP_STEP, str(self._skipped).encode(), step=self._step, version=self._version)
+            return
+        if mark:
+            frame.room[: len(mark)] = np.frombuffer(mark, np.uint8)
+            frame.take(len(mark))
+        sealed = frame.seal(
+            Kind.GRADIENT,
+            flags=Flag.PARTIAL if mark else Flag.NONE,
+            sender=self._link.rank,
+            job=self._link.job,
+            group=group.index,
+            step=self._step,
+            version=self._version,
+        )
+        self._frames[group.index] = (frame.buffer, self._link.send_frame(0, sealed))
+        self._sent[group.index] = sealed, len(coders) + bool(mark)
+
+    def _check(self, segment: Segment) -> None:
+        """Raise NonFinitePartError for the first coordinate of the segment's gradient that is not finite."""
+        for place, part in self._gradients.parts(segment.start, segment.stop):
+            if not all_finite(part):
+                raise_nonfinite(part, place, NonFinitePartError)
+
+    def _undo(self, coder: SegmentCoder, codec: Codec, payload: Payload) -> None:
+        """Make a segment's memory what it was before the gradient was added and `payload` taken from it."""
+        if coder.feedback.memory is not None:
+            parts = self._gradients.parts(coder.segment.start, coder.segment.stop)
+            decoded = codec.decode(payload).reshape(-1)
+            restore(coder.state[coder.feedback.memory], parts, coder.segment.size, decoded)
+
+    def _code(self, group: Group, coder: SegmentCoder, codec: Codec, out: Bytes) -> Payload:
+        segment = coder.segment
+        rank = ALL if coder.feedback.merges(codec) else self._link.rank
+        key = gradient_key(self._seed, rank, self._step, group.index, segment.index)
+        gradient, payload = self._push(coder, codec, key, out)
+        coder.fit(gradient, payload, key, self._phase, self._step)
+        if self._lost is not None:
+            error, energy = coder.feedback.lost(gradient, coder.state, codec.decode(payload))
+            self._lost = self._lost[0] + error, self._lost[1] + energy
+        return payload
+
+    def _push(self, coder: SegmentCoder, codec: Codec, key: Key, out: Bytes) -> tuple[Floats, Payload]:
+        """Code a segment; its gradient, or an array of its shape where that is all that the feedback rule needs of it."""
+        segment, feedback = coder.segment, coder.feedback
+        context = coder.context(self._workers, self._rate, self._rate_before)
+        if feedback.only_adds and feedback.memory is not None:
+            parts = self._gradients.parts(segment.start, segment.stop)
+            like = coder.state[feedback.memory].reshape(segment.shape)
+            return like, feedback.push_parts(parts, segment.shape, coder.state, codec, key, out, context)
+        gradient = self._gradients.flat(segment.start, segment.stop).reshape(segment.shape)
+        return gradient, feedback.push(gradient, coder.state, codec, key, out, context)
+
+    def _room(self, group: Group, mark: bytes) -> wire.GroupFrame:
+        """A frame in the making, with room for the payloads and a `mark`: in last step's memory if that has left, else in new.
+
+        Fresh pages are slow.
+        """
+        last = self._frames[group.index]
+        free = last is not None and all(pending.done for pending in last[1])
+        coders = self._coders[group.index]
+        room = sum(wire.padded(coder.max_nbytes) for coder in coders) + wire.padded(len(mark))
+        return wire.GroupFrame(len(coders) + bool(mark), room, last[0] if last is not None and free else None)
+
+
+def _put_back(coder: SegmentCoder, codec: Codec, payload: Payload, weight: float = 1.0) -> None:
+    """Return what `payload` carries, times `weight`, to the residual it was taken from, if there is one."""
+    if coder.feedback.memory is not None:
+        codec.decode_add(payload, coder.state[coder.feedback.memory], weight)

@@ -1,0 +1,101 @@
+"""Streaming reductions of decoded gradients."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from psnode.codecs import Codec, Payload
+from psnode.codecs.base import Measured, RandomSource
+from psnode.codecs.sign import Sign
+from psnode.config.effects import CLIPPED, MAJORITY
+from psnode.errors import ConfigurationError
+
+Floats = npt.NDArray[np.float32]
+
+
+class Aggregator(ABC):
+    """Adds payloads to an accumulator one by one; holds nothing itself.
+
+    `merges`: whether payloads of a linear codec may be merged first, and their sum be added in their place.
+    `clips`: whether payloads are added with weights that all of the round decide on (psnode.exchange.shard.clipping).
+    """
+
+    merges: ClassVar[bool] = False
+    clips: ClassVar[bool] = False
+
+    @abstractmethod
+    def add(self, codec: Codec, payload: Payload, out: Floats, weight: float = 1.0) -> None:
+        """Add one worker's payload of a segment, times `weight`, to the segment's accumulator `out` (flat, zeros at first)."""
+
+    def add_measured(self, codec: Codec, payload: Payload, measured: Measured, out: Floats, weight: float = 1.0) -> None:
+        """`add` of a payload that was measured, without checking it again where that can be."""
+        self.add(codec, payload, out, weight)
+
+    @abstractmethod
+    def finish(self, out: Floats, count: int, rng: RandomSource | None = None) -> float:
+        """Turn the accumulator of `count` workers into the gradient to apply, but for a factor, which is returned.
+
+        What is left to chance is `rng`'s.
+        """
+
+
+class Mean(Aggregator):
+    """The mean over the gradients really added."""
+
+    merges: ClassVar[bool] = True
+
+    def add(self, codec: Codec, payload: Payload, out: Floats, weight: float = 1.0) -> None:
+        codec.decode_add(payload, out, weight)
+
+    def add_measured(self, codec: Codec, payload: Payload, measured: Measured, out: Floats, weight: float = 1.0) -> None:
+        measured.add(out, np.float32(weight))
+
+    def finish(self, out: Floats, count: int, rng: RandomSource | None = None) -> float:
+        return 1 / count
+
+
+class ClippedMean(Mean):
+    """The mean of pushes that are scaled to at most the median norm of the round's."""
+
+    merges: ClassVar[bool] = False
+    clips: ClassVar[bool] = True
+
+
+class Majority(Aggregator):
+    """The sign that most workers sent: 1 or -1. Tied votes, and coordinates nobody voted on, fall as a coin does.
+
+    A worker's vote is the sign of what it sent, so that tensors which travel as they are vote too; 0 abstains. The coin is that
+    of the codec `sign`, drawn anew with every `rng`.
+
+    Bernstein et al., "signSGD with Majority Vote is Communication Efficient and Fault Tolerant", ICLR 2019.
+    """
+
+    def add(self, codec: Codec, payload: Payload, out: Floats, weight: float = 1.0) -> None:
+        """Every vote weighs the same."""
+        if codec.traits.votes:
+            codec.decode_add(payload, out)
+        else:
+            votes = codec.decode(payload).reshape(-1)
+            out += np.sign(votes, out=votes)
+
+    def finish(self, out: Floats, count: int, rng: RandomSource | None = None) -> float:
+        if rng is None:
+            raise TypeError("a majority vote needs rng: ties must not fall alike in every step")
+        sign = Sign()
+        sign.decode(sign.encode(out, rng), out)
+        return 1.0
+
+
+_AGGREGATORS: dict[str, Callable[[], Aggregator]] = {"mean": Mean, MAJORITY: Majority, CLIPPED: ClippedMean}
+
+
+def get_aggregator(name: str) -> Aggregator:
+    """The aggregator called `name`; ConfigurationError names the valid ones."""
+    if name not in _AGGREGATORS:
+        raise ConfigurationError(f"unknown aggregator {name!r}: choose from {', '.join(_AGGREGATORS)}")
+    return _AGGREGATORS[name]()

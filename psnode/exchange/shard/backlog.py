@@ -1,0 +1,96 @@
+"""Weights that were sent to a rank and that it has not taken yet: how many bytes may lie between, and what becomes of more.
+
+Rounds that do not wait for everybody leave a slow worker behind, and nothing waits for a spare. What it has not taken fills
+memory: the master's while the rank's host takes nothing, the rank's own while its main thread is busy. So a rank that has half of
+the limit before it is asked to answer when it has come so far. One that has more than the limit before it is held: no version is
+sent to it any more until it has answered, and then all weights of the newest one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+LEAST = 64 << 20  # bytes
+SETS = 2
+
+
+@dataclass
+class Hold:
+    """A rank gets nothing from `version` on. `unused`: the groups of its gradient of that step which were not used."""
+
+    version: int
+    answered: bool = False
+    unused: list[int] = field(default_factory=list)
+
+
+@dataclass
+class _Account:
+    """Bytes since the start. `asked`: the number of the question that is not answered yet; `mark`: what was sent before that."""
+
+    sent: int = 0
+    taken: int = 0
+    asked: int | None = None
+    mark: int = 0
+
+
+class Backlog:
+    """Bounds what lies between the master and each rank, by bytes. For the master's main thread.
+
+    `weights`: the bytes of a whole set, float32. The bound is the limit, max(64 MiB, twice the weights), and beyond it the
+    version that passed it and one whole set.
+    """
+
+    def __init__(self, weights: int) -> None:
+        self.limit = max(LEAST, SETS * weights)
+        self.held: dict[int, Hold] = {}
+        self._accounts: dict[int, _Account] = {}
+
+    def sent(self, ranks: Iterable[int], nbytes: int) -> None:
+        """To each of `ranks` went `nbytes`."""
+        for rank in ranks:
+            self._accounts.setdefault(rank, _Account()).sent += nbytes
+
+    def outstanding(self, rank: int) -> int:
+        """The bytes that `rank` was sent and is not known to have taken."""
+        account = self._accounts.get(rank, _Account())
+        return account.sent - account.taken
+
+    def ask(self, rank: int, number: int) -> bool:
+        """True if `rank` is to be asked now; question `number` is then under way."""
+        account = self._accounts.get(rank)
+        if account is None or account.asked is not None or 2 * self.outstanding(rank) <= self.limit:
+            return False
+        account.asked, account.mark = number, account.sent
+        return True
+
+    def hold(self, rank: int, version: int) -> bool:
+        """True if `rank` is held from `version` on; the question of this number is then under way."""
+        if rank in self.held or self.outstanding(rank) <= self.limit:
+            return False
+        account = self._accounts[rank]
+        account.asked, account.mark = version, account.sent
+        self.held[rank] = Hold(version)
+        return True
+
+    def answer(self, rank: int, number: int) -> bool:
+        """`rank` has come to question `number`; True if it was held until then."""
+        account = self._accounts.get(rank)
+        if account is None or account.asked != number:
+            return False
+        account.taken, account.asked = account.mark, None
+        if (hold := self.held.get(rank)) is None:
+            return False
+        hold.answered = True
+        return True
+
+    def release(self, *, everybody: bool) -> dict[int, Hold]:
+        """Hold those no longer who have answered, or nobody: these."""
+        found = {rank: hold for rank, hold in self.held.items() if hold.answered or everybody}
+        for rank in found:
+            del self.held[rank]
+        return found
+
+    def let_go(self, rank: int) -> Hold | None:
+        """`rank` takes no part any more: how it was held, if it was."""
+        return self.held.pop(rank, None)

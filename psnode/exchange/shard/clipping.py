@@ -1,0 +1,74 @@
+"""Clipping to the median: no push of a round moves the weights further than the median one.
+
+The pushes of a group are kept, coded, until its round closes. Each is then added times
+
+    factor = min(1, m / ||push||)        m: the lower median of the norms of the round's pushes
+
+so that of four pushes two, and of five three, are added whole. The lower median is a norm that somebody pushed: while liars
+are at most half of the round, m is at most the largest norm of an honest push. What was clipped away is the worker's again: it is
+told the factor and adds 1 - factor times its push to its residual, if it has one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from psnode.codecs import Codec, Payload
+from psnode.codecs.kernels.dots import inner_products
+from psnode.errors import PayloadError
+from psnode.plan.groups import Segment
+from psnode.protocol.wire import Frame
+
+Floats = npt.NDArray[np.float32]
+
+
+class Push(NamedTuple):
+    """A group's gradient of one worker, times `weight`, of norm `norm`. `frame` holds the memory of the payloads in `parts`."""
+
+    frame: Frame
+    parts: list[tuple[Segment, Payload]]
+    weight: float
+    norm: float
+
+
+class Clipped(NamedTuple):
+    """The push of `rank` in its `step` was added times `factor`, below 1."""
+
+    rank: int
+    step: int
+    factor: float
+
+
+class Clipping:
+    """The pushes of every group's open round, in the order in which they are to be added. Groups may be used side by side."""
+
+    def __init__(self, codecs: Sequence[Codec], groups: int) -> None:
+        self._codecs = codecs
+        self._held: list[list[Push]] = [[] for _ in range(groups)]
+
+    def hold(self, frame: Frame, parts: list[tuple[Segment, Payload]], weight: float) -> None:
+        """Keep a push until its round closes. PayloadError if it is none, or decodes to what is not finite."""
+        norm = abs(weight) * math.sqrt(sum(self._energy(segment, payload) for segment, payload in parts))
+        if not math.isfinite(norm):
+            raise PayloadError(f"rank {frame.sender} sent values of group {frame.group} that are not finite when decoded")
+        self._held[frame.group].append(Push(frame, parts, weight, norm))
+
+    def _energy(self, segment: Segment, payload: Payload) -> float:
+        decoded = self._codecs[segment.index].decode(payload).reshape(-1)
+        return float(inner_products(decoded, decoded)[1])
+
+    def take(self, group: int) -> list[tuple[Push, float]]:
+        """The pushes of a group whose round closes, each with its factor, a float32."""
+        held, self._held[group] = self._held[group], []
+        return list(zip(held, factors([push.norm for push in held]), strict=True))
+
+
+def factors(norms: Sequence[float]) -> list[float]:
+    """Factors of pushes with these norms: float32 numbers from 0 to 1."""
+    limit = sorted(norms)[(len(norms) - 1) // 2] if norms else 0.0
+    return [1.0 if norm <= limit else float(np.float32(limit / norm)) for norm in norms]

@@ -1,0 +1,103 @@
+"""Sending the weights down, coded or dense."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from psnode.codecs import Codec, Payload, get_codec
+from psnode.codecs.rng import Key
+from psnode.codecs.sinks import Added
+from psnode.codecs.sources import Difference
+from psnode.plan.groups import Group, Plan, Segment, downlink_codecs
+from psnode.protocol import wire
+from psnode.protocol.channel import FrameChannel
+from psnode.protocol.wire import Kind
+from psnode.transport.base import Pending
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+_IDENTITY = get_codec("identity")
+_PURPOSE = "downlink"
+
+
+class Downlink:
+    """Keeps y, the weights that every worker holds, and moves it towards x.
+
+    Dense: y is x, and a group's frame replaces it. Coded: the frame carries D = E(x - y) segment by segment, E in the codec's
+    contractive form, and y += decode(D) here and on every worker, bit for bit alike. What D misses is part of the
+    next x - y: y needs no error feedback of its own.
+    """
+
+    def __init__(self, spec: str, weights: Floats, plan: Plan, link: FrameChannel, workers: Sequence[int], *, seed: int) -> None:
+        self._codecs = downlink_codecs(plan, spec)
+        self._x = weights
+        self.replica = weights if self._codecs is None else weights.copy()
+        self._link = link
+        self.recipients = tuple(workers)  # may be replaced while no group is being sent
+        self._seed = seed
+        self._frames: list[tuple[Bytes, list[Pending]] | None] = [None] * len(plan.groups)
+        self._segments = plan.segments
+        self._scratch: list[Floats] = []  # room for a change, one for every thread that has needed it at a time
+
+    @property
+    def differs(self) -> bool:
+        """True if y is apart from x and has to be saved with it."""
+        return self.replica is not self._x
+
+    def warm_up(self) -> None:
+        """Compile the kernels, without touching y."""
+        for segment, codec in smallest(self._segments, self._codecs or ()):
+            change = np.random.default_rng(0).standard_normal(segment.shape).astype(np.float32)
+            _move(codec, change, np.zeros_like(change), Key.derive(0))
+
+    def send(self, group: Group, version: int) -> int:
+        """Send the group's part of `version` to every worker; the bytes of all frames. One thread a group at a time."""
+        if self._codecs is None:
+            return self.send_dense(group, version)
+        codecs = [self._codecs[segment.index] for segment in group.segments]
+        room = [wire.padded(codec.max_nbytes(s.shape)) for codec, s in zip(codecs, group.segments, strict=True)]
+        frame = self._room(group, len(codecs), sum(room))
+        scratch = self._scratch.pop() if self._scratch else np.empty(max(segment.size for segment in self._segments), np.float32)
+        for segment, codec in zip(group.segments, codecs, strict=True):
+            x = self._x[segment.start : segment.stop].reshape(segment.shape)
+            y = self.replica[segment.start : segment.stop].reshape(segment.shape)
+            key = Key.derive(self._seed, _PURPOSE, 0, version, group.index, segment.index)
+            payload = _move(codec, x, y, key, frame.room, scratch)
+            frame.take(payload.nbytes)
+        self._scratch.append(scratch)
+        return self._post(group, frame, Kind.DELTA, version)
+
+    def send_dense(self, group: Group, version: int, ranks: Sequence[int] | None = None) -> int:
+        """Send the group's y as it is: to `ranks` that have none or an old one, else to everybody."""
+        frame = self._room(group, 1, wire.padded(_IDENTITY.max_nbytes((group.size,))))
+        payload = _IDENTITY.encode(self.replica[group.start : group.stop], Key.derive(0), out=frame.room)
+        frame.take(payload.nbytes)
+        return self._post(group, frame, Kind.WEIGHTS, version, ranks)
+
+    def _post(self, group: Group, frame: wire.GroupFrame, kind: Kind, version: int, ranks: Sequence[int] | None = None) -> int:
+        ranks = self.recipients if ranks is None else ranks
+        sealed = frame.seal(kind, sender=0, job=self._link.job, group=group.index, step=version, version=version)
+        self._frames[group.index] = (frame.buffer, self._link.send_frame(ranks, sealed))
+        return sealed.size * len(ranks)
+
+    def _room(self, group: Group, payloads: int, nbytes: int) -> wire.GroupFrame:
+        """A frame in the making: in last version's memory if that has left (fresh pages are slow), else in new."""
+        last = self._frames[group.index]
+        free = last is not None and all(pending.done for pending in last[1])
+        return wire.GroupFrame(payloads, nbytes, last[0] if last is not None and free else None)
+
+
+def _move(codec: Codec, x: Floats, y: Floats, key: Key, out: Bytes | None = None, scratch: Floats | None = None) -> Payload:
+    """Code x - y and move y by what is decoded."""
+    return codec.encode(Difference(x, y, scratch), key, sink=Added(y), out=out)
+
+
+def smallest(segments: Iterable[Segment], codecs: Iterable[Codec]) -> list[tuple[Segment, Codec]]:
+    """Every codec once, with the smallest of its segments: what compiling all kernels takes."""
+    found: dict[str, tuple[Segment, Codec]] = {}
+    for segment, codec in sorted(zip(segments, codecs, strict=False), key=lambda pair: pair[0].size):
+        found.setdefault(repr(codec), (segment, codec))
+    return list(found.values())

@@ -1,0 +1,62 @@
+"""Threads for the master's arithmetic: work of one group stays in order, groups run side by side.
+
+What waits is done in the order in which the next forward pass needs it: the groups lie in the order in which
+back-propagation finishes them, so the last one comes first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import queue
+import threading
+from collections.abc import Callable
+
+from psnode.transport.base import Inbox
+
+Work = Callable[[], object]
+_Queue = queue.PriorityQueue[tuple[float, int, Work | None]]  # minus the group, then the order of submission
+_MOST = 4
+
+
+def lane_count(groups: int) -> int:
+    """As many lanes as there are cores to spare beside the transport's thread, at most one a group."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(_MOST, cores - 1, groups))
+
+
+class GroupExecutor:
+    """`count` threads; what a piece of work returns (unless None; a list: each of its items) or raises is posted to `inbox`."""
+
+    def __init__(self, inbox: Inbox, count: int) -> None:
+        self._inbox = inbox
+        self._queues: list[_Queue] = [queue.PriorityQueue() for _ in range(count)]
+        self._numbers = itertools.count()
+        self._threads = [
+            threading.Thread(target=self._run, args=(work,), name=f"lane-{index}", daemon=True)
+            for index, work in enumerate(self._queues)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, group: int, work: Work) -> None:
+        """Queue `work` behind all earlier work of `group` and of later groups."""
+        self._queues[group % len(self._queues)].put((-group, next(self._numbers), work))
+
+    def close(self) -> None:
+        """Finish what is queued and end the threads."""
+        for waiting in self._queues:
+            waiting.put((math.inf, next(self._numbers), None))
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, waiting: _Queue) -> None:
+        while (work := waiting.get()[2]) is not None:
+            try:
+                result = work()
+            except Exception as error:  # the owner of the inbox raises it
+                result = error
+            for event in result if isinstance(result, list) else [result]:
+                if event is not None:
+                    self._inbox.post(event)

@@ -1,0 +1,106 @@
+"""Pushes of a worker for a group: read, checked and measured as a whole before any of it is added."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from psnode.codecs import Codec, Payload, get_codec
+from psnode.codecs.base import Measured
+from psnode.config.schemes import Scheme, phases
+from psnode.errors import PayloadError
+from psnode.feedback import get_feedback
+from psnode.plan.groups import ALL, Group, Plan, Segment, gradient_key
+from psnode.protocol import wire
+from psnode.protocol.wire import Flag, Frame
+
+Floats = npt.NDArray[np.float32]
+
+
+class Part(NamedTuple):
+    """A segment's payload, and what `Codec.measure` found: its norm, and how to add it."""
+
+    segment: Segment
+    payload: Payload
+    measured: Measured
+
+
+class Push(NamedTuple):
+    """A worker's gradient of a group. `norm`: of all parts together, as of Measured; `absent`: tensors that had no gradient."""
+
+    norm: float
+    parts: tuple[Part, ...]
+    absent: frozenset[int]
+
+
+class Reader:
+    """Reads gradient frames. `sizes`: the most bytes of each segment's payload; `merges`: which segments travel as sketches.
+
+    For several threads, each of which is done with a push before it reads the next: decoded parts lie in memory of the thread.
+    """
+
+    def __init__(self, plan: Plan, codecs: Sequence[Codec], sizes: Sequence[int], merges: Sequence[bool], seed: int) -> None:
+        self._codecs, self._limits, self._merges, self._seed = codecs, sizes, merges, seed
+        self._covered = [len(plan.covering(group.start, group.stop)) for group in plan.groups]
+        self._rooms = threading.local()
+
+    def read(self, group: Group, frame: Frame) -> Push:
+        """All of a frame, which must live as long as the push is used. PayloadError or WireError if a part of it is none."""
+        absent = frozenset[int]()
+        marked = Flag.PARTIAL in frame.flags
+        bodies = wire.split_group(frame.body, len(group.segments) + marked, frame.sender)
+        if marked:
+            absent = frozenset(wire.unpack_groups(bodies.pop(), self._covered[group.index], frame.sender))
+        room = self._room(group.stop - group.start)
+        parts = []
+        for segment, body in zip(group.segments, bodies, strict=True):
+            payload = self._payload(segment, body, group, frame)
+            there = room[segment.start - group.start : segment.stop - group.start]
+            parts.append(Part(segment, payload, self._codecs[segment.index].measure(payload, there)))
+        return Push(math.sqrt(sum(part.measured.norm**2 for part in parts)), tuple(parts), absent)
+
+    def _payload(self, segment: Segment, body: wire.Bytes, group: Group, frame: Frame) -> Payload:
+        payload = Payload.from_bytes(body)
+        if payload.shape != segment.shape:
+            raise PayloadError(
+                f"rank {frame.sender} sent segment {segment.index} as {payload.shape}, the plan has {segment.shape}"
+            )
+        if payload.nbytes > self._limits[segment.index]:
+            raise PayloadError(
+                f"rank {frame.sender} sent segment {segment.index} in {payload.nbytes} bytes, "
+                f"more than the {self._limits[segment.index]} that its codec can need"
+            )
+        if self._merges[segment.index]:
+            key = gradient_key(self._seed, ALL, frame.step, group.index, segment.index)
+            if not self._codecs[segment.index].merges_with_own(payload, key):
+                raise PayloadError(f"rank {frame.sender} sent segment {segment.index} as another sketch than the plan's")
+        return payload
+
+    def _room(self, size: int) -> Floats:
+        """Memory of this thread for `size` values. Untouched until a codec decodes there."""
+        room: Floats | None = getattr(self._rooms, "values", None)
+        if room is None or room.size < size:
+            self._rooms.values = room = np.empty(size, np.float32)
+        return room
+
+
+def limits(plan: Plan, scheme: Scheme) -> list[int]:
+    """The most bytes that a worker's payload of each segment has, in any phase of the scheme."""
+    form = get_feedback(scheme.feedback).form
+    return [
+        max(form(get_codec(spec)).max_nbytes(segment.shape) for spec in phases(segment.codec, scheme.ratio_warmup))
+        for segment in plan.segments
+    ]
+
+
+def warm_up(codec: Codec, payload: Payload) -> None:
+    """Compile what measuring a payload of `codec` takes, with weights of both kinds."""
+    measured = codec.measure(payload)
+    sums = np.zeros(payload.size, np.float32)
+    for weight in (1.0, 0.3):
+        measured.add(sums, np.float32(weight))

@@ -1,0 +1,297 @@
+"""From a group's coded gradients to its new weights on their way down."""
+
+from __future__ import annotations
+
+import math
+import threading
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from psnode.codecs import Payload, get_codec
+from psnode.codecs.kernels.dots import inner_products
+from psnode.codecs.kernels.finite import all_finite
+from psnode.codecs.rng import Key
+from psnode.config.effects import MAJORITY
+from psnode.config.schemes import Scheme
+from psnode.errors import CodecError, NormError, PsnodeError, WireError
+from psnode.exchange.shard.aggregator import get_aggregator
+from psnode.exchange.shard.clipping import Clipped, Clipping
+from psnode.exchange.shard.downlink import Downlink, smallest
+from psnode.exchange.shard.executor import GroupExecutor
+from psnode.exchange.shard.norms import Norms, pack, unpack
+from psnode.exchange.shard.optimizer import Constraint, Parameters
+from psnode.exchange.shard.pushes import Part, Push, Reader, limits, warm_up
+from psnode.exchange.stopwatch import Stopwatch
+from psnode.feedback import get_feedback
+from psnode.plan.groups import Group, Plan
+from psnode.protocol.wire import Frame
+from psnode.records.checkpoint import Checkpoint
+from psnode.records.history import Added
+from psnode.records.timeline import Tracer
+
+Floats = npt.NDArray[np.float32]
+_PURPOSE = "vote"
+_LARGEST = float(np.finfo(np.float32).max) / 2  # sums of norms below this are surely finite
+
+
+class GroupClosed(NamedTuple):
+    """An event in the master's inbox: `group` was brought to `version` by what was `added`; `nbytes` were sent.
+
+    `clipped`: those of the added pushes of which a part was left out.
+    """
+
+    group: int
+    version: int
+    nbytes: int
+    added: tuple[Added, ...]
+    clipped: tuple[Clipped, ...] = ()
+
+
+class Refused(NamedTuple):
+    """An event in the master's inbox: what rank `sender` sent for `group` cannot be decoded, or is out of bounds."""
+
+    group: int
+    sender: int
+    error: PsnodeError
+
+
+class NotApplied(NamedTuple):
+    """An event in the master's inbox: the sum of the gradients of `ranks` for `group` is not finite."""
+
+    group: int
+    ranks: tuple[int, ...]
+
+
+class Reduction:
+    """Adds frames to one accumulator as long as the model, updates and sends: in lanes, in the order of submission.
+
+    A `constraint` is put on the weights when all groups are updated; none is sent before. A push whose norm exceeds `norm_cap`
+    times that of others (psnode.exchange.shard.norms) is refused; one that might is held back until its round closes.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        scheme: Scheme,
+        parameters: Parameters,
+        downlink: Downlink,
+        lanes: GroupExecutor,
+        watch: Stopwatch,
+        tracer: Tracer,
+        *,
+        seed: int,
+        constraint: Constraint | None = None,
+        norm_cap: float | None = None,
+    ) -> None:
+        feedback = get_feedback(scheme.feedback)
+        self._plan = plan
+        self._aggregator = get_aggregator(scheme.aggregator)
+        self._parameters = parameters
+        self._downlink = downlink
+        self._lanes = lanes
+        self._watch = watch
+        self._tracer = tracer
+        self._seed = seed
+        self._cap = None if scheme.aggregator == MAJORITY else norm_cap  # votes weigh the same
+        self._constraint = constraint
+        self._closing = threading.Lock()
+        self._updated: dict[int, tuple[Added, ...]] = {}  # groups that wait for the others, with what was added to them
+        self._sum = np.zeros(plan.size, np.float32)
+        codecs = [get_codec(segment.codec) for segment in plan.segments]
+        self._codecs = [codec if codec.lossless else feedback.form(codec) for codec in codecs]
+        self._merges = [  # not what travels as it is: adding it is as much work
+            self._aggregator.merges and feedback.merges(codec) and not codec.lossless for codec in self._codecs
+        ]
+        self._merged: dict[tuple[int, int], tuple[Payload, float]] = {}
+        self._clipping = Clipping(self._codecs, len(plan.groups)) if self._aggregator.clips else None
+        self._clipped: list[tuple[Clipped, ...]] = [()] * len(plan.groups)  # of the rounds that are being closed
+        self.rescales = feedback.rescales
+        self.returns = feedback.memory is not None  # what is not used of a push
+        self._added: list[list[Added]] = [[] for _ in plan.groups]
+        self._absent: list[list[frozenset[int]]] = [[] for _ in plan.groups]  # beside them: tensors that had no gradient there
+        self._reader = Reader(plan, self._codecs, limits(plan, scheme), self._merges, seed)
+        self._norms = [Norms(self._cap) for _ in plan.groups]
+        self._accepted: list[list[tuple[int, float]]] = [[] for _ in plan.groups]  # norms of what was added, by rank
+        self._most = [0.0] * len(plan.groups)  # no coordinate of a group's sum is larger
+        self._suspects: list[list[tuple[Frame, float]]] = [[] for _ in plan.groups]  # with their weights
+        self._covered = [list(plan.covering(group.start, group.stop).values()) for group in plan.groups]
+        self._remembers = feedback.memory is not None
+
+    def warm_up(self) -> None:
+        """Compile the kernels, without touching any memory."""
+        for segment, codec in smallest(self._plan.segments, self._codecs):
+            gradient = np.random.default_rng(0).standard_normal(segment.shape).astype(np.float32)
+            payload = codec.encode(gradient, Key.derive(0))
+            warm_up(codec, payload)
+            self._aggregator.add(codec, payload, gradient.reshape(-1))
+            self._aggregator.finish(gradient.reshape(-1), 1, Key.derive(0))
+            inner_products(gradient.reshape(-1), gradient.reshape(-1))
+        self._downlink.warm_up()
+
+    def add(self, frame: Frame, weight: float = 1.0) -> None:
+        """Queue a gradient frame's payloads for addition, each times `weight`: one weight a step."""
+        group = self._plan.groups[frame.group]
+        self._lanes.submit(group.index, partial(self._add, group, frame, weight))
+
+    def close(self, index: int, version: int, lr: float) -> None:
+        """Queue the update of a group with the gradients added, if there are any, and the sending of its `version`."""
+        self._lanes.submit(index, partial(self._close, self._plan.groups[index], version, lr))
+
+    def take_up(self, found: Checkpoint | None) -> None:
+        """Compare with the norms that a checkpoint holds."""
+        if self._cap is not None:
+            self._norms = [Norms(self._cap, kept) for kept in unpack(found, len(self._plan.groups))]
+
+    def norms(self) -> dict[str, torch.Tensor]:
+        """The norms that later pushes are compared with, for a checkpoint. While no group is open."""
+        return pack(self._norms) if self._cap is not None else {}
+
+    def outlier(self) -> str:
+        """Tell of a push that is out of all proportion and in the weights all the same; else nothing."""
+        return next(filter(None, (norms.outlier() for norms in self._norms)), "")
+
+    def _add(self, group: Group, frame: Frame, weight: float) -> Refused | None:
+        """Add all of a frame or, if a part of it cannot be decoded, nothing. It waits if it may be out of bounds."""
+        norms = self._norms[group.index]
+        with self._watch.timing("decode"), self._tracer.span("decode", group=group.index, sender=frame.sender):
+            try:
+                push = self._reader.read(group, frame)
+                norms.offer(frame.sender, push.norm)
+                if not norms.passes(push.norm):
+                    self._suspects[group.index].append((frame, weight))
+                    return None
+            except (CodecError, WireError) as error:
+                frame.release()
+                return Refused(group.index, frame.sender, error)
+            self._add_push(group, frame, push, weight)
+        return None
+
+    def _add_push(self, group: Group, frame: Frame, push: Push, weight: float) -> None:
+        """Add all of it, or keep it if it may be clipped."""
+        if self._clipping is not None:
+            self._clipping.hold(frame, [(part.segment, part.payload) for part in push.parts], weight)
+        else:
+            for part in push.parts:
+                self._add_part(part, frame.step, weight)
+            frame.release()
+        self._most[group.index] += abs(weight) * push.norm
+        self._accepted[group.index].append((frame.sender, push.norm))
+        self._added[group.index].append(Added(frame.sender, frame.step, frame.version))
+        self._absent[group.index].append(push.absent)
+
+    def _judge(self, group: Group) -> list[Refused]:
+        """Add what was held back if the pushes of others are like it."""
+        suspects, self._suspects[group.index] = self._suspects[group.index], []
+        norms, refused = self._norms[group.index], []
+        for frame, weight in suspects:
+            with self._watch.timing("decode"), self._tracer.span("decode", group=group.index, sender=frame.sender):
+                push = self._reader.read(group, frame)
+                bound = norms.bound(frame.sender)
+                if bound is not None and push.norm > bound:
+                    norms.refuse(frame.sender, push.norm)
+                    error = NormError(frame.sender, frame.step, group.index, push.norm, bound)
+                    refused.append(Refused(group.index, frame.sender, error))
+                    frame.release()
+                else:
+                    self._add_push(group, frame, push, weight)
+        accepted, self._accepted[group.index] = sorted(self._accepted[group.index]), []
+        norms.accept(accepted)
+        return refused
+
+    def _add_part(self, part: Part, step: int, weight: float) -> None:
+        """Add it decoded, or, if it can be merged, to what waits of its step, to be decoded once when the group closes."""
+        segment, payload, measured = part
+        codec = self._codecs[segment.index]
+        if self._merges[segment.index]:
+            earlier = self._merged.get((segment.index, step))
+            self._merged[segment.index, step] = codec.merge([payload] if earlier is None else [earlier[0], payload]), weight
+        else:
+            self._aggregator.add_measured(codec, payload, measured, self._sum[segment.start : segment.stop], weight)
+
+    def _add_merged(self, group: Group) -> None:
+        """Decode what was merged since the group was last closed."""
+        segments = {segment.index: segment for segment in group.segments}
+        for index, step in sorted(key for key in tuple(self._merged) if key[0] in segments):
+            segment, (payload, weight) = segments[index], self._merged.pop((index, step))
+            with self._watch.timing("decode"), self._tracer.span("decode", group=group.index, segment=index):
+                self._aggregator.add(self._codecs[index], payload, self._sum[segment.start : segment.stop], weight)
+
+    def _add_clipped(self, group: Group) -> None:
+        """Add what was kept since the group was last closed, each push with its factor."""
+        found = []
+        for push, factor in self._clipping.take(group.index) if self._clipping is not None else ():
+            with self._watch.timing("decode"), self._tracer.span("decode", group=group.index, sender=push.frame.sender):
+                for segment, payload in push.parts:
+                    there = self._sum[segment.start : segment.stop]
+                    self._aggregator.add(self._codecs[segment.index], payload, there, push.weight * factor)
+            if factor < 1:
+                found.append(Clipped(push.frame.sender, push.frame.step, factor))
+            push.frame.release()
+        self._clipped[group.index] = tuple(found)
+
+    def _close(self, group: Group, version: int, lr: float) -> list[GroupClosed | Refused | NotApplied]:
+        refused = self._judge(group)
+        added, problems = self._update(group, version, lr)
+        events: list[GroupClosed | Refused | NotApplied] = [*refused, *problems]
+        if self._constraint is None:
+            return [*events, self._publish(group, version, added)]
+        with self._closing:
+            self._updated[group.index] = added
+            if len(self._updated) < len(self._plan.groups):
+                return events
+            everything, self._updated = self._updated, {}
+        with self._watch.timing("update"), self._tracer.span("constrain", version=version):
+            self._parameters.constrain(self._constraint)
+        return [*events, *(self._publish(group, version, everything[group.index]) for group in reversed(self._plan.groups))]
+
+    def _update(self, group: Group, version: int, lr: float) -> tuple[tuple[Added, ...], list[NotApplied]]:
+        added, absent, sound = self._take(group)
+        gradient = self._sum[group.start : group.stop]
+        problems = []
+        if not sound:
+            problems = [NotApplied(group.index, tuple(each.rank for each in added))]
+            added, absent = (), frozenset()
+        idle = self._idle(group, gradient, absent)
+        with self._watch.timing("update"), self._tracer.span("update", group=group.index, version=version):
+            if added:
+                key = Key.derive(self._seed, _PURPOSE, 0, version, group.index, 0)
+                factor = self._aggregator.finish(gradient, len(added), key)
+                self._parameters.update(group.index, gradient, factor, lr, idle)
+            else:
+                gradient[:] = 0
+        return added, problems
+
+    def _publish(self, group: Group, version: int, added: tuple[Added, ...]) -> GroupClosed:
+        with self._watch.timing("downlink"), self._tracer.span("downlink", group=group.index, version=version):
+            nbytes = self._downlink.send(group, version)
+        return GroupClosed(group.index, version, nbytes, added, self._clipped[group.index])
+
+    def _idle(self, group: Group, gradient: Floats, absent: frozenset[int]) -> list[slice]:
+        """The ranges of a group whose tensors nobody had a gradient of, for the optimizer to leave alone as torch does.
+
+        Not where memories are kept and some of one has come: that is a gradient of earlier steps.
+        """
+        found = []
+        for index in sorted(absent):
+            place = self._covered[group.index][index]
+            where = slice(max(place.start, group.start) - group.start, min(place.stop, group.stop) - group.start)
+            if not (self._remembers and gradient[where].any()):
+                found.append(where)
+        return found
+
+    def _take(self, group: Group) -> tuple[tuple[Added, ...], frozenset[int], bool]:
+        """The gradients that the group's sum holds, the tensors that all of them lack, and whether the sum is finite."""
+        added, self._added[group.index] = tuple(self._added[group.index]), []
+        absent, self._absent[group.index] = self._absent[group.index], []
+        most, self._most[group.index] = self._most[group.index], 0.0
+        try:
+            self._add_clipped(group)
+            self._add_merged(group)
+        except CodecError:  # merged payloads say no more who sent them
+            most = math.inf
+        sound = most <= _LARGEST or (most < math.inf and all_finite(self._sum[group.start : group.stop]))
+        return added, frozenset.intersection(*absent) if absent else frozenset(), sound

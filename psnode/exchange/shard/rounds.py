@@ -1,0 +1,153 @@
+"""The open round of every group: what is added to it, what waits for the next, what comes too late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from psnode.exchange.shard.consistency import AdditionOrder, Rule
+from psnode.protocol.wire import Frame
+
+
+class Rounds:
+    """Applies a Rule to all groups. `add(frame)` queues an addition; `close(group)` the group's update, after its additions.
+
+    Every gradient (worker, step, group) is added at most once: the version that the next gradient of a worker must be
+    computed on rises with every one that is taken.
+    """
+
+    def __init__(
+        self, groups: int, rule: Rule, *, by_rank: bool, add: Callable[[Frame], None], close: Callable[[int], None]
+    ) -> None:
+        self._rule, self._by_rank, self._add, self._close = rule, by_rank, add, close
+        self._next: list[dict[int, int]] = [{} for _ in range(groups)]  # by group, rank -> the least base of its next gradient
+        self._held: list[list[Frame]] = [[] for _ in range(groups)]
+        self._orders: list[AdditionOrder[Frame]] = []
+        self._open: set[int] = set()
+        self._excused: set[int] = set()
+        self._version = 0
+
+    def admit(self, ranks: Iterable[int], version: int) -> None:
+        """Wait for `ranks` from the round of `version` on, which is opened next."""
+        for awaited in self._next:
+            awaited.update(dict.fromkeys(ranks, version))
+
+    def open(self, version: int) -> None:
+        """Begin the round of `version`, with what has waited for it."""
+        self._version = version
+        self._excused.clear()
+        self._orders = [AdditionOrder[Frame](awaited, by_rank=self._by_rank) for awaited in self._next]
+        self._open = set(range(len(self._next)))
+        for group, held in enumerate(self._held):
+            self._held[group] = []
+            for frame in held:  # all of it, before the rule is asked: what waits must not pile up
+                self._enter(frame)
+            if held:
+                self._judge(group)
+
+    def offer(self, frame: Frame) -> bool:
+        """Take a gradient frame; False if it comes too late or twice, or from a worker that is not awaited."""
+        if not self._is_due(frame) or not self._rule.accepts(frame.version, self._version):
+            return False
+        if self._is_late(frame) and not self._rule.patient:
+            return False
+        self._next[frame.group][frame.sender] = frame.step
+        self._enter(frame)
+        self._judge(frame.group)
+        return True
+
+    def _is_due(self, frame: Frame) -> bool:
+        """True if it is the gradient of a group, of a worker that is awaited, and none of a step that has come."""
+        if frame.group >= len(self._next):
+            return False
+        awaited = self._next[frame.group]
+        known = frame.sender in awaited and frame.step == frame.version + 1
+        return known and frame.version >= awaited[frame.sender]
+
+    def keep(self, frame: Frame) -> bool:
+        """Take a gradient that comes behind the last round, for a round that may follow; False if the rule drops what is late."""
+        if not self._rule.patient or not self._is_due(frame):
+            return False
+        self._next[frame.group][frame.sender] = frame.step
+        self._held[frame.group].append(frame)
+        return True
+
+    def restore(self, frames: Iterable[Frame]) -> None:
+        """These have waited where a run was stopped that goes on now: the next round takes them."""
+        for frame in frames:
+            if frame.group < len(self._held):
+                self._held[frame.group].append(frame)
+
+    @property
+    def waiting(self) -> list[Frame]:
+        """The gradients that have come and wait for the next round."""
+        return [frame for held in self._held for frame in held]
+
+    def excuse(self, rank: int, step: int) -> None:
+        """Nothing more of `step` comes from `rank`: what has come of it counts, and the round does not wait for it."""
+        for awaited in self._next:
+            if rank in awaited:
+                awaited[rank] = max(awaited[rank], step)
+        if step == self._version + 1:
+            self._excused.add(rank)
+            self._pass_over(rank)
+
+    def withdraw(self, rank: int) -> list[int]:
+        """Wait for `rank` no more; what it has sent counts. By group, the last of its steps that was taken."""
+        taken = [awaited.pop(rank, 0) for awaited in self._next]
+        self._pass_over(rank)
+        return taken
+
+    @property
+    def untouched(self) -> bool:
+        """True if all groups are open and no gradient of any has come."""
+        return len(self._open) == len(self._next) and not any(order.arrived for order in self._orders)
+
+    def force(self) -> None:
+        """Close what is open with what is there, be it nothing."""
+        for group in sorted(self._open):
+            self._finish(group)
+
+    @property
+    def idle(self) -> frozenset[int]:
+        """The workers who have nothing to send before the version that follows the open round's."""
+        return frozenset(rank for rank in self._next[0] if all(awaited[rank] > self._version for awaited in self._next))
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """The workers whose gradients some open group still awaits."""
+        return frozenset(rank for group in self._open for rank in self._awaited(group))
+
+    def _is_late(self, frame: Frame) -> bool:
+        return frame.group not in self._open or frame.sender in self._orders[frame.group].arrived
+
+    def _enter(self, frame: Frame) -> None:
+        if self._is_late(frame):
+            self._held[frame.group].append(frame)
+        else:
+            self._queue(self._orders[frame.group].offer(frame.sender, frame))
+
+    def _pass_over(self, rank: int) -> None:
+        for group in sorted(self._open):
+            self._queue(self._orders[group].excuse(rank))
+            self._judge(group)
+
+    def _awaited(self, group: int) -> dict[int, int]:
+        gone = self._orders[group].arrived | self._excused
+        return {rank: based for rank, based in self._next[group].items() if rank not in gone}
+
+    def _judge(self, group: int) -> None:
+        """Close the group if the rule says so, or if it got nothing and everybody who is left has excused itself."""
+        if group in self._open:
+            arrived, awaited = len(self._orders[group].arrived), self._awaited(group)
+            nothing_comes = not awaited and not arrived and bool(self._excused)
+            if nothing_comes or self._rule.closes(arrived, awaited, self._version):
+                self._finish(group)
+
+    def _finish(self, group: int) -> None:
+        self._open.discard(group)
+        self._queue(self._orders[group].rest())
+        self._close(group)
+
+    def _queue(self, frames: list[Frame]) -> None:
+        for frame in frames:
+            self._add(frame)

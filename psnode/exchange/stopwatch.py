@@ -1,0 +1,33 @@
+"""Seconds added up by name."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Stopwatch:
+    """Adds up seconds by name; any thread may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seconds: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def timing(self, name: str) -> Iterator[None]:
+        """Count the time that the block takes."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._seconds[name] += time.perf_counter() - start
+
+    def take(self) -> dict[str, float]:
+        """The seconds counted since the last call."""
+        with self._lock:
+            taken, self._seconds = self._seconds, defaultdict(float)
+        return taken

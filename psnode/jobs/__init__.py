@@ -1,0 +1,1 @@
+"""Jobs: roles put together on every rank, started and supervised."""

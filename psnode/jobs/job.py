@@ -1,0 +1,158 @@
+"""A job put together: transport, task and roles, for this process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from dataclasses import replace
+
+import psnode
+from psnode.config import Config
+from psnode.errors import ConfigurationError, PsnodeError
+from psnode.protocol.channel import StopRequest
+from psnode.protocol.messages import Hello
+from psnode.task import Task
+from psnode.tasks.load import make_task, passed_task
+from psnode.transport.base import Inbox, Transport
+from psnode.transport.mpi.environment import place
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+def run(config: Config, task: Task | None = None) -> int:
+    """Run this process's part of the job that `config` describes; returns the exit code. Raises PsnodeError.
+
+    With `local` master and workers are threads of this process; else this is one rank of an MPI job.
+    `task`: an instance of one's own in the place of what the configuration names; every rank must pass an equal one.
+    """
+    config.validate()
+    if task is not None:
+        config = replace(config, task=passed_task(task))
+    if config.local is not None and (here := place()) is not None and here.size > 1:
+        raise ConfigurationError("--local runs all workers in one process: leave it out, or leave out mpirun")
+    config = replace(config, threads=config.threads or _default_threads(config))
+    _limit_threads(config.threads)
+    return _run_local(config, task) if config.local is not None else _run_mpi(config, task)
+
+
+def _run_local(config: Config, task: Task | None) -> int:
+    from psnode.master import lead
+    from psnode.transport.loopback import loopback_group
+    from psnode.worker import work
+
+    assert config.local is not None
+    ends = loopback_group(config.local + 1)
+    torch_lock = threading.RLock()  # torch's generator is one for all threads
+
+    def be_worker(end: Transport) -> None:
+        try:
+            work(end, config, lambda c: task or make_task(c), _hello(), torch_lock)
+        except Exception:
+            traceback.print_exc()
+        finally:
+            end.close()
+
+    threads = [threading.Thread(target=be_worker, args=(end,), name=f"worker-{end.rank}", daemon=True) for end in ends[1:]]
+    for thread in threads:
+        thread.start()
+    with ends[0] as end, _signals(end.inbox):
+        try:
+            return lead(end, config, lambda c: task or make_task(c), _hello())
+        finally:
+            for thread in threads:
+                thread.join(config.pause_deadline)
+
+
+def _run_mpi(config: Config, task: Task | None) -> int:
+    found = place()
+    if found is None or found.size < 2:
+        raise ConfigurationError(
+            "a job needs a master and at least one worker: mpirun -n 3 psnode train ..., psnode launch -n 2 -- train ..., "
+            "or psnode train --local 2 without MPI"
+        )
+    from psnode.transport.mpi import endpoint as mpi
+
+    transport = mpi.start()
+    code = 1
+    try:
+        with _signals(transport.inbox):
+            code = _take_part(transport, config, task)
+    except PsnodeError as error:
+        code = error.exit_code
+        if transport.rank == 0:
+            raise
+        print(f"psnode: rank {transport.rank}: {error}", file=sys.stderr, flush=True)
+    finally:
+        transport.close()
+        if not transport.clean:
+            _leave_at_once(code)
+    return code
+
+
+def _take_part(transport: Transport, config: Config, task: Task | None) -> int:
+    def make(agreed: Config) -> Task:
+        return task or make_task(agreed)
+
+    if transport.rank == 0:
+        from psnode.master import lead
+
+        return lead(transport, config, make, _hello())
+    from psnode.worker import work
+
+    return work(transport, config, make, _hello(), contextlib.nullcontext())
+
+
+def _leave_at_once(code: int) -> None:
+    """End without MPI_Finalize, which can hang when a rank is lost."""
+    error = sys.exception()
+    if isinstance(error, PsnodeError):
+        print(f"psnode: error: {error}", file=sys.stderr)
+        code = error.exit_code
+    elif error is not None:
+        traceback.print_exception(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+@contextlib.contextmanager
+def _signals(inbox: Inbox) -> Iterator[None]:
+    """Turn INT, TERM and USR1 into events of this rank's inbox; a second INT ends the process as usual."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def request(number: int, frame: object) -> None:
+        inbox.post(StopRequest(signal.Signals(number).name))
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = {number: signal.signal(number, request) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _hello() -> bytes:
+    return Hello(socket.gethostname(), os.getpid(), psnode.__version__).to_bytes()
+
+
+def _default_threads(config: Config) -> int:
+    """Cores of this host divided by the ranks that share it; local workers take turns and may use all."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    ranks = 1 if config.local is not None else int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
+    return max(1, cores // ranks)
+
+
+def _limit_threads(threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)

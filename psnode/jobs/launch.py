@@ -1,0 +1,197 @@
+"""`psnode launch`: mpirun with what a fault-tolerant job needs, and a hand on it until its last process is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from psnode.errors import ConfigurationError, MissingRanksError, StoppedError
+from psnode.jobs.supervision import Ended, supervise
+from psnode.records.directory import CONFIG
+from psnode.records.metrics import SUMMARY
+
+_FINAL = (0, 2, 4, 5, 130)  # done, or what another start would end in again; 130: somebody pressed Ctrl-C
+# where mpirun finds hosts by itself
+_ALLOCATIONS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
+_TO_STOP = 0.7  # of the time until KILL, for what holds up the last checkpoint; the rest for writing it
+_ROOT_VARIABLES = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+
+
+def launch(
+    n_workers: int,
+    command: Sequence[str],
+    *,
+    hostfile: Path | str | None = None,
+    mpirun_args: Sequence[str] = (),
+    kill_after: float = 10.0,
+    restarts: int = 0,
+    run_directory: Path | None = None,
+    program: Sequence[str] = (sys.executable, "-m", "psnode"),
+) -> int:
+    """Run `psnode COMMAND...` on one master and `n_workers` workers; returns rank 0's exit code.
+
+    Args:
+        hostfile: hosts, one a line, the master's first. Lines `NAME slots=N` are filled in order; a plain list of
+            addresses gets one rank a host in turn. None: all ranks on this host.
+        mpirun_args: handed on; they win over what psnode would choose itself.
+        kill_after: seconds from a request to stop (TERM, INT, USR1, HUP) until every process is killed.
+        restarts: how often the job may be started again, with --resume, after it has ended by itself without being done.
+        run_directory: where the run is kept that a restart resumes; a job that died before it left one begins anew.
+        program: what every rank runs, before `command`.
+
+    Raises ConfigurationError if there is no mpirun, no such hostfile, or n_workers < 1.
+    """
+    if n_workers < 1:
+        raise ConfigurationError(f"n_workers is {n_workers}: a job needs at least 1 worker")
+    environment = dict(os.environ)
+    if hasattr(os, "geteuid") and os.geteuid() == 0 and any(name not in environment for name in _ROOT_VARIABLES):
+        print(f"psnode: running as root, so {' and '.join(_ROOT_VARIABLES)} are set for mpirun", file=sys.stderr, flush=True)
+        environment.update(dict.fromkeys(_ROOT_VARIABLES, "1"))
+    environment.setdefault("PSNODE_STOP_DEADLINE", f"{_TO_STOP * kill_after:g}")
+    line = mpirun_command(find_mpirun(), n_workers + 1, hostfile, mpirun_args, environment)
+    program = [*line, *program]
+    # where nobody else looks into the directory, a master that left no summary there was killed
+    judged = run_directory is not None and (hostfile is None or (run_directory / CONFIG).exists())
+    ended = _run([*program, *command], environment, kill_after, run_directory, judged)
+    for number in range(1, restarts + 1):
+        if ended.asked or ended.code in _FINAL:
+            break
+        resumable = run_directory is not None and (run_directory / CONFIG).exists()
+        again = [*command, "--resume", "--trust-run"] if resumable and "--resume" not in command else list(command)
+        how = "from its last checkpoint" if resumable else "from the beginning"
+        print(
+            f"psnode: the job ended with {ended.code}: started again {how} ({number} of {restarts})", file=sys.stderr, flush=True
+        )
+        ended = _run([*program, *again], environment, kill_after, run_directory, judged)
+    return ended.code
+
+
+def _run(
+    command: Sequence[str], environment: Mapping[str, str], kill_after: float, run_directory: Path | None, judged: bool
+) -> Ended:
+    """Exit code of the job: as the summary says that this start of it wrote, if it did.
+
+    mpirun's own code is that of whichever rank left first with another than 0; where it is fault tolerant, 0 when every rank
+    was killed. A rank 0 that was asked to stop by a signal of its own leaves as if the launcher had been asked.
+    """
+    before = _stamp(run_directory)
+    # mpirun names its own folder by its process id, and does not start if a killed one of the same id has left one
+    with tempfile.TemporaryDirectory(prefix="psnode-mpirun-", ignore_cleanup_errors=True) as sessions:
+        place = {} if "PRTE_MCA_prte_tmpdir_base" in environment else {"PRTE_MCA_prte_local_tmpdir_base": sessions}
+        ended = supervise(command, {**place, **environment}, kill_after)
+    if run_directory is not None and _stamp(run_directory) not in (None, before):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            left = json.loads((run_directory / SUMMARY).read_bytes())
+            return Ended(int(left["exit_code"]), ended.asked or left["stop_reason"] == "signal")
+    # asked to stop before rank 0 could say so, or killed over it: whatever checkpoint there is stays
+    if ended.asked and run_directory is not None and ended.code not in _FINAL[1:]:
+        return Ended(StoppedError.exit_code, True)
+    code = MissingRanksError.exit_code if ended.code == 0 and judged else ended.code
+    return Ended(code, ended.asked or code == StoppedError.exit_code)
+
+
+def _stamp(run_directory: Path | None) -> tuple[int, int] | None:
+    """Mark that tells one summary of a run from another."""
+    with contextlib.suppress(OSError):
+        found = (run_directory / SUMMARY).stat() if run_directory is not None else None
+        return (found.st_mtime_ns, found.st_ino) if found is not None else None
+    return None
+
+
+def find_mpirun() -> str:
+    """The mpirun of this Python's environment, else the first on the PATH."""
+    beside = Path(sys.executable).with_name("mpirun")
+    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    if found is None:
+        raise ConfigurationError("there is no mpirun: pip install psnode[mpi], or put your MPI's on the PATH")
+    return found
+
+
+def mpirun_command(
+    mpirun: str, ranks: int, hostfile: Path | str | None, mpirun_args: Sequence[str], environment: Mapping[str, str]
+) -> list[str]:
+    """The mpirun part of the command line, up to the program."""
+    line = [mpirun, "-n", str(ranks)]
+    if _is_open_mpi(mpirun):
+        line += _open_mpi_options(mpirun, ranks, hostfile, mpirun_args, environment)
+    elif hostfile is not None:
+        line += ["-f", str(_checked(hostfile))]
+    return [*line, *mpirun_args]
+
+
+def _open_mpi_options(
+    mpirun: str, ranks: int, hostfile: Path | str | None, mpirun_args: Sequence[str], environment: Mapping[str, str]
+) -> Iterator[str]:
+    def chosen(option: str) -> bool:
+        return option in mpirun_args or f"--{option}" in mpirun_args or f"OMPI_MCA_{option}" in environment
+
+    if _has_fault_tolerance(mpirun) and not chosen("with-ft"):
+        yield from ("--with-ft", "ulfm")
+        # The only ones that survive a death. Naming them also spares a second that probing for others takes.
+        if not chosen("pml"):
+            yield from ("--mca", "pml", "ob1")
+        if not chosen("btl"):
+            # on one host no rank has to listen to a network
+            yield from (
+                "--mca",
+                "btl",
+                "self,sm" if hostfile is None and _stays_here(mpirun_args, environment) else "self,sm,tcp",
+            )
+    # A rank computes with several threads: bound to one core, as mpirun would do, they would share it.
+    if not chosen("bind-to"):
+        yield from ("--bind-to", "none")
+    if hostfile is not None:
+        hosts = _checked(hostfile)
+        yield from ("--hostfile", str(hosts))
+        if "slots" not in hosts.read_text() and not chosen("map-by"):
+            yield from ("--map-by", "node")
+        for name in environment:
+            if name.startswith("PSNODE_") or name == "OMP_NUM_THREADS":
+                yield from ("-x", name)
+    elif ranks > _cores():
+        yield "--oversubscribe"
+
+
+def _stays_here(mpirun_args: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """True if mpirun is told of no host but this one: neither by an argument nor by a scheduler or a default of its own."""
+    named = any("host" in argument or "machinefile" in argument or "appfile" in argument for argument in mpirun_args)
+    return not named and not any(name in _ALLOCATIONS or "hostfile" in name.lower() for name in environment)
+
+
+def _checked(hostfile: Path | str) -> Path:
+    path = Path(hostfile)
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--hostfile {path} cannot be read ({error}): give a text file of hosts, one a line") from None
+    if not any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines()):
+        raise ConfigurationError(f"--hostfile {path} names no host: write one a line, the master's first")
+    return path
+
+
+def _is_open_mpi(mpirun: str) -> bool:
+    return "Open MPI" in _output([mpirun, "--version"])
+
+
+def _has_fault_tolerance(mpirun: str) -> bool:
+    """True if this Open MPI was built with ULFM, by what the ompi_info of the same installation says."""
+    beside = Path(mpirun).with_name("ompi_info")
+    return beside.exists() and "ft_mpi_support:yes" in _output([str(beside), "--parsable"])
+
+
+def _output(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False, stdin=subprocess.DEVNULL).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigurationError(f"{command[0]} cannot be run ({error}): check the MPI installation") from None
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,168 @@
+"""Watching over mpirun: requests to stop become a checkpoint first and a KILL last, and nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+_POLL_SECONDS = 0.1
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+_LOOK_SECONDS = 1.0
+# On TERM mpirun kills the ranks within half a second: what is left until then belongs to their checkpoint.
+_TERM_BEFORE_KILL = 1.5
+_PROC = Path("/proc")
+_RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK", b"PMI_RANK", b"PMIX_RANK")
+
+
+class Ended(NamedTuple):
+    """The exit code of what was supervised, and whether somebody had asked it to stop."""
+
+    code: int
+    asked: bool
+
+
+def supervise(command: Sequence[str], environment: Mapping[str, str], kill_after: float) -> Ended:
+    """Run `command` (an mpirun) in a session of its own until no process of it is left.
+
+    TERM, INT, USR1 or HUP sent to this process: mpirun gets USR1, which it hands to the ranks, TERM shortly before
+    `kill_after` seconds are over, and then the whole session gets KILL. A second INT is a TERM at once.
+    When rank 0 has ended on this host and mpirun does not follow within `kill_after`, the ranks that hold
+    it up are killed, and after as long again mpirun itself.
+    """
+    escalation = Escalation(kill_after)
+    with _stop_signals(escalation):
+        process = subprocess.Popen(list(command), stdin=subprocess.DEVNULL, env=dict(environment), start_new_session=True)
+        watch = RankZero(process.pid)
+        try:
+            while process.poll() is None:
+                for number in escalation.due(time.monotonic()):
+                    _kill(session_members(process.pid)) if number == signal.SIGKILL else process.send_signal(number)
+                gone = watch.gone_for(time.monotonic())
+                if gone > 2 * kill_after:
+                    _kill(session_members(process.pid))
+                elif gone > kill_after:
+                    _kill([pid for pid in session_members(process.pid) if pid != process.pid])
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_POLL_SECONDS)
+        finally:
+            _kill(session_members(process.pid))
+            process.wait()
+    return Ended(process.returncode if process.returncode >= 0 else 128 - process.returncode, escalation.asked)
+
+
+class Escalation:
+    """Signal that is due after a request to stop. Times are time.monotonic()."""
+
+    def __init__(self, kill_after: float) -> None:
+        self._term_after = max(kill_after / 2, kill_after - _TERM_BEFORE_KILL)
+        self._plan = [(signal.SIGUSR1, 0.0), (signal.SIGTERM, self._term_after), (signal.SIGKILL, kill_after)]
+        self._since: float | None = None
+        self._interrupts = 0
+
+    @property
+    def asked(self) -> bool:
+        """True if anybody has asked for a stop."""
+        return self._since is not None
+
+    def request(self, number: int, now: float) -> None:
+        """Someone asked for a stop with signal `number`."""
+        if self._since is None:
+            self._since = now
+        self._interrupts += number == signal.SIGINT
+        if self._interrupts == 2:
+            self._since = min(self._since, now - self._term_after)
+
+    def due(self, now: float) -> list[signal.Signals]:
+        """The signals to send now; each one comes once."""
+        signals = []
+        while self._since is not None and self._plan and now - self._since >= self._plan[0][1]:
+            signals.append(self._plan.pop(0)[0])
+        return signals
+
+
+class RankZero:
+    """True if rank 0, if it runs on this host, has ended."""
+
+    def __init__(self, session: int) -> None:
+        self._session = session
+        self._pid: int | None = None
+        self._looked = -math.inf
+        self._ended: float | None = None
+
+    def gone_for(self, now: float) -> float:
+        """Seconds since rank 0 was first seen to have ended; 0 while it runs or was never seen."""
+        if self._pid is None and now - self._looked > _LOOK_SECONDS:
+            self._looked = now
+            self._pid = next((pid for pid in session_members(self._session) if _is_rank_zero(pid)), None)
+        if self._pid is None or (self._ended is None and _runs(self._pid)):
+            return 0.0
+        if self._ended is None:
+            self._ended = now
+        return now - self._ended
+
+
+def session_members(session: int) -> list[int]:
+    """The processes of a session: mpirun gives ranks process groups of their own, but not sessions."""
+    if not _PROC.is_dir():
+        return [session]
+    members = []
+    for entry in _PROC.glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.getsid(int(entry.name)) == session:
+                members.append(int(entry.name))
+    return members
+
+
+def _is_rank_zero(pid: int) -> bool:
+    """Its own children have its environment too, so the parent must be without."""
+    return _says_rank_zero(pid) and not _says_rank_zero(int(_stat(pid)[1] or 0))
+
+
+def _says_rank_zero(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        words = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+        return any(name + b"=0" in words for name in _RANK_VARIABLES)
+    return False
+
+
+def _runs(pid: int) -> bool:
+    return _stat(pid)[0] not in ("", "Z", "X")
+
+
+def _stat(pid: int) -> tuple[str, str]:
+    """A process's state and parent; empty strings if there is no such process."""
+    with contextlib.suppress(OSError):
+        state, parent = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[:2]
+        return state, parent
+    return "", ""
+
+
+def _kill(pids: Sequence[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _stop_signals(escalation: Escalation) -> Iterator[None]:
+    """Turn signals into requests; only the main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {
+        number: signal.signal(number, lambda caught, frame: escalation.request(caught, time.monotonic()))
+        for number in _STOP_SIGNALS
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

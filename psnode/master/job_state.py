@@ -1,0 +1,34 @@
+"""State of a job: its version, and the approach of its end."""
+
+from __future__ import annotations
+
+import math
+
+from psnode.errors import PsnodeError
+from psnode.transport.clock import Clock
+
+QUORUM = "quorum"
+
+
+class JobState:
+    """`version`: finished updates; `stop_reason`: a signal's name or QUORUM, once there is one; `stopping`: no round follows."""
+
+    def __init__(self, clock: Clock, stop_deadline: float) -> None:
+        self.version = 0
+        self.stopping = False
+        self.stop_reason: str | None = None
+        self.failure: PsnodeError | None = None  # why too few are left, if an exception of one of them is
+        self.stop_by = math.inf  # when who asked the job to stop has waited long enough
+        self._clock = clock
+        self._stop_deadline = stop_deadline
+
+    def request(self, reason: str) -> None:
+        """The job is to end behind the open round."""
+        if reason != QUORUM and self.stop_by == math.inf:
+            self.stop_by = self._clock.now() + self._stop_deadline
+        self.stop_reason = self.stop_reason or reason
+
+    @property
+    def late(self) -> bool:
+        """True if nothing may be waited for any more."""
+        return self._clock.now() >= self.stop_by

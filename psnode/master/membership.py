@@ -1,0 +1,138 @@
+"""Membership: workers waited for, suspended or lost, and the consequences for the open round and the job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from psnode.config import Config
+from psnode.errors import TransportError, WireError
+from psnode.exchange.shard.backlog import Backlog
+from psnode.exchange.shard.reduction import Refused
+from psnode.exchange.shard.rounds import Rounds
+from psnode.master.checkpointing import PendingCheckpoints
+from psnode.master.events import Events
+from psnode.master.job_state import QUORUM, JobState
+from psnode.master.members import STRIKES, Members
+from psnode.master.recorder import StepRecorder
+from psnode.master.timeouts import RoundTimer
+from psnode.protocol.channel import FrameChannel, RemoteFailureError
+
+_STOP_AGAIN = 0.2  # of the stop deadline, for each thing that is left to do behind it
+_SILENCES = 4  # deadlines that a worker may keep silent where no round waits for it
+
+
+@dataclass
+class Membership:
+    """Decides when the others go on without somebody. For the master's main thread."""
+
+    link: FrameChannel
+    config: Config
+    job_state: JobState
+    members: Members
+    round: RoundTimer
+    rounds: Rounds
+    drafts: PendingCheckpoints
+    recorder: StepRecorder
+    events: Events
+    backlog: Backlog
+
+    def on_overdue(self, owing: frozenset[int]) -> None:
+        """Put aside who holds up the round or a checkpoint: if too few would be left, not before the longest deadline.
+
+        Whoever asked the job to stop will not wait: then at once. `owing`: whose traces have not come.
+        """
+        live, late = self.members.live, self.round.taken
+        hurried = self.job_state.late
+        if hurried:
+            self.job_state.stop_by += _STOP_AGAIN * self.config.stop_deadline
+        waiting = live & self.drafts.missing
+        if not self.job_state.stopping:
+            waiting |= live & self.rounds.missing
+        elif not self.drafts:
+            waiting |= owing
+        if not waiting and not hurried and late > 2 * self.round.patience.hard_limit:
+            raise TransportError(f"no round was finished within {late:.0f} s and no worker is to blame; go on with --resume")
+        enough = len(live - waiting) + len(self.members.spares) >= max(1, self.config.min_workers)
+        if waiting and (hurried or enough or late >= self.round.patience.hard_limit):
+            for rank in sorted(waiting):
+                self.suspend(rank)
+        if not hurried:
+            self.round.extend()
+
+    def suspend(self, rank: int) -> None:
+        """Go on without `rank` until it is heard again."""
+        reason = f"not heard of for {self.members.silent_for(rank):.1f} s"
+        hold = self.backlog.let_go(rank)
+        taken = self._do_without(rank, "suspended", reason)
+        step = 0 if self.config.consistency in ("ssp", "asp") else self.job_state.version + 1
+        if step and hold is not None and hold.version < step:  # it can have sent no gradient of a version that it was not sent
+            step = hold.version
+            taken = [step - 1 if group in hold.unused else step for group in range(len(taken))]
+        self.members.suspend(rank, taken, step)
+
+    def lose(self, rank: int, reason: str) -> None:
+        """Go on without `rank` for good."""
+        self.backlog.let_go(rank)
+        if self.members.forget(rank):
+            self.events.tell("lost", self.job_state.version, rank, reason)
+        self._do_without(rank, "lost", reason)
+
+    def fail(self, failure: RemoteFailureError) -> None:
+        """Go on without a worker that an exception has ended; if too few are left, the job ends with it, behind a checkpoint."""
+        failure.show()
+        unasked = self.job_state.stop_reason is None
+        self.lose(failure.rank, failure.failure.message)
+        if unasked and self.job_state.stop_reason == QUORUM:
+            self.job_state.failure = failure
+
+    def _do_without(self, rank: int, event: str, reason: str) -> list[int]:
+        """Go on without `rank`; its gradients in the open round count. Below the quorum, stop with a checkpoint. Returns the
+        result of `Rounds.withdraw`.
+        """
+        if not self.members.remove(rank):
+            return []
+        self.events.tell(event, self.job_state.version, rank, reason)
+        self.recorder.lost(rank)
+        left, least = len(self.members.live), self.config.min_workers
+        if left + len(self.members.spares) < least and self.job_state.stop_reason is None:
+            self.events.tell("quorum", self.job_state.version, None, f"{left} of --min-workers {least} are left")
+            self.job_state.request(QUORUM)
+        self.drafts.give_up(rank)
+        if self.job_state.stopping:
+            return []
+        taken = self.rounds.withdraw(rank)
+        if not left and not self.rounds.untouched:  # nobody will close what is open: the version is complete as it is
+            self.rounds.force()
+        return taken
+
+    def suspend_silent(self) -> None:
+        """Suspend silent workers where rounds close without the slowest, so that no deadline notices them."""
+        if self.config.consistency == "bsp" or self.config.local is not None:
+            return
+        limit = max(_SILENCES * self.round.patience.of_round(pause=False), self.round.patience.hard_limit)
+        for rank in sorted(self.members.live & self.rounds.missing):
+            enough = len(self.members.live) > max(1, self.config.min_workers)
+            if self.members.silent_for(rank) > (limit if enough else _SILENCES * limit):
+                self.suspend(rank)
+
+    def reject(self, rank: int, what: WireError | Refused) -> None:
+        """Count what `rank` sent and cannot be used; after three in a row go on without it.
+
+        Nobody knows what an unreadable frame was: this round expects nothing more of its sender, and a checkpoint that
+        waits for it is made without.
+        """
+        if rank not in self.members.live:
+            return
+        error = what.error if isinstance(what, Refused) else what
+        self.recorder.dropped(self.job_state.version + 1)
+        struck_out = self.members.strike(rank)
+        self.events.tell("rejected", self.job_state.version, rank, f"{type(error).__name__}: {error}")
+        self.recorder.excuse(rank, self.job_state.version + 1)
+        if isinstance(what, WireError) and rank in self.drafts.missing:
+            self.link.fail(rank, error)
+            self.lose(rank, "sent a frame that is none in the place of its part of a checkpoint")
+        elif struck_out:
+            self.link.fail(rank, WireError(f"rank {rank} sent {STRIKES} frames in a row that are none", 0))
+            self.lose(rank, f"sent {STRIKES} frames in a row that are none: not listened to any more")
+        elif isinstance(what, WireError) and not self.job_state.stopping:
+            self.rounds.excuse(rank, self.job_state.version + 1)

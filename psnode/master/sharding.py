@@ -1,0 +1,112 @@
+"""Among whom the examples of an epoch are dealt, and how that changes when workers have gone or come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from psnode.config import Config
+from psnode.config.schedules import learning_rate
+from psnode.master.applied import Applied
+from psnode.master.startup import Epochs, epochs_of
+from psnode.protocol.messages import Reshard
+from psnode.records.generations import Generation
+
+_REMEMBERED = 1 << 14  # versions; no gradient is older, but after hours of silence
+_NEVER = 1 << 53
+
+
+class Sharding:
+    """The shares of the run's last part: those of `ranks`, in this order, of `examples`.
+
+    `parts` of the run, where its `epochs` stand by them, and the learning rate's `schedule`.
+
+    Where a version may stand for any number of gradients, epochs stand by those that were `applied`, from the start of the run
+    on: all epochs are then counted in gradients, and the shift is what versions lack.
+
+    Shares are resharded only where an epoch ends: whoever goes within one takes the rest of its share along, and whoever
+    comes has none before the next.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        examples: int,
+        ranks: Iterable[int],
+        parts: Sequence[Generation],
+        applied: Applied | None = None,
+        version: int = 0,
+    ) -> None:
+        self._config = config
+        self._examples = examples
+        self.ranks = tuple(ranks)
+        self._rates: dict[int, float] = {}  # by version
+        self.applied = applied
+        self._version = version
+        self._epoch = 0
+        self._take(parts)
+        self._epoch = self._over
+
+    def rate(self, version: int) -> float:
+        """The learning rate of gradients computed on `version`: the schedule's when that was new, whatever it is by now."""
+        found = self._rates.setdefault(version, self.schedule(version))
+        self._rates.pop(version - _REMEMBERED, None)
+        return found
+
+    def _take(self, parts: Sequence[Generation]) -> None:
+        self.parts = tuple(parts)
+        self.epochs = epochs_of(self._config, self.parts, self._examples)
+        if self.applied is not None:
+            gradients = self._examples // (self._config.batch_size * self._config.batches_per_step)
+            self.epochs = Epochs(gradients, self.applied.gradients - self._version, self.epochs.sample_shift)
+        self.schedule = learning_rate(self._config, self.epochs.steps, self.epochs.shift)
+
+    def count(self, version: int, contributors: Iterable[tuple[int, int]]) -> None:
+        """`version` is complete, by the gradients of `contributors`, each a rank and a step of its own."""
+        self._epoch, self._version = self._over, version
+        if self.applied is not None:
+            self.applied.add(contributors)
+            self._take(self.parts)
+
+    @property
+    def _over(self) -> int:
+        """Number of finished epochs."""
+        return (self._version + self.epochs.shift) // self.epochs.steps
+
+    def ends(self, version: int) -> bool:
+        """True if an epoch ends with `version`, which is complete."""
+        if self.applied is not None:
+            return self._over > self._epoch
+        return (version + self.epochs.shift) % self.epochs.steps == 0
+
+    @property
+    def last_step(self) -> int:
+        """The step after which the run is complete."""
+        return self._config.total_steps(self.epochs.steps, self.epochs.shift)
+
+    @property
+    def deal(self) -> Reshard:
+        """The message to the workers."""
+        steps, shift, sample_shift = self.epochs
+        return Reshard(list(self.ranks), steps, shift, sample_shift, self.last_of_workers)
+
+    @property
+    def last_of_workers(self) -> int:
+        """A step behind which no worker has anything to do. Where gradients are counted, only the master knows the last."""
+        return self.last_step if self.applied is None else self._config.max_steps or _NEVER
+
+    def hand_over(self, rank: int, live: Iterable[int]) -> int:
+        """`rank` gets the share of somebody who is not `live` any more: of whom."""
+        place = next(index for index, owner in enumerate(self.ranks) if owner not in live)
+        former = self.ranks[place]
+        self.ranks = (*self.ranks[:place], rank, *self.ranks[place + 1 :])
+        return former
+
+    def renew(self, version: int, live: Iterable[int]) -> bool:
+        """Deal among `live` if `version` ends an epoch that was dealt among others; whether that was so."""
+        ranks = tuple(sorted(live))
+        if not self.ends(version) or not ranks or set(ranks) == set(self.ranks):
+            return False
+        if len(ranks) != len(self.ranks):
+            self._take([*self.parts, Generation(version, len(ranks))])
+        self.ranks = ranks
+        return True

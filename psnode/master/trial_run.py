@@ -1,0 +1,109 @@
+"""Some steps by a plan that leave no trace: how long do its rounds take on this model, these links and these processors?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from itertools import pairwise
+from statistics import median
+
+import torch
+
+from psnode.config import Config
+from psnode.config.schemes import Scheme
+from psnode.errors import WireError
+from psnode.exchange.shard.consistency import Synchronous
+from psnode.exchange.shard.downlink import Downlink
+from psnode.exchange.shard.executor import GroupExecutor, lane_count
+from psnode.exchange.shard.optimizer import Parameters
+from psnode.exchange.shard.reduction import GroupClosed, Reduction, Refused
+from psnode.exchange.shard.rounds import Rounds
+from psnode.exchange.stopwatch import Stopwatch
+from psnode.plan.groups import Plan
+from psnode.protocol.channel import FrameChannel, StopRequest
+from psnode.protocol.messages import Ready, Start
+from psnode.protocol.wire import Flag, Frame, Kind, pack_groups
+from psnode.records.timeline import Tracer
+
+ROUNDS = 7
+_COLD = 2  # rounds that are not measured, unless there are no others
+_LONG = 3.0  # seconds after which no further round is begun
+
+
+class TrialRun:
+    """The master's side of steps by `plan`. Every worker computes on the weights it has; all gradients are waited for.
+
+    `ready` is what every worker has said of itself; the passes are those of the run, as late and as early as it will have them.
+    """
+
+    def __init__(
+        self, link: FrameChannel, config: Config, scheme: Scheme, model: torch.nn.Module, plan: Plan, ready: Mapping[int, Ready]
+    ) -> None:
+        self._link, self._config, self._scheme, self._model, self._plan = link, config, scheme, model, plan
+        self._workers, self._first = tuple(sorted(ready)), ready[min(ready)]
+
+    def run(self, steps_per_epoch: int, lr: float) -> float:
+        """The median of the seconds that a round took. Raises what a worker reports, and PeerLostError."""
+        start = Start(
+            self._plan.to_dict(), self._link.job, 0, ROUNDS, steps_per_epoch, None, False, rehearsal=True,
+            late=self._first.late, waits=bool(self._first.waits),
+        )  # fmt: skip
+        before = {name: value.clone() for name, value in self._model.state_dict().items()}
+        self._link.send(self._workers, Kind.PLAN, start.to_bytes())
+        parameters = Parameters(self._model, self._plan, self._config, self._scheme.momentum, self._scheme.gathering)
+        weights = parameters.weights.numpy()
+        downlink = Downlink(self._scheme.downlink, weights, self._plan, self._link, self._workers, seed=self._config.seed)
+        lanes = GroupExecutor(self._link.transport.inbox, lane_count(len(self._plan.groups)))
+        try:
+            reduction = Reduction(
+                self._plan, self._scheme, parameters, downlink, lanes, Stopwatch(), Tracer(0, enabled=False),
+                seed=self._config.seed,
+            )  # fmt: skip
+            reduction.warm_up()
+            seconds = median(self._rounds(reduction, lr))
+        finally:
+            lanes.close()
+        self._model.load_state_dict(before)
+        return seconds
+
+    def _rounds(self, reduction: Reduction, lr: float) -> list[float]:
+        """Seconds of each round that counts."""
+        rounds = Rounds(
+            len(self._plan.groups), Synchronous(len(self._workers)), by_rank=self._config.aggregate_order == "rank",
+            add=reduction.add, close=lambda group: reduction.close(group, len(times), lr),
+        )  # fmt: skip
+        rounds.admit(self._workers, 0)
+        times, stopping, requests = [time.monotonic()], False, list[object]()
+        while not stopping:
+            rounds.open(len(times) - 1)
+            requests += self._round(rounds)
+            times.append(time.monotonic())
+            version, passed = len(times) - 1, times[-1] - times[0]
+            stopping = version == ROUNDS or (version >= _COLD and passed > _LONG)
+            flags = Flag.STOP if stopping else Flag.NONE
+            self._link.send(self._workers, Kind.VERSION_COMPLETE, pack_groups([], 0), step=version, version=version, flags=flags)
+        self._link.transport.inbox.put_back(requests)
+        found = [after - before for before, after in pairwise(times)]
+        return found[_COLD:] or found[-1:]
+
+    def _round(self, rounds: Rounds) -> list[object]:
+        """Return when every group is closed and every worker has reported: requests to stop that came meanwhile."""
+        groups = {group.index for group in self._plan.groups}
+        silent, requests = set(self._workers), list[object]()
+        while groups or silent:
+            event = self._link.next(self._config.pause_deadline)
+            match event:
+                case Frame(kind=Kind.GRADIENT):
+                    if not rounds.offer(event):
+                        event.release()
+                case Frame(kind=Kind.SKIP_STEP):
+                    rounds.excuse(event.sender, event.step)
+                case Frame(kind=Kind.REPORT):
+                    silent.discard(event.sender)
+                case GroupClosed():
+                    groups.discard(event.group)
+                case Refused():
+                    raise WireError(f"a part of its gradient cannot be decoded: {event.error}", event.sender)
+                case StopRequest() | Frame(kind=Kind.STOP_REQUEST):
+                    requests.append(event)
+        return requests

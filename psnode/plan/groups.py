@@ -1,0 +1,279 @@
+"""Plans: segments that are coded, and groups that travel together.
+
+The trainable tensors of a model lie in one flat float32 vector, in the order in which back-propagation
+finishes their gradients. A Segment is what one encode call sees, a Group what one frame carries; both are
+ranges of that vector. Every rank works by the same Plan, and --resume reuses it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal
+
+from psnode.codecs import Codec, get_codec
+from psnode.codecs.rng import Key
+from psnode.config.names import DENSE
+from psnode.errors import ConfigurationError
+
+GroupBy = Literal["layer", "bytes", "model"]
+IDENTITY = "identity"
+ALL = 0  # in the place of a rank: payloads can be merged if all workers of a step share one key
+PARTITION = 4096  # flat segments are cut at multiples of this many coordinates
+DEFAULT_GROUP_BYTES = 16 << 20
+SMALL_MODEL_BYTES = 4 << 20  # at most so many go in one group, if that may be so large
+_LAST_GROUP_BYTES = 1 << 20  # the same for what is left of a larger one
+_SCRAP_BYTES = 1 << 16  # so little is no group of its own
+MAX_SEGMENT = 1 << 28  # coordinates; a payload holds no more
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A trainable tensor of the model: its name in the state dict and its shape."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of coordinates."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Coordinates [start, start + size) of the flat vector, coded by one call with codec `codec` as `shape`."""
+
+    index: int
+    codec: str
+    start: int
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of coordinates."""
+        return math.prod(self.shape)
+
+    @property
+    def stop(self) -> int:
+        """One past the last coordinate."""
+        return self.start + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Neighbouring segments that travel in one frame and are decoded and updated together."""
+
+    index: int
+    segments: tuple[Segment, ...]
+
+    @property
+    def start(self) -> int:
+        """First coordinate."""
+        return self.segments[0].start
+
+    @property
+    def stop(self) -> int:
+        """One past the last coordinate."""
+        return self.segments[-1].stop
+
+    @property
+    def size(self) -> int:
+        """Number of coordinates."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`tensors` in the order in which they lie in the flat vector, and the groups that cover it."""
+
+    tensors: tuple[Tensor, ...]
+    groups: tuple[Group, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of coordinates d."""
+        return sum(tensor.size for tensor in self.tensors)
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """All segments, in order."""
+        return tuple(segment for group in self.groups for segment in group.segments)
+
+    def slices(self) -> dict[str, slice]:
+        """Ranges of the tensors in the flat vector, by name."""
+        found, start = {}, 0
+        for tensor in self.tensors:
+            found[tensor.name] = slice(start, start + tensor.size)
+            start += tensor.size
+        return found
+
+    def covering(self, start: int, stop: int) -> dict[str, slice]:
+        """Ranges of the tensors with a part in coordinates [start, stop), in order, by name."""
+        return {name: place for name, place in self.slices().items() if place.start < stop and start < place.stop}
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-safe form."""
+        return {
+            "tensors": [[tensor.name, list(tensor.shape)] for tensor in self.tensors],
+            "groups": [[[s.codec, s.start, list(s.shape)] for s in group.segments] for group in self.groups],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
+        """Inverse of to_dict. ConfigurationError if the groups do not cover the tensors exactly."""
+        try:
+            tensors = tuple(Tensor(str(name), tuple(map(int, shape))) for name, shape in data["tensors"])
+            groups, index = [], 0
+            for number, group in enumerate(data["groups"]):
+                segments = []
+                for codec, start, shape in group:
+                    segments.append(Segment(index, str(codec), int(start), tuple(map(int, shape))))
+                    index += 1
+                groups.append(Group(number, tuple(segments)))
+            plan = cls(tensors, tuple(groups))
+            position = 0
+            for segment in plan.segments:
+                if segment.start != position or any(n < 0 for n in segment.shape):
+                    raise ValueError(f"segment {segment.index} starts at {segment.start}, expected {position}")
+                position = segment.stop
+            if position != plan.size or any(not group.segments for group in plan.groups):
+                raise ValueError(f"groups cover {position} of {plan.size} coordinates")
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigurationError(f"the plan in config.json cannot be used: {error}") from error
+        return plan
+
+
+def gradient_key(seed: int, rank: int, step: int, group: int, segment: int) -> Key:
+    """The key under which `rank` codes a segment of its gradient of `step`; ALL in its place where payloads are merged."""
+    return Key.derive(seed, "gradient", rank, step, group, segment)
+
+
+def downlink_codecs(plan: Plan, spec: str) -> list[Codec] | None:
+    """The codec of every segment's part of a DELTA frame, in order; None if the downlink is dense.
+
+    Segments that travel up as they are, among others that are coded, travel down so too: they are the small tensors.
+    So does whatever the codec would not make smaller.
+    """
+    if spec == DENSE:
+        return None
+    codec, identity = get_codec(spec).contractive(), get_codec(IDENTITY)
+    some_coded = any(segment.codec != IDENTITY for segment in plan.segments)
+    return [
+        identity if (some_coded and segment.codec == IDENTITY) or _is_in_vain(codec, segment.shape) else codec
+        for segment in plan.segments
+    ]
+
+
+def make_plan(
+    tensors: Sequence[Tensor],
+    codec: str,
+    *,
+    group_by: GroupBy = "bytes",
+    group_bytes: int = DEFAULT_GROUP_BYTES,
+    min_compress_bytes: int = 4096,
+) -> Plan:
+    """The plan by rule for `tensors`, given in the order in which their gradients finish.
+
+    Tensors with one dimension or none, smaller than `min_compress_bytes`, or whose payload could be as large as
+    they are (unless the codec is adaptive), travel as identity. Within a group the coded tensors come before the identity
+    ones: each codec then sees one long run. No segment and no group of several has more than MAX_SEGMENT coordinates;
+    ConfigurationError for a larger tensor that the codec cannot take in pieces.
+    """
+    if not tensors:
+        raise ConfigurationError("the model has no trainable parameters")
+    chosen = {tensor.name: _codec_for(tensor, codec, min_compress_bytes) for tensor in tensors}
+    ordered: list[Tensor] = []
+    groups: list[Group] = []
+    start = index = 0
+    for members in _fuse(tensors, group_by, group_bytes):
+        members = sorted(members, key=lambda tensor: chosen[tensor.name] == IDENTITY)
+        ordered += members
+        limit = group_bytes if group_by == "bytes" else math.inf
+        shapes: list[tuple[str, tuple[int, ...]]] = []
+        for spec, run in groupby(members, key=lambda tensor: chosen[tensor.name]):
+            shapes += [(spec, shape) for shape in _cut(list(run), spec, limit)]
+        for piece in _partition(shapes, min(1.5 * limit, 4 * MAX_SEGMENT)):
+            segments = []
+            for spec, shape in piece:
+                segments.append(Segment(index, spec, start, shape))
+                start += segments[-1].size
+                index += 1
+            groups.append(Group(len(groups), tuple(segments)))
+    return Plan(tuple(ordered), tuple(groups))
+
+
+def _codec_for(tensor: Tensor, spec: str, min_compress_bytes: int) -> str:
+    nbytes, codec = 4 * tensor.size, get_codec(spec)
+    if len(tensor.shape) < 2 or nbytes < min_compress_bytes:
+        return IDENTITY
+    if tensor.size > MAX_SEGMENT and codec.shaped:
+        raise ConfigurationError(
+            f"parameter {tensor.name} has {tensor.size} values, codec {spec} takes at most {MAX_SEGMENT} of a tensor, "
+            "which it cannot cut: choose another --scheme or --codec"
+        )
+    shape = tensor.shape if tensor.size <= MAX_SEGMENT else (MAX_SEGMENT,)
+    return IDENTITY if _is_in_vain(codec, shape) else spec
+
+
+def _is_in_vain(codec: Codec, shape: tuple[int, ...]) -> bool:
+    """True if payloads of `codec` may be as large as an array of `shape`; one that is made for others is trusted."""
+    return not codec.traits.adaptive and codec.max_nbytes(shape) >= 4 * math.prod(shape)
+
+
+def _fuse(tensors: Sequence[Tensor], group_by: GroupBy, group_bytes: int) -> list[list[Tensor]]:
+    """Runs of neighbouring tensors, one run a group (before partition).
+
+    Groups of `group_bytes` cost few frames. But what the last one holds is coded, sent, added and sent back after the backward
+    pass, with nothing to hide behind: a group ends where it has two thirds of what is left.
+    """
+    if group_by == "model":
+        return [list(tensors)]
+    if group_by == "layer":
+        return [list(run) for _, run in groupby(tensors, key=lambda tensor: tensor.name.rpartition(".")[0])]
+    left = 4 * sum(tensor.size for tensor in tensors)
+    runs: list[list[Tensor]] = []
+    least = SMALL_MODEL_BYTES if left <= SMALL_MODEL_BYTES else _LAST_GROUP_BYTES
+    size, enough = 0, 0.0
+    for tensor in tensors:
+        nbytes = 4 * tensor.size
+        if not runs or (size >= enough and left > _SCRAP_BYTES) or size + nbytes > group_bytes:
+            runs.append([])
+            size, enough = 0, 2 * left / 3 if left > least else math.inf
+        runs[-1].append(tensor)
+        size += nbytes
+        left -= nbytes
+    return runs
+
+
+def _cut(run: Sequence[Tensor], spec: str, limit: float) -> list[tuple[int, ...]]:
+    """The shapes of the segments made of one run of tensors with the same codec, about `limit` bytes each."""
+    codec = get_codec(spec)
+    if codec.shaped:
+        return [tensor.shape for tensor in run]
+    if codec.traits.one_scale:
+        return [shape for tensor in run for shape in _pieces(tensor.size, limit)]
+    return _pieces(sum(tensor.size for tensor in run), limit)
+
+
+def _pieces(size: int, limit: float) -> list[tuple[int, ...]]:
+    """`size` coordinates in flat segments of about `limit` bytes."""
+    count = max(1, round(4 * size / limit), -(-size // MAX_SEGMENT))
+    step = max(1, -(-size // (count * PARTITION))) * PARTITION
+    return [(min(step, size - start),) for start in range(0, max(size, 1), step)]
+
+
+def _partition(shapes: Sequence[tuple[str, tuple[int, ...]]], limit: float) -> list[list[tuple[str, tuple[int, ...]]]]:
+    """Cut a list of segments into groups of less than `limit` bytes, or of one segment."""
+    pieces: list[list[tuple[str, tuple[int, ...]]]] = []
+    total = math.inf
+    for spec, shape in shapes:
+        nbytes = 4 * math.prod(shape)
+        if total + nbytes >= limit:
+            pieces.append([])
+            total = 0
+        pieces[-1].append((spec, shape))
+        total += nbytes
+    return pieces

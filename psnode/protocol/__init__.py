@@ -1,0 +1,1 @@
+"""Frames and messages between ranks, and the channel that carries them over a transport."""

@@ -1,0 +1,136 @@
+"""Frames over a transport: what worker and master both do with a message before they look at its meaning."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from psnode.errors import DeadlineExceededError, NonFiniteLossError, PeerLostError, PsnodeError
+from psnode.protocol import wire
+from psnode.protocol.messages import Failure
+from psnode.protocol.tracebacks import formatted, in_one_line
+from psnode.protocol.wire import Flag, Frame, Kind
+from psnode.transport.base import Arrival, PeerLost, Pending, Transport
+
+Bytes = npt.NDArray[np.uint8]
+TAG = 0
+
+
+class RemoteFailureError(PsnodeError):
+    """Another rank said that it cannot go on; its exit code becomes ours."""
+
+    def __init__(self, rank: int, failure: Failure, step: int = 0) -> None:
+        super().__init__(failure.message if rank == 0 else f"rank {rank}: {failure.message}")
+        self.rank = rank
+        self.failure = failure
+        self.step = step
+        self.exit_code = failure.exit_code
+
+    def show(self) -> None:
+        """Print the traceback that came with it, if one did."""
+        if self.failure.traceback:
+            print(f"psnode: rank {self.rank} cannot go on:\n{self.failure.traceback}", file=sys.stderr, end="", flush=True)
+
+
+class StopRequest(NamedTuple):
+    """An event in a rank's inbox: this process was asked to end. `reason`: a signal's name."""
+
+    reason: str
+
+
+class FrameChannel:
+    """One rank's end of the job. `job` is the digest that its frames carry, 0 until the configuration is agreed on."""
+
+    def __init__(self, transport: Transport, job: int = 0) -> None:
+        self.transport = transport
+        self.rank = transport.rank
+        self.job = job
+
+    def send(
+        self,
+        ranks: int | Sequence[int],
+        kind: Kind,
+        body: bytes = b"",
+        *,
+        step: int = 0,
+        version: int = 0,
+        flags: Flag = Flag.NONE,
+    ) -> list[Pending]:
+        """Send a small frame to one rank or to several."""
+        frame = wire.pack(kind, body, sender=self.rank, job=self.job, step=step, version=version, flags=flags)
+        return self.send_frame(ranks, frame)
+
+    def send_frame(self, ranks: int | Sequence[int], frame: Bytes) -> list[Pending]:
+        """Send a sealed frame, without a copy: it must not change until every Pending is done. Any thread may call it."""
+        ranks = (ranks,) if isinstance(ranks, int) else ranks
+        return [self.transport.send(rank, TAG, (frame,)) for rank in ranks]
+
+    def fail(self, ranks: int | Sequence[int], error: BaseException, *, debug: bool = False) -> None:
+        """Tell other ranks that this one cannot go on because of `error`.
+
+        With the traceback of what psnode does not raise itself, which is a mistake of its own or of the task's; `debug`: of all.
+        """
+        if isinstance(error, PsnodeError):
+            failure = Failure(" ".join(str(error).split()), error.exit_code, formatted(error) if debug else "")
+        else:
+            failure = Failure(in_one_line(error), PsnodeError.exit_code, formatted(error))
+        step = 0
+        if isinstance(error, NonFiniteLossError):
+            step, failure = error.step, replace(failure, loss=f"{error.value}")
+        self.send(ranks, Kind.FAILED, failure.to_bytes(), step=step)
+
+    def next(self, seconds: float) -> object:
+        """The next frame, or event posted to the transport's inbox by this rank's own threads.
+
+        Raises DeadlineExceededError after `seconds`, PeerLostError when a rank that this one talks to is lost (rank 0, or
+        on rank 0 any), WireError for a bad frame,
+        RemoteFailureError for a FAILED frame, and whatever exception a helper thread has posted.
+        """
+        end = time.monotonic() + seconds
+        event = self.transport.inbox.wait(seconds)
+        while isinstance(event, PeerLost) and 0 not in (self.rank, event.rank):
+            event = self.transport.inbox.wait(end - time.monotonic())
+        if isinstance(event, Arrival):
+            frame = wire.unpack(event.data, job=self.job, source=event.source, release=event.release)
+            if frame.kind is Kind.FAILED:
+                raise RemoteFailureError(frame.sender, Failure.from_bytes(frame.body, frame.sender), frame.step)
+            return frame
+        if isinstance(event, PeerLost):
+            raise PeerLostError(event.rank, event.reason)
+        if isinstance(event, Exception):
+            raise event
+        return event
+
+    def forward_requests(self, rank: int) -> None:
+        """Hand requests to stop that have come so far to `rank`; everything else stays in the inbox."""
+        others: list[object] = []
+        while (event := self.transport.inbox.poll()) is not None:
+            if isinstance(event, StopRequest):
+                self.send(rank, Kind.STOP_REQUEST, event.reason.encode())
+            else:
+                others.append(event)
+        self.transport.inbox.put_back(others)
+
+    def expect(self, kind: Kind, seconds: float) -> Frame:
+        """The next frame, which must be of `kind`; requests to stop stay in the inbox, anything else is a PsnodeError."""
+        end = time.monotonic() + seconds
+        requests: list[object] = []
+        try:
+            while isinstance(event := self.next(end - time.monotonic()), StopRequest):
+                requests.append(event)
+        except DeadlineExceededError:
+            raise DeadlineExceededError(
+                f"rank {self.rank} waited {seconds:g} s for a {kind.name} frame: the other side is gone or stuck"
+            ) from None
+        finally:
+            self.transport.inbox.put_back(requests)
+        if not isinstance(event, Frame) or event.kind is not kind:
+            what = event.kind.name if isinstance(event, Frame) else type(event).__name__
+            raise PsnodeError(f"rank {self.rank} expected a {kind.name} frame and got {what}")
+        return event

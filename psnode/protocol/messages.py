@@ -1,0 +1,257 @@
+"""The bodies of control frames: JSON objects, one dataclass a kind, strictly checked when read.
+
+Start of a job, master M and worker W (docs/architecture.md):
+
+    W HELLO   "host, process, version"
+    M CONFIG  the resolved configuration and scheme, and a mark to find in the run's directory if that is shared
+    W READY   the model's tensors; from worker 1 also the order in which their gradients finish
+    M PLAN    segments and groups, and the version to start from; then WEIGHTS, a frame a group
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import unicodedata
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Self, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from psnode.errors import WireError
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class _Message:
+    def to_bytes(self) -> bytes:
+        """The JSON text, UTF-8."""
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+    @classmethod
+    def from_bytes(cls, body: Bytes | bytes, source: int | None = None) -> Self:
+        """Inverse of to_bytes; WireError if a field is missing, unknown or of the wrong type."""
+        try:
+            data = json.loads(bytes(body))
+        except (ValueError, RecursionError) as error:
+            raise WireError(f"{cls.__name__} message is no JSON: {error}", source) from error
+        names = {found.name: str(found.type) for found in fields(cls)}
+        if not isinstance(data, dict) or set(data) != set(names):
+            raise WireError(f"{cls.__name__} message must have the fields {', '.join(names)}", source)
+        for name, declared in names.items():
+            if not _accepted(declared, data[name]):
+                raise WireError(f"{cls.__name__} message: {name} must be {declared}", source)
+        message = cls(**{name: plain(value) if isinstance(value, str) else value for name, value in data.items()})
+        if not message._is_sound():
+            raise WireError(f"{cls.__name__} message: its fields make no sense together: {bytes(body)[:200]!r}", source)
+        return message
+
+    def _is_sound(self) -> bool:
+        """True if the fields, of the right types by now, are what a sender of this version could mean."""
+        return True
+
+
+def plain(text: str) -> str:
+    """`text` with a question mark for every character that a terminal might obey, but for line ends and tabs."""
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)
+
+
+def _is_integer(value: object) -> bool:
+    """True if `value` fits 64 bits, signed or not. JSON has integers of any length, and true is none of them."""
+    return type(value) is int and -(2**63) <= value < 2**64
+
+
+def _is_real(value: object) -> bool:
+    """True if `value` has a float64; NaN and infinity have."""
+    return type(value) is float or (type(value) is int and abs(value) < 2**1023)
+
+
+def _is_name(value: object) -> bool:
+    """True if `value` is short enough a text, of characters that a terminal shows and does not obey."""
+    if not isinstance(value, str) or len(value) > _LONGEST_NAME:
+        return False
+    return value.isprintable() or not any(map(_is_control, value))
+
+
+def _is_control(letter: str) -> bool:
+    """True if `letter` is a control, a line end, half a surrogate pair, or turns the direction of text around it."""
+    turns = unicodedata.bidirectional(letter) in _TURNS
+    return turns or unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp")
+
+
+def _is_metric(item: tuple[object, object]) -> bool:
+    return _is_name(item[0]) and _is_real(item[1])
+
+
+_LONGEST_NAME = 1000
+_MOST_METRICS = 100_000
+_SHOWN = 100  # characters of a name in an error message
+_TURNS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+_CHECKS: dict[str, Callable[[Any], bool]] = {
+    "int": _is_integer,
+    "float": _is_real,
+    "str": lambda value: isinstance(value, str),
+    "bool": lambda value: isinstance(value, bool),
+    "dict[str, Any]": lambda value: isinstance(value, dict),
+    "dict[str, float]": lambda value: (
+        isinstance(value, dict) and len(value) <= _MOST_METRICS and all(map(_is_metric, value.items()))
+    ),
+    "list[Any]": lambda value: isinstance(value, list),
+    "list[int]": lambda value: isinstance(value, list) and all(map(_is_integer, value)),
+    "list[str]": lambda value: isinstance(value, list) and all(map(_is_name, value)),
+}
+
+
+def _accepted(declared: str, value: object) -> bool:
+    """True if `value`, read from JSON, is of the type that a field declares."""
+    kind, _, optional = declared.partition(" | ")
+    return (optional == "None" and value is None) or _CHECKS[kind](value)
+
+
+@dataclass(frozen=True)
+class Hello(_Message):
+    """Identity of a rank, for the log and for error messages."""
+
+    host: str
+    pid: int
+    version: str
+
+
+@dataclass(frozen=True)
+class Setup(_Message):
+    """CONFIG: what to train and how, and the resolved scheme. `mark` is the contents of a file in the run's directory."""
+
+    config: dict[str, Any]
+    scheme: dict[str, Any]
+    train_dir: str
+    mark: str
+
+
+def _is_tensor(value: object) -> bool:
+    """True if `value` is [name, shape]."""
+    if not isinstance(value, list) or len(value) != 2 or not _is_name(value[0]) or not isinstance(value[1], list):
+        return False
+    return all(_is_integer(length) and length >= 0 for length in value[1])
+
+
+def _is_content(value: object) -> bool:
+    """True if `value` is [dtype, shape, hash]."""
+    return isinstance(value, list) and len(value) == 3 and _is_integer(value[2]) and _is_tensor(value[:2])
+
+
+@dataclass(frozen=True)
+class Ready(_Message):
+    """READY: `tensors` [[name, shape], ...] in the model's order; `order` their names as gradients finish.
+
+    `contents`: of every parameter and buffer, trained or not, dtype, shape and the xxh3_64 of its bytes, by name. As `order`,
+    only worker 1 knows `late`, the parameters whose gradient one pass adds to repeatedly, and `waits`: why forward passes have
+    to wait for all weights, empty if they need not.
+    """
+
+    tensors: list[Any]
+    order: list[str] | None
+    examples: int
+    shared_directory: bool
+    contents: dict[str, Any] = field(default_factory=dict)
+    late: list[str] = field(default_factory=list)
+    waits: str = ""
+
+    def _is_sound(self) -> bool:
+        known = all(_is_name(name) and _is_content(value) for name, value in self.contents.items())
+        return self.examples >= 0 and all(map(_is_tensor, self.tensors)) and known
+
+
+@dataclass(frozen=True)
+class Start(_Message):
+    """PLAN: the plan, the job digest of all later frames, and where to start.
+
+    Then come `tensors` STATE frames with what rank 0 has and the worker does not, frozen parameters and buffers, another with the
+    worker's own state if `state_follows`, and WEIGHTS of all groups if `weights_follow`: else the worker has them.
+
+    `rehearsal`: take some steps by this plan, leave no trace of them, and wait for another PLAN.
+    `shift` and `sample_shift` place a step in the epochs of the schedules and of the data (psnode.records.generations). `late` as
+    in Ready; `waits`: forward passes wait for all weights.
+    """
+
+    plan: dict[str, Any]
+    job: int
+    step: int
+    last_step: int
+    steps_per_epoch: int
+    restore: str | None
+    state_follows: bool
+    rehearsal: bool = False
+    shift: int = 0
+    sample_shift: int = 0
+    tensors: int = 0
+    weights_follow: bool = True
+    late: list[str] = field(default_factory=list)
+    waits: bool = False
+
+
+@dataclass(frozen=True)
+class Reshard(_Message):
+    """DEAL: from the next step on the examples are dealt among `ranks`, in this order; the rest as in Start.
+
+    A worker that is not among them draws examples of its own choice until the next.
+    """
+
+    ranks: list[int]
+    steps_per_epoch: int
+    shift: int
+    sample_shift: int
+    last_step: int
+
+
+@dataclass(frozen=True)
+class Report(_Message):
+    """REPORT: a worker's account of one step. Sums over `samples`; seconds of its own clock.
+
+    `replica_hash` is the xxh3_64 of the weights it computed on, in steps where it is asked for.
+    """
+
+    loss: float
+    samples: int
+    metrics: dict[str, float]
+    forward_backward: float
+    encode: float
+    wait: float
+    relative_error: float | None
+    replica_hash: int | None
+
+    def _is_sound(self) -> bool:
+        return self.samples >= 0 and math.isfinite(self.loss)
+
+
+def unreportable(samples: object, metrics: Mapping[Any, Any]) -> str:
+    """Why no Report can hold these, in words for the author of the task; empty if one can."""
+    if not _is_integer(samples) or cast(int, samples) < 0:
+        return f"Task.size must return a whole number of examples, not {samples!a}"
+    if len(metrics) > _MOST_METRICS:
+        return f"Task.metrics returns {len(metrics)} metrics, the most are {_MOST_METRICS}: leave some out"
+    for item in metrics.items():
+        if not _is_metric(item):
+            return (
+                f"Task.metrics: the name of a metric is a text of at most {_LONGEST_NAME} characters, no controls among them, "
+                f"and its sum a number: not {ascii(item[0])[:_SHOWN]}: {ascii(item[1])[:_SHOWN]}"
+            )
+    return ""
+
+
+@dataclass(frozen=True)
+class Failure(_Message):
+    """FAILED: why a rank cannot go on, and the exit code that stands for it: never 0, with which nobody fails.
+
+    `traceback`: as Python prints it, or empty; `loss`: the loss, nan or inf, if that is why.
+    """
+
+    message: str
+    exit_code: int
+    traceback: str = ""
+    loss: str | None = None
+
+    def _is_sound(self) -> bool:
+        return 0 < self.exit_code < 256 and self.loss in (None, "nan", "inf", "-inf")

@@ -1,0 +1,260 @@
+"""Frames: one message between two ranks is a fixed header and a body (docs/wire-format.md).
+
+    offset  bytes  field           little-endian, unsigned
+         0      4  magic           "PSND"
+         4      1  protocol        1
+         5      1  kind            see Kind
+         6      2  flags           see Flag
+         8      4  sender          rank
+        12      4  group           index in the plan, 0 where it means nothing
+        16      8  step            1, 2, ...; 0 before the first
+        24      8  version         of the weights: finished updates
+        32      8  body length
+        40      8  job             digest of the job's configuration; 0 until it is known
+        48      4  CRC32C          of bytes 0..47 and the body (RFC 3720, appendix B.4)
+        52         body
+
+The body of a group frame (GRADIENT, WEIGHTS) is a count n, n payload lengths (both uint32), then the n
+payloads, one a segment, each padded with zeros to a multiple of 4 bytes so that float32 bodies stay aligned.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from psnode.errors import AlteredFrameError, ForeignFrameError, TruncatedFrameError, WireError
+
+Bytes = npt.NDArray[np.uint8]
+
+MAGIC = b"PSND"
+PROTOCOL = 1
+_FIELDS = struct.Struct("<4sBBHIIQQQQ")
+_CHECKSUM = struct.Struct("<I")
+HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
+_GIL_RELEASE_BYTES = 1 << 16
+
+
+class Kind(IntEnum):
+    """Kind of a frame's body."""
+
+    HELLO = 1  # worker -> master: I am here
+    CONFIG = 2  # master -> worker: the whole configuration
+    READY = 3  # worker -> master: my model's tensors, the order of their gradients
+    PLAN = 4  # master -> worker: segments, groups, where to start
+    WEIGHTS = 5  # master -> worker: a group's weights, replacing the old ones
+    DELTA = 6  # master -> worker: a group's change of weights, to be added
+    GRADIENT = 7  # worker -> master: a group's coded gradient
+    REPORT = 8  # worker -> master: loss and timings of a step
+    VERSION_COMPLETE = 9  # master -> worker: a version is complete, what it did not use of yours; flags say what follows
+    STATE = 10  # worker -> master: own buffers and feedback, at a checkpoint; master -> worker on resume
+    STOP_REQUEST = 11  # worker -> master: please checkpoint and stop
+    FAILED = 12  # either way: I cannot go on, and why
+    END = 13  # master -> worker: leave
+    TRACE = 14  # worker -> master: what it did when
+    SKIP_STEP = 15  # worker -> master: no more gradients of this step, and why
+    PING = 16  # master -> worker: I am alive
+    RESHARD = 17  # master -> worker: among whom the examples are dealt from the next step on
+    ASK = 18  # master -> worker: answer when you have taken what came before; worker -> master: I have
+    EPOCH = 19  # master -> worker: how many gradients were applied, where a version's number does not tell
+    CLIP = 20  # master -> worker: how much of each group of yours a version used
+
+
+class Flag(IntFlag):
+    """Modifiers of a frame."""
+
+    NONE = 0
+    CHECKPOINT = 1  # ROUND: contribute to the checkpoint of this version
+    STOP = 2  # ROUND: this version is the last
+    SPARE = 4  # ROUND: you are not needed yet, wait for the next version
+    WRITTEN = 8  # STATE: memories and buffers lie in the run's directory, here are the buffers alone
+    PARTIAL = 16  # GRADIENT: the last payload marks tensors that have no gradient in this step
+    HOLD = 32  # ASK: no version follows before your answer, and then all weights
+
+
+def _nothing() -> None:
+    """A `release` for memory that nobody wants back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """An opened frame. `body` is a read-only view of the message it came in; call `release` when done with it."""
+
+    kind: Kind
+    flags: Flag
+    sender: int
+    group: int
+    step: int
+    version: int
+    body: Bytes
+    release: Callable[[], None] = _nothing
+
+
+def seal(
+    buffer: Bytes, kind: Kind, *, sender: int, job: int, group: int = 0, step: int = 0, version: int = 0, flags: Flag = Flag.NONE
+) -> Bytes:
+    """Write the header of a frame whose body already lies in `buffer[HEADER_BYTES:]`; returns `buffer`."""
+    length = buffer.size - HEADER_BYTES
+    _FIELDS.pack_into(buffer.data, 0, MAGIC, PROTOCOL, kind, flags, sender, group, step, version, length, job)
+    _CHECKSUM.pack_into(buffer.data, _FIELDS.size, checksum(buffer))
+    return buffer
+
+
+def pack(
+    kind: Kind,
+    body: bytes | Bytes = b"",
+    *,
+    sender: int,
+    job: int,
+    group: int = 0,
+    step: int = 0,
+    version: int = 0,
+    flags: Flag = Flag.NONE,
+) -> Bytes:
+    """A new frame around a copy of `body`."""
+    buffer = np.empty(HEADER_BYTES + len(body), np.uint8)
+    buffer[HEADER_BYTES:] = np.frombuffer(body, np.uint8)
+    return seal(buffer, kind, sender=sender, job=job, group=group, step=step, version=version, flags=flags)
+
+
+def unpack(data: Bytes, *, job: int, source: int | None = None, release: Callable[[], None] = _nothing) -> Frame:
+    """Open a message. `source` is the rank that the transport names as its sender; `release` ends up in the frame.
+
+    Raises TruncatedFrameError, ForeignFrameError, AlteredFrameError, WireError, in this order of checks:
+    length of the header, magic and protocol, length of the body, checksum, job, kind, sender.
+    """
+    if data.size < HEADER_BYTES:
+        raise TruncatedFrameError(f"a frame has at least {HEADER_BYTES} bytes, this one has {data.size}", source)
+    magic, protocol, kind, flags, sender, group, step, version, length, digest = _FIELDS.unpack_from(data.data, 0)
+    if magic != MAGIC:
+        raise ForeignFrameError(f"not a psnode frame: starts with {bytes(magic)!r}", source)
+    if protocol != PROTOCOL:
+        raise ForeignFrameError(f"frame of protocol {protocol}, this is protocol {PROTOCOL}: run one psnode version", source)
+    if length != data.size - HEADER_BYTES:
+        raise TruncatedFrameError(f"frame states a body of {length} bytes and has {data.size - HEADER_BYTES}", source)
+    if _CHECKSUM.unpack_from(data.data, _FIELDS.size)[0] != checksum(data):
+        raise AlteredFrameError("frame altered on its way: CRC32C differs", source)
+    if digest != job:
+        raise ForeignFrameError(f"frame of job {digest:016x}, this is job {job:016x}", source)
+    if kind not in _KINDS:
+        raise WireError(f"frame of unknown kind {kind}", source)
+    if flags & ~_KNOWN_FLAGS:
+        raise WireError(f"frame with unknown flags {flags:#06x}", source)
+    if source is not None and sender != source:
+        raise ForeignFrameError(f"frame claims to come from rank {sender}", source)
+    body = data[HEADER_BYTES:]
+    body.flags.writeable = False
+    return Frame(Kind(kind), Flag(flags), sender, group, step, version, body, release)
+
+
+def group_table_bytes(segments: int) -> int:
+    """Length of the table that starts a group frame's body."""
+    return 4 * (1 + segments)
+
+
+def padded(nbytes: int) -> int:
+    """`nbytes` rounded up to the alignment of payloads within a group frame."""
+    return -(-nbytes // 4) * 4
+
+
+class GroupFrame:
+    """A group frame in the making: payloads are written one after another into `room`, then it is sealed.
+
+    `payloads` of together at most `nbytes` bytes, padding included. `reuse`: memory to write into if it is large enough.
+    """
+
+    def __init__(self, payloads: int, nbytes: int, reuse: Bytes | None = None) -> None:
+        need = HEADER_BYTES + group_table_bytes(payloads) + nbytes
+        self.buffer = reuse if reuse is not None and reuse.size >= need else np.empty(need, np.uint8)
+        self._lengths: list[int] = []
+        self._payloads = payloads
+        self._end = HEADER_BYTES + group_table_bytes(payloads)
+
+    @property
+    def room(self) -> Bytes:
+        """The free bytes; starts at a multiple of 4 bytes."""
+        return self.buffer[self._end :]
+
+    def take(self, nbytes: int) -> None:
+        """A payload of `nbytes` was written at the start of `room`."""
+        self._lengths.append(nbytes)
+        end = self._end + nbytes
+        self._end += padded(nbytes)
+        self.buffer[end : self._end] = 0
+
+    def seal(self, kind: Kind, *, sender: int, job: int, group: int, step: int, version: int, flags: Flag = Flag.NONE) -> Bytes:
+        """The finished frame, a view of `buffer`."""
+        if len(self._lengths) != self._payloads:
+            raise ValueError(f"{len(self._lengths)} payloads were written, {self._payloads} were announced")
+        table = self.buffer[HEADER_BYTES : HEADER_BYTES + group_table_bytes(self._payloads)].view("<u4")
+        table[0] = self._payloads
+        table[1:] = self._lengths
+        return seal(self.buffer[: self._end], kind, sender=sender, job=job, group=group, step=step, version=version, flags=flags)
+
+
+def split_group(body: Bytes, segments: int, source: int | None = None) -> list[Bytes]:
+    """The payloads of a group frame that must hold `segments` of them. WireError if lengths do not add up."""
+    start = group_table_bytes(segments)
+    if body.size < start:
+        raise WireError(f"group frame of {body.size} bytes has no room for {segments} payload lengths", source)
+    table = body[:start].view("<u4")
+    if table[0] != segments:
+        raise WireError(f"group frame holds {table[0]} payloads, the plan has {segments} segments", source)
+    payloads = []
+    for nbytes in table[1:].tolist():
+        payloads.append(body[start : start + nbytes])
+        start += padded(nbytes)
+    if start != body.size:
+        raise WireError(f"payload lengths add up to {start} bytes, the group frame's body has {body.size}", source)
+    return payloads
+
+
+def pack_groups(groups: Collection[int], count: int) -> bytes:
+    """A set of groups out of `count` as the body of ROUND: bit i % 8 of byte i // 8; no byte at all for the empty set."""
+    bits = np.zeros(count if groups else 0, np.uint8)
+    bits[list(groups)] = 1
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
+def unpack_groups(body: Bytes, count: int, source: int | None = None) -> list[int]:
+    """Inverse of pack_groups, ascending. WireError unless the body has the right length and no bit beyond the last group."""
+    bits = np.unpackbits(body, bitorder="little")
+    if body.size not in (0, -(-count // 8)) or bits[count:].any():
+        raise WireError(f"{body.size} bytes do not mark groups out of {count}", source)
+    return [int(index) for index in np.flatnonzero(bits)]
+
+
+def pack_factors(factors: Mapping[int, float], count: int) -> bytes:
+    """Factors of groups out of `count`, as the body of CLIP: a float32 for every group, 1 for all others."""
+    values = np.ones(count, "<f4")
+    for group, factor in factors.items():
+        values[group] = factor
+    return values.tobytes()
+
+
+def unpack_factors(body: Bytes, count: int, source: int | None = None) -> dict[int, np.float32]:
+    """Inverse of pack_factors. WireError unless there is a number from 0 to 1 for every group."""
+    if body.size != 4 * count:
+        raise WireError(f"{body.size} bytes are no factors of {count} groups", source)
+    values = np.frombuffer(bytes(body), "<f4")
+    if not ((values >= 0) & (values <= 1)).all():
+        raise WireError(f"the factor of a group is {values.max()}, not from 0 to 1", source)
+    return {int(group): np.float32(values[group]) for group in np.flatnonzero(values < 1)}
+
+
+_KINDS = frozenset(Kind)
+_KNOWN_FLAGS = int(Flag.CHECKPOINT | Flag.STOP | Flag.SPARE | Flag.WRITTEN | Flag.PARTIAL | Flag.HOLD)
+
+
+def checksum(buffer: Bytes) -> int:
+    """CRC32C of a frame, the four bytes that hold it left out."""
+    header = crc32c(buffer[: _FIELDS.size].data)
+    body = buffer[HEADER_BYTES:]
+    value: int = crc32c(body.data, header, body.size > _GIL_RELEASE_BYTES)
+    return value

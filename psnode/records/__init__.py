@@ -1,0 +1,1 @@
+"""Records of a run on disk: its directory, checkpoints, metrics, journals and history."""

@@ -1,0 +1,233 @@
+"""The run's directory: who may write into it, what it says of the run, where a resumed run starts.
+
+What an earlier part of the run left there is checked first and altered last: a job that cannot start loses nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import platform
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import xxhash
+from filelock import FileLock, Timeout
+
+import psnode
+from psnode.config import Config
+from psnode.config.files import read_json, require_plain
+from psnode.config.schemes import Scheme, resolve
+from psnode.errors import CheckpointError, ConfigurationError, PsnodeError
+from psnode.plan.groups import Plan
+from psnode.records import checkpoint
+from psnode.records.branches import BEGUN, SINCE
+from psnode.records.generations import Generation, continued
+from psnode.records.metrics import METRICS, SUMMARY, cut_after, totals, write_atomically
+
+CONFIG = "config.json"
+_LOCK = ".lock"
+_T = TypeVar("_T")
+_PACKAGES = ("numpy", "numba", "torch", "torchvision", "mpi4py", "safetensors")
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """Start of a resumed run: its plan and scheme, its latest checkpoint if there is one, and its parts so far."""
+
+    checkpoint: checkpoint.Checkpoint | None = None
+    plan: Plan | None = None
+    parts: tuple[Generation, ...] = ()
+    scheme: Scheme | None = None
+
+    @property
+    def step(self) -> int:
+        """The step that training continues after."""
+        return self.checkpoint.step if self.checkpoint else 0
+
+    def resharded(self, workers: int) -> bool:
+        """True if another number of workers wrote the checkpoint."""
+        return self.checkpoint is not None and self.checkpoint.facts.get("workers", workers) != workers
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """A directory that belongs to this run until `lock` is released. `mark` is what its mark file holds.
+
+    The learning rate of `config` is resolved. `notes`: what the user should know of it.
+    """
+
+    path: Path
+    mark: str
+    config: Config
+    scheme: Scheme
+    resume_point: ResumePoint
+    lock: FileLock
+    notes: tuple[str, ...] = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.lock.release()
+
+    def parts(self, workers: int) -> tuple[Generation, ...]:
+        """Parts of the run, each with its first step and number of workers, with the part that begins now."""
+        return continued(self.resume_point.parts, self.resume_point.step, workers)
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """The facts by which a checkpoint of this start of the job is known from those of branches that were left."""
+        return {BEGUN: f"{xxhash.xxh3_64_intdigest(self.mark.encode()):016x}", SINCE: self.resume_point.step}
+
+    def begin(self, plan: Plan, workers: int) -> None:
+        """Drop what the run will write again and what was left half written, and the earlier summary; write config.json."""
+        checkpoint.sweep(self.path)
+        cut_after(self.path / METRICS, self.resume_point.step)
+        (self.path / SUMMARY).unlink(missing_ok=True)
+        content = {
+            "psnode": psnode.__version__,
+            "workers": workers,
+            "parts": self.parts(workers),
+            "config": self.config.to_dict(),
+            "scheme": self.scheme.to_dict(),
+            "plan": plan.to_dict(),
+            "versions": _versions(),
+        }
+        write_atomically(self.path / CONFIG, json.dumps(content, indent=1).encode() + b"\n")
+
+    def record(self, parts: Sequence[Generation]) -> None:
+        """Write into config.json that the run is in the last of `parts` now."""
+        write_atomically(self.path / CONFIG, json.dumps({**saved_run(self.path), "parts": parts}, indent=1).encode() + b"\n")
+
+
+def claim(config: Config) -> RunDirectory:
+    """Make the directory of a new run, or enter that of the run to resume, and keep other jobs out of it.
+
+    A resumed run keeps the scheme that it was begun with, whatever the tables say by now. Raises ConfigurationError if the
+    directory holds another run or another job is at work in it, CheckpointError if what it holds cannot be read.
+    """
+    path = config.directory.resolve()
+    scheme = None if config.resume else resolve(config)
+    if config.resume:
+        saved_run(path)
+    elif any((path / name).exists() for name in (CONFIG, METRICS, checkpoint.CHECKPOINTS)):
+        raise ConfigurationError(f"{path} already holds a run: continue it with --resume or choose another --train-dir")
+    mark = secrets.token_hex(16)
+    _require_plain(path, CheckpointError if config.resume else ConfigurationError)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = _lock(path)
+        write_atomically(path / checkpoint.MARK, mark.encode())
+    except OSError as error:
+        raise ConfigurationError(f"--train-dir {path} cannot be written: {error.strerror}; choose another") from error
+    try:
+        config, before = _resumed(path, config) if config.resume else (config, ResumePoint())
+    except BaseException:
+        lock.release()
+        raise
+    scheme = before.scheme or scheme or resolve(config)
+    notes = () if config.resume else scheme.notes(config.lr)
+    config = replace(config, lr=scheme.lr) if config.lr is None else config
+    return RunDirectory(path, mark, config, scheme, before, lock, notes)
+
+
+def _require_plain(path: Path, kind: type[PsnodeError]) -> None:
+    """That nothing to which a run appends is a link, a pipe or a device: it would be written to, or waited for."""
+    try:
+        require_plain(path / _LOCK, *path.glob("*.jsonl"))
+    except OSError as error:
+        problem = f"{error.filename or path} cannot be used: {error.strerror}"
+        raise kind(f"{problem}; remove it, or choose another --train-dir") from error
+
+
+def _lock(path: Path) -> FileLock:
+    """The lock of `path`, held; ConfigurationError while another process has it. The system frees it with the process.
+
+    Never a soft lock: the file of a killed process would keep the next one out.
+    """
+    lock = FileLock(path / _LOCK, blocking=False, thread_local=False, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ConfigurationError(f"another job is at work in {path}: wait for its end or choose another --train-dir") from None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):  # file systems without locks
+            raise
+    return lock
+
+
+def saved_run(path: Path) -> dict[str, Any]:
+    """The contents of a run's config.json. ConfigurationError if there is none, CheckpointError if it is damaged."""
+    try:
+        saved = read_json(path / CONFIG)
+        if not isinstance(saved, dict) or not {"config", "plan", "workers"} <= set(saved):
+            raise ValueError("config, plan or workers is missing")
+    except FileNotFoundError:
+        raise ConfigurationError(f"{path} holds no run: it has no {CONFIG}; check --train-dir") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path / CONFIG} cannot be read: {error}") from error
+    return saved
+
+
+def saved_config(path: Path) -> Config:
+    """The configuration in a run's config.json. ConfigurationError if there is none, CheckpointError if it is damaged."""
+    return _intact(path, lambda saved: Config.from_dict(saved["config"]))
+
+
+def _intact(path: Path, read: Callable[[dict[str, Any]], _T]) -> _T:
+    saved = saved_run(path)
+    try:
+        return read(saved)
+    except (PsnodeError, LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        problem = f"{path / CONFIG} cannot be used ({error})"
+        raise CheckpointError(f"{problem}: put back a copy, or begin anew with another --train-dir") from error
+
+
+def _resumed(path: Path, config: Config) -> tuple[Config, ResumePoint]:
+    earlier, plan = saved_config(path), _intact(path, lambda saved: Plan.from_dict(saved["plan"]))
+    parts = _intact(path, lambda saved: _parts(saved.get("parts", [[0, saved["workers"]]])))
+    scheme = _saved_scheme(path, earlier)
+    if config.threads == 0:
+        config = replace(config, threads=earlier.threads)
+    if config.lr is None:
+        config = replace(config, lr=earlier.lr)
+    if config.group_bytes == 0:  # auto: what the run was begun with
+        config = replace(config, group_bytes=earlier.group_bytes)
+    if conflicts := config.resume_conflicts(earlier):
+        raise ConfigurationError(f"--resume needs the configuration of the run in {path}: {conflicts[0]}")
+    newest = checkpoint.latest(path)
+    found = checkpoint.Checkpoint.open(newest) if newest else None
+    if found is not None:
+        found.verify()
+    totals(path / METRICS, found.step if found else 0)
+    return config, ResumePoint(found, plan, parts, scheme)
+
+
+def _saved_scheme(path: Path, config: Config) -> Scheme:
+    """The scheme that the run in `path` was begun with."""
+    recorded = _intact(path, lambda saved: Scheme.from_dict(saved["scheme"]) if "scheme" in saved else None)
+    return recorded or resolve(config, unrecorded=True)
+
+
+def _parts(saved: Any) -> tuple[Generation, ...]:
+    parts = tuple(Generation(*(int(number) for number in part)) for part in saved)
+    firsts = [part.first for part in parts]
+    if not parts or firsts != sorted({0, *firsts}) or any(part.workers < 1 for part in parts):
+        raise ValueError(f"its parts are {saved}")
+    return parts
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,265 @@
+"""Records of a run: metrics.jsonl, summary.json, TensorBoard scalars.
+
+Records are written by rank 0, one line a finished update; a reader may follow the file while it grows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from psnode.config.files import RECORD_BYTES, open_plain, parse_json, require_plain
+from psnode.errors import CheckpointError
+from psnode.records.journal import Journal
+
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
+TENSORBOARD = "tensorboard"
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Parts of a step's time. `forward_backward`, `encode` and `wait` are means over the contributors."""
+
+    step: float
+    forward_backward: float
+    encode: float
+    wait: float
+    decode: float
+    update: float
+    downlink: float
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One finished update. Bytes are those of the whole job, frame headers included; rates per second."""
+
+    step: int
+    epoch: float
+    loss: float
+    lr: float
+    workers: int
+    contributing: int
+    uplink_bytes: int
+    downlink_bytes: int
+    dropped: int
+    samples_per_second: float
+    seconds: Seconds
+    relative_error: float | None
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Summary of a run. Bytes and seconds are totals over all its parts, resumed ones included."""
+
+    steps: int
+    seconds: float
+    final_loss: float | None
+    uplink_bytes: int
+    downlink_bytes: int
+    compression_ratio: float | None
+    model_hash: str
+    stop_reason: str
+    exit_code: int
+    coordinates: int
+    peak_memory_bytes: int | None  # of the master; resident
+
+    def write(self, directory: Path) -> None:
+        """Write summary.json into `directory` atomically."""
+        write_atomically(directory / SUMMARY, json.dumps(asdict(self), indent=2).encode() + b"\n")
+
+
+def peak_memory() -> int | None:
+    """The highest resident memory of this process so far, in bytes; None where the system does not tell."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return None
+    # unlike getrusage's, this does not begin with that of the process which started this one
+    found = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
+    return 1024 * int(found[0]) if found else None
+
+
+def compression_ratio(coordinates: int, worker_steps: int, total_bytes: int) -> float | None:
+    """Bytes that float32 gradients up and weights down would take over those sent: `worker_steps` = P steps, 8 d each."""
+    return 8 * coordinates * worker_steps / total_bytes if total_bytes else None
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace `path` by `content`: readers see the old or the new file, also after a crash, and the old one if it fails."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.unlink(missing_ok=True)  # of a killed process; a link of that name is not followed
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    fsync_directory(path.parent)
+
+
+def fsync_directory(directory: Path) -> None:
+    """Make renames in `directory` durable."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_records(path: Path) -> Iterator[dict[str, Any]]:
+    """The complete lines of a JSON-lines file; a torn last line is left out. CheckpointError for a line that is no record."""
+    try:
+        require_plain(path)
+        file = open_plain(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    with file:
+        for number in itertools.count(1):
+            line = file.readline(RECORD_BYTES)
+            if len(line) == RECORD_BYTES:
+                raise CheckpointError(f"line {number} of {path} is no record (it is larger than {RECORD_BYTES} bytes)")
+            if not line.endswith(b"\n"):
+                return
+            yield _record(line, path, number)
+
+
+def _record(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    try:
+        record = parse_json(line)
+        if not isinstance(record, dict) or not isinstance(record["step"], int):
+            raise ValueError("it has no step")
+        return record
+    except (ValueError, KeyError) as error:
+        raise CheckpointError(f"line {number} of {path} is no record ({error}): take that line out") from error
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Totals of the run's steps up to `steps`: bytes sent and seconds taken; `worker_steps`: summed over workers."""
+
+    steps: int = 0
+    worker_steps: int = 0
+    uplink_bytes: int = 0
+    downlink_bytes: int = 0
+    seconds: float = 0.0
+
+
+def totals(path: Path, step: int) -> Totals:
+    """The totals up to and with `step`. CheckpointError for a line that is no step's record."""
+    found = Totals()
+    for record in read_records(path):
+        if record["step"] > step:
+            break
+        try:
+            found = Totals(
+                record["step"],
+                found.worker_steps + record["workers"],
+                found.uplink_bytes + record["uplink_bytes"],
+                found.downlink_bytes + record["downlink_bytes"],
+                found.seconds + record["seconds"]["step"],
+            )
+        except (KeyError, TypeError) as error:
+            problem = f"the record of step {record['step']} in {path} is damaged ({error})"
+            raise CheckpointError(f"{problem}: take that line out") from error
+    return found
+
+
+def losses(path: Path, step: int) -> Iterator[float]:
+    """The losses of the run's steps up to `step`; a record without one is passed over."""
+    for record in itertools.takewhile(lambda record: record["step"] <= step, read_records(path)):
+        if isinstance(loss := record.get("loss"), (int, float)) and math.isfinite(loss):
+            yield float(loss)
+
+
+def cut_after(path: Path, step: int) -> None:
+    """Drop the records after `step`, and a torn last line."""
+    if path.exists():
+        kept = [json.dumps(record) for record in itertools.takewhile(lambda record: record["step"] <= step, read_records(path))]
+        write_atomically(path, "".join(line + "\n" for line in kept).encode())
+
+
+class Scalars(Protocol):
+    """Destination of scalars beside the JSON lines."""
+
+    def add_scalar(self, tag: str, data: float, step: int) -> None:
+        """Record one point."""
+
+    def close(self) -> None:
+        """Flush and leave."""
+
+
+def scalars(directory: Path) -> Scalars | None:
+    """A TensorBoard writer into `directory`, or None where the package is missing."""
+    try:
+        from tensorboard.summary import Writer
+    except ImportError:
+        return None
+    writer: Scalars = Writer(str(directory))
+    return writer
+
+
+class RunLog:
+    """Appends step records to metrics.jsonl and, if `tensorboard`, the same scalars to TensorBoard, while the disk takes them."""
+
+    def __init__(self, directory: Path, *, tensorboard: bool) -> None:
+        self._journal = Journal(directory / METRICS)
+        self._scalars = scalars(directory / TENSORBOARD) if tensorboard else None
+
+    def write(self, record: StepRecord) -> None:
+        """One line, at once visible to readers."""
+        self._journal.append(json.dumps(asdict(record)).encode())
+        if self._scalars is not None:
+            try:
+                for tag, value in _points(record):
+                    self._scalars.add_scalar(tag, value, record.step)
+            except OSError as error:
+                print(f"psnode: step {record.step}: no more scalars for TensorBoard: {error}", file=sys.stderr, flush=True)
+                self._scalars = None
+
+    def extend(self, last: int) -> None:
+        """Nothing to write: a record says where it stands, not where the run ends."""
+
+    def close(self) -> None:
+        """Flush everything to disk."""
+        self._journal.close()
+        if self._scalars is not None:
+            with contextlib.suppress(OSError):  # the records are whole without them
+                self._scalars.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _points(record: StepRecord) -> Iterator[tuple[str, float]]:
+    yield "train/loss", record.loss
+    yield "train/lr", record.lr
+    yield "train/samples_per_second", record.samples_per_second
+    for name, value in record.metrics.items():
+        yield f"train/{name}", value
+    yield "comm/bytes_up", record.uplink_bytes
+    yield "comm/bytes_down", record.downlink_bytes
+    yield "comm/dropped", record.dropped
+    if record.relative_error is not None:
+        yield "comm/relative_error", record.relative_error
+    for name, value in asdict(record.seconds).items():
+        yield f"time/{name}", value

@@ -1,0 +1,101 @@
+"""Retention of checkpoints: an unsound one takes no sound one's place.
+
+A manifest says whether its checkpoint is sound: `"sound": true`, false with the reason in `unsound`, or null as long as the
+losses on its weights have not come. One without a word, of an earlier version of psnode, counts as sound. `latest`, which
+--resume goes by, names the newest that is not known to be unsound, if there is one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from psnode.errors import CheckpointError
+from psnode.protocol.messages import plain
+from psnode.records import checkpoint
+from psnode.records.branches import branch
+from psnode.records.checkpoint import Checkpoint
+from psnode.records.metrics import write_atomically
+
+SOUND = "sound"
+REASON = "unsound"
+_SHOWN = 500  # characters of a reason
+UNKNOWN: dict[str, Any] = {SOUND: None}  # what a manifest says at first
+
+
+def verdict(reason: str) -> dict[str, Any]:
+    """Entry of the manifest of an unsound checkpoint, or of a sound one if there is no `reason`."""
+    return {SOUND: False, REASON: reason} if reason else {SOUND: True}
+
+
+def is_sound(path: Path) -> bool | None:
+    """Soundness of a published checkpoint: none of one whose manifest cannot be read."""
+    try:
+        found = Checkpoint.open(path).facts.get(SOUND, True)
+    except CheckpointError:
+        return None
+    return found if found is None else found is True
+
+
+def why_unsound(path: Path) -> str:
+    """The reason that the manifest of a published checkpoint gives; empty if it is not said to be unsound."""
+    try:
+        facts = Checkpoint.open(path).facts
+    except CheckpointError as error:
+        return str(error)
+    if facts.get(SOUND, True) in (True, None):
+        return ""
+    return " ".join(plain(str(facts.get(REASON, "its manifest gives no reason"))).split())[:_SHOWN]
+
+
+def judge(path: Path, reason: str) -> None:
+    """Write the verdict into the manifest of a published checkpoint; `latest` names the newest one not known to be unsound.
+
+    OSError if it cannot be written. One that is gone is passed over.
+    """
+    train_dir, manifest = path.parents[1], path / checkpoint.MANIFEST
+    if not manifest.is_file():
+        return
+    facts = {name: value for name, value in Checkpoint.open(path).facts.items() if name not in (SOUND, REASON)}
+    files = facts.pop("files")
+    write_atomically(manifest, json.dumps({**facts, **verdict(reason), "files": files}, indent=2).encode())
+    named = checkpoint.latest(train_dir)
+    if reason and named == path and (before := newest_not_unsound(train_dir)) is not None:
+        checkpoint.name_latest(before)
+    elif not reason and (named is None or checkpoint.step_of(named) < checkpoint.step_of(path)):
+        checkpoint.name_latest(path)
+
+
+def newest_not_unsound(train_dir: Path) -> Path | None:
+    """The newest checkpoint of the run's branch that is not known to be unsound."""
+    readable = [path for path, model in branch(train_dir).items() if model is not None]
+    return next((path for path in reversed(readable) if is_sound(path) is not False), None)
+
+
+def prune(train_dir: Path, step: int, keep_last: int, workers: int = 0) -> None:
+    """Delete all checkpoints up to `step` but the newest `keep_last` (0: none is deleted) that are not known to be unsound.
+
+    The newest that is known to be sound stays in any case, those of unknown soundness behind it, and the very newest. An older
+    one stays that has the part of one of ranks 1 to `workers` of which the newest that is not unsound has none.
+    """
+    if not keep_last:
+        return
+    found = {path: is_sound(path) for path in checkpoint.complete(train_dir) if checkpoint.step_of(path) <= step}
+    candidates = [path for path, sound in found.items() if sound is not False]
+    certain = [path for path, sound in found.items() if sound]
+    kept = {*candidates[-keep_last:], *certain[-1:], *list(found)[-1:]}
+    lacking = _lacking(candidates[-1], workers) if candidates else ()
+    last = checkpoint.step_of(certain[-1]) if certain else 0
+    surpassed = [path for path, sound in found.items() if sound is False or checkpoint.step_of(path) < last]
+    with contextlib.suppress(OSError):  # they are deleted next time
+        for old in surpassed:
+            if old not in kept and not any((old / name).exists() for name in lacking):
+                checkpoint.remove(old)
+
+
+def _lacking(path: Path, workers: int) -> Iterable[str]:
+    """The files of ranks 1 to `workers` that a checkpoint does not have."""
+    return [name for rank in range(1, workers + 1) if not (path / (name := checkpoint.worker_file(rank))).exists()]

@@ -1,0 +1,80 @@
+"""Timeline of every rank's work, as a Chrome trace (ui.perfetto.dev opens it).
+
+Source of the format: "Trace Event Format", Google, 2016: complete events ("ph": "X"), microseconds.
+Times are those of each host's wall clock.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from psnode.errors import WireError
+from psnode.records.metrics import write_atomically
+
+TIMELINE = "timeline.json"
+_LIMIT = 1_000_000  # events a rank keeps; the rest is counted
+
+
+class Tracer:
+    """Collects the spans of one rank; costs one comparison a span when it is not enabled."""
+
+    def __init__(self, rank: int, *, enabled: bool) -> None:
+        self.rank = rank
+        self.enabled = enabled
+        self._events: list[tuple[str, str, float, float, dict[str, int]]] = []
+
+    @contextmanager
+    def span(self, name: str, **facts: int) -> Iterator[None]:
+        """Record how long the block took, in which thread, with whole numbers worth knowing."""
+        if not self.enabled or len(self._events) >= _LIMIT:
+            yield
+            return
+        start = time.time()
+        try:
+            yield
+        finally:
+            self._events.append((name, threading.current_thread().name, start, time.time() - start, facts))
+
+    def events(self) -> list[dict[str, Any]]:
+        """The spans as trace events."""
+        return [
+            {"name": name, "ph": "X", "pid": self.rank, "tid": thread, "ts": start * 1e6, "dur": seconds * 1e6, "args": facts}
+            for name, thread, start, seconds, facts in self._events
+        ]
+
+    def to_bytes(self) -> bytes:
+        """The events as JSON, for the master."""
+        return json.dumps(self.events()).encode()
+
+
+def parse_events(content: bytes, rank: int) -> list[dict[str, Any]]:
+    """The events another rank sent; WireError if they are no list of events of that rank."""
+    try:
+        events = json.loads(content)
+        if isinstance(events, list) and all(event["pid"] == rank and isinstance(event["name"], str) for event in events):
+            return events
+    except (ValueError, TypeError, KeyError, RecursionError):
+        pass
+    raise WireError("trace is no list of events", rank)
+
+
+def write_timeline(directory: Path, events: Iterable[dict[str, Any]], names: dict[int, str]) -> None:
+    """Write timeline.json: the events of all ranks, one process a rank, one track a thread."""
+    events = list(events)
+    tracks: dict[tuple[int, str], int] = {}
+    for event in events:
+        event["tid"] = tracks.setdefault((event["pid"], str(event["tid"])), len(tracks))
+    heads: list[dict[str, Any]] = [
+        {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": name}} for rank, name in names.items()
+    ]
+    heads += [
+        {"name": "thread_name", "ph": "M", "pid": rank, "tid": number, "args": {"name": thread}}
+        for (rank, thread), number in tracks.items()
+    ]
+    write_atomically(directory / TIMELINE, json.dumps({"traceEvents": heads + events}).encode())

@@ -1,0 +1,1 @@
+"""Tasks: models and data, and the passes over them."""

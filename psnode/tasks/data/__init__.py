@@ -1,0 +1,87 @@
+"""The data sets that come with psnode, by name.
+
+    load("digits", train=True)
+    load("cifar10", "/data", train=True, download=True)
+    load("synthetic", train=True, seed=3, options={"shape": "3x224x224", "classes": "1000"})
+
+Case, hyphens and underscores in names do not matter. In-memory sets are bytes until a batch is made; training and
+evaluation are normalised alike. A set's module is imported when it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from psnode.config.names import choose, settle
+from psnode.tasks.data.base import Description, ImageData, Request
+
+__all__ = ["Description", "ImageData", "check", "datasets", "describe", "load", "resolve"]
+
+_MODULES: Mapping[str, str] = {
+    "digits": "digits",
+    "mnist": "mnist",
+    "cifar10": "from_torchvision",
+    "cifar100": "from_torchvision",
+    "svhn": "from_torchvision",
+    "imagefolder": "imagefolder",
+    "synthetic": "synthetic",
+}
+
+
+def datasets() -> tuple[str, ...]:
+    """The names of the data sets, sorted."""
+    return tuple(sorted(_MODULES))
+
+
+def resolve(name: str) -> str:
+    """The proper name of a data set: "CIFAR-10" is "cifar10". ConfigurationError if there is none of that name."""
+    return choose("data set", name, _MODULES)
+
+
+def describe(name: str, data_dir: str | Path | None = None, options: Mapping[str, str] | None = None) -> Description:
+    """Shape and number of classes, without reading examples; only imagefolder looks at the disk."""
+    module, request = _ask(name, data_dir, options)
+    description: Description = module.describe(request)
+    return description
+
+
+def check(
+    name: str,
+    data_dir: str | Path | None = None,
+    train: bool = True,
+    download: bool = False,
+    options: Mapping[str, str] | None = None,
+) -> Description:
+    """As `describe`; ConfigurationError, with the remedy, if an option or a file is missing or wrong."""
+    module, request = _ask(name, data_dir, options, train=train, download=download)
+    module.check(request)
+    description: Description = module.describe(request)
+    return description
+
+
+def load(
+    name: str,
+    data_dir: str | Path | None = None,
+    train: bool = True,
+    download: bool = False,
+    seed: int = 0,
+    options: Mapping[str, str] | None = None,
+) -> ImageData:
+    """The training or the test part of a data set.
+
+    `data_dir` holds its files; missing ones are fetched into it only with `download`. `seed` matters to synthetic
+    alone. `options` are the set's own. Raises ConfigurationError with the remedy.
+    """
+    module, request = _ask(name, data_dir, options, train=train, download=download, seed=seed)
+    data: ImageData = module.load(request)
+    return data
+
+
+def _ask(name: str, data_dir: str | Path | None, options: Mapping[str, str] | None, **more: Any) -> tuple[Any, Request]:
+    name = resolve(name)
+    module = importlib.import_module(f"psnode.tasks.data.{_MODULES[name]}")
+    settled = settle(f"option of data set {name}", options or {}, module.OPTIONS)
+    return module, Request(name, None if data_dir is None else Path(data_dir), options=settled, **more)

@@ -1,0 +1,73 @@
+"""The embedded data: 1797 handwritten 8x8 digits in optical_digits.npz, licensed as optical_digits.md says.
+
+Alpaydin, Kaynak: Optical recognition of handwritten digits, UCI repository, 1998. Resized to 28x28 by linear
+interpolation, so that what is made for MNIST takes them. 1437 train, 360 test; the split is the same for every seed,
+and every digit has its share of both parts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from psnode.tasks.data.base import Description, Request, Statistics
+from psnode.tasks.data.images import Images, Pixels
+
+OPTIONS: tuple[str, ...] = ()
+TEST_SIZE = 360
+# Mean and standard deviation of the 1437 resized training images.
+STATISTICS = Statistics((0.3048,), (0.3244,))
+
+_FILE = Path(__file__).with_name("optical_digits.npz")
+_SIDE = 28
+_SPLIT_SEED = 1797
+
+
+def describe(request: Request) -> Description:
+    return Description((1, _SIDE, _SIDE), 10)
+
+
+def check(request: Request) -> None:
+    """Nothing to look for: the digits are part of the package."""
+
+
+def load(request: Request) -> Images:
+    images, labels = originals()
+    train, test = stratified_split(labels, TEST_SIZE, _SPLIT_SEED)
+    chosen = train if request.train else test
+    return Images(resize(images[chosen]), labels[chosen], 10, STATISTICS)
+
+
+def originals() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """The images as published, (1797, 8, 8) with values 0..16, and the labels, (1797,)."""
+    with np.load(_FILE) as arrays:
+        return arrays["images"].astype(np.float64), arrays["labels"].astype(np.int64)
+
+
+def resize(images: npt.NDArray[np.float64]) -> Pixels:
+    """(N, 8, 8) with values 0..16 to (N, 1, 28, 28) with values 0..255, pixel centres aligned at the corners' edges."""
+    side = images.shape[1]
+    centres = np.clip((np.arange(_SIDE) + 0.5) * side / _SIDE - 0.5, 0, side - 1)
+    weights = np.maximum(0, 1 - np.abs(centres[:, None] - np.arange(side)))
+    enlarged = np.einsum("ri,nij,cj->nrc", weights, images, weights)
+    pixels: Pixels = np.rint(enlarged * (255 / 16)).astype(np.uint8)[:, None]
+    return pixels
+
+
+def stratified_split(
+    labels: npt.NDArray[np.int64], test_size: int, seed: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Indices of the training and of the test part, each sorted.
+
+    Every class gives floor(its share of `test_size`) examples to the test part; the classes with the largest
+    remainders give one more until the size is reached.
+    """
+    rng = np.random.default_rng(seed)
+    counts = np.bincount(labels)
+    shares = counts * test_size / len(labels)
+    takes = np.floor(shares).astype(np.int64)
+    takes[np.argsort(takes - shares, kind="stable")[: test_size - takes.sum()]] += 1
+    test = np.concatenate([rng.permutation(np.flatnonzero(labels == c))[:take] for c, take in enumerate(takes)])
+    return np.setdiff1d(np.arange(len(labels)), test), np.sort(test)

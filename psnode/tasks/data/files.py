@@ -1,0 +1,144 @@
+"""Images decoded from files as they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from psnode.errors import ConfigurationError
+from psnode.tasks.data.base import ImageShape, Statistics
+from psnode.tasks.data.images import Normalise, Pixels, crop_and_mirror
+
+if TYPE_CHECKING:
+    import torch
+    from PIL import Image
+
+_THREADS = 2
+
+# left, upper, right and lower edge as fractions of the image's width and height
+Box = tuple[float, float, float, float]
+
+
+class Listing(NamedTuple):
+    """Image files, the class of each (int64), and the classes' names."""
+
+    paths: tuple[str, ...]
+    labels: npt.NDArray[np.int64]
+    classes: tuple[str, ...]
+
+
+class Files:
+    """The images of a listing, resized to `image_shape`; implements ImageData.
+
+    `keep` is the share of the shorter side that the central cut keeps. `augment` (none, shift, area) works on batches
+    drawn with an rng. If all images fit in `cache` bytes each is decoded once, unless it is augmented by area.
+    """
+
+    def __init__(
+        self, listing: Listing, image_shape: ImageShape, statistics: Statistics, *, augment: str, keep: float, cache: int
+    ) -> None:
+        self.image_shape, self.classes = image_shape, len(listing.classes)
+        self._paths, self._labels = listing.paths, listing.labels
+        self._normalise = Normalise(statistics)
+        self._augment, self._keep = augment, keep
+        self._caching = len(listing.paths) * int(np.prod(image_shape)) <= cache
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def batch(self, indices: npt.NDArray[np.int64], rng: np.random.Generator | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images float32 (B, 3, H, W) and labels int64 (B,). ConfigurationError naming a file that is no image."""
+        import torch
+
+        if self._augment == "area" and rng is not None:
+            pixels = self._decode(indices, rng)
+            mirrored = rng.integers(2, size=len(indices)).astype(bool)
+            pixels[mirrored] = pixels[mirrored][..., ::-1]
+        else:
+            pixels = self._decode_once(indices) if self._caching else self._decode(indices)
+            if self._augment == "shift" and rng is not None:
+                pixels = crop_and_mirror(pixels, rng)
+        return self._normalise(pixels), torch.from_numpy(self._labels[indices])
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(_THREADS, thread_name_prefix="decode")
+
+    @cached_property
+    def _decoded(self) -> tuple[Pixels, npt.NDArray[np.bool_]]:
+        """All images, and which of them are there; pages nobody touched take no memory."""
+        return np.empty((len(self), *self.image_shape), np.uint8), np.zeros(len(self), bool)
+
+    def _decode_once(self, indices: npt.NDArray[np.int64]) -> Pixels:
+        images, there = self._decoded
+        new = np.unique(indices[~there[indices]])
+        images[new] = self._decode(new)
+        there[new] = True
+        return images.take(indices, axis=0)
+
+    def _decode(self, indices: npt.NDArray[np.int64], rng: np.random.Generator | None = None) -> Pixels:
+        """(B, 3, H, W): each image's centre, or a random part of it. Draws rng.random((B, 4)) at once."""
+        _, height, width = self.image_shape
+        pixels = np.empty((len(indices), height, width, 3), np.uint8)
+        draws = None if rng is None else rng.random((len(indices), 4))
+
+        def work(chunk: npt.NDArray[np.int64]) -> None:
+            for place in chunk:
+                draw = None if draws is None else draws[place]
+                pixels[place] = self._read(self._paths[indices[place]], draw)
+
+        list(self._pool.map(work, np.array_split(np.arange(len(indices)), _THREADS)))
+        return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
+
+    def _read(self, path: str, draw: npt.NDArray[np.float64] | None) -> Pixels:
+        from PIL import Image
+
+        _, height, width = self.image_shape
+        with open_image(path) as file:
+            image = file.convert("RGB")
+        proportion = width / height * image.height / image.width
+        box = central_box(proportion, self._keep) if draw is None else random_box(proportion, draw)
+        edges = (box[0] * image.width, box[1] * image.height, box[2] * image.width, box[3] * image.height)
+        return np.asarray(image.resize((width, height), Image.Resampling.BILINEAR, box=edges))
+
+
+def file_size(path: str) -> tuple[int, int]:
+    """(height, width) of an image file, from its header."""
+    with open_image(path) as file:
+        return file.height, file.width
+
+
+@contextmanager
+def open_image(path: str) -> Iterator[Image.Image]:
+    """PIL's image of a file, not yet decoded. What fails inside on the file's account becomes a ConfigurationError."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as file:
+            yield file
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # what PIL raises on damage
+        raise ConfigurationError(f"{path} cannot be decoded ({error}): replace or remove it") from error
+
+
+def central_box(proportion: float, keep: float) -> Box:
+    """The largest box around the centre with width / height = `proportion` of the image's, its sides times `keep`."""
+    width, height = keep * min(1.0, proportion), keep * min(1.0, 1 / proportion)
+    return (1 - width) / 2, (1 - height) / 2, (1 + width) / 2, (1 + height) / 2
+
+
+def random_box(proportion: float, draw: npt.NDArray[np.float64]) -> Box:
+    """A box from four numbers in [0, 1): area 8 to 100 %, proportions off by up to 4/3, left and upper edge.
+
+    Where such a box would stick out of the image its longer side is cut to fit.
+    """
+    area, stretch = 0.08 + 0.92 * draw[0], (3 / 4) ** (1 - 2 * draw[1])
+    width = min(1.0, float(np.sqrt(area * proportion * stretch)))
+    height = min(1.0, float(np.sqrt(area / (proportion * stretch))))
+    left, upper = float(draw[2]) * (1 - width), float(draw[3]) * (1 - height)
+    return left, upper, left + width, upper + height

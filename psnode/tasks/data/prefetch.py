@@ -1,0 +1,70 @@
+"""The next batches, made in the background while the current one is computed on."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from types import TracebackType
+from typing import Self
+
+from psnode.task import Batch, Data
+from psnode.tasks.data.sampler import Sampler
+
+
+class _Failed:
+    """An exception on its way from the thread to the reader."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class Prefetch:
+    """An iterator over the batches of the steps after `finished` up to and including `last`, one list a step.
+
+    One thread makes them in order, at most `depth` steps ahead, so `data` sees one call at a time. An exception is
+    raised by the `next` that would have returned what it spoilt, and by every later one.
+    """
+
+    def __init__(self, data: Data, sampler: Sampler, finished: int, last: int, depth: int = 2) -> None:
+        self._ready: queue.Queue[list[Batch] | _Failed] = queue.Queue(depth)
+        self._stop = threading.Event()
+        self._end: _Failed | None = None
+        self._thread = threading.Thread(target=self._make, args=(data, sampler, finished, last), name="prefetch", daemon=True)
+        self._thread.start()
+
+    def _make(self, data: Data, sampler: Sampler, finished: int, last: int) -> None:
+        try:
+            for step in sampler.wanted(finished + 1, last):
+                if self._stop.is_set():
+                    return
+                self._ready.put([data.batch(indices, rng) for indices, rng in step])
+            self._ready.put(_Failed(StopIteration()))
+        except BaseException as error:  # the reader raises it
+            self._ready.put(_Failed(error))
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> list[Batch]:
+        if self._end is None:
+            item = self._ready.get()
+            if not isinstance(item, _Failed):
+                return item
+            self._end = item
+        raise self._end.error
+
+    def close(self) -> None:
+        """End the thread and wait for it; a batch that is being made is finished first. Idempotent."""
+        self._stop.set()
+        while self._thread.is_alive():
+            with contextlib.suppress(queue.Empty):
+                self._ready.get_nowait()
+            self._thread.join(0.01)
+        self._end = self._end or _Failed(StopIteration())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,43 @@
+"""Devices that torch computes on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from psnode.errors import ConfigurationError
+from psnode.task import Batch
+
+if TYPE_CHECKING:
+    import torch
+
+
+def choose_device(enable_gpu: bool, local_rank: int = 0) -> torch.device:
+    """The CPU, or the CUDA device of this rank of its host, which becomes the calling thread's current one.
+
+    Ranks share devices in turn where there are more of them than devices. The master computes on none: where it is local rank 0,
+    the first device is that of the last rank of as many as fill the host. ConfigurationError if CUDA is asked for and absent.
+    """
+    import torch
+
+    if not enable_gpu:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigurationError("--enable-gpu: this torch sees no CUDA device; leave the flag out, or run psnode doctor")
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """`batch` with its tensors, also those inside tuples, lists and dicts, on `device`."""
+    import torch
+
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device) for value in batch))
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch

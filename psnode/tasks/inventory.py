@@ -1,0 +1,173 @@
+"""Inventory of a model: parameters, trained or frozen, buffers, and the statistics among the buffers.
+
+A statistic is a buffer that every worker's passes move by that worker's own data. A checkpoint holds the mean of the workers'
+(of counters the maximum). All other buffers are functions of the weights and of the number of passes, if they change at
+all: they agree among the workers, and come out as they are.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from psnode.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import torch
+
+MEAN = "mean"
+MAXIMUM = "max"
+_CHUNK = 64 << 20  # bytes of tensors that travel in one message
+_RUNNING = {"running_mean": MEAN, "running_var": MEAN, "num_batches_tracked": MAXIMUM}
+
+
+def tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Every parameter and buffer of `model`, also those that no state dict has, by name: not copied."""
+    return {name: value.detach() for name, value in (*model.named_parameters(), *model.named_buffers())}
+
+
+class Snapshot:
+    """State of `model` that passes may change: its `values` (copies of all `tensors`), attributes, lists, dicts and sets of its
+    modules, and the generators of Python, NumPy and torch. Not what lies deeper in an attribute.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        import numpy as np
+        import torch
+
+        self._model = model
+        self.values = {name: value.clone() for name, value in tensors(model).items()}
+        plain = [vars(module) for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+        held = [part for own in plain for part in (own, *own.values()) if type(part) in (dict, OrderedDict, list, set)]
+        self._held: list[tuple[Any, Any]] = [(part, part.copy()) for part in held]
+        self._generators = random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+    def restore(self) -> None:
+        """All is as it was."""
+        import numpy as np
+        import torch
+
+        for part, content in self._held:
+            part.clear()
+            (part.extend if isinstance(part, list) else part.update)(content)
+        for name, value in (*self._model.named_parameters(), *self._model.named_buffers()):
+            before = self.values[name]
+            if (value.shape, value.dtype) == (before.shape, before.dtype):
+                value.detach().copy_(before)
+            else:
+                value.data = before.clone()
+        random.setstate(self._generators[0])
+        np.random.set_state(self._generators[1])
+        torch.set_rng_state(self._generators[2])
+
+
+def put_back(model: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> None:
+    """Copy `values` into the tensors of those names. What the model does not have any more is passed over."""
+    found = tensors(model)
+    for name, value in values.items():
+        if name in found:
+            found[name].copy_(value)
+
+
+def persistent_buffers(model: torch.nn.Module) -> set[str]:
+    """The names of the buffers that are part of the state dict, aliases included."""
+    return set(model.state_dict()) - {name for name, _ in model.named_parameters(remove_duplicate=False)}
+
+
+def batch_statistics(model: torch.nn.Module) -> dict[str, str]:
+    """The running statistics of torch's batch and instance norms, by name, with MEAN or MAXIMUM."""
+    from torch.nn.modules.batchnorm import _NormBase
+
+    return {
+        f"{prefix}.{name}".removeprefix("."): rule
+        for prefix, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, _NormBase)
+        for name, rule in _RUNNING.items()
+        if getattr(module, name) is not None
+    }
+
+
+def check(model: torch.nn.Module, statistics: Mapping[str, str]) -> None:
+    """ConfigurationError if `model` holds what can be neither exchanged nor saved, or `statistics` names what it lacks."""
+    import torch
+    from torch.nn.parameter import is_lazy
+
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(value):
+            raise ConfigurationError(
+                f"{name} has no shape yet, as in torch's Lazy modules: call the model once, on an example, in Task.model()"
+            )
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and not (finite := parameter.detach().isfinite()).all():
+            raise ConfigurationError(
+                f"parameter {name} holds {parameter.detach()[~finite][0].item()}, and what is trained is sent, which only finite "
+                "weights can be: give it values in Task.model(), or freeze it with requires_grad_(False)"
+            )
+    state = model.state_dict()
+    for name, value in state.items():
+        if not isinstance(value, torch.Tensor):
+            raise ConfigurationError(
+                f"the state dict's {name} is no tensor, as get_extra_state makes: checkpoints hold tensors only, "
+                "keep it in a buffer or outside of the model"
+            )
+        if value.layout is not torch.strided or value.is_quantized:
+            raise ConfigurationError(
+                f"the state dict's {name} is no dense tensor: keep it dense, or register it with persistent=False"
+            )
+    known = persistent_buffers(model)
+    for name, rule in statistics.items():
+        if name not in known:
+            raise ConfigurationError(f"Task.statistics names {name}, which is no buffer in the state dict: leave it out")
+        if rule not in (MEAN, MAXIMUM):
+            raise ConfigurationError(f"Task.statistics has {rule!r} for {name}: it must be {MEAN!r} or {MAXIMUM!r}")
+        value = state[name]
+        if value.is_complex() if rule == MAXIMUM else not (value.is_floating_point() or value.is_complex()):
+            raise ConfigurationError(f"Task.statistics wants the {rule} of {name}, which is {value.dtype}: there is none")
+
+
+def bits(value: torch.Tensor) -> memoryview:
+    """The bytes of a dense tensor of any dtype, in row-major order."""
+    return _bytes(value.detach().cpu()).numpy().data
+
+
+def same(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """True if two dense tensors have the same dtype, shape and bytes, NaN included."""
+    import torch
+
+    return one.dtype is two.dtype and one.shape == two.shape and torch.equal(_bytes(one), _bytes(two))
+
+
+def _bytes(value: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+
+
+def contents(model: torch.nn.Module) -> dict[str, Any]:
+    """Contents of each tensor: dtype, shape and xxh3_64 of its bytes, by name, in types that JSON has."""
+    import torch
+
+    return {
+        name: [str(value.dtype), list(value.shape), xxhash.xxh3_64_intdigest(bits(value))]
+        for name, value in tensors(model).items()
+        if value.layout is torch.strided and not value.is_quantized
+    }
+
+
+def chunks(values: Mapping[str, torch.Tensor], names: Iterable[str]) -> Iterator[dict[str, torch.Tensor]]:
+    """The tensors of `names` in order, as many at a time as one message should hold, one at least."""
+    chunk: dict[str, torch.Tensor] = {}
+    size = 0
+    for name in names:
+        nbytes = values[name].nbytes
+        if chunk and size + nbytes > _CHUNK:
+            yield chunk
+            chunk, size = {}, 0
+        chunk[name] = values[name]
+        size += nbytes
+    if chunk:
+        yield chunk

@@ -1,0 +1,95 @@
+"""The networks that come with psnode, by name.
+
+    build("ResNet18", (3, 32, 32), 10)          one of networks(); case, hyphens and underscores do not matter
+    build("torchvision:resnet18", ...)          torchvision's network of that name
+
+A network's module, and torch with it, is imported when the network is built.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from psnode.config.names import choose
+from psnode.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["build", "check", "networks", "resolve"]
+
+_TORCHVISION = "torchvision:"
+
+
+@dataclass(frozen=True)
+class _Network:
+    """`function` of the module psnode.tasks.models.`function` with `arguments`; `smallest` is the least height and width."""
+
+    function: str
+    smallest: int
+    arguments: Mapping[str, object] = field(default_factory=dict)
+
+
+_NETWORKS: Mapping[str, _Network] = {
+    "lenet": _Network("lenet", 16),
+    "fc": _Network("fc", 1),
+    **{f"resnet-{depth}": _Network("resnet", 8, {"depth": depth}) for depth in (18, 34, 50, 101, 152)},
+    **{f"resnet-{depth}": _Network("resnet_cifar", 4, {"depth": depth}) for depth in (20, 32, 56, 110)},
+    **{f"vgg-{depth}": _Network("vgg", 32, {"depth": depth}) for depth in (11, 13, 16, 19)},
+    "alexnet": _Network("alexnet", 29),
+    "densenet": _Network("densenet", 4, {"depth": 100, "growth": 12, "compact": True}),
+    "densenet-40": _Network("densenet", 4, {"depth": 40, "growth": 12, "compact": False}),
+    "densenet-190": _Network("densenet", 4, {"depth": 190, "growth": 40, "compact": True}),
+}
+
+
+def networks() -> tuple[str, ...]:
+    """The names of the built-in networks, sorted."""
+    return tuple(sorted(_NETWORKS))
+
+
+def resolve(name: str) -> str:
+    """The proper name of a network: "ResNet18" is "resnet-18". ConfigurationError if there is none of that name."""
+    if name.lower().startswith(_TORCHVISION):
+        from psnode.tasks.models.from_torchvision import torchvision_names
+
+        return _TORCHVISION + choose("torchvision network", name[len(_TORCHVISION) :], torchvision_names())
+    return choose("network", name, _NETWORKS, remark=", and torchvision:NAME for torchvision's")
+
+
+def check(name: str, image_shape: tuple[int, int, int]) -> None:
+    """ConfigurationError if there is no built-in network `name`, or if it cannot take images of that shape.
+
+    Imports neither torch nor the network. Of torchvision's networks it knows only the names: `build` tries the size.
+    """
+    name = resolve(name)
+    if name.startswith(_TORCHVISION):
+        return
+    height, width = image_shape[1:]
+    smallest = _NETWORKS[name].smallest
+    if min(height, width) < smallest:
+        fitting = [other for other in networks() if _NETWORKS[other].smallest <= min(height, width)]
+        raise ConfigurationError(
+            f"network {name} takes images of at least {smallest}x{smallest}, but the data set's are {height}x{width}: "
+            f"choose another data set, or one of the networks {', '.join(fitting)}"
+        )
+
+
+def build(name: str, image_shape: tuple[int, int, int], classes: int) -> torch.nn.Module:
+    """A new network `name` in float32 for images (channels, height, width); weights come from torch's generator.
+
+    It maps (batch, channels, height, width) float32 to logits (batch, classes). ConfigurationError as in `check`.
+    """
+    check(name, image_shape)
+    name = resolve(name)
+    if name.startswith(_TORCHVISION):
+        from psnode.tasks.models.from_torchvision import torchvision_network
+
+        return torchvision_network(name[len(_TORCHVISION) :], image_shape, classes)
+    network = _NETWORKS[name]
+    module = importlib.import_module(f"psnode.tasks.models.{network.function}")
+    model: torch.nn.Module = getattr(module, network.function)(image_shape, classes, **network.arguments)
+    return model

@@ -1,0 +1,146 @@
+"""Ranks that are processes of an MPI job. This is the only module that imports mpi4py.
+
+One thread calls MPI, from MPI_Init_thread to MPI_Finalize (psnode.transport.mpi.thread); whoever calls `send`,
+`close` or `call` only leaves an order for it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
+
+from psnode.errors import ConfigurationError, DeadlineExceededError, MissingRanksError, TransportError
+from psnode.transport.base import Arrival, Buffer, Inbox, Pending, Transport
+from psnode.transport.mpi.pieces import DEFAULT_PIECE_BYTES
+from psnode.transport.mpi.thread import Call, MpiThread
+from psnode.transport.mpi.traffic import Message
+from psnode.transport.pool import Pool
+from psnode.transport.sending import Send, check_address, lay_out
+
+T = TypeVar("T")
+
+DEFAULT_POOL_BYTES = 256 << 20
+_ABORT_SECONDS = 2.0
+
+
+def start(*, seconds: float = 60.0, piece_bytes: int = DEFAULT_PIECE_BYTES, pool_bytes: int = DEFAULT_POOL_BYTES) -> MpiTransport:
+    """Initialise MPI and start the thread that calls it.
+
+    Args:
+        seconds: how long MPI_Init may take; it returns only when every rank has called it.
+        piece_bytes: larger messages are sent in pieces of this size, at most 1 GiB.
+        pool_bytes: how much memory of released messages is kept for the next ones.
+
+    Raises:
+        MissingRanksError, DeadlineExceededError: some rank has not called MPI_Init in time; named if all are on this host.
+            Leave with `os._exit`: nothing can end that call.
+        TransportError: MPI cannot be initialised or was initialised without thread support.
+        ConfigurationError: mpi4py is not installed, or an argument is out of bounds.
+    """
+    if not 1 <= piece_bytes <= DEFAULT_PIECE_BYTES:
+        raise ConfigurationError(f"piece_bytes is {piece_bytes}: choose 1..{DEFAULT_PIECE_BYTES}")
+    inbox, pool = Inbox(), Pool(pool_bytes)
+    body = MpiThread(_load(), inbox, pool, piece_bytes)
+    thread = threading.Thread(target=body.run, name="psnode-mpi", daemon=True)
+    thread.start()
+    if not body.started.wait(seconds):
+        if absent := body.absent():
+            raise MissingRanksError(absent, seconds)
+        raise DeadlineExceededError(f"MPI_Init did not return within {seconds:g} s: some rank has not started")
+    if body.error is not None:
+        raise TransportError(f"MPI could not be started: {body.error}") from body.error
+    return MpiTransport(body, inbox, pool)
+
+
+def _load() -> Any:
+    """The module mpi4py.MPI, told to leave initialisation and finalisation to us."""
+    try:
+        import mpi4py
+    except ImportError as error:
+        raise ConfigurationError(f"mpi4py is not installed ({error}): pip install psnode[mpi]") from error
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = False
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise ConfigurationError(f"mpi4py finds no MPI library ({error}): pip install psnode[mpi], or load your MPI") from error
+    return MPI
+
+
+class MpiTransport(Transport):
+    """One rank's end. `clean` says after `close` whether MPI was finalised together with all other ranks.
+
+    If it is not, some rank died, stays, or is stuck: flush files and leave with `os._exit`, since the exit
+    handlers of MPI libraries wait for the others.
+    """
+
+    def __init__(self, body: MpiThread, inbox: Inbox, pool: Pool) -> None:
+        self.rank, self.size, self.inbox = body.traffic.rank, body.traffic.size, inbox
+        self.local_rank = body.local_rank
+        self.clean = False
+        self._body, self._pool = body, pool
+        self._closed = False
+
+    def send(self, rank: int, tag: int, buffers: Sequence[Buffer]) -> Pending:
+        check_address(rank, tag, self.size)
+        self._check_open()
+        send = Send()
+        if rank == self.rank:
+            block = lay_out(buffers, self._pool, copy=True)
+            self.inbox.post(Arrival(rank, tag, block.data, block.release))
+            send.finish()
+        else:
+            self._body.order(Message(rank, tag, lay_out(buffers, self._pool, copy=False), send))
+        return send
+
+    def alive(self) -> frozenset[int]:
+        return self._body.traffic.alive
+
+    def close(self, seconds: float = 5.0) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        end = time.monotonic() + seconds
+        self._body.close(seconds)
+        # A moment more than the thread gives itself, since MPI_Finalize comes after that.
+        self.clean = self._body.ended.wait(end + 1.0 - time.monotonic()) and self._body.agreed
+
+    def abort(self, code: int) -> NoReturn:
+        """End every process of the job with exit code `code`, at once: for errors that leave the others waiting."""
+        if not self._body.ended.is_set():
+            self._body.order(Call(lambda mpi: mpi.COMM_WORLD.Abort(code)))
+            self._body.ended.wait(_ABORT_SECONDS)
+        os._exit(code)
+
+    def call(self, function: Callable[[Any], T], seconds: float) -> T:
+        """The value of `function(mpi4py.MPI)`, run by the thread that may call MPI; measurements use it.
+
+        Messages do not move meanwhile. Raises what `function` raises, DeadlineExceededError after `seconds`.
+        """
+        self._check_open()
+        done = threading.Event()
+        outcome: list[T] = []
+        errors: list[Exception] = []
+
+        def run(mpi: Any) -> None:
+            try:
+                outcome.append(function(mpi))
+            except Exception as error:
+                errors.append(error)
+            done.set()
+
+        self._body.order(Call(run))
+        if not done.wait(seconds):
+            raise DeadlineExceededError(f"a call in the MPI thread did not end within {seconds:g} s")
+        if errors:
+            raise errors[0]
+        return outcome[0]
+
+    def _check_open(self) -> None:
+        if self._body.error is not None:
+            raise TransportError(f"MPI failed on rank {self.rank}: {self._body.error}") from self._body.error
+        if self._closed:
+            raise TransportError(f"rank {self.rank} has closed its transport: nothing more can be sent")

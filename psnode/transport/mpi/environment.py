@@ -1,0 +1,62 @@
+"""Identity of this process before MPI is there: launchers tell every process its rank in environment variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+# Most specific first: mpirun inside a Slurm allocation must win over Slurm, whose own variables are believed
+# in a job step (srun) only, since a batch script has them too.
+_PAIRS = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("PMIX_RANK", "PMIX_SIZE"),
+    ("PMIX_RANK", "SLURM_NTASKS"),
+)
+
+
+class Place(NamedTuple):
+    """This process is `rank` of `size`."""
+
+    rank: int
+    size: int
+
+
+def place(environ: Mapping[str, str] = os.environ) -> Place | None:
+    """This process's place in its job; None when no launcher started it."""
+    pairs = _PAIRS + ((("SLURM_PROCID", "SLURM_NTASKS"),) if "SLURM_STEP_ID" in environ else ())
+    for rank_name, size_name in pairs:
+        rank, size = environ.get(rank_name, ""), environ.get(size_name, "")
+        if rank.isdecimal() and size.isdecimal() and int(rank) < int(size):
+            return Place(int(rank), int(size))
+    return None
+
+
+def local_rank(environ: Mapping[str, str] = os.environ) -> int | None:
+    """This process's number among the ranks of its host, from 0; None when the launcher does not say.
+
+    Slurm's is believed only of the process that Slurm itself numbered so: under mpirun in an allocation it is the launcher's.
+    """
+    names = ["OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK"]
+    here = place(environ)
+    slurms = (environ.get("SLURM_PROCID"), environ.get("SLURM_NTASKS"))
+    if "SLURM_STEP_ID" in environ and here is not None and slurms == (str(here.rank), str(here.size)):
+        names.append("SLURM_LOCALID")
+    found = next((environ[name] for name in names if environ.get(name, "").isdecimal()), None)
+    return None if found is None else int(found)
+
+
+def on_one_host(environ: Mapping[str, str] = os.environ) -> bool:
+    """True if all ranks are known to run on this host."""
+    found = place(environ)
+    return found is not None and environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(found.size)
+
+
+def job_name(environ: Mapping[str, str] = os.environ) -> str | None:
+    """A name that the ranks of this job share and no other job on this host has; None if the launcher gives none."""
+    for names in (("PMIX_NAMESPACE",), ("SLURM_JOB_ID", "SLURM_STEP_ID"), ("PMI_JOBID",)):
+        if all(environ.get(name) for name in names):
+            return ".".join(environ[name] for name in names)
+    return None

@@ -1,0 +1,105 @@
+"""Sleeping until a message comes. MPI has no call for that: it is polled, or it takes a core.
+
+But the kernel tells when bytes arrive for MPI's TCP sockets, and ranks of one host, whose messages go through shared
+memory, can knock at each other's doorbell. Both only end a sleep early. Nothing depends on them: a thread that hears
+nothing polls all the same (psnode.transport.mpi.pace).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+from collections.abc import Iterator
+from enum import Enum
+
+_TCP_SOCKETS = "/proc/self/fd"
+
+
+class Woken(Enum):
+    """Why a sleep ended."""
+
+    TIMEOUT = 0
+    ORDER = 1  # another thread of this process called `wake`
+    SOUND = 2  # something may have arrived
+
+
+def can_listen() -> bool:
+    """True if this system has what a Listener needs (Linux has)."""
+    return hasattr(select, "epoll") and hasattr(os, "eventfd")
+
+
+class Listener:
+    """One rank's ears. `job` names the job among all on this host; None: no doorbells, TCP sockets only."""
+
+    def __init__(self, job: str | None, rank: int) -> None:
+        self._job = job
+        self._epoll = select.epoll()
+        self._orders = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._orders, select.EPOLLIN)
+        self._doorbell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._silent = set[int]()
+        if job is not None:
+            with contextlib.suppress(OSError):
+                self._doorbell.bind(_address(job, rank))
+                self._epoll.register(self._doorbell, select.EPOLLIN)
+
+    def wait(self, seconds: float) -> Woken:
+        """Sleep for at most `seconds`, to the next millisecond."""
+        events = dict(self._epoll.poll(seconds))
+        sound = len(events) - (self._orders in events)
+        if self._orders in events:
+            os.eventfd_read(self._orders)
+        if self._doorbell.fileno() in events:
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    self._doorbell.recv(1)
+        return Woken.SOUND if sound else Woken.ORDER if events else Woken.TIMEOUT
+
+    def wake(self) -> None:
+        """End the sleep, or the next one if there is none; any thread may call it."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_write(self._orders, 1)
+
+    def knock(self, rank: int) -> bool:
+        """Wake `rank` if it is on this host; False if no such rank listens here."""
+        if self._job is None or rank in self._silent:
+            return False
+        try:
+            self._doorbell.sendto(b"", _address(self._job, rank))
+        except BlockingIOError:
+            pass  # others have knocked already
+        except OSError:
+            self._silent.add(rank)  # another host, or none of ours
+            return False
+        return True
+
+    def look(self) -> None:
+        """Find the sockets that MPI has opened since: it connects when two ranks first talk."""
+        for number in _stream_sockets():
+            # Edge-triggered: bytes that MPI leaves lying, or that are none of its own, wake us once.
+            with contextlib.suppress(OSError):
+                self._epoll.register(number, select.EPOLLIN | select.EPOLLET)
+
+    def close(self) -> None:
+        """Hear nothing more."""
+        self._epoll.close()
+        self._doorbell.close()
+        os.close(self._orders)
+
+
+def _address(job: str, rank: int) -> str:
+    """In Linux's abstract name space: nothing is left behind on disk."""
+    return f"\0psnode/{os.getuid()}/{job}/{rank}"
+
+
+def _stream_sockets() -> Iterator[int]:
+    for entry in os.listdir(_TCP_SOCKETS):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"{_TCP_SOCKETS}/{entry}").startswith("socket:"):
+                probe = socket.socket(fileno=int(entry))
+                family, kind = probe.family, probe.type
+                probe.detach()
+                if family in (socket.AF_INET, socket.AF_INET6) and kind == socket.SOCK_STREAM:
+                    yield int(entry)

@@ -1,0 +1,184 @@
+"""The one thread of a process that calls MPI: from MPI_Init to MPI_Finalize it moves messages, or sleeps."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from psnode.errors import TransportError
+from psnode.transport.base import Inbox
+from psnode.transport.mailbox import Mailbox
+from psnode.transport.mpi.environment import job_name, local_rank, on_one_host, place
+from psnode.transport.mpi.listening import Listener, Woken, can_listen
+from psnode.transport.mpi.pace import MOVED_NANOSECONDS, Pace
+from psnode.transport.mpi.traffic import Message, Traffic
+from psnode.transport.mpi.unlocked import finalize, init_thread
+from psnode.transport.pool import Pool
+
+_LOOK_SECONDS = 0.05
+
+
+class Call(NamedTuple):
+    """An order to the thread: call this with the module mpi4py.MPI, between two polls. It must not raise."""
+
+    function: Callable[[Any], object]
+
+
+class MpiThread:
+    """`mpi` is the module mpi4py.MPI; `run` is the thread's body; everything else is for other threads.
+
+    `traffic` exists once `started` is set, unless there is an `error`. After `ended`, `agreed` tells whether all ranks
+    left together.
+    """
+
+    traffic: Traffic
+
+    def __init__(self, mpi: Any, inbox: Inbox, pool: Pool, piece_bytes: int) -> None:
+        self.started, self.ended = threading.Event(), threading.Event()
+        self.error: Exception | None = None
+        self.agreed = False
+        self.local_rank = 0
+        self._orders: Mailbox[Message | Call | None] = Mailbox()
+        self._mpi, self._inbox, self._pool, self._piece_bytes = mpi, inbox, pool, piece_bytes
+        self._closing_deadline: float | None = None
+        self._listener: Listener | None = None
+        self._listening = False
+        self._next_look = 0.0
+
+    def order(self, order: Message | Call | None) -> None:
+        """Leave an order; the thread gets to it at once unless MPI itself holds it up."""
+        self._orders.put(order)
+        if self._listening and self._listener is not None:
+            self._listener.wake()
+        if self.ended.is_set():
+            self._sweep()
+
+    def absent(self) -> list[int]:
+        """While MPI_Init does not return: the ranks that have not come to it, if all are on this host; else none."""
+        found = place()
+        if found is None or self._listener is None or job_name() is None or not on_one_host():
+            return []
+        return [rank for rank in range(found.size) if not self._listener.knock(rank)]
+
+    def close(self, seconds: float) -> None:
+        """Ask the thread to finish what is queued, take leave of the others and end; returns at once."""
+        self._closing_deadline = time.monotonic() + seconds
+        self.order(None)
+
+    def run(self) -> None:
+        """Initialise MPI, poll until closed, finalise it if everybody leaves together."""
+        try:
+            owner = self._begin()
+            self.started.set()
+            self._poll_until_closed()
+            if owner and self.agreed:
+                finalize(self._mpi)
+        except Exception as error:
+            self.agreed, self.error = False, error
+            self._inbox.post(TransportError(f"MPI failed on rank {_rank()}: {type(error).__name__}: {error}"))
+        finally:
+            if hasattr(self, "traffic"):
+                self.traffic.give_up(self.error)
+            self.ended.set()
+            self.started.set()
+            self._sweep()
+
+    def _begin(self) -> bool:
+        """True if MPI was not initialised before."""
+        mpi = self._mpi
+        if can_listen():  # before MPI_Init, which is a barrier: whoever sends finds every doorbell
+            self._listener = Listener(job_name(), _rank())
+        owner = not mpi.Is_initialized()
+        level = init_thread(mpi) if owner else mpi.Query_thread()
+        if not owner and level < mpi.THREAD_SERIALIZED:
+            raise TransportError("MPI was initialised without thread support: initialise it with MPI_THREAD_SERIALIZED or more")
+        self.local_rank = _local_rank(mpi)
+        knock = self._listener.knock if self._listener is not None else _nobody_listens
+        self.traffic = Traffic(mpi, self._inbox, self._pool, self._piece_bytes, knock)
+        return owner
+
+    def _poll_until_closed(self) -> None:
+        traffic, pace, woken = self.traffic, Pace(self._listener is not None), None
+        while not self._may_leave():
+            before = time.thread_time_ns()
+            arrived = traffic.probe()
+            busy = traffic.busy
+            moved = traffic.test() or arrived or (busy and time.thread_time_ns() - before > MOVED_NANOSECONDS)
+            if not moved or traffic.dying:
+                traffic.look_for_deaths()
+            if arrived and self._listener is not None:
+                if woken is Woken.TIMEOUT or (woken is None and pace.deaf):
+                    woken = self._listener.wait(0)  # could it have been heard, a moment later?
+                pace.judge(woken)
+                if woken is Woken.TIMEOUT:
+                    self._look_for_sockets(self._listener)
+            nap = pace.next(moved, busy, woken)
+            woken = self._listen(self._listener, nap.seconds) if nap.listening and self._listener else None
+            self._take_orders(0.0 if nap.listening else nap.seconds)
+
+    def _listen(self, listener: Listener, seconds: float) -> Woken:
+        self._listening = True  # from here on an order wakes the listener; what came before is in the queue
+        try:
+            return listener.wait(seconds) if self._orders.empty() else Woken.ORDER
+        finally:
+            self._listening = False
+
+    def _look_for_sockets(self, listener: Listener) -> None:
+        """A message came unheard: MPI has opened a connection since the last look, or needs none."""
+        if time.monotonic() > self._next_look:
+            self._next_look = time.monotonic() + _LOOK_SECONDS
+            listener.look()
+
+    def _take_orders(self, seconds: float) -> None:
+        """Carry out what is queued; doze first if nothing is, but not beyond the first order."""
+        try:
+            order = self._orders.get(timeout=seconds) if seconds else self._orders.get_nowait()
+            while True:
+                if isinstance(order, Message):
+                    self.traffic.put(order)
+                elif isinstance(order, Call):
+                    order.function(self._mpi)
+                order = self._orders.get_nowait()
+        except queue.Empty:
+            pass
+
+    def _may_leave(self) -> bool:
+        if self._closing_deadline is None:
+            return False
+        leave = self.traffic.take_leave()
+        self.agreed = leave and len(self.traffic.alive) == self.traffic.size
+        return leave or time.monotonic() > self._closing_deadline
+
+    def _sweep(self) -> None:
+        """End every order that came too late."""
+        while True:
+            try:
+                order = self._orders.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(order, Message):
+                order.send.finish(self.error or TransportError("the transport has closed"))
+
+
+def _rank() -> int:
+    """This process's rank, as far as it is known before MPI is there."""
+    found = place()
+    return found.rank if found is not None else 0
+
+
+def _local_rank(mpi: Any) -> int:
+    """This process's number among those of its host. Asks MPI if the launcher has not said, which is the same on all ranks."""
+    if (said := local_rank()) is not None:
+        return said
+    host = mpi.COMM_WORLD.Split_type(mpi.COMM_TYPE_SHARED)
+    try:
+        return int(host.Get_rank())
+    finally:
+        host.Free()
+
+
+def _nobody_listens(rank: int) -> bool:
+    return False

@@ -1,0 +1,164 @@
+"""Messages under way between this rank and all others, over one MPI communicator. For the thread that calls MPI."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from psnode.errors import TransportError
+from psnode.transport.base import Arrival, Bytes, Inbox, PeerLost
+from psnode.transport.mpi.deaths import Deaths
+from psnode.transport.mpi.farewell import Farewell
+from psnode.transport.mpi.incoming import Incoming
+from psnode.transport.mpi.outgoing import Outgoing
+from psnode.transport.mpi.pieces import Fragment, cut, join_tag
+from psnode.transport.mpi.requests import Requests, Then
+from psnode.transport.pool import Block, Pool
+from psnode.transport.sending import Send
+
+# How long a lost rank's last messages may take to complete or fail before its loss is announced without them.
+_LAST_WORDS_SECONDS = 1.0
+# Messages matched between two tests of what is under way: enough for any burst, few enough not to hold up sends.
+_PROBES = 64
+_EMPTY = np.empty(0, np.uint8)
+
+
+class Message(NamedTuple):
+    """Message to be sent, and the ranks that wait for it."""
+
+    rank: int
+    tag: int
+    block: Block
+    send: Send
+
+
+class Traffic:
+    """`mpi` is the module mpi4py.MPI, initialised. `sent(rank)` is called after each MPI message to `rank`."""
+
+    def __init__(self, mpi: Any, inbox: Inbox, pool: Pool, piece_bytes: int, sent: Callable[[int], object]) -> None:
+        self._mpi, self._world = mpi, mpi.COMM_WORLD
+        self._inbox, self._pool, self._piece_bytes, self._sent = inbox, pool, piece_bytes, sent
+        self._world.Set_errhandler(mpi.ERRORS_RETURN)
+        self.rank, self.size = self._world.Get_rank(), self._world.Get_size()
+        self.alive = frozenset(range(self.size))
+        self._status = mpi.Status()
+        self._requests = Requests(mpi)
+        self._outgoing = [Outgoing(partial(self._isend, rank)) for rank in range(self.size)]
+        self._incoming = [self._new_incoming(rank) for rank in range(self.size)]
+        self._unfinished: set[Send] = set()
+        self._deaths = Deaths(mpi, self._world)
+        self._dying: dict[int, tuple[float, str]] = {}
+        self._farewell = Farewell(self.rank)
+
+    @property
+    def busy(self) -> bool:
+        """True while MPI has something to move."""
+        return len(self._requests) > 0
+
+    def put(self, message: Message) -> None:
+        """Send a message as soon as those before it allow."""
+
+        def finish() -> None:
+            message.block.release()
+            self._unfinished.discard(message.send)
+            message.send.finish()
+
+        self._unfinished.add(message.send)
+        self._outgoing[message.rank].put(cut(message.block.data, message.tag, self._piece_bytes), finish)
+
+    def probe(self) -> bool:
+        """Begin to receive what has come; True if anything had."""
+        found = misses = 0
+        while found < _PROBES and misses < 2:  # a probe that finds nothing makes MPI look, the next one sees it
+            try:
+                handle = self._world.Improbe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, self._status)
+            except self._mpi.Exception as error:
+                if not self._deaths.is_one(error):
+                    raise
+                self.look_for_deaths()
+                return True
+            if handle is None:
+                misses += 1
+            else:
+                found += 1
+                source, mpi_tag = self._status.Get_source(), self._status.Get_tag()
+                self._incoming[source].match(handle, mpi_tag, self._status.Get_count(self._mpi.BYTE))
+        return found > 0
+
+    def test(self) -> bool:
+        """Let MPI move bytes, and see to what has ended; True if anything had."""
+        return self._requests.test()
+
+    def look_for_deaths(self) -> None:
+        """Note who has died, and announce those from whom nothing more is to come."""
+        for rank in self._deaths.new():
+            self._lose(rank, "its process has died")
+        for rank, (deadline, reason) in list(self._dying.items()):
+            if not self._incoming[rank].busy or time.monotonic() > deadline:
+                del self._dying[rank]
+                self._inbox.post(PeerLost(rank, reason))
+
+    @property
+    def dying(self) -> bool:
+        """True while a loss is to be announced."""
+        return bool(self._dying)
+
+    def take_leave(self) -> bool:
+        """Call until it is True: everything is sent and all who are alive leave too."""
+        if self._dying or any(self._outgoing[rank].busy for rank in self.alive):
+            return False
+        due = self._farewell.due(self.alive)
+        for rank in due:
+            self._outgoing[rank].put([(_EMPTY, join_tag(0, Fragment.FAREWELL))], _nothing)
+        return not due and self._farewell.agreed(self.alive)
+
+    def give_up(self, error: Exception | None) -> None:
+        """Nothing moves any more: end the waits for what was not sent."""
+        for send in self._unfinished:
+            send.finish(error or TransportError("the transport was closed before it was sent"))
+
+    def _new_incoming(self, rank: int) -> Incoming:
+        return Incoming(self._pool, self._irecv, partial(self._deliver, rank), partial(self._lose, rank))
+
+    def _isend(self, rank: int, data: Bytes, mpi_tag: int, then: Then) -> None:
+        def left(error: int) -> None:
+            if error:
+                self._lose(rank, "a send to it failed")
+            then(error)
+
+        try:
+            request = self._world.Isend([data, data.size, self._mpi.BYTE], rank, mpi_tag)
+        except self._mpi.Exception as error:
+            left(error.Get_error_code())
+        else:
+            self._requests.add(request, left)
+            self._sent(rank)
+
+    def _irecv(self, handle: Any, data: Bytes, then: Then) -> None:
+        try:
+            request = handle.Irecv([data, data.size, self._mpi.BYTE])
+        except self._mpi.Exception as error:
+            then(error.Get_error_code())
+        else:
+            self._requests.add(request, then)
+
+    def _deliver(self, source: int, tag: int, part: Fragment, block: Block) -> None:
+        if part is Fragment.FAREWELL:
+            self._farewell.hear(source)
+        else:
+            self._inbox.post(Arrival(source, tag, block.data, block.release))
+
+    def _lose(self, rank: int, reason: str) -> None:
+        """Send nothing more to `rank`; what has come from it is still delivered, then its loss is announced."""
+        if rank in self.alive and rank != self.rank:
+            self.alive -= {rank}
+            self._dying[rank] = (time.monotonic() + _LAST_WORDS_SECONDS, reason)
+            self._outgoing[rank].drop()
+
+
+def _nothing() -> None:
+    """Nobody waits for a farewell to be sent."""

@@ -1,0 +1,279 @@
+"""The command line as a user meets it: real processes, their exit codes and what they print."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import pytest
+
+from psnode import __version__
+from psnode.cli import app, main
+from psnode.config import settings
+
+Run = Callable[..., Any]  # the fixture `psnode`, which returns code, out and err
+
+COMMANDS = {"train", "launch", "evaluate", "bench", "codecs", "doctor"}
+# the flags that users of ATOMO and ps_pytorch know
+KNOWN = [
+    "--network", "--dataset", "--batch-size", "--test-batch-size", "--eval-batch-size", "--lr", "--momentum", "--lr-shrinkage",
+    "--max-steps", "--epochs", "--eval-freq", "--num-aggregate", "--svd-rank", "--quantization-level", "--bucket-size",
+    "--train-dir", "--model-dir", "--enable-gpu", "--seed", "--log-interval", "--resume", "--code", "--comm-type",
+]  # fmt: skip
+
+
+def refused(done: Any, *parts: str) -> None:
+    """One line on standard error, exit code 2, nothing else."""
+    assert done.code == 2, done
+    assert re.fullmatch(r"psnode: error: [^\n]+\n", done.err), done
+    assert done.out == ""
+    for part in parts:
+        assert part in done.err, done
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Run:
+    """As the fixture `psnode`, in this process: nothing is imported anew. The process itself is another fixture's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*args: str | Path, env: Mapping[str, str] | None = None) -> Any:
+        for name, value in (env or {}).items():
+            monkeypatch.setenv(name, value)
+        code = main([str(arg) for arg in args])
+        out, err = capfd.readouterr()
+        return SimpleNamespace(code=code, out=out, err=err)
+
+    return run
+
+
+def test_help_names_every_command(psnode: Run) -> None:
+    done = psnode("--help")
+    assert done.code == 0
+    assert set(re.findall(r"^  ([a-z]+) {2,}", done.out, re.M)) == COMMANDS
+
+
+def test_version(psnode: Run) -> None:
+    assert psnode("--version").out == f"psnode {__version__}\n"
+
+
+def test_no_command_shows_the_help_and_is_a_usage_error(psnode: Run) -> None:
+    done = psnode()
+    assert (done.code, done.out) == (2, "")
+    assert "Commands:" in done.err
+
+
+def test_train_help_explains_every_setting_and_every_known_flag(psnode: Run) -> None:
+    text = psnode("train", "--help").out
+    for flag in [*KNOWN, *(setting.flag for setting in settings().values())]:
+        assert re.search(rf"(^|[ ,]){flag}\b", text, re.M), flag
+
+
+def test_a_flag_is_made_of_every_setting_and_of_nothing_else() -> None:
+    flags = {parameter.name for parameter in app.commands["train"].params}
+    assert flags == {*settings(), "file"}
+
+
+@pytest.mark.parametrize(
+    ("args", "parts"),
+    [
+        (["trian"], ["unknown command 'trian'", "bench, codecs, doctor, evaluate, launch, train", "did you mean train"]),
+        (["train", "--lrr", "1"], ["unknown option --lrr", "did you mean --lr"]),
+        (["train", "--lr"], ["--lr", "requires an argument"]),
+        (["train", "--lr", "fast"], ["--lr must be a number above 0, not 'fast'", "leave it out"]),
+        (["train", "--lr", "0"], ["--lr must be a number above 0"]),
+        (["train", "--optimizer", "adma"], ["one of sgd, adam, adamw", "did you mean adam"]),
+        (["train", "--batch-size", "1.5"], ["--batch-size must be a whole number of at least 1, not '1.5'"]),
+        (["train", "--nesterov=1"], ["--nesterov", "does not take a value"]),
+        (["train", "something"], ["something"]),
+        (["train", "--codec", "qsdg"], ["unknown codec 'qsdg'", "did you mean qsgd", "identity"]),
+        (["train", "--codec", "qsgd:levls=3"], ["'levls'", "did you mean levels"]),
+        (["train", "--codec", "qsgd:levels=0"], ["levels", "0"]),
+        (["train", "--code", "atoom"], ["--scheme must be one of dense,", "did you mean atomo"]),
+        (["train", "--feedback", "eff"], ["feedback 'eff'", "did you mean ef"]),
+        (["train", "--downlink", "tpok"], ["tpok", "did you mean topk"]),
+        (["train", "--consistency", "spp"], ["--consistency must be one of bsp, kofn, ssp, asp", "did you mean ssp"]),
+        (["train", "--local", "2", "--consistency", "kofn"], ["--consistency kofn needs --num-aggregate"]),
+        (["train", "--local", "2", "--num-aggregate", "1"], ["--num-aggregate must be the number of workers, 2"]),
+        (["train", "--local", "2", "--network", "LeNett"], ["LeNett", "lenet", "vgg"]),
+        (["train", "--local", "2", "--dataset", "digit"], ["digit", "digits", "imagefolder"]),
+        (["train", "--local", "2", "--dataset", "MNIST"], ["--data-dir"]),
+        (["train", "--local", "2", "--dataset", "MNIST", "--data-dir", "/nowhere/at/all"], ["/nowhere/at/all"]),
+        (["train", "--local", "2", "--network", "VGG11"], ["vgg-11", "32x32", "28x28"]),
+        (["train", "--task", "missing.py", "--local", "2"], ["missing.py"]),
+        (["train", "--config", "missing.toml"], ["missing.toml cannot be read"]),
+        (["train"], ["mpirun -n", "--local"]),
+        (["launch", "-n", "0", "--", "train"], ["'-n'"]),
+        (["launch", "--", "train"], ["-n", "--workers"]),
+        (["launch", "-n", "2", "--", "train", "--lrr", "1"], ["unknown option --lrr", "did you mean --lr"]),
+        (["launch", "-n", "2", "train", "--lrr", "1"], ["unknown option --lrr", "did you mean --lr"]),
+        (["launch", "-n", "2", "--", "trian"], ["unknown command 'trian'", "did you mean train"]),
+        (["launch", "-n", "2", "--", "train", "--local", "2"], ["--local runs all workers in one process"]),
+        (["evaluate"], ["--train-dir"]),
+        (["evaluate", "--train-dir", "nothing", "--once"], ["nothing holds no run"]),
+        (["bench", "nothing"], ["unknown command 'nothing'"]),
+    ],
+)
+def test_bad_usage_is_one_line_with_the_remedy(here: Run, args: list[str], parts: list[str]) -> None:
+    refused(here(*args), *parts)
+
+
+def test_a_process_that_is_refused_says_so_and_ends_with_its_code(psnode: Run) -> None:
+    refused(psnode("train", "--lr", "fast"), "--lr must be a number above 0, not 'fast'")
+
+
+def test_a_bad_variable_is_refused(here: Run) -> None:
+    refused(here("train", env={"PSNODE_BATCHSIZE": "1"}), "unknown variable PSNODE_BATCHSIZE", "PSNODE_BATCH_SIZE")
+
+
+def test_local_under_mpirun_is_refused(here: Run) -> None:
+    environment = {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}
+    refused(here("train", "--local", "2", env=environment), "--local runs all workers in one process")
+
+
+def test_rank_0_speaks_first_and_the_others_for_themselves_if_nobody_ended_them(psnode: Run) -> None:
+    job = {"OMPI_COMM_WORLD_SIZE": "3"}
+    assert "--lrr" in psnode("train", "--lrr", "1", env={**job, "OMPI_COMM_WORLD_RANK": "0"}).err
+    other = psnode("train", "--lrr", "1", env={**job, "OMPI_COMM_WORLD_RANK": "2"})
+    assert (other.code, other.out) == (2, "")
+    assert other.err.startswith("psnode: error: rank 2: ")
+
+
+def test_a_refused_run_leaves_nothing_behind(here: Run, tmp_path: Path) -> None:
+    refused(here("train", "--local", "2", "--network", "VGG11", "--train-dir", "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_a_task_raises_is_shown_with_file_and_line_without_debug(here: Run, tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(
+        "from psnode.tasks.classification import Classification\n"
+        "class Mine(Classification):\n"
+        "    def __init__(self, options=None):\n"
+        "        super().__init__('LeNet', 'digits', seed=1)\n"
+        "    def model(self):\n"
+        "        return 1 / 0\n"
+    )
+    done = here("train", "--local", "2", "--task", "task.py:Mine")
+    assert done.code == 1
+    assert 'task.py", line 6, in model' in done.err
+    assert "ZeroDivisionError: division by zero (task.py:6 in model)" in done.err.splitlines()[-1]
+
+
+def test_debug_shows_the_traceback(here: Run) -> None:
+    done = here("train", "--local", "2", "--network", "LeNett", "--debug")
+    assert done.code == 2
+    assert "Traceback (most recent call last)" in done.err
+    assert done.err.splitlines()[-1].startswith("psnode: error: ")
+
+
+def test_comm_type_is_accepted_and_explained(here: Run) -> None:
+    done = here("train", "--comm-type", "Bcast", "--local", "1", "--max-steps", "1", "--train-dir", "run")
+    assert done.code == 0, done
+    assert "--comm-type Bcast changes nothing" in done.err
+
+
+def test_codecs_as_json_holds_codecs_with_traits_and_schemes(psnode: Run) -> None:
+    from psnode.codecs import available, get_codec
+    from psnode.config.schemes import SCHEMES
+
+    done = psnode("codecs", "--json")
+    assert (done.code, done.err) == (0, "")
+    found = json.loads(done.out)
+    assert [entry["id"] for entry in found["codecs"]] == available()
+    assert [entry["name"] for entry in found["schemes"]] == list(SCHEMES)
+    for entry in found["codecs"]:
+        codec = get_codec(entry["default"])
+        assert all(entry[trait] == getattr(codec, trait) for trait in ("unbiased", "lossless", "linear", "shaped"))
+        assert entry["summary"]
+    by_id = {entry["id"]: entry for entry in found["codecs"]}
+    assert by_id["identity"]["lossless"]
+    assert 32 <= by_id["identity"]["max_bits"] < 32.01
+    assert by_id["qsgd"]["unbiased"]
+    assert by_id["qsgd"]["max_bits"] == pytest.approx(5 + 32 / 512, abs=0.01)
+
+
+def test_codecs_as_tables(here: Run) -> None:
+    done = here("codecs")
+    assert done.code == 0
+    assert "atomo" in done.out
+    assert "NeurIPS 2018" in done.out
+
+
+# not scipy: numba imports it where it is installed
+HEAVY = ("torch", "mpi4py", "torchvision", "matplotlib", "safetensors", "cupy")
+
+
+LIGHT = [["--help"], ["train", "--help"], ["codecs", "--json"], ["train", "--lrr", "1"], ["train", "--code", "x"]]
+
+
+def python(program: str, *args: str) -> str:
+    """What `program` prints."""
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.run([sys.executable, "-c", program, *args], capture_output=True, text=True, env=env, check=True).stdout
+
+
+@pytest.mark.parametrize("args", LIGHT)
+def test_light_commands_import_nothing_heavy(args: list[str]) -> None:
+    program = (
+        "import sys; from psnode.cli import main; main(sys.argv[1:]); "
+        f"print('HEAVY', [name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    assert python(program, *args).splitlines()[-1] == "HEAVY []"
+
+
+def test_importing_psnode_imports_nothing_of_it() -> None:
+    heavy = ("psnode.", "numpy", "torch", "click")
+    program = f"import sys, psnode; print([name for name in sys.modules if name.startswith({heavy!r})])"
+    assert python(program).strip() == "[]"
+
+
+def test_the_packages_names_are_what_they_say() -> None:
+    import psnode
+    from psnode.config import Config
+    from psnode.task import Task
+
+    assert psnode.Config is Config
+    assert psnode.Task is Task
+    assert callable(psnode.run)
+    with pytest.raises(AttributeError, match="nothing"):
+        psnode.nothing  # noqa: B018
+
+
+def test_every_command_explains_itself() -> None:
+    for name, command in app.commands.items():
+        assert isinstance(command, click.Command)
+        assert command.help, name
+        assert command.short_help, name
+
+
+def test_doctor_finds_what_is_here_and_misses_what_is_not(psnode: Run, tmp_path: Path) -> None:
+    pytest.importorskip("mpi4py")
+    done = psnode("doctor", "--json", "--data-dir", tmp_path / "none")
+    found = {entry["what"]: entry for entry in json.loads(done.out)}
+    assert done.code == 2
+    assert found["data"]["state"] == "missing"
+    assert found["data"]["remedy"]
+    assert found["Python"]["state"] == "ok"
+    for name in ("MPI", "MPI threads", "mpirun", "torch", "kernel cache", "numpy"):
+        assert found[name]["state"] == "ok", found[name]
+    assert all(entry["remedy"] for entry in found.values() if entry["state"] != "ok")
+
+
+def test_doctor_survives_a_broken_mpi(psnode: Run, tmp_path: Path) -> None:
+    broken = tmp_path / "broken" / "mpi4py"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("import os\nos.abort()\n")
+    root = Path(__file__).parents[2]
+    done = psnode("doctor", "--json", env={"PYTHONPATH": f"{broken.parent}{os.pathsep}{root}"})
+    found = {entry["what"]: entry for entry in json.loads(done.out)}
+    assert done.code == 2
+    assert found["MPI"]["state"] == "missing"
+    assert "pip install" in found["MPI"]["remedy"]

@@ -1,0 +1,231 @@
+"""Rounds of few workers and groups under every rule: all orders in which things can happen, up to a number of events.
+
+A worker takes the newest version, computes on it, and its groups arrive one by one; then it waits for a newer version. A version
+is finished when every group has closed. What is checked holds after every event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from psnode.exchange.shard.consistency import Bounded, Rule, Synchronous
+from psnode.exchange.shard.rounds import Rounds
+from psnode.protocol.wire import Flag, Frame, Kind
+
+Event = tuple[str, int, int]
+
+
+def gradient(rank: int, group: int, based: int) -> Frame:
+    return Frame(Kind.GRADIENT, Flag.NONE, rank, group, based + 1, based, np.empty(0, np.uint8))
+
+
+@dataclass
+class World:
+    """`rounds` and the workers around it; every event is one (what, rank, group)."""
+
+    workers: int
+    groups: int
+    rule: Rule
+    version: int = 0
+    dropped: int = 0
+    added: list[tuple[int, int, int, int]] = field(default_factory=list)  # (rank, group, based, applied to)
+    closed: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.rounds = Rounds(self.groups, self.rule, by_rank=True, add=self._add, close=self._close)
+        self.bases = dict.fromkeys(range(1, self.workers + 1), 0)
+        self.unsent = {rank: list(range(self.groups)) for rank in self.bases}
+        self.rounds.admit(self.bases, 0)
+        self.rounds.open(0)
+
+    def _add(self, frame: Frame) -> None:
+        self.added.append((frame.sender, frame.group, frame.version, self.version))
+
+    def _close(self, group: int) -> None:
+        assert group not in self.closed
+        self.closed.add(group)
+
+    def events(self) -> list[Event]:
+        """What can happen next."""
+        sends = [("send", rank, groups[0]) for rank, groups in self.unsent.items() if groups]
+        takes = [("take", rank, 0) for rank, groups in self.unsent.items() if not groups and self.bases[rank] < self.version]
+        return sends + takes
+
+    def happen(self, event: Event) -> None:
+        what, rank, group = event
+        if what == "send":
+            self.unsent[rank].remove(group)
+            self.dropped += not self.rounds.offer(gradient(rank, group, self.bases[rank]))
+        elif what == "take":
+            self.bases[rank], self.unsent[rank] = self.version, list(range(self.groups))
+        elif what == "lose":
+            del self.bases[rank], self.unsent[rank]
+            self.rounds.withdraw(rank)
+        else:
+            self.unsent[rank] = []
+            self.rounds.excuse(rank, self.bases[rank] + 1)
+        while len(self.closed) == self.groups:
+            self.version += 1
+            self.closed.clear()
+            self.rounds.open(self.version)
+
+
+def histories(workers: int, groups: int, rule: Rule, length: int, extra: str = "") -> Iterator[World]:
+    """The world after every sequence of at most `length` events, at one of which worker 1 may be lost or skip its step."""
+
+    def replay(events: list[Event]) -> World:
+        world = World(workers, groups, rule)
+        for event in events:
+            world.happen(event)
+        return world
+
+    stack: list[list[Event]] = [[]]
+    while stack:
+        events = stack.pop()
+        world = replay(events)
+        yield world
+        if len(events) < length:
+            options = world.events()
+            if extra and all(event[0] != extra for event in events) and (extra == "lose" or world.unsent[1]):
+                options.append((extra, 1, 0))
+            stack.extend([*events, option] for option in options)
+
+
+RULES = [
+    Synchronous(3),
+    Synchronous(2),
+    Synchronous(1),
+    Bounded(0),
+    Bounded(1),
+    Bounded(2),
+    Bounded(None),
+    Bounded(1, 2),
+    Bounded(None, 2),
+]
+SIZES = [(1, 1, 8), (2, 1, 10), (3, 1, 8), (2, 2, 10)]
+
+
+def holds(world: World) -> None:
+    """At most once, never from the future, never staler than the rule allows."""
+    assert len({entry[:3] for entry in world.added}) == len(world.added)
+    for rank in (1, 2, 3):
+        for group in range(world.groups):
+            steps = [based for who, where, based, _ in world.added if (who, where) == (rank, group)]
+            assert steps == sorted(steps)
+    for _, _, based, applied in world.added:
+        oldest = (
+            applied
+            if isinstance(world.rule, Synchronous)
+            else 0
+            if world.rule.staleness is None
+            else applied - world.rule.staleness
+        )
+        assert oldest <= based <= applied
+    for version in range(world.version):
+        for group in range(world.groups):
+            ranks = [who for who, where, _, applied in world.added if (where, applied) == (group, version)]
+            assert ranks == sorted(ranks)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+@pytest.mark.parametrize(("workers", "groups", "length"), SIZES)
+def test_whatever_happens_first(rule: Rule, workers: int, groups: int, length: int) -> None:
+    newest, oldest, late = 0, 0, 0
+    for world in histories(workers, groups, rule, length):
+        holds(world)
+        assert world.events()  # nobody waits for ever
+        for version in range(world.version):
+            for group in range(groups):
+                count = sum((where, applied) == (group, version) for _, where, _, applied in world.added)
+                if isinstance(rule, Synchronous):
+                    assert count == min(rule.k, workers)
+                else:
+                    assert count >= min(rule.k, workers)
+                    assert count == workers or rule.staleness != 0
+        if not isinstance(rule, Synchronous):
+            assert world.dropped == 0
+        newest, late = max(newest, world.version), max(late, world.dropped)
+        oldest = max([oldest, *(applied - based for _, _, based, applied in world.added)])
+    assert newest >= (1 if workers == 3 else 2)
+    assert (late > 0) == (isinstance(rule, Synchronous) and rule.k < workers)
+    if isinstance(rule, Bounded) and rule.staleness is not None and workers > rule.k:
+        assert oldest == rule.staleness  # the bound is reached, so it is the rule that keeps it
+
+
+@pytest.mark.parametrize("extra", ["lose", "skip"])
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+@pytest.mark.parametrize(("workers", "groups"), [(2, 1), (3, 1), (2, 2)])
+def test_whenever_a_worker_is_lost_or_skips_a_step(rule: Rule, workers: int, groups: int, extra: str) -> None:
+    for world in histories(workers, groups, rule, 7, extra):
+        holds(world)
+        assert world.events()
+
+
+def test_a_lonely_worker_that_skips_is_not_waited_for() -> None:
+    for rule in RULES:
+        world = World(1, 2, rule)
+        world.happen(("skip", 1, 0))
+        assert (world.version, world.added) == (1, [])
+
+
+def test_replays_and_strangers_are_not_taken() -> None:
+    for rule in RULES:
+        world = World(2, 1, rule)
+        assert world.rounds.offer(gradient(1, 0, 0))
+        assert not world.rounds.offer(gradient(1, 0, 0))
+        assert not world.rounds.offer(gradient(3, 0, 0))
+        assert not world.rounds.offer(gradient(2, 5, 0))
+        assert not world.rounds.offer(gradient(2, 0, 9))
+
+
+def test_who_has_sent_everything_of_the_open_round_is_idle() -> None:
+    rounds = Rounds(2, Synchronous(2), by_rank=True, add=lambda frame: None, close=lambda group: None)
+    rounds.admit([1, 2, 3], 0)
+    rounds.open(0)
+    assert rounds.idle == frozenset()
+    rounds.offer(gradient(1, 0, 0))
+    assert rounds.idle == frozenset()
+    rounds.offer(gradient(1, 1, 0))
+    rounds.excuse(3, 1)
+    assert rounds.idle == {1, 3}
+
+
+def test_who_is_withdrawn_leaves_word_of_what_was_taken() -> None:
+    rounds = Rounds(3, Synchronous(2), by_rank=True, add=lambda frame: None, close=lambda group: None)
+    rounds.admit([1, 2], 6)
+    rounds.open(6)
+    rounds.offer(gradient(1, 2, 6))
+    assert rounds.withdraw(1) == [6, 6, 7]
+    assert not rounds.offer(gradient(1, 0, 6))
+
+
+@pytest.mark.parametrize("rule", [Synchronous(2), Bounded(1, 2), Bounded(None, 2)])
+def test_who_was_excused_from_a_round_is_waited_for_in_the_next(rule: Rule) -> None:
+    closed: list[int] = []
+    rounds = Rounds(1, rule, by_rank=True, add=lambda frame: None, close=closed.append)
+    rounds.admit([1, 2], 0)
+    rounds.open(0)
+    rounds.excuse(1, 1)
+    assert rounds.offer(gradient(2, 0, 0)) and closed == [0]
+    rounds.open(1)
+    assert rounds.missing == {1, 2}
+    assert rounds.offer(gradient(2, 0, 1)) and closed == [0] and rounds.missing == {1}
+    assert rounds.offer(gradient(1, 0, 1)) and closed == [0, 0]
+
+
+def test_a_round_is_untouched_until_a_gradient_of_any_group_has_come() -> None:
+    rounds = Rounds(2, Synchronous(2), by_rank=True, add=lambda frame: None, close=lambda group: None)
+    assert not rounds.untouched  # none is open
+    rounds.admit([1, 2], 0)
+    rounds.open(0)
+    assert rounds.untouched
+    rounds.withdraw(1)
+    assert rounds.untouched
+    rounds.offer(gradient(2, 1, 0))
+    assert not rounds.untouched
+    rounds.force()
+    assert not rounds.untouched

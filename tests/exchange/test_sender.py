@@ -1,0 +1,128 @@
+"""What becomes of residuals when a gradient is not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from psnode.config import Config
+from psnode.config.schemes import resolve
+from psnode.errors import NonFiniteGradientError, NonFinitePartError
+from psnode.exchange.sender import GradientSender
+from psnode.plan.groups import Plan
+from psnode.protocol.channel import FrameChannel
+from psnode.protocol.wire import Frame, Kind
+from psnode.transport.loopback import loopback_group
+
+CODEC = "topk:ratio=0.05"
+DENSE = ["scaledsign:bucket=64", "onebit", "tbq:tau=0.01", "qsgd", "terngrad"]
+
+
+def plan(codec: str) -> Plan:
+    segments = [[codec, 0, [5000]], [codec, 5000, [3000]], ["identity", 8000, [7]]]
+    return Plan.from_dict({"tensors": [["a", [50, 100]], ["b", [30, 100]], ["c", [7]]], "groups": [segments]})
+
+
+class Given:
+    """A gradient that no model has made, in two parts."""
+
+    def __init__(self) -> None:
+        self.vector = np.random.default_rng(1).standard_normal(8007).astype(np.float32)
+
+    def flat(self, start: int, stop: int) -> np.ndarray:
+        return self.vector[start:stop]
+
+    def absent(self, start: int, stop: int) -> list[int]:
+        return []
+
+    def parts(self, start: int, stop: int) -> list[tuple[int, np.ndarray]]:
+        middle = (stop - start) // 2
+        return [(0, self.vector[start : start + middle]), (middle, self.vector[start + middle : stop])]
+
+
+def step(sender: GradientSender, number: int) -> None:
+    sender.begin(number, number - 1, measure=False)
+    sender.push(0)
+    sender.drain()
+
+
+@pytest.fixture
+def given() -> Given:
+    return Given()
+
+
+@pytest.fixture
+def ends() -> tuple[FrameChannel, FrameChannel]:
+    first, second = loopback_group(2)
+    return FrameChannel(first), FrameChannel(second)
+
+
+@pytest.fixture
+def sender(given: Given, ends: tuple[FrameChannel, FrameChannel], request: pytest.FixtureRequest) -> Iterator[GradientSender]:
+    codec = getattr(request, "param", CODEC)
+    scheme = resolve(Config(scheme="dense", codec=codec, feedback="ef"))
+    sender = GradientSender(plan(codec), scheme, ends[1], given, seed=1, lr=lambda step: 0.1, steps_per_epoch=9)  # type: ignore[arg-type]
+    yield sender
+    sender.close()
+
+
+def residual(sender: GradientSender) -> np.ndarray:
+    state = sender.state()
+    return np.concatenate([state["feedback/0/residual"].numpy(), state["feedback/1/residual"].numpy()])
+
+
+def received(master: FrameChannel) -> tuple[Kind, bytes]:
+    frame = master.next(10)
+    assert isinstance(frame, Frame)
+    return frame.kind, bytes(frame.body)
+
+
+@pytest.mark.parametrize("place", [2500, 7600, 8003])
+def test_a_gradient_that_is_not_finite_changes_no_memory(
+    place: int, given: Given, ends: tuple[FrameChannel, FrameChannel], sender: GradientSender
+) -> None:
+    """In the first segment, in the second part of the second, in the one that travels as it is."""
+    step(sender, 1)
+    assert received(ends[0])[0] is Kind.GRADIENT
+    before = residual(sender)
+    good = given.vector[place]
+    given.vector[place] = np.inf
+    step(sender, 2)
+    kind, message = received(ends[0])
+    assert kind is Kind.SKIP_STEP
+    assert f"inf at flat index {place}:" in message.decode()
+    np.testing.assert_allclose(residual(sender), before, rtol=0, atol=1e-6)
+    given.vector[place] = good
+    step(sender, 3)
+    assert received(ends[0])[0] is Kind.GRADIENT
+    given.vector[place] = np.nan
+    step(sender, 4)
+    step(sender, 5)
+    with pytest.raises(NonFiniteGradientError):
+        step(sender, 6)
+    assert np.isfinite(residual(sender)).all()
+
+
+@pytest.mark.parametrize("sender", [CODEC, f"{CODEC}+fp16", f"{CODEC}+scaledsign", f"{CODEC}+lss:refit=5", *DENSE], indirect=True)
+def test_huge_values_beside_a_nan_are_not_sent_later(
+    given: Given, ends: tuple[FrameChannel, FrameChannel], sender: GradientSender
+) -> None:
+    """Neither where a payload is added back, nor where a codebook is fitted: there all is checked before."""
+    good = given.vector.copy()
+    given.vector[7], given.vector[99], given.vector[7900] = 1e30, 1.2345e24, np.nan
+    step(sender, 1)
+    assert received(ends[0])[0] is Kind.SKIP_STEP
+    given.vector[:] = good
+    step(sender, 2)
+    assert received(ends[0])[0] is Kind.GRADIENT
+    assert np.abs(residual(sender)).max() < 10
+
+
+def test_a_residual_that_overflows_is_an_error_and_nothing_to_skip(given: Given, sender: GradientSender) -> None:
+    given.vector[:5000] = 2e38
+    step(sender, 1)
+    with pytest.raises(NonFiniteGradientError) as caught:
+        step(sender, 2)
+    assert not isinstance(caught.value, NonFinitePartError)

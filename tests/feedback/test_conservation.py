@@ -1,0 +1,201 @@
+"""Conservation in whole jobs: the weights have moved by the sum of all gradients but for what the workers still remember.
+
+    ef (decay=1)     sum of what was applied + memories = sum of gradients
+    ef:rescale=true  the same of learning rate times gradient, memories at the last step's learning rate
+    dgc              sum of what was applied + velocities = sum of the momentum-corrected gradients u
+
+The loss is linear in the weights, so every gradient is known beforehand, and an epoch is one step, so every worker's gradient
+is used once a step whatever the shuffling. What was applied is read off the master's weights, which SGD at a learning rate of
+1 moves by what was decoded; memories are read off the checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from psnode.codecs import get_codec
+from psnode.config import Config
+from psnode.config.schemes import SCHEMES, resolve
+from psnode.errors import ConfigurationError
+from psnode.feedback import RULES, get_feedback
+from psnode.jobs.job import run
+from psnode.plan.groups import Plan
+from psnode.records import checkpoint
+from psnode.task import Task
+
+Float64s = npt.NDArray[np.float64]
+
+STEPS = 4
+SHRINKAGE = 0.5  # of the learning rate, a step
+SHAPES = {"matrix": (48, 64), "square": (40, 40), "bias": (16,)}  # the last one travels as it is
+ROUNDING = 2e-6  # of the gradients' length: some float32 additions
+
+CONSERVING = ["ef", "ef:rescale=true", "dgc:momentum=0.5"]
+NOT_CONSERVING = {
+    "none": "nothing is remembered",
+    "ef:decay=0.5": "half of what is remembered is dropped every step",
+    "ema:beta=0.5": "an average is sent, and what coding loses of it is not remembered",
+    "momentum:momentum=0.5": "what coding loses of the momentum is not remembered",
+}
+
+
+class Examples:
+    """As many examples as workers; an example is its own index."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def batch(self, indices: npt.NDArray[np.int64], rng: np.random.Generator | None) -> torch.Tensor:
+        return torch.from_numpy(indices)
+
+
+class Linear(Task):
+    """loss = <weights, G_i> for example i: its gradient is G_i, whatever the weights."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__()
+        rng = np.random.default_rng(workers)
+        self.workers = workers
+        self.gradients = {
+            name: torch.from_numpy(rng.standard_t(3, (workers, *shape)).astype(np.float32)) for name, shape in SHAPES.items()
+        }
+
+    def model(self) -> torch.nn.Module:
+        return torch.nn.ParameterDict({name: torch.zeros(shape) for name, shape in SHAPES.items()})
+
+    def train_data(self) -> Examples:
+        return Examples(self.workers)
+
+    def eval_data(self) -> Examples:
+        return Examples(self.workers)
+
+    def loss(self, model: torch.nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, None]:
+        products = [(self.gradients[name][batch].mean(0) * weight).sum() for name, weight in model.named_parameters()]
+        return torch.stack(products).sum(), None
+
+    def size(self, batch: torch.Tensor) -> int:
+        return len(batch)
+
+
+class Outcome(NamedTuple):
+    """Sums over workers and steps, as vectors in the plan's order, `applied` and `gradients` weighted with the learning rate.
+
+    `momenta`: those that steps began with. `memories`: what is owed after the last step, weighted with its learning rate.
+    """
+
+    applied: Float64s
+    gradients: Float64s
+    momenta: Float64s
+    memories: Float64s
+
+    @property
+    def missing(self) -> float:
+        """The length of what was neither applied nor is remembered, over that of the gradients."""
+        return float(np.linalg.norm(self.applied + self.memories - self.gradients) / np.linalg.norm(self.gradients))
+
+
+def config(folder: Path, scheme: str, feedback: str, workers: int, **changed: Any) -> Config:
+    settings: dict[str, Any] = {"momentum": 0.0, "lr": 1.0, "downlink": "dense", "batch_size": 1, "max_steps": STEPS}
+    settings |= {"local": workers, "threads": 1, "tensorboard": False, "eval_freq": 1, "hash_every": 0, "log_interval": 1000}
+    return Config(train_dir=folder, scheme=scheme, feedback=feedback, **{**settings, **changed})
+
+
+def outcome(folder: Path, scheme: str, feedback: str, workers: int, **changed: Any) -> Outcome:
+    """That of a job in which the learning rate halves every step if memories are rescaled."""
+    task, shrinks = Linear(workers), "rescale" in feedback
+    if shrinks:
+        changed |= {"lr_schedule": "shrink", "lr_shrinkage": SHRINKAGE}
+    run(config(folder, scheme, feedback, workers, **changed), task)
+    plan = Plan.from_dict(json.loads((folder / "config.json").read_bytes())["plan"])
+    steps = sorted((folder / checkpoint.CHECKPOINTS).glob("step-*"))
+    saved = [checkpoint.Checkpoint.open(step) for step in steps]
+    rates = [SHRINKAGE**step if shrinks else 1.0 for step in range(STEPS)]
+    weights = saved[-1].tensors(checkpoint.MODEL)
+    gradient = np.concatenate([task.gradients[tensor.name].double().sum(0).numpy().reshape(-1) for tensor in plan.tensors])
+    owed = [memory(saved[-1], plan, name, workers) for name in ("residual", "velocity")]
+    return Outcome(
+        applied=-workers * np.concatenate([weights[tensor.name].double().numpy().reshape(-1) for tensor in plan.tensors]),
+        gradients=gradient * sum(rates),
+        momenta=sum((memory(each, plan, "momentum", workers) for each in saved[:-1]), np.zeros(plan.size)),
+        memories=rates[-1] * (owed[0] + owed[1]),
+    )
+
+
+def memory(saved: checkpoint.Checkpoint, plan: Plan, name: str, workers: int) -> Float64s:
+    """The sum of the workers' memories called `name`, zeros where there are none."""
+    found = np.zeros(plan.size)
+    for rank in range(1, workers + 1):
+        tensors = saved.tensors(checkpoint.worker_file(rank))
+        for segment in plan.segments:
+            if (key := f"feedback/{segment.index}/{name}") in tensors:
+                found[segment.start : segment.stop] += tensors[key].double().numpy()
+    return found
+
+
+def is_refused(folder: Path, scheme: str, feedback: str) -> bool:
+    """Whether the pair is; only votes and a momentum that no coordinate could keep may be."""
+    try:
+        resolve(config(folder, scheme, feedback, 1))
+    except ConfigurationError:
+        assert SCHEMES[scheme].aggregator != "mean" or not get_codec(SCHEMES[scheme].codec).sparse
+        return True
+    return False
+
+
+@pytest.mark.parametrize("feedback", CONSERVING)
+@pytest.mark.parametrize("scheme", [name for name, scheme in SCHEMES.items() if scheme.aggregator == "mean"])
+def test_nothing_is_lost_between_what_was_applied_and_what_is_remembered(tmp_path: Path, scheme: str, feedback: str) -> None:
+    if is_refused(tmp_path, scheme, feedback):
+        return
+    codec, corrects = get_codec(SCHEMES[scheme].codec), get_feedback(feedback).gathering is not None
+    for workers in (1, 2, 3):
+        found = outcome(tmp_path / str(workers), scheme, feedback, workers)
+        if corrects:  # u = momentum * what the step began with + gradient
+            found = found._replace(gradients=found.gradients + 0.5 * found.momenta)
+        assert found.missing < ROUNDING, f"{workers} workers"
+        assert codec.lossless or found.memories.any()
+
+
+CLIPPED = [
+    ("dense", "ef"), ("topk", "ef"), ("qsgd", "ef"), ("countsketch", "ef"), ("onebit", "ef:rescale=true"),
+    ("dgc", "dgc:momentum=0.5"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("scheme", "feedback"), CLIPPED)
+def test_what_is_clipped_away_is_remembered(tmp_path: Path, scheme: str, feedback: str) -> None:
+    """Four gradients of unlike norms: two pushes a round are scaled. The bias, which travels as it is, has a memory too."""
+    found = outcome(tmp_path, scheme, feedback, 4, aggregator="mean:clip=median")
+    if get_feedback(feedback).gathering is not None:
+        found = found._replace(gradients=found.gradients + 0.5 * found.momenta)
+    assert found.missing < ROUNDING
+    bias = slice(-SHAPES["bias"][0], None)
+    assert found.memories[bias].any()
+
+
+@pytest.mark.parametrize("feedback", NOT_CONSERVING)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_what_is_listed_as_not_conserving_does_not(tmp_path: Path, scheme: str, feedback: str) -> None:
+    if is_refused(tmp_path, scheme, feedback):
+        return
+    conserves = get_codec(SCHEMES[scheme].codec).lossless and get_feedback(feedback).gathering is None
+    assert (outcome(tmp_path, scheme, feedback, 2, eval_freq=0).missing < ROUNDING) == conserves
+
+
+@pytest.mark.parametrize("scheme", [name for name, scheme in SCHEMES.items() if scheme.aggregator == "majority"])
+def test_a_vote_conserves_nothing(tmp_path: Path, scheme: str) -> None:
+    assert outcome(tmp_path, scheme, SCHEMES[scheme].feedback, 3, eval_freq=0).missing > 0.1
+
+
+def test_every_rule_is_listed() -> None:
+    assert {get_feedback(text).id for text in (*CONSERVING, *NOT_CONSERVING)} == set(RULES)

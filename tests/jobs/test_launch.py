@@ -1,0 +1,308 @@
+"""`launch` with real mpirun jobs of small programs, stopped, hung and killed by real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from psnode.errors import ConfigurationError
+from psnode.jobs.launch import find_mpirun, launch, mpirun_command
+from psnode.jobs.supervision import Escalation, session_members
+
+pytest.importorskip("mpi4py")
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PROLOGUE = """
+import os, signal, sys, time
+from pathlib import Path
+folder, rank = Path({folder!r}), int(os.environ["OMPI_COMM_WORLD_RANK"])
+def mark(name, text=""):
+    temporary = folder / f".{{name}}.{{rank}}"
+    temporary.write_text(str(text))
+    temporary.rename(folder / name)
+"""
+
+
+class Launched:
+    """`launch` in a process of its own, so that it can be sent signals; `folder` is where the ranks leave traces."""
+
+    def __init__(self, folder: Path, workers: int, body: str, **keywords: object) -> None:
+        self.folder = folder
+        program = folder / "program.py"
+        program.write_text(PROLOGUE.format(folder=str(folder)) + textwrap.dedent(body))
+        call = f"launch({workers}, [], program=[sys.executable, {str(program)!r}], **{keywords!r})"
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                f"import sys\nfrom pathlib import PosixPath\nfrom psnode.jobs.launch import launch\nsys.exit({call})",
+            ],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def wait_for(self, name: str) -> str:
+        """The contents of a file that a rank writes (atomically)."""
+        end = time.monotonic() + 300
+        while not (self.folder / name).exists():
+            if self.process.poll() is not None or time.monotonic() > end:
+                self.process.kill()
+                pytest.fail(f"{name} did not appear (exit code {self.process.poll()}): {self.process.communicate()}")
+            time.sleep(0.02)
+        return (self.folder / name).read_text()
+
+    def end(self) -> tuple[int, str]:
+        """Exit code and output of a launch that ends by itself."""
+        out, _ = self.process.communicate(timeout=300)
+        return self.process.returncode, out
+
+
+def leftover(folder: Path) -> list[str]:
+    """Processes that run the test's program."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if str(folder / "program.py").encode() in words and b"launch import" not in words:
+            found.append(entry.name)
+    return found
+
+
+def test_master_and_workers_run_and_rank_zero_decides_the_exit_code(tmp_path: Path) -> None:
+    body = """
+    mark(f"ran-{rank}")
+    while rank == 0 and not all((folder / f"ran-{other}").exists() for other in (1, 2)):
+        time.sleep(.01)
+    sys.exit(75 if rank == 0 else 0)
+    """
+    job = Launched(tmp_path, 2, body)
+    code, out = job.end()
+    assert code == 75, out
+    assert sorted(p.name for p in tmp_path.glob("ran-*")) == ["ran-0", "ran-1", "ran-2"]
+
+
+@pytest.mark.parametrize("request_to_stop", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=lambda number: number.name)
+def test_a_request_to_stop_reaches_rank_zero_as_usr1_with_time_for_a_checkpoint(
+    tmp_path: Path, request_to_stop: signal.Signals
+) -> None:
+    body = """
+    def stop(number, frame):
+        time.sleep(1)          # longer than mpirun leaves between its own TERM and KILL
+        if rank == 0:
+            mark("checkpoint", number)
+        sys.exit(75 if rank == 0 else 0)
+    signal.signal(signal.SIGUSR1, stop)
+    if rank == 0:
+        mark("ready")
+    time.sleep(40)
+    """
+    job = Launched(tmp_path, 1, body)
+    job.wait_for("ready")
+    job.process.send_signal(request_to_stop)
+    code, out = job.end()
+    assert (tmp_path / "checkpoint").read_text() == str(int(signal.SIGUSR1)), out
+    assert code == 75, out
+    assert leftover(tmp_path) == []
+
+
+def test_ranks_that_ignore_every_request_are_killed_within_the_deadline(tmp_path: Path) -> None:
+    body = """
+    for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    mark(f"ready-{rank}")
+    time.sleep(400)
+    """
+    job = Launched(tmp_path, 1, body, kill_after=2.0)
+    job.wait_for("ready-0")
+    job.wait_for("ready-1")
+    job.process.terminate()
+    code, out = job.end()  # long before the ranks would
+    assert code != 0, out
+    assert leftover(tmp_path) == []
+
+
+def test_a_stopped_worker_does_not_keep_a_finished_job_alive(tmp_path: Path) -> None:
+    body = """
+    if rank == 1:
+        mark("ready")
+        os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(40)
+    while not (folder / "ready").exists():
+        time.sleep(.01)
+    time.sleep(1.5)
+    """
+    job = Launched(tmp_path, 1, body, kill_after=1.0)
+    code, out = job.end()
+    assert code == 0, out
+    assert leftover(tmp_path) == []
+
+
+SUMMARY = """
+def summary(code, reason):
+    import json
+    (folder / "run").mkdir(exist_ok=True)
+    (folder / "run" / "config.json").write_text("{}")
+    (folder / "run" / "summary.json").write_text(json.dumps({"exit_code": code, "stop_reason": reason}))
+"""
+
+
+def test_the_exit_code_is_rank_zeros_whatever_the_workers_leave_with(tmp_path: Path) -> None:
+    body = (
+        SUMMARY
+        + """
+if rank == 0:
+    summary(75, "quorum")
+    mark("written")
+    time.sleep(1)
+while not (folder / "written").exists():
+    time.sleep(0.01)
+sys.exit(75 if rank == 0 else 3)
+"""
+    )
+    code, out = Launched(tmp_path, 2, body, run_directory=tmp_path / "run").end()
+    assert code == 75, out
+
+
+def test_the_summary_of_an_earlier_start_says_nothing_of_this_one(tmp_path: Path) -> None:
+    """Resumed, and killed before the first round: mpirun, which tolerates deaths, calls that a success."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("{}")
+    (tmp_path / "run" / "summary.json").write_text('{"exit_code": 0, "stop_reason": "completed"}')
+    job = Launched(tmp_path, 1, "os.kill(os.getpid(), signal.SIGKILL)", run_directory=tmp_path / "run")
+    code, out = job.end()
+    assert code not in (0, 75), out
+
+
+def test_a_job_that_is_told_to_stop_before_it_can_say_anything_is_to_be_started_again(tmp_path: Path) -> None:
+    body = "if rank == 0:\n    mark('ready')\ntime.sleep(40)"
+    job = Launched(tmp_path, 1, body, run_directory=tmp_path / "run", kill_after=3.0)
+    job.wait_for("ready")
+    job.process.terminate()
+    code, out = job.end()
+    assert code == 75, out
+    assert leftover(tmp_path) == []
+
+
+@pytest.mark.parametrize(("reason", "starts"), [("signal", 1), ("quorum", 3)])
+def test_a_master_that_was_told_to_stop_is_not_started_again(tmp_path: Path, reason: str, starts: int) -> None:
+    body = (
+        SUMMARY
+        + f"if rank == 0:\n    summary(75, {reason!r})\n    mark(f'start-{{os.getpid()}}')\nsys.exit(75 if rank == 0 else 0)"
+    )
+    code, out = Launched(tmp_path, 1, body, run_directory=tmp_path / "run", restarts=2).end()
+    assert code == 75, out
+    assert len(list(tmp_path.glob("start-*"))) == starts, out
+
+
+def test_every_mpirun_has_a_folder_of_its_own_that_goes_with_it(tmp_path: Path) -> None:
+    """In a common one mpirun fails over what a killed one of the same process id has left."""
+    found = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        job = Launched(tmp_path / name, 1, 'mark(f"session-{rank}", os.environ["PMIX_SERVER_TMPDIR"])')
+        found.append(Path(job.wait_for("session-0")).parent)
+        assert job.end()[0] == 0
+    assert found[0] != found[1]
+    assert not any(folder.exists() for folder in found)
+
+
+def test_a_second_interrupt_asks_for_the_end_at_once() -> None:
+    stop = Escalation(10.0)
+    assert stop.due(0.0) == []
+    stop.request(signal.SIGINT, 100.0)
+    assert stop.due(100.0) == [signal.SIGUSR1]
+    assert stop.due(101.0) == []
+    stop.request(signal.SIGINT, 102.0)
+    assert stop.due(102.0) == [signal.SIGTERM]
+    assert stop.due(103.4) == []
+    assert stop.due(103.5) == [signal.SIGKILL]
+    assert stop.due(200.0) == []
+
+
+def test_the_session_of_a_process_holds_its_children_and_nobody_else() -> None:
+    shell = subprocess.Popen(["sh", "-c", "sleep 30 & sleep 30"], start_new_session=True)
+    try:
+        end = time.monotonic() + 10
+        while len(session_members(shell.pid)) < 3 and time.monotonic() < end:
+            time.sleep(0.01)
+        members = session_members(shell.pid)
+        assert shell.pid in members
+        assert len(members) == 3
+        assert os.getpid() not in members
+    finally:
+        os.killpg(shell.pid, signal.SIGKILL)
+        shell.wait()
+
+
+def test_a_plain_list_of_hosts_gets_one_rank_a_host_and_slots_are_filled_in_order(tmp_path: Path) -> None:
+    plain, slots = tmp_path / "plain", tmp_path / "slots"
+    plain.write_text("10.0.0.1\n10.0.0.2\n\n10.0.0.3\n")
+    slots.write_text("# the fleet\n10.0.0.1 slots=1\n10.0.0.2 slots=4\n")
+    line = mpirun_command(find_mpirun(), 3, plain, (), {"PSNODE_LR": "1", "HOME": "/root"})
+    assert line[line.index("--hostfile") + 1] == str(plain)
+    assert line[line.index("--map-by") + 1] == "node"
+    assert [line[i + 1] for i, word in enumerate(line) if word == "-x"] == ["PSNODE_LR"]
+    assert "--map-by" not in mpirun_command(find_mpirun(), 3, slots, (), {})
+
+
+def test_the_users_own_mpirun_arguments_win() -> None:
+    line = mpirun_command(find_mpirun(), 2, None, ("--mca", "btl", "tcp,self", "--bind-to", "core"), {})
+    assert line.count("btl") == 1
+    assert line.count("--bind-to") == 1
+    assert "btl" not in mpirun_command(find_mpirun(), 2, None, (), {"OMPI_MCA_btl": "tcp,self"})
+
+
+@pytest.mark.parametrize("text", ["", "\n# nothing\n"])
+def test_a_hostfile_without_hosts_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "hosts").write_text(text)
+    with pytest.raises(ConfigurationError, match="names no host"):
+        launch(1, [], hostfile=tmp_path / "hosts")
+
+
+def test_a_missing_hostfile_and_a_job_without_workers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        launch(1, [], hostfile=tmp_path / "nowhere")
+    with pytest.raises(ConfigurationError, match="at least 1 worker"):
+        launch(0, [])
+
+
+def test_root_is_told_what_is_set_for_it(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("not root")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OMPI_ALLOW")}
+    call = "from psnode.jobs.launch import launch; import sys; sys.exit(launch(1, [], program=['true']))"
+    done = subprocess.run(
+        [sys.executable, "-c", call], env={**environment, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert "running as root" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "links"),
+    [
+        ((), {}, "self,sm"),
+        (("--host", "a,b"), {}, "self,sm,tcp"),
+        (("--mca", "orte_default_hostfile", "x"), {}, "self,sm,tcp"),
+        (("--machinefile", "x"), {}, "self,sm,tcp"),
+        ((), {"SLURM_JOB_ID": "3"}, "self,sm,tcp"),
+        ((), {"PRTE_MCA_prte_default_hostfile": "x"}, "self,sm,tcp"),
+    ],
+)
+def test_a_job_that_stays_on_this_host_uses_no_network(
+    arguments: tuple[str, ...], environment: dict[str, str], links: str
+) -> None:
+    line = mpirun_command(find_mpirun(), 2, None, arguments, environment)
+    assert line[line.index("btl") + 1] == links
