@@ -141,3 +141,16 @@ def test_every_block_of_code_is_code(page: Path) -> None:
             ast.parse(textwrap.dedent(block))
         elif kind == "bash" and shutil.which("bash"):
             subprocess.run(["bash", "-n", "-c", textwrap.dedent(block)], check=True)
+
+
+@pytest.mark.parametrize("package", ["exchange", "master", "worker"])
+def test_the_glossary_names_every_class(package: str) -> None:
+    named = set(re.findall(r"\w+", (ROOT / "docs" / "glossary.md").read_text()))
+    classes = {
+        node.name
+        for path in (ROOT / "psnode" / package).rglob("*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    }
+    assert classes
+    assert sorted(classes - named) == []

@@ -67,7 +67,7 @@ class Turn:
         return True
 
     def begin_checkpoint(self, until: float) -> bool:
-        """Begin the checkpoint of the version that is complete; False if there will be none. `until`: as of Drafts."""
+        """Begin the checkpoint of the version that is complete; False if there will be none. `until`: as of PendingCheckpoints."""
         facts = {**retention.UNKNOWN, **(self.sharding.applied.facts() if self.sharding.applied is not None else {})}
         return self.drafts.begin(self.job_state.version, self.members.live, until, facts)
 
@@ -154,7 +154,7 @@ class Turn:
     def break_off(self, until: float) -> None:
         """End the job with the version that is there: nothing was added to the open round, so that no step was taken.
 
-        `until`: as of Drafts.
+        `until`: as of PendingCheckpoints.
         """
         self.job_state.stopping = True
         if self.drafts.begun != self.job_state.version:

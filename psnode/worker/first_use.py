@@ -44,7 +44,7 @@ _GIVES_MEMORY = frozenset(
 
 
 class Arriving(Protocol):
-    """Weights that are on their way: psnode.exchange.receiver.Arrivals."""
+    """Weights that are on their way: psnode.exchange.receiver.Receiver."""
 
     @property
     def missing(self) -> Collection[int]:

@@ -30,7 +30,7 @@ from psnode.transport.loopback import loopback_group
 
 @dataclasses.dataclass
 class Bench:
-    """Drafts of a small model with running statistics."""
+    """Pending checkpoints of a small model with running statistics."""
 
     drafts: PendingCheckpoints
     model: nn.Module
