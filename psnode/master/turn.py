@@ -67,7 +67,7 @@ class Turn:
         return True
 
     def begin_checkpoint(self, until: float) -> bool:
-        """Begin the checkpoint of the version that is complete; False if there will be none. `until`: as of PendingCheckpoints."""
+        """Begin the checkpoint of the version that is complete; False if none is to be. `until`: as of PendingCheckpoints."""
         facts = {**retention.UNKNOWN, **(self.sharding.applied.facts() if self.sharding.applied is not None else {})}
         return self.drafts.begin(self.job_state.version, self.members.live, until, facts)
 
