@@ -11,6 +11,7 @@ import torch
 
 RECENT = 100  # steps
 FACTOR = 10.0
+_FLOOR = 0.25  # of the run's first loss: late in training one hard example makes a batch's loss many times the median
 _LEAST = 5  # losses that make a median worth comparing with
 
 
@@ -28,22 +29,27 @@ def is_finite(tensor: torch.Tensor) -> bool:
 class Soundness:
     """Compares losses with the median of the last 100 usual ones.
 
-    `losses`: those of the steps that the run has taken. A loss above ten times the median is not usual, and none that others are
-    compared with: a wrecked model stays one however long it is trained. Where the median is not positive nothing is said of
-    finite losses. For the master's main thread.
+    `losses`: those of the steps that the run has taken. A loss above ten times the median, and above a quarter of the first, is
+    not usual, and none that others are compared with: a wrecked model stays one however long it is trained. Where the median
+    is not positive nothing is said of finite losses. For the master's main thread.
     """
 
     def __init__(self, losses: Iterable[float] = ()) -> None:
         self._usual = deque[float](maxlen=RECENT)
+        self._first = -math.inf
         self._awaited: dict[int, dict[int, float]] = {}  # by version, ascending: of every rank, its first loss on it or a later
         self.doubt = ""  # what the loss of the newest step tells against the weights
         for loss in losses:
             self.take(0, loss)
 
     def take(self, step: int, loss: float) -> None:
-        """The loss of `step`, the newest, is known."""
+        """The loss of `step`, the newest, is known; NaN: no worker has told one."""
+        if math.isnan(loss):
+            return
         self.doubt = self._against(loss, f"of step {step}")
         if not self.doubt:
+            if not self._usual:
+                self._first = loss
             self._usual.append(loss)
 
     def await_(self, version: int) -> None:
@@ -71,6 +77,8 @@ class Soundness:
         if not math.isfinite(loss):
             return f"the loss {which} is {loss}"
         if len(self._usual) < _LEAST or not (usual := median(self._usual)) > 0 or loss <= FACTOR * usual:
+            return ""
+        if loss <= _FLOOR * self._first:
             return ""
         steps = len(self._usual)
         return f"the loss {which}, {loss:.4g}, is above {FACTOR:g} times {usual:.4g}, the median of the last {steps} steps"

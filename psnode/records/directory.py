@@ -32,6 +32,7 @@ from psnode.records.metrics import METRICS, SUMMARY, cut_after, totals, write_at
 
 CONFIG = "config.json"
 _LOCK = ".lock"
+_DYING = 5.0  # seconds
 _T = TypeVar("_T")
 _PACKAGES = ("numpy", "numba", "torch", "torchvision", "mpi4py", "safetensors")
 
@@ -147,11 +148,12 @@ def _require_plain(path: Path, kind: type[PsnodeError]) -> None:
 
 
 def _lock(path: Path) -> FileLock:
-    """The lock of `path`, held; ConfigurationError while another process has it. The system frees it with the process.
+    """The lock of `path`, held; ConfigurationError while another process has it. The system frees it with the process: a killed
+    one, of which a restart does not know, may take a moment to be gone.
 
     Never a soft lock: the file of a killed process would keep the next one out.
     """
-    lock = FileLock(path / _LOCK, blocking=False, thread_local=False, fallback_to_soft=False)
+    lock = FileLock(path / _LOCK, timeout=_DYING, thread_local=False, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.faults.test_aside import wait_for
 
 from psnode.config import Config
 from psnode.jobs.job import run
 from psnode.records import checkpoint
 from psnode.records.history import violations
 from psnode.records.metrics import read_records
+from tests.faults.test_suspended import wait_for
 
 pytestmark = pytest.mark.serial
 

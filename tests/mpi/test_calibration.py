@@ -67,7 +67,7 @@ def test_a_calibrated_run_is_the_run_with_what_was_chosen_and_resumes_with_it(mp
     assert event["reason"].count(" ms with ") >= 2  # the default, and at least one other size
 
     assert run(replace(config, train_dir=fixed, max_steps=2, group_bytes=size, local=2)) == 0
-    assert len(contents(auto, 2)) == 5  # the model, the optimizer, y, and the memories of two workers
+    assert len(contents(auto, 2)) == 6  # the model, the optimizer, y, norms of pushes, and the memories of two workers
     assert contents(auto, 2) == contents(fixed, 2)
 
     stopped = json.loads((auto / "summary.json").read_bytes())["steps"]
