@@ -27,6 +27,7 @@ from psnode.records.checkpoint import NORMS, Checkpoint
 RECENT = 25
 WINDOW = 100
 SHARE = 0.5
+ALONE = 10  # pushes of one worker on end: the others have stopped, and what they sent before tells nothing of now
 OUTLYING = 10
 
 
@@ -37,6 +38,7 @@ class Norms:
         self._cap = cap
         self._kept = {rank: deque(norms, WINDOW) for rank, norms in sorted((kept or {}).items())}
         self._offered = {rank: norms[-1] for rank, norms in self._kept.items() if norms}  # the latest, accepted or not
+        self._last, self._streak = 0, 0  # the rank that pushed last, and how often on end
         self._refused: dict[int, float] = {}  # the latest, if it was not accepted
         self._silent = dict.fromkeys(self._kept, 0)  # how many norms of others were accepted since
         self._usual = self._reference()
@@ -61,13 +63,17 @@ class Norms:
             return None
         others = [norm for other, norm in self._offered.items() if other != rank]
         known = [value for value in (self._usual, median([norm for norm in others if norm])) if value is not None]
-        if not others and rank in self._refused:
+        alone = not others or (self._last == rank and self._streak > ALONE)
+        if alone and rank in self._refused:
             known.append(self._refused[rank])
+        if alone and rank in self._kept:
+            known.append(SHARE * max(self._kept[rank]))
         return self._cap * max(known) if known else None
 
     def offer(self, rank: int, norm: float) -> None:
         """`rank` has pushed something of this norm."""
         self._offered[rank] = norm
+        self._last, self._streak = rank, self._streak + 1 if rank == self._last else 1
 
     def refuse(self, rank: int, norm: float) -> None:
         """The push of `rank` was out of bounds. If it has nobody beside it, a second one like this is believed."""

@@ -70,6 +70,12 @@ def test_who_is_alone_is_believed_the_second_time() -> None:
     assert play(Norms(10.0), [{1: 1.0}] * 20 + [{1: 1e3}] * 20) == [(20, 1)]
 
 
+def test_who_pushes_while_the_others_have_stopped_is_believed_the_second_time() -> None:
+    together, alone = [{1: 1.0, 2: 1.0}] * 20, [{1: 1.0}] * 20
+    assert play(Norms(10.0), [*together, *alone, *[{1: 50.0}] * 20]) == [(40, 1)]
+    assert play(Norms(10.0), [*together, *[{1: 50.0, 2: 1.0}] * 3]) == [(20, 1), (21, 1), (22, 1)]
+
+
 @pytest.mark.parametrize("workers", [2, 4])
 def test_one_liar_cannot_raise_the_bound_step_by_step(workers: int) -> None:
     """Nine times the last in every round, and later pushes within what passes."""
