@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("psnode", "tools", "scripts", "examples")
+FOLDERS = ("psnode", "tools", "scripts", "examples", "tests")
 _FIRST = re.compile(r"\s*(What|Who|Whom|Whose|Where|Whether|Which|How|When)\b")
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

@@ -1,4 +1,4 @@
-"""What every test starts from: no settings in the environment, and hypothesis without a clock."""
+"""Start of every test: no settings in the environment, and hypothesis without a clock."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Finished(NamedTuple):
-    """How a command ended."""
+    """End of a command: exit code and output."""
 
     code: int
     out: str

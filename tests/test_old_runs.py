@@ -74,7 +74,7 @@ def test_an_old_run_goes_on_bit_for_bit(scheme: str, arithmetic: str, tmp_path: 
 
 
 def recorded() -> dict[str, dict[str, Any]]:
-    """What commit 050e485 meant by every scheme, with what it did that no record named then."""
+    """Meaning of every scheme at commit 050e485, with the settings that no record named then."""
     found = json.loads((RUNS / "schemes.json").read_bytes())
     return {name: {**scheme, "gathers_decay": False} for name, scheme in found.items()}
 

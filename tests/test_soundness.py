@@ -113,7 +113,7 @@ def test_one_finite_gradient_of_3e38_deletes_no_sane_checkpoint(tmp_path: Path) 
 
 
 def passes_before_the_first_step(folder: Path) -> int:
-    """How often worker 1 computes a loss before it trains: its rehearsals."""
+    """Number of losses that worker 1 computes before it trains: its rehearsals."""
     task = Line()
     run(config(folder, max_steps=1), task)
     return task.passes - 1

@@ -1,4 +1,4 @@
-"""What a model holds beside its trained weights: frozen parameters and buffers of any type, whole runs in one process."""
+"""Frozen parameters and buffers of any type beside the trained weights, whole runs in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an altered run directory does to those who resume or evaluate it: one line, soon, and nothing else."""
+"""An altered run directory gives those who resume or evaluate it one line, soon, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What scripts/processor_time.py reads off /proc is what a process knows to have used."""
+"""The times that scripts/processor_time.py reads off /proc are those a process knows to have used."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ LIGHT = [["--help"], ["train", "--help"], ["codecs", "--json"], ["train", "--lrr
 
 
 def python(program: str, *args: str) -> str:
-    """What `program` prints."""
+    """Output of `program`."""
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     return subprocess.run([sys.executable, "-c", program, *args], capture_output=True, text=True, env=env, check=True).stdout
 

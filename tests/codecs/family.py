@@ -1,4 +1,4 @@
-"""What the contract tests run over: every registered codec, some further forms and chains, and the inputs they meet."""
+"""Subjects of the contract tests: every registered codec, some further forms and chains, and the inputs they meet."""
 
 from __future__ import annotations
 

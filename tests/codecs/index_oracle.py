@@ -25,7 +25,7 @@ def sections(body: bytes, count: int) -> tuple[list[bytes], bytes]:
 
 
 def body_of(payload: bytes) -> bytes:
-    """What follows the header of a payload."""
+    """Bytes of a payload behind its header."""
     return payload[8 + 4 * payload[2] :]
 
 

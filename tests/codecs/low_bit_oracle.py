@@ -136,7 +136,7 @@ READERS = {
 
 
 def body_of(data: bytes) -> bytes:
-    """What follows the header of a payload."""
+    """Bytes of a payload behind its header."""
     return data[8 + 4 * data[2] :]
 
 

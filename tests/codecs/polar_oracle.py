@@ -147,7 +147,7 @@ def masks(halves: int, log_length: int) -> Array:
 
 
 def read_polar(data: bytes) -> Array:
-    """What a payload of polar decodes to."""
+    """Values that a payload of polar decodes to."""
     (number,), shape, body = header(data)
     assert number == 21
     return read_body(body, int(np.prod(shape)))

@@ -20,7 +20,7 @@ def hashes(words: tuple[int, int], stream: int, size: int, columns: int) -> tupl
 
 
 def read_sketch(data: bytes) -> np.ndarray:
-    """What a payload of countsketch or countmean decodes to."""
+    """Values that a payload of countsketch or countmean decodes to."""
     (number,), shape, body = header(data)
     w0, w1, rows, columns = struct.unpack_from("<QQII", body)
     cells = np.frombuffer(body, "<f4", offset=24).reshape(rows, columns)

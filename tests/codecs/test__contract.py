@@ -1,4 +1,4 @@
-"""What every codec promises, over the whole registry: interface, shapes, values, determinism, errors."""
+"""Promises of every codec, over the whole registry: interface, shapes, values, determinism, errors."""
 
 from __future__ import annotations
 

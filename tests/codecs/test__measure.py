@@ -1,4 +1,4 @@
-"""What `measure` says of payloads: their norm, and that nothing which is not finite comes out of a decoder."""
+"""`measure` tells a payload's norm, and nothing that is not finite comes out of a decoder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every codec promises on average: no bias, a contraction, error feedback that stays bounded. Over the whole registry.
+"""Promises of every codec on average: no bias, a contraction, error feedback that stays bounded. Over the whole registry.
 
 Seeds are fixed, so a test passes always or never; where a bound is k standard errors, the share of seeds on which a right
 program would fail it is stated.

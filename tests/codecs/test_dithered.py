@@ -210,7 +210,7 @@ def test_within_027_bit_of_the_least_an_unbiased_codec_can_spend(step: float) ->
 
 
 def test_the_four_runs_of_symbols_are_cheaper_than_the_symbols_together() -> None:
-    """What knowing the quarter of the dither saves is what integrals over the normal law give for step 3: .069 bit."""
+    """Knowing the quarter of the dither saves as much as integrals over the normal law give for step 3: .069 bit."""
     symbols = Dithered(step=3.0)._symbols(readonly(gaussian(1 << 20)), np.array(WORDS, np.uint64))
     runs = np.split(symbols.codes, 4)
     saved = entropy(symbols.codes) - np.mean([entropy(run) for run in runs])

@@ -22,7 +22,7 @@ KEY = Key.derive(4)
 
 
 def read_lss(data: bytes) -> np.ndarray:
-    """What a payload of lss decodes to, from the byte table alone."""
+    """Values that a payload of lss decodes to, from the byte table alone."""
     _, shape, body = header(data)
     size = int(np.prod(shape))
     last, buckets = struct.unpack_from("<II", body)

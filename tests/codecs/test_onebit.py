@@ -21,7 +21,7 @@ def decoded(x: np.ndarray, key: int = 1) -> np.ndarray:
 
 
 def classes(x: np.ndarray, key: int = 1) -> np.ndarray:
-    """Which coordinates are negative, zeros by their coins."""
+    """Mask of the negative coordinates, zeros by their coins."""
     return np.where(x == 0, coins(Key.derive(key).words, ONEBIT, x.size), np.signbit(x)).astype(bool)
 
 

@@ -153,7 +153,7 @@ def test_two_rotated_values_come_out_too_alike_so_that_nothing_is_claimed() -> N
 
 
 def test_long_blocks_are_read_the_same() -> None:
-    """Where groups are sorted blocks end at 2^14, whatever is asked for."""
+    """Sorted groups end blocks at 2^14, however long a block is asked for."""
     codec = get_codec("polar:block=65536")
     payload = codec.encode(convolution(228).reshape(-1), KEY)
     np.testing.assert_array_equal(codec.decode(payload), read_polar(payload.to_bytes()))
@@ -176,7 +176,7 @@ Path(sys.argv[2]).write_bytes(decoder_of(payload).decode(payload).tobytes())
 
 
 def decoded_elsewhere(folder: Path, data: bytes) -> np.ndarray:
-    """What another process makes of the bytes."""
+    """Values that another process decodes from the bytes."""
     (folder / "payload").write_bytes(data)
     command = [sys.executable, "-c", DECODER, str(folder / "payload"), str(folder / "values")]
     environment = os.environ | {"NUMBA_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

@@ -73,7 +73,7 @@ def test_a_learning_rate_that_needs_momentum_is_warned_of_where_there_is_none(
 
 
 def test_a_record_keeps_its_number(tmp_path: Path) -> None:
-    """What an earlier version wrote: .01 for signsgd, which nobody had named."""
+    """A record of an earlier version holds .01 for signsgd, which nobody had named."""
     run(config(tmp_path, scheme="signsgd", lr=0.01))
     assert load({"resume": True, "train_dir": tmp_path}, {}).lr == 0.01
     with claim(config(tmp_path, scheme="signsgd", resume=True)) as found:

@@ -29,7 +29,7 @@ def load(name: str) -> Any:
 
 
 class Finished(NamedTuple):
-    """How a command ended."""
+    """End of a command: exit code and output."""
 
     code: int
     out: str

@@ -1,4 +1,4 @@
-"""What the tool writes for people and for other launchers is what those accept."""
+"""Files that the tool writes for people and for other launchers are accepted by those."""
 
 from __future__ import annotations
 

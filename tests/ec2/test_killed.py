@@ -98,7 +98,7 @@ EFFECTS = {
 
 
 def effect(calls: list[str]) -> Counter[str]:
-    """What there is after these first `calls` of a launch."""
+    """State of the account after these first `calls` of a launch."""
     there: Counter[str] = Counter()
     for action, each in EFFECTS.items():
         for one in each[: calls.count(action)]:

@@ -1,4 +1,4 @@
-"""Whose a cluster is: the same with every command, whatever a session is called."""
+"""A cluster has one owner: the same with every command, under any name of a session."""
 
 from __future__ import annotations
 

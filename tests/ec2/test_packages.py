@@ -1,4 +1,4 @@
-"""What setup installs: the checkout, the version that runs here, a wheel, or whatever requirement pip takes."""
+"""Setup installs the checkout, the version that runs here, a wheel, or any requirement that pip takes."""
 
 from __future__ import annotations
 

@@ -308,7 +308,7 @@ def test_the_host_keys_of_many_nodes_reach_the_master(nodes: Nodes, tmp_path: Pa
 
 
 def job(nodes: Nodes, venv: str) -> Path:
-    """Where a psnode lies that says its words and goes on until it is told to end."""
+    """Folder of a psnode that prints its words and goes on until it is told to end."""
     home = nodes.home("master")
     (home / venv / "bin").mkdir(parents=True)
     (home / "psnode" / "jobs").mkdir(parents=True, exist_ok=True)

@@ -76,7 +76,7 @@ def new_world(module: Any, seed: int) -> Any:
 
 
 def own(world: Any) -> list[dict[str, Any]]:
-    """What lives and was started here."""
+    """Instances alive that were started here."""
     return [each for each in world.live() if each["by"]]
 
 
@@ -105,7 +105,7 @@ PASSING = ["throttled", "internal", "cut before", "cut after"]
 
 
 def fault(module: Any, kind: str, operation: str) -> tuple[bool, Exception]:
-    """Whether the call is done all the same, and the error."""
+    """The error, and True if the call is done all the same."""
     codes = {"throttled": "RequestLimitExceeded", "internal": "InternalError"}
     if kind in codes:
         return False, module.refusal(operation, codes[kind])

@@ -1,4 +1,4 @@
-"""What shutdown says before it ends anything: who else has nodes under this name, and what outlives them."""
+"""Words of shutdown before it ends anything: others with nodes under this name, and volumes that outlive them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which volumes a cluster has, from answers of EC2 that moto does not give."""
+"""Volumes of a cluster, by answers of EC2 that moto does not give."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Turns:
             self.now += seconds
 
     def run(self, works: list[Callable[[], Any]]) -> list[Any]:
-        """What each of `works` returned, or the error that it raised."""
+        """Result of each of `works`, or the error that it raised."""
         results: list[Any] = [None] * len(works)
 
         def body(number: int) -> None:
@@ -299,7 +299,7 @@ class World:
 
 @dataclass
 class Client:
-    """What boto3 gives: `who` is the launch that uses it."""
+    """Stand-in for boto3's client: `who` is the launch that uses it."""
 
     world: World
     who: str

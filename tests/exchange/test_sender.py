@@ -1,4 +1,4 @@
-"""What becomes of residuals when a gradient is not finite."""
+"""A gradient that is not finite leaves the residuals sound."""
 
 from __future__ import annotations
 

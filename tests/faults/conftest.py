@@ -49,12 +49,12 @@ class Job:
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def events(self) -> list[dict[str, Any]]:
-        """What events.jsonl holds."""
+        """Rows of events.jsonl."""
         file = self.train_dir / "events.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
     def summary(self) -> dict[str, Any]:
-        """What summary.json holds."""
+        """Contents of summary.json."""
         return dict(json.loads((self.train_dir / "summary.json").read_bytes()))
 
     def wait_for_step(self, step: int) -> None:

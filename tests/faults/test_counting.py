@@ -33,7 +33,7 @@ def config(train_dir: Path, **changed: Any) -> Config:
 
 
 def applied(train_dir: Path) -> list[int]:
-    """How many gradients have been applied by each version, from 0 on: those of which a group was."""
+    """Number of gradients applied by each version, from 0 on; one counts as soon as any of its groups was."""
     found, counts = set[tuple[int, int]](), [0]
     lines = [line for line in read_records(train_dir / "history.jsonl") if "groups" in line]
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
@@ -105,7 +105,7 @@ class Seen(Classification):
 
 
 def steps_of(batches: list[tuple[int, ...]]) -> tuple[int, list[int]]:
-    """Whose share of the examples these are, and which steps of that, counted from 1; one that was begun twice, once."""
+    """Rank whose share of the examples these are, and its steps, counted from 1; one that was begun twice, once."""
     places = {}
     for epoch in range(3):
         order = np.random.Generator(
@@ -142,7 +142,7 @@ def test_no_example_and_no_gradient_is_lost_where_a_run_is_stopped(tmp_path: Pat
 
 
 def check_every_gradient(train_dir: Path) -> None:
-    """What every worker has computed by a stop is in a version, or waits in the checkpoint: each group once."""
+    """Every gradient that a worker computed before a stop is in a version, or waits in the checkpoint: each group once."""
     found = newest(train_dir)
     places = {rank: int(found.tensors(checkpoint.worker_file(rank))["data/place"][0]) for rank in range(1, WORKERS + 1)}
     there = [

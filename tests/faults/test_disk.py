@@ -1,4 +1,4 @@
-"""What a disk does to checkpoints: the writer dies or fails at every one of its system calls, and space runs out."""
+"""Checkpoints on a disk that fails: the writer dies or gets an error at every one of its system calls, and space runs out."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def check_goes_on(train_dir: Path) -> None:
 
 
 def lose_what_was_not_synced(train_dir: Path, volatile: set[int]) -> None:
-    """What a loss of power takes at worst: the contents of files that were written and not synced."""
+    """Empty the files that were written and not synced: the most that a loss of power takes."""
     for path in train_dir.rglob("*"):
         if path.is_file() and path.stat().st_ino in volatile:
             os.truncate(path, 0)

@@ -111,7 +111,7 @@ def test_below_the_quorum_the_job_ends_with_the_exception_behind_a_checkpoint(
 
 
 def test_a_loss_that_is_not_finite_is_told_of_the_weights_and_all_ranks_not_of_who_spoke_first(tmp_path: Path) -> None:
-    """What worker 2 sends in step 4 is finite, and far too large: all find what it did to the weights in step 5."""
+    """Worker 2's gradient of step 4 is finite, and far too large: all ranks find in step 5 how it left the weights."""
     with pytest.raises(PsnodeError) as caught:
         run(config(tmp_path, scheme="dense", feedback="none", norm_cap=0.0), Lies())
     message = str(caught.value)
@@ -183,7 +183,7 @@ class _Torn(Torn):
 def test_a_round_that_nobody_is_left_for_makes_no_version_and_no_batch_is_skipped(
     tmp_path: Path, first: int, eval_freq: int
 ) -> None:
-    """What is resumed behind it ends with the weights of a run that nothing happened to."""
+    """A run resumed behind it ends with the weights of a run that nothing happened to."""
     settings = {"local": 1, "scheme": "dense", "feedback": "none", "max_steps": 8, "eval_freq": eval_freq}
     assert run(config(tmp_path / "unbroken", **settings), Deserted(100)) == 0
     with pytest.raises(PsnodeError, match=r"the disk of this host is broken.* the checkpoint of step \d is written.*--resume"):

@@ -190,7 +190,7 @@ def test_the_first_sketch_of_a_round_is_not_the_reference(tmp_path: Path) -> Non
 
 
 def test_nothing_of_a_lie_is_added(tmp_path: Path) -> None:
-    """Who lies from the first step on might as well not be there: the sums of the others end in the same weights."""
+    """A rank that lies from the first step on might as well not be there: the sums of the others end in the same weights."""
     hashes = []
     for name, lie in (("garbage", garbage), ("altered", altered)):
         assert train(Config(**settings(tmp_path / name)), 3, liar=3, lie=lie, step=1) == 0

@@ -19,7 +19,7 @@ from tests.faults.test_hostile import Lie, settings, train, with_body
 
 
 def decoded(change: Any) -> Lie:
-    """What `change` makes of the float32 values of every payload of a frame that travels as it is."""
+    """A filter of frames that travel as they are: `change` is applied to the float32 values of every payload."""
 
     def changed(body: bytes) -> bytes:
         count = struct.unpack_from("<I", body)[0]
@@ -72,7 +72,7 @@ def test_one_finite_gradient_of_3e38_is_refused_and_told_with_its_rank(
 
 
 def test_nothing_of_a_refused_gradient_is_in_the_weights(tmp_path: Path) -> None:
-    """Who always lies might as well not be there."""
+    """A worker that always lies might as well not be there."""
     hashes = []
     for name, lie in (("large", decoded(one_large)), ("scaled", decoded(lambda values: 1000 * values))):
         assert train(dense(tmp_path / name), 3, liar=3, lie=lie, step=1) == 0

@@ -64,7 +64,7 @@ def sender(given: Given) -> Iterator[GradientSender]:
 
 
 def sent(sender: GradientSender, step: int) -> np.ndarray:
-    """What a push takes out of the memory, in units of its gradient: the largest of gradient and memory."""
+    """Part of the memory that a push carries, in units of its gradient: the largest of gradient and memory."""
     memory = sender.state()["feedback/0/residual"].numpy()
     sender.begin(step, step - 1, measure=False)
     sender.push(0)

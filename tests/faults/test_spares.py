@@ -25,7 +25,7 @@ FLAGS = ["--scheme", "qsgd", "--feedback", "ef", "--record-history", "--hash-eve
 
 
 def told(job: Any) -> list[tuple[str, int | None]]:
-    """What happened to whom; an epoch may have ended meanwhile."""
+    """Events with their ranks; an epoch may have ended meanwhile."""
     return [(event["event"], event["rank"]) for event in job.events() if event["event"] != "resharded"]
 
 

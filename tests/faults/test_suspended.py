@@ -114,7 +114,7 @@ def test_when_all_workers_stop_the_master_leaves_a_checkpoint_and_no_process(lau
 
 
 def runs(pid: int, train_dir: Path) -> bool:
-    """Whether the process is one of the job's still, and not a zombie, which has no command line, or another of that number."""
+    """True if the process is one of the job's still, and not a zombie, which has no command line, or another of that number."""
     try:
         return str(train_dir).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -143,7 +143,7 @@ def memory(saved: checkpoint.Checkpoint, plan: Plan, name: str, workers: int) ->
 
 
 def is_refused(folder: Path, scheme: str, feedback: str) -> bool:
-    """Whether the pair is; only votes and a momentum that no coordinate could keep may be."""
+    """True if the pair is refused; only votes and a momentum that no coordinate could keep may be."""
     try:
         resolve(config(folder, scheme, feedback, 1))
     except ConfigurationError:

@@ -38,7 +38,7 @@ class Body(nn.Module):
 
 
 class Around(Body):
-    """What is special is a module."""
+    """A network with a special module in its middle."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Around(Body):
 
 
 class Weighted(Body):
-    """What is special happens to a weight."""
+    """A network with a special weight."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Finished(NamedTuple):
-    """What a job left: mpirun's exit code, what all ranks wrote, and how long it took."""
+    """End of a job: mpirun's exit code, the output of all ranks, and its duration."""
 
     code: int
     out: str

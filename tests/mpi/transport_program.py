@@ -1,4 +1,4 @@
-"""What the ranks of the transport tests do: `python transport_program.py SCENE [ARGUMENTS]`, under mpirun."""
+"""Ranks of the transport tests: `python transport_program.py SCENE [ARGUMENTS]`, under mpirun."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ HEADERS = 66  # bytes of a packet that are not payload: Ethernet 14, IPv4 20, TC
 
 
 class Finished(NamedTuple):
-    """How the script ended."""
+    """End of the script: exit code and output."""
 
     code: int
     out: str

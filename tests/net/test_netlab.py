@@ -46,7 +46,7 @@ if world.rank == 0:
 
 
 def eventually(fact: Callable[[], bool], looks: int = 400) -> bool:
-    """Whether `fact` comes true. Looks are counted, not seconds: a machine that stood still has not looked."""
+    """True as soon as `fact` is. Looks are counted, not seconds: a machine that stood still has not looked."""
     for _ in range(looks):
         if fact():
             return True

@@ -1,4 +1,4 @@
-"""Which device a rank computes on, and how gradients leave it. Without one: fakes stand where torch would speak to CUDA."""
+"""The device that a rank computes on, and how gradients leave it. Without one: fakes stand where torch would speak to CUDA."""
 
 from __future__ import annotations
 

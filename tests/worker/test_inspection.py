@@ -1,4 +1,4 @@
-"""What is seen of a model before the first step."""
+"""Inspection of a model before the first step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much may lie between the master and a rank: an account that is asked about, held and released."""
+"""Bytes that may lie between the master and a rank: an account that is asked about, held and released."""
 
 from __future__ import annotations
 

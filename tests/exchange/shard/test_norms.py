@@ -13,7 +13,7 @@ Round = dict[int, float]
 
 
 def play(norms: Norms, rounds: list[Round]) -> list[tuple[int, int]]:
-    """What is refused of rounds of pushes, all of which come: by round and rank."""
+    """Refusals in rounds of pushes, all of which come: pairs of round and rank."""
     refused = []
     for number, pushes in enumerate(rounds):
         accepted, held = [], []

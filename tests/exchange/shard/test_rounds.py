@@ -50,7 +50,7 @@ class World:
         self.closed.add(group)
 
     def events(self) -> list[Event]:
-        """What can happen next."""
+        """Events that can come next."""
         sends = [("send", rank, groups[0]) for rank, groups in self.unsent.items() if groups]
         takes = [("take", rank, 0) for rank, groups in self.unsent.items() if not groups and self.bases[rank] < self.version]
         return sends + takes
