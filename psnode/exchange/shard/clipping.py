@@ -16,22 +16,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from psnode.codecs import Codec, Payload
+from psnode.codecs import Codec
 from psnode.codecs.kernels.dots import inner_products
-from psnode.errors import PayloadError
-from psnode.plan.groups import Segment
+from psnode.exchange.shard.pushes import Part, Push
 from psnode.protocol.wire import Frame
 
-Floats = npt.NDArray[np.float32]
 
-
-class Push(NamedTuple):
-    """A group's gradient of one worker, times `weight`, of norm `norm`. `frame` holds the memory of the payloads in `parts`."""
+class Held(NamedTuple):
+    """A push that waits for its round to close. `frame` holds the memory of its payloads; `norm` is that of `weight` times it."""
 
     frame: Frame
-    parts: list[tuple[Segment, Payload]]
+    push: Push
     weight: float
     norm: float
 
@@ -49,23 +45,22 @@ class Clipping:
 
     def __init__(self, codecs: Sequence[Codec], groups: int) -> None:
         self._codecs = codecs
-        self._held: list[list[Push]] = [[] for _ in range(groups)]
+        self._held: list[list[Held]] = [[] for _ in range(groups)]
 
-    def hold(self, frame: Frame, parts: list[tuple[Segment, Payload]], weight: float) -> None:
-        """Keep a push until its round closes. PayloadError if it is none, or decodes to what is not finite."""
-        norm = abs(weight) * math.sqrt(sum(self._energy(segment, payload) for segment, payload in parts))
-        if not math.isfinite(norm):
-            raise PayloadError(f"rank {frame.sender} sent values of group {frame.group} that are not finite when decoded")
-        self._held[frame.group].append(Push(frame, parts, weight, norm))
+    def hold(self, frame: Frame, push: Push, weight: float) -> None:
+        """Keep a push until its round closes."""
+        norm = abs(weight) * math.sqrt(sum(map(self._energy, push.parts)))
+        self._held[frame.group].append(Held(frame, push, weight, norm))
 
-    def _energy(self, segment: Segment, payload: Payload) -> float:
-        decoded = self._codecs[segment.index].decode(payload).reshape(-1)
+    def _energy(self, part: Part) -> float:
+        """Sum of the squares of the decoded values; a measured norm may be larger."""
+        decoded = self._codecs[part.segment.index].decode(part.payload).reshape(-1)
         return float(inner_products(decoded, decoded)[1])
 
-    def take(self, group: int) -> list[tuple[Push, float]]:
+    def take(self, group: int) -> list[tuple[Held, float]]:
         """The pushes of a group whose round closes, each with its factor, a float32."""
         held, self._held[group] = self._held[group], []
-        return list(zip(held, factors([push.norm for push in held]), strict=True))
+        return list(zip(held, factors([each.norm for each in held]), strict=True))
 
 
 def factors(norms: Sequence[float]) -> list[float]:

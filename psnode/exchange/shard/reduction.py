@@ -173,7 +173,7 @@ class Reduction:
     def _add_push(self, group: Group, frame: Frame, push: Push, weight: float) -> None:
         """Add all of it, or keep it if it may be clipped."""
         if self._clipping is not None:
-            self._clipping.hold(frame, [(part.segment, part.payload) for part in push.parts], weight)
+            self._clipping.hold(frame, push, weight)
         else:
             for part in push.parts:
                 self._add_part(part, frame.step, weight)
@@ -223,14 +223,14 @@ class Reduction:
     def _add_clipped(self, group: Group) -> None:
         """Add what was kept since the group was last closed, each push with its factor."""
         found = []
-        for push, factor in self._clipping.take(group.index) if self._clipping is not None else ():
-            with self._watch.timing("decode"), self._tracer.span("decode", group=group.index, sender=push.frame.sender):
-                for segment, payload in push.parts:
-                    there = self._sum[segment.start : segment.stop]
-                    self._aggregator.add(self._codecs[segment.index], payload, there, push.weight * factor)
+        for (frame, push, weight, _), factor in self._clipping.take(group.index) if self._clipping is not None else ():
+            with self._watch.timing("decode"), self._tracer.span("decode", group=group.index, sender=frame.sender):
+                for part in push.parts:
+                    there = self._sum[part.segment.start : part.segment.stop]
+                    self._aggregator.add(self._codecs[part.segment.index], part.payload, there, weight * factor)
             if factor < 1:
-                found.append(Clipped(push.frame.sender, push.frame.step, factor))
-            push.frame.release()
+                found.append(Clipped(frame.sender, frame.step, factor))
+            frame.release()
         self._clipped[group.index] = tuple(found)
 
     def _close(self, group: Group, version: int, lr: float) -> list[GroupClosed | Refused | NotApplied]:
