@@ -136,7 +136,7 @@ def _run(
     clock = Clock()
     watch, tracer = Stopwatch(), Tracer(0, enabled=config.timeline)
     on = config.consistency != "bsp"
-    drafts = PendingCheckpoints(
+    pending = PendingCheckpoints(
         run, parameters, downlink, tracer, events, workers=len(workers), rounds_go_on=on, job=job, statistics=statistics
     )
     view = progress(plan.size, run.resume_point.step, last_step, config.log_interval)
@@ -153,7 +153,7 @@ def _run(
             spares=spares,
             parameters=parameters,
             downlink=downlink,
-            drafts=drafts,
+            pending=pending,
             reduction=Reduction(
                 plan,
                 scheme,

@@ -30,7 +30,7 @@ class _Pending:
     `until`: when the rounds that go on wait no longer for the rest.
     """
 
-    draft: checkpoint.StagedCheckpoint
+    staged: checkpoint.StagedCheckpoint
     awaited: set[int]
     weights: tuple[Tensors, Tensors, torch.Tensor] | None
     until: float
@@ -112,12 +112,12 @@ class PendingCheckpoints:
         """
         self.begun = version
         try:
-            draft = checkpoint.StagedCheckpoint(self._run.path, version, self._job)
+            staged = checkpoint.StagedCheckpoint(self._run.path, version, self._job)
         except OSError as error:
             self._abandon(version, error)
             return False
         copies = self._copies() if self._rounds_go_on else None
-        self._pending[version] = _Pending(draft, set(ranks), copies, until, facts or {}, self.norms())
+        self._pending[version] = _Pending(staged, set(ranks), copies, until, facts or {}, self.norms())
         return True
 
     def require(self, version: int) -> None:
@@ -155,9 +155,9 @@ class PendingCheckpoints:
             raise WireError(f"the state of rank {frame.sender} holds {odd}", frame.sender)
         try:
             if Flag.WRITTEN in frame.flags:
-                pending.draft.adopt(name)
+                pending.staged.adopt(name)
             else:
-                pending.draft.add(name, content)
+                pending.staged.add(name, content)
         except FileNotFoundError:
             self._events.tell("left out", frame.step, frame.sender, "its part of the checkpoint is not where it has written it")
             pending.awaited.discard(frame.sender)
@@ -203,30 +203,30 @@ class PendingCheckpoints:
         self._events.tell("not saved", version, None, f"its checkpoint cannot be written: {error.strerror or error}")
         self._refused = version, error
         if (pending := self._pending.pop(version, None)) is not None:
-            pending.draft.discard()
+            pending.staged.discard()
 
     def _publish(self, pending: _Pending) -> None:
-        draft = pending.draft
-        with self._tracer.span("checkpoint", step=draft.step):
+        staged = pending.staged
+        with self._tracer.span("checkpoint", step=staged.step):
             weights, optimizer, replica = pending.weights or self._weights()
-            self._combine(draft.step, pending.states)
-            draft.add_tensors(checkpoint.MODEL, {**weights, **self._means})
-            draft.add_tensors(checkpoint.OPTIMIZER, optimizer)
+            self._combine(staged.step, pending.states)
+            staged.add_tensors(checkpoint.MODEL, {**weights, **self._means})
+            staged.add_tensors(checkpoint.OPTIMIZER, optimizer)
             if self._downlink.differs:
-                draft.add_tensors(checkpoint.REPLICA, {"replica": replica})
+                staged.add_tensors(checkpoint.REPLICA, {"replica": replica})
             if pending.norms:
-                draft.add_tensors(checkpoint.NORMS, pending.norms)
-            if waiting := self.waiting(draft.step):
-                draft.add_tensors(checkpoint.WAITING, waiting)
+                staged.add_tensors(checkpoint.NORMS, pending.norms)
+            if waiting := self.waiting(staged.step):
+                staged.add_tensors(checkpoint.WAITING, waiting)
             facts = {"workers": self._workers, **self._run.origin, **pending.facts}
             held = {name: value for name, value in {**weights, **self._means}.items() if name not in self._meant}
-            reason = self._wreckage(draft.step, held, optimizer, replica) or self._told_by_losses(facts)
+            reason = self._wreckage(staged.step, held, optimizer, replica) or self._told_by_losses(facts)
             if reason:
                 facts |= retention.verdict(reason)
-            draft.publish(facts, preferred=not reason)
+            staged.publish(facts, preferred=not reason)
             if reason:
-                self._tell_unsound(draft.step, reason)
-            retention.prune(self._run.path, draft.step, self._run.config.keep_last, self._workers)
+                self._tell_unsound(staged.step, reason)
+            retention.prune(self._run.path, staged.step, self._run.config.keep_last, self._workers)
 
     def _told_by_losses(self, facts: Mapping[str, object]) -> str:
         """Evidence of the losses against a checkpoint: those on it if they have come, else the last one."""

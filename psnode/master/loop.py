@@ -69,7 +69,7 @@ class Master:
     spares: range
     parameters: Parameters
     downlink: Downlink
-    drafts: PendingCheckpoints
+    pending: PendingCheckpoints
     reduction: Reduction
     watch: Stopwatch
     recorder: StepRecorder
@@ -107,28 +107,28 @@ class Master:
             add=self._add,
             close=self._close,
         )
-        self._attendance = Membership(
+        self._membership = Membership(
             self.link,
             self.config,
             self.job_state,
             self._members,
             self._round,
             self._rounds,
-            self.drafts,
+            self.pending,
             self.recorder,
             self.events,
             backlog := Backlog(4 * self.plan.size),
         )
         self._turn = Turn(
-            self.link, self.plan, self.run, self.job_state, self._members, self._rounds, self.downlink, self.drafts,
+            self.link, self.plan, self.run, self.job_state, self._members, self._rounds, self.downlink, self.pending,
             self.recorder, self.sharding, self.events, backlog, tracks_workers=self.config.consistency != "bsp",
         )  # fmt: skip
         self.job_state.version = self.run.resume_point.step
         self._rounds.admit(self._members.live, self.version)
         self._turn.take_up(self.run.resume_point.checkpoint)
         self.reduction.take_up(self.run.resume_point.checkpoint)
-        self.drafts.norms = self.reduction.norms
-        self.drafts.doubt = lambda: self.soundness.doubt
+        self.pending.norms = self.reduction.norms
+        self.pending.doubt = lambda: self.soundness.doubt
         if (found := self.run.resume_point.checkpoint) is not None and found.facts.get(SOUND, True) is None:
             self.soundness.await_(found.step)
         if self.history is not None:
@@ -137,7 +137,7 @@ class Master:
         for group in self.plan.groups if self.behind else ():
             self.recorder.down(self.downlink.send_dense(group, self.version, self.behind))
         self._finish_round(first=True)
-        while not (self.job_state.stopping and not self.drafts and not self._missing_traces()):
+        while not (self.job_state.stopping and not self.pending and not self._missing_traces()):
             event = self._next_event()
             if isinstance(event, Frame):
                 self._hear(event)
@@ -146,11 +146,11 @@ class Master:
             except WireError as error:
                 if error.source is None:
                     raise
-                self._attendance.reject(error.source, error)
+                self._membership.reject(error.source, error)
             if not self._members.live and self._rounds.untouched and not self.job_state.stopping:
                 self._desert()
             self._write_records()
-        self.drafts.require(self.version)
+        self.pending.require(self.version)
 
     def _next_event(self) -> object:
         while True:
@@ -166,15 +166,15 @@ class Master:
     def _handle(self, event: object) -> None:
         match event:
             case PeerLostError():
-                self._attendance.lose(event.rank, str(event))
+                self._membership.lose(event.rank, str(event))
             case RemoteFailureError():
                 self._on_failure(event)
             case WireError(source=int(rank)) | Refused(sender=rank):
-                self._attendance.reject(rank, event)
+                self._membership.reject(rank, event)
             case WireError():
                 raise event
             case _Overdue():
-                self._attendance.on_overdue(self._missing_traces())
+                self._membership.on_overdue(self._missing_traces())
             case Frame(kind=Kind.STOP_REQUEST):
                 self._count_up(event)
                 self.job_state.request(plain(bytes(event.body).decode("ascii", "replace")))
@@ -190,7 +190,7 @@ class Master:
                 self._on_report(event)
             case Frame(kind=Kind.STATE):
                 self._count_up(event)
-                self.drafts.take(event)
+                self.pending.take(event)
             case Frame(kind=Kind.TRACE):
                 self.traces[event.sender] = parse_events(bytes(event.body), event.sender)
             case Frame(kind=Kind.SKIP_STEP):
@@ -244,7 +244,7 @@ class Master:
             raise diverged(self.link, event, live - self._rounds.missing, live, weights, self.reduction.outlier())
         if event.exit_code != PsnodeError.exit_code:
             raise event
-        self._attendance.fail(event)
+        self._membership.fail(event)
 
     def _on_not_applied(self, event: NotApplied) -> None:
         """Finite gradients whose sum is not."""
@@ -298,11 +298,11 @@ class Master:
         self._round.begin(pause=self._is_pause(flags))
         self._turn.close(flags, {} if first else {rank: self._left_out(rank) for rank in self._members.live})
         self._added = [()] * len(self.plan.groups)
-        self.drafts.publish()
-        self.drafts.hurry(self.clock.now())
+        self.pending.publish()
+        self.pending.hurry(self.clock.now())
         if not self.job_state.stopping:
             self._rounds.open(version)
-            self._attendance.suspend_silent()
+            self._membership.suspend_silent()
 
     def _desert(self) -> None:
         """Nobody is left in the open round, and nothing was added to it: that makes no version, which would skip a batch."""
@@ -330,7 +330,7 @@ class Master:
 
     def _judge(self, verdicts: Iterable[tuple[int, str]]) -> None:
         for version, reason in verdicts:
-            self.drafts.judge(version, reason)
+            self.pending.judge(version, reason)
 
     def _write_records(self) -> None:
         for record in self.recorder.due():
@@ -355,4 +355,4 @@ class Master:
         compares = bool(every) and version % every == 0
         lets_in = bool(self._turn.entering)
         alone = self.config.local is not None  # its workers take turns, and none can be cut off
-        return first or epoch_ends or compares or lets_in or alone or Flag.CHECKPOINT in flags or bool(self.drafts)
+        return first or epoch_ends or compares or lets_in or alone or Flag.CHECKPOINT in flags or bool(self.pending)

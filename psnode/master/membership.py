@@ -31,7 +31,7 @@ class Membership:
     members: Members
     round: RoundTimer
     rounds: Rounds
-    drafts: PendingCheckpoints
+    pending: PendingCheckpoints
     recorder: StepRecorder
     events: Events
     backlog: Backlog
@@ -45,10 +45,10 @@ class Membership:
         hurried = self.job_state.late
         if hurried:
             self.job_state.stop_by += _STOP_AGAIN * self.config.stop_deadline
-        waiting = live & self.drafts.missing
+        waiting = live & self.pending.missing
         if not self.job_state.stopping:
             waiting |= live & self.rounds.missing
-        elif not self.drafts:
+        elif not self.pending:
             waiting |= owing
         if not waiting and not hurried and late > 2 * self.round.patience.hard_limit:
             raise TransportError(f"no round was finished within {late:.0f} s and no worker is to blame; go on with --resume")
@@ -97,7 +97,7 @@ class Membership:
         if left + len(self.members.spares) < least and self.job_state.stop_reason is None:
             self.events.tell("quorum", self.job_state.version, None, f"{left} of --min-workers {least} are left")
             self.job_state.request(QUORUM)
-        self.drafts.give_up(rank)
+        self.pending.give_up(rank)
         if self.job_state.stopping:
             return []
         taken = self.rounds.withdraw(rank)
@@ -128,7 +128,7 @@ class Membership:
         struck_out = self.members.strike(rank)
         self.events.tell("rejected", self.job_state.version, rank, f"{type(error).__name__}: {error}")
         self.recorder.excuse(rank, self.job_state.version + 1)
-        if isinstance(what, WireError) and rank in self.drafts.missing:
+        if isinstance(what, WireError) and rank in self.pending.missing:
             self.link.fail(rank, error)
             self.lose(rank, "sent a frame that is none in the place of its part of a checkpoint")
         elif struck_out:

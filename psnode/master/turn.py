@@ -39,7 +39,7 @@ class Turn:
     members: Members
     rounds: Rounds
     downlink: Downlink
-    drafts: PendingCheckpoints
+    pending: PendingCheckpoints
     recorder: StepRecorder
     sharding: Sharding
     events: Events
@@ -54,7 +54,7 @@ class Turn:
     def take_up(self, found: Checkpoint | None) -> None:
         """The next round takes the gradients that wait in the checkpoint; the last one of this job will hold those to come."""
         self.rounds.restore(unpack(found))
-        self.drafts.waiting = lambda version: (
+        self.pending.waiting = lambda version: (
             pack(self.rounds.waiting) if self.job_state.stopping and version == self.job_state.version else {}
         )
 
@@ -69,7 +69,7 @@ class Turn:
     def begin_checkpoint(self, until: float) -> bool:
         """Begin the checkpoint of the version that is complete; False if none is to be. `until`: as of PendingCheckpoints."""
         facts = {**retention.UNKNOWN, **(self.sharding.applied.facts() if self.sharding.applied is not None else {})}
-        return self.drafts.begin(self.job_state.version, self.members.live, until, facts)
+        return self.pending.begin(self.job_state.version, self.members.live, until, facts)
 
     def sent(self, nbytes: int) -> None:
         """A group of the version to come has left for all who get it, in `nbytes` in all."""
@@ -98,7 +98,7 @@ class Turn:
             return
         self._send_whole(ranks)
         for rank in ranks:
-            for earlier in self.drafts.awaiting(rank):
+            for earlier in self.pending.awaiting(rank):
                 if self._released[rank].version <= earlier < version:
                     self.link.send(rank, Kind.ASK, step=earlier, version=version, flags=Flag.CHECKPOINT)
                     self.recorder.down(HEADER_BYTES, version)
@@ -133,7 +133,7 @@ class Turn:
             self.events.tell("promoted", self.job_state.version, rank, f"in the place of rank {former}")
             self._dealt = True
             self.entering[rank] = self.job_state.version, []
-            if statistics := self.drafts.statistics:
+            if statistics := self.pending.statistics:
                 self.link.send(rank, Kind.STATE, statistics, step=self.job_state.version, version=self.job_state.version)
                 self.recorder.down(HEADER_BYTES + len(statistics), self.job_state.version)
         for rank in self.entering.keys() & self.members.live:
@@ -157,11 +157,11 @@ class Turn:
         `until`: as of PendingCheckpoints.
         """
         self.job_state.stopping = True
-        if self.drafts.begun != self.job_state.version:
+        if self.pending.begun != self.job_state.version:
             self.begin_checkpoint(until)
         self.catch_up()
         self.close(Flag.STOP, {})
-        self.drafts.publish()
+        self.pending.publish()
 
     def deal(self) -> bool:
         """Reshard at an epoch boundary if membership has changed.

@@ -32,7 +32,7 @@ STEP = 5
 SIZES = {1: 3, 2: 5000}  # of the memories of two workers
 
 
-def drafts(folder: Path) -> PendingCheckpoints:
+def pending(folder: Path) -> PendingCheckpoints:
     model = nn.Linear(2, 3)
     tensors = [Tensor(name, tuple(value.shape)) for name, value in model.named_parameters()]
     plan = make_plan(tensors, "identity", group_by="model", min_compress_bytes=0)
@@ -50,7 +50,7 @@ def memories(rank: int) -> dict[str, torch.Tensor]:
 
 
 def contribute(folder: Path, rank: int, sent: list[Frame]) -> None:
-    """What the worker of this rank does when it has come by the version."""
+    """Play the worker of this rank that has come by the version."""
 
     def send(rank_to: int, kind: Kind, body: bytes, *, step: int, version: int, flags: Flag = Flag.NONE) -> None:
         sent.append(Frame(kind, flags, rank, 0, step, version, np.frombuffer(body, np.uint8)))
@@ -83,7 +83,7 @@ def check(folder: Path) -> None:
 
 def publish_without_the_second(folder: Path) -> Callable[[], None]:
     """Two workers are to contribute, and one does; what is returned goes on without the other."""
-    found = drafts(folder)
+    found = pending(folder)
     found.begin(STEP, [1, 2], 0.0)
     sent: list[Frame] = []
     contribute(folder, 1, sent)
@@ -152,7 +152,7 @@ def test_a_worker_that_was_stopped_amid_its_writing_ends_it_elsewhere(tmp_path: 
 
 
 def test_what_a_worker_could_not_write_whole_it_sends(tmp_path: Path, halves: list[Callable[[], None]]) -> None:
-    found = drafts(tmp_path)
+    found = pending(tmp_path)
     found.begin(STEP, [1, 2], 0.0)
 
     def full() -> None:
@@ -185,7 +185,7 @@ def test_a_writer_of_an_earlier_start_of_the_job_does_not_touch_what_this_one_wr
 
 
 def test_a_part_that_is_said_to_lie_there_and_does_not_is_left_out(tmp_path: Path) -> None:
-    found = drafts(tmp_path)
+    found = pending(tmp_path)
     found.begin(STEP, [1, 2], 0.0)
     sent: list[Frame] = []
     contribute(tmp_path, 1, sent)

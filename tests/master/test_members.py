@@ -1,4 +1,4 @@
-"""Who is counted, who may return, and what of a returned worker's gradient was not used."""
+"""Members of a job: those counted, those that may return, and the unused parts of a returned worker's gradient."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_groups_of_its_last_step_that_were_not_taken_are_named() -> None:
 
 
 def test_a_step_that_it_took_while_it_was_aside_is_its_last() -> None:
-    """Where stale gradients are taken nobody knows which step it was at before it is heard."""
+    """Under rules that take stale gradients nobody knows its step before it is heard."""
     members = Members([1, 2], Clock())
     members.remove(2)
     members.suspend(2, [7, 3], 0)

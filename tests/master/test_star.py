@@ -14,7 +14,7 @@ from psnode.jobs.job import run
 
 
 def lines(train_dir: Path, capfd: pytest.CaptureFixture[str], **changed: Any) -> list[str]:
-    """What a run of two workers and three steps says about its downlink."""
+    """Lines that a run of two workers and three steps prints about its downlink."""
     settings = {"batch_size": 8, "max_steps": 3, "eval_freq": 0, "local": 2, "threads": 1, "tensorboard": False}
     assert run(Config(train_dir=train_dir, **{**settings, **changed})) == 0
     return [line for line in capfd.readouterr().err.splitlines() if line.startswith("psnode: downlink: ")]

@@ -1,4 +1,4 @@
-"""What ranks are told to go on from when a run is resumed."""
+"""Orders that the ranks of a resumed run begin with."""
 
 from __future__ import annotations
 

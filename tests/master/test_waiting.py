@@ -1,4 +1,4 @@
-"""What a run under ssp or asp takes along across a stop: gradients that wait, what was applied, and places in the data."""
+"""A stop under ssp or asp takes along gradients that wait, the parts that were applied, and places in the data."""
 
 from __future__ import annotations
 
