@@ -166,7 +166,7 @@ class CharacterModel(Task):
         return {"top1": float(right), "bits": float(nats) / float(np.log(2))}
 
     def size(self, batch: Batch) -> int:
-        """Characters, not windows: that is what loss and metrics are averages over."""
+        """Characters, not windows: loss and metrics are averages over characters."""
         return int(batch[1].numel())
 
 

@@ -22,7 +22,7 @@
     │   └── NonFiniteLossError              NaN or infinity where a worker expected its loss
     └── StoppedError                   75   stopped on request before a step was taken: start again; 130 if by Ctrl-C
 
-A message is one line that says what is wrong and what to do; details are attributes.
+A message is one line that names the fault and the remedy; details are attributes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from collections.abc import Iterable
 
 
 class PsnodeError(Exception):
-    """Root of the tree. `exit_code` is what the process ends with when nobody catches it."""
+    """Root of the tree. `exit_code` is that of the process when nobody catches the error."""
 
     exit_code = 1
 
@@ -86,7 +86,7 @@ class WireError(PsnodeError):
 
 
 class TruncatedFrameError(WireError):
-    """A frame whose length differs from what its header states."""
+    """A frame whose length differs from the one in its header."""
 
 
 class AlteredFrameError(WireError):

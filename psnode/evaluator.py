@@ -148,7 +148,7 @@ class Evaluator:
         self._done.add(result.step)
 
     def measure_all(self) -> bool:
-        """Measure what is pending; a broken checkpoint is reported and passed over. Whether there was anything."""
+        """Measure pending checkpoints; a broken checkpoint is reported and passed over. Whether there was anything."""
         pending = self.pending()
         for path in pending:
             try:
@@ -184,10 +184,10 @@ def follow(
 ) -> int:
     """Evaluate the checkpoints of the run in `train_dir` as they appear, until the run has ended; the exit code.
 
-    `checkpoint`: only this one, a step or a path. `once`: only what is there now. Wait `patience` seconds for a run that
+    `checkpoint`: only this one, a step or a path. `once`: only those that are there now. Wait `patience` seconds for a run that
     has not begun, and for one that stopped to be continued (75) or writes nothing without having ended. `interval`: seconds
-    between looks. `task`: what the run trains: the instance that a program handed to psnode.run, or FILE|MODULE as in --task,
-    which is executed; what the run's record names is executed only with `trust_run`. Exit code 5 if a checkpoint could
+    between looks. `task`: the run's task: the instance that a program handed to psnode.run, or FILE|MODULE as in --task,
+    which is executed; code that only the run's record names is executed only with `trust_run`. Exit code 5 if a checkpoint could
     not be read. Raises ConfigurationError, CheckpointError, DeadlineExceededError.
     """
     _await_run(train_dir, 0.0 if once or checkpoint is not None else patience, interval)
@@ -202,7 +202,7 @@ def follow(
             return 0
         silence, written = time.monotonic(), -1
         while True:
-            code = _ended(train_dir)  # looked at first: what the run wrote before it ended is then measured below
+            code = _ended(train_dir)  # looked at first: checkpoints written before the end are then measured below
             before, written = written, _written(train_dir)
             if evaluator.measure_all() or written != before:
                 silence = time.monotonic()
@@ -228,7 +228,7 @@ def _written(train_dir: Path) -> int:
 
 
 def _await_run(train_dir: Path, patience: float, interval: float) -> None:
-    """Wait until config.json is there; raises what reading it raises when `patience` is over."""
+    """Wait until config.json is there; raises the error of reading it when `patience` is over."""
     end, told = time.monotonic() + patience, False
     while True:
         try:

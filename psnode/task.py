@@ -42,7 +42,7 @@ class Data(Protocol):
         """The examples at `indices` (1-D, values in 0..len-1), collated on the CPU.
 
         `rng` drives augmentation and is None in evaluation. The same indices and an equally seeded
-        rng must give the same batch: that is what makes a resumed run exact. Called from a
+        rng must give the same batch: a resumed run is exact only then. Called from a
         background thread, one call at a time.
         """
         ...
@@ -90,8 +90,8 @@ class Task(ABC):
     def constrain(self, model: torch.nn.Module) -> None:  # noqa: B027  # a task without a constraint has nothing to write
         """Keep the trainable weights of `model` where they have to be: clamp them, bound their norms.
 
-        Called on the master alone, without gradients, after each update of all weights; workers receive what it leaves.
-        A model whose forward pass writes its own weights is refused: what it does belongs here.
+        Called on the master alone, without gradients, after each update of all weights; workers receive the result.
+        A model whose forward pass writes its own weights is refused: such writes belong here.
         """
 
     @property
@@ -109,7 +109,7 @@ def load_task(spec: str, options: Mapping[str, str] | None = None) -> Task:
 
     `spec` is path/to/task.py or package.module, followed by :Name where that defines several Task classes. The file's
     own directory, or the current one for a module, is added to the end of sys.path, so that it can import its
-    neighbours. ConfigurationError names what is missing, or the error that the code raised.
+    neighbours. ConfigurationError names the missing file or class, or the error that the code raised.
     """
     source, _, name = spec.partition(":")
     module = _import_file(Path(source)) if names_file(source) else _import_module(source)

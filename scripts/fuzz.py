@@ -6,8 +6,8 @@ refused must not have touched the sum; memory may not grow by more than 256 MiB,
 The first input that breaks a rule is written to fuzz-failure.bin, and the exit code is not 0. --codec: its payloads alone.
 
 Changes are drawn from the seed; with --coverage they are libFuzzer's, led by the coverage of psnode (needs `atheris`),
-and inputs that reach something new are added to DIR. FILE: only read these inputs again. fuzz_inputs.py says what an
-input is.
+and inputs that reach something new are added to DIR. FILE: only read these inputs again. fuzz_inputs.py describes
+an input.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FunctionType
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]  # what is tried is this checkout
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]  # this checkout is the one under test
 from fuzz_inputs import forms, mutate, seeds  # noqa: E402
 from fuzz_reader import Reader  # noqa: E402
 
@@ -101,7 +101,7 @@ def _functions() -> Iterator[FunctionType]:
 
 
 def run_with_coverage(args: argparse.Namespace) -> int:
-    """libFuzzer's loop, from the seeds and what DIR holds."""
+    """libFuzzer's loop, from the seeds and the inputs in DIR."""
     import atheris
 
     read = Reader()

@@ -1,6 +1,6 @@
 """Inputs of scripts/fuzz.py: valid frames and payloads, and the changes that it makes to them.
 
-An input is one byte, modulo 4, which says what the rest is: PAYLOAD a payload; FRAME a frame whose length and checksum are put
+An input is one byte, modulo 4, the kind of the rest: PAYLOAD a payload; FRAME a frame whose length and checksum are put
 right first; RAW a frame as it is; GROUP a gradient frame with two payloads, which lie in the rest, cut where its first two bytes
 say.
 """
@@ -31,7 +31,7 @@ INTERESTING = [0, 1, 2, 0x7F, 0x80, 0xFF, 0xFFFF, 0x7F800000, 0x7FFFFFFF, 0x8000
 
 
 def forms() -> list[str]:
-    """The specs whose payloads are seeds: every codec, further forms and chains, and what makes a contraction of them."""
+    """The specs whose payloads are seeds: every codec, further forms and chains, and the contractive forms."""
     plain = [*available(), *FORMS]
     return [*plain, *sorted({repr(get_codec(spec).contractive()) for spec in plain} - {repr(get_codec(spec)) for spec in plain})]
 

@@ -1,4 +1,4 @@
-"""Reads the inputs of scripts/fuzz.py as a master or a worker reads what comes, and judges what becomes of them."""
+"""Reads the inputs of scripts/fuzz.py as a master or a worker reads messages, and judges the results."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Reader:
 
 @cache
 def _decoder(stages: tuple[str, ...]) -> Codec:
-    """Any codec of these stages decodes what another one with other parameters encoded."""
+    """Any codec of these stages decodes payloads of another one with other parameters."""
     name = "+".join(stage for stage in stages if stage != "contractive")
     return get_codec(f"contractive({name})" if "contractive" in stages else name)
 

@@ -7,7 +7,7 @@ Every mutant runs the tests of its module, by the table in mutants_tests.py, in 
 fails once more by itself, and passes without the mutant; else it is passed over, told, and the others decide. A mutant that takes
 longer than --timeout is killed, too, and listed apart. --results: a line a mutant; those in there are
 not run again, unless the file that they change is another by now. --skip: tests that are left out, where a machine is busy.
-ID: run just these. --list: only say what was drawn.
+ID: run just these. --list: only print the draw.
 
 The exit code is 0 if --goal of the mutants were killed.
 """
@@ -55,7 +55,7 @@ class Result:
 
 
 class Copy:
-    """A copy of the tree, with what is compiled of it, where mutants live one after the other."""
+    """A copy of the tree and of its caches, where mutants live one after the other."""
 
     def __init__(self, root: Path, folder: Path, timeout: float, skip: str) -> None:
         self.root = folder / "tree"
@@ -109,7 +109,7 @@ class Copy:
                 again = outcome == "failed" and self.run([by] if by else tests, compiled_anew=compiled_anew)[0] != "passed"
             finally:
                 path.write_bytes(source)
-                os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # what is compiled of it is its own again
+                os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # its caches are valid again
             if outcome != "failed" or (again and self._is_sound(by, tests)):
                 break
             passed_over.append(by)

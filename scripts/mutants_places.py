@@ -83,13 +83,13 @@ class Places(ast.NodeVisitor):
             self.visit(node.value)
 
     def visit_Raise(self, node: ast.Raise) -> None:
-        """Nothing: what an error says is tested by few."""
+        """Nothing: few tests read the text of an error."""
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
         """Nothing: the same."""
 
     def visit_If(self, node: ast.If) -> None:
-        """All but what only type checkers read."""
+        """All but annotations."""
         if not (isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
             self.generic_visit(node)
 

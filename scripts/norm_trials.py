@@ -26,7 +26,7 @@ Lie = Callable[[int, int, float], float]
 
 
 class Played(NamedTuple):
-    """By round and rank what was refused, and the largest norm over its bound."""
+    """The refused pushes by round and rank, and the largest norm over its bound."""
 
     refused: set[tuple[int, int]]
     nearest: float

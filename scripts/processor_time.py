@@ -1,8 +1,8 @@
 """Processor time of a step: scripts/processor_time.py [FLAGS of psnode train] prints a Markdown table.
 
 A job of a master and four workers trains on this host over TCP, ResNet-18 unless the flags say otherwise. While it takes steps 10
-to 40, what the kernel has booked is read for every thread of every rank, and for the machine as a whole. All figures are
-milliseconds a step; those of workers are the mean over them. What is left of the machine's is other processes' and the kernel's.
+to 40, the times booked by the kernel are read for every thread of every rank, and for the machine as a whole. All figures are
+milliseconds a step; those of workers are the mean over them. The rest of the machine's is other processes' and the kernel's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measures of the prose in docstrings and comments: scripts/prose.py [FOLDER]... prints them and what to look at.
+"""Measures of the prose in docstrings and comments: scripts/prose.py [FOLDER]... prints them and the lines to look at.
 
 Counts docstrings that begin with What, Who, Where, Whether, Which, How or When, and the word "what" in 1 000 words of docstrings
 and comments. The exit code is 1 if any docstring begins so.

@@ -2,7 +2,7 @@
 
 For every scheme: a run of two workers on the CPU that nothing happens to; the same run in a process of its own that gets SIGKILL
 at a random step, once more when it was resumed and has taken a step, and a third time, resumed again, inside a checkpoint; and
-what is left of it resumed to its end. Equal are the hash of the final weights and the losses of all steps. The exit code is 1
+the rest of it resumed to its end. Equal are the hash of the final weights and the losses of all steps. The exit code is 1
 if any scheme fails.
 """
 
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # what is tried is this checkout
+sys.path.insert(0, str(ROOT))  # this checkout is the one under test
 STEPS, EVERY = 14, 3
 FLAGS = ["--local", "2", "--batch-size", "8", "--threads", "1", "--no-tensorboard", "--lr", "0.005", "--eval-freq", str(EVERY)]
 SECONDS = 240

@@ -1,4 +1,4 @@
-"""A job under `psnode launch` that a script disturbs: its processes, its steps, and what can be done to them."""
+"""A job under `psnode launch` that a script disturbs: its processes, its steps, and ways to disturb them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TURN = 0.1  # seconds: how long a slowed process is stopped and continued, toget
 
 
 class Job:
-    """`psnode launch -n WORKERS LAUNCH... -- train FLAGS... --train-dir TRAIN_DIR`; what it says goes to a file beside."""
+    """`psnode launch -n WORKERS LAUNCH... -- train FLAGS... --train-dir TRAIN_DIR`; its output goes to a file beside."""
 
     def __init__(self, train_dir: Path, workers: int, flags: Sequence[str], launch: Sequence[str] = ()) -> None:
         self.train_dir = train_dir

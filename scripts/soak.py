@@ -98,7 +98,7 @@ def disturbed(job: Job, rng: random.Random, events: int, steps: int) -> Disturbe
 
 
 def report(job: Job, disturber: Disturber) -> bool:
-    """Print what happened; whether all is well."""
+    """Print the results; True if all is well."""
     from psnode.records.history import violations
 
     found = violations(job.train_dir)

@@ -1,4 +1,4 @@
-"""r: what one core reads from memory, the yardstick of every codec's speed, measured in the same run."""
+"""r: the rate at which one core reads memory, the yardstick of every codec's speed, measured in the same run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`psnode bench codecs`: speed, bits, error and memory of every codec, on one core, against what memory and theory allow.
+"""`psnode bench codecs`: speed, bits, error and memory of every codec, on one core, against the limits of memory and theory.
 
 For every setting and input: GB/s of float32 in encode, in feedback, decode and decode_add, also as shares of the read bandwidth r
 measured beside it (feedback: a step of error feedback as training does it, with the form of the codec that training uses there
@@ -7,7 +7,7 @@ and a gradient in as many parts as a segment has tensors); bits a coordinate of 
 the most memory allocated, as a share of the input.
 
 Gradients lie in memory when a codec meets them. So r and the codecs go round copies of the input, and of the arrays they write
-to, which take up four times the last-level cache; what r would be in the cache is told beside it. Payloads are reused: they
+to, which take up four times the last-level cache; r in the cache is told beside it. Payloads are reused: they
 come from the network and go there.
 """
 
@@ -73,7 +73,7 @@ def settings(specs: Sequence[str]) -> list[str]:
 
 
 def run(specs: Sequence[str], size: int, gradient: Path | None, seconds: float, copies: int) -> dict[str, Any]:
-    """Measure; `seconds` is what each figure may take, `copies` the bytes of the copies that are read, and written, in turn.
+    """Measure; `seconds` is the time for each figure, `copies` the bytes of the copies that are read, and written, in turn.
 
     A setting that fails has `failed`, with the reason, instead of figures.
     """

@@ -90,7 +90,7 @@ class Psnode:
     alone: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what train would refuse, and what is the same for all contenders."""
+        """Refuse settings that train would refuse, and those that are the same for all contenders."""
         given = {}
         for flag, value in self._pairs():
             found = _settings(flag)
@@ -118,7 +118,7 @@ class Psnode:
 
     def command(self, ground: Ground, folder: Path) -> list[str]:
         options = ground.task_options(folder / "marks")
-        # no line of progress: what it shows costs a pass over the gradients now and then
+        # no line of progress: its figures cost a pass over the gradients now and then
         task = "Exchange" if self.alone else "Metered"
         flags = {
             "--task": f"psnode.bench.marks:{task}", "--batch-size": ground.batch, "--lr": ground.lr, "--seed": ground.seed,

@@ -1,7 +1,7 @@
 """`psnode bench convergence`: the same model and data trained with several schemes for the same number of steps.
 
 Every run is a job of its own, `psnode launch -n P -- train ...`, or `psnode train --local P ...` where cores are few: the sums
-are the same, and no rank waits in MPI. Its last checkpoint is then evaluated. What is reported is read from the run's own
+are the same, and no rank waits in MPI. Its last checkpoint is then evaluated. The report is read from the run's own
 files: final accuracy and loss on the test set, bytes each way, times a step.
 
 A table of many runs takes hours. The same command may be given again after it was stopped: runs that are done are read, one that
@@ -37,7 +37,7 @@ _ASKED = "asked.json"  # in a run's directory: the arguments it was started with
 
 @dataclass(frozen=True)
 class Run:
-    """One training: `flags` are a scheme and what belongs to it, `common` flags are those of all runs."""
+    """One training: `flags` are a scheme and its settings, `common` flags are those of all runs."""
 
     flags: tuple[str, ...]
     common: tuple[str, ...]
@@ -76,7 +76,7 @@ class Run:
         self._call(["evaluate", "--once", "--train-dir", str(self.directory)])
 
     def _check(self, asked: str) -> None:
-        """True if the directory holds this run, and its scheme still means what it meant."""
+        """True if the directory holds this run, and its scheme still has the same meaning."""
         if (self.directory / _ASKED).read_text() != asked:
             raise PsnodeError(f"{self.directory} holds a run with other settings: choose another --output")
         if (self.directory / "config.json").exists():

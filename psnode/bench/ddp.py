@@ -1,4 +1,4 @@
-"""PyTorch's DistributedDataParallel over gloo, training what psnode trains: same model, data, shards, seeds and loss.
+"""PyTorch's DistributedDataParallel over gloo, training as psnode does: same model, data, shards, seeds and loss.
 
 One process a host, placed by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT:
 

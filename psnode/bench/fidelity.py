@@ -2,7 +2,7 @@
 
 Bits are those of the payload, header included; the error is ||x - decode||^2 / ||x||^2, that of unbiased codecs after the best
 constant factor. Between its rates polar's error is taken in proportion to the bits, in decibels; with more bits than its
-highest rate takes it stays what it is there.
+highest rate takes it stays as it is there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The plot of `psnode bench fidelity`: what codecs make of N(0, 1), against its rate-distortion function."""
+"""The plot of `psnode bench fidelity`: codecs' errors on N(0, 1), against its rate-distortion function."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _SEED = 1
 
 
 class Input(NamedTuple):
-    """`flat`: what codecs of flat vectors see. `tensors`: what codecs that need shapes see, one at a time.
+    """`flat`: the input of codecs of flat vectors. `tensors`: the inputs of codecs that need shapes, one at a time.
 
     The tensors' values lie in `flat` one after the other, from its beginning.
     """

@@ -20,7 +20,7 @@ SCRIPT = _ROOT / "scripts" / "netlab.sh"
 def on_hosts(
     command: Sequence[str], *, hosts: int, rate: str, each: bool, counters: Path, seconds: float
 ) -> tuple[dict[str, Any], str]:
-    """Run `command` on emulated hosts with one thread a process; what the script wrote to `counters`, and all output.
+    """Run `command` on emulated hosts with one thread a process; returns the script's `counters`, and all output.
 
     Arguments as the script's options. Raises ConfigurationError if it refuses to make hosts here, TransportError if the
     command fails or takes longer than `seconds`.

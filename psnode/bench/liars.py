@@ -1,6 +1,6 @@
-"""`psnode bench liars`: what becomes of the accuracy when one worker's gradients are lies, under several defences of the master.
+"""`psnode bench liars`: the accuracy with one worker whose gradients are lies, under several defences of the master.
 
-The last of the workers lies: hooks on its parameters replace every gradient before psnode sees it. What it pushes is a valid
+The last of the workers lies: hooks on its parameters replace every gradient before psnode sees it. It pushes a valid
 payload of a wrong gradient, and the losses that it reports are true. All runs are `psnode train --local P` in this process.
 
     flip      -g
@@ -50,7 +50,7 @@ _NOISE = 10.0
 
 
 class Lying(Classification):
-    """Image classification whose worker `liar`, in a job of threads, sends what `lie` makes of its gradients."""
+    """Image classification whose worker `liar`, in a job of threads, sends the results of `lie` instead of its gradients."""
 
     def __init__(self, lie: str, liar: int, network: str, dataset: str, seed: int) -> None:
         super().__init__(network, dataset, seed=seed)
@@ -167,7 +167,7 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 
 def _cell(values: Sequence[float | None]) -> str:
-    """Mean and least of what there is."""
+    """Mean and least of the values that are there."""
     known = [100 * value for value in values if value is not None]
     ended = f"ended {len(values) - len(known)} of {len(values)}" if len(known) < len(values) else ""
     return "; ".join(part for part in (f"{statistics.fmean(known):.1f} ({min(known):.1f})" if known else "", ended) if part)

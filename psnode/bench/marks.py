@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 INTERFACE = "eth0"  # of an emulated host
-# What a packet carries beside its payload: Ethernet 14, IPv4 20, TCP 20 and its timestamps 12. A packet counted by the
+# Bytes of a packet beside its payload: Ethernet 14, IPv4 20, TCP 20 and its timestamps 12. A packet counted by the
 # interface may be a large one that the network card of a real host would cut; its headers are then counted once too.
 HEADER_BYTES = 66
 
@@ -90,7 +90,7 @@ class Metered(Classification):
 
 
 class Exchange(Metered):
-    """The same weights and gradients of the same size, fixed ones, at no cost: what remains of a step is the exchange.
+    """The same weights and gradients of the same size, fixed ones, at no cost: the rest of a step is the exchange.
 
     The loss of weights w is <w, c>, whose gradient is c: normal values, other ones on every host.
     """
@@ -115,7 +115,7 @@ class Exchange(Metered):
 def read_marks(directory: Path, steps: int) -> list[list[Mark]]:
     """The marks of the last `steps` steps of every worker, by the number of its host.
 
-    What a worker computed before its first step, such as a trial pass, is left out.
+    Passes before the first step, such as a trial pass, are left out.
     """
     files = sorted(directory.glob("*.jsonl"), key=lambda path: int(path.stem.rpartition("-")[2]))
     return [[Mark(*json.loads(line)) for line in path.read_text().splitlines()][-steps:] for path in files]

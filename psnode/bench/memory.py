@@ -1,10 +1,10 @@
-"""`psnode bench memory`: what the master's memory grows with.
+"""`psnode bench memory`: the growth of the master's memory.
 
 Real jobs of two steps on synthetic data, `psnode launch -n P -- train ...`, whose summaries hold the highest resident
-memory of rank 0. A small network with the same scheme gives what Python, torch, torchvision, MPI and the compiled kernels
+memory of rank 0. A small network with the same scheme gives the share that Python, torch, torchvision, MPI and compiled kernels
 take by themselves; it runs twice, since whoever compiles a kernel that no earlier run left behind holds the compiler as
-well. What is above that is stated in copies of the model: weights, the optimizer's state and one accumulator make 3 with
-momentum, a dense downlink adds the one copy that all workers are sent, a coded one the residual and what it decodes to,
+well. The memory above that is stated in copies of the model: weights, the optimizer's state and one accumulator make 3 with
+momentum, a dense downlink adds the one copy that all workers are sent, a coded one the residual and the decoded values,
 and every worker its coded gradients on their way in.
 """
 

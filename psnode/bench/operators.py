@@ -55,7 +55,7 @@ OPERATORS: dict[str, Callable[[torch.Tensor], object]] = {
 
 
 def measure(spec: str, copies: Rotation, seconds: float) -> dict[str, float] | None:
-    """GB/s at which PyTorch's operators do what the codec `spec` does to `copies`, one after the other.
+    """GB/s at which PyTorch's operators do the work of the codec `spec` on `copies`, one after the other.
 
     None without such a version, or without torch.
     """

@@ -2,7 +2,7 @@
 
 Every contender trains the same model on the same data, shards and seeds with one thread a process, W workers on a host
 each; psnode has a host more, for its master. They take turns, once a round and rate. Steps are timed and bytes counted
-by what all of them run alike (psnode.bench.marks); psnode's own books are only compared with the interfaces' counts.
+by code that all of them run alike (psnode.bench.marks); psnode's own books are only compared with the interfaces' counts.
 The floor is the same W processes without any exchange.
 """
 
@@ -29,7 +29,7 @@ from psnode.bench.trial import Trial, run_trial
 from psnode.errors import ConfigurationError, TransportError
 
 SCHEMES = ("dense", "qsgd", "atomo", "dense --codec topk:ratio=0.01 --feedback ef --downlink bf16")
-# what tuning found best of each hook: see docs/emulated-hosts.md
+# the best settings of each hook, by tuning: see docs/emulated-hosts.md
 PEERS = ("none", "fp32", "fp16", "powersgd:rank=1", "powersgd:rank=2")
 
 BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->\n"
@@ -49,15 +49,15 @@ def run(
     keep: Path | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Measure; round r trains with seed + r. `row` in psnode.bench.standings says what is in the rows of the result.
+    """Measure; round r trains with seed + r. `row` in psnode.bench.standings describes the rows of the result.
 
     Args:
         schemes: each a scheme, flags of train after it. ddp: kinds of psnode.bench.ddp. rates: of the links, or none.
         warmup: steps before those that are timed; the last step is not timed either.
         target: test accuracy to reach, a fraction. alone: measure each scheme's exchange without training, too.
-        keep: leave what the runs wrote here. tell: gets a line a trial.
+        keep: leave the runs' files here. tell: gets a line a trial.
 
-    A contender that fails is listed with its reason. Raises ConfigurationError for what cannot be measured, or not here.
+    A contender that fails is listed with its reason. Raises ConfigurationError for one that cannot be measured here.
     """
     _check(ground, warmup, target)
     contenders: list[Contender] = [*map(Ddp, dict.fromkeys(ddp)), *map(Psnode, dict.fromkeys(schemes))]
@@ -139,7 +139,7 @@ def _report(results: Sequence[dict[str, Any]], json_file: Path | None, plot_file
 
 
 def insert(text: str, file: Path) -> None:
-    """Write `text` to `file`, or only between the lines BEGIN and END if it has them: what people wrote around them stays."""
+    """Write `text` to `file`, or only between the lines BEGIN and END if it has them: text around them stays."""
     before, begin, rest = file.read_text().partition(BEGIN) if file.exists() else ("", "", "")
     _, end, after = rest.partition(END)
     file.write_text(f"{before}{BEGIN}{text}{END}{after}" if begin and end else text)
@@ -170,7 +170,7 @@ def _directory(keep: Path | None) -> Iterator[Path]:
 
 
 def _versions() -> dict[str, str]:
-    """Of what was compared. gloo has no version of its own: it is part of torch."""
+    """Versions of the compared programs. gloo has none of its own: it is part of torch."""
     import torch
 
     found = {"psnode": psnode.__version__, "torch (with DDP and gloo)": str(torch.__version__)}

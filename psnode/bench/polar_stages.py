@@ -1,7 +1,7 @@
 """`psnode bench polar-stages`: where polar's time goes, in nanoseconds for a row of 32 values, one of each of 32 blocks.
 
-One superblock of N(0, 1) is coded and read again and again, stage by stage, on one core; the fastest of each stage counts. It
-is what psnode.codecs.polarcodes.stream calls, without the few microseconds of Python between the calls.
+One superblock of N(0, 1) is coded and read again and again, stage by stage, on one core; the fastest of each stage counts. Each
+is called as by psnode.codecs.polarcodes.stream, without the few microseconds of Python between the calls.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Bench:
 
 
 def main(rate: float, log_length: int, repeats: int) -> int:
-    """Print the stages, the sums, and what they mean in GB/s of float32; the exit code."""
+    """Print the stages, the sums, and both in GB/s of float32; the exit code."""
     bench, stages = Bench(rate, log_length), Stages()
     out = np.empty_like(bench.x)
     for _ in range(repeats):

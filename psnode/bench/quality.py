@@ -1,4 +1,4 @@
-"""Bits of a payload and squared error of what it decodes to, beside what theory allows."""
+"""Bits of a payload and squared error of its decoded values, beside the limits of theory."""
 
 from __future__ import annotations
 

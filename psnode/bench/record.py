@@ -48,7 +48,7 @@ def record(config: Config, steps: int, output: Path) -> dict[str, np.ndarray]:
 
 
 def main(output: Path, steps: int, config: Config) -> int:
-    """Record and say what was written; the exit code."""
+    """Record and name the files written; the exit code."""
     gradients = record(config, steps, output)
     values = np.concatenate([each.reshape(-1) for each in gradients.values()])
     zeros = 100 * float(np.mean(values == 0))

@@ -1,6 +1,6 @@
 """Results of `psnode bench peers` that were measured in pieces, put together: each piece is a round, or several.
 
-So ratios are between what was measured in one piece; who was not in it is missing in that round.
+So ratios are between measurements of one piece; who was not in it is missing in that round.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from psnode.bench.trial import Point, Trial
 from psnode.errors import ConfigurationError
 
 Trials = Mapping[str, Mapping[Label, Sequence[Trial | None]]]  # by rate and contender, a round each; None: it failed
-_APART = frozenset({"seed", "steps"})  # of a ground, what its pieces may have different
+_APART = frozenset({"seed", "steps"})  # of a ground, fields that may differ between its pieces
 
 
 def tables(trials: Trials, failed: Mapping[str, Mapping[str, str]], target: float | None) -> dict[str, Any]:
-    """The part of a result that follows from what was measured: rows by rate, and the trials themselves."""
+    """The part of a result that follows from the measurements: rows by rate, and the trials themselves."""
     rows = {rate: [row(label, rounds, target) for label, rounds in here.items() if any(rounds)] for rate, here in trials.items()}
     with_ratios(rows)
     return {

@@ -1,4 +1,4 @@
-"""`psnode bench scales`: what one scale for all tensors of a gradient costs, against one for each, and against buckets."""
+"""`psnode bench scales`: the cost of one scale for all tensors of a gradient, against one for each, and against buckets."""
 
 from __future__ import annotations
 

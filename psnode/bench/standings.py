@@ -53,7 +53,7 @@ def _reached(trial: Trial, target: float) -> dict[str, Any] | None:
 def with_ratios(rates: Mapping[str, Sequence[dict[str, Any]]]) -> None:
     """Add `ratios` to every row: its step over that of the floor, of the best DDP at its rate, and of dense unshaped DDP.
 
-    Also `exposed_ms`, what the step takes more than the floor, and `hidden`, the share of the exchange that the step does not
+    Also `exposed_ms`, the time of a step above the floor, and `hidden`, the share of the exchange that the step does not
     show: 1 - (step - floor) / exchange alone. Each is the median over the rounds; None where the other was not measured.
     """
     unshaped = next((row for row in rates.get("none", ()) if row["name"].startswith("DDP fp32")), None)

@@ -34,7 +34,7 @@ def run(
     idle_seconds: float = 3.0,
     links: Sequence[str] = tuple(LINKS),
 ) -> dict[str, Any]:
-    """Measure on this host, one mpirun job for each of `links` (keys of LINKS). `summarise` tells what is returned.
+    """Measure on this host, one mpirun job for each of `links` (keys of LINKS). `summarise` tells the form of the result.
 
     Raises TransportError if a job fails, ConfigurationError if groups hold no whole float32.
     """

@@ -1,4 +1,4 @@
-"""One contender's run on emulated hosts, and what came of it."""
+"""One contender's run on emulated hosts, and its results."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def step_durations(marks: Sequence[Sequence[Mark]]) -> list[float]:
 
 
 def sent_by_all(traffic: Sequence[Traffic], star: bool) -> int:
-    """Bytes of all hosts: in a star what the workers receive is what the master sent, else they send all there is."""
+    """Bytes of all hosts: in a star the workers receive all that the master sent, else they send all there is."""
     return sum(each.sent + (each.received if star else 0) for each in traffic)
 
 

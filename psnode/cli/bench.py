@@ -1,4 +1,4 @@
-"""`psnode bench`: a command for every part of psnode that can be measured. What it needs is imported when it is called."""
+"""`psnode bench`: a command for every part of psnode that can be measured. Modules are imported when a command is called."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def bench_transport(**options: Any) -> int:
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
 @debuggable
 def bench_convergence(**options: Any) -> int:
-    """Train one model with several schemes for the same number of steps and evaluate what comes out."""
+    """Train one model with several schemes for the same number of steps and evaluate the results."""
     from psnode.bench.convergence import main as measure
 
     return measure(**options)
@@ -67,7 +67,7 @@ def bench_convergence(**options: Any) -> int:
 @click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Also write the table to this page.")
 @debuggable
 def bench_liars(**options: Any) -> int:
-    """Train on the digits with one liar among the workers, for every kind of lie and defence, and evaluate what comes out."""
+    """Train on the digits with one liar among the workers, for every kind of lie and defence, and evaluate the results."""
     from psnode.bench.liars import main as measure
 
     return measure(**options)
@@ -148,7 +148,7 @@ def bench_codecs(**options: Any) -> int:
 @click.option("--plot", "plot_file", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw what was found on N(0,1).")
 @debuggable
 def bench_fidelity(**options: Any) -> int:
-    """Bits and squared error of every codec on N(0,1) and a recorded gradient, and what polar makes of as many bits."""
+    """Bits and squared error of every codec on N(0,1) and a recorded gradient, and polar's error at as many bits."""
     from psnode.bench.fidelity import main as measure
 
     return measure(**options)

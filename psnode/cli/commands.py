@@ -149,11 +149,11 @@ app.add_command(
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- train ...")
 @debuggable
 def launch(workers: int, mpirun_args: tuple[str, ...], command: tuple[str, ...], **options: Any) -> int:
-    """Run `psnode COMMAND` on a master and P workers through mpirun, with what a fault-tolerant job needs."""
+    """Run `psnode COMMAND` on a master and P workers through mpirun, with the options of a fault-tolerant job."""
     context = click.get_current_context().find_root()
     _, chosen, rest = app.resolve_command(context, list(command))
     directory, spares = None, 0
-    if chosen is app.commands["train"]:  # refuse here what every rank would refuse
+    if chosen is app.commands["train"]:  # refuse settings here that every rank would refuse
         config = _configure(**chosen.make_context("psnode train", rest).params)
         if config.local is not None:
             raise ConfigurationError("--local runs all workers in one process: leave it out, or leave out launch")
@@ -211,7 +211,7 @@ def codecs(as_json: bool) -> int:
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Also check that this directory can be read.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def doctor(data_dir: Path | None, as_json: bool) -> int:
-    """Check Python, MPI, torch, caches and cores, and say what to install."""
+    """Check Python, MPI, torch, caches and cores, and name missing packages."""
     from psnode.cli.doctor import examine
 
     return examine(data_dir, as_json=as_json)
@@ -255,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    """Say what is wrong. Before MPI starts all ranks find the same fault: rank 0 tells it, and its end is that of all."""
+    """Tell the error. Before MPI starts all ranks find the same fault: rank 0 tells it, and its end is that of all."""
     from psnode.protocol.messages import plain
 
     here, message = place(), plain(message)  # it may quote a file that somebody else has written

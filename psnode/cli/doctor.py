@@ -1,4 +1,4 @@
-"""`psnode doctor`: is everything here that a run needs, and what to do about what is not.
+"""`psnode doctor`: checks of everything that a run needs, each with a remedy.
 
 Whatever may crash or hang when it is imported (MPI, torch) is looked at in a process of its own.
 """

@@ -23,7 +23,7 @@ class Config:
     """Everything that decides how a run goes. A value of the wrong type or out of bounds cannot be constructed;
     `validate` checks the fields against each other. Sizes are bytes, times seconds, unless the help says otherwise."""
 
-    # what is trained
+    # training
     task: str | None = option(
         None, "A task of your own: path/to/task.py or package.module.", metavar="FILE|MODULE", names_code=True
     )
@@ -86,7 +86,7 @@ class Config:
     )  # fmt: skip
     batches_per_step: int = option(1, "Backward passes whose mean gradient makes one step.", minimum=1)
 
-    # what crosses the links
+    # communication
     scheme: str = option(
         "atomo", "A paper's combination, NAME[:k=v,...][+STAGE]; parameters and stages go to its codec.", aliases=("--code",)
     )
@@ -162,7 +162,7 @@ class Config:
     )  # fmt: skip
     hash_every: int = option(50, "Compare the workers' weights every so many steps; 0: never.", minimum=0, free=True)
 
-    # what it leaves behind
+    # records
     train_dir: Path | None = option(
         None, "Where the run writes; default runs/NETWORK-DATASET-SCHEME.", metavar="DIR", free=True, aliases=("--model-dir",)
     )
@@ -249,7 +249,7 @@ class Config:
 
     @property
     def directory(self) -> Path:
-        """`train_dir`, or its default, which names what is trained and the scheme."""
+        """`train_dir`, or its default, named after model, data and scheme."""
         if self.train_dir is not None:
             return self.train_dir
         what = f"{self.network}-{self.dataset}" if self.task is None else Path(self.task).stem
@@ -267,7 +267,7 @@ class Config:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`. A setting that is newer than the record takes the value that means what was done before.
+        """The inverse of `to_dict`. A setting that is newer than the record takes the value of the earlier behaviour.
 
         ConfigurationError for names that are unknown, or missing and no newer.
         """

@@ -19,17 +19,17 @@ from psnode.errors import ConfigurationError
 
 PREFIX = "PSNODE_"
 FILE_VARIABLE = "PSNODE_CONFIG"
-RECORD = "config.json"  # what a run leaves in its directory; its member `config` is Config.to_dict()
+RECORD = "config.json"  # record in a run's directory; its member `config` is Config.to_dict()
 # variables of the project's own scripts, which are not settings of a run
 _OTHER_VARIABLES = frozenset({FILE_VARIABLE, "PSNODE_VENV", "PSNODE_PYTHON", "PSNODE_MPI", "PSNODE_CONSTRAINTS"})
-# what a resumed run does not take over from the run that it continues
+# settings that a resumed run does not take over from the run that it continues
 _NOT_INHERITED = frozenset({"resume", "train_dir", "local", "debug", "trust_run"})
 
 
 def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None) -> Config:
     """The validated configuration. `flags`: values by setting name; `file`: instead of the one PSNODE_CONFIG names.
 
-    With `resume`, what nobody sets is as in the run that is continued.
+    With `resume`, settings that nobody gives are those of the run that is continued.
     """
     if file is None and environment.get(FILE_VARIABLE):
         file = Path(environment[FILE_VARIABLE])
@@ -48,7 +48,7 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
 
 
 def check_trust(directory: Path, recorded: Mapping[str, Any], given: Container[str], *, trusted: bool) -> None:
-    """Refuse to execute code that only the record of a run names: whoever wrote the directory would decide what is run.
+    """Refuse to execute code that only the record of a run names: whoever wrote the directory would choose the code.
 
     `recorded`: the settings of the run in `directory`; `given`: the names of those that the user set, which are not taken
     from the record. ConfigurationError names the code.

@@ -38,7 +38,7 @@ class Rules:
     free      may differ when a run is resumed, and is no part of the job's digest
     aliases   further flags
     names_code   the value names code that is executed: a recorded run's is not taken over unasked
-    before    what a run was begun with whose record does not know the setting; ABSENT: such a record is damaged
+    before    value in runs whose record does not know the setting; ABSENT: such a record is damaged
     inverse   a bool's flag has a --no- form
     """
 
@@ -59,7 +59,7 @@ class Rules:
 
 
 def option(default: Any, help: str, **rules: Any) -> Any:  # noqa: A002
-    """A dataclass field with its `Rules`; `default` is what holds when nobody says anything."""
+    """A dataclass field with its `Rules`; `default` is the value that holds when nobody gives one."""
     return dataclasses.field(default=default, metadata={"rules": Rules(help, **rules)})
 
 

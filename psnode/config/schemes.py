@@ -1,4 +1,4 @@
-"""Schemes: what a paper combines, under one name. This table is the only place that knows them."""
+"""Schemes: the methods that a paper combines, under one name. This table is the only place that knows them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Scheme:
     gathers_decay  whether weight decay is gathered by a momentum as gradients are, also where the sender has that
     lr             the learning rate, unless --lr says otherwise
     ratio_warmup   the sparsifier's ratios before its own, `ratio_epochs` epochs each; empty: none
-    rule           what the paper says about the learning rate, for the reader
+    rule           the paper's words on the learning rate, for the reader
     """
 
     name: str
@@ -66,7 +66,7 @@ class Scheme:
 
     @property
     def clips(self) -> bool:
-        """True if the master may use a part of what a worker sends, and tell it."""
+        """True if the master may use a part of a push, and tell its worker."""
         return self.aggregator == CLIPPED
 
     def notes(self, lr: float | None) -> tuple[str, ...]:
@@ -81,7 +81,7 @@ class Scheme:
     def from_dict(cls, fields: Mapping[str, Any]) -> Scheme:
         """Inverse of to_dict; ConfigurationError if a field is missing, unknown or of another type.
 
-        A field that is newer than the record takes the value that means what was done before.
+        A field that is newer than the record takes the value of the earlier behaviour.
         """
         fields = {**_BEFORE, **fields}
         if set(fields) != set(_RECORDED):
@@ -99,7 +99,7 @@ class Scheme:
 _RECORDED = (
     "name", "codec", "feedback", "aggregator", "downlink", "momentum", "gathers_decay", "ratio_warmup", "ratio_epochs",
 )  # fmt: skip
-# what runs did whose record lacks a field
+# values in runs whose record lacks a field
 _BEFORE: Mapping[str, Any] = MappingProxyType({"gathers_decay": False})
 
 # error feedback as the papers have it, without momentum: a memory whose late gradients are gathered overshoots
@@ -219,7 +219,7 @@ _TABLE = (
 SCHEMES: Mapping[str, Scheme] = MappingProxyType({scheme.name: scheme for scheme in _TABLE})
 _NAMES = MappingProxyType({name: scheme for scheme in _TABLE for name in (scheme.name, *scheme.aliases)})
 
-# What rows said that have changed since runs record their scheme. A run without a record goes on by these.
+# Earlier values of rows that have changed since runs record their scheme. A run without a record goes on by these.
 _DENSE_BEFORE = (
     "fp16", "bf16", "atomo", "atomo-entrywise", "nuqsgd", "natural", "dithered", "terngrad", "minmax", "onebit", "tbq",
     "efsignsgd", "randk", "graddrop", "polar", "countsketch", "countmean", "lss", "sketchml", "dgc",
@@ -279,7 +279,7 @@ def resolve(config: Config, *, unrecorded: bool = False) -> Scheme:
 
 
 def _spec(config: Config, scheme: Scheme, settings: dict[str, str], added: Sequence[Stage]) -> str:
-    """The spec of the codec that `config` asks for; `settings` and `added` are what it says behind the scheme's name."""
+    """The spec of the codec that `config` asks for; `settings` and `added` are the text behind the scheme's name."""
     if (settings or added) and config.codec:
         raise ConfigurationError(f"--scheme {config.scheme} changes a codec that --codec replaces: leave one of the two out")
     if config.codec:

@@ -1,4 +1,4 @@
-"""The rule: what a sender remembers of a segment between steps, and what it codes in the place of a gradient."""
+"""Rules of senders: the memories of a segment between steps, and the values coded in place of its gradient."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Gathering(NamedTuple):
 
 
 class Feedback(ABC):
-    """The rule: which memories a segment has, and what is coded in the place of its gradient.
+    """Rule of a sender: the memories of a segment, and the values coded in place of its gradient.
 
-    `memory` names the array that holds what was coded minus what the receivers decoded, if the rule keeps one.
+    `memory` names the array of the coded values minus the decoded ones, if the rule keeps one.
     `masks`: momentum is forgotten where it was sent, so that the rule is for codecs that leave coordinates out.
     `only_adds`: a gradient is added to that and looked at no more, so that `push_parts` needs no array of it.
     """
@@ -73,7 +73,7 @@ class Feedback(ABC):
     def merges(self, codec: Codec) -> bool:
         """True if the senders of a step share a key, so that their payloads are summed undecoded and decoded once.
 
-        A memory holds what was coded minus what this payload decodes to: with one, the sum must decode to the sum of those.
+        A memory holds the coded values minus the decoded ones of this payload: with one, merged payloads must decode to the sum.
         """
         return codec.linear and (self.memory is None or codec.traits.decodes_linearly)
 
@@ -93,7 +93,7 @@ class Feedback(ABC):
     ) -> Payload:
         """Code a segment's gradient (float32, the segment's shape) and update `state`.
 
-        `codec` is what `form` returned. `out` is passed on to encode. The gradient is not modified.
+        `codec` is the result of `form`. `out` is passed on to encode. The gradient is not modified.
         """
 
     def push_parts(
@@ -117,7 +117,7 @@ class Feedback(ABC):
         return gradient if self.memory is None else state[self.memory].reshape(gradient.shape) + decoded
 
     def lost(self, gradient: Floats, state: State, decoded: Floats) -> tuple[float, float]:
-        """||p - decoded||^2 and ||p||^2 for what the last push coded, p."""
+        """||p - decoded||^2 and ||p||^2 of the values p that the last push coded."""
         coded = self.coded(gradient, state, decoded)
         return energy(coded - decoded), energy(coded)
 

@@ -21,10 +21,10 @@ class ErrorFeedback(Feedback):
     """Error feedback: the coding error is added to the next gradient: p = g + decay * e, send C(p), e = p - C(p).
 
     Converges for every contraction C (Karimireddy et al., "Error feedback fixes SignSGD", ICML 2019, algorithm 2);
-    an unbiased codec is therefore used in its contractive form. With decay=1 the sum of what was sent + e = the sum of g.
+    an unbiased codec is therefore used in its contractive form. With decay=1 the sum of all sent values + e = the sum of g.
     rescale=true multiplies e by lr_s/lr_t, where s is the last step that was coded: the residual is kept in units of
     weights when the learning rate changes (Zheng, Huang, Kwok, "Communication-efficient distributed blockwise momentum SGD with
-    error-feedback", NeurIPS 2019, algorithm 1). The sum of lr * what was sent + lr * e = the sum of lr * g, each with its own lr.
+    error-feedback", NeurIPS 2019, algorithm 1). The sum of lr * sent values + lr * e = the sum of lr * g, each with its own lr.
     """
 
     id: ClassVar[str] = "ef"

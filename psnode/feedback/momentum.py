@@ -1,4 +1,4 @@
-"""Momentum at the sender: DGC's correction for what is compressed, plain momentum for what it sends whole."""
+"""Momentum at the sender: DGC's correction for coded segments, plain momentum for whole ones."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _SenderMomentum(Feedback):
 class MomentumCorrection(_SenderMomentum):
     """DGC: momentum is accumulated before coding, and forgotten where it was sent (momentum factor masking).
 
-    u = m u + g, v = v + u, send C(v), v = v - C(v), u = 0 on the support of what was sent. nesterov: u = m (u + g),
+    u = m u + g, v = v + u, send C(v), v = v - C(v), u = 0 on the support of C(v). nesterov: u = m (u + g),
     v = v + u + g. A codec that loses nothing leaves u as it is: no coordinate waited while another was sent. clip > 0 first
     scales a segment's gradient to a norm of at most clip / sqrt(workers).
     Lin et al., "Deep gradient compression", ICLR 2018, section 3, appendix B.

@@ -1,4 +1,4 @@
-"""No memory: what unbiased codecs are made for."""
+"""No memory, for unbiased codecs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from psnode.feedback.base import ALONE, Context, Feedback, Floats, State
 
 @dataclass(frozen=True, repr=False)
 class NoFeedback(Feedback):
-    """Every gradient is coded by itself: what unbiased codecs are made for."""
+    """Codes every gradient by itself; for unbiased codecs."""
 
     id: ClassVar[str] = "none"
 

@@ -29,7 +29,7 @@ def run(config: Config, task: Task | None = None) -> int:
     """Run this process's part of the job that `config` describes; returns the exit code. Raises PsnodeError.
 
     With `local` master and workers are threads of this process; else this is one rank of an MPI job.
-    `task`: an instance of one's own in the place of what the configuration names; every rank must pass an equal one.
+    `task`: an instance of one's own instead of the configuration's task; every rank must pass an equal one.
     """
     config.validate()
     if task is not None:

@@ -1,4 +1,4 @@
-"""`psnode launch`: mpirun with what a fault-tolerant job needs, and a hand on it until its last process is gone."""
+"""`psnode launch`: mpirun with the options of a fault-tolerant job, supervised until its last process is gone."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from psnode.jobs.supervision import Ended, supervise
 from psnode.records.directory import CONFIG
 from psnode.records.metrics import SUMMARY
 
-_FINAL = (0, 2, 4, 5, 130)  # done, or what another start would end in again; 130: somebody pressed Ctrl-C
+_FINAL = (0, 2, 4, 5, 130)  # done, or an end that another start would reach again; 130: somebody pressed Ctrl-C
 # where mpirun finds hosts by itself
 _ALLOCATIONS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
-_TO_STOP = 0.7  # of the time until KILL, for what holds up the last checkpoint; the rest for writing it
+_TO_STOP = 0.7  # of the time until KILL, to wait for the last checkpoint's parts; the rest for writing it
 _ROOT_VARIABLES = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 
 
@@ -40,11 +40,11 @@ def launch(
     Args:
         hostfile: hosts, one a line, the master's first. Lines `NAME slots=N` are filled in order; a plain list of
             addresses gets one rank a host in turn. None: all ranks on this host.
-        mpirun_args: handed on; they win over what psnode would choose itself.
+        mpirun_args: handed on; they win over psnode's own choices.
         kill_after: seconds from a request to stop (TERM, INT, USR1, HUP) until every process is killed.
         restarts: how often the job may be started again, with --resume, after it has ended by itself without being done.
         run_directory: where the run is kept that a restart resumes; a job that died before it left one begins anew.
-        program: what every rank runs, before `command`.
+        program: the program of every rank, before `command`.
 
     Raises ConfigurationError if there is no mpirun, no such hostfile, or n_workers < 1.
     """
@@ -181,7 +181,7 @@ def _is_open_mpi(mpirun: str) -> bool:
 
 
 def _has_fault_tolerance(mpirun: str) -> bool:
-    """True if this Open MPI was built with ULFM, by what the ompi_info of the same installation says."""
+    """True if this Open MPI was built with ULFM, by the ompi_info of the same installation."""
     beside = Path(mpirun).with_name("ompi_info")
     return beside.exists() and "ft_mpi_support:yes" in _output([str(beside), "--parsable"])
 

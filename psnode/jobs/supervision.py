@@ -16,14 +16,14 @@ from typing import NamedTuple
 _POLL_SECONDS = 0.1
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 _LOOK_SECONDS = 1.0
-# On TERM mpirun kills the ranks within half a second: what is left until then belongs to their checkpoint.
+# On TERM mpirun kills the ranks within half a second: the time until then belongs to their checkpoint.
 _TERM_BEFORE_KILL = 1.5
 _PROC = Path("/proc")
 _RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK", b"PMI_RANK", b"PMIX_RANK")
 
 
 class Ended(NamedTuple):
-    """The exit code of what was supervised, and whether somebody had asked it to stop."""
+    """The exit code of the supervised job, and whether somebody had asked it to stop."""
 
     code: int
     asked: bool

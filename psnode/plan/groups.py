@@ -1,7 +1,7 @@
 """Plans: segments that are coded, and groups that travel together.
 
 The trainable tensors of a model lie in one flat float32 vector, in the order in which back-propagation
-finishes their gradients. A Segment is what one encode call sees, a Group what one frame carries; both are
+finishes their gradients. A Segment is the input of one encode call, a Group the content of one frame; both are
 ranges of that vector. Every rank works by the same Plan, and --resume reuses it.
 """
 
@@ -24,7 +24,7 @@ ALL = 0  # in the place of a rank: payloads can be merged if all workers of a st
 PARTITION = 4096  # flat segments are cut at multiples of this many coordinates
 DEFAULT_GROUP_BYTES = 16 << 20
 SMALL_MODEL_BYTES = 4 << 20  # at most so many go in one group, if that may be so large
-_LAST_GROUP_BYTES = 1 << 20  # the same for what is left of a larger one
+_LAST_GROUP_BYTES = 1 << 20  # the same for the rest of a larger one
 _SCRAP_BYTES = 1 << 16  # so little is no group of its own
 MAX_SEGMENT = 1 << 28  # coordinates; a payload holds no more
 
@@ -226,8 +226,8 @@ def _is_in_vain(codec: Codec, shape: tuple[int, ...]) -> bool:
 def _fuse(tensors: Sequence[Tensor], group_by: GroupBy, group_bytes: int) -> list[list[Tensor]]:
     """Runs of neighbouring tensors, one run a group (before partition).
 
-    Groups of `group_bytes` cost few frames. But what the last one holds is coded, sent, added and sent back after the backward
-    pass, with nothing to hide behind: a group ends where it has two thirds of what is left.
+    Groups of `group_bytes` cost few frames. But the last group is coded, sent, added and sent back after the backward
+    pass, with nothing to hide behind: a group ends where it has two thirds of the rest.
     """
     if group_by == "model":
         return [list(tensors)]

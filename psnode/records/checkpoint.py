@@ -2,9 +2,9 @@
 
     checkpoints/step-00000100/     model.safetensors           weights and buffers, named as in the state dict
                                    state/optimizer.safetensors the master's optimizer
-                                   state/replica.safetensors   what the workers hold, where it differs from the weights
+                                   state/replica.safetensors   the workers' weights, if they differ from the master's
                                    state/waiting.safetensors   gradients that came and were not applied
-                                   state/norms.safetensors     what the norms of later gradients are compared with
+                                   state/norms.safetensors     norms that those of later gradients are compared with
                                    worker-003.safetensors      feedback and buffers of rank 3, its place in the data
                                    manifest.json               step, and size and xxh3_128 of every file
     checkpoints/latest             the name of the newest one
@@ -13,9 +13,9 @@ A checkpoint is written into a directory whose name starts with a dot, every fil
 fsynced, the directory is renamed, and only then `latest` is replaced. One that goes is renamed before anything
 of it is deleted. Its contents are tensors and JSON: reading one executes nothing.
 
-Workers write beside it, into a directory of the checkpoint's step and of this start of the job. What the master takes of that it
-moves; the rest goes with that directory before anything is published. So the manifest lists what was decided on, and nobody else
-has ever known a path of it.
+Workers write beside it, into a directory of the checkpoint's step and of this start of the job. The master moves
+files out of it; the rest is deleted with that directory before anything is published. So the manifest lists those files alone,
+and no worker has ever known a path of the checkpoint.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def write_part(train_dir: Path, step: int, job: int, rank: int, tensors: Mapping
 
 
 class StagedCheckpoint:
-    """A checkpoint of `step` in the making, invisible to readers until `publish`. It will hold what was added or adopted.
+    """A checkpoint of `step` in the making, invisible to readers until `publish`. It will hold the files added or adopted.
 
     `job`: that of the workers whose parts may be adopted.
     """
@@ -219,13 +219,13 @@ class StagedCheckpoint:
         return final
 
     def discard(self) -> None:
-        """Delete what was written: there will be no such checkpoint."""
+        """Delete the files written: there will be no such checkpoint."""
         remove(self._parts)
         delete(self._path)
 
 
 def name_latest(path: Path) -> None:
-    """Let `latest` name the published checkpoint `path`: what --resume goes on from."""
+    """Let `latest` name the published checkpoint `path`: --resume goes on from it."""
     write_atomically(path.with_name(LATEST), path.name.encode() + b"\n")
 
 

@@ -1,6 +1,6 @@
-"""The run's directory: who may write into it, what it says of the run, where a resumed run starts.
+"""The run's directory: its lock, its records, the start of a resumed run.
 
-What an earlier part of the run left there is checked first and altered last: a job that cannot start loses nothing.
+Files of an earlier part of the run are checked first and altered last: a job that cannot start loses nothing.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class ResumePoint:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A directory that belongs to this run until `lock` is released. `mark` is what its mark file holds.
+    """A directory that belongs to this run until `lock` is released. `mark` is the content of its mark file.
 
-    The learning rate of `config` is resolved. `notes`: what the user should know of it.
+    The learning rate of `config` is resolved. `notes`: lines about it for the user.
     """
 
     path: Path
@@ -87,7 +87,7 @@ class RunDirectory:
         return {BEGUN: f"{xxhash.xxh3_64_intdigest(self.mark.encode()):016x}", SINCE: self.resume_point.step}
 
     def begin(self, plan: Plan, workers: int) -> None:
-        """Drop what the run will write again and what was left half written, and the earlier summary; write config.json."""
+        """Drop records of steps that come again, half-written files and the earlier summary; write config.json."""
         checkpoint.sweep(self.path)
         cut_after(self.path / METRICS, self.resume_point.step)
         (self.path / SUMMARY).unlink(missing_ok=True)
@@ -111,7 +111,7 @@ def claim(config: Config) -> RunDirectory:
     """Make the directory of a new run, or enter that of the run to resume, and keep other jobs out of it.
 
     A resumed run keeps the scheme that it was begun with, whatever the tables say by now. Raises ConfigurationError if the
-    directory holds another run or another job is at work in it, CheckpointError if what it holds cannot be read.
+    directory holds another run or another job is at work in it, CheckpointError if its records cannot be read.
     """
     path = config.directory.resolve()
     scheme = None if config.resume else resolve(config)
@@ -199,7 +199,7 @@ def _resumed(path: Path, config: Config) -> tuple[Config, ResumePoint]:
         config = replace(config, threads=earlier.threads)
     if config.lr is None:
         config = replace(config, lr=earlier.lr)
-    if config.group_bytes == 0:  # auto: what the run was begun with
+    if config.group_bytes == 0:  # auto: the size that the run was begun with
         config = replace(config, group_bytes=earlier.group_bytes)
     if conflicts := config.resume_conflicts(earlier):
         raise ConfigurationError(f"--resume needs the configuration of the run in {path}: {conflicts[0]}")

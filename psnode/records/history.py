@@ -4,9 +4,9 @@ With `--record-history` the master writes history.jsonl: a line when it starts, 
 
     {"step": 40, "hash": "...", "parameters": ["fc.weight", ...]}   a start from version 40 of the weights, which have this hash
     {"step": 41, "hash": "...", "groups": [[[1, 41, 40], [2, 41, 40]], ...]}
-                                                                   [rank, step, version computed on] of what each group got
+                                                                   [rank, step, version computed on] of each group's gradients
 
-A start voids what the file says of later versions: that work was lost with the process that did it.
+A start voids the lines of later versions: that work was lost with the process that did it.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from pathlib import Path
 class Journal:
     """Appends to the file `path`, unbuffered: a line is visible to readers at once.
 
-    What the disk does not take waits here, in order, and is tried again with every further line: whoever writes goes on.
+    Lines that the disk does not take wait here, in order, and are tried again with every further line: whoever writes goes on.
     Both are told on standard error.
     """
 
@@ -29,7 +29,7 @@ class Journal:
             self._tell(error)
 
     def close(self) -> None:
-        """Write what waits, and flush everything to disk; what it does not take even now is lost."""
+        """Write waiting lines, and flush everything to disk; lines that it does not take even now are lost."""
         try:
             self._write()
             os.fsync(self._file.fileno())

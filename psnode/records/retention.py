@@ -23,7 +23,7 @@ from psnode.records.metrics import write_atomically
 SOUND = "sound"
 REASON = "unsound"
 _SHOWN = 500  # characters of a reason
-UNKNOWN: dict[str, Any] = {SOUND: None}  # what a manifest says at first
+UNKNOWN: dict[str, Any] = {SOUND: None}  # as in a new manifest
 
 
 def verdict(reason: str) -> dict[str, Any]:

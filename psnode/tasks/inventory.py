@@ -32,7 +32,7 @@ def tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 class Snapshot:
     """State of `model` that passes may change: its `values` (copies of all `tensors`), attributes, lists, dicts and sets of its
-    modules, and the generators of Python, NumPy and torch. Not what lies deeper in an attribute.
+    modules, and the generators of Python, NumPy and torch. Not objects deeper in an attribute.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -66,7 +66,7 @@ class Snapshot:
 
 
 def put_back(model: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> None:
-    """Copy `values` into the tensors of those names. What the model does not have any more is passed over."""
+    """Copy `values` into the tensors of those names. Names that the model does not have any more are passed over."""
     found = tensors(model)
     for name, value in values.items():
         if name in found:
@@ -92,7 +92,7 @@ def batch_statistics(model: torch.nn.Module) -> dict[str, str]:
 
 
 def check(model: torch.nn.Module, statistics: Mapping[str, str]) -> None:
-    """ConfigurationError if `model` holds what can be neither exchanged nor saved, or `statistics` names what it lacks."""
+    """ConfigurationError if `model` holds a value that can be neither exchanged nor saved, or lacks a name in `statistics`."""
     import torch
     from torch.nn.parameter import is_lazy
 

@@ -12,12 +12,12 @@ HELLO_TAG = MAX_TAG
 
 
 def send_hello(transport: Transport, hello: bytes) -> Pending:
-    """A worker's part: report to rank 0. What rank 0 sends next says that everybody has."""
+    """A worker's part: report to rank 0. Rank 0's next message says that everybody has."""
     return transport.send(0, HELLO_TAG, [hello])
 
 
 def gather_hello(transport: Transport, hello: bytes, seconds: float) -> dict[int, bytes]:
-    """Rank 0's part: what every rank said, rank 0's own `hello` included.
+    """Rank 0's part: returns the words of every rank, rank 0's own `hello` included.
 
     Events that are no hello stay in the inbox. Raises MissingRanksError naming all that have not reported
     after `seconds`, or at once naming those that are lost.

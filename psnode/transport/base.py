@@ -25,7 +25,7 @@ Buffer = bytes | bytearray | memoryview | Bytes
 
 
 class Arrival(NamedTuple):
-    """One message. `data` is exactly as long as what was sent and starts at an address divisible by 16.
+    """One message. `data` is exactly as long as the sent one and starts at an address divisible by 16.
 
     Call `release()` when nothing refers to `data` any more: the transport then reuses the memory.
     """

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _SLICE = 1.0  # seconds: the longest wait, so that one which lasts longer shows
-_LEAST = 0.2  # seconds: so long even behind a deadline, for what came in while nobody listened
+_LEAST = 0.2  # seconds: so long even behind a deadline, for messages that came in while nobody listened
 _OVERSHOOT = 0.5
 _BUSY = 1.0
 
@@ -32,7 +32,7 @@ class Clock:
     def listening(self, until: float) -> Iterator[float]:
         """Around a wait, of at most the seconds that it is given: towards `until`, and never longer than a second.
 
-        What the wait takes longer than that by half a second, and what has passed since the last one if it was more than a
+        The time that the wait takes longer than that by half a second, and the time since the last one if it was more than a
         second, does not count.
         """
         begun = self._monotonic()

@@ -23,7 +23,7 @@ def loopback_group(size: int) -> list[LoopbackTransport]:
 
 
 class LoopbackTransport(Transport):
-    """Puts a copy of each message into the receiver's inbox: what the sender does to its buffers later is not seen."""
+    """Puts a copy of each message into the receiver's inbox: later changes of the sender's buffers are not seen."""
 
     def __init__(self, rank: int, size: int, group: list[LoopbackTransport], pool: Pool) -> None:
         self.rank, self.size, self.inbox = rank, size, Inbox()

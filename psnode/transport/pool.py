@@ -1,4 +1,4 @@
-"""Memory that messages arrive in, kept and used again: a fresh page costs many times what a warm one does."""
+"""Memory that messages arrive in, kept and used again: a fresh page costs many times as much as a warm one."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Send(Pending):
         return self._finished.is_set()
 
     def finish(self, error: Exception | None = None) -> None:
-        """The buffers are free again; `error` is what every `wait` then raises."""
+        """The buffers are free again; every `wait` then raises `error`."""
         self._error = error
         self._finished.set()
 

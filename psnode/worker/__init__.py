@@ -25,7 +25,7 @@ def work(
 ) -> int:
     """Take part in a job as a worker; returns the exit code, 0 whenever the master knows how the job ended.
 
-    Of `config` only the deadlines are used, until the master's has come. What goes wrong here is reported to the master,
+    Of `config` only the deadlines are used, until the master's has come. Errors here are reported to the master,
     which speaks for all and may go on with the others. Raises TransportError when the master is gone.
     """
     link = FrameChannel(transport)
@@ -58,7 +58,7 @@ def _takes_part(
 
 @contextmanager
 def _reported(link: FrameChannel, debug: bool) -> Iterator[None]:
-    """Tell the master of what passes through, be it the task's; a program that leaves on one rank is an exception like others."""
+    """Tell the master of exceptions, the task's included; a program that leaves on one rank is an exception like others."""
     try:
         yield
     except (RemoteFailureError, TransportError):

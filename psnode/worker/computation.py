@@ -131,7 +131,7 @@ class Computation:
             return Outcome(total, samples, sums, time.perf_counter() - start)
 
     def _check_trained(self, step: int) -> None:
-        """ConfigurationError if a parameter was frozen or unfrozen since the start: the plan holds what was trained then."""
+        """ConfigurationError if a parameter was frozen or unfrozen since the start: the plan holds those trained then."""
         for name, parameter, trained in self._trains:
             if parameter.requires_grad is not trained:
                 raise ConfigurationError(

@@ -1,12 +1,12 @@
 """Noticing that a model is about to use a weight, whatever the code of its layers looks like.
 
-Three nets, each of which holds what slips through the others:
+Three nets, each of which catches uses that slip through the others:
 
 * every operator of torch's dispatcher, however it is called: from Python, from TorchScript, below torch.vmap;
 * every method of a tensor that gives its memory away: data_ptr(), numpy(), DLPack, __cuda_array_interface__;
 * the call of a module that owns parameters: kernels of one's own that are handed a weight there.
 
-What runs outside all three (compiled graphs, CUDA graphs) is found before the first step (psnode.worker.inspection).
+Code that runs outside all three (compiled graphs, CUDA graphs) is found before the first step (psnode.worker.inspection).
 
 The first two are modes of torch that slow every operator down: they are not entered when all weights are there, and left at the
 call of a module once the last has come.
@@ -55,7 +55,7 @@ class Arriving(Protocol):
 
 
 class FirstUse:
-    """While it is entered, whatever uses `weights` waits for what it uses. For one thread that enters; modules may run in others.
+    """While it is entered, every use of `weights` waits for them. For one thread that enters; modules may run in others.
 
     `weights`: the flat float32 vector that the trainable parameters of `model` are views of. Once nothing is missing, nothing
     may become missing before the exit.
@@ -96,7 +96,7 @@ class FirstUse:
                 try:
                     start = tensor.data_ptr() - self._base
                 except (RuntimeError, NotImplementedError):
-                    if tensor.layout is torch.strided:  # a wrapper, with who knows what inside
+                    if tensor.layout is torch.strided:  # a wrapper, with unknown contents
                         self._require(0, self._size)
                     continue
                 if 0 <= start < _FLOAT * self._size and tensor.numel():

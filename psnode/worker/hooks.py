@@ -50,7 +50,7 @@ class GroupHooks:
         self._armed = True
 
     def flush(self) -> None:
-        """The backward pass is over: collect what is left and report the groups that are not complete, stop watching.
+        """The backward pass is over: collect the remaining gradients, report the groups that are not complete, stop watching.
 
         ConfigurationError, naming the parameter, if something was added to a gradient after it was taken.
         """

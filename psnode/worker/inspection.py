@@ -42,7 +42,7 @@ def inspect(
     """Look at passes over `batch(1)` that leave no trace in the model (psnode.tasks.inventory.Snapshot).
 
     `agreed`: buffers of which all workers must have the same. `early`: whether forward passes are to begin before their weights
-    are there. ConfigurationError for a model that would not learn what it learns in plain PyTorch.
+    are there. ConfigurationError for a model that would not learn as in plain PyTorch.
     """
     parameters = trainable(model)
     refuse_shared_memory(model)
@@ -70,7 +70,7 @@ def inspect(
 
 
 class _Seen(NamedTuple):
-    """A backward pass: how gradients finish, and what it left in the buffers."""
+    """A backward pass: how gradients finish, and the buffers after it."""
 
     finish: Finish
     bits: dict[str, bytes]
@@ -147,7 +147,7 @@ class _Passes:
     def agree_when_weights_are_late(self) -> bool:
         """True if the loss is the same bit for bit where each weight is NaN until FirstUse waits for it.
 
-        Both times the weights lie in one vector: kernels round by the alignment of what they read.
+        Both times the weights lie in one vector: kernels round by the alignment of their inputs.
         """
         truth = torch.cat([self._values[name].reshape(-1) for name in self._parameters])
         with self._moved(truth.clone(), []):
@@ -190,7 +190,7 @@ class _Passes:
 
     @contextmanager
     def _moved(self, vector: torch.Tensor, emptied: Sequence[str]) -> Iterator[None]:
-        """The parameters are views of `vector`; what `emptied` of them left behind is NaN. All as before at the end."""
+        """The parameters are views of `vector`; the former memory of the `emptied` ones is NaN. All as before at the end."""
         old = {name: parameter.data for name, parameter in self._parameters.items()}
         place = 0
         for name, parameter in self._parameters.items():

@@ -64,7 +64,7 @@ class Worker:
         self._steps_per_epoch, self._workers = self.start.steps_per_epoch, self.share.sampler.workers
         while going and version < self._end:
             going = self._step(version + 1)
-            # weights of a later version or another share of the data came: what was begun with the others is void
+            # weights of a later version or another share of the data came: work begun with the others is void
             if self.receiver.version != version or self.receiver.deal is not None:
                 version, going = self.receiver.version, True
                 continue
@@ -84,8 +84,8 @@ class Worker:
     def _step(self, step: int) -> bool:
         """Compute and send the gradient of `step`; False if the version before it was the last, or a later one has come.
 
-        The forward pass begins while that version is still coming. It may be in vain, and moves the running statistics: what
-        a checkpoint of that version needs of them is copied before.
+        The forward pass begins while that version is still coming. It may be in vain, and moves the running statistics:
+        those that a checkpoint of that version needs are copied before.
         """
         version = step - 1
         buffers = self.replica.buffers()
@@ -108,7 +108,7 @@ class Worker:
                 return False
             if self.receiver.applied is not None:
                 self._count_epochs(self.receiver.applied - version)
-            # not before: until then what ROUND says was not used of the last gradient can be given back
+            # not before: until then unused groups of the last gradient can return to the residuals
             self.sender.begin(step, version, measure=step % self.config.log_interval == 0)
             return True
 

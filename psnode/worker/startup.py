@@ -1,4 +1,4 @@
-"""From the first message to the first step: agree with the master on what is trained, how, and from where."""
+"""From the first message to the first step: agree with the master on model, settings and start."""
 
 from __future__ import annotations
 

@@ -2,6 +2,6 @@
 
     python -m tools.ec2 launch | status | get_hosts | setup | run | ssh | put | get | logs | cost | shutdown | export
 
-What belongs to a cluster is what carries its tags, and nothing else is remembered: every command reads the tags, so a
+The resources of a cluster are those that carry its tags, and nothing else is remembered: every command reads the tags, so a
 launch that was cut off is resumed by another one, and removed by shutdown.
 """

@@ -21,7 +21,7 @@ from tools.ec2.flags import Session, command
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 def cli() -> None:
-    """A cluster for psnode on EC2. What belongs to it is what carries its tags; every command is safe to repeat."""
+    """A cluster for psnode on EC2. Its resources are those that carry its tags; every command is safe to repeat."""
 
 
 @command(cli, "launch")
@@ -35,7 +35,7 @@ def _launch(session: Session) -> None:
 
 @command(cli, "status", click.option("--json", "as_json", is_flag=True, help="As JSON."))
 def _status(session: Session, as_json: bool) -> None:
-    """Show the nodes, and what EC2 ended of them within the last hour."""
+    """Show the nodes, and those that EC2 ended within the last hour."""
     cluster = session.cluster
     nodes = cluster.nodes(LIVE + ENDED)
     if as_json:
@@ -80,7 +80,7 @@ def _cost(session: Session) -> None:
     cli, "shutdown", click.option("--discard", is_flag=True, help="Do not stop the job and fetch the newest checkpoint first.")
 )
 def _shutdown(session: Session, discard: bool) -> None:
-    """End all nodes of the cluster and remove what belongs to it: what carries its tags, and nothing else."""
+    """End all nodes of the cluster and remove its resources: those that carry its tags, and nothing else."""
     from tools.ec2.elsewhere import lasting_volumes, other_nodes
     from tools.ec2.keeping import keep
     from tools.ec2.removing import added_since, shutdown

@@ -132,7 +132,7 @@ class Cloud:
         return self._patiently(lambda: getattr(self._client("ec2"), operation)(**parameters))
 
     def change_shown(self, operation: str, **parameters: Any) -> dict[str, Any]:
-        """The same, with what EC2 has made a moment ago and may not know everywhere yet: again until it does, for a minute."""
+        """The same, for a resource that EC2 made a moment ago and may not know everywhere yet: repeat it for up to a minute."""
         for attempt in range(_UNSHOWN - 1):
             try:
                 return self.change(operation, **parameters)

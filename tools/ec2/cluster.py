@@ -1,4 +1,4 @@
-"""A cluster is what carries its tags: the nodes, in order, as EC2 knows them at this moment."""
+"""Clusters by tags: the nodes that carry them, in order, as EC2 knows them at this moment."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Node:
     key: str = ""  # the name of the key pair that it lets in
     volumes: tuple[str, ...] = ()  # the ids of those that end with it
     hours: int = 0  # after which it ends itself; 0: never, or not known
-    limit: float = 0.0  # the most that an hour of a spot instance costs, in USD; 0: what it costs on demand
+    limit: float = 0.0  # the most that an hour of a spot instance costs, in USD; 0: its price on demand
 
     @property
     def ends(self) -> datetime.datetime | None:
@@ -51,7 +51,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The tags `name` and `owner`, and what carries them."""
+    """The tags `name` and `owner`, and the resources that carry them."""
 
     cloud: Cloud
     name: str

@@ -1,6 +1,6 @@
 """Files and folders to a node and back, as tar streams over ssh: the copy of a folder is the same however often it is made.
 
-A folder becomes its target, and what lies there already is overwritten or stays. A file goes into a target that is a folder.
+A folder becomes its target, and files that lie there already are overwritten or stay. A file goes into a target that is a folder.
 Into a target that is empty, . or .., or ends with a slash, both go under their own names.
 """
 
@@ -73,7 +73,7 @@ def send(way: Access, node: Node, local: Path, remote: str) -> None:
 
 def _loop(folder: Path, within: frozenset[tuple[int, int]] = frozenset()) -> Path | None:
     """The first link below `folder` that leads to it, or to one that it is in; `within` are those, by device and number."""
-    with contextlib.suppress(OSError):  # what cannot be read is told when it is copied
+    with contextlib.suppress(OSError):  # an unreadable file is told when it is copied
         status = folder.stat()
         if (status.st_dev, status.st_ino) in within:
             return folder
@@ -111,7 +111,7 @@ def fetch(way: Access, node: Node, remote: str, local: str, *names: str) -> None
 
 
 def _unpack(stream: IO[bytes], local: str, name: str) -> None:
-    """Write what give.sh printed. Of links, devices and paths that lead elsewhere it prints none, and none is taken."""
+    """Write the files that give.sh printed. Of links, devices and paths that lead elsewhere it prints none, and none is taken."""
     with tarfile.open(fileobj=stream, mode="r|") as archive:
         target = None
         for member in archive:
@@ -131,7 +131,7 @@ def _unpack(stream: IO[bytes], local: str, name: str) -> None:
                 with path.open("wb") as file:
                     shutil.copyfileobj(content, file)
                 path.chmod(member.mode & 0o777)
-        while stream.read(1 << 16):  # what pads the archive
+        while stream.read(1 << 16):  # padding of the archive
             pass
 
 

@@ -32,7 +32,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Extra:
-    """Costs beside instances: `text` says what, `hourly` and `so_far` are USD."""
+    """Costs beside instances: `text` names them, `hourly` and `so_far` are USD."""
 
     text: str
     hourly: float

@@ -15,7 +15,7 @@ _AT_ONCE = 16  # regions
 
 
 def other_nodes(cluster: Cluster) -> list[str]:
-    """A line for each other owner and region with nodes of clusters of this name, and for what could not be asked."""
+    """A line for each other owner and region with nodes of clusters of this name, and for each that could not be asked."""
     try:
         regions = [each["RegionName"] for each in cluster.cloud.ask("describe_regions")["Regions"]]
     except Ec2Error as error:

@@ -15,23 +15,23 @@
     ├── DeadlineError            3   nodes did not get ready in time
     ├── NodeLostError            3   EC2 took a node away (spot, or a failure of its own)
     ├── HostKeyError             4   a host key is not known yet, or is another one
-    ├── KeepError                1   what was trained cannot be fetched from nodes that are to end
+    ├── KeepError                1   trained weights cannot be fetched from nodes that are to end
     ├── RemoteError              n   a command on a node failed; its exit code
-    ├── AlreadyThereError        1   what was to be made exists; callers look it up
-    ├── NotShownError            1   EC2 does not know yet, or any more, what was named; callers try again, or are content
-    ├── InUseError               1   what was to be removed is in use, perhaps by what is just ending; callers try again
-    ├── SpentTokenError          1   what a client token stands for has ended; callers take the next one
-    ├── TakenTokenError          1   another launch has used a client token; callers look at what it started
+    ├── AlreadyThereError        1   a resource to be made exists; callers look it up
+    ├── NotShownError            1   EC2 does not know this id yet, or any more; callers try again, or are content
+    ├── InUseError               1   a resource to be removed is in use, perhaps by a node that is ending; callers try again
+    ├── SpentTokenError          1   the instances of a client token have ended; callers take the next one
+    ├── TakenTokenError          1   another launch has used a client token; callers look at its instances
     └── OthersError              1   another launch changes the same cluster; callers plan again
 
-A message is one line that says what is wrong and what to do.
+A message is one line that names the fault and the remedy.
 """
 
 from __future__ import annotations
 
 
 class Ec2Error(Exception):
-    """Root of the tree; `exit_code` is what the process ends with."""
+    """Root of the tree; `exit_code` is that of the process."""
 
     exit_code = 1
 
@@ -87,7 +87,7 @@ class ThrottledError(Ec2Error):
 
 
 class DeadlineError(Ec2Error):
-    """A wait ended without what it waited for."""
+    """A wait ended without success."""
 
     exit_code = 3
 

@@ -13,7 +13,7 @@ from tools.ec2.settings import FIELDS
 _HEAD = """# A cluster for psnode on EC2. Every key is also a flag (--n-workers 4), and a flag wins. Money is in USD.
 # What is commented out shows the default, or an example where the default is nothing.
 """
-_SET = ("name", "region", "n_workers", "method", "master_type", "worker_type", "path_to_keyfile")  # what one decides first
+_SET = ("name", "region", "n_workers", "method", "master_type", "worker_type", "path_to_keyfile")  # the first decisions
 
 
 def example() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tools.ec2.cluster import Node
 from tools.ec2.errors import Ec2Error, HostKeyError, RemoteError
 
-UNREACHED = 255  # what ssh itself ends with
+UNREACHED = 255  # ssh's own exit code
 
 
 def failure(node: Node, what: str, code: int, stderr: str) -> Ec2Error:

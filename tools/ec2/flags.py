@@ -1,4 +1,4 @@
-"""Every setting as a flag of every command, and what a command works with."""
+"""Every setting as a flag of every command, and the objects that a command works with."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tools.ec2.cluster import Cluster, Node
 from tools.ec2.errors import ConfigurationError, Ec2Error, HostKeyError
 from tools.ec2.settings import Settings
 
-# what cloud-init prints; a console may put a time or a carriage return on every line
+# cloud-init's own lines; a console may put a time or a carriage return on every line
 _BLOCK = re.compile(r"BEGIN SSH HOST KEY KEYS-+\s(.*?)-+END SSH HOST KEY KEYS", re.S)
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x00")
 _BETWEEN = re.compile(r"(?<=[A-Za-z0-9+/])\[ *\d+\.\d+\][^\r\n]*[\r\n]+")  # the kernel, in the middle of a key

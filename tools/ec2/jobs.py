@@ -18,7 +18,7 @@ from tools.ec2.errors import ConfigurationError
 from tools.ec2.failures import failure
 from tools.ec2.remote import Access
 
-_TWO_MINUTES = 110  # from an interruption notice to the end of a node, less what it takes to hear of it
+_TWO_MINUTES = 110  # from an interruption notice to the end of a node, less the time to hear of it
 
 
 def start(way: Access, command: Sequence[str]) -> str:

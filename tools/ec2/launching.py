@@ -82,7 +82,7 @@ def _once(cluster: Cluster, settings: Settings, confirm: Callable[[str], None], 
 
 
 def make_plan(cluster: Cluster, settings: Settings) -> Plan:
-    """Make the plan of missing nodes and their places. Raises ConfigurationError and what belongs to it, before anything is
+    """Make the plan of missing nodes and their places. Raises ConfigurationError and its kinds, before anything is
     changed.
     """
     cloud = cluster.cloud

@@ -26,13 +26,13 @@ from tools.ec2.settings import Settings
 _CHECKOUT = Path(__file__).resolve().parents[2]
 SOURCES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "psnode", "tools")
 _EPOCH = 315532800  # 1980, the first year that a zip file knows
-# a URL, or a name with extras and versions or "@ URL": what it means is pip's business
+# a URL, or a name with extras and versions or "@ URL": pip knows its meaning
 _REQUIREMENT = re.compile(r"\S+://\S+|[A-Za-z0-9][\w.-]*\s*(\[[^\]]*\])?\s*([=<>!~@].*)?")
 _FORWARDED = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
 
 
 def prepare(way: Access, package: str) -> None:
-    """Bring all nodes to the state that `run` needs; safe to repeat. `package` is what `package_of` made.
+    """Bring all nodes to the state that `run` needs; safe to repeat. `package` is a result of `package_of`.
 
     Raises RemoteError with the first node's words.
     """
@@ -59,7 +59,7 @@ def prepare(way: Access, package: str) -> None:
 
 
 def install(way: Access, what: str, constraints: Path | None) -> str:
-    """Install `what` on all nodes, in the versions that `constraints` allow; returns psnode's.
+    """Install the package `what` on all nodes, in the versions that `constraints` allow; returns psnode's.
 
     Nodes that were added to some that have psnode get the versions of those.
     """

@@ -90,7 +90,7 @@ class Standing:
 def most_per_hour(cloud: Cloud, settings: Settings, standing: Standing, types: Sequence[str]) -> float:
     """The most that an hour of a cluster can cost with one more node of each of `types`: instances, volumes, public addresses.
 
-    A spot instance costs at most the spot_price that it is bought with, or what it costs on demand where that is 0. Raises
+    A spot instance costs at most the spot_price that it is bought with, or its price on demand if that is 0. Raises
     CapError if the sum is over max_hourly_price, ConfigurationError.
     """
     bought = [(node.type, node.limit) for node in standing.nodes] + [(name, settings.spot_price) for name in types]

@@ -23,7 +23,7 @@ from tools.ec2.settings import Settings
 
 @dataclass(frozen=True)
 class Access:
-    """The way to the nodes of a cluster. With `dry_run` nothing is run on a node; what would be is printed."""
+    """The way to the nodes of a cluster. With `dry_run` nothing is run on a node; commands are printed."""
 
     settings: Settings
     nodes: list[Node]
@@ -76,7 +76,7 @@ class Access:
         ]
 
     def script(self, node: Node, name: str, *arguments: str, env: dict[str, str] | None = None) -> str:
-        """Run the script `name` of this folder on a node with bash; returns what it printed. Raises RemoteError.
+        """Run the script `name` of this folder on a node with bash; returns its output. Raises RemoteError.
 
         Variables and arguments go by standard input: anybody may read a command line, and no word of it may be long.
         """

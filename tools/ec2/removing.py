@@ -1,4 +1,4 @@
-"""Shutdown: end what carries the cluster's tags, wait until it is gone, and remove what is left."""
+"""Shutdown: end the nodes that carry the cluster's tags, wait until they are gone, and remove the other resources."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PATIENCE = 600.0  # seconds until a terminated instance must be gone
 
 
 def shutdown(cluster: Cluster, shown: Sequence[Node] | None = None) -> list[str]:
-    """End all nodes and remove the cluster's groups and key; returns what was removed. Confirming it is the caller's.
+    """End all nodes and remove the cluster's groups and key; returns the removed names. Callers ask for confirmation.
 
     `shown`: those that were confirmed. Others, which were started since, go on, and so do the groups that they use.
     """
@@ -49,9 +49,9 @@ def end_nodes(cluster: Cluster, ids: Collection[str]) -> None:
 
 
 def remove_resources(cluster: Cluster, launch: str | None = None) -> list[str]:
-    """Remove the groups and the key pairs of a cluster without nodes, or what `launch` has made of them; returns their names.
+    """Remove the groups and the key pairs of a cluster without nodes, or those made by `launch`; returns their names.
 
-    What cannot be removed does not keep the rest: the first error is raised when all has been tried.
+    A resource that cannot be removed does not keep the rest: the first error is raised when all has been tried.
     """
     cloud, filters = cluster.cloud, cluster.filters()
 
@@ -81,7 +81,7 @@ def remove_resources(cluster: Cluster, launch: str | None = None) -> list[str]:
 
 
 def _remove(cluster: Cluster, call: str, what: dict[str, str]) -> None:
-    """Make the call until nothing uses any more what it removes: network cards outlast their instances by some seconds."""
+    """Make the call until nothing uses the resource any more: network cards outlast their instances by some seconds."""
     for attempt in range(_IN_USE):
         try:
             cluster.cloud.change(call, **what)

@@ -1,4 +1,4 @@
-"""The parameters of one RunInstances call: what every node is, and what keeps it safe."""
+"""The parameters of one RunInstances call: the node's kind, and the settings that keep it safe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tools.ec2.images import Image
 from tools.ec2.places import Place
 from tools.ec2.settings import Settings
 
-_UNSHOWN = 4  # looks for what another launch has started; what is not shown then has ended more than an hour ago
+_UNSHOWN = 4  # looks for instances of another launch; one that is not shown then has ended more than an hour ago
 _LIVES = 100  # so many times all nodes of a role may end and be started anew within the day that EC2 remembers a token
 
 _END = """#!/bin/sh
@@ -61,7 +61,7 @@ systemctl enable --now psnode-warn.timer
 
 @dataclass(frozen=True)
 class Common:
-    """Settings that all nodes of a launch share. `launch` is its id, by which it knows what it has started."""
+    """Settings that all nodes of a launch share. `launch` is its id, by which it knows its own instances."""
 
     image: Image
     key: str
@@ -75,8 +75,8 @@ def start(
 ) -> set[str]:
     """Start `count` nodes of `role`, all or none of them; returns their ids.
 
-    A call that is made again, because nobody knows what became of the first one, finds what that one started. So does another
-    launch with the same `moment`, which then raises OthersError. If what was started has ended since, more are started.
+    A call that is made again, because the result of the first one is unknown, finds its instances. So does another
+    launch with the same `moment`, which then raises OthersError. If those have ended since, more are started.
     """
     for life in range(_LIVES):
         wanted = request(cluster, settings, common, place, role, count, (*moment, life))
@@ -99,7 +99,7 @@ def request(
     """RunInstances for `count` nodes of `role`, all or none of them.
 
     The client token is made of the cluster, the role, the place and `moment`: of launches that see the same cluster EC2 then
-    listens to one, even while it does not show yet what that one started.
+    listens to one, even while it does not show that one's instances yet.
     """
     # in full: not rounded up, and no exponent
     limit = f"{settings.spot_price:.8f}".rstrip("0").rstrip(".") if settings.spot_price else ""

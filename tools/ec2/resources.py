@@ -43,7 +43,7 @@ def let_in(cluster: Cluster, settings: Settings, ssh_from: str) -> None:
 
 
 def _settle_rules(cluster: Cluster, settings: Settings, group: str, ssh_from: str) -> None:
-    """Make the group's ingress what it should be, adding and removing what differs."""
+    """Bring the group's ingress to its rules, adding and removing the differences."""
     cloud = cluster.cloud
     new = cloud.dry_run and group.startswith("(")
     there = {} if new else cloud.ask("describe_security_groups", GroupIds=[group])["SecurityGroups"][0]
@@ -109,7 +109,7 @@ def ensure(cluster: Cluster, kind: str, found: Callable[[], str | None], make: C
             return f"({kind})"
         if taken and attempt:
             raise ConfigurationError(f"there is a {kind} {cluster.title} without this cluster's tags: choose another name")
-        cluster.cloud.pause(attempt)  # EC2 may show late what it has made
+        cluster.cloud.pause(attempt)  # EC2 may show a new group late
     raise Ec2Error(f"EC2 made the {kind} {cluster.title} but does not show it: run the command again")
 
 

@@ -164,7 +164,7 @@ def load(path: Path | None, flags: Mapping[str, Any], unnamed: str = "") -> Sett
 
 
 def from_file(path: Path) -> dict[str, Any]:
-    """The values in a TOML file, typed. Raises ConfigurationError for what cannot be read and for keys that no setting has."""
+    """The values in a TOML file, typed. Raises ConfigurationError for unreadable files and for keys that no setting has."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

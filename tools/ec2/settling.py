@@ -10,7 +10,7 @@ from tools.ec2.errors import ConfigurationError, DeadlineError, NodeLostError, O
 from tools.ec2.removing import end_nodes
 from tools.ec2.settings import Settings
 
-_TURNS = 6  # looks that a later launch has to end what is too much, before this one gives up
+_TURNS = 6  # looks that a later launch has to end its surplus, before this one gives up
 
 
 def wait(cluster: Cluster, settings: Settings, launch: str, started: set[str], known: Collection[str]) -> list[Node]:

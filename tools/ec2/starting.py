@@ -1,4 +1,4 @@
-"""Start what a cluster lacks in the first place that has room, and end that again, and nothing else, where it fails."""
+"""Start the missing nodes of a cluster in the first place that has room, and end those, and nothing else, if it fails."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _LATE = 4  # looks for nodes of a call whose answer nobody heard
 
 
 def start_missing(cluster: Cluster, settings: Settings, plan: Plan, launch: str, started: set[str]) -> None:
-    """Start what `plan` says is missing, and keep in `started` the ids of all that this launch has started and not ended.
+    """Start the missing nodes of `plan`, and keep in `started` the ids of all that this launch has started and not ended.
 
-    If it fails, nothing that carries the id `launch` is left, neither nodes nor groups; what others have started is not touched.
-    Raises OthersError if the cluster is not what it was when the plan was made: what was started so far stays, for the next plan.
+    If it fails, nothing that carries the id `launch` is left, neither nodes nor groups; nodes of others are not touched.
+    Raises OthersError if the cluster has changed since the plan was made: nodes started so far stay, for the next plan.
     """
     try:
         _start(cluster, settings, plan, launch, started)
@@ -99,7 +99,7 @@ def _start_in(
 
 
 def _unchanged(cluster: Cluster, plan: Plan, started: set[str]) -> None:
-    """That the cluster is what the plan was made for, and what this launch has started since. Raises OthersError."""
+    """Check that the cluster is the plan's, beside the nodes that this launch has started since. Raises OthersError."""
     if {node.id for node in cluster.nodes()} - started != {node.id for node in plan.nodes} - started:
         raise OthersError(f"the nodes of cluster {cluster.name} are not those that the plan was made for")
 

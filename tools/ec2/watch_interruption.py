@@ -75,7 +75,7 @@ def main(directory: str, seconds: str = "5") -> None:
 
 
 def write(text: str) -> None:
-    """Note what EC2 said."""
+    """Note EC2's answer."""
     with contextlib.suppress(OSError), Path("interruption.log").open("a") as log:  # a full disk is no reason to say nothing
         log.write(f"{datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')} {text}\n")
 

@@ -54,7 +54,7 @@ class Request:
         return self.data_dir
 
     def missing(self, what: str, remedy: str = "") -> ConfigurationError:
-        """The error for files that are not there or not readable; `what` says which."""
+        """The error for files that are missing or not readable; `what` names them."""
         remedy = remedy or "point --data-dir at its files, or add --download to fetch them"
         return ConfigurationError(f"data set {self.name} cannot be read: {what}; {remedy}")
 

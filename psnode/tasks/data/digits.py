@@ -1,7 +1,7 @@
 """The embedded data: 1797 handwritten 8x8 digits in optical_digits.npz, licensed as optical_digits.md says.
 
 Alpaydin, Kaynak: Optical recognition of handwritten digits, UCI repository, 1998. Resized to 28x28 by linear
-interpolation, so that what is made for MNIST takes them. 1437 train, 360 test; the split is the same for every seed,
+interpolation, so that models made for MNIST take them. 1437 train, 360 test; the split is the same for every seed,
 and every digit has its share of both parts.
 """
 

@@ -15,7 +15,7 @@ from psnode.errors import ConfigurationError
 def one_at_a_time(directory: Path, name: str) -> Iterator[None]:
     """Hold a lock file in `directory`, which is made if need be, so that each file is fetched by one process only.
 
-    What goes wrong inside becomes a ConfigurationError that names data set `name`.
+    Errors inside become a ConfigurationError that names data set `name`.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -116,13 +116,13 @@ def file_size(path: str) -> tuple[int, int]:
 
 @contextmanager
 def open_image(path: str) -> Iterator[Image.Image]:
-    """PIL's image of a file, not yet decoded. What fails inside on the file's account becomes a ConfigurationError."""
+    """PIL's image of a file, not yet decoded. Errors of the file itself become a ConfigurationError."""
     from PIL import Image
 
     try:
         with Image.open(path) as file:
             yield file
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # what PIL raises on damage
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # PIL's errors for damaged files
         raise ConfigurationError(f"{path} cannot be decoded ({error}): replace or remove it") from error
 
 

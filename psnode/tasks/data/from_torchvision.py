@@ -19,7 +19,7 @@ from psnode.tasks.data.images import Images
 
 OPTIONS: tuple[str, ...] = ("augment",)
 
-# name -> (class in torchvision.datasets, number of classes, what the directory must hold)
+# name -> (class in torchvision.datasets, number of classes, files that the directory must hold)
 _SETS = {
     "cifar10": ("CIFAR10", 10, "cifar-10-batches-py"),
     "cifar100": ("CIFAR100", 100, "cifar-100-python"),

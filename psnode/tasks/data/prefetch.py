@@ -23,7 +23,7 @@ class Prefetch:
     """An iterator over the batches of the steps after `finished` up to and including `last`, one list a step.
 
     One thread makes them in order, at most `depth` steps ahead, so `data` sees one call at a time. An exception is
-    raised by the `next` that would have returned what it spoilt, and by every later one.
+    raised by the `next` that would have returned the missing batch, and by every later one.
     """
 
     def __init__(self, data: Data, sampler: Sampler, finished: int, last: int, depth: int = 2) -> None:

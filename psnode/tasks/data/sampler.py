@@ -2,7 +2,7 @@
 
 In every epoch the examples are permuted anew. With P workers and batches of B, micro-batch m of the epoch is the m-th
 run of P*B entries of the permutation, and worker r in 0..P-1 takes the r-th B of them: perm[(mP+r)B : (mP+r+1)B]. A
-step takes k consecutive micro-batches (gradient accumulation); what does not fill a whole step is left out of that
+step takes k consecutive micro-batches (gradient accumulation); a rest that does not fill a whole step is left out of that
 epoch.
 """
 

@@ -118,7 +118,7 @@ class MpiTransport(Transport):
     def call(self, function: Callable[[Any], T], seconds: float) -> T:
         """The value of `function(mpi4py.MPI)`, run by the thread that may call MPI; measurements use it.
 
-        Messages do not move meanwhile. Raises what `function` raises, DeadlineExceededError after `seconds`.
+        Messages do not move meanwhile. Raises the errors of `function`, DeadlineExceededError after `seconds`.
         """
         self._check_open()
         done = threading.Event()

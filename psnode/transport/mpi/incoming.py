@@ -14,7 +14,7 @@ from psnode.transport.mpi.pieces import TOTAL_BYTES, Fragment, read_total, split
 from psnode.transport.mpi.requests import Then
 from psnode.transport.pool import Block, Pool
 
-# Two: the next one is under way while one ends. More would only spread the link over more memory, and what was
+# Two: the next one is under way while one ends. More would only spread the link over more memory, and those that were
 # sent first would not arrive first.
 WINDOW = 2
 

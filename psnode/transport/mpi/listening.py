@@ -26,7 +26,7 @@ class Woken(Enum):
 
 
 def can_listen() -> bool:
-    """True if this system has what a Listener needs (Linux has)."""
+    """True if a Listener works on this system (Linux)."""
     return hasattr(select, "epoll") and hasattr(os, "eventfd")
 
 

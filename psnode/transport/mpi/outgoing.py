@@ -54,7 +54,7 @@ class Outgoing:
             self._start(part.data, part.mpi_tag, partial(self._left, part.finish))
 
     def drop(self) -> None:
-        """The rank is lost: nothing more goes there. What MPI holds already ends in an error of its own."""
+        """The rank is lost: nothing more goes there. Messages that MPI holds already end in an error of their own."""
         self._dropped = True
         while self._queue:
             part = self._queue.popleft()

@@ -64,7 +64,7 @@ class MpiThread:
         return [rank for rank in range(found.size) if not self._listener.knock(rank)]
 
     def close(self, seconds: float) -> None:
-        """Ask the thread to finish what is queued, take leave of the others and end; returns at once."""
+        """Ask the thread to finish the queue, take leave of the others and end; returns at once."""
         self._closing_deadline = time.monotonic() + seconds
         self.order(None)
 
@@ -120,7 +120,7 @@ class MpiThread:
             self._take_orders(0.0 if nap.listening else nap.seconds)
 
     def _listen(self, listener: Listener, seconds: float) -> Woken:
-        self._listening = True  # from here on an order wakes the listener; what came before is in the queue
+        self._listening = True  # from here on an order wakes the listener; earlier ones are in the queue
         try:
             return listener.wait(seconds) if self._orders.empty() else Woken.ORDER
         finally:
@@ -133,7 +133,7 @@ class MpiThread:
             listener.look()
 
     def _take_orders(self, seconds: float) -> None:
-        """Carry out what is queued; doze first if nothing is, but not beyond the first order."""
+        """Carry out the queue; doze first if nothing is, but not beyond the first order."""
         try:
             order = self._orders.get(timeout=seconds) if seconds else self._orders.get_nowait()
             while True:

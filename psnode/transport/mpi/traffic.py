@@ -22,7 +22,7 @@ from psnode.transport.sending import Send
 
 # How long a lost rank's last messages may take to complete or fail before its loss is announced without them.
 _LAST_WORDS_SECONDS = 1.0
-# Messages matched between two tests of what is under way: enough for any burst, few enough not to hold up sends.
+# Messages matched between two tests of the operations under way: enough for any burst, few enough not to hold up sends.
 _PROBES = 64
 _EMPTY = np.empty(0, np.uint8)
 
@@ -71,7 +71,7 @@ class Traffic:
         self._outgoing[message.rank].put(cut(message.block.data, message.tag, self._piece_bytes), finish)
 
     def probe(self) -> bool:
-        """Begin to receive what has come; True if anything had."""
+        """Begin to receive the messages that have come; True if any had."""
         found = misses = 0
         while found < _PROBES and misses < 2:  # a probe that finds nothing makes MPI look, the next one sees it
             try:
@@ -90,7 +90,7 @@ class Traffic:
         return found > 0
 
     def test(self) -> bool:
-        """Let MPI move bytes, and see to what has ended; True if anything had."""
+        """Let MPI move bytes, and act on ended operations; True if any had."""
         return self._requests.test()
 
     def look_for_deaths(self) -> None:
@@ -117,7 +117,7 @@ class Traffic:
         return not due and self._farewell.agreed(self.alive)
 
     def give_up(self, error: Exception | None) -> None:
-        """Nothing moves any more: end the waits for what was not sent."""
+        """Nothing moves any more: end the waits for unsent messages."""
         for send in self._unfinished:
             send.finish(error or TransportError("the transport was closed before it was sent"))
 
@@ -153,7 +153,7 @@ class Traffic:
             self._inbox.post(Arrival(source, tag, block.data, block.release))
 
     def _lose(self, rank: int, reason: str) -> None:
-        """Send nothing more to `rank`; what has come from it is still delivered, then its loss is announced."""
+        """Send nothing more to `rank`; messages that have come from it are still delivered, then its loss is announced."""
         if rank in self.alive and rank != self.rank:
             self.alive -= {rank}
             self._dying[rank] = (time.monotonic() + _LAST_WORDS_SECONDS, reason)
