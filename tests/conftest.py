@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: several test proc
 settings.register_profile("psnode", deadline=None, print_blob=True)
 settings.load_profile("psnode")
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; what the tests start would inherit it
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; processes of the tests would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]

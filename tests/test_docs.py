@@ -74,7 +74,7 @@ def check_psnode(words: list[str]) -> None:
 
 
 def check_script(words: list[str]) -> None:
-    """The script is there and knows the flags; what follows -- is another command, or flags of train."""
+    """The script is there and knows the flags; the words behind -- are another command, or flags of train."""
     script = ROOT / words[0]
     split = words.index("--") if "--" in words else len(words)
     text, rest = script.read_text(), words[split + 1 :]

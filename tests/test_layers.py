@@ -1,4 +1,4 @@
-"""The layering of the package, read off its source: who may import whom, and what may be imported when a module is."""
+"""The layering of the package, read off its source: who may import whom, and the imports of a module when it is loaded."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     edges: dict[Path, set[Path]] = {path: set() for path in SOURCES}
     for found in OWN:
         target = file_of(found.module)
-        # a package's __init__ and its modules always see each other; what counts is who needs whom to be loaded
+        # a package's __init__ and its modules always see each other; the need to be loaded counts
         if not found.lazy and target is not None and target.name != "__init__.py" and found.path.name != "__init__.py":
             edges[found.path].add(target)
     remaining = dict(edges)
@@ -163,8 +163,8 @@ def test_tools_import_nothing_of_psnode() -> None:
     assert [line for line in found if "imports psnode" in line] == []
 
 
-# What would execute what a peer or a file says, beyond what ruff.toml forbids. numpy.load is safe with its default, which is why
-# naming the flag is forbidden.
+# Functions that would execute the words of a peer or a file, beyond those that ruff.toml forbids. numpy.load is safe with
+# its default, so naming the flag is forbidden.
 FORBIDDEN = {
     "allow_pickle": r"allow_pickle\s*=\s*True",
     "MPI's lower case, which pickles": r"\b(comm|world|COMM_WORLD)\."

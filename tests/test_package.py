@@ -37,7 +37,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what the wheel is made of, and of the tests, which must not get into it."""
+    """A copy of the wheel's sources, and of the tests, which must not get into it."""
     source = tmp_path_factory.mktemp("source")
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)

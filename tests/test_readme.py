@@ -23,7 +23,7 @@ BIN = Path(sys.executable).parent
 
 
 def environment() -> dict[str, str]:
-    # what a machine with few cores, used by root, needs to be told
+    # options for a machine with few cores, used by root
     roots = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     roots |= {"PRTE_MCA_rmaps_default_mapping_policy": ":OVERSUBSCRIBE", "PRTE_MCA_hwloc_default_binding_policy": "none"}
     return {**os.environ, **roots, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}

@@ -24,7 +24,7 @@ from tests.codecs.family import forms
 from tests.feedback.test_conservation import Linear, config
 
 CODED = Codec._coded
-CALLS = list[tuple[str, str, str]]  # thread, codec, what was called
+CALLS = list[tuple[str, str, str]]  # thread, codec, name of the call
 
 # "Class(Source, Sink)": Class._encode was called with these. SUM: a sweep before coding adds the gradient to the residual.
 PLAIN = "(Values, Sink)"

@@ -1,4 +1,4 @@
-"""The shell scripts: clean, and doing what the README says."""
+"""The shell scripts: clean, and true to the README."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ FAULTY = IMPORT + "class Mine(Task):\n    def __init__(self, options): raise Key
 
 @pytest.fixture(autouse=True)
 def same_import_path(monkeypatch):
-    """Undo what loading adds."""
+    """Undo the additions of loading."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
     yield

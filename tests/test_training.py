@@ -1,4 +1,4 @@
-"""Whole runs in one process, over the loopback: what they compute, what they leave behind, how they resume."""
+"""Whole runs in one process, over the loopback: their weights, their files, their resumption."""
 
 from __future__ import annotations
 
@@ -409,7 +409,7 @@ def test_the_ratio_falls_over_the_epochs_asked_for(tmp_path: Path) -> None:
 
 
 def test_dgc_sends_less_than_a_270th_of_float32_at_full_sparsity(tmp_path: Path) -> None:
-    """A thousandth of the matrices and all of the vectors, with indices, headers and the rest of what a job sends."""
+    """A thousandth of the matrices and all of the vectors, with indices, headers and the rest of a job's frames."""
     run(config(tmp_path / "run", scheme="dgc", network="torchvision:resnet18", dataset="synthetic", synthetic_shape=(3, 32, 32),
                local=1, batch_size=2, max_steps=3, sparsity_warmup_epochs=0))  # fmt: skip
     coordinates = summary(tmp_path / "run")["coordinates"]

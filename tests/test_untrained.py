@@ -21,7 +21,7 @@ from psnode.task import Task
 
 
 class Numbers:
-    """Sixty examples of four numbers, and what to make of them."""
+    """Sixty examples of four numbers, and their answers."""
 
     def __len__(self) -> int:
         return 60
@@ -31,7 +31,7 @@ class Numbers:
 
 
 class Regression(Task):
-    """Trains what `build` returns to answer with the sum of its input; remembers every model that was built."""
+    """Trains the model of `build` to answer with the sum of its input; remembers every model that was built."""
 
     def __init__(self, build: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -269,7 +269,7 @@ TORCHS = [
 def test_weight_decay_and_momentum_leave_alone_what_has_no_gradient(
     chosen: dict[str, Any], torchs: Callable[[Any], torch.optim.Optimizer], group_by: str, tmp_path: Path
 ) -> None:
-    """As torch does. Of Adam, whose count of steps is one for a group here, only what is used always or never is alike."""
+    """As torch does. Of Adam, whose count of steps is one for a group here, only parameters used always or never are alike."""
     settings = {"local": 2, "lr": 0.1, "weight_decay": 0.1, "max_steps": 5, "group_by": group_by, **chosen}
     found = trained(Alone(Now), tmp_path, **settings)
     model = Now()

@@ -1,4 +1,4 @@
-"""The yardstick really reads what it says."""
+"""The yardstick really reads its bytes."""
 
 from __future__ import annotations
 

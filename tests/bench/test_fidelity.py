@@ -1,4 +1,4 @@
-"""`psnode bench fidelity`: what it computes from bits and errors, against theory."""
+"""`psnode bench fidelity`: its figures from bits and errors, against theory."""
 
 from __future__ import annotations
 

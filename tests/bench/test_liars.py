@@ -1,4 +1,4 @@
-"""The table of liars: each lie is what its name says, one worker tells it, and runs that are done are read."""
+"""The table of liars: each lie is true to its name, one worker tells it, and runs that are done are read."""
 
 from __future__ import annotations
 

@@ -18,6 +18,6 @@ def test_four_workers_add_their_coded_gradients_and_no_copy_of_the_model() -> No
     assert one["model_bytes"] == four["model_bytes"] == 4 * 11_181_642  # torchvision's, with 10 classes
     assert 0.15 < one["coded"] < 0.17
     assert four["copies"] - one["copies"] < 3 * 2 * one["coded"] + 0.1
-    # weights, momentum, accumulator, the dense downlink; and what a base of another size and fragments add
+    # weights, momentum, accumulator, the dense downlink; and the additions by a base of another size and fragments
     assert 3.5 < one["copies"] < 6.5
     assert "| torchvision:resnet18 | 44.7 | nuqsgd | 4 |" in markdown(result)

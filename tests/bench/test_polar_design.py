@@ -1,4 +1,4 @@
-"""polar-design: what the polar transform keeps, and that a seed makes the designs."""
+"""polar-design: invariants of the polar transform, and that a seed makes the designs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`psnode bench polar-stages`: its stages are those of the codec, so that what it reads has the codec's error."""
+"""`psnode bench polar-stages`: its stages are those of the codec, so that its decoded values have the codec's error."""
 
 from __future__ import annotations
 

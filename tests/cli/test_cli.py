@@ -1,4 +1,4 @@
-"""The command line as a user meets it: real processes, their exit codes and what they print."""
+"""The command line as a user meets it: real processes, their exit codes and output."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def read(data: bytes) -> Array:
 
 
 def section(body: bytes) -> tuple[bytes, bytes]:
-    """A length-prefixed section and what follows it."""
+    """A length-prefixed section and the rest."""
     (length,) = struct.unpack_from("<I", body)
     end = 4 + -(-length // 4) * 4
     assert not any(body[4 + length : end])

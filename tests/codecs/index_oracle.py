@@ -13,7 +13,7 @@ from tests.codecs.threefry_oracle import stage_words
 
 
 def sections(body: bytes, count: int) -> tuple[list[bytes], bytes]:
-    """The first `count` length-prefixed sections of `body`, and what follows them."""
+    """The first `count` length-prefixed sections of `body`, and the rest."""
     found = []
     for _ in range(count):
         (length,) = struct.unpack_from("<I", body)
@@ -121,7 +121,7 @@ def _placed(places: np.ndarray, size: int) -> Placed:
 
 
 def expand_selection(side: bytes, shape: tuple[int, ...]) -> Placed:
-    """Of topk, threshold and graddrop: how many values, and what puts them into an array."""
+    """Of topk, threshold and graddrop: the number of values, and the function that puts them into an array."""
     return _placed(read_set(side, math.prod(shape)), math.prod(shape))
 
 

@@ -1,4 +1,4 @@
-"""Rounding to powers of two in NumPy: the reader of nuqsgd and natural, and the moments of what they draw. No code is shared."""
+"""Rounding to powers of two in NumPy: the reader of nuqsgd and natural, and the moments of their draws. No code is shared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers of what the stages ans and rice write, in plain Python from their byte tables; they share no code with psnode."""
+"""Readers of the output of the stages ans and rice, in plain Python from their byte tables; they share no code with psnode."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def form(request: pytest.FixtureRequest) -> Codec:
 
 
 class Counting:
-    """A generator that remembers what was drawn from it."""
+    """A generator that remembers its draws."""
 
     def __init__(self) -> None:
         self.draws: list[tuple[int, int, type]] = []
@@ -344,7 +344,7 @@ print(json.dumps(digests))
 
 
 def decode_elsewhere(folder: Path, **environment: str) -> dict[str, str]:
-    """The digests of what a fresh process decodes from the files in `folder`."""
+    """The digests of the arrays that a fresh process decodes from the files in `folder`."""
     command = [sys.executable, "-c", DECODER, str(folder)]
     done = subprocess.run(
         command, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True

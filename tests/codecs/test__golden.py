@@ -38,7 +38,7 @@ SPECS = {
     "svd-fp16-zstd": "svd+fp16+zstd",
     "contractive-qsgd": "contractive(qsgd:levels=1)",
 }
-# What these encode depends on the version of a library (LAPACK, libzstd), what they decode to does not.
+# The bytes of these depend on the version of a library (LAPACK, libzstd), the decoded values do not.
 LIBRARY_DEPENDENT = {"svd", "zstd"}
 
 

@@ -48,7 +48,7 @@ def test_the_norm_is_that_of_what_is_decoded_or_a_bound_on_it(codec: Codec, shap
 
 @pytest.mark.parametrize("factor", [100.0, 2.0**-40])
 def test_a_gradient_times_a_factor_has_the_norm_times_that(codec: Codec, factor: float) -> None:
-    """But for what overflows 16 bits or is rounded to nothing there, and for numbers that are drawn."""
+    """But for values that overflow 16 bits or are rounded to nothing there, and for numbers that are drawn."""
     x = gaussian(20, 33)
     if any(name in repr(codec) for name in ("fp16", "sign()", "sign:")) or repr(codec) == "sign":
         pytest.skip("decoded values do not scale")
@@ -57,7 +57,7 @@ def test_a_gradient_times_a_factor_has_the_norm_times_that(codec: Codec, factor:
 
 
 def test_what_is_decoded_is_finite_or_refused_before_anything_is_added(codec: Codec) -> None:
-    """Words of valid payloads are replaced by the largest numbers and by such as are none. `measure` refuses what decode does."""
+    """Words of valid payloads are replaced by extreme numbers and by such as are none. `measure` refuses as decode does."""
     rng = np.random.default_rng(5)
     seeds = [np.frombuffer(codec.encode(gaussian(*shape), KEY).to_bytes(), np.uint8) for shape in ((20, 33), (600,), (3,))]
     for number in range(240):

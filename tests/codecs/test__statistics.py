@@ -67,7 +67,7 @@ def test_contractive_form_shrinks_what_it_is_given(contraction: Codec, name: str
 
 
 def test_feedback_loses_nothing_and_stays_bounded_over_500_steps(contraction: Codec) -> None:
-    """sum of what was sent + residual = sum of gradients, and the residual levels off.
+    """sum of decoded payloads + residual = sum of gradients, and the residual levels off.
 
     One that nothing were taken from would double in the second half of the steps, one fed with an omega above 1 explode.
     """

@@ -1,4 +1,4 @@
-"""Chains: what may follow what, and that a chain decodes to what its stages decode to."""
+"""Chains: the order of stages, and that a chain decodes to the same as its stages."""
 
 from __future__ import annotations
 

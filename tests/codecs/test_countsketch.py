@@ -1,4 +1,4 @@
-"""countsketch and countmean against a sketch in NumPy, their variances and what linearity promises."""
+"""countsketch and countmean against a sketch in NumPy, their variances and the promises of linearity."""
 
 from __future__ import annotations
 

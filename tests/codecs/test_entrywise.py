@@ -190,7 +190,7 @@ def test_the_dither_makes_the_units_exact_on_average():
     assert drawn == math.floor(2.5e-14 * scale * 256 + 0.5)
 
 
-# What is decoded
+# Decoded values
 
 
 @pytest.mark.parametrize("budget", [None, 1, 7.5, 0.3, 1e6])
@@ -209,7 +209,7 @@ def test_a_reader_in_plain_python_finds_the_same(shape, budget):
         expected[indices] = values
         assert np.array_equal(y.reshape(-1), expected)
         assert np.array_equal(codec.support(payload), indices)
-        # what is sent is x itself above the level, else the level with the sign of x
+        # a sent value is x itself above the level, else the level with the sign of x
         sent = x.reshape(-1)[indices]
         exact = np.abs(sent) > level
         assert np.array_equal(values[exact], sent[exact])
@@ -258,7 +258,7 @@ def test_the_mean_of_decodes_is_x_and_omega_is_the_least_there_is(budget):
 
 
 def test_entries_a_ten_thousandth_of_the_largest_lose_nothing_in_sum():
-    """Points are one apart on the line of probabilities: the sum of what is drawn is that of x to within one level."""
+    """Points are one apart on the line of probabilities: the sum of the drawn ones is that of x to within one level."""
     x = (1e-4 * (1 + 0.5 * rng().random(1_000_000))).astype(np.float32)
     x[::10_000] = 1
     codec = Entrywise(budget=2000)

@@ -1,4 +1,4 @@
-"""Compiled kernels are renewed when what they call changes, not only when they do."""
+"""Compiled kernels are renewed when a function that they call changes, not only when they do."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_cache_that_others_may_write_is_not_executed(mode: int, above: int, hi
 
 
 def test_what_is_cached_counts_for_the_sources_of_all_kernels(tmp_path: Path) -> None:
-    """A copy of the package: the second process takes what the first compiled, the third does not, as rng.py differs."""
+    """A copy of the package: the second process takes the first one's kernels, the third does not, as rng.py differs."""
     package = tmp_path / "psnode"
     shutil.copytree(Path(psnode.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
 

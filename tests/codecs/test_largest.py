@@ -1,4 +1,4 @@
-"""The k largest against a stable sort; the threshold's sample; what is not finite."""
+"""The k largest against a stable sort; the threshold's sample; values that are not finite."""
 
 from __future__ import annotations
 

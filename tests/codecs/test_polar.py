@@ -1,4 +1,4 @@
-"""polar against a decoder in NumPy, the rate-distortion function and what its docstring states."""
+"""polar against a decoder in NumPy, the rate-distortion function and the figures of its docstring."""
 
 from __future__ import annotations
 

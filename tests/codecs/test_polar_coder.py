@@ -89,7 +89,7 @@ def test_the_oracle_reads_what_is_written_and_the_reader_too(lanes: int, bits: s
 
 @pytest.mark.parametrize("lanes", [1, 32])
 def test_a_carry_goes_back_through_many_words_of_every_lane(lanes: int) -> None:
-    """Bits of codes just above 1/2: what is written is 7FFF FFFF FFFF ... until the interval is known to lie above."""
+    """Bits of codes just above 1/2: the output is 7FFF FFFF FFFF ... until the interval is known to lie above."""
     llrs = some_llrs(lanes, 300)
     codes = np.zeros(2 * lanes + ROWS * lanes, np.uint16)
     codes[: 2 * lanes : 2] = 0x8000

@@ -53,7 +53,7 @@ def test_terms_are_a_projection_of_the_matrix(shape):
     found = sketch(x.astype(np.float32), 4, key(2))
     assert found.values.size == 4 + OVERSAMPLING
     part = dense(found)
-    # Q Q^T A: orthogonal to what it leaves, so that energies add up; and its singular values are those stated.
+    # Q Q^T A: orthogonal to the rest, so that energies add up; and its singular values are those stated.
     assert np.sum(part * (x - part)) == pytest.approx(0, abs=1e-9 * np.sum(x * x))
     assert np.linalg.svd(part, compute_uv=False)[: found.values.size] == pytest.approx(found.values, rel=1e-9)
 

@@ -1,4 +1,4 @@
-"""The table of stages against the modules that are there, and what importing it costs."""
+"""The table of stages against the modules that are there, and the cost of importing it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def concrete_classes() -> set[type]:
 
 
 def test_every_class_is_registered_and_every_entry_is_a_class() -> None:
-    """Chains are what specs with + build, not stages."""
+    """Specs with + build chains, not stages."""
     registered = {table.load(name) for name, entry in STAGES.items() if entry.target}
     assert {found for found in concrete_classes() if not issubclass(found, Chain)} == registered
 

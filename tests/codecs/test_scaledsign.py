@@ -94,7 +94,7 @@ def test_an_array_of_zeros_decodes_to_zeros(bucket: int) -> None:
 
 
 def test_feedback_returns_what_dead_coordinates_were_given() -> None:
-    """300 steps of one gradient, most of it 0: what a dead coordinate received never exceeds one magnitude, and averages to 0."""
+    """300 steps of one gradient, most of it 0: the sum at a dead coordinate never exceeds one magnitude, and averages to 0."""
     gradient = recorded().reshape(-1)
     codec, residual, total = get_codec("scaledsign"), np.zeros(gradient.size, np.float32), np.zeros(gradient.size)
     most = 0.0

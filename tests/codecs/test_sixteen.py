@@ -26,7 +26,7 @@ def patterns() -> np.ndarray:
 
 
 def cast(name: str, x: np.ndarray) -> np.ndarray:
-    """Round to nearest even and back, by another library; what overflows becomes the largest value."""
+    """Round to nearest even and back, by another library; values that overflow become the largest."""
     with np.errstate(over="ignore"):
         if name == "fp16":
             rounded = x.astype(np.float16).astype(np.float32)

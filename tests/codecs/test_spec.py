@@ -1,4 +1,4 @@
-"""Spec strings: what is accepted, and what an error says."""
+"""Spec strings: accepted ones, and the words of errors."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def test_what_cannot_be_configured_is_refused(spec):
         get_codec(spec)
 
 
-# What is decoded
+# Decoded values
 
 
 SHAPES = [(), (1,), (7,), (300,), (0,), (3, 0, 2), (1, 1), (1, 500), (500, 1), (2, 500), (6, 6), (30, 20), (20, 30)]
@@ -331,7 +331,7 @@ def test_omega_of_what_is_sent_exactly_is_zero():
     assert get_codec("svd").omega(of_spectrum(30, 40, np.array([3.0, 2.0, 1.0]))) == 0
 
 
-# What it costs
+# Cost
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3, 4])
@@ -369,7 +369,7 @@ def test_no_shape_is_expanded(shape):
         assert Svd(rank=rank).max_nbytes(shape) <= 4 * math.prod(shape) + 8 + 4 * len(shape) + 8
 
 
-# What the reference program does wrong
+# Faults of the reference program
 
 
 def test_budget_left_by_certain_terms_is_spent():

@@ -1,4 +1,4 @@
-"""tbq against what a comparison says, its block sizes, and the residual of Strom's algorithm."""
+"""tbq against comparisons, its block sizes, and the residual of Strom's algorithm."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_an_array_of_zeros_is_nothing_at_all() -> None:
 
 @pytest.mark.parametrize("tau", [0.3, 1.0])
 def test_the_residual_stays_below_tau_while_gradients_do(tau: float) -> None:
-    """Strom's loop: residual += g, send what reaches tau. With |g| < tau it never leaves (-tau, tau), and nothing is lost."""
+    """Strom's loop: residual += g, send values that reach tau. With |g| < tau it stays in (-tau, tau), and nothing is lost."""
     codec, residual = get_codec(f"tbq:tau={tau}"), np.zeros(3000, np.float32)
     gradients, sent = np.zeros(3000), np.zeros(3000)
     for step in range(200):

@@ -1,4 +1,4 @@
-"""Threshold: what reaches tau is sent, by a definition in NumPy and a reader in plain Python."""
+"""Threshold: values that reach tau are sent, by a definition in NumPy and a reader in plain Python."""
 
 from __future__ import annotations
 

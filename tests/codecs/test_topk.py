@@ -1,4 +1,4 @@
-"""Top-k against a stable sort and a reader in plain Python; what selectors have in common is shown here, too."""
+"""Top-k against a stable sort and a reader in plain Python; properties that all selectors share are shown here, too."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_what_cannot_be_configured_is_refused(spec):
         get_codec(f"topk:{spec}")
 
 
-# What is sent
+# Sent values
 
 
 @pytest.mark.parametrize("ratio", [1e-3, 0.01, 0.1, 0.5, 1])
@@ -280,7 +280,7 @@ def test_another_process_without_vector_instructions_encodes_and_decodes_the_sam
     assert result.stdout == expected
 
 
-# What it costs
+# Cost
 
 
 @pytest.mark.parametrize("ratio", [1e-3, 0.01, 0.1, 0.4])

@@ -36,7 +36,7 @@ def call_words(words: tuple[int, int], stream: int, calls: np.ndarray) -> np.nda
 
 
 def stage_words(words: tuple[int, int], stream: int, calls: int) -> np.ndarray:
-    """(calls, 4): what a stage draws from stream `stream` under the two words of an encode call."""
+    """(calls, 4): the draws of a stage from stream `stream` under the two words of an encode call."""
     return call_words(words, stream, np.arange(calls))
 
 

@@ -1,4 +1,4 @@
-"""The configuration: what it accepts, what it refuses and in which words, where it comes from, what a resume may change."""
+"""The configuration: accepted and refused values, the words of refusals, sources, changes at a resume."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from psnode.config.load import load
 from psnode.config.options import Setting
 from psnode.errors import ConfigurationError
 
-# what scripts of users rely on: a renamed or re-defaulted setting must be noticed
+# scripts of users rely on these: a renamed or re-defaulted setting must be noticed
 DEFAULTS = {
     "network": "LeNet", "dataset": "digits", "batch_size": 32, "test_batch_size": 1000, "seed": 1, "optimizer": "sgd", "lr": None,
     "lr_schedule": "constant", "lr_shrinkage": 0.95, "scheme": "atomo", "min_compress_bytes": 4096, "consistency": "bsp",

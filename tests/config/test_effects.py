@@ -1,6 +1,6 @@
-"""Every setting that is accepted has an effect: on what is recorded, and on the weights after three steps.
+"""Every setting that is accepted has an effect: on the record, and on the weights after three steps.
 
-What may change when a run is resumed (deadlines, paths, overlap, ...) is about a job's surroundings and not looked at here.
+A setting that may change when a run is resumed (deadlines, paths, overlap, ...) is not looked at here.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def test_settings_beside_a_scheme_differ_in_the_weights_or_are_refused(name: str
         except ConfigurationError:
             continue
         if variant and all(getattr(plain, key, None) == value for key, value in variant.items()):
-            continue  # names what holds anyway
+            continue  # names the value that holds anyway
         if "feedback" in variant and get_feedback(scheme.feedback) == get_feedback(plain.feedback):
             continue
         if scheme.aggregator == "majority" and tuple(variant.items()) in ALIKE_UNDER_A_VOTE:

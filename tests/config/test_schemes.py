@@ -1,4 +1,4 @@
-"""Schemes: every row of the table can be built, and overrides do what they say or are refused."""
+"""Schemes: every row of the table can be built, and overrides are applied or refused."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_feedback_downlink_and_momentum_of_the_configuration_win() -> None:
 
 @pytest.mark.parametrize("name", ["onebit", "tbq", "efsignsgd", "randk"])
 def test_error_feedback_without_momentum_has_ten_times_the_rate_of_dense_sgd(name: str) -> None:
-    """g / (1 - .9) is what a gradient g comes to in the end with momentum .9."""
+    """A gradient g comes to g / (1 - .9) in the end with momentum .9."""
 
     def pace(**fields: Any) -> tuple[float, float]:
         scheme = resolve(Config(scheme=name, **fields))

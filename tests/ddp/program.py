@@ -1,4 +1,4 @@
-"""One of two ranks under torch.distributed: python program.py RANK FOLDER. Writes what came out to FOLDER/RANK.safetensors."""
+"""One of two ranks under torch.distributed: python program.py RANK FOLDER. Writes its results to FOLDER/RANK.safetensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPES = {"a": (40, 60), "b": (7,), "c": (70, 33), "d": (20, 50)}
 
 
 class Linear(nn.Module):
-    """A loss whose gradient is what is handed in: sum of <w, c> over the parameters, used in another order than declared."""
+    """A loss whose gradient is the given one: sum of <w, c> over the parameters, used in another order than declared."""
 
     def __init__(self) -> None:
         super().__init__()

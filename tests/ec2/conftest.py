@@ -1,4 +1,4 @@
-"""The moto server, what stands in front of it, and the tool with its endpoint."""
+"""The moto server, the front before it, and the tool with its endpoint."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def ec2(aws: Any, config: Path, capfd: pytest.CaptureFixture[str]) -> Callable[.
 
 @pytest.fixture
 def api(aws: Any) -> Any:
-    """boto3 itself, on the endpoint: what EC2 says, whatever the tool says."""
+    """boto3 itself, on the endpoint: EC2's own answers."""
     boto3 = pytest.importorskip("boto3")
     return boto3.client("ec2", region_name="us-west-2")
 

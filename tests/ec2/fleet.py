@@ -28,7 +28,7 @@ mkdir /run/sshd
 echo "$2" >/proc/sys/kernel/hostname
 exec /usr/sbin/sshd -D -e -f "$1/sshd_config"
 """
-# beside the tests: when they end, whatever way, what they started ends too
+# beside the tests: when they end, whatever way, their processes end too
 _GUARD = """
 read -r _ || true
 for namespace in $(ip netns list | awk -v prefix="$1-" 'index($1, prefix) == 1 { print $1 }'); do
@@ -83,7 +83,7 @@ def unavailable() -> str | None:
 
 @dataclass
 class Instance:
-    """A running one: its namespace, its first process, and what it shows on its console."""
+    """A running one: its namespace, its first process, and its console."""
 
     identity: str
     address: str
@@ -100,7 +100,7 @@ class Instance:
 
 @dataclass
 class Fleet:
-    """`public` is the key that new instances let in; `python` what their image's environment sees the packages of."""
+    """`public` is the key that new instances let in; `python` the one whose packages their image's environment sees."""
 
     folder: Path
     public: str
@@ -203,7 +203,7 @@ class Fleet:
             process.wait()
 
     def hear(self, action: str, body: bytes) -> dict[str, str]:
-        """Do what an answered call of EC2 says; returns the consoles of instances that were started by it."""
+        """Carry out an answered call of EC2; returns the consoles of instances that were started by it."""
         text, consoles = body.decode(), {}
         if action == "RunInstances":
             for item in re.findall(r"<instanceId>.*?</privateIpAddress>", text, re.S):

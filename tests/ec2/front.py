@@ -1,6 +1,6 @@
-"""An HTTP endpoint in front of the moto server: it adds what moto lacks, refuses on request, and knows every call.
+"""An HTTP endpoint in front of the moto server: it adds features that moto lacks, refuses on request, and knows every call.
 
-moto has no placement groups and no price list, ignores client tokens, shows at once what was started, its console output is of
+moto has no placement groups and no price list, ignores client tokens, shows new instances at once, its console output is of
 2006, and its capacity never ends.
 """
 
@@ -36,7 +36,7 @@ class Refusal:
 
 @dataclass
 class Front:
-    """`url` is the endpoint. `calls` holds every call as (action, parameters); `consoles` what an instance has printed."""
+    """`url` is the endpoint. `calls` holds every call as (action, parameters); `consoles` the output of an instance."""
 
     moto_port: int
     calls: list[tuple[str, Form]] = field(default_factory=list)

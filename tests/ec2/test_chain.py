@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.serial, pytest.mark.timeout(600)]
 
 
 class Cluster(NamedTuple):
-    """A user's desk: `ec2` runs the tool, `fleet` is what it started, `api` is EC2's own."""
+    """A user's desk: `ec2` runs the tool, `fleet` holds its nodes, `api` is EC2's own."""
 
     ec2: Callable[..., subprocess.CompletedProcess[str]]
     start: Callable[..., subprocess.Popen[str]]

@@ -32,7 +32,7 @@ def test_the_prompt_says_what_is_lost_when(ec2: Callable[..., Any]) -> None:
 
 def test_status_says_when_each_node_ends_and_what_goes_with_it(ec2: Callable[..., Any], api: Any) -> None:
     assert ec2("launch", "--yes", "--max-hours", 7).code == 0
-    # what they were started with counts, not what the file says now
+    # the settings at their start count, not those of the file now
     shown = ec2("status", "--max-hours", 1)
     (first, *rest) = re.findall(r"^(?:master|worker-\d) +(\S+) .* ends itself (\S+ \S+) UTC$", shown.out, re.M)
     assert len(rest) == 2

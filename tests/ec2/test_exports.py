@@ -88,7 +88,7 @@ for _ in {1..200}; do sleep 0.1; done
 
 
 def test_the_slurm_script_requeues_a_job_that_was_stopped_and_resumes_it(tmp_path: Path) -> None:
-    """With stand-ins for scontrol and psnode: what is tested is the script."""
+    """With stand-ins for scontrol and psnode: the script is under test."""
     (tmp_path / "venv" / "bin").mkdir(parents=True)
     for name, text in (("scontrol", SLURM), ("psnode", PSNODE)):
         (tmp_path / "venv" / "bin" / name).write_text(text)

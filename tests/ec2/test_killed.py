@@ -89,7 +89,7 @@ def running(api: Any) -> set[str]:
 
 
 WHOLE = Counter({"master": 1, "worker": 2, "security groups": 1, "key pairs": 1, "volumes": 3})
-# what the calls leave, in the order of CALLS
+# the effects of the calls, in the order of CALLS
 EFFECTS = {
     "ImportKeyPair": [Counter({"key pairs": 1})],
     "CreateSecurityGroup": [Counter({"security groups": 1})],
@@ -139,7 +139,7 @@ def test_what_a_killed_launch_started_is_not_started_twice_even_if_ec2_does_not_
     others = running(api)
     killed_launch(aws, config, CALLS.index("RunInstances"), done=True)
     aws.calls.clear()
-    aws.blind = 2  # what launch looks at before it starts anything
+    aws.blind = 2  # launch looks at these before it starts anything
     assert ec2("launch", "--yes").code == 0
     assert aws.actions().count("RunInstances") == 2
     assert len(running(api) - others) == 3

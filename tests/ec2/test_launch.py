@@ -1,4 +1,4 @@
-"""Launch, status, get_hosts and shutdown against the moto server: what is really there afterwards."""
+"""Launch, status, get_hosts and shutdown against the moto server: the resources that are there afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way to the nodes without nodes: host keys in consoles, what a dry run shows, what is asked of the wrong cluster."""
+"""The way to the nodes without nodes: host keys in consoles, dry runs, requests to the wrong cluster."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tools.ec2.errors import ConfigurationError
 from tools.ec2.preparing import package_of
 
 ROOT = Path(__file__).resolve().parents[2]
-# in the place of an environment's Python: it says what pip is asked for
+# instead of an environment's Python: it prints the arguments of pip
 PYTHON = '#!/bin/bash\n[[ $2 != pip ]] || printf "%s\\n" "${@: -1}" >>"$ASKED"\n'
 FORMS = [
     ("psnode", "psnode", "", None),

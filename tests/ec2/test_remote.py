@@ -211,7 +211,7 @@ def test_the_token_of_a_package_index_stands_in_no_command_line(
     assert (venv.parents[2] / "index").read_text() == "https://ada:t0ken@example.org/it's/simple"
 
 
-# in the place of an environment's Python: versions as the file says, and what pip was given
+# instead of an environment's Python: versions from the file, and the arguments of pip
 PIP = """#!/bin/bash
 [[ $2 == pip ]] || exit 0
 case $3 in
@@ -287,7 +287,7 @@ def test_ssh_takes_paths_with_spaces_and_signs_as_they_are(tmp_path: Path) -> No
     done = subprocess.run([real, "-F", "none", "-G", *way.options(way.master), "host"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     understood = dict(line.split(" ", 1) for line in done.stdout.splitlines())
-    # -G shows what is in the configuration, before %% becomes %
+    # -G shows the configuration, before %% becomes %
     assert understood["identityfile"].replace("%%", "%") == str(folder / "my key")
     assert understood["userknownhostsfile"].strip('"').replace("%%", "%") == str(folder / "known hosts")
     assert understood["stricthostkeychecking"] in ("true", "yes")
@@ -395,7 +395,7 @@ def test_a_master_without_checkpoints_keeps_nobody_from_shutting_down(nodes: Nod
     assert done.code == 0, done.err
 
 
-# a node whose answers are somebody else's: where the newest checkpoint is said to lie, and what lies there
+# a node whose answers are somebody else's: the place of the newest checkpoint, and its content
 LYING = """#!/bin/bash
 if [[ ${!#} == "bash -s" ]]; then
     printf '%s\\n' "$PLACE" config.json checkpoints/latest checkpoints/step-00000001

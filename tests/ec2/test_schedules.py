@@ -85,7 +85,7 @@ def roles(world: Any) -> Counter[str]:
 
 
 def cleared(module: Any, world: Any, key: Path) -> None:
-    """Shut down once EC2 shows everything; nothing is left but what belongs to others."""
+    """Shut down once EC2 shows everything; nothing is left but resources of others."""
     world.faults = lambda operation, parameters: None
     world.turns.now += 60
     world.calls.clear()
@@ -133,7 +133,7 @@ def test_any_call_may_fail_once_and_twice(world_module: Any, keys: list[Path], k
 def test_a_refusal_at_any_call_leaves_nothing_that_is_not_told(
     world_module: Any, keys: list[Path], kind: str, times: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The second one meets what ends the nodes again."""
+    """The second one meets the call that ends the nodes again."""
     for number in range(count_calls(world_module, keys)):
         world = new_world(world_module, 0)
 
@@ -255,7 +255,7 @@ def check(world: Any, desks: list[Desk], results: list[Any], seed: int) -> None:
 
 
 def advice(module: Any, world: Any, one: Desk, keys: list[Path], seed: int) -> None:
-    """Launched again without faults the cluster is completed, or what the refusal says helps."""
+    """Launched again without faults the cluster is completed, or the remedy in the refusal helps."""
     world.faults = lambda operation, parameters: None
     world.turns.now += 60
     again = attempt(one)

@@ -38,7 +38,7 @@ def test_nodes_of_another_owner_and_in_another_region_are_named_and_left(ec2: Ca
     for client, name in theirs:
         (held,) = client.describe_instances(InstanceIds=[name])["Reservations"]
         assert held["Instances"][0]["State"]["Name"] == "running"
-    # what it says helps
+    # its remedy helps
     assert ec2("shutdown", "--yes", "--owner", "grace", "--region", "us-west-2").code == 0
     assert ec2("shutdown", "--yes", "--owner", "moto", "--region", "eu-west-1").code == 0
     done = ec2("shutdown", "--yes")

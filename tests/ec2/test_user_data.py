@@ -1,4 +1,4 @@
-"""The hour at which a node ends itself, set when it starts. systemd itself is not run: its own checker reads what it would."""
+"""The hour at which a node ends itself, set when it starts. systemd itself is not run: its own checker reads the units."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 SOURCE = Path(__file__).resolve().parents[2] / "tools" / "ec2" / "watch_interruption.py"
-# in the place of ranks; it says what it hears
+# instead of ranks; it prints the signals it gets
 RANK = "import pathlib, signal, sys\nheard = pathlib.Path(sys.argv[2])\n" + (
     "signal.signal(signal.SIGTERM, lambda *args: heard.open('a').write('TERM\\n'))\n"
     "heard.touch()\nwhile True:\n    signal.pause()\n"

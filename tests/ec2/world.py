@@ -1,6 +1,6 @@
 """EC2 as a client of botocore shows it, in this process and in virtual time: several launches take turns at every call.
 
-Which one is next, what fails and how late EC2 shows what was started all come from one seed. Nothing here sleeps.
+The next actor, the failures and the delays until EC2 shows new instances all come from one seed. Nothing here sleeps.
 """
 
 from __future__ import annotations
@@ -90,11 +90,11 @@ class Turns:
 
 @dataclass
 class World:
-    """One region. `faults(operation, parameters)` says what becomes of a call: None, an error, or an error after it was done."""
+    """One region. `faults(operation, parameters)` decides on a call: None, an error, or an error after it was done."""
 
     turns: Turns
     faults: Callable[[str, dict[str, Any]], tuple[bool, Exception] | None] = lambda operation, parameters: None
-    late: Callable[[], float] = lambda: 0.0  # seconds until what was started is shown
+    late: Callable[[], float] = lambda: 0.0  # seconds until a new instance is shown
     instances: dict[str, dict[str, Any]] = field(default_factory=dict)
     resources: dict[str, dict[str, dict[str, Any]]] = field(
         default_factory=lambda: {"security": {}, "placement": {}, "key": {}, "volume": {}}
@@ -118,7 +118,7 @@ class World:
             raise fault[1]
         return answer
 
-    # what is the same for everybody
+    # the same for everybody
 
     def describe_subnets(self, who: str, **how: Any) -> dict[str, Any]:
         zones = ("us-west-2a", "us-west-2b", "us-west-2c")

@@ -1,4 +1,4 @@
-"""Whole runs under every rule of consistency, and what becomes of gradients that come too late."""
+"""Whole runs under every rule of consistency, and the fate of gradients that come too late."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def publish(train_dir: Path, step: int) -> None:
 
 @pytest.fixture
 def disturbed(tmp_path: Path) -> Callable[..., tuple[Path, Trace]]:
-    """`disturbed(last=4)`: a directory with one checkpoint, and what became of a writer of another in it."""
+    """`disturbed(last=4)`: a directory with one checkpoint, and the end of a writer of another in it."""
     publish(tmp_path / "before", OLD)
 
     def run(**how: int) -> tuple[Path, Trace]:
@@ -66,7 +66,7 @@ def disturbed(tmp_path: Path) -> Callable[..., tuple[Path, Trace]]:
 
 
 def check_whole(train_dir: Path) -> int:
-    """Every checkpoint that a reader sees is whole and holds what it should; the step of the latest."""
+    """Every checkpoint that a reader sees is whole and right; returns the step of the latest."""
     newest = checkpoint.latest(train_dir)
     assert newest is not None and newest in checkpoint.complete(train_dir)
     for path in checkpoint.complete(train_dir):

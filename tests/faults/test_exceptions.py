@@ -43,7 +43,7 @@ LINE = next(number for number, line in enumerate(Path(__file__).read_text().spli
 
 
 class Fails(Classification):
-    """Digits, but on worker 2 the data cannot be read from the fifth batch on, or what `raises` says comes out of the loss."""
+    """Digits, but on worker 2 the data cannot be read from the fifth batch on, or the loss raises `raises`."""
 
     def __init__(self, raises: Callable[[], BaseException] | None = None, first: int = 5) -> None:
         super().__init__("LeNet", "digits", seed=1)

@@ -1,4 +1,4 @@
-"""Bytes that nobody meant, 100 000 of them, and what scripts/fuzz.py says where a decoder does not hold."""
+"""Bytes that nobody meant, 100 000 of them, and the words of scripts/fuzz.py if a decoder does not hold."""
 
 from __future__ import annotations
 

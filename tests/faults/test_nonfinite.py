@@ -22,7 +22,7 @@ from psnode.tasks.classification import Classification
 
 
 class Poisoned(Classification):
-    """Digits, but what comes back to worker 2's first layer in its backward passes `when` is NaN: the loss itself is finite."""
+    """Digits, but the gradient of worker 2's first layer in its backward passes `when` is NaN: the loss itself is finite."""
 
     def __init__(self, *when: int) -> None:
         super().__init__("LeNet", "digits", seed=1)

@@ -105,7 +105,7 @@ def test_every_kind_of_memory_finds_its_new_owners(tmp_path: Path, scheme: str) 
 
 
 def test_the_mean_of_the_memories_stays_what_it_was(tmp_path: Path) -> None:
-    """The update is the mean over the workers of what they send, so this is what the weights are owed."""
+    """The update is the mean of the workers' pushes, so the weights are owed this."""
     rng = np.random.default_rng(1)
     memories = [rng.standard_normal(50).astype(np.float32) for _ in range(3)]
     draft = StagedCheckpoint(tmp_path, 5)

@@ -119,7 +119,7 @@ def test_a_memory_goes_on_from_a_checkpoint_in_its_own_units(sender: GradientSen
 
 
 class Linear(Task):
-    """Every gradient is the same vector, so that who sends what follows from the versions a gradient was computed on."""
+    """Every gradient is the same vector, so that every push follows from the versions a gradient was computed on."""
 
     def model(self) -> torch.nn.Module:
         return torch.nn.Linear(100, 40, bias=False)
@@ -175,7 +175,7 @@ def test_a_stale_gradient_is_applied_with_the_learning_rate_of_its_own_version(t
 
 
 def test_memories_of_workers_at_different_steps_are_dealt_by_what_they_owe(tmp_path: Path) -> None:
-    """The mean over the workers of learning rate x memory stays what it was."""
+    """The mean over the workers of learning rate x memory is kept."""
     folder = tmp_path / "step-00000001"
     folder.mkdir()
     for rank, (rate, owed) in enumerate([(0.1, 3.0), (0.2, 1.0)], 1):

@@ -1,6 +1,6 @@
 """A function run in a process whose every system call that changes files can be made its last one, or fail.
 
-The kernel stops the process at each call (ptrace), so that what native code writes is seen like what Python writes, and the
+The kernel stops the process at each call (ptrace), so that native code's writes are seen like Python's, and the
 function itself knows nothing of it. Linux on x86-64 only: numbers and registers of system calls differ elsewhere.
 """
 
@@ -25,7 +25,7 @@ _NUMBER, _RESULT, _ARGUMENTS = 15 * 8, 10 * 8, (14 * 8, 13 * 8, 12 * 8, 7 * 8)  
 _AT_FDCWD = 0xFFFFFF9C
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
-# name: number, and which arguments say what is changed: a descriptor, a path, or a directory's descriptor and a path
+# name: number, and the arguments that name the changed file: a descriptor, a path, or a directory's descriptor and a path
 _CALLS = {
     1: ("write", "fd"), 18: ("pwrite64", "fd"), 20: ("writev", "fd"), 40: ("sendfile", "fd"), 74: ("fsync", "fd"),
     75: ("fdatasync", "fd"), 77: ("ftruncate", "fd"), 285: ("fallocate", "fd"), 326: ("copy_file_range", "fd"),
@@ -125,7 +125,7 @@ def _text(pid: int, address: int) -> str:
 
 
 def _note(trace: Trace, pid: int, name: str) -> None:
-    """Keep account of what a loss of power would take away."""
+    """Keep account of the files that a loss of power would take away."""
     if name in ("write", "pwrite64", "writev", "ftruncate", "fsync"):
         inode = os.stat(f"/proc/{pid}/fd/{_libc.ptrace(_PEEKUSER, pid, _ARGUMENTS[0], None)}").st_ino
         (trace.volatile.discard if name == "fsync" else trace.volatile.add)(inode)

@@ -1,12 +1,12 @@
-"""Conservation in whole jobs: the weights have moved by the sum of all gradients but for what the workers still remember.
+"""Conservation in whole jobs: the weights have moved by the sum of all gradients but for the workers' memories.
 
-    ef (decay=1)     sum of what was applied + memories = sum of gradients
+    ef (decay=1)     applied sum + memories = sum of gradients
     ef:rescale=true  the same of learning rate times gradient, memories at the last step's learning rate
-    dgc              sum of what was applied + velocities = sum of the momentum-corrected gradients u
+    dgc              applied sum + velocities = sum of the momentum-corrected gradients u
 
 The loss is linear in the weights, so every gradient is known beforehand, and an epoch is one step, so every worker's gradient
-is used once a step whatever the shuffling. What was applied is read off the master's weights, which SGD at a learning rate of
-1 moves by what was decoded; memories are read off the checkpoint.
+is used once a step whatever the shuffling. The applied sum is read off the master's weights, which SGD at a learning rate of
+1 moves by the decoded sum; memories are read off the checkpoint.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Linear(Task):
 class Outcome(NamedTuple):
     """Sums over workers and steps, as vectors in the plan's order, `applied` and `gradients` weighted with the learning rate.
 
-    `momenta`: those that steps began with. `memories`: what is owed after the last step, weighted with its learning rate.
+    `momenta`: those that steps began with. `memories`: those owed after the last step, weighted with its learning rate.
     """
 
     applied: Float64s
@@ -100,7 +100,7 @@ class Outcome(NamedTuple):
 
     @property
     def missing(self) -> float:
-        """The length of what was neither applied nor is remembered, over that of the gradients."""
+        """The length of the part neither applied nor remembered, over that of the gradients."""
         return float(np.linalg.norm(self.applied + self.memories - self.gradients) / np.linalg.norm(self.gradients))
 
 
@@ -160,7 +160,7 @@ def test_nothing_is_lost_between_what_was_applied_and_what_is_remembered(tmp_pat
     codec, corrects = get_codec(SCHEMES[scheme].codec), get_feedback(feedback).gathering is not None
     for workers in (1, 2, 3):
         found = outcome(tmp_path / str(workers), scheme, feedback, workers)
-        if corrects:  # u = momentum * what the step began with + gradient
+        if corrects:  # u = momentum * u before the step + gradient
             found = found._replace(gradients=found.gradients + 0.5 * found.momenta)
         assert found.missing < ROUNDING, f"{workers} workers"
         assert codec.lossless or found.memories.any()

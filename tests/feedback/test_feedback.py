@@ -1,4 +1,4 @@
-"""Feedback rules: what is remembered, and what it adds up to."""
+"""Feedback rules: their memories, and the sums these add up to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SPECS = ["fp16", "bf16", "qsgd:levels=1,bucket=64", "qsgd:levels=15,bucket=512",
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_error_feedback_loses_nothing(spec: str) -> None:
-    """Sum of what was sent + residual = sum of the gradients, to the rounding of 40 float32 additions."""
+    """Sum of decoded payloads + residual = sum of the gradients, to the rounding of 40 float32 additions."""
     rule = ErrorFeedback()
     codec = rule.form(get_codec(spec))
     rng = np.random.default_rng(3)

@@ -207,7 +207,7 @@ def test_a_master_that_was_told_to_stop_is_not_started_again(tmp_path: Path, rea
 
 
 def test_every_mpirun_has_a_folder_of_its_own_that_goes_with_it(tmp_path: Path) -> None:
-    """In a common one mpirun fails over what a killed one of the same process id has left."""
+    """In a common one mpirun fails over files of a killed one of the same process id."""
     found = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

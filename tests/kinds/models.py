@@ -23,7 +23,7 @@ def linear() -> nn.Linear:
 
 
 class Body(nn.Module):
-    """A layer before and after what is special, which `middle(x)` computes from (N, 8) to (N, 8)."""
+    """A layer before and after the special part, which `middle(x)` computes from (N, 8) to (N, 8)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -279,7 +279,7 @@ class Recurrent(Body):
         return result
 
     def pack(self) -> None:
-        """Do what cuDNN's flatten_parameters does on a GPU: move the weights side by side into memory of its own."""
+        """Act as cuDNN's flatten_parameters on a GPU: move the weights side by side into memory of its own."""
         weights = list(self.rnn.parameters())
         memory = torch.cat([weight.detach().reshape(-1) for weight in weights])
         for weight, part in zip(weights, memory.split([weight.numel() for weight in weights]), strict=True):
@@ -303,7 +303,7 @@ def transformer() -> Around:
 
 
 class Embedded(Body):
-    """A table of vectors, looked up by what the input's signs spell."""
+    """A table of vectors, looked up by the number that the input's signs spell."""
 
     def __init__(self, *, constrained: bool = False, **options: Any) -> None:
         super().__init__()
@@ -491,7 +491,7 @@ class Hooked(Around):
 
 
 class _ByNumpy(torch.autograd.Function):
-    """A product outside torch: what a kernel of one's own does that reads memory by its address."""
+    """A product outside torch: as by a kernel of one's own that reads memory by its address."""
 
     @staticmethod
     def forward(context: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

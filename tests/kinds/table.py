@@ -1,4 +1,4 @@
-"""The rows of docs/models.md: a kind of model or feature, a model of that kind, and what psnode does with it."""
+"""The rows of docs/models.md: a kind of model or feature, a model of that kind, and psnode's answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SUPPORTED, WAITS, REFUSED = "supported", "supported, waits", "refused"
 
 @dataclass(frozen=True)
 class Kind:
-    """`name`: the first column of the page. `refusal`: what the line says. `settings`: those of the run that matter here."""
+    """`name`: the first column of the page. `refusal`: the words of the line. `settings`: those of the run that matter here."""
 
     name: str
     make: Callable[[], nn.Module]

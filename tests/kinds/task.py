@@ -38,7 +38,7 @@ class Points:
 
 
 def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The model's own loss, or the cross entropy of what it gives."""
+    """The model's own loss, or the cross entropy of its output."""
     own: Any = getattr(model, "loss", None)
     return own(x, y) if own is not None else functional.cross_entropy(model(x).float(), y)
 

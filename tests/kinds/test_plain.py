@@ -1,4 +1,4 @@
-"""docs/models.md, row by row: what is supported ends where plain PyTorch ends, what is refused is one line.
+"""docs/models.md, row by row: a supported kind ends where plain PyTorch ends, a refusal is one line.
 
 One worker in this process, dense, SGD: the weights after 20 steps are those of a loop of torch alone.
 """

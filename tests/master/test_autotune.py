@@ -61,7 +61,7 @@ def test_what_needs_no_rehearsal_is_decided_without_the_workers(
 
 
 class HeardError(Exception):
-    """The master has said what the workers are to rehearse."""
+    """The master has announced the rehearsal."""
 
 
 class OneMessage:

@@ -71,7 +71,7 @@ def newest(folder: Path) -> Checkpoint:
 
 
 def check(folder: Path) -> None:
-    """The checkpoint is what was decided on: the first worker's part, and none of the second."""
+    """The checkpoint is the one decided on: the first worker's part, and none of the second."""
     found = newest(folder)
     found.verify()
     assert set(found.facts["files"]) == {checkpoint.MODEL, checkpoint.OPTIMIZER, checkpoint.worker_file(1)}
@@ -82,7 +82,7 @@ def check(folder: Path) -> None:
 
 
 def publish_without_the_second(folder: Path) -> Callable[[], None]:
-    """Two workers are to contribute, and one does; what is returned goes on without the other."""
+    """Two workers are to contribute, and one does; the result goes on without the other."""
     found = pending(folder)
     found.begin(STEP, [1, 2], 0.0)
     sent: list[Frame] = []
@@ -126,7 +126,7 @@ def test_a_worker_that_wakes_up_while_the_checkpoint_is_written_is_no_part_of_it
 
 @pytest.fixture
 def halves(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
-    """Whoever saves tensors does so by halves; between them what the list holds is called, once."""
+    """Whoever saves tensors does so by halves; between them the functions in the list are called, once."""
     between: list[Callable[[], None]] = []
 
     def save(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:

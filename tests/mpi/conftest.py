@@ -147,7 +147,7 @@ class Mpirun:
         defaults["OMPI_MCA_btl_tcp_if_include"] = "lo"  # other tests make and remove interfaces: connections over them would hang
         folder = self._folder / f"job-{len(self._jobs)}"
         folder.mkdir()
-        sessions = {"PRTE_MCA_prte_local_tmpdir_base": str(folder)}  # mpirun fails over what a killed one of its process id left
+        sessions = {"PRTE_MCA_prte_local_tmpdir_base": str(folder)}  # mpirun fails over files of a killed one of its process id
         self._jobs.append(RunningJob(command, {**os.environ, **allowed, **defaults, **sessions, **(env or {})}, folder))
         return self._jobs[-1]
 

@@ -1,4 +1,4 @@
-"""The size of groups that rehearsed steps choose: recorded, kept by --resume, and without a trace in what is trained."""
+"""The size of groups that rehearsed steps choose: recorded, kept by --resume, and without a trace in the weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from psnode.master.autotune import FEWEST_STEPS
 
 pytestmark = pytest.mark.serial
 
-# 1.3 million weights make several groups; running statistics and dropout would show what a rehearsal left behind.
+# 1.3 million weights make several groups; running statistics and dropout would show the traces of a rehearsal.
 TASK = """
 from torch import nn
 from psnode.tasks.classification import Classification

@@ -2,7 +2,7 @@
 
 Forward passes that begin before their weights are there end with the same weights, bit for bit, as those that wait for all.
 Replicas are compared in one step, whose forward pass waits for all weights; in the others uses wait, and are counted. The models
-stand side by side in one job; their layers travel one by one, so that each of them is used before what follows it has come.
+stand side by side in one job; their layers travel one by one, so that each of them is used before the next one has come.
 """
 
 from __future__ import annotations

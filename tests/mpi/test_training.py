@@ -122,7 +122,7 @@ def test_a_signal_to_one_rank_stops_the_job_with_a_checkpoint(rank: int, mpirun:
     assert summary(tmp_path / "run")["stop_reason"] == "signal"
 
 
-# One of each place where a job is refused; tests/cli/test_cli.py has what is refused, and its line.
+# One of each place where a job is refused; tests/cli/test_cli.py has the refusals, and their lines.
 BAD = [
     (["--unknown-flag"], 2, "--unknown-flag"),  # as the command line is read
     (["--lr", "fast"], 2, "--lr"),

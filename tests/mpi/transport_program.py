@@ -166,7 +166,7 @@ def stays() -> None:
 
 
 def malformed(part: str, nbytes: str) -> None:
-    """Rank 1 sends what is no part of any message; rank 0 drops it as lost, and goes on with rank 2."""
+    """Rank 1 sends bytes that are no part of any message; rank 0 drops it as lost, and goes on with rank 2."""
     transport = mpi.start()
     if transport.rank == 1:
         data = (1 << 62).to_bytes(8, "little") + bytes(1 << 16)

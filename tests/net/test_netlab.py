@@ -95,7 +95,7 @@ def test_mpirun_starts_a_rank_on_every_host_and_binds_none(netlab: Any, tmp_path
 
 
 def test_a_link_is_no_faster_than_asked_and_its_packets_carry_66_bytes_of_headers(netlab: Any, tmp_path: Path) -> None:
-    """20 Mbit/s are 2.5 MB/s; what may pass at once is the 256 KiB burst of the sender's shaper and of the switch's."""
+    """20 Mbit/s are 2.5 MB/s; 256 KiB may pass at once, the burst of the sender's shaper and of the switch's."""
     size, rate, bursts = 5_000_000, 20e6 / 8, 2 * (256 << 10)
     counters = tmp_path / "counters.json"
     done = netlab("--hosts", 2, "--rate", "20mbit", "--counters", counters, "--each", "--", sys.executable, "-c", TRANSFER, size)

@@ -1,4 +1,4 @@
-"""The task of the recorded runs: a small perceptron on eight blurred classes. Its arithmetic is part of what was recorded."""
+"""The task of the recorded runs: a small perceptron on eight blurred classes. Its arithmetic is part of the record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Print a digest of what a processor computes for one gradient of the old runs' task: equal digests, equal runs."""
+"""Print a digest of a processor's result for one gradient of the old runs' task: equal digests, equal runs."""
 
 from __future__ import annotations
 

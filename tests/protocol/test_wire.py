@@ -31,7 +31,7 @@ def a_frame(body: bytes = b"body") -> np.ndarray:
 
 
 def resealed(data: bytearray) -> np.ndarray:
-    """`data` with the right checksum put in, so that only what was changed is wrong."""
+    """`data` with the right checksum put in, so that only the change is wrong."""
     struct.pack_into("<I", data, 48, crc32c_bitwise(bytes(data[:48]) + bytes(data[52:])))
     return np.frombuffer(bytes(data), np.uint8)
 

@@ -1,4 +1,4 @@
-"""The built-in task: loss, metrics, what it refuses, and that it learns."""
+"""The built-in task: loss, metrics, refusals, and that it learns."""
 
 import math
 

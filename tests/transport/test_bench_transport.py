@@ -1,4 +1,4 @@
-"""`psnode bench transport` on a small scale: what it reports follows from what it measured."""
+"""`psnode bench transport` on a small scale: its report follows from its measurements."""
 
 from __future__ import annotations
 

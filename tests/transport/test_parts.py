@@ -120,7 +120,7 @@ class TestListener:
             receiver, _ = server.accept()
             ears = Listener(None, 0)
             ears.look()
-            ears.wait(0.001)  # edges of what was there before
+            ears.wait(0.001)  # edges of earlier bytes
             sender.send(b"x")
             assert ears.wait(20) is Woken.SOUND
             assert ears.wait(0.001) is Woken.TIMEOUT

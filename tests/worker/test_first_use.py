@@ -20,7 +20,7 @@ from psnode.worker.first_use import FirstUse
 
 
 class Recorder:
-    """Writes down what is required; everything is missing for ever."""
+    """Writes down the required weights; all are missing for ever."""
 
     def __init__(self) -> None:
         self.missing: set[int] = {0}
@@ -154,7 +154,7 @@ def test_cuda_kernels_of_others_ask_for_the_array_interface() -> None:
 
 
 def test_the_call_of_a_module_waits_for_what_it_owns() -> None:
-    """Also for what only a kernel of somebody's own reads."""
+    """Also for weights that only a kernel of somebody's own reads."""
 
     class Opaque(nn.Module):
         def __init__(self) -> None:
@@ -204,7 +204,7 @@ def test_compiled_code_runs_operator_by_operator_under_the_watch() -> None:
     model = nn.Linear(4, 4)
     vector, where = flat(model)
     compiled = torch.compile(scripted, backend="eager")
-    compiled(torch.ones(4, 4), model.weight)  # what is cached is not used either
+    compiled(torch.ones(4, 4), model.weight)  # the cached graph is not used either
     recorder = Recorder()
     with FirstUse(model, recorder, vector):
         compiled(torch.ones(4, 4), model.weight)

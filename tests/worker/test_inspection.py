@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning",
 
 @pytest.fixture(autouse=True)
 def _nothing_compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests of this process have compiled and scripted functions; only what a model runs itself counts here."""
+    """Other tests of this process have compiled and scripted functions; only those that a model runs itself count here."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     models._CACHE.clear()

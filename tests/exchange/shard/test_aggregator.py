@@ -1,4 +1,4 @@
-"""The aggregators against what NumPy adds up; ties over many keys."""
+"""The aggregators against NumPy's sums; ties over many keys."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_at_the_end_everybody_is_released_and_who_is_lost_is_not() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_ranks_do_no_more_than_the_bound_lies_between(seed: int) -> None:
-    """Ranks that take what they were sent by pieces, or nothing for long, beside a model of the queue before each."""
+    """Ranks that take their weights by pieces, or nothing for long, beside a model of the queue before each."""
     rng = random.Random(seed)
     weights, version_bytes = 30 * MIB, 7 * MIB
     found = Backlog(weights)

@@ -1,4 +1,4 @@
-"""Clipping to the median: factors by brute force, what is applied by NumPy, what workers are told."""
+"""Clipping to the median: factors by brute force, applied sums by NumPy, messages to workers."""
 
 from __future__ import annotations
 

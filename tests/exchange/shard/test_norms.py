@@ -1,4 +1,4 @@
-"""The bound on norms: what honest workers do is accepted, a push out of all proportion is not."""
+"""The bound on norms: pushes of honest workers are accepted, one out of all proportion is not."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_who_pushes_while_the_others_have_stopped_is_believed_the_second_time() 
 
 @pytest.mark.parametrize("workers", [2, 4])
 def test_one_liar_cannot_raise_the_bound_step_by_step(workers: int) -> None:
-    """Nine times the last in every round, and later pushes within what passes."""
+    """Nine times the last in every round, and later pushes within the bound."""
     played = [dict.fromkeys(range(1, workers + 1), 1.0) for _ in range(200)]
     for number in range(50, 200):
         played[number][2] = 9.0 ** (number - 49)

@@ -1,7 +1,7 @@
 """Rounds of few workers and groups under every rule: all orders in which things can happen, up to a number of events.
 
 A worker takes the newest version, computes on it, and its groups arrive one by one; then it waits for a newer version. A version
-is finished when every group has closed. What is checked holds after every event.
+is finished when every group has closed. The checks hold after every event.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def gradient(rank: int, group: int, based: int) -> Frame:
 
 @dataclass
 class World:
-    """`rounds` and the workers around it; every event is one (what, rank, group)."""
+    """`rounds` and the workers around it; every event is one (kind, rank, group)."""
 
     workers: int
     groups: int

@@ -1,4 +1,4 @@
-"""Folders of image files: what is found, how it is sized, augmented and cached."""
+"""Folders of image files: their search, sizes, augmentation and cache."""
 
 import numpy as np
 import pytest

@@ -10,7 +10,7 @@ from psnode.tasks.models import build, check, networks, resolve
 CIFAR = (3, 32, 32)
 
 # torchvision publishes the counts of the ImageNet networks. The CIFAR stem has a 3x3 in place of a 7x7 convolution of
-# 3 -> 64 maps, and the head has 10 in place of 1000 classes: what differs is arithmetic.
+# 3 -> 64 maps, and the head has 10 instead of 1000 classes: the difference is arithmetic.
 STEM = 64 * 3 * (49 - 9)
 HEAD = {512: 513 * 990, 2048: 2049 * 990}
 # torchvision's VGG classifier: 25088-4096-4096-1000, in place of 512-10.
