@@ -9,10 +9,10 @@ ENV PSNODE_VENV=/opt/psnode
 WORKDIR /usr/src/psnode
 COPY setup.cfg pyproject.toml constraints.txt README.md LICENSE ./
 COPY psnode psnode
-COPY tools tools
+COPY tools/ec2 psnode_ec2
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
-RUN PSNODE_CONSTRAINTS=constraints.txt tools/ec2/pre_run.sh . \
+RUN PSNODE_CONSTRAINTS=constraints.txt psnode_ec2/pre_run.sh . \
     && apt-get install -qq -y --no-install-recommends openssh-client \
     && rm -rf /var/lib/apt/lists/* /root/.cache
 RUN useradd --create-home ranks

@@ -5,7 +5,7 @@ if command -v psnode-ec2 >/dev/null; then
     tool=(psnode-ec2)
 else
     cd "$(dirname "${BASH_SOURCE[0]}")/.."
-    tool=("${PSNODE_PYTHON:-python3}" -m tools.ec2)
+    tool=("${PSNODE_PYTHON:-python3}" -m psnode_ec2)
 fi
 "${tool[@]}" get_hosts "$@"
 "${tool[@]}" setup "$@"

@@ -18,7 +18,7 @@ from psnode.cli import app
 from psnode.config.load import load
 from psnode.config.schemes import resolve
 from psnode.errors import ConfigurationError
-from tools.ec2.cli import cli as ec2
+from psnode_ec2.cli import cli as ec2
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import configparser
+import json
 import os
 import re
 import shutil
@@ -28,11 +29,17 @@ ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.xdist_group("package")  # one build for all of them
 
 
-def run(*command: str | Path, cwd: Path) -> str:
+def run(*command: str | Path, cwd: Path, **more: str) -> str:
+    """The output of a program with `more` in its environment; it must end with 0."""
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
-    done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True, env=env)
+    done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True, env={**env, **more})
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def own_modules() -> list[Path]:
+    """Files of both packages, the tool's below its name."""
+    return [path for name in ("psnode", "psnode_ec2") for path in (ROOT / name).rglob("*.py")]
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +50,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / name, source)
     for name in ("psnode", "tools", "tests"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (source / "psnode_ec2").symlink_to((ROOT / "psnode_ec2").readlink())
     return source
 
 
@@ -67,39 +75,57 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_module_of_the_wheel_can_be_imported(python: Path, source: Path, tmp_path: Path) -> None:
     program = """
-import importlib, pkgutil, psnode, sys, tools.ec2
+import importlib, pkgutil, psnode, sys, psnode_ec2
 from pathlib import Path
 assert Path(psnode.__file__).is_relative_to(sys.prefix), psnode.__file__
 def names(package):
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         yield found.name
-for name in [*names(psnode), "tools.ec2", *names(tools.ec2)]:
+for name in [*names(psnode), "psnode_ec2", *names(psnode_ec2)]:
     module = importlib.import_module(name)
     assert Path(module.__file__).is_relative_to(sys.prefix), module
     print(name)
 """
     imported = set(run(python, "-c", program, cwd=tmp_path).split())
-    expected = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for path in [*(ROOT / "psnode").rglob("*.py"), *(ROOT / "tools" / "ec2").rglob("*.py")]
-    }
+    expected = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in own_modules()}
     assert imported == expected - {"psnode"}
 
 
-def test_the_console_script_runs(python: Path, tmp_path: Path) -> None:
+def test_the_console_scripts_run(python: Path, tmp_path: Path) -> None:
     assert run(python.with_name("psnode"), "--version", cwd=tmp_path) == f"psnode {psnode.__version__}\n"
     assert "shutdown" in run(python.with_name("psnode-ec2"), "--help", cwd=tmp_path)
 
 
-def test_the_wheel_holds_the_package_with_its_data_and_nothing_else(source: Path, wheel: Path) -> None:
+def test_the_wheel_owns_two_packages_and_nothing_else(wheel: Path) -> None:
+    owned = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert owned == {"psnode", "psnode_ec2", f"psnode-{psnode.__version__}.dist-info"}
+
+
+def test_the_wheel_holds_the_packages_with_their_data_and_nothing_else(source: Path, wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     files = {
-        path.relative_to(source).as_posix()
-        for name in ("psnode", "tools")
-        for path in (source / name).rglob("*")
+        f"{name}/{path.relative_to(source / folder).as_posix()}"
+        for name, folder in (("psnode", "psnode"), ("psnode_ec2", "tools/ec2"))
+        for path in (source / folder).rglob("*")
         if path.is_file()
     }
     assert names == files
+
+
+@pytest.mark.serial
+def test_the_installed_psnode_trains_on_a_master_and_two_workers(python: Path, tmp_path: Path) -> None:
+    """Over MPI where the tests have an mpirun, else as threads of one process."""
+    beside = Path(sys.executable).parent
+    path = f"{python.parent}:{beside}:{os.environ['PATH']}"
+    train = ["train", "--network", "FC", "--scheme", "dense", "--batch-size", "8", "--max-steps", "3", "--no-tensorboard"]
+    train += ["--group-by", "layer", "--train-dir", str(tmp_path / "run")]
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_btl_tcp_if_include": "lo"}
+    ranks = ["launch", "-n", "2", "--"] if shutil.which("mpirun", path=path) else []
+    run(python.with_name("psnode"), *ranks, *train, *([] if ranks else ["--local", "2"]), cwd=tmp_path, PATH=path, **root)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["exit_code"], summary["steps"]) == (0, 3)
+    steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [(step["step"], step["contributing"]) for step in steps] == [(1, 2), (2, 2), (3, 2)]
 
 
 def test_metadata_names_version_license_extras_and_python(wheel: Path) -> None:
@@ -132,7 +158,7 @@ def canonical(name: str) -> str:
 def imported() -> set[str]:
     """Top-level names of the packages of others that psnode and its tools import, by a statement or by importlib."""
     wanted = set()
-    for path in [*(ROOT / "psnode").rglob("*.py"), *(ROOT / "tools" / "ec2").rglob("*.py")]:
+    for path in own_modules():
         for node in ast.walk(ast.parse(path.read_text())):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
@@ -140,7 +166,7 @@ def imported() -> set[str]:
                 parts = [part.value for part in ast.walk(node.args[0]) if isinstance(part, ast.Constant)]
                 modules += [part for part in parts if isinstance(part, str)]
             wanted |= {module.split(".")[0] for module in modules}
-    return wanted - {*sys.stdlib_module_names, "psnode", "tools"}
+    return wanted - {*sys.stdlib_module_names, "psnode", "psnode_ec2"}
 
 
 def test_whatever_is_imported_is_declared() -> None:

@@ -120,7 +120,7 @@ def config(tmp_path: Path, keyfile: Path, request: pytest.FixtureRequest) -> Pat
 @pytest.fixture
 def ec2(aws: Any, config: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Finished]:
     """Run `psnode-ec2 ARGS` with the file of settings, in this process."""
-    from tools.ec2.cli import main
+    from psnode_ec2.cli import main
 
     def run(*args: object) -> Finished:
         capfd.readouterr()

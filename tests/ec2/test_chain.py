@@ -62,7 +62,7 @@ def cluster(moto_port: int, keyfile: Path, ec2_module: Any, tmp_path_factory: py
     api = pytest.importorskip("boto3").client("ec2", region_name="us-west-2", endpoint_url=front.url, **keys)
 
     def start(*words: object) -> subprocess.Popen[str]:
-        line = [sys.executable, "-m", "tools.ec2", *map(str, words)]
+        line = [sys.executable, "-m", "psnode_ec2", *map(str, words)]
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen(line, cwd=desk, env=env, text=True, **pipes)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tools.ec2.cli import cli
-from tools.ec2.example import default, rule, shown
-from tools.ec2.settings import FIELDS
+from psnode_ec2.cli import cli
+from psnode_ec2.example import default, rule, shown
+from psnode_ec2.settings import FIELDS
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "ec2.md").read_text()

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from tools.ec2 import jobs
-from tools.ec2.cluster import Node
-from tools.ec2.ends import notice, seconds_to_notice
-from tools.ec2.remote import Access
-from tools.ec2.settings import Settings
+from psnode_ec2 import jobs
+from psnode_ec2.cluster import Node
+from psnode_ec2.ends import notice, seconds_to_notice
+from psnode_ec2.remote import Access
+from psnode_ec2.settings import Settings
 
 NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tools.ec2.errors import ConfigurationError
-from tools.ec2.exports import export
-from tools.ec2.settings import FIELDS, Settings, load
+from psnode_ec2.errors import ConfigurationError
+from psnode_ec2.exports import export
+from psnode_ec2.settings import FIELDS, Settings, load
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ("train", "--network", "LeNet", "--dataset", "digits", "--train-dir", "runs/a run", "--threads", "1")

@@ -53,7 +53,7 @@ def killed_launch(front: Any, config: Path, number: int, *, done: bool) -> None:
     calls = {"before": lambda action, form: strike(), "after": lambda action, form, body: strike()}
     name = "after" if done else "before"
     nothing, front.__dict__[name] = front.__dict__[name], calls[name]
-    line = [sys.executable, "-m", "tools.ec2", "launch", "--yes", "--config", str(config)]
+    line = [sys.executable, "-m", "psnode_ec2", "launch", "--yes", "--config", str(config)]
     quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen(line, cwd=config.parent, env={**os.environ, "PYTHONPATH": str(ROOT)}, **quiet)
     started.set()

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tools.ec2.hostkeys import keep_keys, keys_in, pinned
-from tools.ec2.jobs import common_network
-from tools.ec2.preparing import package_of
+from psnode_ec2.hostkeys import keep_keys, keys_in, pinned
+from psnode_ec2.jobs import common_network
+from psnode_ec2.preparing import package_of
 
 
 def public(kind: str, *parts: bytes) -> str:
@@ -181,8 +181,8 @@ def test_the_wheel_that_setup_sends_holds_the_program_and_the_tool(monkeypatch: 
         ["git", "ls-files", "psnode", "tools/ec2"], capture_output=True, text=True, cwd=Path(__file__).parents[2]
     )
     if tracked.returncode == 0:
-        assert set(tracked.stdout.split()) <= names
-    tool = {"tools/ec2/cli.py", "tools/ec2/pre_run.sh", "tools/ec2/start_job.sh"}
+        assert {name.replace("tools/ec2/", "psnode_ec2/") for name in tracked.stdout.split()} <= names
+    tool = {"psnode_ec2/cli.py", "psnode_ec2/pre_run.sh", "psnode_ec2/start_job.sh"}
     assert {"psnode/cli/commands.py", "psnode/py.typed", *tool} <= names
     assert not any(name.startswith("tests/") for name in names)
 

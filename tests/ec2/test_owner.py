@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tools.ec2.cluster import owner_of
+from psnode_ec2.cluster import owner_of
 
 
 @pytest.mark.parametrize(

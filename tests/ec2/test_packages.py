@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tools.ec2.errors import ConfigurationError
-from tools.ec2.preparing import package_of
+from psnode_ec2.errors import ConfigurationError
+from psnode_ec2.preparing import package_of
 
 ROOT = Path(__file__).resolve().parents[2]
 # instead of an environment's Python: it prints the arguments of pip
@@ -62,10 +62,10 @@ def test_what_is_no_requirement_is_refused() -> None:
 def test_a_tool_that_was_installed_installs_its_own_version(ec2: Callable[..., Any], config: Path, tmp_path: Path) -> None:
     assert ec2("launch", "--yes").code == 0
     site = tmp_path / "site"
-    shutil.copytree(ROOT / "tools" / "ec2", site / "tools" / "ec2", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "psnode_ec2", site / "psnode_ec2", ignore=shutil.ignore_patterns("__pycache__"))
     (site / "psnode-7.8.9.dist-info").mkdir()
     (site / "psnode-7.8.9.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: psnode\nVersion: 7.8.9\n")
-    line = [sys.executable, "-m", "tools.ec2", "setup", "--dry-run", "--config", str(config)]
+    line = [sys.executable, "-m", "psnode_ec2", "setup", "--dry-run", "--config", str(config)]
     done = subprocess.run(line, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(site)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("would run pre_run.sh") == 3

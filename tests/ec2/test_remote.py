@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tools.ec2.cloud import Cloud
-from tools.ec2.cluster import Node, cluster_of
-from tools.ec2.errors import KeepError
-from tools.ec2.keeping import keep
-from tools.ec2.remote import Access
-from tools.ec2.settings import Settings, load
+from psnode_ec2.cloud import Cloud
+from psnode_ec2.cluster import Node, cluster_of
+from psnode_ec2.errors import KeepError
+from psnode_ec2.keeping import keep
+from psnode_ec2.remote import Access
+from psnode_ec2.settings import Settings, load
 
 ROOT = Path(__file__).resolve().parents[2]
 # the node is the one whose host key is asked for; its shell gets the last word
@@ -64,7 +64,7 @@ def nodes(ec2: Callable[..., Any], aws: Any, config: Path, tmp_path: Path, monke
     ids = dict(re.findall(r"^(\S+) +(i-\S+)", ec2("status").out, re.M))
 
     def start(*words: object) -> subprocess.Popen[str]:
-        line = [sys.executable, "-m", "tools.ec2", str(words[0]), "--config", str(config), *map(str, words[1:])]
+        line = [sys.executable, "-m", "psnode_ec2", str(words[0]), "--config", str(config), *map(str, words[1:])]
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen(line, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, start_new_session=True, **pipes)
 

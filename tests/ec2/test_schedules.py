@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tools.ec2 import errors
-from tools.ec2.cloud import Cloud
-from tools.ec2.cluster import Cluster
-from tools.ec2.launching import launch
-from tools.ec2.removing import shutdown
-from tools.ec2.settings import Settings
+from psnode_ec2 import errors
+from psnode_ec2.cloud import Cloud
+from psnode_ec2.cluster import Cluster
+from psnode_ec2.launching import launch
+from psnode_ec2.removing import shutdown
+from psnode_ec2.settings import Settings
 
 pytest.importorskip("botocore")
 
@@ -32,7 +32,7 @@ def world_module(ec2_module: Any) -> Any:
 def drawn_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ids of launches that come from the seed too."""
     monkeypatch.setattr(
-        "tools.ec2.launching.secrets.token_hex", lambda length: f"{random.getrandbits(8 * length):0{2 * length}x}"
+        "psnode_ec2.launching.secrets.token_hex", lambda length: f"{random.getrandbits(8 * length):0{2 * length}x}"
     )
 
 

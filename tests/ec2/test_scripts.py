@@ -78,9 +78,8 @@ def test_every_host_is_set_up_even_if_one_fails(tmp_path: Path) -> None:
 
 
 def test_the_container_gets_all_that_a_wheel_is_made_of() -> None:
-    copied = re.findall(r"^COPY (.+) \S+$", (ROOT / "Dockerfile").read_text(), re.M)
-    sources = {name for line in copied for name in line.split()}
-    assert all((ROOT / name).exists() for name in sources)
-    from tools.ec2.preparing import SOURCES
+    from psnode_ec2.preparing import SOURCES
 
-    assert set(SOURCES) <= sources
+    copied = re.findall(r"^COPY (.+) (\S+)$", (ROOT / "Dockerfile").read_text(), re.M)
+    there = {(name if target == "./" else target): ROOT / name for names, target in copied for name in names.split()}
+    assert all(there[name].samefile(ROOT / name) for name in SOURCES)

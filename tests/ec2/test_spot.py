@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from tools.ec2 import errors
-from tools.ec2.cloud import Cloud
-from tools.ec2.cluster import Cluster, cluster_of
-from tools.ec2.images import Image
-from tools.ec2.launching import launch
-from tools.ec2.places import Place
-from tools.ec2.removing import shutdown
-from tools.ec2.requests import Common, start
-from tools.ec2.settings import Settings, load
+from psnode_ec2 import errors
+from psnode_ec2.cloud import Cloud
+from psnode_ec2.cluster import Cluster, cluster_of
+from psnode_ec2.images import Image
+from psnode_ec2.launching import launch
+from psnode_ec2.places import Place
+from psnode_ec2.removing import shutdown
+from psnode_ec2.requests import Common, start
+from psnode_ec2.settings import Settings, load
 
 NO_ROOM = ("InsufficientInstanceCapacity", "We currently do not have sufficient m5.large capacity in the zone you requested")
 
@@ -307,7 +307,7 @@ def test_the_highest_price_is_asked_as_it_was_written(ec2: Callable[..., Any], a
 def test_cost_counts_hours_at_the_price_of_each_kind(ec2: Callable[..., Any], aws: Any, api: Any, config: Path) -> None:
     import datetime
 
-    from tools.ec2.costs import costs
+    from psnode_ec2.costs import costs
 
     ec2("launch", "--yes", "--worker-type", "c5.2xlarge", "--n-workers", 1)
     assert "2 nodes: 0.4360 USD an hour" in ec2("cost").out  # 0.096 + 0.34

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.ec2.requests import user_data
+from psnode_ec2.requests import user_data
 
 # in a mount namespace of its own, with an /etc/systemd/system of its own
 INSIDE = """

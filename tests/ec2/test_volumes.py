@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tools.ec2.cloud import Cloud
-from tools.ec2.cluster import Cluster, Node
-from tools.ec2.settings import Settings
-from tools.ec2.volumes import volumes_of
+from psnode_ec2.cloud import Cloud
+from psnode_ec2.cluster import Cluster, Node
+from psnode_ec2.settings import Settings
+from psnode_ec2.volumes import volumes_of
 
 pytest.importorskip("botocore")
 

@@ -1,6 +1,6 @@
-"""`python -m tools.ec2`."""
+"""`python -m psnode_ec2`."""
 
-from tools.ec2.cli import main
+from psnode_ec2.cli import main
 
 if __name__ == "__main__":
     main()

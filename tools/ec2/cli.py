@@ -11,12 +11,12 @@ from pathlib import Path
 
 import click
 
-from tools.ec2 import node_commands
-from tools.ec2.cloud import progress
-from tools.ec2.cluster import ENDED, LIVE, Node
-from tools.ec2.ends import first_end, notice
-from tools.ec2.errors import Ec2Error, NoClusterError, OthersError
-from tools.ec2.flags import Session, command
+from psnode_ec2 import node_commands
+from psnode_ec2.cloud import progress
+from psnode_ec2.cluster import ENDED, LIVE, Node
+from psnode_ec2.ends import first_end, notice
+from psnode_ec2.errors import Ec2Error, NoClusterError, OthersError
+from psnode_ec2.flags import Session, command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -27,7 +27,7 @@ def cli() -> None:
 @command(cli, "launch")
 def _launch(session: Session) -> None:
     """Start the cluster, or complete the one that is there, and wait until it runs."""
-    from tools.ec2.launching import launch
+    from psnode_ec2.launching import launch
 
     for node in launch(session.cluster, session.settings, session.confirm):
         click.echo(line(node))
@@ -54,8 +54,8 @@ def _status(session: Session, as_json: bool) -> None:
 @command(cli, "cost")
 def _cost(session: Session) -> None:
     """Costs of the cluster an hour, and since its nodes started: at today's prices, without traffic."""
-    from tools.ec2.costs import costs, extras
-    from tools.ec2.volumes import volumes_of
+    from psnode_ec2.costs import costs, extras
+    from psnode_ec2.volumes import volumes_of
 
     cluster, now = session.cluster, datetime.datetime.now(datetime.UTC)
     nodes = cluster.nodes()
@@ -81,9 +81,9 @@ def _cost(session: Session) -> None:
 )
 def _shutdown(session: Session, discard: bool) -> None:
     """End all nodes of the cluster and remove its resources: those that carry its tags, and nothing else."""
-    from tools.ec2.elsewhere import lasting_volumes, other_nodes
-    from tools.ec2.keeping import keep
-    from tools.ec2.removing import added_since, shutdown
+    from psnode_ec2.elsewhere import lasting_volumes, other_nodes
+    from psnode_ec2.keeping import keep
+    from psnode_ec2.removing import added_since, shutdown
 
     cluster = session.cluster
     nodes, others = cluster.nodes(), other_nodes(session.cluster)
@@ -112,7 +112,7 @@ def _shutdown(session: Session, discard: bool) -> None:
 )
 def _get_hosts(session: Session, directory: Path) -> None:
     """Write hosts_address, hosts and hostfile: private addresses, the master's first."""
-    from tools.ec2.hosts import host_files, write_hosts
+    from psnode_ec2.hosts import host_files, write_hosts
 
     nodes = session.cluster.complete(session.settings.n_workers)
     if session.cloud.dry_run:
@@ -132,8 +132,8 @@ def _get_hosts(session: Session, directory: Path) -> None:
 )
 def _export(session: Session, kind: str, words: tuple[str, ...]) -> None:
     """Print a commented cluster.toml (config), or a job for another launcher: `export slurm -- train ...`."""
-    from tools.ec2.example import example
-    from tools.ec2.exports import export
+    from psnode_ec2.example import example
+    from psnode_ec2.exports import export
 
     click.echo(example() if kind == "config" else export(kind, session.settings, words), nl=False)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from tools.ec2 import errors
-from tools.ec2.settings import Settings, nearest
+from psnode_ec2 import errors
+from psnode_ec2.settings import Settings, nearest
 
 _PATIENCE = 7  # tries of one call when EC2 asks to slow down or the connection fails: about a minute
 _UNSHOWN = 8  # tries with something that EC2 does not know yet: about a minute

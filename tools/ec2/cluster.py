@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tools.ec2.cloud import Cloud
-from tools.ec2.errors import NoClusterError
-from tools.ec2.settings import Settings
+from psnode_ec2.cloud import Cloud
+from psnode_ec2.errors import NoClusterError
+from psnode_ec2.settings import Settings
 
 CLUSTER, OWNER, ROLE, LAUNCH, HOURS = "psnode:cluster", "psnode:owner", "psnode:role", "psnode:launch", "psnode:hours"
 LIMIT = "psnode:spot-price"

@@ -17,12 +17,12 @@ import tempfile
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any
 
-from tools.ec2.cluster import Node
-from tools.ec2.errors import ConfigurationError
-from tools.ec2.failures import failure
+from psnode_ec2.cluster import Node
+from psnode_ec2.errors import ConfigurationError
+from psnode_ec2.failures import failure
 
 if TYPE_CHECKING:
-    from tools.ec2.remote import Access
+    from psnode_ec2.remote import Access
 
 
 class _Input(io.RawIOBase):

@@ -6,11 +6,11 @@ import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tools.ec2 import prices
-from tools.ec2.cloud import Cloud
-from tools.ec2.cluster import Node
-from tools.ec2.settings import Settings
-from tools.ec2.volumes import Volume
+from psnode_ec2 import prices
+from psnode_ec2.cloud import Cloud
+from psnode_ec2.cluster import Node
+from psnode_ec2.settings import Settings
+from psnode_ec2.volumes import Volume
 
 _LEAST_SECONDS = 60.0  # EC2 bills Linux by the second, from a minute on
 

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from tools.ec2.cloud import Cloud
-from tools.ec2.cluster import CLUSTER, LIVE, OWNER, Cluster, Node, tags_of
-from tools.ec2.errors import Ec2Error
-from tools.ec2.volumes import volumes_of
+from psnode_ec2.cloud import Cloud
+from psnode_ec2.cluster import CLUSTER, LIVE, OWNER, Cluster, Node, tags_of
+from psnode_ec2.errors import Ec2Error
+from psnode_ec2.volumes import volumes_of
 
 _AT_ONCE = 16  # regions
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 
-from tools.ec2.cluster import LIVE, Node
+from psnode_ec2.cluster import LIVE, Node
 
 _NOTICE = datetime.timedelta(hours=1)
 

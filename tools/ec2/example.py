@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tools.ec2.settings import FIELDS
+from psnode_ec2.settings import FIELDS
 
 _HEAD = """# A cluster for psnode on EC2. Every key is also a flag (--n-workers 4), and a flag wins. Money is in USD.
 # What is commented out shows the default, or an example where the default is nothing.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from tools.ec2.errors import ConfigurationError
-from tools.ec2.settings import Settings
+from psnode_ec2.errors import ConfigurationError
+from psnode_ec2.settings import Settings
 
 _STOP_SECONDS = 120  # from the signal to the end, enough for a checkpoint
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tools.ec2.cluster import Node
-from tools.ec2.errors import Ec2Error, HostKeyError, RemoteError
+from psnode_ec2.cluster import Node
+from psnode_ec2.errors import Ec2Error, HostKeyError, RemoteError
 
 UNREACHED = 255  # ssh's own exit code
 

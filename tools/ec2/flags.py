@@ -11,12 +11,12 @@ from typing import Any
 
 import click
 
-from tools.ec2.cloud import Cloud, progress
-from tools.ec2.cluster import Cluster, cluster_of
-from tools.ec2.ends import notice
-from tools.ec2.errors import DeclinedError
-from tools.ec2.remote import Access, access
-from tools.ec2.settings import FIELDS, Settings, load, typed
+from psnode_ec2.cloud import Cloud, progress
+from psnode_ec2.cluster import Cluster, cluster_of
+from psnode_ec2.ends import notice
+from psnode_ec2.errors import DeclinedError
+from psnode_ec2.remote import Access, access
+from psnode_ec2.settings import FIELDS, Settings, load, typed
 
 _DEFAULT_FILE = Path("cluster.toml")
 

@@ -13,10 +13,10 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tools.ec2.cloud import progress
-from tools.ec2.cluster import Cluster, Node
-from tools.ec2.errors import ConfigurationError, Ec2Error, HostKeyError
-from tools.ec2.settings import Settings
+from psnode_ec2.cloud import progress
+from psnode_ec2.cluster import Cluster, Node
+from psnode_ec2.errors import ConfigurationError, Ec2Error, HostKeyError
+from psnode_ec2.settings import Settings
 
 # cloud-init's own lines; a console may put a time or a carriage return on every line
 _BLOCK = re.compile(r"BEGIN SSH HOST KEY KEYS-+\s(.*?)-+END SSH HOST KEY KEYS", re.S)

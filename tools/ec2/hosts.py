@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.ec2.cluster import Node
-from tools.ec2.errors import ConfigurationError
+from psnode_ec2.cluster import Node
+from psnode_ec2.errors import ConfigurationError
 
 ALIAS = "deeplearning-worker"  # and the number of the line: the master is the first
 

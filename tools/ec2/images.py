@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tools.ec2.cloud import Cloud
-from tools.ec2.errors import ConfigurationError
+from psnode_ec2.cloud import Cloud
+from psnode_ec2.errors import ConfigurationError
 
 # image_id: owner and name pattern. Canonical's account publishes Ubuntu; amazon is an alias that only AWS can have.
 _PUBLISHERS = {

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import click
 
-from tools.ec2.cloud import progress
-from tools.ec2.ends import notice, seconds_to_notice
-from tools.ec2.errors import ConfigurationError
-from tools.ec2.failures import failure
-from tools.ec2.remote import Access
+from psnode_ec2.cloud import progress
+from psnode_ec2.ends import notice, seconds_to_notice
+from psnode_ec2.errors import ConfigurationError
+from psnode_ec2.failures import failure
+from psnode_ec2.remote import Access
 
 _TWO_MINUTES = 110  # from an interruption notice to the end of a node, less the time to hear of it
 

@@ -8,12 +8,12 @@ from pathlib import Path, PurePosixPath
 
 import click
 
-from tools.ec2.cluster import Cluster, Node
-from tools.ec2.copying import fetch
-from tools.ec2.errors import Ec2Error, HostKeyError, KeepError
-from tools.ec2.hostkeys import pin
-from tools.ec2.remote import Access
-from tools.ec2.settings import Settings
+from psnode_ec2.cluster import Cluster, Node
+from psnode_ec2.copying import fetch
+from psnode_ec2.errors import Ec2Error, HostKeyError, KeepError
+from psnode_ec2.hostkeys import pin
+from psnode_ec2.remote import Access
+from psnode_ec2.settings import Settings
 
 _TWO_MINUTES = 120  # for the job's last checkpoint
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tools.ec2.cluster import Cluster, Node
-from tools.ec2.errors import ConfigurationError
-from tools.ec2.resources import ensure
-from tools.ec2.settings import Settings
+from psnode_ec2.cluster import Cluster, Node
+from psnode_ec2.errors import ConfigurationError
+from psnode_ec2.resources import ensure
+from psnode_ec2.settings import Settings
 
 
 def public_key(keyfile: Path) -> str:

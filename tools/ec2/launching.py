@@ -6,18 +6,18 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tools.ec2 import prices
-from tools.ec2.cloud import progress
-from tools.ec2.cluster import Cluster, Node
-from tools.ec2.errors import ConfigurationError, DeadlineError, Ec2Error, NodeLostError, OthersError
-from tools.ec2.images import Image, find_image
-from tools.ec2.keys import check_key, public_key
-from tools.ec2.places import Place, architecture_of, places
-from tools.ec2.resources import let_in, own_range
-from tools.ec2.settings import Settings
-from tools.ec2.settling import end_superfluous, wait
-from tools.ec2.starting import start_missing
-from tools.ec2.volumes import volumes_of
+from psnode_ec2 import prices
+from psnode_ec2.cloud import progress
+from psnode_ec2.cluster import Cluster, Node
+from psnode_ec2.errors import ConfigurationError, DeadlineError, Ec2Error, NodeLostError, OthersError
+from psnode_ec2.images import Image, find_image
+from psnode_ec2.keys import check_key, public_key
+from psnode_ec2.places import Place, architecture_of, places
+from psnode_ec2.resources import let_in, own_range
+from psnode_ec2.settings import Settings
+from psnode_ec2.settling import end_superfluous, wait
+from psnode_ec2.starting import start_missing
+from psnode_ec2.volumes import volumes_of
 
 _ROUNDS = 8  # plans that a launch makes while others change the same cluster
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import click
 
-from tools.ec2.errors import ConfigurationError
-from tools.ec2.flags import Session, command
-from tools.ec2.remote import Access
+from psnode_ec2.errors import ConfigurationError
+from psnode_ec2.flags import Session, command
+from psnode_ec2.remote import Access
 
 
 def add_to(cli: click.Group) -> None:
@@ -34,7 +34,7 @@ def add_to(cli: click.Group) -> None:
 
 def _setup(session: Session) -> None:
     """Install psnode on all nodes, make them known to each other, mount the shared directory."""
-    from tools.ec2.preparing import package_of, prepare
+    from psnode_ec2.preparing import package_of, prepare
 
     with package_of(session.settings.package, dry_run=session.cloud.dry_run) as package:
         prepare(session.way(complete=True), package)
@@ -42,7 +42,7 @@ def _setup(session: Session) -> None:
 
 def _run(session: Session, detach: bool, words: tuple[str, ...]) -> None:
     """Run psnode: `run -- train ...` over the cluster, any other command on the master. Ends with its exit code."""
-    from tools.ec2 import jobs
+    from psnode_ec2 import jobs
 
     way = session.way(complete=bool(words) and words[0] == "train")
     job = jobs.start(way, words)
@@ -53,14 +53,14 @@ def _run(session: Session, detach: bool, words: tuple[str, ...]) -> None:
 
 def _stop(session: Session) -> None:
     """Ask the job that runs to write a checkpoint and end."""
-    from tools.ec2 import jobs
+    from psnode_ec2 import jobs
 
     jobs.stop(session.way())
 
 
 def _logs(session: Session, follow: bool, lines: int) -> None:
     """Show the log of the last job."""
-    from tools.ec2 import jobs
+    from psnode_ec2 import jobs
 
     sys.exit(jobs.follow(session.way(), lines=str(lines), watching=True) if follow else jobs.show(session.way(), lines))
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tools.ec2.cloud import Cloud
-from tools.ec2.errors import ConfigurationError, NotOfferedError
-from tools.ec2.settings import Settings, nearest
+from psnode_ec2.cloud import Cloud
+from psnode_ec2.errors import ConfigurationError, NotOfferedError
+from psnode_ec2.settings import Settings, nearest
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import click
 
-from tools.ec2.cloud import progress
-from tools.ec2.cluster import Node
-from tools.ec2.errors import ConfigurationError, Ec2Error
-from tools.ec2.hostkeys import for_addresses
-from tools.ec2.remote import Access
-from tools.ec2.settings import Settings
+from psnode_ec2.cloud import progress
+from psnode_ec2.cluster import Node
+from psnode_ec2.errors import ConfigurationError, Ec2Error
+from psnode_ec2.hostkeys import for_addresses
+from psnode_ec2.remote import Access
+from psnode_ec2.settings import Settings
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
-SOURCES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "psnode", "tools")
+SOURCES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "psnode", "psnode_ec2")
 _EPOCH = 315532800  # 1980, the first year that a zip file knows
 # a URL, or a name with extras and versions or "@ URL": pip knows its meaning
 _REQUIREMENT = re.compile(r"\S+://\S+|[A-Za-z0-9][\w.-]*\s*(\[[^\]]*\])?\s*([=<>!~@].*)?")

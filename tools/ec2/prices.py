@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tools.ec2.cloud import Cloud
-from tools.ec2.cluster import Node
-from tools.ec2.errors import CapError, ConfigurationError, Ec2Error
-from tools.ec2.settings import Settings
-from tools.ec2.volumes import Volume
+from psnode_ec2.cloud import Cloud
+from psnode_ec2.cluster import Node
+from psnode_ec2.errors import CapError, ConfigurationError, Ec2Error
+from psnode_ec2.settings import Settings
+from psnode_ec2.volumes import Volume
 
 _HOURS = 730  # of a month, as AWS counts for volumes
 _ADDRESS = 0.005  # USD for an hour of a public IPv4 address in every region (AWS's price list of VPC, since February 2024)

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import click
 
-from tools.ec2.children import Children
-from tools.ec2.cloud import progress
-from tools.ec2.cluster import Cluster, Node
-from tools.ec2.copying import fetch, send
-from tools.ec2.errors import DeadlineError, NoClusterError
-from tools.ec2.failures import UNREACHED, failure, last_line
-from tools.ec2.hostkeys import pin
-from tools.ec2.keys import public_key
-from tools.ec2.settings import Settings
+from psnode_ec2.children import Children
+from psnode_ec2.cloud import progress
+from psnode_ec2.cluster import Cluster, Node
+from psnode_ec2.copying import fetch, send
+from psnode_ec2.errors import DeadlineError, NoClusterError
+from psnode_ec2.failures import UNREACHED, failure, last_line
+from psnode_ec2.hostkeys import pin
+from psnode_ec2.keys import public_key
+from psnode_ec2.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from tools.ec2.cloud import progress
-from tools.ec2.cluster import LAUNCH, LIVE, Cluster, Node, tags_of
-from tools.ec2.errors import DeadlineError, Ec2Error, InUseError, NotShownError
+from psnode_ec2.cloud import progress
+from psnode_ec2.cluster import LAUNCH, LIVE, Cluster, Node, tags_of
+from psnode_ec2.errors import DeadlineError, Ec2Error, InUseError, NotShownError
 
 _IN_USE = 24  # tries to remove a group that is still in use: about four minutes
 _PATIENCE = 600.0  # seconds until a terminated instance must be gone

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tools.ec2.cluster import ENDED, Cluster
-from tools.ec2.errors import OthersError, SpentTokenError, TakenTokenError
-from tools.ec2.images import Image
-from tools.ec2.places import Place
-from tools.ec2.settings import Settings
+from psnode_ec2.cluster import ENDED, Cluster
+from psnode_ec2.errors import OthersError, SpentTokenError, TakenTokenError
+from psnode_ec2.images import Image
+from psnode_ec2.places import Place
+from psnode_ec2.settings import Settings
 
 _UNSHOWN = 4  # looks for instances of another launch; one that is not shown then has ended more than an hour ago
 _LIVES = 100  # so many times all nodes of a role may end and be started anew within the day that EC2 remembers a token

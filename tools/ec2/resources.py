@@ -8,9 +8,9 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tools.ec2.cluster import Cluster
-from tools.ec2.errors import AlreadyThereError, ConfigurationError, Ec2Error
-from tools.ec2.settings import Settings
+from psnode_ec2.cluster import Cluster
+from psnode_ec2.errors import AlreadyThereError, ConfigurationError, Ec2Error
+from psnode_ec2.settings import Settings
 
 _OWN_ADDRESS = "https://checkip.amazonaws.com"  # answers with the address that the question came from
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tools.ec2.errors import ConfigurationError
+from psnode_ec2.errors import ConfigurationError
 
 NAME = r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?"
 _LEAST_PRICE = 0.0001
@@ -129,7 +129,7 @@ class Settings:
         if self.spot_price and self.method != "spot":
             raise ConfigurationError(f"spot_price is {self.spot_price:g} but method is on-demand: set method to spot, or drop it")
         if self.n_workers + 1 > self.max_instances:
-            from tools.ec2.errors import CapError
+            from psnode_ec2.errors import CapError
 
             raise CapError(
                 f"{self.n_workers} workers and a master are over max_instances = {self.max_instances}: raise it if you mean it"

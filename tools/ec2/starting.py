@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from tools.ec2.cloud import progress
-from tools.ec2.cluster import Cluster
-from tools.ec2.errors import (
+from psnode_ec2.cloud import progress
+from psnode_ec2.cluster import Cluster
+from psnode_ec2.errors import (
     CapacityError,
     Ec2Error,
     NoKeyPairError,
@@ -17,15 +17,15 @@ from tools.ec2.errors import (
     PriceTooLowError,
     ThrottledError,
 )
-from tools.ec2.keys import ensure_key
-from tools.ec2.places import Place
-from tools.ec2.removing import end_nodes, remove_resources
-from tools.ec2.requests import Common, start
-from tools.ec2.resources import ensure_firewall, ensure_placement
-from tools.ec2.settings import Settings
+from psnode_ec2.keys import ensure_key
+from psnode_ec2.places import Place
+from psnode_ec2.removing import end_nodes, remove_resources
+from psnode_ec2.requests import Common, start
+from psnode_ec2.resources import ensure_firewall, ensure_placement
+from psnode_ec2.settings import Settings
 
 if TYPE_CHECKING:
-    from tools.ec2.launching import Plan
+    from psnode_ec2.launching import Plan
 
 _LATE = 4  # looks for nodes of a call whose answer nobody heard
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tools.ec2.cluster import Cluster, Node
+from psnode_ec2.cluster import Cluster, Node
 
 _MOST_VALUES = 200  # in a filter
 
