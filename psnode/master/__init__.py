@@ -18,7 +18,7 @@ from psnode.exchange.shard.executor import GroupExecutor, lane_count
 from psnode.exchange.shard.optimizer import Constraint, Parameters
 from psnode.exchange.shard.reduction import Reduction
 from psnode.exchange.stopwatch import Stopwatch
-from psnode.master.agreement import among, what_to_send
+from psnode.master.agreement import among, require_one_version, what_to_send
 from psnode.master.applied import applied_before
 from psnode.master.autotune import group_bytes_for
 from psnode.master.checkpointing import PendingCheckpoints
@@ -58,8 +58,9 @@ def lead(transport: Transport, config: Config, make_task: Callable[[Config], Tas
     """
     link = FrameChannel(transport)
     ranks = range(1, transport.size)
-    gather_hello(transport, hello, config.start_deadline)
+    greetings = gather_hello(transport, hello, config.start_deadline)
     try:
+        require_one_version(greetings)
         return _lead(link, config, make_task, ranks)
     except Exception as error:
         if isinstance(error, RemoteFailureError):

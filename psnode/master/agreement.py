@@ -1,4 +1,4 @@
-"""Everybody begins with what rank 0 has: built from the seed everywhere, compared by hash, sent only to those that differ."""
+"""Agreement of all ranks with rank 0: one version of psnode, and equal tensors, compared by hash and sent where they differ."""
 
 from __future__ import annotations
 
@@ -8,12 +8,28 @@ import torch
 
 from psnode.errors import ConfigurationError
 from psnode.protocol.channel import FrameChannel
-from psnode.protocol.messages import Ready
+from psnode.protocol.messages import Hello, Ready
 from psnode.protocol.wire import Kind
 from psnode.records import checkpoint
 from psnode.tasks import inventory
 
 Lacking = Mapping[int, Sequence[str]]
+_NAMED = 4  # ranks in one line
+
+
+def require_one_version(greetings: Mapping[int, bytes]) -> None:
+    """Refuse ranks whose psnode is of another version than rank 0's; `greetings`: the HELLO of every rank.
+
+    ConfigurationError names them with their hosts and versions; WireError for a greeting that this version does not understand.
+    """
+    ranks = {rank: Hello.from_bytes(text, rank) for rank, text in greetings.items()}
+    own = ranks[0].version
+    others = [f"rank {rank} on {each.host} runs {each.version}" for rank, each in ranks.items() if each.version != own]
+    if others:
+        more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+        raise ConfigurationError(
+            f"rank 0 runs psnode {own}, but {', '.join(others[:_NAMED])}{more}: install one version on every host"
+        )
 
 
 def lacking(ready: Mapping[int, Ready], model: torch.nn.Module) -> dict[int, list[str]]:
