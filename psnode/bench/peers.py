@@ -22,7 +22,7 @@ from typing import Any
 import psnode
 from psnode.bench.contenders import Contender, Ddp, Ground, Label, Psnode
 from psnode.bench.hardware import hardware
-from psnode.bench.rounds import combine, load, tables
+from psnode.bench.pieces import combine, load, tables
 from psnode.bench.saving import save
 from psnode.bench.standings import markdown, plot, show
 from psnode.bench.trial import Trial, run_trial

@@ -1,91 +1,120 @@
-"""Results of `psnode bench peers` that were measured in pieces, put together: each piece is a round, or several.
+"""`psnode bench rounds`: time that deciding over rounds takes for each gradient frame, by number of workers.
 
-So ratios are between measurements of one piece; who was not in it is missing in that round.
+Workers are played: each takes the newest version and sends the frames of its groups; who sends next is random. The frames are
+empty, and additions and updates do nothing, so that the time is that of the decisions alone.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+import random
+import statistics
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from psnode.bench.contenders import Ground, Label
-from psnode.bench.standings import row, with_ratios
-from psnode.bench.trial import Point, Trial
-from psnode.errors import ConfigurationError
+import numpy as np
 
-Trials = Mapping[str, Mapping[Label, Sequence[Trial | None]]]  # by rate and contender, a round each; None: it failed
-_APART = frozenset({"seed", "steps"})  # of a ground, fields that may differ between its pieces
+from psnode.bench.hardware import hardware
+from psnode.bench.saving import save
+from psnode.config import Config
+from psnode.exchange.shard.consistency import Rule, rule_of
+from psnode.exchange.shard.rounds import Rounds
+from psnode.protocol.wire import Flag, Frame, Kind
+
+WORKERS = (4, 64, 256, 1024)
+RULES = ("bsp", "kofn", "ssp", "asp")
+_FIRST = 0.75  # share of the workers that close a round under kofn
+_SEED = 1
+_NOTHING = np.empty(0, np.uint8)
 
 
-def tables(trials: Trials, failed: Mapping[str, Mapping[str, str]], target: float | None) -> dict[str, Any]:
-    """The part of a result that follows from the measurements: rows by rate, and the trials themselves."""
-    rows = {rate: [row(label, rounds, target) for label, rounds in here.items() if any(rounds)] for rate, here in trials.items()}
-    with_ratios(rows)
+class _Play:
+    """A job of `workers` workers under `rule`. `offering`, `opening`: seconds spent so far; `version`: of the open round."""
+
+    def __init__(self, workers: int, groups: int, rule: Rule) -> None:
+        self.offering = self.opening = 0.0
+        self.version = -1
+        self._groups = groups
+        self._closed = groups
+        self._rounds = Rounds(groups, rule, by_rank=True, add=lambda frame: None, close=self._close)
+        self._rounds.admit(range(1, workers + 1), 0)
+        self._based = dict.fromkeys(range(1, workers + 1), 0)
+        self._sent = dict.fromkeys(self._based, 0)  # groups of the step at hand
+        self._sending: list[int] = []
+        self._waiting = list(self._based)  # for a newer version
+        self._random = random.Random(_SEED)
+        self._open()
+
+    def _close(self, group: int) -> None:
+        self._closed += 1
+
+    def _open(self) -> None:
+        """Complete versions as long as what has waited is enough for one; then have the waiting workers take the newest."""
+        begun = time.perf_counter()
+        while self._closed == self._groups:
+            self.version, self._closed = self.version + 1, 0
+            self._rounds.open(self.version)
+        self.opening += time.perf_counter() - begun
+        for rank in self._waiting:
+            self._take(rank)
+        self._waiting.clear()
+
+    def _take(self, rank: int) -> None:
+        self._based[rank], self._sent[rank] = self.version, 0
+        self._sending.append(rank)
+
+    def offer(self) -> None:
+        """Offer the next frame of one of the workers."""
+        place = self._random.randrange(len(self._sending))
+        rank = self._sending[place]
+        group, based = self._sent[rank], self._based[rank]
+        frame = Frame(Kind.GRADIENT, Flag.NONE, rank, group, based + 1, based, _NOTHING)
+        begun = time.perf_counter()
+        self._rounds.offer(frame)
+        self.offering += time.perf_counter() - begun
+        self._sent[rank] += 1
+        if self._sent[rank] == self._groups:
+            self._sending[place] = self._sending[-1]
+            self._sending.pop()
+            self._waiting.append(rank)
+            if based < self.version:
+                self._take(self._waiting.pop())
+        if self._closed == self._groups:
+            self._open()
+
+
+def measure(workers: Sequence[int], rules: Sequence[str], *, groups: int, frames: int, repeats: int) -> list[dict[str, Any]]:
+    """A row a rule and number of workers. `offer`: microseconds of a frame; `open`: of a round; `versions`: rounds of a play."""
+    return [_row(name, count, groups, frames, repeats) for name in rules for count in workers]
+
+
+def _row(name: str, workers: int, groups: int, frames: int, repeats: int) -> dict[str, Any]:
+    first = max(1, int(_FIRST * workers)) if name == "kofn" else None
+    rule = rule_of(Config(consistency=name, num_aggregate=first), workers)
+    offers, opens = [], []
+    for _ in range(repeats):
+        play = _Play(workers, groups, rule)
+        for _ in range(frames):
+            play.offer()
+        offers.append(1e6 * play.offering / frames)
+        opens.append(1e6 * play.opening / (play.version + 1))
     return {
-        rate: {
-            "least_goodput_mbit": [min(trial.goodput) for rounds in here.values() for trial in rounds if trial],
-            "rows": rows[rate],
-            "failed": dict(failed[rate]),
-            "trials": [
-                {**label._asdict(), "rounds": [None if trial is None else asdict(trial) for trial in rounds]}
-                for label, rounds in here.items()
-            ],
-        }
-        for rate, here in trials.items()
+        "rule": name,
+        "workers": workers,
+        "offer": {"median": statistics.median(offers), "low": min(offers), "high": max(offers)},
+        "open": statistics.median(opens),
+        "versions": play.version,
     }
 
 
-def combine(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One result for each ground, in the order in which they first appear."""
-    grounds: dict[str, list[Mapping[str, Any]]] = {}
-    for result in results:
-        ground = {key: value for key, value in result["ground"].items() if key not in _APART}
-        grounds.setdefault(repr(sorted(ground.items())), []).append(result)
-    return [_together(pieces) for pieces in grounds.values()]
-
-
-def _together(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    trials: dict[str, dict[Label, list[Trial | None]]] = {}
-    failed: dict[str, dict[str, str]] = {}
-    for piece in pieces:
-        for rate, found in piece["rates"].items():
-            failed.setdefault(rate, {}).update(found["failed"])
-            trials.setdefault(rate, {}).update({label: [] for label in _measured(piece, rate)})
-    for piece in pieces:
-        for rate, here in trials.items():
-            measured = _measured(piece, rate)
-            most = max(map(len, measured.values()), default=0)
-            for label, together in here.items():
-                rounds = measured.get(label, [])
-                together += rounds + [None] * (most - len(rounds))
-    order = {"floor": 0, "ddp": 1}
-    sorted_ = {rate: dict(sorted(here.items(), key=lambda item: order.get(item[0].kind, 2))) for rate, here in trials.items()}
-    most = max(len(each) for here in trials.values() for each in here.values())
-    return {**pieces[0], "rounds": most, "rates": tables(sorted_, failed, pieces[0]["target"])}
-
-
-def _measured(piece: Mapping[str, Any], rate: str) -> dict[Label, list[Trial | None]]:
-    """The rounds of every contender of a piece; nothing at a rate that is not in it."""
-    trials = piece["rates"].get(rate, {"trials": ()})["trials"]
-    return {Label(each["name"], each["kind"]): [trial and _trial(trial) for trial in each["rounds"]] for each in trials}
-
-
-def _trial(fields: Mapping[str, Any]) -> Trial:
-    curve = tuple(Point(**point) if isinstance(point, Mapping) else Point(*point) for point in fields["curve"])
-    return Trial(**{**fields, "steps": tuple(fields["steps"]), "goodput": tuple(fields["goodput"]), "curve": curve})
-
-
-def load(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """Results that earlier runs wrote with --json. ConfigurationError if a file is none of these."""
-    found = []
-    for path in paths:
-        try:
-            result = json.loads(path.read_bytes())
-            Ground(**result["ground"])
-            found.append(result)
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise ConfigurationError(f"--from {path} holds no result of bench peers ({error}): name a file of --json") from error
-    return found
+def main(workers: Sequence[int], rules: Sequence[str], groups: int, frames: int, repeats: int, json_file: Path | None) -> int:
+    """Measure, print a table, write it as JSON; the exit code."""
+    rows = measure(workers or WORKERS, rules or RULES, groups=groups, frames=frames, repeats=repeats)
+    print("| rule | workers | offer, us a frame | least to most | open, us a round | versions |\n|---|---:|---:|---:|---:|---:|")
+    for row in rows:
+        offer = row["offer"]
+        spread = f"{offer['low']:.2f} to {offer['high']:.2f}"
+        print(f"| {row['rule']} | {row['workers']} | {offer['median']:.2f} | {spread} | {row['open']:.1f} | {row['versions']} |")
+    save({**hardware(), "groups": groups, "frames": frames, "repeats": repeats, "rows": rows}, json_file)
+    return 0

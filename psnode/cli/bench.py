@@ -29,6 +29,25 @@ def bench_transport(**options: Any) -> int:
     return measure(**options)
 
 
+@bench.command(name="rounds", short_help="How long deciding over a gradient frame takes.")
+@click.option(
+    "-n", "--workers", type=click.IntRange(1), multiple=True, metavar="P", help="Repeat for more; default: 4, 64, 256 and 1024."
+)
+@click.option(
+    "--consistency", "rules", multiple=True, type=click.Choice(["bsp", "kofn", "ssp", "asp"]), help="Repeat; default: all."
+)
+@click.option("--groups", type=click.IntRange(1), default=4, show_default=True, help="Groups a step.")
+@click.option("--frames", type=click.IntRange(1), default=50_000, show_default=True, help="Frames that are offered in a repeat.")
+@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="The median of so many, and their spread.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
+@debuggable
+def bench_rounds(**options: Any) -> int:
+    """Time that the master's rounds take for each gradient frame, by rule and number of workers, without any bytes in it."""
+    from psnode.bench.rounds import main as measure
+
+    return measure(**options)
+
+
 @bench.command(name="convergence", short_help="Accuracy of several schemes after the same steps.")
 @click.option(
     "--run", "runs", multiple=True, required=True, metavar="'SCHEME [FLAGS]'", help="A scheme, and flags of its own; repeat."

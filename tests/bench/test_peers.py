@@ -17,7 +17,7 @@ from psnode.bench import peers
 from psnode.bench.contenders import Ddp, Ground, Psnode
 from psnode.bench.ddp import Communication
 from psnode.bench.marks import Exchange, Mark, Metered, Traffic, read_marks
-from psnode.bench.rounds import combine, load, tables
+from psnode.bench.pieces import combine, load, tables
 from psnode.bench.standings import plot, row, show, with_ratios
 from psnode.bench.trial import Point, Trial, step_durations
 from psnode.errors import ConfigurationError

@@ -7,9 +7,11 @@ last it computed on.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import ClassVar, Generic, TypeVar
 
 from psnode.config import Config
@@ -18,9 +20,19 @@ T = TypeVar("T")
 
 
 class Rule(ABC):
-    """Decides over one group. `patient`: a gradient that comes after its round has closed waits for the next one."""
+    """Decides over one group.
 
+    `k`: the gradients that close a round. `patient`: a gradient that comes after its round has closed waits for the next one;
+    else it is dropped, and returns to its sender's memory.
+    """
+
+    k: int
     patient: ClassVar[bool]
+
+    @property
+    @abstractmethod
+    def rounds_go_on(self) -> bool:
+        """True if rounds close without the slowest workers, which then compute on older versions than the others."""
 
     @abstractmethod
     def accepts(self, based: int, version: int) -> bool:
@@ -43,7 +55,12 @@ class Synchronous(Rule):
     """
 
     k: int
+    backups: bool = field(default=False, compare=False)  # under kofn, even if k is all of them
     patient: ClassVar[bool] = False
+
+    @property
+    def rounds_go_on(self) -> bool:
+        return self.backups
 
     def accepts(self, based: int, version: int) -> bool:
         return based == version
@@ -65,6 +82,10 @@ class Bounded(Rule):
     k: int = 1
     patient: ClassVar[bool] = True
 
+    @property
+    def rounds_go_on(self) -> bool:
+        return True
+
     def accepts(self, based: int, version: int) -> bool:
         return based <= version and (self.staleness is None or version - based <= self.staleness)
 
@@ -80,7 +101,7 @@ def rule_of(config: Config, workers: int) -> Rule:
         case "bsp":
             return Synchronous(workers)
         case "kofn":
-            return Synchronous(config.num_aggregate or workers)
+            return Synchronous(config.num_aggregate or workers, backups=True)
         case "ssp":
             return Bounded(config.staleness, config.num_aggregate or 1)
         case _:
@@ -89,43 +110,50 @@ def rule_of(config: Config, workers: int) -> Rule:
 
 def gradients_a_round(config: Config, workers: int) -> int:
     """Number of workers' batches in a version when all are equally fast: epochs are counted by it."""
-    if config.consistency in ("bsp", "kofn"):
-        return workers
-    return min(workers, config.num_aggregate or 1)
+    rule = rule_of(config, workers)
+    return min(workers, rule.k) if rule.patient else workers
 
 
 class AdditionOrder(Generic[T]):
-    """Turns arrivals in any order into additions in ascending rank, so that sums are reproducible.
+    """Turns arrivals in any order into additions in ascending rank, so that sums are reproducible. `expected`: in this order.
 
     An item waits until those of all lower expected ranks have been handed out. With `by_rank=False` items are
-    handed out as they come.
+    handed out as they come. An arrival costs the logarithm of the number of items that wait.
     """
 
-    def __init__(self, expected: Iterable[int], *, by_rank: bool) -> None:
-        self._expected = set(expected)
-        self._by_rank = by_rank
-        self._held: dict[int, T] = {}
-        self.arrived: frozenset[int] = frozenset()
+    def __init__(self, expected: Sequence[int], *, by_rank: bool) -> None:
+        self._expected = expected if by_rank else ()
+        self._passed = 0  # so many of them have offered or are excused, without a gap
+        self._excused: set[int] = set()
+        self._held: list[tuple[int, T]] = []  # a heap by rank, of which there is one item at most
+        self.arrived: set[int] = set()
 
     def offer(self, rank: int, item: T) -> list[T]:
         """Take `rank`'s item; returns the items to add now, in this order. A rank offers once."""
         if rank in self.arrived:
             raise ValueError(f"rank {rank} offered twice")
-        self.arrived |= {rank}
-        self._held[rank] = item
+        self.arrived.add(rank)
+        heappush(self._held, (rank, item))
         return self._ready()
 
     def excuse(self, rank: int) -> list[T]:
         """`rank` is not expected any more; returns the items that waited for it alone. What it offered stays."""
-        if rank not in self.arrived:
-            self._expected.discard(rank)
+        self._excused.add(rank)
         return self._ready()
 
     def rest(self) -> list[T]:
         """All items that still wait, in ascending rank: nobody else is expected."""
-        self._expected &= self.arrived
+        self._passed = len(self._expected)
         return self._ready()
 
     def _ready(self) -> list[T]:
-        missing = min(self._expected - self.arrived, default=None) if self._by_rank else None
-        return [self._held.pop(rank) for rank in sorted(self._held) if missing is None or rank < missing]
+        while self._passed < len(self._expected) and self._is_over(self._expected[self._passed]):
+            self._passed += 1
+        missing = self._expected[self._passed] if self._passed < len(self._expected) else math.inf
+        found = []
+        while self._held and self._held[0][0] < missing:
+            found.append(heappop(self._held)[1])
+        return found
+
+    def _is_over(self, rank: int) -> bool:
+        return rank in self.arrived or rank in self._excused

@@ -13,6 +13,9 @@ class Rounds:
 
     Every gradient (worker, step, group) is added at most once: the version that the next gradient of a worker must be
     computed on rises with every one that is taken.
+
+    The awaited workers are kept up to date with every frame, so that an offer costs the same among any number of them. They are
+    in the order in which their bases rose: those that a bound of staleness waits for come first, and the rule finds them at once.
     """
 
     def __init__(
@@ -22,20 +25,26 @@ class Rounds:
         self._next: list[dict[int, int]] = [{} for _ in range(groups)]  # by group, rank -> the least base of its next gradient
         self._held: list[list[Frame]] = [[] for _ in range(groups)]
         self._orders: list[AdditionOrder[Frame]] = []
+        self._awaited: list[dict[int, int]] = [{} for _ in range(groups)]  # the part of `_next` that the open round waits for
         self._open: set[int] = set()
         self._excused: set[int] = set()
         self._version = 0
 
     def admit(self, ranks: Iterable[int], version: int) -> None:
         """Wait for `ranks` from the round of `version` on, which is opened next."""
-        for awaited in self._next:
-            awaited.update(dict.fromkeys(ranks, version))
+        for rank in ranks:
+            for group, bases in enumerate(self._next):
+                bases[rank] = version
+                if group in self._open and rank not in self._orders[group].arrived and rank not in self._excused:
+                    self._awaited[group][rank] = version
 
     def open(self, version: int) -> None:
         """Begin the round of `version`, with what has waited for it."""
         self._version = version
         self._excused.clear()
-        self._orders = [AdditionOrder[Frame](awaited, by_rank=self._by_rank) for awaited in self._next]
+        ranks = sorted(self._next[0])
+        self._orders = [AdditionOrder[Frame](ranks, by_rank=self._by_rank) for _ in self._next]
+        self._awaited = [dict(bases) for bases in self._next]
         self._open = set(range(len(self._next)))
         for group, held in enumerate(self._held):
             self._held[group] = []
@@ -50,7 +59,7 @@ class Rounds:
             return False
         if self._is_late(frame) and not self._rule.patient:
             return False
-        self._next[frame.group][frame.sender] = frame.step
+        self._raise_base(frame.group, frame.sender, frame.step)
         self._enter(frame)
         self._judge(frame.group)
         return True
@@ -59,15 +68,15 @@ class Rounds:
         """True if it is the gradient of a group, of a worker that is awaited, and none of a step that has come."""
         if frame.group >= len(self._next):
             return False
-        awaited = self._next[frame.group]
-        known = frame.sender in awaited and frame.step == frame.version + 1
-        return known and frame.version >= awaited[frame.sender]
+        bases = self._next[frame.group]
+        known = frame.sender in bases and frame.step == frame.version + 1
+        return known and frame.version >= bases[frame.sender]
 
     def keep(self, frame: Frame) -> bool:
         """Take a gradient that comes behind the last round, for a round that may follow; False if the rule drops what is late."""
         if not self._rule.patient or not self._is_due(frame):
             return False
-        self._next[frame.group][frame.sender] = frame.step
+        self._raise_base(frame.group, frame.sender, frame.step)
         self._held[frame.group].append(frame)
         return True
 
@@ -84,16 +93,16 @@ class Rounds:
 
     def excuse(self, rank: int, step: int) -> None:
         """Nothing more of `step` comes from `rank`: what has come of it counts, and the round does not wait for it."""
-        for awaited in self._next:
-            if rank in awaited:
-                awaited[rank] = max(awaited[rank], step)
+        for group, bases in enumerate(self._next):
+            if bases.get(rank, step) < step:
+                self._raise_base(group, rank, step)
         if step == self._version + 1:
             self._excused.add(rank)
             self._pass_over(rank)
 
     def withdraw(self, rank: int) -> list[int]:
         """Wait for `rank` no more; what it has sent counts. By group, the last of its steps that was taken."""
-        taken = [awaited.pop(rank, 0) for awaited in self._next]
+        taken = [bases.pop(rank, 0) for bases in self._next]
         self._pass_over(rank)
         return taken
 
@@ -110,12 +119,18 @@ class Rounds:
     @property
     def idle(self) -> frozenset[int]:
         """The workers who have nothing to send before the version that follows the open round's."""
-        return frozenset(rank for rank in self._next[0] if all(awaited[rank] > self._version for awaited in self._next))
+        return frozenset(rank for rank in self._next[0] if all(bases[rank] > self._version for bases in self._next))
 
     @property
     def missing(self) -> frozenset[int]:
         """The workers whose gradients some open group still awaits."""
-        return frozenset(rank for group in self._open for rank in self._awaited(group))
+        return frozenset(rank for awaited in self._awaited for rank in awaited)
+
+    def _raise_base(self, group: int, rank: int, base: int) -> None:
+        self._next[group].pop(rank)
+        self._next[group][rank] = base
+        if rank in self._awaited[group]:
+            self._awaited[group][rank] = base
 
     def _is_late(self, frame: Frame) -> bool:
         return frame.group not in self._open or frame.sender in self._orders[frame.group].arrived
@@ -124,27 +139,26 @@ class Rounds:
         if self._is_late(frame):
             self._held[frame.group].append(frame)
         else:
+            self._awaited[frame.group].pop(frame.sender, None)
             self._queue(self._orders[frame.group].offer(frame.sender, frame))
 
     def _pass_over(self, rank: int) -> None:
         for group in sorted(self._open):
+            self._awaited[group].pop(rank, None)
             self._queue(self._orders[group].excuse(rank))
             self._judge(group)
-
-    def _awaited(self, group: int) -> dict[int, int]:
-        gone = self._orders[group].arrived | self._excused
-        return {rank: based for rank, based in self._next[group].items() if rank not in gone}
 
     def _judge(self, group: int) -> None:
         """Close the group if the rule says so, or if it got nothing and everybody who is left has excused itself."""
         if group in self._open:
-            arrived, awaited = len(self._orders[group].arrived), self._awaited(group)
+            arrived, awaited = len(self._orders[group].arrived), self._awaited[group]
             nothing_comes = not awaited and not arrived and bool(self._excused)
             if nothing_comes or self._rule.closes(arrived, awaited, self._version):
                 self._finish(group)
 
     def _finish(self, group: int) -> None:
         self._open.discard(group)
+        self._awaited[group].clear()
         self._queue(self._orders[group].rest())
         self._close(group)
 
