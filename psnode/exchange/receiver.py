@@ -1,13 +1,14 @@
 """The published weights as they arrive: applied group by group, as late as possible and as early as needed.
 
 Between a worker's backward pass and its next one a new version of the weights comes down, in as many frames as there are
-groups, and a ROUND frame that closes it. The next forward pass need not wait for all of that: a layer only needs its own.
+groups, and a VERSION_COMPLETE frame that closes it. The next forward pass need not wait for all of that: a layer only needs its
+own. Groups may come from several ranks, each of which keeps its own order: a part of the next version may come before the
+master's word that this one is complete, and that word before the last part.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -15,7 +16,9 @@ import torch
 
 from psnode.codecs import Codec, Payload, get_codec
 from psnode.errors import DeadlineExceededError, WireError
+from psnode.exchange.pending import PendingFrames, describe
 from psnode.exchange.replica import Replica
+from psnode.exchange.shard.backlog import limit_of
 from psnode.plan.groups import Plan
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel, RemoteFailureError, StopRequest
@@ -26,14 +29,16 @@ from psnode.records.timeline import Tracer
 from psnode.transport.clock import Clock
 
 _IDENTITY = get_codec("identity")
+_SLACK = 4  # more than what the master lets lie between, which counts less than all frames
 
 
 class Receiver:
     """Puts versions of the weights in place, one after another. For the thread that trains.
 
-    `downlink`: the codecs of the segments in DELTA frames; `patience`: how long the master may keep silent, in
-    seconds; `returned(version, groups)` is told which groups of this worker's gradient a version did not use, and
-    `clipped(version, factors)` which of them it used in part. `waited` is how long the waits for the version took in all.
+    `sources`: by group, the rank that it comes from; `downlink`: the codecs of the segments in DELTA frames; `patience`: how long
+    the master may keep silent, in seconds; `returned(version, groups)` is told which groups of this worker's gradient a version
+    did not use, and `clipped(version, factors)` which of them it used in part. `waited` is how long the waits for the version
+    took in all.
     """
 
     def __init__(
@@ -41,6 +46,7 @@ class Receiver:
         link: FrameChannel,
         plan: Plan,
         replica: Replica,
+        sources: Sequence[int],
         downlink: Sequence[Codec] | None,
         tracer: Tracer,
         patience: float,
@@ -50,14 +56,17 @@ class Receiver:
         self._link = link
         self._plan = plan
         self._replica = replica
+        self._sources = sources
         self._downlink = downlink
         self._tracer = tracer
         self._patience = patience
         self._returned = returned
         self._clipped = clipped
-        self._early: deque[Frame] = deque()
+        self._pending = PendingFrames(sources, _SLACK * limit_of(4 * plan.size))
         self.version = 0  # the newest of the weights that are there or coming
+        self._closing: Frame | None = None  # the master's word that the version is complete, while parts are missing
         self._flags: Flag | None = None
+        self._skipped = False  # versions before this one were never whole here: a change of weights has no base
         self._spare = False  # this rank was none of those who take part
         self.missing: set[int] = set()  # groups whose weights are of an older version
         self.waited = 0.0
@@ -68,10 +77,15 @@ class Receiver:
 
     def expect(self, version: int) -> None:
         """From here on `version` is to come: no weight may be used before it is required."""
-        self.version = version
-        self._flags = None
-        self.missing = {group.index for group in self._plan.groups}
         self.waited = 0.0
+        self._expect(version, skipping=False)
+
+    def _expect(self, version: int, *, skipping: bool) -> None:
+        self.version = version
+        self._closing = self._flags = None
+        self._skipped = skipping
+        self.missing = {group.index for group in self._plan.groups}
+        self._pending.expect(version, skipping=skipping)
 
     def hold(self, version: int) -> None:
         """The weights that are there are those of `version`, which is not closed yet."""
@@ -98,13 +112,15 @@ class Receiver:
     def behind(self) -> bool:
         """True if a later version than the expected one has come as a whole, or will when the master hears of it."""
         try:
-            while True:
+            while not self._pending.ended:
                 self._keep(self._link.next(0))
         except DeadlineExceededError:
-            return any(
-                frame.version > self.version and (frame.kind is Kind.VERSION_COMPLETE or Flag.HOLD in frame.flags)
-                for frame in self._early
-            )
+            pass
+        return any(frame.version > self.version and self._is_there(frame) for frame in self._pending.others)
+
+    def _is_there(self, frame: Frame) -> bool:
+        """True if `frame` closes a version all of which has come, or says that none comes before it is answered."""
+        return Flag.HOLD in frame.flags or (frame.kind is Kind.VERSION_COMPLETE and self._pending.is_whole(frame.version))
 
     def _keep(self, event: object) -> None:
         if isinstance(event, StopRequest):
@@ -113,9 +129,9 @@ class Receiver:
             raise RemoteFailureError(0, Failure("the job has ended without this worker", 0))
         elif isinstance(event, Frame):
             if event.kind is not Kind.PING:
-                self._early.append(event)
+                self._pending.put(event)
         else:
-            raise WireError(f"rank {self._link.rank} did not expect {describe(event)}")
+            raise WireError(f"rank {self._link.rank} did not expect an event: {type(event).__name__}")
 
     def _take_while(self, unfinished: Callable[[], bool]) -> None:
         if not unfinished():
@@ -127,48 +143,85 @@ class Receiver:
         self.waited += time.perf_counter() - begin
 
     def _take(self) -> None:
-        version = self.version
-        if not self._early:
+        """Put a part in place or follow the master's next word, if one is due; else wait for a frame."""
+        if (part := self._pending.part(self.version)) is not None:
+            self._place(part)
+        elif self._closing is None and (word := self._pending.other()) is not None:
+            self._follow(word)
+        else:
             self._keep(self.listen())
-        if not self._early:
+            self._check_senders()
+
+    def _place(self, part: Frame) -> None:
+        """Apply a part of the version. Whole weights may come once more, to a worker that is readmitted at once."""
+        if part.kind is Kind.DELTA and (self._skipped or part.group not in self.missing):
+            raise self._unexpected(part)
+        self._apply(part)
+        self.missing.discard(part.group)
+        if self._closing is not None and not self.missing:
+            self._close(self._closing)
+
+    def _follow(self, word: Frame) -> None:
+        """Do as the master says, once everything before `word` is done."""
+        if word.kind is Kind.ASK and Flag.HOLD in word.flags:  # no version follows before the answer
+            self._answer(word)
             return
-        event = self._early.popleft()
-        if event.kind is Kind.ASK:
-            self._answer(event)
+        if word.version > self.version:
+            self._skip(word)
             return
-        if event.kind is Kind.EPOCH:
-            self.applied = event.step
-            return
-        if event.kind is Kind.WEIGHTS and event.version > version:  # this worker was suspended, and is readmitted
-            version = self.version = event.version
-            self.missing = {group.index for group in self._plan.groups}
-        elif self._spare and event.version == version - 1 and len(self.missing) == len(self._plan.groups):
-            version = event.version  # nobody is left in its round, which this rank may take part in, or which is the last
-            self.hold(version)
-        if event.version != version:
-            raise WireError(f"rank {self._link.rank} expected version {version} of the weights and got {describe(event)}")
-        if event.kind is Kind.VERSION_COMPLETE and not self.missing:
-            if unused := wire.unpack_groups(event.body, len(self._plan.groups), event.sender):
-                self._returned(event.step, unused)
-            self._flags = event.flags
-            self._spare = Flag.SPARE in event.flags
-            return
-        if event.kind is Kind.CLIP:
-            self._clipped(event.step, wire.unpack_factors(event.body, len(self._plan.groups), event.sender))
-            return
-        if event.kind is Kind.STATE:
-            self.statistics = checkpoint.parse(bytes(event.body), "what the master knows of the buffers")
-            return
-        if event.kind is Kind.RESHARD:
-            self.deal = Reshard.from_bytes(event.body, event.sender)
-            return
-        # whole weights may come once more of the same version, to a worker that is readmitted at once
-        if event.group not in self.missing and (event.kind is not Kind.WEIGHTS or event.group >= len(self._plan.groups)):
-            raise WireError(f"rank {self._link.rank} did not expect {describe(event)}")
-        if event.kind not in (Kind.WEIGHTS, Kind.DELTA):
-            raise WireError(f"rank {self._link.rank} did not expect {describe(event)}")
-        self._apply(event)
-        self.missing.discard(event.group)
+        if self._spare and word.version == self.version - 1 and len(self.missing) == len(self._plan.groups):
+            self.hold(word.version)  # nobody is left in its round, which this rank may take part in, or which is the last
+        if word.version != self.version:
+            raise self._untimely(word)
+        match word.kind:
+            case Kind.VERSION_COMPLETE:
+                if any(self._sources[group] == word.sender for group in self.missing):
+                    raise self._unexpected(word)
+                self._closing = word
+                if not self.missing:
+                    self._close(word)
+                self._check_senders()
+            case Kind.CLIP:
+                self._clipped(word.step, wire.unpack_factors(word.body, len(self._plan.groups), word.sender))
+            case Kind.STATE:
+                self.statistics = checkpoint.parse(bytes(word.body), "what the master knows of the buffers")
+            case Kind.RESHARD:
+                self.deal = Reshard.from_bytes(word.body, word.sender)
+            case Kind.EPOCH:
+                self.applied = word.step
+            case Kind.ASK:
+                self._answer(word)
+            case _:
+                raise self._unexpected(word)
+
+    def _skip(self, word: Frame) -> None:
+        """Go on from the version of `word`: this worker was suspended, and is readmitted with whole weights."""
+        sent = [group.index for group in self._plan.groups if self._sources[group.index] == word.sender]
+        if not all(self._pending.has(word.version, group) for group in sent):
+            raise self._untimely(word)
+        self._expect(word.version, skipping=True)
+        self._pending.put_back(word)  # the parts that have come are first
+
+    def _close(self, word: Frame) -> None:
+        """All of the version is in place, as `word` says: take note of its flags, and of what it did not use of this worker's."""
+        if unused := wire.unpack_groups(word.body, len(self._plan.groups), word.sender):
+            self._returned(word.step, unused)
+        self._closing, self._flags = None, word.flags
+        self._spare = Flag.SPARE in word.flags
+
+    def _check_senders(self) -> None:
+        """WireError if the version is declared complete, and a missing part will not come: its sender has begun a later one."""
+        for group in self.missing if self._closing is not None else ():
+            if self._pending.passed(group, self.version) and not self._pending.has(self.version, group):
+                raise WireError(f"group {group} of version {self.version} was left out", self._sources[group])
+
+    def _untimely(self, frame: Frame) -> WireError:
+        return WireError(
+            f"rank {self._link.rank} expected version {self.version} of the weights and got {describe(frame)}", frame.sender
+        )
+
+    def _unexpected(self, frame: Frame) -> WireError:
+        return WireError(f"rank {self._link.rank} did not expect {describe(frame)}", frame.sender)
 
     def _answer(self, question: Frame) -> None:
         """Everything before `question` is taken: so the master may send on. Or take note of a checkpoint to contribute to."""
@@ -207,10 +260,3 @@ class Receiver:
                     codec.decode_add(Payload.from_bytes(data), weights[segment.start : segment.stop])
             frame.release()
             self._replica.publish(group)
-
-
-def describe(event: object) -> str:
-    """Description of the frame that came instead of the expected one, for an error message."""
-    if isinstance(event, Frame):
-        return f"a {event.kind.name} frame of group {event.group}, step {event.step}, version {event.version}"
-    return type(event).__name__

@@ -101,7 +101,7 @@ class WorkerContext:
         sender.warm_up()
         tracer = Tracer(link.rank, enabled=config.timeline)
         receiver = Receiver(
-            link, plan, replica, downlink_codecs(plan, scheme.downlink), tracer,
+            link, plan, replica, [0] * len(plan.groups), downlink_codecs(plan, scheme.downlink), tracer,
             max(config.deadline or 0.0, config.pause_deadline), sender.give_back, sender.give_back_parts,
         )  # fmt: skip
         early = may_begin_early(config) and not start.waits

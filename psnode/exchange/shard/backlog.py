@@ -15,6 +15,11 @@ LEAST = 64 << 20  # bytes
 SETS = 2
 
 
+def limit_of(weights: int) -> int:
+    """The limit in bytes where a whole set of weights has `weights` bytes."""
+    return max(LEAST, SETS * weights)
+
+
 @dataclass
 class Hold:
     """A rank gets nothing from `version` on. `unused`: the groups of its gradient of that step which were not used."""
@@ -42,7 +47,7 @@ class Backlog:
     """
 
     def __init__(self, weights: int) -> None:
-        self.limit = max(LEAST, SETS * weights)
+        self.limit = limit_of(weights)
         self.held: dict[int, Hold] = {}
         self._accounts: dict[int, _Account] = {}
 

@@ -1,0 +1,135 @@
+"""Frames that have come to a worker and are not due yet, whatever the order between their senders."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+
+from psnode.errors import WireError
+from psnode.protocol.wire import HEADER_BYTES, Flag, Frame, Kind
+
+MASTER = 0
+_PARTS = (Kind.WEIGHTS, Kind.DELTA)
+
+
+class PendingFrames:
+    """Parts of versions, kept by version and group, and the master's other frames, kept in their order.
+
+    `sources[g]` is the rank that group g comes from. The frames of one rank come in the order in which it sent them; between
+    ranks there is no order. Kept frames have at most `limit` bytes in all, STATE not counted, of which there is one a promotion.
+
+    Raises WireError, with the sender, for a frame that is none of its sender's or goes back to an earlier version, and for one
+    that passes the limit: then with the sender of most bytes.
+    """
+
+    def __init__(self, sources: Sequence[int], limit: int) -> None:
+        self._sources = sources
+        self._limit = limit
+        self._parts: dict[int, dict[int, Frame]] = {}
+        self._others: deque[Frame] = deque()
+        self._newest = dict.fromkeys(sources, 0)  # by sender: the version of its last part
+        self._bytes: Counter[int] = Counter()  # kept, by sender
+        self._due = 0
+        self._whole = -1  # the newest version that is in place as a whole; later ones before `_due` were skipped
+
+    def expect(self, version: int, *, skipping: bool = False) -> None:
+        """From here on `version` is due. Unless `skipping`, the one before is in place. Earlier parts are dropped."""
+        self._due = version
+        if not skipping:
+            self._whole = version - 1
+        for earlier in [kept for kept in self._parts if kept < version]:
+            for frame in self._parts.pop(earlier).values():
+                self._drop(frame)
+
+    def put(self, frame: Frame) -> None:
+        """Keep a frame. Whole weights of a version before the due one are in place already, or were skipped: they are dropped."""
+        if frame.kind not in _PARTS:
+            if frame.sender != MASTER:
+                raise unexpected(frame)
+            self._others.append(frame)
+        elif frame.group >= len(self._sources) or frame.sender != self._sources[frame.group]:
+            raise unexpected(frame)
+        else:
+            if frame.version < self._newest[frame.sender]:
+                raise WireError(f"{describe(frame)} came after one of version {self._newest[frame.sender]}", frame.sender)
+            self._newest[frame.sender] = frame.version
+            if frame.version < self._due and (frame.kind is Kind.WEIGHTS or frame.version > self._whole):
+                frame.release()
+                return
+            self._put_part(frame)
+        self._count(frame, 1)
+
+    def _put_part(self, frame: Frame) -> None:
+        """Keep one part a group and version: whole weights replace what came before them."""
+        earlier = self._parts.get(frame.version, {}).get(frame.group)
+        if frame.version < self._due or (earlier is not None and frame.kind is Kind.DELTA):
+            raise unexpected(frame)
+        parts = self._parts.setdefault(frame.version, {})
+        if earlier is not None:
+            self._drop(earlier)
+        parts[frame.group] = frame
+
+    def part(self, version: int) -> Frame | None:
+        """Take the oldest part of `version`; None if there is none."""
+        if not (parts := self._parts.get(version)):
+            return None
+        frame = parts.pop(next(iter(parts)))
+        self._count(frame, -1)
+        return frame
+
+    def has(self, version: int, group: int) -> bool:
+        """True if this part has come and was not taken."""
+        return group in self._parts.get(version, ())
+
+    def is_whole(self, version: int) -> bool:
+        """True if all parts of `version` have come and none was taken."""
+        return len(self._parts.get(version, ())) == len(self._sources)
+
+    def passed(self, group: int, version: int) -> bool:
+        """True if the sender of `group` has begun a version after `version`."""
+        return self._newest[self._sources[group]] > version
+
+    @property
+    def others(self) -> Iterator[Frame]:
+        """The master's other frames, the oldest first."""
+        return iter(self._others)
+
+    @property
+    def ended(self) -> bool:
+        """True if the last version is declared complete: the master's next frames are for others than the receiver."""
+        return bool(self._others) and Flag.STOP in self._others[-1].flags
+
+    def other(self) -> Frame | None:
+        """Take the oldest of the master's other frames; None if there is none."""
+        if not self._others:
+            return None
+        frame = self._others.popleft()
+        self._count(frame, -1)
+        return frame
+
+    def put_back(self, frame: Frame) -> None:
+        """Undo `other`: the next one to be taken is `frame`."""
+        self._others.appendleft(frame)
+        self._count(frame, 1)
+
+    def _drop(self, frame: Frame) -> None:
+        self._count(frame, -1)
+        frame.release()
+
+    def _count(self, frame: Frame, sign: int) -> None:
+        if frame.kind is Kind.STATE:
+            return
+        self._bytes[frame.sender] += sign * (HEADER_BYTES + frame.body.size)
+        if sign > 0 and self._bytes.total() > self._limit:
+            [(sender, nbytes)] = self._bytes.most_common(1)
+            raise WireError(f"{nbytes} bytes of frames are not due yet, {self._limit} are the most that may be kept", sender)
+
+
+def describe(frame: Frame) -> str:
+    """Description of a frame that came instead of the expected one, for an error message."""
+    return f"a {frame.kind.name} frame of group {frame.group}, step {frame.step}, version {frame.version}"
+
+
+def unexpected(frame: Frame) -> WireError:
+    """Error for a frame that has no place, whatever came before it."""
+    return WireError(f"nobody expects {describe(frame)}", frame.sender)

@@ -1,0 +1,393 @@
+"""Versions of the weights from several senders: the same replica in whatever order they come, and no more memory than allowed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import permutations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import nn
+
+from psnode.codecs import get_codec
+from psnode.codecs.rng import Key
+from psnode.errors import DeadlineExceededError, WireError
+from psnode.exchange.receiver import Receiver
+from psnode.exchange.replica import Replica
+from psnode.plan.groups import Tensor, make_plan
+from psnode.protocol import wire
+from psnode.protocol.channel import FrameChannel
+from psnode.protocol.messages import Reshard
+from psnode.protocol.wire import Flag, Kind
+from psnode.records.timeline import Tracer
+from psnode.transport.loopback import loopback_group
+
+Floats = npt.NDArray[np.float32]
+SIZES = (3, 5, 2, 7)
+PLAN = make_plan([Tensor(f"layer{i}.w", (n,)) for i, n in enumerate(SIZES)], "identity", group_by="layer", min_compress_bytes=0)
+RANKS = 4  # the master, two more senders, and the reader
+READER = 3
+SOURCES = (1, 2, 0, 1)  # by group
+IDENTITY = get_codec("identity")
+
+
+class Message:
+    """A frame to be sent: by whom, and what of."""
+
+    def __init__(
+        self, sender: int, kind: Kind, version: int, *, group: int = 0, values: Floats | None = None, body: bytes = b"",
+        step: int = 0, flags: Flag = Flag.NONE,
+    ) -> None:  # fmt: skip
+        self.sender, self.kind, self.version, self.group = sender, kind, version, group
+        self.values, self.body, self.step, self.flags = values, body, step, flags
+
+    def sealed(self) -> npt.NDArray[np.uint8]:
+        if self.values is None:
+            return wire.pack(
+                self.kind, self.body, sender=self.sender, job=0, group=self.group, step=self.step, version=self.version,
+                flags=self.flags,
+            )  # fmt: skip
+        payload = IDENTITY.encode(self.values, Key.derive(0))
+        frame = wire.GroupFrame(1, wire.padded(payload.nbytes))
+        frame.room[: payload.nbytes] = np.frombuffer(payload.to_bytes(), np.uint8)
+        frame.take(payload.nbytes)
+        return frame.seal(self.kind, sender=self.sender, job=0, group=self.group, step=self.version, version=self.version)
+
+
+class Reader:
+    """A receiver at the end of a loopback, and what it told of this worker's gradient."""
+
+    def __init__(self, sources: Sequence[int] = SOURCES) -> None:
+        self.ends = loopback_group(RANKS)
+        model = nn.ModuleDict({f"layer{i}": nn.ParameterDict({"w": torch.zeros(n)}) for i, n in enumerate(SIZES)})
+        self.replica = Replica(model, PLAN, torch.device("cpu"))
+        self.told: list[object] = []
+        self.link = FrameChannel(self.ends[READER])
+        self.receiver = Receiver(
+            self.link, PLAN, self.replica, sources, [IDENTITY] * len(PLAN.segments), Tracer(READER, enabled=False), 30.0,
+            lambda step, groups: self.told.append(("unused", step, list(groups))),
+            lambda step, factors: self.told.append(("clipped", step, factors)),
+        )  # fmt: skip
+
+    def send(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            self.ends[message.sender].send(READER, 0, [message.sealed()])
+
+    def answers(self) -> list[int]:
+        """Versions of the questions that the master has got an answer to."""
+        found, master = [], FrameChannel(self.ends[0])
+        try:
+            while True:
+                frame = master.next(0)
+                assert isinstance(frame, wire.Frame) and frame.kind is Kind.ASK
+                found.append(frame.version)
+        except DeadlineExceededError:
+            return found
+
+
+def part(version: int, group: int, rng: np.random.Generator, *, kind: Kind = Kind.DELTA, of: Floats | None = None) -> Message:
+    """A part of a version, of random values, or of `of`."""
+    values = rng.standard_normal(SIZES[group]).astype(np.float32) if of is None else of
+    return Message(SOURCES[group], kind, version, group=group, values=values)
+
+
+def closed(version: int, flags: Flag = Flag.NONE, *, unused: Sequence[int] = ()) -> Message:
+    return Message(0, Kind.VERSION_COMPLETE, version, body=wire.pack_groups(unused, len(SIZES)), step=version, flags=flags)
+
+
+def applied(y: Floats, message: Message) -> Floats:
+    """`y` with a part put in place, in plain float32."""
+    y, group = y.copy(), PLAN.groups[message.group]
+    assert message.values is not None
+    if message.kind is Kind.WEIGHTS:
+        y[group.start : group.stop] = message.values
+    else:
+        y[group.start : group.stop] += message.values
+    return y
+
+
+def by_sender(messages: Sequence[Message]) -> dict[int, list[Message]]:
+    return {rank: [message for message in messages if message.sender == rank] for rank in range(READER)}
+
+
+def interleaved(streams: Mapping[int, Sequence[Message]], rng: random.Random) -> list[Message]:
+    """One order among all that keep each sender's, any as likely as another."""
+    turns = [rank for rank, messages in streams.items() for _ in messages]
+    rng.shuffle(turns)
+    left = {rank: iter(messages) for rank, messages in streams.items()}
+    return [next(left[rank]) for rank in turns]
+
+
+def all_orders(streams: Mapping[int, Sequence[Message]]) -> Iterator[list[Message]]:
+    for turns in sorted(set(permutations([rank for rank, messages in streams.items() for _ in messages]))):
+        left = {rank: iter(messages) for rank, messages in streams.items()}
+        yield [next(left[rank]) for rank in turns]
+
+
+def run_of(versions: int, rng: np.random.Generator) -> tuple[list[Message], list[Floats]]:
+    """The frames of some versions, changes and whole weights mixed, and the weights after each."""
+    y, messages, expected = np.zeros(PLAN.size, np.float32), [], []
+    for version in range(versions):
+        for group in rng.permutation(len(SIZES)):
+            kind = Kind.WEIGHTS if version == 0 or rng.random() < 0.3 else Kind.DELTA
+            message = part(version, int(group), rng, kind=kind)
+            y = applied(y, message)
+            messages.append(message)
+        messages.append(Message(0, Kind.EPOCH, version, step=10 * version))
+        messages.append(Message(0, Kind.ASK, version))
+        if version % 2:
+            messages.append(Message(0, Kind.CLIP, version, body=wire.pack_factors({1: 0.5}, len(SIZES)), step=version))
+            messages.append(Message(0, Kind.RESHARD, version, body=Reshard([1, version], 5, 0, 0, 99).to_bytes()))
+        messages.append(closed(version, Flag.CHECKPOINT if version % 3 == 2 else Flag.NONE, unused=[2] if version % 2 else []))
+        expected.append(y)
+    return messages, expected
+
+
+def test_every_interleaving_of_two_versions_ends_in_the_same_weights() -> None:
+    """Parts of the second version may come before the first is declared complete, and that before its last part: 560 orders."""
+    rng = np.random.default_rng(1)
+    sources = (1, 1, 2, 2)
+    streams: dict[int, list[Message]] = {0: [], 1: [], 2: []}
+    expected, y = [], np.zeros(PLAN.size, np.float32)
+    for version in (0, 1):
+        for group in range(len(SIZES)):
+            if version == 0 and group in (1, 3):  # in place before, so that there are fewer orders
+                continue
+            values = rng.standard_normal(SIZES[group]).astype(np.float32)
+            message = Message(sources[group], Kind.DELTA, version, group=group, values=values)
+            y = applied(y, message)
+            streams[sources[group]].append(message)
+        streams[0].append(closed(version))
+        expected.append(y)
+    count = 0
+    for order in all_orders(streams):
+        reader = Reader(sources)
+        reader.send(order)
+        reader.receiver.expect(0)
+        reader.receiver.missing -= {1, 3}
+        for version in (0, 1):
+            if version:
+                reader.receiver.expect(version)
+            reader.receiver.complete()
+            assert np.array_equal(reader.replica.weights.view(np.uint32), expected[version].view(np.uint32)), (count, version)
+        count += 1
+    assert count == 560  # 8! / (3! 3! 2!)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_interleavings_of_many_versions_give_each_version_bit_for_bit(seed: int) -> None:
+    messages, expected = run_of(7, np.random.default_rng(seed // 6))
+    shuffle = random.Random(seed)
+    order = interleaved(by_sender(messages), shuffle)
+    reader = Reader()
+    sent = 0
+    reader.receiver.expect(0)
+    for version, weights in enumerate(expected):
+        if version:
+            reader.receiver.expect(version)
+        # at least as much as this version takes, and as much more as it happens
+        need = max(index for index, message in enumerate(order) if message.version <= version) + 1
+        upto = max(sent, shuffle.randint(need, len(order)))
+        reader.send(order[sent:upto])
+        sent = upto
+        if shuffle.random() < 0.5:
+            reader.receiver.behind()  # takes all that has come out of the inbox
+        if shuffle.random() < 0.5:
+            group = PLAN.groups[shuffle.randrange(len(SIZES))]
+            reader.receiver.require(group.start, group.stop)
+            where = slice(group.start, group.stop)
+            assert np.array_equal(reader.replica.weights[where].view(np.uint32), weights[where].view(np.uint32))
+        flags = reader.receiver.complete()
+        assert flags == (Flag.CHECKPOINT if version % 3 == 2 else Flag.NONE)
+        assert np.array_equal(reader.replica.weights.view(np.uint32), weights.view(np.uint32))
+        assert reader.receiver.applied == 10 * version
+        assert reader.receiver.deal == (Reshard([1, version // 2 * 2 - 1 + version % 2 * 2], 5, 0, 0, 99) if version else None)
+    assert reader.told == [told for v in (1, 3, 5) for told in (("clipped", v, {1: np.float32(0.5)}), ("unused", v, [2]))]
+    assert reader.answers() == list(range(7))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_worker_that_returns_goes_on_from_whole_weights_whatever_their_order(seed: int) -> None:
+    """It was suspended in the middle of version 1, and versions 2 and 3 were never sent to it."""
+    rng = np.random.default_rng(seed)
+    start = [part(0, group, rng, kind=Kind.WEIGHTS) for group in range(len(SIZES))]
+    rest = [part(1, group, rng) for group in (0, 1)]
+    whole = [part(4, group, rng, kind=Kind.WEIGHTS) for group in range(len(SIZES))]
+    after = [part(5, group, rng) for group in range(len(SIZES))]
+    told = [Message(0, Kind.EPOCH, 4, step=9)] if seed % 2 else []
+    messages = [*start, closed(0), *rest, *whole, *told, closed(4), *after, closed(5)]
+    y = np.zeros(PLAN.size, np.float32)
+    for message in whole:
+        y = applied(y, message)
+    reader = Reader()
+    reader.send(interleaved(by_sender(messages), random.Random(seed)))
+    reader.receiver.expect(0)
+    reader.receiver.complete()
+    reader.receiver.expect(1)
+    reader.receiver.complete()
+    assert (reader.receiver.version, reader.receiver.applied) == (4, 9 if seed % 2 else None)
+    assert np.array_equal(reader.replica.weights, y)
+    for message in after:
+        y = applied(y, message)
+    reader.receiver.expect(5)
+    reader.receiver.complete()
+    assert np.array_equal(reader.replica.weights, y)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whole_weights_may_follow_the_changes_of_the_same_version(seed: int) -> None:
+    """A worker that is readmitted at once gets the version that it has, or is getting, once more."""
+    rng = np.random.default_rng(seed)
+    y = np.zeros(PLAN.size, np.float32)
+    messages = []
+    for version in (0, 1, 2):
+        for group in range(len(SIZES)):
+            messages.append(part(version, group, rng))
+            y = applied(y, messages[-1])
+        if version == 1:
+            messages += [
+                part(1, g.index, rng, kind=Kind.WEIGHTS, of=y[g.start : g.stop].copy()) for g in reversed(PLAN.groups)
+            ]  # fmt: skip
+        messages.append(closed(version))
+    reader = Reader()
+    reader.send(interleaved(by_sender(messages), random.Random(seed)))
+    for version in (0, 1, 2):
+        reader.receiver.expect(version)
+        reader.receiver.complete()
+    assert np.array_equal(reader.replica.weights.view(np.uint32), y.view(np.uint32))
+
+
+def test_a_spare_takes_the_version_before_once_more_when_nobody_is_left() -> None:
+    rng = np.random.default_rng(3)
+    reader = Reader()
+    parts = [part(0, group, rng) for group in range(len(SIZES))]
+    reader.send([*parts, closed(0, Flag.SPARE)])
+    reader.receiver.expect(0)
+    assert reader.receiver.complete() is Flag.SPARE
+    before = reader.replica.weights.copy()
+    reader.receiver.expect(1)
+    again = [part(0, g.index, rng, kind=Kind.WEIGHTS, of=before[g.start : g.stop].copy()) for g in PLAN.groups]
+    reader.send([*again, Message(0, Kind.EPOCH, 0, step=5), closed(0)])
+    assert reader.receiver.complete() is Flag.NONE
+    assert (reader.receiver.version, reader.receiver.applied) == (0, 5)
+    assert np.array_equal(reader.replica.weights, before)
+
+
+def test_a_worker_is_behind_once_all_parts_of_a_later_version_are_there() -> None:
+    rng = np.random.default_rng(4)
+    reader = Reader()
+    for version in (0, 1):
+        reader.send([*[part(version, group, rng) for group in range(len(SIZES))], closed(version)])
+    reader.receiver.expect(0)
+    assert reader.receiver.behind()
+    reader.receiver.complete()
+    reader.receiver.expect(1)
+    assert not reader.receiver.behind()
+    reader.receiver.complete()
+    reader.receiver.expect(2)
+    reader.send([part(2, 2, rng), closed(2), part(3, 2, rng), closed(3)])
+    assert not reader.receiver.behind()  # parts of other senders are on their way
+    reader.send([part(version, group, rng) for version in (2, 3) for group in (0, 1, 3)])
+    assert reader.receiver.behind()
+
+
+def test_a_worker_is_behind_if_it_has_to_answer_before_a_version_comes() -> None:
+    rng = np.random.default_rng(4)
+    reader = Reader()
+    reader.receiver.expect(2)
+    reader.send([part(2, 2, rng), closed(2), Message(0, Kind.ASK, 3, flags=Flag.HOLD)])
+    assert reader.receiver.behind()
+    reader.send([part(2, group, rng) for group in (0, 1, 3)])
+    reader.receiver.complete()
+    assert reader.answers() == []
+    reader.receiver.expect(3)
+    reader.send([*[part(3, group, rng, kind=Kind.WEIGHTS) for group in range(len(SIZES))], closed(3)])
+    reader.receiver.complete()
+    assert reader.answers() == [3]
+
+
+def test_frames_behind_the_last_version_are_left_to_others() -> None:
+    """Where rounds do not wait, the receiver looks ahead: the PLAN behind a rehearsal, or END, is not for it."""
+    rng = np.random.default_rng(5)
+    reader = Reader()
+    parts = [part(1, group, rng) for group in range(len(SIZES))]
+    reader.send([*parts, closed(1, Flag.STOP), Message(0, Kind.PLAN, 0), Message(0, Kind.END, 0)])
+    reader.receiver.expect(1)
+    assert not reader.receiver.behind()
+    assert reader.receiver.complete() is Flag.STOP
+    assert reader.link.expect(Kind.PLAN, 5).kind is Kind.PLAN
+    assert reader.link.expect(Kind.END, 5).kind is Kind.END
+
+
+def lies(rng: np.random.Generator) -> dict[str, tuple[list[Message], str, int]]:
+    """Frames that no order explains: with the reason that is told, and the rank that is named."""
+    first = [part(1, group, rng) for group in range(len(SIZES))]
+    second = [part(2, group, rng) for group in range(len(SIZES))]
+    foreign = Message(2, Kind.DELTA, 1, group=0, values=np.zeros(SIZES[0], np.float32))
+    return {
+        "another's group": ([foreign], "nobody expects a DELTA frame of group 0", 2),
+        "no group": ([Message(1, Kind.DELTA, 1, group=9)], "nobody expects a DELTA frame of group 9", 1),
+        "the master's word": ([Message(1, Kind.VERSION_COMPLETE, 1)], "nobody expects a VERSION_COMPLETE frame", 1),
+        "twice, early": ([second[0], second[0]], "nobody expects a DELTA frame of group 0", 1),
+        "twice, due": ([first[0], first[1], first[2], first[3], first[0], closed(1)], "did not expect a DELTA frame", 1),
+        "back": ([second[0], first[3]], "a DELTA frame of group 3, step 1, version 1 came after one of version 2", 1),
+        "of a version that is over": ([part(0, 0, rng)], "nobody expects a DELTA frame of group 0, step 0, version 0", 1),
+        "left out": ([first[0], second[0], first[1], first[2], closed(1)], "group 3 of version 1 was left out", 1),
+        "left out, seen later": ([first[0], first[1], first[2], closed(1), second[0]], "group 3 of version 1 was left out", 1),
+        "before its own part": ([first[0], first[1], first[3], closed(1)], "did not expect a VERSION_COMPLETE frame", 0),
+        "of a later version, without weights": ([closed(2)], "expected version 1 of the weights and got a VERSION_COMPLETE", 0),
+        "a change without a base": ([*second, closed(2)], "did not expect a DELTA frame", 1),
+        "of no use here": ([Message(0, Kind.TRACE, 1)], "did not expect a TRACE frame", 0),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", lies(np.random.default_rng(6)))
+def test_frames_that_no_order_explains_are_refused_by_sender_in_one_line(name: str) -> None:
+    messages, reason, rank = lies(np.random.default_rng(6))[name]
+    reader = Reader()
+    reader.receiver.expect(1)
+    reader.send(messages)
+    with pytest.raises(WireError, match=reason) as caught:
+        reader.receiver.complete()
+    assert caught.value.source == rank
+    assert "\n" not in str(caught.value)
+
+
+def test_a_sender_that_runs_ahead_fills_no_more_memory_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of versions that are never due."""
+    monkeypatch.setattr("psnode.exchange.receiver.limit_of", lambda weights: 25_000)
+    reader = Reader()
+    reader.receiver.expect(1)
+    reader.send([part(2, 1, np.random.default_rng(7))])  # of another sender, who is not to blame
+    early = [Message(1, Kind.DELTA, 2 + index, group=0, body=bytes(948)) for index in range(100)]  # 1000 bytes with the header
+    reader.send(early[:99])
+    assert not reader.receiver.behind()
+    reader.send(early[99:])
+    with pytest.raises(WireError, match="100000 bytes of frames are not due yet, 100000 are the most that may be kept") as caught:
+        reader.receiver.behind()
+    assert caught.value.source == 1
+    assert "\n" not in str(caught.value)
+
+
+def test_dropped_frames_give_their_memory_back() -> None:
+    """Whole weights that replace a change, and parts of versions that are skipped."""
+    rng = np.random.default_rng(8)
+    reader = Reader()
+    released: list[int] = []
+    frames = [
+        *[part(2, group, rng) for group in range(len(SIZES))],
+        *[part(2, group, rng, kind=Kind.WEIGHTS) for group in range(len(SIZES))],
+        *[part(4, group, rng, kind=Kind.WEIGHTS) for group in range(len(SIZES))],
+    ]
+    reader.receiver.expect(1)
+    for index, message in enumerate(frames):
+        release = partial(released.append, index)
+        reader.receiver._pending.put(wire.unpack(message.sealed(), job=0, source=message.sender, release=release))
+    assert released == [0, 1, 2, 3]
+    reader.send([closed(4)])
+    reader.receiver.complete()
+    assert released == list(range(12))
