@@ -82,22 +82,22 @@ def serve(transport: mpi.MpiTransport, size: Size) -> None:
     for _ in range(size.rounds):
         transport.call(lambda module: raw_seconds(module, 1, buffers), SECONDS)
         for _ in range(_REPEATS):
-            transport.wait(SECONDS)
+            transport.wait(_GO_TAG, SECONDS)
             began = np.array([time.perf_counter()])  # the clock of the host, the same for both ranks
             transport.send(0, _TIME_TAG, [began.view(np.uint8)])
             for pending in [transport.send(0, _FRAME_TAG, [frame]) for frame in frames]:
                 pending.wait(SECONDS)
         for _ in range(2 * _PINGS):
-            transport.wait(SECONDS)
+            transport.wait(_PING_TAG, SECONDS)
             transport.send(0, _PING_TAG, [b"pong"])
 
 
 def _ingest(transport: mpi.MpiTransport, sums: list[Floats]) -> float:
     """Seconds from the worker's first send until the last group is checked and added."""
     transport.send(1, _GO_TAG, [b"go"])
-    began = float(transport.wait(SECONDS).data.view(np.float64)[0])
+    began = float(transport.wait(_TIME_TAG, SECONDS).data.view(np.float64)[0])
     for _ in sums:
-        arrival: Arrival = transport.wait(SECONDS)
+        arrival: Arrival = transport.wait(_FRAME_TAG, SECONDS)
         frame = wire.unpack(arrival.data, job=_JOB, source=1, release=arrival.release)
         np.add(sums[frame.group], frame.body.view(np.float32), out=sums[frame.group])
         frame.release()
@@ -111,7 +111,7 @@ def _add(buffers: list[Bytes], sums: list[Floats]) -> None:
 
 def _ping(transport: mpi.MpiTransport) -> None:
     transport.send(1, _PING_TAG, [b"ping"])
-    transport.wait(SECONDS)
+    transport.wait(_PING_TAG, SECONDS)
 
 
 def _timed(action: Any) -> float:

@@ -15,7 +15,7 @@ from dataclasses import replace
 import psnode
 from psnode.config import Config
 from psnode.errors import ConfigurationError, PsnodeError
-from psnode.protocol.channel import StopRequest
+from psnode.protocol.channel import TAG, StopRequest
 from psnode.protocol.messages import Hello
 from psnode.task import Task
 from psnode.tasks.load import make_task, passed_task
@@ -61,7 +61,7 @@ def _run_local(config: Config, task: Task | None) -> int:
     threads = [threading.Thread(target=be_worker, args=(end,), name=f"worker-{end.rank}", daemon=True) for end in ends[1:]]
     for thread in threads:
         thread.start()
-    with ends[0] as end, _signals(end.inbox):
+    with ends[0] as end, _signals(end.inbox(TAG)):
         try:
             return lead(end, config, lambda c: task or make_task(c), _hello())
         finally:
@@ -81,7 +81,7 @@ def _run_mpi(config: Config, task: Task | None) -> int:
     transport = mpi.start()
     code = 1
     try:
-        with _signals(transport.inbox):
+        with _signals(transport.inbox(TAG)):
             code = _take_part(transport, config, task)
     except PsnodeError as error:
         code = error.exit_code
@@ -123,7 +123,7 @@ def _leave_at_once(code: int) -> None:
 
 @contextlib.contextmanager
 def _signals(inbox: Inbox) -> Iterator[None]:
-    """Turn INT, TERM and USR1 into events of this rank's inbox; a second INT ends the process as usual."""
+    """Turn INT, TERM and USR1 into events of `inbox`; a second INT ends the process as usual."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -288,7 +288,7 @@ def _summary(run: RunDirectory, steps: int, reason: str, code: int, coordinates:
 
 @contextlib.contextmanager
 def _lanes(link: FrameChannel, plan: Plan) -> Iterator[GroupExecutor]:
-    lanes = GroupExecutor(link.transport.inbox, lane_count(len(plan.groups)))
+    lanes = GroupExecutor(link.inbox, lane_count(len(plan.groups)))
     try:
         yield lanes
     finally:

@@ -53,7 +53,7 @@ class TrialRun:
         parameters = Parameters(self._model, self._plan, self._config, self._scheme.momentum, self._scheme.gathering)
         weights = parameters.weights.numpy()
         downlink = Downlink(self._scheme.downlink, weights, self._plan, self._link, self._workers, seed=self._config.seed)
-        lanes = GroupExecutor(self._link.transport.inbox, lane_count(len(self._plan.groups)))
+        lanes = GroupExecutor(self._link.inbox, lane_count(len(self._plan.groups)))
         try:
             reduction = Reduction(
                 self._plan, self._scheme, parameters, downlink, lanes, Stopwatch(), Tracer(0, enabled=False),
@@ -82,7 +82,7 @@ class TrialRun:
             stopping = version == ROUNDS or (version >= _COLD and passed > _LONG)
             flags = Flag.STOP if stopping else Flag.NONE
             self._link.send(self._workers, Kind.VERSION_COMPLETE, pack_groups([], 0), step=version, version=version, flags=flags)
-        self._link.transport.inbox.put_back(requests)
+        self._link.inbox.put_back(requests)
         found = [after - before for before, after in pairwise(times)]
         return found[_COLD:] or found[-1:]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from psnode.protocol.wire import Flag, Frame, Kind
 from psnode.transport.base import Arrival, PeerLost, Pending, Transport
 
 Bytes = npt.NDArray[np.uint8]
-TAG = 0
+TAG = 0  # of master and workers
 
 
 class RemoteFailureError(PsnodeError):
@@ -45,12 +45,19 @@ class StopRequest(NamedTuple):
 
 
 class FrameChannel:
-    """One rank's end of the job. `job` is the digest that its frames carry, 0 until the configuration is agreed on."""
+    """Frames of one role: those with `tag` that come to this rank, and sends to the same role of others.
 
-    def __init__(self, transport: Transport, job: int = 0) -> None:
+    `job` is the digest that its frames carry, 0 until the configuration is agreed on. `watched`: the ranks whose loss ends a
+    wait here; None: all of them.
+    """
+
+    def __init__(self, transport: Transport, tag: int = TAG, *, watched: Collection[int] | None = None) -> None:
         self.transport = transport
+        self.tag = tag
+        self.inbox = transport.inbox(tag)
         self.rank = transport.rank
-        self.job = job
+        self.job = 0
+        self._watched = watched
 
     def send(
         self,
@@ -69,7 +76,7 @@ class FrameChannel:
     def send_frame(self, ranks: int | Sequence[int], frame: Bytes) -> list[Pending]:
         """Send a sealed frame, without a copy: it must not change until every Pending is done. Any thread may call it."""
         ranks = (ranks,) if isinstance(ranks, int) else ranks
-        return [self.transport.send(rank, TAG, (frame,)) for rank in ranks]
+        return [self.transport.send(rank, self.tag, (frame,)) for rank in ranks]
 
     def fail(self, ranks: int | Sequence[int], error: BaseException, *, debug: bool = False) -> None:
         """Tell other ranks that this one cannot go on because of `error`.
@@ -86,16 +93,15 @@ class FrameChannel:
         self.send(ranks, Kind.FAILED, failure.to_bytes(), step=step)
 
     def next(self, seconds: float) -> object:
-        """The next frame, or event posted to the transport's inbox by this rank's own threads.
+        """The next frame, or event posted to the inbox by this rank's own threads.
 
-        Raises DeadlineExceededError after `seconds`, PeerLostError when a rank that this one talks to is lost (rank 0, or
-        on rank 0 any), WireError for a bad frame,
+        Raises DeadlineExceededError after `seconds`, PeerLostError when a watched rank is lost, WireError for a bad frame,
         RemoteFailureError for a FAILED frame, and whatever exception a helper thread has posted.
         """
         end = time.monotonic() + seconds
-        event = self.transport.inbox.wait(seconds)
-        while isinstance(event, PeerLost) and 0 not in (self.rank, event.rank):
-            event = self.transport.inbox.wait(end - time.monotonic())
+        event = self.inbox.wait(seconds)
+        while isinstance(event, PeerLost) and self._watched is not None and event.rank not in self._watched:
+            event = self.inbox.wait(end - time.monotonic())
         if isinstance(event, Arrival):
             frame = wire.unpack(event.data, job=self.job, source=event.source, release=event.release)
             if frame.kind is Kind.FAILED:
@@ -110,12 +116,12 @@ class FrameChannel:
     def forward_requests(self, rank: int) -> None:
         """Hand requests to stop that have come so far to `rank`; everything else stays in the inbox."""
         others: list[object] = []
-        while (event := self.transport.inbox.poll()) is not None:
+        while (event := self.inbox.poll()) is not None:
             if isinstance(event, StopRequest):
                 self.send(rank, Kind.STOP_REQUEST, event.reason.encode())
             else:
                 others.append(event)
-        self.transport.inbox.put_back(others)
+        self.inbox.put_back(others)
 
     def expect(self, kind: Kind, seconds: float) -> Frame:
         """The next frame, which must be of `kind`; requests to stop stay in the inbox, anything else is a PsnodeError."""
@@ -129,7 +135,7 @@ class FrameChannel:
                 f"rank {self.rank} waited {seconds:g} s for a {kind.name} frame: the other side is gone or stuck"
             ) from None
         finally:
-            self.transport.inbox.put_back(requests)
+            self.inbox.put_back(requests)
         if not isinstance(event, Frame) or event.kind is not kind:
             what = event.kind.name if isinstance(event, Frame) else type(event).__name__
             raise PsnodeError(f"rank {self.rank} expected a {kind.name} frame and got {what}")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 
 from psnode.errors import DeadlineExceededError, MissingRanksError
-from psnode.transport.base import Arrival, PeerLost, Pending, Transport
-from psnode.transport.sending import MAX_TAG
+from psnode.transport.base import MAX_TAG, Arrival, PeerLost, Pending, Transport
 
 HELLO_TAG = MAX_TAG
 
@@ -19,25 +18,21 @@ def send_hello(transport: Transport, hello: bytes) -> Pending:
 def gather_hello(transport: Transport, hello: bytes, seconds: float) -> dict[int, bytes]:
     """Rank 0's part: returns the words of every rank, rank 0's own `hello` included.
 
-    Events that are no hello stay in the inbox. Raises MissingRanksError naming all that have not reported
-    after `seconds`, or at once naming those that are lost.
+    Raises MissingRanksError naming all that have not reported after `seconds`, or at once naming those that are lost, and the
+    transport's own error if it fails.
     """
-    end = time.monotonic() + seconds
+    inbox, end = transport.inbox(HELLO_TAG), time.monotonic() + seconds
     heard = {transport.rank: hello}
-    others: list[object] = []
-    try:
-        while len(heard) < transport.size:
-            try:
-                event = transport.inbox.wait(end - time.monotonic())
-            except DeadlineExceededError:
-                raise MissingRanksError(set(range(transport.size)) - set(heard), seconds) from None
-            if isinstance(event, Arrival) and event.tag == HELLO_TAG:
-                heard[event.source] = event.data.tobytes()
-                event.release()
-            elif isinstance(event, PeerLost) and event.rank not in heard:
-                raise MissingRanksError([event.rank], seconds)
-            else:
-                others.append(event)
-    finally:
-        transport.inbox.put_back(others)
+    while len(heard) < transport.size:
+        try:
+            event = inbox.wait(end - time.monotonic())
+        except DeadlineExceededError:
+            raise MissingRanksError(set(range(transport.size)) - set(heard), seconds) from None
+        if isinstance(event, Arrival):
+            heard[event.source] = event.data.tobytes()
+            event.release()
+        elif isinstance(event, PeerLost) and event.rank not in heard:
+            raise MissingRanksError([event.rank], seconds)
+        elif isinstance(event, Exception):
+            raise event
     return dict(sorted(heard.items()))

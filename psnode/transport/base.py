@@ -1,12 +1,13 @@
 """Interface of a network: messages between ranks, and a deadline on every wait.
 
-A transport moves opaque byte buffers. It knows nothing of frames, gradients or training.
-Rank 0 is the hub of a star; a transport must carry 0 <-> r for every r and may carry more.
+A transport moves opaque byte buffers, from every rank to every rank. It knows nothing of frames, gradients or training.
+A tag says for which role of a rank a message is: each has an inbox of its own.
 """
 
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -17,11 +18,12 @@ from typing import NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from psnode.errors import DeadlineExceededError
+from psnode.errors import DeadlineExceededError, TransportError
 from psnode.transport.mailbox import Mailbox
 
 Bytes = npt.NDArray[np.uint8]
 Buffer = bytes | bytearray | memoryview | Bytes
+MAX_TAG = 4095
 
 
 class Arrival(NamedTuple):
@@ -37,7 +39,7 @@ class Arrival(NamedTuple):
 
 
 class PeerLost(NamedTuple):
-    """An event in the inbox: rank `rank` will not send any more."""
+    """An event in every inbox: rank `rank` will not send any more."""
 
     rank: int
     reason: str
@@ -94,19 +96,62 @@ class Inbox:
             raise DeadlineExceededError(f"nothing arrived within {seconds:g} s") from None
 
 
+class Inboxes:
+    """The inboxes of one rank, by tag: each is made when it is asked for, or when its first message comes.
+
+    Messages go to the inbox of their tag; losses of peers and a failure of the transport go to all inboxes, also to later ones.
+    """
+
+    def __init__(self) -> None:
+        self._inboxes: dict[int, Inbox] = {}
+        self._told: list[object] = []
+        self._lock = threading.Lock()
+
+    def of(self, tag: int) -> Inbox:
+        """The inbox of `tag`; any thread may ask for it, one thread may read it."""
+        found = self._inboxes.get(tag)
+        return found if found is not None else self._new(tag)
+
+    def _new(self, tag: int) -> Inbox:
+        with self._lock:
+            if (found := self._inboxes.get(tag)) is None:
+                found = Inbox()
+                for event in self._told:
+                    found.post(event)
+                self._inboxes[tag] = found
+            return found
+
+    def deliver(self, arrival: Arrival) -> None:
+        """Put a message where its tag belongs; any thread may call it."""
+        self.of(arrival.tag).post(arrival)
+
+    def tell(self, event: object) -> None:
+        """Put an event into every inbox; any thread may call it."""
+        with self._lock:
+            self._told.append(event)
+            for inbox in self._inboxes.values():
+                inbox.post(event)
+
+
 class Transport(ABC):
     """Point-to-point messages among `size` ranks, of which this end is `rank`, and `local_rank` among those of its host."""
 
     rank: int
     size: int
     local_rank: int
-    inbox: Inbox
+    inboxes: Inboxes
+
+    def inbox(self, tag: int) -> Inbox:
+        """The inbox of this rank's messages with `tag`, 0..4095. A message that nobody reads waits in it."""
+        if not 0 <= tag <= MAX_TAG:
+            raise TransportError(f"tag is {tag}: tags are 0..{MAX_TAG}")
+        return self.inboxes.of(tag)
 
     @abstractmethod
     def send(self, rank: int, tag: int, buffers: Sequence[Buffer]) -> Pending:
         """Queue one message made of `buffers` end to end and return at once.
 
-        Messages between two ranks arrive in the order in which they were sent. `tag` is 0..4095.
+        Messages between two ranks arrive in the order in which they were sent, whatever their tags, which are 0..4095.
         A single contiguous buffer is sent without a copy. Any thread may call it.
         Sending to a lost rank is no error: the message is dropped and the Pending is done.
         """
@@ -119,19 +164,20 @@ class Transport(ABC):
     def close(self, seconds: float = 5.0) -> None:
         """Finish the sends under way, for at most `seconds`, and leave. Idempotent."""
 
-    def poll(self) -> Arrival | None:
-        """The next message if there is one. For callers that post no events of their own."""
-        event = self.inbox.poll()
+    def poll(self, tag: int) -> Arrival | None:
+        """The next message with `tag` if there is one. For callers that post no events of their own."""
+        inbox = self.inbox(tag)
+        event = inbox.poll()
         while event is not None and not isinstance(event, Arrival):
             _raise_if_error(event)
-            event = self.inbox.poll()
+            event = inbox.poll()
         return event
 
-    def wait(self, seconds: float) -> Arrival:
-        """The next message; DeadlineExceededError after `seconds`. For callers that post no events of their own."""
-        end = time.monotonic() + seconds
+    def wait(self, tag: int, seconds: float) -> Arrival:
+        """The next message with `tag`; DeadlineExceededError after `seconds`. For callers that post no events of their own."""
+        inbox, end = self.inbox(tag), time.monotonic() + seconds
         while True:
-            event = self.inbox.wait(end - time.monotonic())
+            event = inbox.wait(end - time.monotonic())
             if isinstance(event, Arrival):
                 return event
             _raise_if_error(event)

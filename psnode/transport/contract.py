@@ -4,8 +4,8 @@
         check(Ranks(transport))
     check_closing(transport)              # last
 
-A check that fails raises ContractError. Rank 0 <-> r is what a transport must carry, so that is what is
-checked; a rank's messages to itself must arrive like any others.
+A check that fails raises ContractError. Every pair of ranks is checked, both ways; a rank's messages to itself must arrive
+like any others.
 """
 
 from __future__ import annotations
@@ -31,33 +31,29 @@ class ContractError(AssertionError):
 
 
 class Ranks:
-    """One rank's view of a group under test: receives by source and tag, whatever order sources arrive in."""
+    """One rank's view of a group under test: receives by source and tag, whatever order sources arrive in.
+
+    `peers`: all ranks, this one first, so that not all of them send to the same one at a time.
+    """
 
     def __init__(self, transport: Transport, big: int = 32 << 20) -> None:
         self.transport, self.big = transport, big
         self.rank, self.size = transport.rank, transport.size
         self._waiting: defaultdict[tuple[int, int], deque[Arrival]] = defaultdict(deque)
+        self.peers = [(self.rank + distance) % self.size for distance in range(self.size)]
         self._meetings = 0
 
-    @property
-    def peers(self) -> range:
-        """Peers of this rank: everybody for rank 0, itself included, and rank 0 for the others."""
-        return range(self.size) if self.rank == 0 else range(1)
-
-    def take(self, source: int, tag: int) -> Arrival:
+    def take(self, source: int, tag: int, seconds: float = SECONDS) -> Arrival:
         """The oldest message from `source` with `tag` that was not taken yet."""
         if self._waiting[source, tag]:
             return self._waiting[source, tag].popleft()
-        end = time.monotonic() + SECONDS
+        end = time.monotonic() + seconds
         while True:
-            arrival = self.transport.wait(end - time.monotonic())
-            if (arrival.source, arrival.tag) == (source, tag):
+            arrival = self.transport.wait(tag, end - time.monotonic())
+            expect(arrival.tag == tag, f"a message with tag {arrival.tag} lay in the inbox of tag {tag}")
+            if arrival.source == source:
                 return arrival
-            self.put_back(arrival)
-
-    def put_back(self, arrival: Arrival) -> None:
-        """Keep a message for a later `take`."""
-        self._waiting[arrival.source, arrival.tag].append(arrival)
+            self._waiting[arrival.source, tag].append(arrival)
 
     def meet(self) -> None:
         """Return when all ranks have called this equally often; nothing unexpected may have arrived by then."""
@@ -116,32 +112,33 @@ def check_big(ranks: Ranks) -> None:
 
 
 def check_order(ranks: Ranks) -> None:
-    """Between two ranks a small message does not overtake a large one, whatever their tags."""
+    """Between two ranks a small message does not overtake a large one, whatever their tags: it comes with all before it."""
     sizes = [(200_000, 8, 70_000, 0, 3000)[i % 5] for i in range(60)]
-    for peer in ranks.peers:
-        for number, nbytes in enumerate(sizes):
+    for number, nbytes in enumerate(sizes):
+        for peer in ranks.peers:
             ranks.transport.send(peer, 10 + number % 3, [pattern(ranks.rank, number, nbytes)])
-    counts = dict.fromkeys(ranks.peers, 0)
-    end = time.monotonic() + SECONDS
-    while sum(counts.values()) < len(sizes) * len(ranks.peers):
-        arrival = ranks.transport.wait(end - time.monotonic())
-        if arrival.tag == _MEET_TAG:
-            ranks.put_back(arrival)
-            continue
-        number = counts[arrival.source]
-        expect(arrival.tag == 10 + number % 3, f"message {number} from rank {arrival.source} was overtaken")
-        expect_pattern(arrival, number, sizes[number])
-        counts[arrival.source] += 1
-        arrival.release()
+    for peer in ranks.peers:
+        for number in range(2, len(sizes), 3):
+            later = ranks.take(peer, 12)
+            for earlier in (number - 2, number - 1):
+                try:
+                    arrival = ranks.take(peer, 10 + earlier % 3, seconds=0)
+                except DeadlineExceededError:
+                    raise ContractError(f"message {earlier} from rank {peer} was overtaken") from None
+                expect_pattern(arrival, earlier, sizes[earlier])
+                arrival.release()
+            expect_pattern(later, number, sizes[number])
+            later.release()
 
 
 def check_many(ranks: Ranks) -> None:
-    """Two thousand small messages each way all arrive."""
-    for number in range(2000):
+    """Two thousand small messages of every rank, to all ranks in turn, all arrive."""
+    count = 2000 // ranks.size
+    for number in range(count):
         for peer in ranks.peers:
             ranks.transport.send(peer, 3, [number.to_bytes(4, "little")])
     for peer in ranks.peers:
-        for number in range(2000):
+        for number in range(count):
             arrival = ranks.take(peer, 3)
             expect(
                 int.from_bytes(arrival.data.tobytes(), "little") == number, f"small message {number} from rank {peer} is wrong"
@@ -158,6 +155,33 @@ def check_tags(ranks: Ranks) -> None:
             expect(ranks.take(peer, tag).data.tobytes() == b"%d" % tag, f"tag {tag} was not carried")
     for rank, tag in ((0, -1), (0, 4096), (-1, 0), (ranks.size, 0)):
         _expect_refused(partial(ranks.transport.send, rank, tag, [b""]), f"rank {rank}, tag {tag}")
+    for tag in (-1, 4096):
+        _expect_refused(partial(ranks.transport.inbox, tag), f"the inbox of tag {tag}")
+
+
+def check_inboxes(ranks: Ranks) -> None:
+    """Readers of two tags wait at the same time, and each gets all messages of its own tag and no other."""
+    found: dict[int, list[str]] = {30: [], 31: []}
+
+    def read(tag: int) -> None:
+        for _ in range(100 * ranks.size):
+            arrival = ranks.transport.wait(tag, SECONDS)
+            found[tag].append(arrival.data.tobytes().decode())
+
+    readers = [threading.Thread(target=read, args=(tag,)) for tag in found]
+    for reader in readers:
+        reader.start()
+    for number in range(100):
+        for peer in ranks.peers:
+            for tag in found:
+                ranks.transport.send(peer, tag, [f"{ranks.rank} {tag} {number}".encode()])
+    for reader in readers:
+        reader.join()
+    for tag, words in found.items():
+        for peer in ranks.peers:
+            of_peer = [word for word in words if word.startswith(f"{peer} ")]
+            expect(of_peer == [f"{peer} {tag} {number}" for number in range(100)], f"the reader of tag {tag} got other messages")
+        expect(ranks.transport.poll(tag) is None, f"more came with tag {tag} than was sent")
 
 
 def check_buffers(ranks: Ranks) -> None:
@@ -226,25 +250,19 @@ def check_threads(ranks: Ranks) -> None:
 
 def check_deadline(ranks: Ranks) -> None:
     """Waiting for what does not come ends with DeadlineExceededError, not early and not much too late."""
-    if ranks.rank == 0:  # first rank 0, then the others: nobody sends while somebody listens
-        _listen_in_vain(ranks.transport)
-        for peer in range(1, ranks.size):
-            ranks.transport.send(peer, 7, [b"your turn"])
-    else:
-        ranks.take(0, 7)
-        _listen_in_vain(ranks.transport)
-
-
-def _listen_in_vain(transport: Transport) -> None:
+    for peer in ranks.peers:
+        ranks.transport.send(peer, 7, [b"not for that reader"])
     began = time.monotonic()
     try:
-        transport.wait(0.2)
+        ranks.transport.wait(8, 0.2)
     except DeadlineExceededError:
         waited = time.monotonic() - began
         expect(0.19 <= waited < SECONDS, f"a wait of .2 s took {waited:.3f} s")
     else:
         raise ContractError("a message arrived that nobody sent")
-    expect(transport.poll() is None, "poll found a message that nobody sent")
+    expect(ranks.transport.poll(8) is None, "poll found a message that nobody sent")
+    for peer in ranks.peers:
+        ranks.take(peer, 7)
 
 
 def check_alive(ranks: Ranks) -> None:
@@ -268,6 +286,7 @@ CHECKS: tuple[Callable[[Ranks], None], ...] = (
     check_order,
     check_many,
     check_tags,
+    check_inboxes,
     check_buffers,
     check_reuse_by_sender,
     check_reuse_by_receiver,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from psnode.errors import TransportError
-from psnode.transport.base import Arrival, Buffer, Inbox, PeerLost, Pending, Transport
+from psnode.transport.base import Arrival, Buffer, Inboxes, PeerLost, Pending, Transport
 from psnode.transport.pool import Pool
 from psnode.transport.sending import Send, check_address, lay_out
 
@@ -23,10 +23,10 @@ def loopback_group(size: int) -> list[LoopbackTransport]:
 
 
 class LoopbackTransport(Transport):
-    """Puts a copy of each message into the receiver's inbox: later changes of the sender's buffers are not seen."""
+    """Puts a copy of each message into an inbox of the receiver: later changes of the sender's buffers are not seen."""
 
     def __init__(self, rank: int, size: int, group: list[LoopbackTransport], pool: Pool) -> None:
-        self.rank, self.size, self.inbox = rank, size, Inbox()
+        self.rank, self.size, self.inboxes = rank, size, Inboxes()
         self.local_rank = rank
         self._group, self._pool = group, pool
         self._closed = self._dead = False
@@ -37,7 +37,7 @@ class LoopbackTransport(Transport):
             raise TransportError(f"rank {self.rank} has closed its transport: nothing more can be sent")
         if not self._group[rank]._closed:
             block = lay_out(buffers, self._pool, copy=True)
-            self._group[rank].inbox.post(Arrival(self.rank, tag, block.data, block.release))
+            self._group[rank].inboxes.deliver(Arrival(self.rank, tag, block.data, block.release))
         sent = Send()
         sent.finish()
         return sent
@@ -49,10 +49,10 @@ class LoopbackTransport(Transport):
         self._closed = True
 
     def die(self, reason: str) -> None:
-        """Leave as a process that crashes does: every other rank finds a PeerLost in its inbox."""
+        """Leave as a process that crashes does: every other rank finds a PeerLost in its inboxes."""
         if self._closed:
             return
         self._closed = self._dead = True
         for peer in self._group:
             if peer is not self:
-                peer.inbox.post(PeerLost(self.rank, reason))
+                peer.inboxes.tell(PeerLost(self.rank, reason))

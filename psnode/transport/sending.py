@@ -8,10 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from psnode.errors import DeadlineExceededError, TransportError
-from psnode.transport.base import Buffer, Bytes, Pending
+from psnode.transport.base import MAX_TAG, Buffer, Bytes, Pending
 from psnode.transport.pool import Block, Pool
-
-MAX_TAG = 4095
 
 
 class Send(Pending):

@@ -28,7 +28,7 @@ def work(
     Of `config` only the deadlines are used, until the master's has come. Errors here are reported to the master,
     which speaks for all and may go on with the others. Raises TransportError when the master is gone.
     """
-    link = FrameChannel(transport)
+    link = FrameChannel(transport, watched={0})
     send_hello(transport, hello)
     if not _takes_part(link, config, make_task, torch_lock):
         _wait_for_end(link, config.pause_deadline)

@@ -105,7 +105,7 @@ class Lying(Transport):
     """A worker's end that replaces its frames of one kind by lies, from `step` on and at most `most` of them."""
 
     def __init__(self, end: Transport, lie: Lie, step: int, kind: Kind = Kind.GRADIENT, most: int = 1 << 30) -> None:
-        self.rank, self.size, self.inbox, self.local_rank = end.rank, end.size, end.inbox, end.local_rank
+        self.rank, self.size, self.inboxes, self.local_rank = end.rank, end.size, end.inboxes, end.local_rank
         self._end, self._lie, self._step, self._kind, self._most = end, lie, step, kind, most
 
     def send(self, rank: int, tag: int, buffers: Sequence[Buffer]) -> Pending:

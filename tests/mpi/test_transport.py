@@ -93,6 +93,7 @@ def test_an_idle_rank_uses_little_of_a_core(mpirun: Any) -> None:
 def test_a_failure_of_the_mpi_thread_reaches_its_owner(mpirun: Any) -> None:
     job = mpirun(2, [PROGRAM, "broken"], fault_tolerant=True)
     assert "heard: MPI failed on rank 1: " in job.out, job
+    assert "heard by another role: MPI failed on rank 1: " in job.out, job
     assert "not sent: " in job.out, job
     assert "refused: MPI failed on rank 1: " in job.out, job
     assert "clean True" not in job.out

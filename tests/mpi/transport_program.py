@@ -36,9 +36,9 @@ def death() -> None:
     transport = mpi.start()
     say("up", transport.rank)
     if transport.rank:
-        while (arrival := transport.inbox.wait(30)) is not None:
+        while (arrival := transport.inbox(1).wait(30)) is not None:
             if isinstance(arrival, Arrival):
-                if arrival.tag == 2:
+                if arrival.data.tobytes() == b"end":
                     break
                 transport.send(0, 1, [arrival.data.tobytes() * 1000])
     else:
@@ -57,9 +57,10 @@ def _lead_through_death(mpi_transport: mpi.MpiTransport) -> None:
         transport.send(worker, 1, [b"x" * 1000])
     end = time.monotonic() + 30
     while lost is None or answers < 200:
-        event = transport.inbox.wait(end - time.monotonic())
+        event = transport.inbox(1).wait(end - time.monotonic())
         if isinstance(event, PeerLost):
             lost, answers = event.rank, 0
+            assert transport.inbox(2).wait(30) == event  # every role of a rank learns it
             say("lost", event.rank, "at", time.time(), "alive", *sorted(transport.alive()))
             assert transport.send(event.rank, 1, [b"to the dead"] * 2).wait(5) is None
         elif isinstance(event, Arrival):
@@ -69,14 +70,14 @@ def _lead_through_death(mpi_transport: mpi.MpiTransport) -> None:
             transport.send(event.source, 1, [b"x" * 1000])
     say("answers after the loss", answers)
     for worker in transport.alive() - {0}:
-        transport.send(worker, 2, [b"end"])
+        transport.send(worker, 1, [b"end"])
 
 
 def orphans() -> None:
     """Rank 0 is killed from outside: the workers learn it and leave in time."""
     transport = mpi.start()
     say("up", transport.rank)
-    event = transport.inbox.wait(30)
+    event = transport.inbox(0).wait(30)
     say(f"rank {transport.rank}:", event)
     began = time.monotonic()
     transport.close(10.0)
@@ -130,9 +131,13 @@ def broken() -> None:
         pending = transport.send(0, 0, [bytes(10_000_000)])
         transport._body.order(Call(lambda module: module.COMM_WORLD.Send([b"", module.BYTE], 99)))
         try:
-            transport.wait(20)
+            transport.wait(0, 20)
         except TransportError as error:
             say("heard:", error)
+        try:
+            transport.wait(1, 20)
+        except TransportError as error:
+            say("heard by another role:", error)
         try:
             pending.wait(5)
         except TransportError as error:
@@ -151,7 +156,7 @@ def abort() -> None:
     transport = mpi.start()
     if transport.rank == 1:
         transport.abort(7)
-    transport.wait(60)
+    transport.wait(0, 60)
 
 
 def stays() -> None:
@@ -174,7 +179,8 @@ def malformed(part: str, nbytes: str) -> None:
     elif transport.rank == 2:
         transport.send(0, 3, [b"all is well"])
     else:
-        for event in sorted((transport.inbox.wait(20), transport.inbox.wait(20)), key=lambda event: type(event).__name__):
+        inbox = transport.inbox(3)
+        for event in sorted((inbox.wait(20), inbox.wait(20)), key=lambda event: type(event).__name__):
             say(event.data.tobytes() if isinstance(event, Arrival) else event)
         say("alive", *sorted(transport.alive()))
         transport.send(1, 0, [b"dropped"]).wait(1)

@@ -204,8 +204,8 @@ def test_the_barrier_returns_what_everybody_said_and_leaves_other_messages_alone
     ends[2].send(0, 5, [b"second"])
     send_hello(ends[1], b"one")
     assert gather_hello(ends[0], b"zero", 5.0) == {0: b"zero", 1: b"one", 2: b"two"}
-    assert ends[0].wait(1).data.tobytes() == b"first"
-    assert ends[0].wait(1).data.tobytes() == b"second"
+    assert ends[0].wait(5, 1).data.tobytes() == b"first"
+    assert ends[0].wait(5, 1).data.tobytes() == b"second"
 
 
 def test_the_barrier_names_all_who_are_missing_once_the_time_is_over() -> None:
@@ -237,11 +237,11 @@ def test_events_put_back_come_first_and_in_their_order() -> None:
 
 def test_an_exception_in_the_inbox_is_raised_to_who_waits() -> None:
     end = loopback_group(1)[0]
-    end.inbox.post(RuntimeError("a thread of mine failed"))
+    end.inbox(0).post(RuntimeError("a thread of mine failed"))
     with pytest.raises(RuntimeError, match="of mine"):
-        end.wait(1)
-    end.inbox.post(RuntimeError("again"))
+        end.wait(0, 1)
+    end.inbox(0).post(RuntimeError("again"))
     with pytest.raises(RuntimeError, match="again"):
-        end.poll()
+        end.poll(0)
     end.send(0, 0, [b"x"])
-    assert isinstance(end.inbox.poll(), Arrival)
+    assert isinstance(end.inbox(0).poll(), Arrival)

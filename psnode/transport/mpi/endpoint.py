@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from psnode.errors import ConfigurationError, DeadlineExceededError, MissingRanksError, TransportError
-from psnode.transport.base import Arrival, Buffer, Inbox, Pending, Transport
+from psnode.transport.base import Arrival, Buffer, Inboxes, Pending, Transport
 from psnode.transport.mpi.pieces import DEFAULT_PIECE_BYTES
 from psnode.transport.mpi.thread import Call, MpiThread
 from psnode.transport.mpi.traffic import Message
@@ -42,8 +42,8 @@ def start(*, seconds: float = 60.0, piece_bytes: int = DEFAULT_PIECE_BYTES, pool
     """
     if not 1 <= piece_bytes <= DEFAULT_PIECE_BYTES:
         raise ConfigurationError(f"piece_bytes is {piece_bytes}: choose 1..{DEFAULT_PIECE_BYTES}")
-    inbox, pool = Inbox(), Pool(pool_bytes)
-    body = MpiThread(_load(), inbox, pool, piece_bytes)
+    inboxes, pool = Inboxes(), Pool(pool_bytes)
+    body = MpiThread(_load(), inboxes, pool, piece_bytes)
     thread = threading.Thread(target=body.run, name="psnode-mpi", daemon=True)
     thread.start()
     if not body.started.wait(seconds):
@@ -52,7 +52,7 @@ def start(*, seconds: float = 60.0, piece_bytes: int = DEFAULT_PIECE_BYTES, pool
         raise DeadlineExceededError(f"MPI_Init did not return within {seconds:g} s: some rank has not started")
     if body.error is not None:
         raise TransportError(f"MPI could not be started: {body.error}") from body.error
-    return MpiTransport(body, inbox, pool)
+    return MpiTransport(body, inboxes, pool)
 
 
 def _load() -> Any:
@@ -77,8 +77,8 @@ class MpiTransport(Transport):
     handlers of MPI libraries wait for the others.
     """
 
-    def __init__(self, body: MpiThread, inbox: Inbox, pool: Pool) -> None:
-        self.rank, self.size, self.inbox = body.traffic.rank, body.traffic.size, inbox
+    def __init__(self, body: MpiThread, inboxes: Inboxes, pool: Pool) -> None:
+        self.rank, self.size, self.inboxes = body.traffic.rank, body.traffic.size, inboxes
         self.local_rank = body.local_rank
         self.clean = False
         self._body, self._pool = body, pool
@@ -90,7 +90,7 @@ class MpiTransport(Transport):
         send = Send()
         if rank == self.rank:
             block = lay_out(buffers, self._pool, copy=True)
-            self.inbox.post(Arrival(rank, tag, block.data, block.release))
+            self.inboxes.deliver(Arrival(rank, tag, block.data, block.release))
             send.finish()
         else:
             self._body.order(Message(rank, tag, lay_out(buffers, self._pool, copy=False), send))

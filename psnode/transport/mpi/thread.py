@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from psnode.errors import TransportError
-from psnode.transport.base import Inbox
+from psnode.transport.base import Inboxes
 from psnode.transport.mailbox import Mailbox
 from psnode.transport.mpi.environment import job_name, local_rank, on_one_host, place
 from psnode.transport.mpi.listening import Listener, Woken, can_listen
@@ -36,13 +36,13 @@ class MpiThread:
 
     traffic: Traffic
 
-    def __init__(self, mpi: Any, inbox: Inbox, pool: Pool, piece_bytes: int) -> None:
+    def __init__(self, mpi: Any, inboxes: Inboxes, pool: Pool, piece_bytes: int) -> None:
         self.started, self.ended = threading.Event(), threading.Event()
         self.error: Exception | None = None
         self.agreed = False
         self.local_rank = 0
         self._orders: Mailbox[Message | Call | None] = Mailbox()
-        self._mpi, self._inbox, self._pool, self._piece_bytes = mpi, inbox, pool, piece_bytes
+        self._mpi, self._inboxes, self._pool, self._piece_bytes = mpi, inboxes, pool, piece_bytes
         self._closing_deadline: float | None = None
         self._listener: Listener | None = None
         self._listening = False
@@ -78,7 +78,7 @@ class MpiThread:
                 finalize(self._mpi)
         except Exception as error:
             self.agreed, self.error = False, error
-            self._inbox.post(TransportError(f"MPI failed on rank {_rank()}: {type(error).__name__}: {error}"))
+            self._inboxes.tell(TransportError(f"MPI failed on rank {_rank()}: {type(error).__name__}: {error}"))
         finally:
             if hasattr(self, "traffic"):
                 self.traffic.give_up(self.error)
@@ -97,7 +97,7 @@ class MpiThread:
             raise TransportError("MPI was initialised without thread support: initialise it with MPI_THREAD_SERIALIZED or more")
         self.local_rank = _local_rank(mpi)
         knock = self._listener.knock if self._listener is not None else _nobody_listens
-        self.traffic = Traffic(mpi, self._inbox, self._pool, self._piece_bytes, knock)
+        self.traffic = Traffic(mpi, self._inboxes, self._pool, self._piece_bytes, knock)
         return owner
 
     def _poll_until_closed(self) -> None:

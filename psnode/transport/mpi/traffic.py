@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from psnode.errors import TransportError
-from psnode.transport.base import Arrival, Bytes, Inbox, PeerLost
+from psnode.transport.base import Arrival, Bytes, Inboxes, PeerLost
 from psnode.transport.mpi.deaths import Deaths
 from psnode.transport.mpi.farewell import Farewell
 from psnode.transport.mpi.incoming import Incoming
@@ -39,9 +39,9 @@ class Message(NamedTuple):
 class Traffic:
     """`mpi` is the module mpi4py.MPI, initialised. `sent(rank)` is called after each MPI message to `rank`."""
 
-    def __init__(self, mpi: Any, inbox: Inbox, pool: Pool, piece_bytes: int, sent: Callable[[int], object]) -> None:
+    def __init__(self, mpi: Any, inboxes: Inboxes, pool: Pool, piece_bytes: int, sent: Callable[[int], object]) -> None:
         self._mpi, self._world = mpi, mpi.COMM_WORLD
-        self._inbox, self._pool, self._piece_bytes, self._sent = inbox, pool, piece_bytes, sent
+        self._inboxes, self._pool, self._piece_bytes, self._sent = inboxes, pool, piece_bytes, sent
         self._world.Set_errhandler(mpi.ERRORS_RETURN)
         self.rank, self.size = self._world.Get_rank(), self._world.Get_size()
         self.alive = frozenset(range(self.size))
@@ -100,7 +100,7 @@ class Traffic:
         for rank, (deadline, reason) in list(self._dying.items()):
             if not self._incoming[rank].busy or time.monotonic() > deadline:
                 del self._dying[rank]
-                self._inbox.post(PeerLost(rank, reason))
+                self._inboxes.tell(PeerLost(rank, reason))
 
     @property
     def dying(self) -> bool:
@@ -150,7 +150,7 @@ class Traffic:
         if part is Fragment.FAREWELL:
             self._farewell.hear(source)
         else:
-            self._inbox.post(Arrival(source, tag, block.data, block.release))
+            self._inboxes.deliver(Arrival(source, tag, block.data, block.release))
 
     def _lose(self, rank: int, reason: str) -> None:
         """Send nothing more to `rank`; messages that have come from it are still delivered, then its loss is announced."""
