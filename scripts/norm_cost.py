@@ -17,6 +17,8 @@ import numpy as np
 
 from psnode.codecs import get_codec
 from psnode.codecs.rng import Key
+from psnode.codecs.sinks import Added
+from psnode.codecs.sources import Difference
 
 SIZE, TURNS, WORKERS = 11_200_000, 15, 4
 
@@ -28,19 +30,19 @@ def seconds(act: Callable[[], object]) -> float:
     return time.thread_time() - began
 
 
-def cost(spec: str) -> str:
-    """A line for a codec."""
+def cost(spec: str, size: int = SIZE) -> str:
+    """A line for a codec, with `size` values."""
     rng = np.random.default_rng(1)
     codec, down = get_codec(spec), get_codec("topk:ratio=0.005+fp16")
-    payload = codec.encode(rng.standard_normal(SIZE).astype(np.float32), Key.derive(1))
-    total, weights, replica, room = (np.zeros(SIZE, np.float32) for _ in range(4))
+    payload = codec.encode(rng.standard_normal(size).astype(np.float32), Key.derive(1))
+    total, weights, replica, room = (np.zeros(size, np.float32) for _ in range(4))
 
     def rest() -> None:
         np.subtract(weights, np.multiply(total, np.float32(0.01), out=room), out=weights)
         if spec == "identity":
             np.copyto(replica, weights)
         else:
-            down.encode_change(weights, replica, Key.derive(2), scratch=room)
+            down.encode(Difference(weights, replica, room), Key.derive(2), sink=Added(replica))
 
     works = {
         "plain": lambda: codec.decode_add(payload, total),
