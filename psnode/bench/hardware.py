@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from datetime import UTC, datetime
 from pathlib import Path
+
+from psnode.config.cores import usable_cores
 
 _USUAL_CACHE = 32 << 20
 
@@ -15,7 +16,7 @@ def hardware() -> dict[str, str | int]:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpu": _cpu(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "cores": usable_cores(),
         "cache": last_level_cache(),
         "system": platform.platform(),
         "python": platform.python_version(),

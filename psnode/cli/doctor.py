@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+from psnode.config.cores import usable_cores
 from psnode.errors import ConfigurationError
 from psnode.jobs.launch import find_mpirun
 
@@ -125,9 +126,8 @@ def _cache() -> Finding:
 
 
 def _cores() -> Finding:
-    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     limit = os.environ.get("OMP_NUM_THREADS")
-    return Finding("cores", "ok", f"{mine} of {os.cpu_count()}" + (f", OMP_NUM_THREADS={limit}" if limit else ""))
+    return Finding("cores", "ok", f"{usable_cores()} of {os.cpu_count()}" + (f", OMP_NUM_THREADS={limit}" if limit else ""))
 
 
 def _mpi() -> Iterator[Finding]:

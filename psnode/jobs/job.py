@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import psnode
 from psnode.config import Config
+from psnode.config.cores import usable_cores
 from psnode.errors import ConfigurationError, PsnodeError
 from psnode.protocol.channel import TAG, StopRequest
 from psnode.protocol.messages import Hello
@@ -147,9 +148,8 @@ def _hello() -> bytes:
 
 def _default_threads(config: Config) -> int:
     """Cores of this host divided by the ranks that share it; local workers take turns and may use all."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     ranks = 1 if config.local is not None else int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
-    return max(1, cores // ranks)
+    return max(1, usable_cores() // ranks)
 
 
 def _limit_threads(threads: int) -> None:

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from psnode.config.cores import usable_cores
 from psnode.errors import ConfigurationError, MissingRanksError, StoppedError
 from psnode.jobs.supervision import Ended, supervise
 from psnode.records.directory import CONFIG
@@ -155,7 +156,7 @@ def _open_mpi_options(
         for name in environment:
             if name.startswith("PSNODE_") or name == "OMP_NUM_THREADS":
                 yield from ("-x", name)
-    elif ranks > _cores():
+    elif ranks > usable_cores():
         yield "--oversubscribe"
 
 
@@ -191,7 +192,3 @@ def _output(command: list[str]) -> str:
         return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False, stdin=subprocess.DEVNULL).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigurationError(f"{command[0]} cannot be run ({error}): check the MPI installation") from None
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import queue
 import threading
 from collections.abc import Callable
 
+from psnode.config.cores import usable_cores
 from psnode.transport.base import Inbox
 
 Work = Callable[[], object]
@@ -22,8 +22,7 @@ _MOST = 4
 
 def lane_count(groups: int) -> int:
     """As many lanes as there are cores to spare beside the transport's thread, at most one a group."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(_MOST, cores - 1, groups))
+    return max(1, min(_MOST, usable_cores() - 1, groups))
 
 
 class GroupExecutor:
