@@ -60,7 +60,8 @@ def _control() -> dict[int, bytes]:
     found: dict[int, bytes] = dict.fromkeys(kind, b"SIGTERM")
     found[kind.HELLO] = messages.Hello("host", 7, "1").to_bytes()
     found[kind.CONFIG] = messages.Setup({"lr": 0.1, "seed": 1}, {"name": "qsgd"}, "runs/x", "mark").to_bytes()
-    found[kind.READY] = messages.Ready([["a", [3, 4]], ["b", []]], ["b", "a"], 100, True).to_bytes()
+    tensors, backward = [["a", [3, 4]], ["b", []]], [["b", 0.5], ["a", 1.5]]
+    found[kind.READY] = messages.Ready(tensors, backward, 100, True, host="a", cores=2).to_bytes()
     found[kind.PLAN] = messages.Start({"tensors": []}, JOB, 3, 10, 5, None, False).to_bytes()
     found[kind.RESHARD] = messages.Reshard([1, 3], 5, 2, -1, 10).to_bytes()
     found[kind.REPORT] = messages.Report(0.5, 8, {"top1": 3.0}, 0.1, 0.1, 0.1, None, 12345).to_bytes()

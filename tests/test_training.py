@@ -5,7 +5,9 @@ from __future__ import annotations
 import fcntl
 import itertools
 import json
+import os
 import shutil
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -180,6 +182,15 @@ def test_a_run_leaves_what_the_documentation_says(tmp_path: Path) -> None:
     assert described["workers"] == 2
     assert described["config"]["scheme"] == "qsgd"
     assert "torch" in described["versions"]
+    machines = json.loads((train_dir / "machines.json").read_bytes())
+    here = {"host": socket.gethostname(), "cores": len(os.sched_getaffinity(0))}
+    assert list(machines["ranks"]) == ["0", "1", "2"]
+    assert all({"host": found["host"], "cores": found["cores"]} == here for found in machines["ranks"].values())
+    assert {found["arithmetic"]["aten"] for found in machines["ranks"].values()} == {torch.backends.cpu.get_cpu_capability()}
+    layers = dict.fromkeys(name.split(".")[0] for name, _ in Classification("LeNet", "digits", seed=1).model().named_parameters())
+    assert list(dict.fromkeys(name.split(".")[0] for name in machines["backward"])) == list(layers)[::-1]
+    seconds = list(machines["backward"].values())
+    assert seconds == sorted(seconds) and seconds[0] >= 0
     trace = json.loads((train_dir / "timeline.json").read_bytes())["traceEvents"]
     assert {event["pid"] for event in trace} == {0, 1, 2}
     assert {"forward_backward", "decode", "update", "downlink"} <= {event["name"] for event in trace}

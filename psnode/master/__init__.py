@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
 
 import torch
 
 from psnode.config import Config
 from psnode.config.schemes import Scheme
 from psnode.errors import CheckpointError, PsnodeError, StoppedError
+from psnode.exchange.machine import Machine
 from psnode.exchange.shard.downlink import Downlink
 from psnode.exchange.shard.executor import GroupExecutor, lane_count
 from psnode.exchange.shard.optimizer import Constraint, Parameters
@@ -34,11 +35,12 @@ from psnode.master.star import DownlinkNotice
 from psnode.master.startup import gather_ready, job_digest, plan_for, restore, send_start
 from psnode.plan.groups import Plan
 from psnode.protocol.channel import FrameChannel, RemoteFailureError
-from psnode.protocol.messages import Failure
+from psnode.protocol.messages import Failure, Ready
 from psnode.protocol.wire import Kind
 from psnode.records.checkpoint import LATEST, Checkpoint, complete, step_of, worker_file
 from psnode.records.directory import RunDirectory, claim
 from psnode.records.history import History
+from psnode.records.machines import write_machines
 from psnode.records.metrics import METRICS, RunLog, Summary, compression_ratio, losses, peak_memory, totals
 from psnode.records.retention import why_unsound
 from psnode.records.timeline import Tracer, write_timeline
@@ -130,6 +132,7 @@ def _run(
     lacking = what_to_send(ready, model, run.resume_point.checkpoint)
     job = job_digest(config, scheme, plan, run.mark)
     run.begin(plan, len(workers))
+    _write_machines(run, ready)
     send_start(
         link, run, plan, ready, epochs,
         workers=len(workers), job=job, last_step=sharding.last_of_workers, model=model, lacking=lacking,
@@ -212,6 +215,13 @@ def _run(
     _tell_of_the_end(master)
     link.send(ranks, Kind.END)
     return code
+
+
+def _write_machines(run: RunDirectory, ready: Mapping[int, Ready]) -> None:
+    found = {rank: Machine(answer.host, answer.cores, answer.arithmetic) for rank, answer in ready.items()}
+    backward = ready[min(ready)].backward
+    ranks = {rank: asdict(machine) for rank, machine in {0: Machine.here(), **found}.items()}
+    write_machines(run.path, ranks, None if backward is None else dict(backward))
 
 
 def _tell_of_the_start(events: Events, run: RunDirectory, workers: range) -> None:

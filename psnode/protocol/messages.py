@@ -4,7 +4,7 @@ Start of a job, master M and worker W (docs/architecture.md):
 
     W HELLO   "host, process, version"
     M CONFIG  the resolved configuration and scheme, and a mark to find in the run's directory if that is shared
-    W READY   the model's tensors; from worker 1 also the order in which their gradients finish
+    W READY   the model's tensors, and where they are computed; from worker 1 also when their gradients finish
     M PLAN    segments and groups, and the version to start from; then WEIGHTS, a frame a group
 """
 
@@ -15,6 +15,7 @@ import math
 import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from itertools import pairwise
 from typing import Any, Self, cast
 
 import numpy as np
@@ -142,26 +143,56 @@ def _is_content(value: object) -> bool:
     return isinstance(value, list) and len(value) == 3 and _is_integer(value[2]) and _is_tensor(value[:2])
 
 
+def _is_timed(value: object) -> bool:
+    """True if `value` is [name, seconds], and the seconds are finite."""
+    return isinstance(value, list) and len(value) == 2 and _is_name(value[0]) and _is_real(value[1]) and math.isfinite(value[1])
+
+
+def _is_arithmetic(value: Mapping[str, Any]) -> bool:
+    """True if `value` has exactly the entries of psnode.exchange.machine.Machine.arithmetic."""
+    return value.keys() == {"fma", "aten"} and isinstance(value["fma"], bool) and _is_name(value["aten"])
+
+
 @dataclass(frozen=True)
 class Ready(_Message):
-    """READY: `tensors` [[name, shape], ...] in the model's order; `order` their names as gradients finish.
+    """READY: `tensors` [[name, shape], ...] in the model's order; `backward` [[name, seconds], ...] as their gradients finish.
 
-    `contents`: of every parameter and buffer, trained or not, dtype, shape and the xxh3_64 of its bytes, by name. As `order`,
+    The seconds are those from the beginning of a backward pass; a tensor that it leaves without a gradient has those of the end.
+    `contents`: of every parameter and buffer, trained or not, dtype, shape and the xxh3_64 of its bytes, by name. As `backward`,
     only worker 1 knows `late`, the parameters whose gradient one pass adds to repeatedly, and `waits`: why forward passes have
-    to wait for all weights, empty if they need not.
+    to wait for all weights, empty if they need not. `host`, `cores` and `arithmetic` as in psnode.exchange.machine.
     """
 
     tensors: list[Any]
-    order: list[str] | None
+    backward: list[Any] | None
     examples: int
     shared_directory: bool
     contents: dict[str, Any] = field(default_factory=dict)
     late: list[str] = field(default_factory=list)
     waits: str = ""
+    host: str = ""
+    cores: int = 1
+    arithmetic: dict[str, Any] = field(default_factory=lambda: {"fma": False, "aten": "DEFAULT"})
+
+    @property
+    def order(self) -> list[str] | None:
+        """The names of the tensors in the order in which their gradients finish; None if this is not worker 1's."""
+        return None if self.backward is None else [name for name, _ in self.backward]
 
     def _is_sound(self) -> bool:
         known = all(_is_name(name) and _is_content(value) for name, value in self.contents.items())
-        return self.examples >= 0 and all(map(_is_tensor, self.tensors)) and known
+        sizes = self.examples >= 0 and self.cores >= 1 and _is_name(self.host)
+        return sizes and all(map(_is_tensor, self.tensors)) and known and self._is_timed() and _is_arithmetic(self.arithmetic)
+
+    def _is_timed(self) -> bool:
+        """True if `backward` is None, or holds each tensor once, with seconds that never fall."""
+        if self.backward is None:
+            return True
+        if not all(map(_is_timed, self.backward)):
+            return False
+        seconds = [float(after) for _, after in self.backward]
+        names = sorted(name for name, _ in self.backward)
+        return names == sorted(name for name, _ in self.tensors) and all(a <= b for a, b in pairwise([0.0, *seconds]))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from psnode.errors import ConfigurationError, NonFiniteLossError
 from psnode.protocol.messages import unreportable
 from psnode.task import Batch, Task
 from psnode.tasks.device import to_device
-from psnode.worker.hooks import GroupHooks
+from psnode.worker.hooks import BackwardWatch
 
 _DROPOUT = 2  # purpose in the seed of torch's generator
 
@@ -89,7 +89,7 @@ class Computation:
         self,
         step: int,
         batches: Sequence[Batch],
-        hooks: GroupHooks | None,
+        hooks: BackwardWatch | None,
         *,
         first_forward: AbstractContextManager[Any] | None = None,
         settled: Callable[[], bool] | None = None,

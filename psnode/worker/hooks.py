@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -104,38 +105,73 @@ def _groups_of_tensors(plan: Plan) -> dict[str, list[int]]:
     return found
 
 
+class BackwardWatch(Protocol):
+    """Whoever is told when a backward pass begins and ends."""
+
+    def arm(self) -> None:
+        """It begins now."""
+
+    def flush(self) -> None:
+        """It is over."""
+
+
 class Finish(NamedTuple):
-    """Order in which a backward pass finishes gradients: the parameters' names in that order, and which of them it adds to
-    repeatedly.
+    """Seconds from the beginning of a backward pass until it has finished each parameter's gradient, by name and in that order,
+    and the names of those that it adds to repeatedly.
     """
 
-    order: list[str]
+    seconds: dict[str, float]
     late: list[str]
 
 
-def finish_order(parameters: Mapping[str, nn.Parameter], backward: Callable[[], object]) -> Finish:
-    """The names of `parameters` in the order in which `backward` finishes their gradients, unused ones last.
+class _Stopwatch:
+    """Seconds between the beginning of a backward pass and now, or its end."""
 
-    Reentrant checkpointing adds to the gradient of a parameter once for every segment that uses it. Gradients are
-    cleared afterwards. ConfigurationError for sparse gradients.
+    def __init__(self) -> None:
+        self._begun = time.perf_counter()
+        self._ended: float | None = None
+
+    def arm(self) -> None:
+        self._begun = time.perf_counter()
+
+    def flush(self) -> None:
+        self._ended = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        return (time.perf_counter() if self._ended is None else self._ended) - self._begun
+
+
+def finish_times(parameters: Mapping[str, nn.Parameter], backward: Callable[[BackwardWatch], object]) -> Finish:
+    """Times at which the backward pass of `backward`, which is handed a watch to tell of it, finishes gradients of `parameters`.
+
+    Unused ones come last, with the seconds of the whole pass. On a GPU each gradient is waited for. Reentrant checkpointing adds
+    to the gradient of a parameter once for every segment that uses it. Gradients are cleared afterwards. ConfigurationError for
+    sparse gradients.
     """
     times: dict[str, int] = {}
+    seconds: dict[str, float] = {}
+    watch = _Stopwatch()
 
     def hook(name: str) -> Callable[[torch.Tensor], None]:
         def record(parameter: torch.Tensor) -> None:
             if parameter.grad is not None and parameter.grad.layout is not torch.strided:
                 raise ConfigurationError(f"parameter {name} has sparse gradients: use a dense embedding (sparse=False)")
-            times[name] = times.pop(name, 0) + 1
+            if parameter.is_cuda:
+                torch.cuda.synchronize(parameter.device)
+            times[name] = times.get(name, 0) + 1
+            seconds.pop(name, None)
+            seconds[name] = watch.seconds
 
         return record
 
     handles = [_on_accumulated(parameter, hook(name)) for name, parameter in parameters.items()]
     try:
-        backward()
+        backward(watch)
     finally:
         for handle in handles:
             handle.remove()
         for parameter in parameters.values():
             parameter.grad = None
-    order = [*times, *(name for name in parameters if name not in times)]
-    return Finish(order, [name for name, count in times.items() if count > 1])
+    seconds |= {name: watch.seconds for name in parameters if name not in seconds}
+    return Finish(seconds, [name for name in seconds if times.get(name, 0) > 1])

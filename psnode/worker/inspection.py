@@ -24,14 +24,17 @@ from psnode.task import Batch
 from psnode.tasks import inventory
 from psnode.worker.computation import Computation
 from psnode.worker.first_use import FirstUse
-from psnode.worker.hooks import Finish, finish_order
+from psnode.worker.hooks import Finish, finish_times
 
 
 @dataclass(frozen=True)
 class Findings:
-    """`order` and `late` as in psnode.worker.hooks.Finish; `waits`: why forward passes wait for all weights, or nothing."""
+    """`backward`, the seconds, and `late` as in psnode.worker.hooks.Finish.
 
-    order: list[str] | None
+    `waits`: why forward passes wait for all weights, or nothing.
+    """
+
+    backward: dict[str, float] | None
     late: list[str]
     waits: str
 
@@ -77,7 +80,7 @@ class _Seen(NamedTuple):
 
 
 def _backward(computation: Computation, model: nn.Module, batch: Batch, before: Mapping[str, torch.Tensor]) -> _Seen:
-    finish = finish_order(trainable(model), lambda: computation.run(0, [batch], None))
+    finish = finish_times(trainable(model), lambda watch: computation.run(0, [batch], watch))
     buffers = {name: value for name, value in model.named_buffers() if name in before}
     return _Seen(finish, {name: _bytes(value) for name, value in buffers.items()})
 

@@ -15,6 +15,7 @@ from psnode.config import Config
 from psnode.config.schedules import learning_rate
 from psnode.config.schemes import Scheme
 from psnode.exchange.gradients import Gradients
+from psnode.exchange.machine import Machine
 from psnode.exchange.receiver import Receiver
 from psnode.exchange.replica import Replica, describe
 from psnode.exchange.sender import GradientSender
@@ -170,7 +171,19 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
     tensors = [[tensor.name, list(tensor.shape)] for tensor in describe(model)]
     link.forward_requests(0)  # the master waits for us and nothing else
     contents = inventory.contents(model)
-    ready = Ready(tensors, found.order, len(data), directory is not None, contents, found.late, found.waits)
+    machine = Machine.here()
+    ready = Ready(
+        tensors,
+        None if found.backward is None else [[name, seconds] for name, seconds in found.backward.items()],
+        len(data),
+        directory is not None,
+        contents,
+        found.late,
+        found.waits,
+        machine.host,
+        machine.cores,
+        machine.arithmetic,
+    )
     link.send(0, Kind.READY, ready.to_bytes())
     context = WorkerContext(
         link, config, Scheme.from_dict(setup.scheme), directory, device, model, data, sampler, computation, patience

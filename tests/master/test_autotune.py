@@ -79,7 +79,7 @@ class OneMessage:
 @pytest.mark.parametrize(("late", "waits"), [([], ""), (["w"], ""), ([], "the model is compiled")])
 def test_a_rehearsal_runs_its_passes_as_the_run_will(late: list[str], waits: str) -> None:
     config, link = Config(scheme="dense", lr=0.1), OneMessage()
-    seen_first = Ready([["w", [2000, 1000]]], ["w"], 100, False, late=late, waits=waits)
+    seen_first = Ready([["w", [2000, 1000]]], [["w", 0.1]], 100, False, late=late, waits=waits)
     ready = {2: Ready([["w", [2000, 1000]]], None, 100, False), 1: seen_first}
     with pytest.raises(HeardError):
         group_bytes_for(

@@ -11,10 +11,11 @@ import pytest
 from psnode.errors import WireError
 from psnode.protocol.messages import Failure, Hello, Ready, Report, Setup, Start, unreportable
 
+READY = Ready([["w", [2, 3]]], [["w", 0.1]], 10, True, host="a", cores=2, arithmetic={"fma": True, "aten": "AVX2"})
 MESSAGES = [
     Hello("host", 1, "0.1"),
     Setup({"lr": 0.1}, {"name": "dense"}, "runs/x", "mark"),
-    Ready([["w", [2, 3]]], ["w"], 10, True),
+    READY,
     Start({"tensors": []}, 2**64 - 1, 0, 10, 5, None, False, True),
     Report(1.5, 32, {"top1": 3.0}, 0.1, 0.2, 0.3, None, 2**64 - 1),
     Failure("bad", 2),
@@ -54,11 +55,36 @@ LIES = [
     (REPORT, {"samples": 10**30}),
     (REPORT, {"wait": "long"}),
     (REPORT, {"replica_hash": 2**64}),
-    (Ready([["w", [2, 3]]], ["w"], 10, True), {"tensors": [["w", [2, "3"]]]}),
-    (Ready([["w", [2, 3]]], ["w"], 10, True), {"tensors": [["w"]]}),
-    (Ready([["w", [2, 3]]], ["w"], 10, True), {"tensors": [["w", [-2]]]}),
-    (Ready([["w", [2, 3]]], ["w"], 10, True), {"order": [3]}),
-    (Ready([["w", [2, 3]]], ["w"], 10, True), {"examples": -1}),
+    (READY, {"tensors": [["w", [2, "3"]]]}),
+    (READY, {"tensors": [["w"]]}),
+    (READY, {"tensors": [["w", [-2]]]}),
+    (READY, {"backward": [["w", "0.1"]]}),  # a sum over strings would end a planner
+    (READY, {"backward": [["w", math.nan]]}),
+    (READY, {"backward": [["w", math.inf]]}),
+    (READY, {"backward": [["w", -0.1]]}),
+    (READY, {"backward": [["w", True]]}),
+    (READY, {"backward": [["w", 10**400]]}),
+    (READY, {"backward": [["w", 0.1, 3]]}),
+    (READY, {"backward": [["w", 0.1], ["w", 0.1]]}),
+    (READY, {"backward": [["v", 0.1]]}),  # a tensor that is none
+    (READY, {"backward": []}),
+    (READY, {"backward": [3]}),
+    (READY, {"backward": {"w": 0.1}}),
+    (READY, {"tensors": [["w", [2]], ["v", [2]]], "backward": [["w", 0.2], ["v", 0.1]]}),  # it ends before it begins
+    (READY, {"host": 3}),
+    (READY, {"host": "x" * 1001}),
+    (READY, {"cores": 0}),
+    (READY, {"cores": "2"}),
+    (READY, {"cores": 1.5}),
+    (READY, {"cores": True}),
+    (READY, {"cores": 2**64}),
+    (READY, {"arithmetic": {}}),
+    (READY, {"arithmetic": {"fma": 1, "aten": "AVX2"}}),
+    (READY, {"arithmetic": {"fma": True, "aten": None}}),
+    (READY, {"arithmetic": {"fma": True, "aten": "x" * 1001}}),
+    (READY, {"arithmetic": {"fma": True, "aten": "AVX2", "sve": 2}}),
+    (READY, {"arithmetic": [True, "AVX2"]}),
+    (READY, {"examples": -1}),
     (Failure("bad", 2), {"exit_code": 0}),  # a failed job would be a success
     (Failure("bad", 2), {"exit_code": 10**6}),
 ]

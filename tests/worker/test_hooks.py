@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import count
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +16,7 @@ from psnode.errors import ConfigurationError
 from psnode.exchange.gradients import Gradients
 from psnode.exchange.replica import Replica, describe, trainable
 from psnode.plan.groups import Plan, make_plan
-from psnode.worker.hooks import GroupHooks, finish_order
+from psnode.worker.hooks import BackwardWatch, GroupHooks, finish_times
 
 
 class Branches(nn.Module):
@@ -31,7 +35,7 @@ class Branches(nn.Module):
 def prepared(group_by: str = "layer", group_bytes: int = 1 << 20) -> tuple[Branches, Plan, Gradients, list[int], GroupHooks]:
     model = Branches()
     parameters = trainable(model)
-    order, late = finish_order(parameters, lambda: model(torch.ones(2, 8)).sum().backward())
+    order, late = finish_times(parameters, lambda watch: model(torch.ones(2, 8)).sum().backward())
     assert late == []
     tensors = {tensor.name: tensor for tensor in describe(model)}
     plan = make_plan([tensors[name] for name in order], "identity", group_by=group_by, group_bytes=group_bytes)
@@ -48,8 +52,27 @@ def test_gradients_finish_from_the_last_layer_to_the_first_and_unused_ones_come_
 
 def test_measuring_the_order_leaves_no_gradients() -> None:
     model = Branches()
-    finish_order(trainable(model), lambda: model(torch.ones(2, 8)).sum().backward())
+    finish_times(trainable(model), lambda watch: model(torch.ones(2, 8)).sum().backward())
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_seconds_count_from_the_beginning_of_the_pass_and_unused_parameters_have_those_of_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By a clock that is one second later whenever it is looked at."""
+    monkeypatch.setattr("psnode.worker.hooks.time", SimpleNamespace(perf_counter=partial(next, map(float, count()))))
+    model = Branches()
+
+    def backward(watch: BackwardWatch) -> None:
+        loss = model(torch.ones(2, 8)).sum()
+        watch.arm()
+        loss.backward()
+        watch.flush()
+
+    seconds, _ = finish_times(trainable(model), backward)
+    assert {name.split(".")[0] for name in list(seconds)[:2]} == {"second"}
+    assert list(seconds.values()) == [1.0, 2.0, 3.0, 4.0, 5.0, 5.0]
+    assert list(seconds)[4:] == ["unused.weight", "unused.bias"]
 
 
 @pytest.mark.parametrize(("group_by", "group_bytes"), [("layer", 1), ("bytes", 64), ("bytes", 1 << 20), ("model", 1)])
@@ -158,7 +181,7 @@ def test_a_gradient_that_a_pass_adds_to_repeatedly_is_taken_whole() -> None:
     model(torch.ones(2, 8)).square().sum().backward()
     expected = {name: parameter.grad.reshape(-1).numpy() for name, parameter in model.named_parameters()}
     model.zero_grad()
-    _, late = finish_order(trainable(model), lambda: model(torch.ones(2, 8)).square().sum().backward())
+    _, late = finish_times(trainable(model), lambda watch: model(torch.ones(2, 8)).square().sum().backward())
     assert sorted(late) == ["again.bias", "again.weight"]
     found = collected(model, late)
     for name, gradient in expected.items():
@@ -167,7 +190,7 @@ def test_a_gradient_that_a_pass_adds_to_repeatedly_is_taken_whole() -> None:
 
 def test_what_is_added_to_a_gradient_after_it_was_taken_is_refused_by_name() -> None:
     model = Segments(1)
-    _, late = finish_order(trainable(model), lambda: model(torch.ones(2, 8)).square().sum().backward())
+    _, late = finish_times(trainable(model), lambda watch: model(torch.ones(2, 8)).square().sum().backward())
     assert late == []
     model.uses = 2
     with pytest.raises(ConfigurationError, match=r"parameter again\.(weight|bias) got a part of its gradient after the rest was"):
@@ -177,7 +200,7 @@ def test_what_is_added_to_a_gradient_after_it_was_taken_is_refused_by_name() -> 
 def test_sparse_gradients_are_refused() -> None:
     model = nn.Sequential(nn.Embedding(10, 4, sparse=True))
     with pytest.raises(ConfigurationError, match="sparse gradients"):
-        finish_order(trainable(model), lambda: model(torch.tensor([1, 2])).sum().backward())
+        finish_times(trainable(model), lambda watch: model(torch.tensor([1, 2])).sum().backward())
 
 
 def test_weights_that_are_not_float32_are_refused() -> None:

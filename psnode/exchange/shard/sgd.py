@@ -53,12 +53,17 @@ def descend_beside(
     _descend_beside(x, velocity, total, nesterov, *coefficients)
 
 
+def rounds_once(codegen: Any) -> bool:
+    """True if a * b + c is rounded once by machine code of Numba's `codegen`: its processor has an instruction for that."""
+    triple, _, features = codegen.magic_tuple()
+    return "+fma" in features or triple.startswith("aarch64")
+
+
 def _multiply_add(typing: Any, a: Any, b: Any, c: Any) -> Any:
     """a * b + c, rounded once where the processor does so in one instruction, else twice."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        triple, _, features = context.codegen().magic_tuple()
-        if "+fma" in features or triple.startswith("aarch64"):
+        if rounds_once(context.codegen()):
             return builder.fma(*arguments)
         return builder.fadd(builder.fmul(arguments[0], arguments[1]), arguments[2])
 

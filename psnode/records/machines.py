@@ -1,0 +1,21 @@
+"""machines.json: on which hosts a run computes, and how long worker 1's gradients take there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from psnode.records.metrics import write_atomically
+
+MACHINES = "machines.json"
+
+
+def write_machines(directory: Path, ranks: Mapping[int, Mapping[str, Any]], backward: Mapping[str, float] | None) -> None:
+    """Replace machines.json: `ranks` (host, cores, arithmetic) of this start of the run, and worker 1's `backward` seconds.
+
+    `backward`: by tensor, from the beginning of a backward pass until its gradient is there, in that order.
+    """
+    content = {"ranks": {str(rank): dict(found) for rank, found in sorted(ranks.items())}, "backward": backward}
+    write_atomically(directory / MACHINES, json.dumps(content, indent=1).encode() + b"\n")
