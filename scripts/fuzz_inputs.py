@@ -66,7 +66,7 @@ def _control() -> dict[int, bytes]:
     found[kind.RESHARD] = messages.Reshard([1, 3], 5, 2, -1, 10).to_bytes()
     found[kind.REPORT] = messages.Report(0.5, 8, {"top1": 3.0}, 0.1, 0.1, 0.1, None, 12345).to_bytes()
     found[kind.FAILED] = messages.Failure("out of memory", 1).to_bytes()
-    found[kind.STATE] = dump({"buffer/mean": torch.ones(3), "feedback/0/residual": torch.zeros(5)})
+    found[kind.STATE] = dump({"buffer/mean": torch.ones(3), "feedback/residual/weight": torch.zeros(5)})
     found[kind.TRACE] = b'[{"name":"load","ph":"X","pid":1,"tid":"main","ts":1.0,"dur":2.0,"args":{}}]'
     return found
 

@@ -97,6 +97,9 @@ TABLE: Mapping[str, str] = {
     "feedback/*": "feedback/test_feedback.py exchange/test_segment_coder.py exchange/test_sender.py "
     "config/test_schemes.py feedback/test_momentum.py "
     "faults/test_rescaled_memories.py",
+    "exchange/memories.py": "exchange/test_memories.py faults/test_other_plans.py faults/test_rescaled_memories.py",
+    "master/replanning.py": "faults/test_other_plans.py",
+    "records/layout.py": "records/test_layout.py exchange/test_memories.py faults/test_other_plans.py",
     "records/checkpoint.py": "records/test_checkpoint.py master/test_checkpointing.py master/test_late_parts.py "
     "test_evaluator.py faults/test_disk.py",
     "master/a[ct]*": f"master/test_recorder.py faults/test_nonfinite.py {_JOBS} {_LOCAL} {_KILLED}",
@@ -114,7 +117,7 @@ TABLE: Mapping[str, str] = {
     f"faults/test_consistencies.py {_KILLED}",
     "exchange/shard/executor.py": f"exchange/shard/test_executor.py {_JOBS}",
     "master/members.py": f"master/test_members.py {_KILLED}",
-    "exchange/shard/optimizer.py": f"exchange/shard/test_sgd.py {_JOBS}",
+    "exchange/shard/optimizer.py": f"exchange/shard/test_optimizer.py exchange/shard/test_sgd.py {_JOBS}",
     "master/timeouts.py": "master/test_timeouts.py faults/test_suspended.py faults/test_stops.py",
     "master/progress.py": f"master/test_progress.py cli/test_cli.py {_JOBS}",
     "exchange/shard/reduction.py": f"exchange/shard/test_merging.py {_JOBS} {_LOCAL}",

@@ -108,11 +108,11 @@ class Config:
         None, "Epochs until the scheme's ratio is down to its own; default: one for each ratio of its warm-up.", minimum=0
     )
     bucket_size: int | None = option(None, "bucket of the scheme's codec, in coordinates.", minimum=1)
-    min_compress_bytes: int = option(4096, "Smaller tensors travel as they are.", minimum=0)
-    group_by: str = option("bytes", "What travels in one frame.", choices=("layer", "bytes", "model"))
+    min_compress_bytes: int = option(4096, "Smaller tensors travel as they are.", minimum=0, replans=True)
+    group_by: str = option("bytes", "What travels in one frame.", choices=("layer", "bytes", "model"), replans=True)
     group_bytes: int = option(
         0, "The most float32 bytes of a group; auto: 16 MiB, or what some rehearsed steps show to be faster.",
-        minimum=0, words={"auto": 0}, needs=("group_by", "bytes"),
+        minimum=0, words={"auto": 0}, needs=("group_by", "bytes"), replans=True,
     )  # fmt: skip
     overlap: bool = option(True, "Begin the next forward pass while its weights still arrive.", free=True)
     comm_type: str | None = option(
@@ -191,13 +191,12 @@ class Config:
     def validate(self, given: Container[str] = ()) -> None:
         """Check the fields against each other. `given`: fields that somebody set, even to their default."""
         for setting in settings().values():
-            if setting.rules.needs and (getattr(self, setting.name) != setting.default or setting.name in given):
-                name, value = setting.rules.needs
-                if str(getattr(self, name)).casefold() != value:
-                    other = settings()[name].flag
-                    raise ConfigurationError(
-                        f"{setting.flag} needs {other} {value}, not {getattr(self, name)}: drop one of the two"
-                    )
+            needs, is_set = setting.rules.needs, getattr(self, setting.name) != setting.default or setting.name in given
+            if needs is not None and is_set and not self._applies(setting):
+                name, value = needs
+                raise ConfigurationError(
+                    f"{setting.flag} needs {settings()[name].flag} {value}, not {getattr(self, name)}: drop one of the two"
+                )
         for name in ("network", "dataset", "data_dir", "download"):
             if self.task and (name in given or getattr(self, name) != settings()[name].default):
                 raise ConfigurationError(f"{settings()[name].flag} has no meaning with --task: hand the task a --task-option")
@@ -281,14 +280,26 @@ class Config:
 
     def resume_conflicts(self, saved: Config) -> list[str]:
         """One line for every setting that a resumed run may not change but has: the job, not its surroundings."""
+        return [line for setting, line in self._changes(saved) if not setting.rules.free and not setting.rules.replans]
+
+    def plan_changes(self, saved: Config) -> list[str]:
+        """One line for every setting that a resumed run has changed and that gives it another plan."""
+        return [line for setting, line in self._changes(saved) if setting.rules.replans and self._applies(setting)]
+
+    def _changes(self, saved: Config) -> list[tuple[Setting, str]]:
         return [
-            f"{setting.flag} is {_plain(getattr(saved, name))} in the checkpoint but {_plain(getattr(self, name))} now"
+            (setting, f"{setting.flag} is {_plain(getattr(saved, name))} in the checkpoint but {_plain(getattr(self, name))} now")
             for name, setting in settings().items()
-            if not setting.rules.free and getattr(self, name) != getattr(saved, name)
+            if getattr(self, name) != getattr(saved, name)
         ]
 
+    def _applies(self, setting: Setting) -> bool:
+        """True if the settings that `setting` needs have the values that it needs."""
+        needs = setting.rules.needs
+        return needs is None or str(getattr(self, needs[0])).casefold() == needs[1]
+
     def digest(self) -> int:
-        """xxh3_64 of the canonical JSON of the settings that `resume_conflicts` compares."""
+        """xxh3_64 of the canonical JSON of the settings that decide how a run goes."""
         fields = {name: value for name, value in self.to_dict().items() if not settings()[name].rules.free}
         return xxhash.xxh3_64_intdigest(json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False).encode())
 

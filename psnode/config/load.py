@@ -39,7 +39,7 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
     if config.resume:
         recorded = _recorded(config.directory)
         check_trust(config.directory, recorded, values, trusted=config.trust_run)
-        config = Config(**{**recorded, **values})
+        config = Config(**{**_meant(recorded, values), **values})
     config.validate(given)
     # the record must mean the same to an evaluator that was started elsewhere
     if config.data_dir:
@@ -108,6 +108,16 @@ def _implied(given: Mapping[str, Any]) -> dict[str, Any]:
         if rules.implies and rules.needs and rules.needs[0] not in given:
             found.setdefault(*rules.needs)
     return found
+
+
+def _meant(recorded: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The recorded settings without those that mean nothing once the plan is made anew as `values` say."""
+    gone = set()
+    for name, setting in settings().items():
+        needs = setting.rules.needs
+        if setting.rules.replans and needs is not None and str(values.get(needs[0], needs[1])).casefold() != needs[1]:
+            gone.add(name)
+    return {name: value for name, value in recorded.items() if name not in gone}
 
 
 def _recorded(directory: Path) -> dict[str, Any]:

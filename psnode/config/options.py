@@ -36,6 +36,7 @@ class Rules:
     needs     (field, value): the setting means something only if that field has that value
     implies   naming the setting is enough to choose `needs`
     free      may differ when a run is resumed, and is no part of the job's digest
+    replans   may differ when a run is resumed, which then gets a plan by rule
     aliases   further flags
     names_code   the value names code that is executed: a recorded run's is not taken over unasked
     before    value in runs whose record does not know the setting; ABSENT: such a record is damaged
@@ -53,6 +54,7 @@ class Rules:
     needs: tuple[str, Any] | None = None
     implies: bool = False
     free: bool = False
+    replans: bool = False
     aliases: tuple[str, ...] = ()
     names_code: bool = False
     before: Any = ABSENT

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +15,7 @@ from psnode.plan.groups import Segment
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
-_ROOM = 4096
-RATE = "rate"  # a memory: what another one is in units of
+CODEBOOK_BYTES = 4096  # with zeros behind the text
 
 
 class SegmentCoder:
@@ -26,29 +24,56 @@ class SegmentCoder:
     `warmup`: the sparsifier's ratio in each of the first phases, before the one that the plan names. With refit=k a codec codes
     the first of every k steps as it is, and is then fitted to that for the k - 1 steps behind; not in the warm-up.
     `clipped`: the master may use a part of what is sent, so that a segment which travels as it is needs a memory as well.
+    `memory`: the vector, laid out by the plan, of which a memory of a given name is a part; None: an array of its own.
     """
 
-    def __init__(self, segment: Segment, feedback: Feedback, warmup: Sequence[float] = (), *, clipped: bool = False) -> None:
+    def __init__(
+        self,
+        segment: Segment,
+        feedback: Feedback,
+        warmup: Sequence[float] = (),
+        *,
+        clipped: bool = False,
+        memory: Callable[[str], Floats] | None = None,
+    ) -> None:
         codec = get_codec(segment.codec)
         self.segment = segment
         needs_memory = clipped and feedback.memory is not None
         self.feedback: Feedback = feedback.dense() if codec.lossless and not needs_memory else feedback
         self._phases: list[Codec] = [self.feedback.form(get_codec(spec)) for spec in phases(segment.codec, warmup)]
-        self.state: State = self.feedback.init(segment.size)
+        self._rule, self._memory = feedback, memory
+        self.state: State = self._begin()
         self.max_nbytes = max(phase.max_nbytes(segment.shape) for phase in self._phases)
         self._refit = self._phases[-1].traits.refit
-        self._codebook = np.zeros(_ROOM if self._refit > 1 else 0, np.uint8)
+        self.codebook = np.zeros(CODEBOOK_BYTES if self._refit > 1 else 0, np.uint8)  # after writing to it call `restore`
         self._fitted: Codec | None = None
-        self._rate = np.zeros(1)  # the learning rate of the last push, which a rescaled memory is in units of; 0: not known
+        self.rate = 0.0  # the learning rate of the last push, which a rescaled memory is in units of; 0: not known
+
+    def _begin(self) -> State:
+        """Memories before the first step."""
+        segment = self.segment
+        if self._memory is None:
+            return self.feedback.init(segment.size)
+        return {name: self._memory(name)[segment.start : segment.stop] for name in self.feedback.init(0)}
+
+    @property
+    def forgone(self) -> str | None:
+        """The memory in which its rule keeps what coding loses, where this segment has none, since it travels as it is."""
+        return self._rule.memory if self.feedback.memory is None else None
+
+    def remember(self) -> None:
+        """Have that memory all the same: something is owed from when the segment's tensors were compressed."""
+        self.feedback = self._rule
+        self.state = self._begin()
 
     def context(self, workers: int, rate: float, before: float) -> Context:
         """Context of the push that follows, of a step with learning rate `rate`.
 
         `before`: that of the step before, for a memory which does not say what it is in units of.
         """
-        last = float(self._rate[0]) or before
+        last = self.rate or before
         if rate > 0:
-            self._rate[0] = rate
+            self.rate = rate
         return Context(workers, last / rate if rate > 0 else 1.0)
 
     def codec(self, phase: int, step: int = 1) -> Codec:
@@ -64,17 +89,12 @@ class SegmentCoder:
         codec = self._phases[-1]
         self._fitted = codec.fit(self.feedback.coded(gradient, self.state, codec.decode(payload)), key)
         spec = repr(self._fitted).encode()
-        self._codebook[:] = 0
-        self._codebook[: len(spec)] = np.frombuffer(spec, np.uint8)
-
-    def memories(self) -> dict[str, npt.NDArray[Any]]:
-        """Memories for a checkpoint, as views. After writing to them call `restore`."""
-        rate = {RATE: self._rate} if self.feedback.rescales else {}
-        return {**self.state, **rate, **({"codebook": self._codebook} if self._refit > 1 else {})}
+        self.codebook[:] = 0
+        self.codebook[: len(spec)] = np.frombuffer(spec, np.uint8)
 
     def restore(self) -> None:
-        """Use the codebook that was written to the memories."""
-        spec = self._codebook.tobytes().rstrip(b"\0").decode()
+        """Use the codebook that was written to `codebook`."""
+        spec = self.codebook.tobytes().rstrip(b"\0").decode()
         self._fitted = get_codec(spec) if spec else None
 
     def _due(self, step: int) -> bool:

@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Collection, Mapping
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +19,10 @@ from psnode.codecs.rng import Key
 from psnode.codecs.sources import restore
 from psnode.config.schedules import Schedule
 from psnode.config.schemes import Scheme
-from psnode.errors import CheckpointError, NonFiniteGradientError, NonFinitePartError
+from psnode.errors import NonFiniteGradientError, NonFinitePartError
 from psnode.exchange.gradients import Gradients
-from psnode.exchange.segment_coder import RATE, SegmentCoder
+from psnode.exchange.memories import Memories
+from psnode.exchange.segment_coder import SegmentCoder
 from psnode.feedback import get_feedback
 from psnode.plan.groups import ALL, Group, Plan, Segment, gradient_key
 from psnode.protocol import wire
@@ -63,10 +65,11 @@ class GradientSender:
         self.reschedule(lr, steps_per_epoch, shift, workers or link.transport.size - 1)
         self._phase = 0
         self._rate = self._rate_before = 0.0
-        self._coders = [
-            [SegmentCoder(segment, feedback, scheme.ratio_warmup, clipped=scheme.clips) for segment in group.segments]
-            for group in plan.groups
-        ]
+        self._memories = Memories(plan)
+        kind = partial(
+            SegmentCoder, feedback=feedback, warmup=scheme.ratio_warmup, clipped=scheme.clips, memory=self._memories.vector
+        )
+        self._coders = [[kind(segment) for segment in group.segments] for group in plan.groups]
         self._frames: list[tuple[Bytes, list[Pending]] | None] = [None] * len(plan.groups)
         self._sent: dict[int, tuple[Bytes, int]] = {}  # the frames of this step and their numbers of payloads, by group
         self._step = 0
@@ -159,27 +162,12 @@ class GradientSender:
         self._thread.join()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The memories of all segments, for a checkpoint: views, named by segment and memory."""
-        return {
-            f"feedback/{coder.segment.index}/{name}": torch.from_numpy(array)
-            for coders in self._coders
-            for coder in coders
-            for name, array in coder.memories().items()
-        }
+        """The memories of all segments, for a checkpoint: views, named by memory and tensor (psnode.records.layout)."""
+        return self._memories.state([coder for coders in self._coders for coder in coders])
 
-    def load_state(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Inverse of `state`. CheckpointError if a memory is missing or of another size."""
-        for name, memory in self.state().items():
-            if name not in tensors and name.endswith(f"/{RATE}"):
-                continue  # of a run that did not save it
-            if name not in tensors or tensors[name].shape != memory.shape:
-                raise CheckpointError(
-                    f"the checkpoint's worker state does not fit this run: {name} is missing or of another size"
-                )
-            memory.copy_(tensors[name])
-        for coders in self._coders:
-            for coder in coders:
-                coder.restore()
+    def load_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Inverse of `state`, by whatever plan it was written. CheckpointError if it is of another model or feedback rule."""
+        self._memories.load([coder for coders in self._coders for coder in coders], tensors)
 
     def _run(self) -> None:
         while (index := self._queue.get()) is not None:

@@ -40,12 +40,14 @@ class Feedback(ABC):
     `memory` names the array of the coded values minus the decoded ones, if the rule keeps one.
     `masks`: momentum is forgotten where it was sent, so that the rule is for codecs that leave coordinates out.
     `only_adds`: a gradient is added to that and looked at no more, so that `push_parts` needs no array of it.
+    `scratch` names arrays that every push overwrites: they are no part of a checkpoint.
     """
 
     id: ClassVar[str]
     memory: ClassVar[str | None] = None
     masks: ClassVar[bool] = False
     only_adds: ClassVar[bool] = False
+    scratch: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def gathering(self) -> Gathering | None:

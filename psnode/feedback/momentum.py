@@ -86,6 +86,7 @@ class LocalMomentum(_SenderMomentum):
     """
 
     id: ClassVar[str] = "momentum"
+    scratch: ClassVar[frozenset[str]] = frozenset({"sent"})
 
     def init(self, size: int) -> State:
         return {"momentum": np.zeros(size, np.float32), "sent": np.zeros(size, np.float32)}

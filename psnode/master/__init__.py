@@ -19,6 +19,7 @@ from psnode.exchange.shard.executor import GroupExecutor, lane_count
 from psnode.exchange.shard.optimizer import Constraint, Parameters
 from psnode.exchange.shard.reduction import Reduction
 from psnode.exchange.stopwatch import Stopwatch
+from psnode.master import replanning
 from psnode.master.agreement import among, require_one_version, what_to_send
 from psnode.master.applied import applied_before
 from psnode.master.autotune import group_bytes_for
@@ -126,6 +127,7 @@ def _run(
         config = replace(config, group_bytes=size)
         run = replace(run, config=config)
     plan = run.resume_point.plan or plan_for(ready[workers[0]], scheme, config)
+    replanning.check(run.resume_point, plan)
     parameters = Parameters(model, plan, config, scheme.momentum, scheme.gathering)
     downlink = Downlink(scheme.downlink, parameters.weights.numpy(), plan, link, ranks, seed=config.seed)
     restore(run, parameters, downlink)
@@ -185,6 +187,7 @@ def _run(
         master.reduction.warm_up()
         beat = Heartbeat(link, ranks)
         _tell_of_the_start(master.events, run, workers)
+        replanning.tell(master.events, run.resume_point, plan)
         if waits := ready[workers[0]].waits:
             master.events.tell(
                 "without overlap", run.resume_point.step, reason=f"forward passes wait for all weights, since {waits}"

@@ -14,7 +14,7 @@ from psnode.master.events import Events
 from psnode.master.soundness import first_not_finite, is_finite
 from psnode.master.statistics import combined
 from psnode.protocol.wire import Flag, Frame
-from psnode.records import checkpoint, retention
+from psnode.records import checkpoint, layout, retention
 from psnode.records.directory import RunDirectory
 from psnode.records.timeline import Tracer
 from psnode.tasks.inventory import batch_statistics, persistent_buffers
@@ -32,7 +32,7 @@ class _Pending:
 
     staged: checkpoint.StagedCheckpoint
     awaited: set[int]
-    weights: tuple[Tensors, Tensors, torch.Tensor] | None
+    weights: tuple[Tensors, Tensors, Tensors] | None
     until: float
     facts: Mapping[str, object]
     norms: Tensors
@@ -212,13 +212,14 @@ class PendingCheckpoints:
             self._combine(staged.step, pending.states)
             staged.add_tensors(checkpoint.MODEL, {**weights, **self._means})
             staged.add_tensors(checkpoint.OPTIMIZER, optimizer)
-            if self._downlink.differs:
-                staged.add_tensors(checkpoint.REPLICA, {"replica": replica})
+            if replica:
+                staged.add_tensors(checkpoint.REPLICA, replica)
             if pending.norms:
                 staged.add_tensors(checkpoint.NORMS, pending.norms)
             if waiting := self.waiting(staged.step):
                 staged.add_tensors(checkpoint.WAITING, waiting)
-            facts = {"workers": self._workers, **self._run.origin, **pending.facts}
+            plan = layout.digest(self._parameters.plan)
+            facts = {"workers": self._workers, "plan": plan, **self._run.origin, **pending.facts}
             held = {name: value for name, value in {**weights, **self._means}.items() if name not in self._meant}
             reason = self._wreckage(staged.step, held, optimizer, replica) or self._told_by_losses(facts)
             if reason:
@@ -232,9 +233,9 @@ class PendingCheckpoints:
         """Evidence of the losses against a checkpoint: those on it if they have come, else the last one."""
         return str(facts.get(retention.REASON, self.doubt() if facts.get(retention.SOUND, True) is None else ""))
 
-    def _wreckage(self, version: int, weights: Tensors, optimizer: Tensors, replica: torch.Tensor) -> str:
+    def _wreckage(self, version: int, weights: Tensors, optimizer: Tensors, replica: Tensors) -> str:
         """Tensors of a version that are not finite, for its manifest; empty if all are."""
-        found = first_not_finite(weights) or first_not_finite({"the workers' weights": replica})
+        found = first_not_finite(weights) or ("the workers' weights" if first_not_finite(replica) else None)
         if found is None and (memory := first_not_finite(optimizer)) is not None:
             found = f"the optimizer's memory {memory}"
         if found is None:
@@ -290,10 +291,9 @@ class PendingCheckpoints:
                 )  # fmt: skip
         return found
 
-    def _copies(self) -> tuple[Tensors, Tensors, torch.Tensor]:
-        weights, optimizer, replica = self._weights()
-        copies = [{name: value.clone() for name, value in tensors.items()} for tensors in (weights, optimizer)]
-        return copies[0], copies[1], replica.clone()
+    def _copies(self) -> tuple[Tensors, Tensors, Tensors]:
+        copies = [{name: value.clone() for name, value in tensors.items()} for tensors in self._weights()]
+        return copies[0], copies[1], copies[2]
 
-    def _weights(self) -> tuple[Tensors, Tensors, torch.Tensor]:
-        return self._parameters.model.state_dict(), self._parameters.state(), torch.from_numpy(self._downlink.replica)
+    def _weights(self) -> tuple[Tensors, Tensors, Tensors]:
+        return self._parameters.model.state_dict(), self._parameters.state(), self._downlink.state()

@@ -21,9 +21,10 @@ from psnode.plan.groups import DEFAULT_GROUP_BYTES, Plan, Tensor, make_plan
 from psnode.protocol.channel import FrameChannel, StopRequest
 from psnode.protocol.messages import Ready, Setup, Start, plain
 from psnode.protocol.wire import Frame, Kind
-from psnode.records import checkpoint
+from psnode.records import checkpoint, layout
 from psnode.records.directory import RunDirectory
 from psnode.records.generations import Generation, shift
+from psnode.records.layout import CODEBOOK, FEEDBACK, RATE
 from psnode.task import Task
 
 MakeTask = Callable[[Config], Task]
@@ -89,9 +90,9 @@ def restore(run: RunDirectory, parameters: Parameters, downlink: Downlink) -> No
     found = run.resume_point.checkpoint
     if found is None:
         return
-    parameters.load(found.tensors(checkpoint.MODEL), found.tensors(checkpoint.OPTIMIZER))
+    parameters.load(found.tensors(checkpoint.MODEL), layout.state_of(found, checkpoint.OPTIMIZER))
     if downlink.differs:
-        torch.from_numpy(downlink.replica).copy_(found.tensors(checkpoint.REPLICA)["replica"])
+        downlink.load(layout.state_of(found, checkpoint.REPLICA))
 
 
 class Epochs(NamedTuple):
@@ -180,35 +181,36 @@ def resharded(found: checkpoint.Checkpoint, answer: Ready) -> bytes:
     names = [name for name in found.facts["files"] if checkpoint.is_worker_file(name)]
     sums: dict[str, torch.Tensor] = {}
     for name in names:
-        for key, value in _owed(found.tensors(name)).items():
-            if key.startswith("feedback/") and key not in sums:
-                sums[key] = value.double() if value.is_floating_point() else value
-            elif key.startswith("feedback/") and value.is_floating_point():
-                sums[key] += value
+        for key, value in _owed(layout.state_of(found, name)).items():
+            if key.startswith(FEEDBACK) and value.is_floating_point():
+                sums[key] = value.double() + sums.get(key, 0.0)
+            elif key.startswith(FEEDBACK):
+                sums.setdefault(key, value)
     means = {key: value / len(names) if value.is_floating_point() else value for key, value in sums.items()}
     means = {key: value.float() if value.is_floating_point() else value for key, value in _owed(means, back=True).items()}
     return checkpoint.dump({**means, **_mean_buffers(found, answer), **_mean_place(found)})
 
 
 def _owed(memories: Mapping[str, torch.Tensor], *, back: bool = False) -> dict[str, torch.Tensor]:
-    """Memories that come with a rate (`exchange/segment_coder.py`) times that rate, in float64; with `back` divided by it."""
+    """Memories of tensors that have a rate (psnode.records.layout) times that rate, in float64; with `back` divided by it."""
     found = dict(memories)
-    for key, rate in memories.items():
-        segment, _, name = key.rpartition("/")
-        if name != "rate" or not float(rate):
-            continue
-        for other in memories:
-            if other.startswith(f"{segment}/") and other != key and memories[other].is_floating_point():
-                found[other] = memories[other].double() / rate if back else memories[other].double() * rate
+    for key, value in memories.items():
+        memory, _, tensor = key.removeprefix(FEEDBACK).partition("/")
+        rate = memories.get(f"{FEEDBACK}{RATE}/{tensor}")
+        if key.startswith(FEEDBACK) and memory not in (RATE, CODEBOOK) and rate is not None:
+            factor = torch.where(rate > 0, rate.double(), 1.0)
+            found[key] = value.double() / factor if back else value.double() * factor
     return found
 
 
 def _state(found: checkpoint.Checkpoint, rank: int, answer: Ready) -> bytes | None:
-    """State that worker `rank` resumes from; None if it reads that itself."""
+    """State that worker `rank` resumes from; None if it reads that itself, which it does by the names of this layout."""
     name = checkpoint.worker_file(rank)
-    if found.has(name):
-        return None if answer.shared_directory else found.read(name)
-    return checkpoint.dump({**_mean_buffers(found, answer), **_mean_place(found)})
+    if not found.has(name):
+        return checkpoint.dump({**_mean_buffers(found, answer), **_mean_place(found)})
+    if found.layout < checkpoint.LAYOUT:
+        return checkpoint.dump(layout.state_of(found, name))
+    return None if answer.shared_directory else found.read(name)
 
 
 def _mean_place(found: checkpoint.Checkpoint) -> dict[str, torch.Tensor]:

@@ -6,12 +6,13 @@
                                    state/waiting.safetensors   gradients that came and were not applied
                                    state/norms.safetensors     norms that those of later gradients are compared with
                                    worker-003.safetensors      feedback and buffers of rank 3, its place in the data
-                                   manifest.json               step, and size and xxh3_128 of every file
+                                   manifest.json               step, layout, and size and xxh3_128 of every file
     checkpoints/latest             the name of the newest one
 
 A checkpoint is written into a directory whose name starts with a dot, every file and the directory are
 fsynced, the directory is renamed, and only then `latest` is replaced. One that goes is renamed before anything
-of it is deleted. Its contents are tensors and JSON: reading one executes nothing.
+of it is deleted. Its contents are tensors and JSON: reading one executes nothing. psnode.records.layout says how the state's
+tensors are named.
 
 Workers write beside it, into a directory of the checkpoint's step and of this start of the job. The master moves
 files out of it; the rest is deleted with that directory before anything is published. So the manifest lists those files alone,
@@ -38,6 +39,8 @@ from psnode.records.metrics import fsync_directory, write_atomically
 if TYPE_CHECKING:
     import torch
 
+    from psnode.plan.groups import Plan
+
 CHECKPOINTS = "checkpoints"
 LATEST = "latest"
 MARK = ".mark"  # a file of the run's directory by whose contents workers recognise it
@@ -47,6 +50,7 @@ OPTIMIZER = "state/optimizer.safetensors"
 REPLICA = "state/replica.safetensors"
 WAITING = "state/waiting.safetensors"
 NORMS = "state/norms.safetensors"
+LAYOUT = 2  # by tensor; a manifest without one is of layout 1, by group and segment
 PLACE = "data/place"  # in a worker's file: steps of its share that are taken, and among how many workers it was dealt
 _NAME = re.compile(r"step-(\d{8,})")
 _UNFINISHED = re.compile(r"\.step-\d{8,}(\.[0-9a-f]{16})?(\.gone)?|\.latest\.\d+")
@@ -207,7 +211,8 @@ class StagedCheckpoint:
         for name in sorted(self._names):
             with (self._path / name).open("rb") as file:
                 files[name] = {"bytes": os.fstat(file.fileno()).st_size, "xxh3_128": _hash(file)}
-        write_file(self._path / MANIFEST, json.dumps({"step": self.step, **facts, "files": files}, indent=2).encode())
+        manifest = {"step": self.step, "layout": LAYOUT, **facts, "files": files}
+        write_file(self._path / MANIFEST, json.dumps(manifest, indent=2).encode())
         for directory in {path.parent for path in self._path.rglob("*")}:
             fsync_directory(directory)
         final = self._root / step_directory(self.step)
@@ -279,15 +284,16 @@ def latest(train_dir: Path) -> Path | None:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A published checkpoint, verified file by file as it is read."""
+    """A published checkpoint, verified file by file as it is read. `plan`: that by which one of layout 1 was written."""
 
     path: Path
     step: int
     facts: dict[str, Any]
+    plan: Plan | None = None
 
     @classmethod
-    def open(cls, path: Path) -> Checkpoint:
-        """CheckpointError if the manifest is missing or damaged, or that of another directory."""
+    def open(cls, path: Path, plan: Plan | None = None) -> Checkpoint:
+        """CheckpointError if the manifest is missing or damaged, that of another directory, or of a layout that is not known."""
         try:
             if path.is_symlink():
                 raise ValueError("the directory is a link: copy the checkpoint there")
@@ -300,10 +306,23 @@ class Checkpoint:
             step = facts["step"]
             if type(step) is not int or (_NAME.fullmatch(path.name) and step != step_of(path)):
                 raise ValueError(f"it is that of step {str(step)[:20]}, not of this directory")
-            return cls(path, step, facts)
+            layout = facts.get("layout", 1)
+            if type(layout) is not int or layout < 1:
+                raise ValueError(f"its layout is {str(layout)[:20]}")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             problem = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
             raise CheckpointError(f"checkpoint {path} is incomplete or damaged: {MANIFEST}: {problem}{_REMEDY}") from error
+        if layout > LAYOUT:
+            raise CheckpointError(
+                f"checkpoint {path} has layout {layout}, this version of psnode reads layouts up to {LAYOUT}: "
+                "use the version that wrote it, or a newer one"
+            )
+        return cls(path, step, facts, plan)
+
+    @property
+    def layout(self) -> int:
+        """Number of the rule by which its state is named (psnode.records.layout)."""
+        return int(self.facts.get("layout", 1))
 
     def verify(self) -> None:
         """Read every file once. CheckpointError if one is missing, truncated or altered."""

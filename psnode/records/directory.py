@@ -39,12 +39,18 @@ _PACKAGES = ("numpy", "numba", "torch", "torchvision", "mpi4py", "safetensors")
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Start of a resumed run: its plan and scheme, its latest checkpoint if there is one, and its parts so far."""
+    """Start of a resumed run: its plan and scheme, its latest checkpoint if there is one, and its parts so far.
+
+    `plan` is None where the run gets another one, for the `changes` of its settings. `first_plan` is that by which the run's
+    checkpoints of layout 1 were written.
+    """
 
     checkpoint: checkpoint.Checkpoint | None = None
     plan: Plan | None = None
     parts: tuple[Generation, ...] = ()
     scheme: Scheme | None = None
+    first_plan: Plan | None = None
+    changes: tuple[str, ...] = ()
 
     @property
     def step(self) -> int:
@@ -100,6 +106,9 @@ class RunDirectory:
             "plan": plan.to_dict(),
             "versions": _versions(),
         }
+        first = self.resume_point.first_plan
+        if first is not None and first != plan:
+            content["first_plan"] = first.to_dict()
         write_atomically(self.path / CONFIG, json.dumps(content, indent=1).encode() + b"\n")
 
     def record(self, parts: Sequence[Generation]) -> None:
@@ -199,16 +208,18 @@ def _resumed(path: Path, config: Config) -> tuple[Config, ResumePoint]:
         config = replace(config, threads=earlier.threads)
     if config.lr is None:
         config = replace(config, lr=earlier.lr)
-    if config.group_bytes == 0:  # auto: the size that the run was begun with
+    if config.group_bytes == 0 and config.group_by == "bytes":  # auto: the size that the run was begun with
         config = replace(config, group_bytes=earlier.group_bytes)
     if conflicts := config.resume_conflicts(earlier):
         raise ConfigurationError(f"--resume needs the configuration of the run in {path}: {conflicts[0]}")
+    changes = tuple(config.plan_changes(earlier))
+    first = _intact(path, lambda saved: Plan.from_dict(saved["first_plan"]) if "first_plan" in saved else plan)
     newest = checkpoint.latest(path)
-    found = checkpoint.Checkpoint.open(newest) if newest else None
+    found = checkpoint.Checkpoint.open(newest, first) if newest else None
     if found is not None:
         found.verify()
     totals(path / METRICS, found.step if found else 0)
-    return config, ResumePoint(found, plan, parts, scheme)
+    return config, ResumePoint(found, None if changes else plan, parts, scheme, first, changes)
 
 
 def _saved_scheme(path: Path, config: Config) -> Scheme:

@@ -33,6 +33,8 @@ MAY_CHANGE = {
     "local", "debug", "record_history", "trust_run", "norm_cap",
 }  # fmt: skip
 
+MAKE_ANOTHER_PLAN = {"group_by", "group_bytes", "min_compress_bytes"}
+
 words = st.text(st.characters(codec="utf-8", exclude_characters="\n\0"), max_size=20)
 
 
@@ -230,13 +232,14 @@ def test_resume_compares_exactly_what_makes_the_job(name: str) -> None:
     old, new = Config(), Config(**{name: value})
     assert old != new
     conflicts = new.resume_conflicts(old)
-    if name in MAY_CHANGE:
+    told = f"{settings()[name].flag} is "
+    assert [line.startswith(told) for line in new.plan_changes(old)] == [True] * (name in MAKE_ANOTHER_PLAN)
+    assert (new.digest() == old.digest()) == (name in MAY_CHANGE)
+    if name in MAY_CHANGE | MAKE_ANOTHER_PLAN:
         assert conflicts == []
-        assert new.digest() == old.digest()
     else:
         assert len(conflicts) == 1
-        assert conflicts[0].startswith(settings()[name].flag + " ")
-        assert new.digest() != old.digest()
+        assert conflicts[0].startswith(told)
 
 
 def test_digest_is_the_same_in_another_process() -> None:
@@ -371,6 +374,17 @@ def test_a_resumed_run_that_was_given_something_else_has_a_conflict(tmp_path: Pa
     (tmp_path / "config.json").write_text(json.dumps({"config": before.to_dict()}))
     after = load({"resume": True, "train_dir": tmp_path, "lr": 0.01}, {})
     assert after.resume_conflicts(before) == ["--lr is 0.5 in the checkpoint but 0.01 now"]
+
+
+def test_a_resumed_run_leaves_out_the_size_of_groups_where_it_is_given_groups_without_one(tmp_path: Path) -> None:
+    before = Config(group_bytes=1 << 20)
+    (tmp_path / "config.json").write_text(json.dumps({"config": before.to_dict()}))
+    after = load({"resume": True, "train_dir": tmp_path, "group_by": "layer"}, {})
+    assert after.group_bytes == 0
+    assert after.plan_changes(before) == ["--group-by is bytes in the checkpoint but layer now"]
+    assert load({"resume": True, "train_dir": tmp_path, "group_by": "bytes"}, {}).group_bytes == 1 << 20
+    with pytest.raises(ConfigurationError, match="--group-bytes needs --group-by bytes, not model"):
+        load({"resume": True, "train_dir": tmp_path, "group_by": "model", "group_bytes": 4096}, {})
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"config": 3}', '{"config": {"lr": 1}}'])

@@ -70,7 +70,7 @@ def sender(given: Given, ends: tuple[FrameChannel, FrameChannel], request: pytes
 
 def residual(sender: GradientSender) -> np.ndarray:
     state = sender.state()
-    return np.concatenate([state["feedback/0/residual"].numpy(), state["feedback/1/residual"].numpy()])
+    return np.concatenate([state["feedback/residual/a"].numpy(), state["feedback/residual/b"].numpy()])
 
 
 def received(master: FrameChannel) -> tuple[Kind, bytes]:

@@ -110,15 +110,18 @@ def test_the_mean_of_the_memories_stays_what_it_was(tmp_path: Path) -> None:
     memories = [rng.standard_normal(50).astype(np.float32) for _ in range(3)]
     draft = StagedCheckpoint(tmp_path, 5)
     for rank, memory in enumerate(memories, 1):
-        own = {"feedback/0/residual": torch.from_numpy(memory), "feedback/1/codebook": torch.full((4,), rank, dtype=torch.uint8)}
+        own = {"feedback/residual/fc.weight": torch.from_numpy(memory)}
+        own |= {"feedback/codebook/fc.weight:0..fc.weight:50": torch.full((4,), rank, dtype=torch.uint8)}
         draft.add_tensors(checkpoint.worker_file(rank), {**own, "buffer/bn.mean": torch.full((2,), float(rank))})
     draft.add_tensors(checkpoint.MODEL, {"fc.weight": torch.zeros(3), "bn.mean": torch.full((2,), 2.0)})
     found = Checkpoint.open(draft.publish({"workers": 3}))
     dealt = checkpoint.parse(resharded(found, Ready([["fc.weight", [3]]], None, 10, True)), "test")
-    assert set(dealt) == {"feedback/0/residual", "feedback/1/codebook", "buffer/bn.mean"}
-    np.testing.assert_allclose(dealt["feedback/0/residual"].numpy(), np.mean(memories, axis=0, dtype=np.float64), rtol=1e-6)
-    assert dealt["feedback/0/residual"].dtype == torch.float32
-    assert dealt["feedback/1/codebook"].tolist() == [1] * 4 and dealt["buffer/bn.mean"].tolist() == [2, 2]
+    assert set(dealt) == {"feedback/residual/fc.weight", "feedback/codebook/fc.weight:0..fc.weight:50", "buffer/bn.mean"}
+    np.testing.assert_allclose(
+        dealt["feedback/residual/fc.weight"].numpy(), np.mean(memories, axis=0, dtype=np.float64), rtol=1e-6
+    )
+    assert dealt["feedback/residual/fc.weight"].dtype == torch.float32
+    assert dealt["feedback/codebook/fc.weight:0..fc.weight:50"].tolist() == [1] * 4 and dealt["buffer/bn.mean"].tolist() == [2, 2]
 
 
 @pytest.mark.parametrize("parts", [[], [[1, 2]], [[0, 2], [0, 3]], [[0, 2], [5, 0]], [[0]], "no", [[0, "x"]]])

@@ -65,7 +65,7 @@ def sender(given: Given) -> Iterator[GradientSender]:
 
 def sent(sender: GradientSender, step: int) -> np.ndarray:
     """Part of the memory that a push carries, in units of its gradient: the largest of gradient and memory."""
-    memory = sender.state()["feedback/0/residual"].numpy()
+    memory = sender.state()["feedback/residual/a"].numpy()
     sender.begin(step, step - 1, measure=False)
     sender.push(0)
     sender.drain()
@@ -179,17 +179,18 @@ def test_memories_of_workers_at_different_steps_are_dealt_by_what_they_owe(tmp_p
     folder = tmp_path / "step-00000001"
     folder.mkdir()
     for rank, (rate, owed) in enumerate([(0.1, 3.0), (0.2, 1.0)], 1):
-        values = {"feedback/0/residual": torch.full((8,), owed), "feedback/0/rate": torch.tensor([rate], dtype=torch.float64)}
+        values = {"feedback/residual/a": torch.full((8,), owed), "feedback/rate/a": torch.tensor([rate], dtype=torch.float64)}
         checkpoint.write_tensors(folder / checkpoint.worker_file(rank), values)
 
     class Found:
         """As much of a checkpoint as is read."""
 
         facts = {"files": [checkpoint.worker_file(rank) for rank in (1, 2)]}
+        layout = checkpoint.LAYOUT
 
         def tensors(self, name: str) -> dict[str, torch.Tensor]:
             return {} if name == checkpoint.MODEL else checkpoint.parse((folder / name).read_bytes(), name)
 
     dealt = checkpoint.parse(resharded(Found(), Ready([], None, 0, True)), "dealt")  # type: ignore[arg-type]
-    owed = dealt["feedback/0/rate"].double() * dealt["feedback/0/residual"].double()
+    owed = dealt["feedback/rate/a"].double() * dealt["feedback/residual/a"].double()
     assert owed.numpy() == pytest.approx((0.1 * 3 + 0.2 * 1) / 2)

@@ -136,9 +136,9 @@ def memory(saved: checkpoint.Checkpoint, plan: Plan, name: str, workers: int) ->
     found = np.zeros(plan.size)
     for rank in range(1, workers + 1):
         tensors = saved.tensors(checkpoint.worker_file(rank))
-        for segment in plan.segments:
-            if (key := f"feedback/{segment.index}/{name}") in tensors:
-                found[segment.start : segment.stop] += tensors[key].double().numpy()
+        for tensor, where in plan.slices().items():
+            if (key := f"feedback/{name}/{tensor}") in tensors:
+                found[where] += tensors[key].double().numpy()
     return found
 
 

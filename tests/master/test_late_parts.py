@@ -46,7 +46,7 @@ def pending(folder: Path) -> PendingCheckpoints:
 
 
 def memories(rank: int) -> dict[str, torch.Tensor]:
-    return {"feedback/0/residual": torch.full((SIZES[rank],), float(rank))}
+    return {"feedback/residual/weight": torch.full((SIZES[rank],), float(rank))}
 
 
 def contribute(folder: Path, rank: int, sent: list[Frame]) -> None:
@@ -78,7 +78,9 @@ def check(folder: Path) -> None:
     assert {path.name for path in found.path.iterdir()} == {"manifest.json", "state", *found.facts["files"]} - {
         checkpoint.OPTIMIZER
     }
-    assert torch.equal(found.tensors(checkpoint.worker_file(1))["feedback/0/residual"], memories(1)["feedback/0/residual"])
+    assert torch.equal(
+        found.tensors(checkpoint.worker_file(1))["feedback/residual/weight"], memories(1)["feedback/residual/weight"]
+    )
 
 
 def publish_without_the_second(folder: Path) -> Callable[[], None]:
@@ -167,7 +169,7 @@ def test_what_a_worker_could_not_write_whole_it_sends(tmp_path: Path, halves: li
     opened = newest(tmp_path)
     for rank in (1, 2):
         tensors = opened.tensors(checkpoint.worker_file(rank))
-        assert torch.equal(tensors["feedback/0/residual"], memories(rank)["feedback/0/residual"])
+        assert torch.equal(tensors["feedback/residual/weight"], memories(rank)["feedback/residual/weight"])
 
 
 def test_a_writer_of_an_earlier_start_of_the_job_does_not_touch_what_this_one_writes(tmp_path: Path) -> None:
@@ -177,11 +179,13 @@ def test_a_writer_of_an_earlier_start_of_the_job_does_not_touch_what_this_one_wr
         checkpoint.write_part(tmp_path, STEP, job, 1, memories(1))
     checkpoint.write_part(tmp_path, STEP, 8, 1, memories(1))
     with pytest.raises(FileNotFoundError):
-        checkpoint.write_part(tmp_path, STEP, 7, 1, {"feedback/0/residual": torch.zeros(9)})
+        checkpoint.write_part(tmp_path, STEP, 7, 1, {"feedback/residual/weight": torch.zeros(9)})
     draft.adopt(checkpoint.worker_file(1))
     draft.add_tensors(checkpoint.MODEL, {"w": torch.ones(3)})
     opened = Checkpoint.open(draft.publish({"workers": 1}))
-    assert torch.equal(opened.tensors(checkpoint.worker_file(1))["feedback/0/residual"], memories(1)["feedback/0/residual"])
+    assert torch.equal(
+        opened.tensors(checkpoint.worker_file(1))["feedback/residual/weight"], memories(1)["feedback/residual/weight"]
+    )
 
 
 def test_a_part_that_is_said_to_lie_there_and_does_not_is_left_out(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def resumed(folder: Path, wrote: int) -> RunDirectory:
     draft = checkpoint.StagedCheckpoint(folder, 5)
     draft.add_tensors(checkpoint.MODEL, {"weight": torch.zeros(4), "mean": torch.full((2,), 7.0)})
     for rank in (2, 3):
-        part = {"feedback/0/residual": torch.full((4,), float(rank)), "buffer/mean": torch.full((2,), float(rank))}
+        part = {"feedback/residual/weight": torch.full((4,), float(rank)), "buffer/mean": torch.full((2,), float(rank))}
         draft.add_tensors(checkpoint.worker_file(rank), part)
     found = checkpoint.Checkpoint.open(draft.publish({"workers": wrote}))
     config = Config(train_dir=folder)
@@ -44,7 +44,7 @@ def told(end: LoopbackTransport) -> dict[str, torch.Tensor] | None:
     return checkpoint.parse(bytes(link.expect(Kind.STATE, 5).body), "state") if start.state_follows else None
 
 
-@pytest.mark.parametrize(("wrote", "second"), [(2, None), (3, {"feedback/0/residual": 2.5, "buffer/mean": 7.0})])
+@pytest.mark.parametrize(("wrote", "second"), [(2, None), (3, {"feedback/residual/weight": 2.5, "buffer/mean": 7.0})])
 def test_a_spare_begins_without_memories_whatever_place_it_had_before(
     tmp_path: Path, wrote: int, second: dict[str, float] | None
 ) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from psnode.codecs import Codec, Payload, get_codec
 from psnode.codecs.rng import Key
 from psnode.codecs.sinks import Added
 from psnode.codecs.sources import Difference
+from psnode.errors import CheckpointError
 from psnode.plan.groups import Group, Plan, Segment, downlink_codecs
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Kind
+from psnode.records import layout
 from psnode.transport.base import Pending
 
 Bytes = npt.NDArray[np.uint8]
@@ -40,12 +43,26 @@ class Downlink:
         self._seed = seed
         self._frames: list[tuple[Bytes, list[Pending]] | None] = [None] * len(plan.groups)
         self._segments = plan.segments
+        self._places = layout.places(plan)
         self._scratch: list[Floats] = []  # room for a change, one for every thread that has needed it at a time
 
     @property
     def differs(self) -> bool:
         """True if y is apart from x and has to be saved with it."""
         return self.replica is not self._x
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """y by tensor, for a checkpoint: views, named as psnode.records.layout says; empty where y is x."""
+        if not self.differs:
+            return {}
+        return {f"replica/{name}": torch.from_numpy(self.replica[where]) for name, where in self._places.items()}
+
+    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Inverse of `state`. CheckpointError if a tensor is missing or of another size."""
+        for key, part in self.state().items():
+            if key not in tensors or tensors[key].shape != part.shape:
+                raise CheckpointError(f"the checkpoint's replica does not fit this network: {key} is missing or of another size")
+            part.copy_(tensors[key])
 
     def warm_up(self) -> None:
         """Compile the kernels, without touching y."""

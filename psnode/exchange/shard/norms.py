@@ -22,6 +22,8 @@ from itertools import islice
 import torch
 
 from psnode.errors import CheckpointError
+from psnode.plan.groups import Plan
+from psnode.records import layout
 from psnode.records.checkpoint import NORMS, Checkpoint
 
 RECENT = 25
@@ -111,23 +113,22 @@ def median(values: Sequence[float]) -> float | None:
     return sorted(values)[(len(values) - 1) // 2] if values else None
 
 
-def pack(norms: Sequence[Norms]) -> dict[str, torch.Tensor]:
-    """The norms kept of each group, named GROUP/RANK, for a checkpoint."""
+def pack(norms: Sequence[Norms], plan: Plan) -> dict[str, torch.Tensor]:
+    """The norms kept of each group of `plan`, named RANK/RANGE (psnode.records.layout), for a checkpoint."""
     return {
-        f"{group}/{rank}": torch.tensor(kept, dtype=torch.float64)
-        for group, each in enumerate(norms)
+        f"{rank}/{where}": torch.tensor(kept, dtype=torch.float64)
+        for where, each in zip(layout.ranges(plan, plan.groups), norms, strict=True)
         for rank, kept in each.kept.items()
     }
 
 
-def unpack(found: Checkpoint | None, groups: int) -> list[dict[int, list[float]]]:
-    """Inverse of `pack`; nothing where the checkpoint holds none. CheckpointError if they are none."""
-    kept: list[dict[int, list[float]]] = [{} for _ in range(groups)]
-    for name, values in found.tensors(NORMS).items() if found is not None and found.has(NORMS) else ():
-        group, _, rank = name.partition("/")
-        known = group.isdecimal() and int(group) < groups and rank.isdecimal() and values.dim() == 1
-        numbers = values.double().tolist() if known else []
+def unpack(found: Checkpoint | None, plan: Plan) -> list[dict[int, list[float]]]:
+    """Inverse of `pack`; nothing of groups that the checkpoint does not know. CheckpointError if they are no norms."""
+    groups: dict[str, dict[int, list[float]]] = {}
+    for name, values in layout.state_of(found, NORMS).items() if found is not None and found.has(NORMS) else ():
+        rank, _, where = name.partition("/")
+        numbers = values.double().tolist() if rank.isdecimal() and values.dim() == 1 else []
         if not numbers or not all(0 < number < math.inf for number in numbers):
             raise CheckpointError(f"{found.path / NORMS if found else NORMS} holds {name[:60]!r}, which are no norms of a group")
-        kept[int(group)][int(rank)] = numbers
-    return kept
+        groups.setdefault(where, {})[int(rank)] = numbers
+    return [groups.get(where, {}) for where in layout.ranges(plan, plan.groups)]

@@ -17,12 +17,16 @@ from psnode.config import Config
 from psnode.errors import CheckpointError, ConfigurationError
 from psnode.exchange.shard.sgd import descend, descend_beside
 from psnode.feedback import Gathering
-from psnode.plan.groups import Plan
+from psnode.plan.groups import Group, Plan
+from psnode.records import layout
+from psnode.records.layout import Run
 from psnode.tasks.inventory import bits
 
 Floats = npt.NDArray[np.float32]
 Constraint = Callable[[nn.Module], None]  # Task.constrain
-_VELOCITY = "momentum_buffer"  # as torch calls it
+_VELOCITY = "momentum_buffer"  # as torch calls it, and the others
+_ADAMS = ("exp_avg", "exp_avg_sq")
+_NOTHING = torch.zeros(0)
 
 
 class Parameters:
@@ -44,13 +48,14 @@ class Parameters:
             self.weights[where] = parameter.detach().reshape(-1)
             parameter.data = self.weights[where].view(parameter.shape)
             self._views.append((name, parameter, parameter.data))
-        self._ranges = [nn.Parameter(self.weights[group.start : group.stop]) for group in plan.groups]
         self._descend: Callable[..., None] | None = None
         self._optimizers: list[torch.optim.Optimizer] = []
         beside = gathering is not None and config.weight_decay != 0
-        self._velocity = torch.zeros(plan.size if config.optimizer == "sgd" and (momentum or beside) else 0)
+        kept = _ADAMS if config.optimizer != "sgd" else (_VELOCITY,) if momentum or beside else ()
+        self._memories = {name: torch.zeros(plan.size) for name in kept}
+        self._make = partial(_optimizer, config, momentum)
         if config.optimizer != "sgd":
-            self._optimizers = [_optimizer(config, parameter, momentum) for parameter in self._ranges]
+            self._optimizers = [self._over([_none(group)]) for group in plan.groups]
         elif gathering is not None and beside:
             decay = gathering.gain * config.weight_decay
             self._descend = partial(descend_beside, decay=decay, momentum=gathering.momentum, nesterov=gathering.nesterov)
@@ -65,7 +70,7 @@ class Parameters:
         """
         if self._descend is not None:
             where = slice(self.plan.groups[group].start, self.plan.groups[group].stop)
-            x, velocity = self.weights.numpy()[where], self._velocity.numpy()[where]
+            x, velocity = self.weights.numpy()[where], self._memories.get(_VELOCITY, _NOTHING).numpy()[where]
             for part in _between(idle, total.size):
                 self._descend(x[part], velocity[part], total[part], factor=factor, lr=lr)
             for part in idle:
@@ -76,25 +81,35 @@ class Parameters:
 
     @contextlib.contextmanager
     def _unmoved(self, group: int, idle: Sequence[slice]) -> Iterator[None]:
-        """Put weights and memories in `idle` back to what they were; memories that are new there begin with zeros."""
-        parameter, state = self._ranges[group], self._optimizers[group].state[self._ranges[group]]
-        weights = [parameter.detach()[part].clone() for part in idle]
-        before = {name: [value[part].clone() for part in idle] for name, value in state.items() if value.dim()}
+        """Put weights and memories in `idle` back to what they were."""
+        where = slice(self.plan.groups[group].start, self.plan.groups[group].stop)
+        vectors = [vector[where] for vector in (self.weights, *self._memories.values())]
+        before = [[vector[part].clone() for part in idle] for vector in vectors]
         yield
-        for index, part in enumerate(idle):
-            parameter.detach()[part] = weights[index]
-            for name, value in state.items():
-                if value.dim():
-                    value[part] = before[name][index] if name in before else 0
+        for vector, values in zip(vectors, before, strict=True):
+            for part, value in zip(idle, values, strict=True):
+                vector[part] = value
 
     def _step(self, group: int, total: Floats, factor: float, lr: float) -> None:
         gradient = torch.from_numpy(total)
-        optimizer = self._optimizers[group]
+        gradient = gradient.mul_(factor) if factor != 1 else gradient
+        optimizer, start = self._optimizers[group], 0
         optimizer.param_groups[0]["lr"] = lr
-        self._ranges[group].grad = gradient.mul_(factor) if factor != 1 else gradient
+        for parameter in optimizer.param_groups[0]["params"]:
+            parameter.grad = gradient[start : start + parameter.numel()]
+            start += parameter.numel()
         optimizer.step()
-        self._ranges[group].grad = None
+        optimizer.zero_grad()
         total[:] = 0
+
+    def _over(self, runs: Sequence[Run]) -> torch.optim.Optimizer:
+        """An optimizer for neighbouring `runs` of coordinates, each of which has been updated as often as its value says."""
+        ranges = [nn.Parameter(self.weights[run.start : run.stop]) for run in runs]
+        optimizer = self._make(ranges)
+        for parameter, run in zip(ranges, runs, strict=True):
+            memories = {name: vector[run.start : run.stop] for name, vector in self._memories.items()}
+            optimizer.state[parameter] = {layout.STEP: torch.tensor(float(run.value)), **memories}
+        return optimizer
 
     def constrain(self, constraint: Constraint) -> None:
         """Let `constraint` change the model's weights, in place or by giving a parameter other data of its shape."""
@@ -118,15 +133,16 @@ class Parameters:
         return state.hexdigest()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The optimizers' memories, named by group and memory."""
-        if self._velocity.numel():
-            return {f"{group.index}/{_VELOCITY}": self._velocity[group.start : group.stop] for group in self.plan.groups}
-        return {
-            f"{index}/{name}": value
-            for index, (optimizer, parameter) in enumerate(zip(self._optimizers, self._ranges, strict=False))
-            for name, value in optimizer.state[parameter].items()
-            if isinstance(value, torch.Tensor)
-        }
+        """The optimizer's memories, named by memory and tensor (psnode.records.layout): views but for the counts of steps."""
+        places = layout.places(self.plan)
+        found = {f"{name}/{key}": vector[where] for name, vector in self._memories.items() for key, where in places.items()}
+        runs, start = [], 0
+        for optimizer in self._optimizers:
+            for parameter in optimizer.param_groups[0]["params"]:
+                runs.append(Run(start, start + parameter.numel(), optimizer.state[parameter][layout.STEP].item()))
+                start = runs[-1].stop
+        counts = layout.spread(self.plan, runs, torch.float32)
+        return found | {f"{layout.STEP}/{key}": value for key, value in counts.items()}
 
     def load(self, weights: dict[str, torch.Tensor], optimizer: dict[str, torch.Tensor]) -> None:
         """Put the contents of model.safetensors and of `state` in place. CheckpointError if they do not fit."""
@@ -139,17 +155,24 @@ class Parameters:
         with torch.no_grad():
             for name, value in expected.items():
                 value.copy_(weights[name])
+        self._load_memories(optimizer)
+
+    def _load_memories(self, optimizer: dict[str, torch.Tensor]) -> None:
+        """A memory that is lacking altogether, of a run that was never updated, stays as it is."""
+        places = layout.places(self.plan)
         for key, value in optimizer.items():
-            index, _, name = key.partition("/")
-            if not index.isdecimal() or int(index) >= len(self._ranges):
-                raise CheckpointError(f"the checkpoint's optimizer does not fit the plan: {key}")
-            group = self.plan.groups[int(index)]
-            if self._optimizers:
-                self._optimizers[group.index].state[self._ranges[group.index]][name] = value.clone()
-            elif name == _VELOCITY and self._velocity.numel() and value.numel() == group.size:
-                self._velocity[group.start : group.stop] = value
-            else:
-                raise CheckpointError(f"the checkpoint's optimizer does not fit this run's: {key}")
+            name, _, tensor = key.partition("/")
+            where = places.get(tensor, slice(0, 0))
+            if name == layout.STEP and self._optimizers and tensor in places:
+                continue
+            if name not in self._memories or value.dim() != 1 or value.numel() != where.stop - where.start or not value.numel():
+                raise CheckpointError(f"the checkpoint's optimizer does not fit this run's: {key[:200]}")
+            self._memories[name][where] = value
+        if lacking := [key for key in self.state() if optimizer and key not in optimizer]:
+            raise CheckpointError(f"the checkpoint's optimizer does not fit this run's: {lacking[0][:200]} is missing")
+        if self._optimizers:
+            runs = layout.collected(self.plan, optimizer, f"{layout.STEP}/")
+            self._optimizers = [self._over(layout.within(runs, group) or [_none(group)]) for group in self.plan.groups]
 
 
 def _between(idle: Sequence[slice], size: int) -> list[slice]:
@@ -158,7 +181,12 @@ def _between(idle: Sequence[slice], size: int) -> list[slice]:
     return [slice(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop]
 
 
-def _optimizer(config: Config, parameter: nn.Parameter, momentum: float) -> torch.optim.Optimizer:
+def _none(group: Group) -> Run:
+    """No updates of a group so far."""
+    return Run(group.start, group.stop, 0)
+
+
+def _optimizer(config: Config, momentum: float, ranges: list[nn.Parameter]) -> torch.optim.Optimizer:
     common: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "foreach": False}
     kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
-    return kind([parameter], betas=(momentum, 0.999), **common)
+    return kind(ranges, betas=(momentum, 0.999), **common)

@@ -144,11 +144,11 @@ class Reduction:
     def take_up(self, found: Checkpoint | None) -> None:
         """Compare with the norms that a checkpoint holds."""
         if self._cap is not None:
-            self._norms = [Norms(self._cap, kept) for kept in unpack(found, len(self._plan.groups))]
+            self._norms = [Norms(self._cap, kept) for kept in unpack(found, self._plan)]
 
     def norms(self) -> dict[str, torch.Tensor]:
         """The norms that later pushes are compared with, for a checkpoint. While no group is open."""
-        return pack(self._norms) if self._cap is not None else {}
+        return pack(self._norms, self._plan) if self._cap is not None else {}
 
     def outlier(self) -> str:
         """Tell of a push that is out of all proportion and in the weights all the same; else nothing."""

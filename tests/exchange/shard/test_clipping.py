@@ -116,7 +116,7 @@ def test_what_is_applied_is_the_mean_of_the_clipped_gradients_and_the_rest_is_re
     owed = np.zeros(2)
     for rank in range(1, 5):
         tensors = saved(tmp_path).tensors(checkpoint.worker_file(rank))
-        kept = [value.numpy() for name, value in sorted(tensors.items()) if name.endswith("/residual")]
+        kept = [value.numpy() for name, value in sorted(tensors.items()) if name.startswith("feedback/residual/")]
         owed += [
             sum(np.sum(value, dtype=np.float64) for value in kept),
             sum(np.sum(value**2, dtype=np.float64) for value in kept),

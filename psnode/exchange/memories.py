@@ -1,0 +1,108 @@
+"""Memories of a worker's segments: where they lie, and their names in a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from psnode.errors import CheckpointError
+from psnode.exchange.segment_coder import CODEBOOK_BYTES, SegmentCoder
+from psnode.plan.groups import Plan
+from psnode.records import layout
+from psnode.records.layout import BOOKS, CODEBOOK, FEEDBACK, RATE, Run
+
+Floats = npt.NDArray[np.float32]
+Tensors = dict[str, torch.Tensor]
+
+
+class Memories:
+    """One float32 vector a memory, in the order of the plan: a segment's part is a slice of it, and so is a tensor's.
+
+    Pages of a vector that belong to no segment with that memory are never written to, and so take no room.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._places = layout.places(plan)
+        self._vectors: dict[str, Floats] = {}
+
+    def vector(self, name: str) -> Floats:
+        """The vector of memory `name`, zeros at first."""
+        if name not in self._vectors:
+            self._vectors[name] = np.zeros(self._plan.size, np.float32)
+        return self._vectors[name]
+
+    def state(self, coders: Sequence[SegmentCoder]) -> Tensors:
+        """All that a checkpoint holds of `coders`, those of all segments in order: views of memories and codebooks."""
+        found = {f"{FEEDBACK}{key}": torch.from_numpy(part) for key, part in self._held(coders).items()}
+        for coder, name in zip(coders, layout.ranges(self._plan, self._plan.segments), strict=True):
+            if coder.codebook.size:
+                found[f"{BOOKS}{name}"] = torch.from_numpy(coder.codebook)
+        rates = [Run(coder.segment.start, coder.segment.stop, coder.rate) for coder in coders if coder.feedback.rescales]
+        by_tensor = layout.spread(self._plan, rates, torch.float64)
+        return found | {f"{FEEDBACK}{RATE}/{name}": value for name, value in by_tensor.items()}
+
+    def load(self, coders: Sequence[SegmentCoder], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Inverse of `state`, also of one that was written by another plan. CheckpointError if it does not fit this run.
+
+        A tensor that was not compressed before begins with zeros. One that is compressed no more keeps the memory of what it is
+        owed, which leaves with its next gradient. Codebooks of segments that are gone are left out.
+        """
+        own = {key: value for key, value in tensors.items() if key.startswith(FEEDBACK)}
+        self._check(coders, own)
+        for coder, inside in zip(coders, layout.overlaps(self._plan, self._plan.segments), strict=True):
+            if any(self._owes(own, coder.forgone, name, part) for name, part in inside.items()):
+                coder.remember()
+        for key, part in self._held(coders).items():
+            if (value := own.get(f"{FEEDBACK}{key}")) is not None:
+                torch.from_numpy(part).copy_(value)
+        self._load_rates(coders, own)
+        for coder, name in zip(coders, layout.ranges(self._plan, self._plan.segments), strict=True):
+            if coder.codebook.size and (book := own.get(f"{BOOKS}{name}")) is not None:
+                coder.codebook[:] = book.numpy()
+                coder.restore()
+
+    def _check(self, coders: Sequence[SegmentCoder], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Refuse what no rule of `coders` remembers, or of no tensor, or of another size than the tensor or codebook."""
+        memories = {name for coder in coders for name in (*coder.state, coder.forgone)}
+        for key, value in tensors.items():
+            memory, _, name = key.removeprefix(FEEDBACK).partition("/")
+            where = self._places.get(name, slice(0, 0))
+            fits = value.dim() == 1 and memory in memories and value.numel() == where.stop - where.start > 0
+            if memory == RATE:  # its size is checked where it is read
+                fits = name in self._places
+            elif memory == CODEBOOK:
+                fits = value.shape == (CODEBOOK_BYTES,)
+            if not fits:
+                problem = f"{key[:200]} is unknown or of another size"
+                raise CheckpointError(f"the checkpoint's worker state does not fit this run: {problem}")
+
+    def _held(self, coders: Sequence[SegmentCoder]) -> dict[str, Floats]:
+        """Memories by name and tensor, as MEMORY/TENSOR, of tensors of which a segment has that memory."""
+        return {
+            f"{memory}/{name}": self._vectors[memory][self._places[name]]
+            for coder, inside in zip(coders, layout.overlaps(self._plan, self._plan.segments), strict=True)
+            for memory in coder.state
+            if memory not in coder.feedback.scratch
+            for name in inside
+        }
+
+    def _owes(self, tensors: Mapping[str, torch.Tensor], memory: str | None, name: str, part: slice) -> bool:
+        """True if `memory` of tensor `name` holds something in `part`, a range of the flat vector."""
+        value, start = tensors.get(f"{FEEDBACK}{memory}/{name}"), self._places[name].start
+        return value is not None and bool(value[part.start - start : part.stop - start].any())
+
+    def _load_rates(self, coders: Sequence[SegmentCoder], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take the rates that rescaled memories are in units of: in a segment of several the largest, for all of its memory."""
+        runs = layout.collected(self._plan, tensors, f"{FEEDBACK}{RATE}/")
+        for coder in coders if any(run.value for run in runs) else ():
+            if not coder.feedback.rescales or coder.feedback.memory is None:
+                continue
+            pieces = layout.within(runs, coder.segment)
+            coder.rate = max((run.value for run in pieces), default=0.0)
+            for run in pieces:
+                if run.value not in (0.0, coder.rate):
+                    self._vectors[coder.feedback.memory][run.start : run.stop] *= np.float32(run.value / coder.rate)

@@ -1,0 +1,238 @@
+"""Names of state within a checkpoint: by tensor, so that groups and segments may change between writing and reading.
+
+    state/optimizer.safetensors   MEMORY/TENSOR             momentum_buffer; exp_avg, exp_avg_sq, step
+    state/replica.safetensors     replica/TENSOR
+    state/norms.safetensors       RANK/RANGE                norms of the pushes of a group
+    worker-003.safetensors        feedback/MEMORY/TENSOR    residual, momentum, velocity, average; rate
+                                  feedback/codebook/RANGE   of a segment
+
+A memory is flat float32, in the order of the tensor's coordinates, however the tensor was cut. A `step` or a `rate` is one
+number a tensor, or one a coordinate where the groups or segments of that tensor disagree. A RANGE tells where a group or a
+segment begins and ends, each by the name of a tensor and an offset: another plan has that range, or it does not.
+
+This is layout 2. Layout 1 named state by the indices of groups and segments: it is read by the plan that it was written by.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import xxhash
+
+from psnode.errors import CheckpointError
+from psnode.plan.groups import Plan
+from psnode.records.checkpoint import NORMS, OPTIMIZER, REPLICA, Checkpoint, is_worker_file
+
+if TYPE_CHECKING:
+    import torch
+
+    Tensors = dict[str, torch.Tensor]
+
+FEEDBACK = "feedback/"
+CODEBOOK = "codebook"
+BOOKS = f"{FEEDBACK}{CODEBOOK}/"
+RATE = "rate"
+STEP = "step"
+_SCRATCH = "sent"  # an array that layout 1 saved for nothing
+
+
+class Part(Protocol):
+    """A group, a segment, or a run: coordinates [start, stop) of the flat vector."""
+
+    @property
+    def start(self) -> int:
+        """First coordinate."""
+
+    @property
+    def stop(self) -> int:
+        """One past the last coordinate."""
+
+
+class Run(NamedTuple):
+    """One number for the coordinates [start, stop) of the flat vector."""
+
+    start: int
+    stop: int
+    value: float
+
+
+def digest(plan: Plan) -> str:
+    """xxh3_64 of a plan, for a manifest."""
+    return f"{xxhash.xxh3_64_intdigest(json.dumps(plan.to_dict(), sort_keys=True).encode()):016x}"
+
+
+def places(plan: Plan) -> dict[str, slice]:
+    """Ranges of the tensors in the flat vector, by name; none of tensors without a coordinate."""
+    return {name: where for name, where in plan.slices().items() if where.start < where.stop}
+
+
+def overlaps(plan: Plan, parts: Iterable[Part]) -> list[dict[str, slice]]:
+    """For each part the tensors with coordinates in it, in order: those coordinates, as places in the flat vector."""
+    tensors = list(places(plan).items())
+    starts = [where.start for _, where in tensors]
+    found = []
+    for part in parts:
+        inside: dict[str, slice] = {}
+        for index in range(max(0, bisect_right(starts, part.start) - 1), bisect_left(starts, part.stop)):
+            name, where = tensors[index]
+            inside[name] = slice(max(part.start, where.start), min(part.stop, where.stop))
+        found.append(inside if part.start < part.stop else {})
+    return found
+
+
+def ranges(plan: Plan, parts: Sequence[Part]) -> list[str]:
+    """Names of groups or segments by which another plan knows them; empty ones are called ""."""
+    where, found = places(plan), []
+    for inside in overlaps(plan, parts):
+        edges = [(name, edge) for name in (*inside,) for edge in (inside[name].start, inside[name].stop)]
+        ends = [f"{name}:{edge - where[name].start}" for name, edge in (edges[0], edges[-1])] if edges else []
+        found.append("..".join(ends))
+    return found
+
+
+def spread(plan: Plan, runs: Sequence[Run], dtype: torch.dtype) -> Tensors:
+    """Numbers by tensor: one, or one a coordinate for tensors of which `runs`, in order, tell several; 0 where they tell none."""
+    import torch
+
+    where = places(plan)
+    told: dict[str, list[Run]] = {}
+    for run, inside in zip(runs, overlaps(plan, runs), strict=True):
+        for name, part in inside.items():
+            told.setdefault(name, []).append(Run(part.start - where[name].start, part.stop - where[name].start, run.value))
+    found = {}
+    for name, pieces in told.items():
+        size = where[name].stop - where[name].start
+        if len({piece.value for piece in pieces}) == 1 and sum(piece.stop - piece.start for piece in pieces) == size:
+            found[name] = torch.tensor([pieces[0].value], dtype=dtype)
+            continue
+        found[name] = torch.zeros(size, dtype=dtype)
+        for piece in pieces:
+            found[name][piece.start : piece.stop] = piece.value
+    return found
+
+
+def collected(plan: Plan, tensors: Mapping[str, torch.Tensor], prefix: str) -> list[Run]:
+    """Inverse of `spread`, of tensors named `prefix` and their own name; 0 where there is none.
+
+    CheckpointError for a tensor with another number of values.
+    """
+    import torch
+
+    found: list[Run] = []
+    for name, where in places(plan).items():
+        values = tensors.get(f"{prefix}{name}", torch.zeros(1))
+        size = where.stop - where.start
+        if values.dim() != 1 or values.numel() not in (1, size):
+            raise CheckpointError(f"the checkpoint does not fit this run: {prefix}{name} has the shape {tuple(values.shape)}")
+        numbers, counts = torch.unique_consecutive(values, return_counts=True)
+        start = where.start
+        for value, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+            stop = start + (count if values.numel() == size else size)
+            if found and found[-1].value == value:
+                found[-1] = found[-1]._replace(stop=stop)
+            else:
+                found.append(Run(start, stop, value))
+            start = stop
+    return found
+
+
+def within(runs: Iterable[Run], part: Part) -> list[Run]:
+    """Pieces of `runs` inside of `part`, in order."""
+    cut = [Run(max(run.start, part.start), min(run.stop, part.stop), run.value) for run in runs]
+    return [run for run in cut if run.start < run.stop]
+
+
+def state_of(found: Checkpoint, file: str) -> Tensors:
+    """Tensors of a state file, named as in layout 2. CheckpointError if it is damaged, or of layout 1 and not of its plan."""
+    tensors = found.tensors(file)
+    if found.layout > 1:
+        return tensors
+    if found.plan is None:
+        raise CheckpointError(f"{found.path / file} is of layout 1, and the plan that it was written by is not known")
+    return _upgraded(file, tensors, found.plan)
+
+
+def fits(found: Checkpoint, plan: Plan) -> bool:
+    """True if a checkpoint was written by `plan`, so that all of its state has a place."""
+    return found.plan == plan if found.layout == 1 else found.facts.get("plan") == digest(plan)
+
+
+def homeless(found: Checkpoint, plan: Plan) -> tuple[int, int]:
+    """Numbers of codebooks of a worker, and of groups with norms, that a checkpoint holds and `plan` has no place for."""
+    segments, groups = set(ranges(plan, plan.segments)), set(ranges(plan, plan.groups))
+    workers = [name for name in found.facts["files"] if is_worker_file(name)]
+    memories = state_of(found, workers[0]) if workers else {}
+    books = {key.removeprefix(BOOKS) for key in memories if key.startswith(BOOKS)}
+    norms = {key.partition("/")[2] for key in state_of(found, NORMS)} if found.has(NORMS) else set()
+    return len(books - segments), len(norms - groups)
+
+
+def _upgraded(file: str, tensors: Tensors, plan: Plan) -> Tensors:
+    """Contents of a file of layout 1, named as in layout 2."""
+    if file == REPLICA and set(tensors) == {"replica"} and tensors["replica"].shape == (plan.size,):
+        return {f"replica/{name}": tensors["replica"][where] for name, where in places(plan).items()}
+    if file == OPTIMIZER:
+        return _by_tensor(file, _with_idle_groups(tensors, plan), plan, plan.groups, "")
+    if file == NORMS:
+        names = ranges(plan, plan.groups)
+        return {f"{rank}/{names[index]}": value for index, rank, value in _indexed(file, tensors, len(names))}
+    if is_worker_file(file):
+        rest = {key: value for key, value in tensors.items() if not key.startswith(FEEDBACK)}
+        memories = {key.removeprefix(FEEDBACK): value for key, value in tensors.items() if key not in rest}
+        return rest | _by_tensor(file, memories, plan, plan.segments, FEEDBACK)
+    return tensors
+
+
+def _with_idle_groups(tensors: Tensors, plan: Plan) -> Tensors:
+    """An optimizer's memories with zeros for those of groups that were never updated, which layout 1 left out."""
+    import torch
+
+    memories = {key.partition("/")[2] for key in tensors}
+    idle = {f"{group.index}/{name}": torch.zeros(1 if name == STEP else group.size) for group in plan.groups for name in memories}
+    return idle | tensors
+
+
+def _indexed(file: str, tensors: Tensors, count: int) -> Iterator[tuple[int, str, torch.Tensor]]:
+    """Index, name and value of tensors named INDEX/NAME. CheckpointError if there are not so many groups or segments."""
+    for key, value in tensors.items():
+        index, _, name = key.partition("/")
+        if not index.isdecimal() or int(index) >= count:
+            raise CheckpointError(f"{file} of the checkpoint does not fit the run's plan: it holds {key[:60]!r}")
+        yield int(index), name, value
+
+
+def _by_tensor(file: str, tensors: Tensors, plan: Plan, parts: Sequence[Part], prefix: str) -> Tensors:
+    """Memories of groups or segments, named INDEX/MEMORY, under the names of layout 2."""
+    found: Tensors = {}
+    names = ranges(plan, parts)
+    memories: dict[str, list[tuple[Part, torch.Tensor]]] = {}
+    for index, memory, value in _indexed(file, tensors, len(parts)):
+        if memory == CODEBOOK:
+            found[f"{BOOKS}{names[index]}"] = value
+        elif memory != _SCRATCH:
+            memories.setdefault(memory, []).append((parts[index], value))
+    for memory, pieces in memories.items():
+        for part, value in pieces:
+            if value.numel() != (1 if memory in (STEP, RATE) else part.stop - part.start):
+                raise CheckpointError(
+                    f"{file} of the checkpoint does not fit the run's plan: {memory} has {value.numel()} values"
+                )
+        joined = _joined(memory, sorted(pieces, key=lambda piece: piece[0].start), plan)
+        found |= {f"{prefix}{memory}/{name}": value for name, value in joined.items()}
+    return found
+
+
+def _joined(memory: str, pieces: Sequence[tuple[Part, torch.Tensor]], plan: Plan) -> Tensors:
+    """One memory by tensor, put together from `pieces`; zeros where a tensor has none."""
+    import torch
+
+    if memory in (STEP, RATE):
+        return spread(plan, [Run(part.start, part.stop, value.item()) for part, value in pieces], pieces[0][1].dtype)
+    whole = torch.zeros(plan.size)
+    for part, value in pieces:
+        whole[part.start : part.stop] = value.reshape(-1)
+    names = {name for inside in overlaps(plan, [part for part, _ in pieces]) for name in inside}
+    return {name: whole[where] for name, where in places(plan).items() if name in names}
