@@ -75,6 +75,7 @@ class GradientSender:
         self._step = 0
         self._version = 0
         self._seconds = 0.0
+        self._nbytes = 0
         self._lost: tuple[float, float] | None = None
         self._skipped: NonFiniteGradientError | None = None
         self._skips = 0  # steps in a row
@@ -99,6 +100,7 @@ class GradientSender:
         `measure`: decode what is sent once more, for `relative_error`.
         """
         self._step, self._version, self._seconds = step, version, 0.0
+        self._nbytes = 0
         self._sent = {}
         self._lost = (0.0, 0.0) if measure else None
         self._phase = int((step - 1 + self._shift) / self._steps_per_phase)
@@ -155,6 +157,11 @@ class GradientSender:
     def relative_error(self) -> float | None:
         """||p - decoded|| / ||p|| over all that the step's codecs were given; None where it was not measured."""
         return None if self._lost is None else math.sqrt(self._lost[0] / self._lost[1]) if self._lost[1] else 0.0
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the frames of this step. After `drain`."""
+        return self._nbytes
 
     def close(self) -> None:
         """End the thread."""
@@ -219,6 +226,7 @@ class GradientSender:
         )
         self._frames[group.index] = (frame.buffer, self._link.send_frame(0, sealed))
         self._sent[group.index] = sealed, len(coders) + bool(mark)
+        self._nbytes += sealed.size
 
     def _check(self, segment: Segment) -> None:
         """Raise NonFinitePartError for the first coordinate of the segment's gradient that is not finite."""

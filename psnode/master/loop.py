@@ -209,7 +209,6 @@ class Master:
         self._members.hear(frame.sender, frame.step if computed else 0)
 
     def _on_gradient(self, frame: Frame) -> None:
-        self._count_up(frame, self.version + 1)
         if not (self._rounds.keep(frame) if self.job_state.stopping else self._rounds.offer(frame)):
             self.recorder.dropped(self.version + 1)
             frame.release()
@@ -317,6 +316,8 @@ class Master:
     def _on_report(self, frame: Frame) -> None:
         self._count_up(frame, frame.step)
         report = Report.from_bytes(frame.body, frame.sender)
+        self.recorder.up(report.up, frame.step)
+        self.recorder.down(report.down, frame.step)
         expected = self._hashes.get(frame.version)
         if report.replica_hash is not None and expected is not None and report.replica_hash != expected:
             raise DivergedError(

@@ -57,7 +57,7 @@ class StepRecorder:
         return (step + self._shift) / self._steps_per_epoch
 
     def up(self, nbytes: int, step: int | None = None) -> None:
-        """Count a frame that arrived."""
+        """Count what was sent up: of frames for the master itself as they come, of gradients as their senders report them."""
         (self._elsewhere if step is None or step < self._next else self._rounds[step]).up += nbytes
 
     def down(self, nbytes: int, step: int | None = None) -> None:

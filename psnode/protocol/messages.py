@@ -89,6 +89,7 @@ def _is_metric(item: tuple[object, object]) -> bool:
 
 _LONGEST_NAME = 1000
 _MOST_METRICS = 100_000
+_MOST_BYTES = 1 << 53  # of a step: larger ones are no whole numbers to other readers of JSON
 _SHOWN = 100  # characters of a name in an error message
 _TURNS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 _CHECKS: dict[str, Callable[[Any], bool]] = {
@@ -241,7 +242,8 @@ class Reshard(_Message):
 class Report(_Message):
     """REPORT: a worker's account of one step. Sums over `samples`; seconds of its own clock.
 
-    `replica_hash` is the xxh3_64 of the weights it computed on, in steps where it is asked for.
+    `replica_hash` is the xxh3_64 of the weights it computed on, in steps where it is asked for. `up` and `down`: bytes of the
+    gradients and of the weights that it sent in this step, with frame headers.
     """
 
     loss: float
@@ -252,9 +254,11 @@ class Report(_Message):
     wait: float
     relative_error: float | None
     replica_hash: int | None
+    up: int = 0
+    down: int = 0
 
     def _is_sound(self) -> bool:
-        return self.samples >= 0 and math.isfinite(self.loss)
+        return self.samples >= 0 and math.isfinite(self.loss) and 0 <= self.up < _MOST_BYTES and 0 <= self.down < _MOST_BYTES
 
 
 def unreportable(samples: object, metrics: Mapping[Any, Any]) -> str:

@@ -190,6 +190,7 @@ class Worker:
             wait=self.receiver.waited,
             relative_error=self.sender.relative_error,
             replica_hash=digest,
+            up=self.sender.nbytes,
         )
         self.link.send(0, Kind.REPORT, report.to_bytes(), step=step, version=step - 1)
 

@@ -17,7 +17,7 @@ MESSAGES = [
     Setup({"lr": 0.1}, {"name": "dense"}, "runs/x", "mark"),
     READY,
     Start({"tensors": []}, 2**64 - 1, 0, 10, 5, None, False, True),
-    Report(1.5, 32, {"top1": 3.0}, 0.1, 0.2, 0.3, None, 2**64 - 1),
+    Report(1.5, 32, {"top1": 3.0}, 0.1, 0.2, 0.3, None, 2**64 - 1, up=2**53 - 1, down=52),
     Failure("bad", 2),
     Failure("worse", 4, "Traceback ...", "nan"),
 ]
@@ -55,6 +55,13 @@ LIES = [
     (REPORT, {"samples": 10**30}),
     (REPORT, {"wait": "long"}),
     (REPORT, {"replica_hash": 2**64}),
+    (REPORT, {"up": "100"}),  # a sum over strings would end the master
+    (REPORT, {"up": -1}),
+    (REPORT, {"up": 1.5}),
+    (REPORT, {"up": math.nan}),
+    (REPORT, {"up": 2**53}),
+    (REPORT, {"down": None}),
+    (REPORT, {"down": 10**400}),
     (READY, {"tensors": [["w", [2, "3"]]]}),
     (READY, {"tensors": [["w"]]}),
     (READY, {"tensors": [["w", [-2]]]}),
