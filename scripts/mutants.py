@@ -7,6 +7,7 @@ Every mutant runs the tests of its module, by the table in mutants_tests.py, in 
 fails once more by itself, and passes without the mutant; else it is passed over, told, and the others decide. A mutant that takes
 longer than --timeout is killed, too, and listed apart. --results: a line a mutant; those in there are
 not run again, unless the file that they change is another by now. --skip: tests that are left out, where a machine is busy.
+Kernels that a mutant does not reach are taken as this checkout has compiled them (mutants_compiled.py): run its tests before.
 ID: run just these. --list: only print the draw.
 
 The exit code is 0 if --goal of the mutants were killed.
@@ -32,6 +33,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "scripts")]
+from mutants_compiled import Compiled  # noqa: E402
 from mutants_places import Mutant, candidates, draw  # noqa: E402
 from mutants_tests import tests_of  # noqa: E402
 
@@ -61,21 +63,18 @@ class Copy:
         self.root = folder / "tree"
         self._skip = skip.split(",")
         self._timeout = timeout
-        self._kernels = folder / "kernels"
+        self._compiled = Compiled(self.root)
         self._sound: dict[str, bool] = {}
         shutil.copytree(root, self.root, ignore=shutil.ignore_patterns(*OUTSIDE))
 
-    def run(self, tests: Sequence[str], without: Sequence[str] = (), *, compiled_anew: bool = False) -> tuple[str, str]:
-        """Outcome of `tests`, but those in `without`, in the copy as it is: passed, failed or timeout; and the first that failed.
-
-        `compiled_anew`: all kernels, since their sources are others.
-        """
+    def run(self, tests: Sequence[str], without: Sequence[str] = ()) -> tuple[str, str]:
+        """Outcome of `tests` but those in `without`: passed, failed or timeout; and the first that failed."""
         command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests]
         env = {**os.environ, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(
             [*command, *(f"--deselect={test}" for test in without)],
-            cwd=self.root, env=env | ({"NUMBA_CACHE_DIR": str(self._kernels)} if compiled_anew else {}),
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            cwd=self.root, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            start_new_session=True,
         )  # fmt: skip
         try:
             out, _ = process.communicate(timeout=self._timeout)
@@ -96,28 +95,32 @@ class Copy:
         tests = [test for test in tests if not any(fnmatchcase(test, pattern) for pattern in self._skip)]
         if not tests:
             raise SystemExit(f"no test of {mutant.path} is there")
-        path = self.root / mutant.path
-        source, stamp = path.read_bytes(), path.stat()
-        changed = mutant.applied(source)
-        compiled_anew = b"kernels.jit import" in source or b"from numba" in source
+        source = (self.root / mutant.path).read_bytes()
         before = time.monotonic()
         passed_over: list[str] = []
         while True:
-            path.write_bytes(changed)
-            try:
-                outcome, by = self.run(tests, passed_over, compiled_anew=compiled_anew)
-                again = outcome == "failed" and self.run([by] if by else tests, compiled_anew=compiled_anew)[0] != "passed"
-            finally:
-                path.write_bytes(source)
-                os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # its caches are valid again
+            with self._in_place(mutant):
+                outcome, by = self.run(tests, passed_over)
+                again = outcome == "failed" and self.run([by] if by else tests)[0] != "passed"
             if outcome != "failed" or (again and self._is_sound(by, tests)):
                 break
             passed_over.append(by)
-        shutil.rmtree(self._kernels, ignore_errors=True)
         fate = {"passed": "survived", "failed": "killed", "timeout": "timeout"}[outcome]
         seconds = round(time.monotonic() - before, 1)
         told = by if outcome == "failed" else " ".join(["passed over:", *passed_over]) if passed_over else ""
         return Result(mutant.id, mutant.old, mutant.new, fate, seconds, digest(source), told)
+
+    @contextlib.contextmanager
+    def _in_place(self, mutant: Mutant) -> Iterator[None]:
+        path = self.root / mutant.path
+        source, stamp = path.read_bytes(), path.stat()
+        with self._compiled.without(mutant.path):
+            path.write_bytes(mutant.applied(source))
+            try:
+                yield
+            finally:
+                path.write_bytes(source)
+                os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # its caches are valid again
 
     def _is_sound(self, test: str, tests: Sequence[str]) -> bool:
         """True if `test` passes without a mutant. SystemExit if no test is to blame, and all of them together fail."""

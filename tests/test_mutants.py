@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "scripts")]
 import mutants  # noqa: E402
+import mutants_compiled  # noqa: E402
 import mutants_places  # noqa: E402
 import mutants_tests  # noqa: E402
 
@@ -112,3 +114,42 @@ def test_a_test_that_fails_without_the_mutant_too_is_passed_over(tmp_path: Path,
     told = capsys.readouterr().out
     assert told.startswith("survived")
     assert "passed over: tests/records/test_checkpoint.py::test_mean" in told
+
+
+def test_a_module_reaches_those_that_import_it_and_what_they_are_imported_by() -> None:
+    found = mutants_compiled.reached(ROOT, "psnode/codecs/kernels/ties.py")
+    assert {"psnode/codecs/kernels/ties.py", "psnode/codecs/kernels/powers.py", "psnode/codecs/nuqsgd.py"} <= found
+    assert not {"psnode/codecs/kernels/threefry.py", "psnode/codecs/rng.py", "psnode/codecs/kernels/jit.py"} & found
+
+
+def test_what_a_change_does_not_reach_stays_compiled(tmp_path: Path) -> None:
+    """Of three kernels one calls another: with that one changed two are compiled anew, and the caches come back behind it."""
+    kernels = tmp_path / "tree/psnode/codecs/kernels"
+    (kernels / "__pycache__").mkdir(parents=True)
+    for name, content in {
+        "jit": "from pathlib import Path\n\n\ndef sources() -> str:\n"
+        "    return str(sum(path.stat().st_size for path in Path(__file__).parent.glob('[!j]*.py')))\n",
+        "words": "",
+        "calls": "from psnode.codecs.kernels.words import draw\n",
+        "other": "",
+    }.items():
+        (kernels / f"{name}.py").write_text(content)
+        (kernels / f"__pycache__/{name}.draw-7.py311.nbi").write_text(name)
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in kernels.rglob("*.*")}
+
+    def compiled() -> list[str]:
+        return sorted(path.name.split(".")[0] for path in (kernels / "__pycache__").iterdir())
+
+    def digest() -> str:
+        command = [sys.executable, "-c", "from psnode.codecs.kernels.jit import sources; print(sources())"]
+        return subprocess.run(command, cwd=tmp_path / "tree", capture_output=True, text=True, check=True).stdout
+
+    expected = digest()
+    with mutants_compiled.Compiled(tmp_path / "tree").without("psnode/codecs/kernels/words.py"):
+        (kernels / "words.py").write_text("draw = 1\n")
+        assert compiled() == ["jit", "other"]
+        assert digest() == expected
+        (kernels / "__pycache__/calls.draw-7.py311.nbi").write_text("with the change")
+        (kernels / "words.py").write_text("")
+    assert {path: path.read_bytes() for path in before} == {path: content for path, (content, _) in before.items()}
+    assert (kernels / "jit.py").stat().st_mtime_ns == before[kernels / "jit.py"][1]

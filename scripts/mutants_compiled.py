@@ -1,0 +1,98 @@
+"""Compiled kernels of a tree that mutants.py changes: those that cannot hold code of the changed file stay compiled.
+
+psnode compiles all kernels anew when the source of any of them changes (psnode/codecs/kernels/jit.py), which takes minutes. A
+mutant reaches only those modules that import its own, directly or through others: their caches are set aside while it is in
+place, and jit.py then takes the others for what they are.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Set
+from pathlib import Path
+
+JIT = "psnode/codecs/kernels/jit.py"
+_DIGEST = "from psnode.codecs.kernels.jit import sources; print(sources())"
+_PATCH = "\n\ndef sources() -> str:\n    return {digest!r}\n"
+
+
+def reached(root: Path, path: str) -> set[str]:
+    """Modules of psnode that import the one in `path` when they are loaded, directly or through others, and itself."""
+    imports = {file.relative_to(root).as_posix(): _imports(root, file) for file in (root / "psnode").rglob("*.py")}
+    found = {path}
+    while more := {name for name, others in imports.items() if others & found} - found:
+        found |= more
+    return found
+
+
+def _imports(root: Path, file: Path) -> set[str]:
+    names: list[str] = []
+    for node in ast.parse(file.read_bytes()).body:
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return {found for name in names if (found := _file_of(root, name)) is not None}
+
+
+def _file_of(root: Path, name: str) -> str | None:
+    """The file of module `name`, or of that which holds the name."""
+    while name:
+        for file in (f"{name.replace('.', '/')}.py", f"{name.replace('.', '/')}/__init__.py"):
+            if (root / file).exists():
+                return file
+        name = name.rpartition(".")[0]
+    return None
+
+
+def _caches(root: Path, modules: Set[str]) -> list[Path]:
+    """Numba's files of `modules`."""
+    places = [root / module for module in sorted(modules)]
+    return [found for place in places for found in (place.parent / "__pycache__").glob(f"{place.stem}.*.nb[ci]")]
+
+
+class Compiled:
+    """The caches of the kernels in the tree `root`, which belong to its sources as they are now."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._digest = ""
+
+    @contextlib.contextmanager
+    def without(self, path: str) -> Iterator[None]:
+        """Inside, kernels that may hold code of `path` have to be compiled; afterwards their caches are those of before."""
+        modules = reached(self._root, path)
+        with tempfile.TemporaryDirectory(prefix="aside-", dir=self._root.parent) as folder, self._as_now(path):
+            aside = [(cache, Path(folder) / str(number)) for number, cache in enumerate(_caches(self._root, modules))]
+            for cache, place in aside:
+                cache.rename(place)
+            try:
+                yield
+            finally:
+                for cache in _caches(self._root, modules):
+                    cache.unlink()
+                for cache, place in aside:
+                    place.rename(cache)
+
+    @contextlib.contextmanager
+    def _as_now(self, path: str) -> Iterator[None]:
+        """Inside, caches count that were written for the sources as they are now, though `path` changes."""
+        jit = self._root / JIT
+        if path == JIT or not jit.exists():
+            yield
+            return
+        if not self._digest:
+            command = [sys.executable, "-c", _DIGEST]
+            self._digest = subprocess.run(command, cwd=self._root, capture_output=True, text=True, check=True).stdout.strip()
+        source, stamp = jit.read_bytes(), jit.stat()
+        jit.write_bytes(source + _PATCH.format(digest=self._digest).encode())
+        try:
+            yield
+        finally:
+            jit.write_bytes(source)
+            os.utime(jit, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
