@@ -108,3 +108,10 @@ def test_error_feedback_stays_bounded_and_loses_nothing():
     assert max(norms) <= 3 * math.sqrt(50 * size)  # entries wait some 50 steps
     assert max(norms[250:]) <= 1.2 * max(norms[:250])
     assert np.abs(sent + residual - total).max() < 1e-3
+
+
+def test_a_ratio_of_one_drops_nothing():
+    """The threshold's rank is the size of the sample, among which the smallest of all values is not."""
+    x = normal(100_000)
+    codec = Graddrop(ratio=1.0)
+    assert np.array_equal(codec.decode(codec.encode(x, rng())), x)

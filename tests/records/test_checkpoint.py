@@ -31,6 +31,16 @@ def test_what_is_published_is_read_back(tmp_path: Path) -> None:
     assert torch.equal(found.tensors("model.safetensors")["w"], torch.full((5,), 7.0))
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.bfloat16, torch.float64, torch.int64, torch.bool])
+def test_a_tensor_of_any_type_is_read_back(dtype: torch.dtype, tmp_path: Path) -> None:
+    value = (torch.tensor([[1.5, -2.0], [0.0, 3.0]], dtype=torch.float64) * (1 + 2j if dtype.is_complex else 1)).to(dtype)
+    draft = StagedCheckpoint(tmp_path, 1)
+    draft.add_tensors("x.safetensors", {"beside": torch.ones(3), "value": value})
+    found = Checkpoint.open(draft.publish({"workers": 1})).tensors("x.safetensors")
+    assert found["value"].dtype is dtype and torch.equal(found["value"], value)
+    assert torch.equal(found["beside"], torch.ones(3))
+
+
 def test_a_draft_is_invisible(tmp_path: Path) -> None:
     published(tmp_path, 1)
     draft = StagedCheckpoint(tmp_path, 2)
