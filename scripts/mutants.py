@@ -20,6 +20,7 @@ import contextlib
 import hashlib
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -35,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "scripts")]
 from mutants_compiled import Compiled  # noqa: E402
 from mutants_places import Mutant, candidates, draw  # noqa: E402
-from mutants_tests import tests_of  # noqa: E402
+from mutants_tests import chosen, tests_of  # noqa: E402
 
 AREAS = ("psnode/codecs", "psnode/feedback", "psnode/exchange", "psnode/master", "psnode/worker", "psnode/records/checkpoint.py")
 OUTSIDE = (".git", ".venv*", "*.pyc", "*.egg-info", "build", "dist", "runs", ".*_cache", ".hypothesis", ".cache")
@@ -65,29 +66,44 @@ class Copy:
         self._timeout = timeout
         self._compiled = Compiled(self.root)
         self._sound: dict[str, bool] = {}
+        self._server: subprocess.Popen[bytes] | None = None
         shutil.copytree(root, self.root, ignore=shutil.ignore_patterns(*OUTSIDE))
 
-    def run(self, tests: Sequence[str], without: Sequence[str] = ()) -> tuple[str, str]:
-        """Outcome of `tests` but those in `without`: passed, failed or timeout; and the first that failed."""
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests]
-        env = {**os.environ, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(
-            [*command, *(f"--deselect={test}" for test in without)],
-            cwd=self.root, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            start_new_session=True,
-        )  # fmt: skip
-        try:
-            out, _ = process.communicate(timeout=self._timeout)
-        except subprocess.TimeoutExpired:
-            return "timeout", ""
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        if process.returncode in (0, _NO_TESTS):
+    def run(self, tests: Sequence[str], without: Sequence[str] = (), only: Sequence[str] = ()) -> tuple[str, str]:
+        """Outcome of `tests` but those in `without`: passed, failed or timeout; and the first that failed. `only`: for pytest."""
+        arguments = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests, *only]
+        code, out = self._pytest([*arguments, *(f"--deselect={test}" for test in without)])
+        if code in (0, _NO_TESTS):
             return "passed", ""
+        if code is None:
+            return "timeout", ""
         lines = [line.split(" - ")[0] for line in out.splitlines() if line.startswith(_FAILED)]
         return "failed", lines[0].split(" ", 1)[1] if lines else ""
+
+    def _pytest(self, arguments: Sequence[str]) -> tuple[int | None, str]:
+        """Exit code, None if it took too long, and output."""
+        log = self.root.parent / "log"
+        server = self._server = self._server or self._start()
+        assert server.stdin is not None and server.stdout is not None
+        server.stdin.write(json.dumps({"arguments": arguments, "out": str(log)}).encode() + b"\n")
+        group = int(server.stdout.readline())
+        try:
+            late = not select.select([server.stdout], [], [], self._timeout)[0]
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
+        code = int(server.stdout.readline())
+        return None if late else code, log.read_text(errors="replace")
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        env = {**os.environ, "PYTHONPATH": str(self.root), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-P", str(ROOT / "scripts/mutants_server.py")]
+        return subprocess.Popen(command, cwd=self.root, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+
+    def close(self) -> None:
+        """End what runs the tests."""
+        if self._server is not None:
+            self._server.communicate()
 
     def judge(self, mutant: Mutant) -> Result:
         """Put the mutant in place, run its module's tests, and take it out again."""
@@ -100,7 +116,7 @@ class Copy:
         passed_over: list[str] = []
         while True:
             with self._in_place(mutant):
-                outcome, by = self.run(tests, passed_over)
+                outcome, by = self.run(tests, passed_over, chosen(mutant.path))
                 again = outcome == "failed" and self.run([by] if by else tests)[0] != "passed"
             if outcome != "failed" or (again and self._is_sound(by, tests)):
                 break
@@ -114,7 +130,7 @@ class Copy:
     def _in_place(self, mutant: Mutant) -> Iterator[None]:
         path = self.root / mutant.path
         source, stamp = path.read_bytes(), path.stat()
-        with self._compiled.without(mutant.path):
+        with self._compiled.without(mutant.path, int(mutant.id.split(":")[1])):
             path.write_bytes(mutant.applied(source))
             try:
                 yield
@@ -152,8 +168,8 @@ def judged(root: Path, drawn: Sequence[Mutant], results: Path | None, timeout: f
     yield from (before[mutant.id] for mutant in drawn if mutant not in left)
     if not left:
         return
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        tree = Copy(root, Path(folder), timeout, skip)
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, contextlib.ExitStack() as stack:
+        tree = stack.enter_context(contextlib.closing(Copy(root, Path(folder), timeout, skip)))
         for mutant in left:
             result = tree.judge(mutant)
             if results is not None:

@@ -1,8 +1,8 @@
 """Compiled kernels of a tree that mutants.py changes: those that cannot hold code of the changed file stay compiled.
 
 psnode compiles all kernels anew when the source of any of them changes (psnode/codecs/kernels/jit.py), which takes minutes. A
-mutant reaches only those modules that import its own, directly or through others: their caches are set aside while it is in
-place, and jit.py then takes the others for what they are.
+mutant reaches only the modules that import its own, directly or through others: their caches are set aside while it is in
+place, and jit.py takes the others for what they are. In a function without a decorator, which is never compiled, it reaches none.
 """
 
 from __future__ import annotations
@@ -28,6 +28,16 @@ def reached(root: Path, path: str) -> set[str]:
     while more := {name for name, others in imports.items() if others & found} - found:
         found |= more
     return found
+
+
+def is_interpreted(source: bytes, line: int) -> bool:
+    """True if `line` is in a function, and neither that nor a function around it has a decorator."""
+    around = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef) and node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    return bool(around) and not any(node.decorator_list for node in around)
 
 
 def _imports(root: Path, file: Path) -> set[str]:
@@ -64,9 +74,10 @@ class Compiled:
         self._digest = ""
 
     @contextlib.contextmanager
-    def without(self, path: str) -> Iterator[None]:
-        """Inside, kernels that may hold code of `path` have to be compiled; afterwards their caches are those of before."""
-        modules = reached(self._root, path)
+    def without(self, path: str, line: int) -> Iterator[None]:
+        """Inside, kernels that may hold code of `line` of `path` have to be compiled; afterwards their caches are as before."""
+        interpreted = is_interpreted((self._root / path).read_bytes(), line)
+        modules = {path} if interpreted else reached(self._root, path)
         with tempfile.TemporaryDirectory(prefix="aside-", dir=self._root.parent) as folder, self._as_now(path):
             aside = [(cache, Path(folder) / str(number)) for number, cache in enumerate(_caches(self._root, modules))]
             for cache, place in aside:

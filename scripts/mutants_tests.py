@@ -27,6 +27,10 @@ _LOCAL = (
     "faults/test_hostile.py"
 )
 _KILLED = "faults/test_death.py faults/test_suspended.py faults/test_spares.py faults/test_resharding.py"
+_CODECS = (
+    "bf16 blosc countmean countsketch dithered entrywise fp16 graddrop identity lss minmax natural nuqsgd onebit polar qsgd "
+    "randk scaledsign sign sketchml svd tbq terngrad threshold topk"
+)
 
 # patterns below psnode/ -> tests below tests/; {stem} is the module's own name
 TABLE: Mapping[str, str] = {
@@ -160,3 +164,10 @@ def tests_of(path: str) -> list[str]:
         if fnmatchcase(name, pattern):
             return list(dict.fromkeys(f"tests/{test.format(stem=stem)}" for test in tests.split()))
     raise LookupError(f"no tests are known of {path}: add a row to scripts/mutants_tests.py")
+
+
+def chosen(path: str) -> list[str]:
+    """Arguments of pytest: of the tests of all codecs (tests/codecs/test__*.py) only those of the codec in `path`, if one is."""
+    folder, _, name = path.rpartition("/")
+    stem = name.removesuffix(".py")
+    return ["-k", f"not test__ or {stem}"] if folder == "psnode/codecs" and stem in _CODECS.split() else []

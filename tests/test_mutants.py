@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from psnode.codecs import available
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "scripts")]
 import mutants  # noqa: E402
@@ -122,6 +124,19 @@ def test_a_module_reaches_those_that_import_it_and_what_they_are_imported_by() -
     assert not {"psnode/codecs/kernels/threefry.py", "psnode/codecs/rng.py", "psnode/codecs/kernels/jit.py"} & found
 
 
+def test_of_the_tests_of_all_codecs_a_codecs_module_runs_its_own() -> None:
+    found = {
+        path.stem: mutants_tests.chosen(path.relative_to(ROOT).as_posix()) for path in (ROOT / "psnode/codecs").glob("*.py")
+    }
+    assert {stem for stem, arguments in found.items() if arguments} == set(available())
+    assert found["qsgd"] == ["-k", "not test__ or qsgd"]
+
+
+def test_only_what_is_decorated_or_no_function_may_be_compiled() -> None:
+    source = b"A = 1\n\n\n@kernel\ndef f():\n    return A\n\n\nclass B:\n    c = A\n\n    def g(self):\n        return A\n"
+    assert [line for line in range(1, 14) if mutants_compiled.is_interpreted(source, line)] == [12, 13]
+
+
 def test_what_a_change_does_not_reach_stays_compiled(tmp_path: Path) -> None:
     """Of three kernels one calls another: with that one changed two are compiled anew, and the caches come back behind it."""
     kernels = tmp_path / "tree/psnode/codecs/kernels"
@@ -145,7 +160,7 @@ def test_what_a_change_does_not_reach_stays_compiled(tmp_path: Path) -> None:
         return subprocess.run(command, cwd=tmp_path / "tree", capture_output=True, text=True, check=True).stdout
 
     expected = digest()
-    with mutants_compiled.Compiled(tmp_path / "tree").without("psnode/codecs/kernels/words.py"):
+    with mutants_compiled.Compiled(tmp_path / "tree").without("psnode/codecs/kernels/words.py", 1):
         (kernels / "words.py").write_text("draw = 1\n")
         assert compiled() == ["jit", "other"]
         assert digest() == expected

@@ -1,0 +1,48 @@
+"""Runs of pytest in forks of one process, which has imported what takes seconds: for mutants.py, on lines of JSON.
+
+-> {"arguments": ["-x", "tests/test_x.py"], "out": "a file for its output"}
+<- the process that runs it, which leads a group
+<- its exit code, 1 if it was killed
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import numba  # noqa: F401
+import pytest
+import safetensors.torch  # noqa: F401
+import scipy.stats  # noqa: F401
+import torch  # noqa: F401
+
+
+def run(arguments: list[str], out: str) -> None:
+    """Be the process that runs pytest."""
+    os.setsid()
+    file = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    for number, source in enumerate((os.open(os.devnull, os.O_RDONLY), file, file)):
+        os.dup2(source, number)
+    code = 1
+    try:
+        code = int(pytest.main(arguments))
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    for line in sys.stdin:
+        given = json.loads(line)
+        if not (child := os.fork()):
+            run(given["arguments"], given["out"])
+        print(child, flush=True)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        print(code if code >= 0 else 1, flush=True)
+
+
+if __name__ == "__main__":
+    main()
