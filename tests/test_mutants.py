@@ -125,9 +125,7 @@ def test_a_module_reaches_those_that_import_it_and_what_they_are_imported_by() -
 
 
 def test_of_the_tests_of_all_codecs_a_codecs_module_runs_its_own() -> None:
-    found = {
-        path.stem: mutants_tests.chosen(path.relative_to(ROOT).as_posix()) for path in (ROOT / "psnode/codecs").glob("*.py")
-    }
+    found = {path.stem: mutants_tests.chosen(path.relative_to(ROOT).as_posix()) for path in (ROOT / "psnode/codecs").glob("*.py")}
     assert {stem for stem, arguments in found.items() if arguments} == set(available())
     assert found["qsgd"] == ["-k", "not test__ or qsgd"]
 
