@@ -16,7 +16,7 @@ import torch
 from psnode.codecs import available, get_codec
 from psnode.codecs.rng import Key
 from psnode.protocol import messages, wire
-from psnode.records.checkpoint import dump
+from psnode.records.tensorfile import dump
 
 JOB = 0x5EED
 SHAPES = [(20, 33), (40,), (3,), (9, 4, 3, 3)]

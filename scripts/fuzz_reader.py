@@ -11,7 +11,7 @@ from fuzz_inputs import FRAME, GROUP, JOB, PAYLOAD
 from psnode.codecs import Codec, Payload, get_codec
 from psnode.errors import CheckpointError, CodecError, WireError
 from psnode.protocol import messages, wire
-from psnode.records.checkpoint import parse
+from psnode.records.tensorfile import parse
 from psnode.records.timeline import parse_events
 
 LARGEST = 1 << 14  # declared coordinates that are decoded; of more than the plan has the master decodes none

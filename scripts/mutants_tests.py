@@ -104,6 +104,9 @@ TABLE: Mapping[str, str] = {
     "exchange/memories.py": "exchange/test_memories.py faults/test_other_plans.py faults/test_rescaled_memories.py",
     "master/replanning.py": "faults/test_other_plans.py",
     "records/layout.py": "records/test_layout.py exchange/test_memories.py faults/test_other_plans.py",
+    "records/staging.py": "records/test_staging.py records/test_checkpoint.py master/test_checkpointing.py "
+    "master/test_late_parts.py faults/test_disk.py",
+    "records/tensorfile.py": "records/test_tensorfile.py records/test_checkpoint.py",
     "records/checkpoint.py": "records/test_checkpoint.py master/test_checkpointing.py master/test_late_parts.py "
     "test_evaluator.py faults/test_disk.py",
     "master/applied.py": f"master/test_waiting.py faults/test_counting.py {_JOBS}",

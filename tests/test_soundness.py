@@ -16,7 +16,7 @@ from psnode.config import Config
 from psnode.errors import DivergedError
 from psnode.jobs.job import run
 from psnode.master.soundness import Soundness
-from psnode.records import checkpoint
+from psnode.records import checkpoint, staging
 from psnode.records.metrics import METRICS, losses, read_records
 from psnode.records.retention import is_sound, prune, why_unsound
 from psnode.task import Task
@@ -172,7 +172,7 @@ def test_losses_on_earlier_versions_say_nothing_of_a_later_one() -> None:
 
 
 def published(folder: Path, step: int, **facts: Any) -> Path:
-    draft = checkpoint.StagedCheckpoint(folder, step)
+    draft = staging.StagedCheckpoint(folder, step)
     draft.add_tensors(checkpoint.MODEL, {"w": torch.zeros(2)})
     return draft.publish(facts)
 

@@ -168,7 +168,7 @@ def save(model: torch.nn.Module, directory: Path, step: int, dist: Any) -> None:
     """Rank 0 writes the weights, and the mean of all ranks' buffers."""
     import torch
 
-    from psnode.records import checkpoint
+    from psnode.records import checkpoint, tensorfile
 
     state = {name: value.clone() for name, value in model.state_dict().items()}
     for name, _ in model.named_buffers():
@@ -177,7 +177,7 @@ def save(model: torch.nn.Module, directory: Path, step: int, dist: Any) -> None:
             state[name] /= dist.get_world_size()
     if dist.get_rank() == 0:
         directory.mkdir(parents=True, exist_ok=True)
-        checkpoint.write_tensors(directory / f"{checkpoint.step_directory(step)}.safetensors", state)
+        tensorfile.write_tensors(directory / f"{checkpoint.step_directory(step)}.safetensors", state)
     dist.barrier()
 
 

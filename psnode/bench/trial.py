@@ -113,7 +113,7 @@ def accuracies(ground: Ground, checkpoints: dict[int, Path]) -> dict[int, float]
     import torch
 
     from psnode.evaluator import evaluate
-    from psnode.records.checkpoint import parse
+    from psnode.records.tensorfile import parse
     from psnode.tasks.classification import Classification
 
     task = Classification(ground.network, ground.dataset, ground.data_dir, seed=ground.seed, options=dict(ground.options))

@@ -24,7 +24,7 @@ from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel, RemoteFailureError, StopRequest
 from psnode.protocol.messages import Failure, Reshard
 from psnode.protocol.wire import Flag, Frame, Kind
-from psnode.records import checkpoint
+from psnode.records import tensorfile
 from psnode.records.timeline import Tracer
 from psnode.transport.clock import Clock
 
@@ -184,7 +184,7 @@ class Receiver:
             case Kind.CLIP:
                 self._clipped(word.step, wire.unpack_factors(word.body, len(self._plan.groups), word.sender))
             case Kind.STATE:
-                self.statistics = checkpoint.parse(bytes(word.body), "what the master knows of the buffers")
+                self.statistics = tensorfile.parse(bytes(word.body), "what the master knows of the buffers")
             case Kind.RESHARD:
                 self.deal = Reshard.from_bytes(word.body, word.sender)
             case Kind.EPOCH:

@@ -10,7 +10,7 @@ from psnode.errors import ConfigurationError
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Hello, Ready
 from psnode.protocol.wire import Kind
-from psnode.records import checkpoint
+from psnode.records import checkpoint, tensorfile
 from psnode.tasks import inventory
 
 Lacking = Mapping[int, Sequence[str]]
@@ -98,4 +98,4 @@ def hand_out(link: FrameChannel, found: Lacking, model: torch.nn.Module) -> None
         together.setdefault(tuple(names), []).append(rank)
     for names, ranks in together.items():
         for chunk in inventory.chunks(values, names):
-            link.send(ranks, Kind.STATE, checkpoint.dump(chunk))
+            link.send(ranks, Kind.STATE, tensorfile.dump(chunk))

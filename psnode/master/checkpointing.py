@@ -14,7 +14,7 @@ from psnode.master.events import Events
 from psnode.master.soundness import first_not_finite, is_finite
 from psnode.master.statistics import combined
 from psnode.protocol.wire import Flag, Frame
-from psnode.records import checkpoint, layout, retention
+from psnode.records import checkpoint, layout, retention, staging, tensorfile
 from psnode.records.directory import RunDirectory
 from psnode.records.timeline import Tracer
 from psnode.tasks.inventory import batch_statistics, persistent_buffers
@@ -30,7 +30,7 @@ class _Pending:
     `until`: when the rounds that go on wait no longer for the rest.
     """
 
-    staged: checkpoint.StagedCheckpoint
+    staged: staging.StagedCheckpoint
     awaited: set[int]
     weights: tuple[Tensors, Tensors, Tensors] | None
     until: float
@@ -103,7 +103,7 @@ class PendingCheckpoints:
     @property
     def statistics(self) -> bytes:
         """The means of the workers' buffers, as last known, as a part that holds nothing else; empty if there are none."""
-        return checkpoint.dump({f"buffer/{name}": value for name, value in self._means.items()}) if self._means else b""
+        return tensorfile.dump({f"buffer/{name}": value for name, value in self._means.items()}) if self._means else b""
 
     def begin(self, version: int, ranks: Iterable[int], until: float, facts: Mapping[str, object] | None = None) -> bool:
         """Begin the checkpoint of `version`, the newest, with parts of `ranks`; False if there will be none.
@@ -112,7 +112,7 @@ class PendingCheckpoints:
         """
         self.begun = version
         try:
-            staged = checkpoint.StagedCheckpoint(self._run.path, version, self._job)
+            staged = staging.StagedCheckpoint(self._run.path, version, self._job)
         except OSError as error:
             self._abandon(version, error)
             return False
@@ -147,7 +147,7 @@ class PendingCheckpoints:
         content = bytes(frame.body)
         frame.release()
         try:
-            tensors = checkpoint.parse(content, f"the state of rank {frame.sender}")
+            tensors = tensorfile.parse(content, f"the state of rank {frame.sender}")
         except CheckpointError as error:
             raise WireError(str(error), frame.sender) from error
         buffers = {key: value for key, value in tensors.items() if key.startswith("buffer/")}

@@ -21,7 +21,7 @@ from psnode.plan.groups import DEFAULT_GROUP_BYTES, Plan, Tensor, make_plan
 from psnode.protocol.channel import FrameChannel, StopRequest
 from psnode.protocol.messages import Ready, Setup, Start, plain
 from psnode.protocol.wire import Frame, Kind
-from psnode.records import checkpoint, layout
+from psnode.records import checkpoint, layout, tensorfile
 from psnode.records.directory import RunDirectory
 from psnode.records.generations import Generation, shift
 from psnode.records.layout import CODEBOOK, FEEDBACK, RATE
@@ -144,7 +144,7 @@ def send_start(
         if rank <= workers:
             follow[rank] = dealt or _state(found, rank, answer)
         else:  # a spare, whatever place it had when the checkpoint was made
-            follow[rank] = checkpoint.dump(_mean_buffers(found, answer))
+            follow[rank] = tensorfile.dump(_mean_buffers(found, answer))
     rest = {} if lacking is None else besides(lacking, plan.slices())
     frames = {} if model is None else messages(rest, model)
     for rank in ready:
@@ -188,7 +188,7 @@ def resharded(found: checkpoint.Checkpoint, answer: Ready) -> bytes:
                 sums.setdefault(key, value)
     means = {key: value / len(names) if value.is_floating_point() else value for key, value in sums.items()}
     means = {key: value.float() if value.is_floating_point() else value for key, value in _owed(means, back=True).items()}
-    return checkpoint.dump({**means, **_mean_buffers(found, answer), **_mean_place(found)})
+    return tensorfile.dump({**means, **_mean_buffers(found, answer), **_mean_place(found)})
 
 
 def _owed(memories: Mapping[str, torch.Tensor], *, back: bool = False) -> dict[str, torch.Tensor]:
@@ -207,9 +207,9 @@ def _state(found: checkpoint.Checkpoint, rank: int, answer: Ready) -> bytes | No
     """State that worker `rank` resumes from; None if it reads that itself, which it does by the names of this layout."""
     name = checkpoint.worker_file(rank)
     if not found.has(name):
-        return checkpoint.dump({**_mean_buffers(found, answer), **_mean_place(found)})
+        return tensorfile.dump({**_mean_buffers(found, answer), **_mean_place(found)})
     if found.layout < checkpoint.LAYOUT:
-        return checkpoint.dump(layout.state_of(found, name))
+        return tensorfile.dump(layout.state_of(found, name))
     return None if answer.shared_directory else found.read(name)
 
 

@@ -9,23 +9,16 @@
                                    manifest.json               step, layout, and size and xxh3_128 of every file
     checkpoints/latest             the name of the newest one
 
-A checkpoint is written into a directory whose name starts with a dot, every file and the directory are
-fsynced, the directory is renamed, and only then `latest` is replaced. One that goes is renamed before anything
-of it is deleted. Its contents are tensors and JSON: reading one executes nothing. psnode.records.layout says how the state's
-tensors are named.
-
-Workers write beside it, into a directory of the checkpoint's step and of this start of the job. The master moves
-files out of it; the rest is deleted with that directory before anything is published. So the manifest lists those files alone,
-and no worker has ever known a path of the checkpoint.
+psnode.records.staging writes them. One that goes is renamed before anything of it is deleted. Their contents are tensors and
+JSON: reading one executes nothing. psnode.records.layout says how the state's tensors are named.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any
@@ -34,7 +27,8 @@ import xxhash
 
 from psnode.config.files import delete, inside, memory, open_plain, read_json, read_plain
 from psnode.errors import CheckpointError
-from psnode.records.metrics import fsync_directory, write_atomically
+from psnode.records import tensorfile
+from psnode.records.metrics import write_atomically
 
 if TYPE_CHECKING:
     import torch
@@ -53,10 +47,8 @@ NORMS = "state/norms.safetensors"
 LAYOUT = 2  # by tensor; a manifest without one is of layout 1, by group and segment
 PLACE = "data/place"  # in a worker's file: steps of its share that are taken, and among how many workers it was dealt
 _NAME = re.compile(r"step-(\d{8,})")
-_UNFINISHED = re.compile(r"\.step-\d{8,}(\.[0-9a-f]{16})?(\.gone)?|\.latest\.\d+")
 _CHUNK = 1 << 22
 _MANIFEST_BYTES = 1 << 24
-_PAIRS = "psnode.complex"  # in the metadata of a file: tensors that are pairs of real numbers there
 _REMEDY = f"; write the name of an older checkpoint into {CHECKPOINTS}/{LATEST} to resume from that"
 
 
@@ -75,160 +67,6 @@ def step_directory(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def dump(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """Tensors as safetensors bytes."""
-    from safetensors.torch import save
-
-    return bytes(save(*_portable(tensors)))
-
-
-def parse(content: bytes, source: str) -> dict[str, torch.Tensor]:
-    """Inverse of dump. CheckpointError names `source`."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
-    try:
-        return _with_pairs(dict(load(content)), content)
-    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise CheckpointError(f"{source} is no readable safetensors file: {error}") from error
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Write and fsync one file of an unfinished checkpoint, into a directory that is there."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write and fsync a safetensors file of an unfinished checkpoint, straight from the tensors' memory. OSError if it cannot."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    try:
-        values, metadata = _portable(tensors)
-        save_file(values, path, metadata)
-    except SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))
-        if number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _portable(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str] | None]:
-    """Tensors as the format can hold them: complex types that it lacks as pairs of real numbers, and a note of their names."""
-    import torch
-
-    apart = _without_aliases(tensors)
-    pairs = [name for name, value in apart.items() if value.is_complex() and value.dtype is not torch.complex64]
-    values = {name: torch.view_as_real(value) if name in pairs else value for name, value in apart.items()}
-    return values, {_PAIRS: json.dumps(pairs)} if pairs else None
-
-
-def _with_pairs(tensors: dict[str, torch.Tensor], content: bytes) -> dict[str, torch.Tensor]:
-    """Undo `_portable`. ValueError, KeyError or RuntimeError if the note is not one."""
-    import torch
-
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    for name in json.loads(header.get("__metadata__", {}).get(_PAIRS, "[]")):
-        tensors[str(name)] = torch.view_as_complex(tensors[str(name)])
-    return tensors
-
-
-def _without_aliases(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Contiguous tensors that share no memory: the format has no aliases, so every name of tied weights gets its copy."""
-    apart: dict[str, torch.Tensor] = {}
-    seen = set[int]()
-    for name, tensor in tensors.items():
-        tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
-        apart[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
-        seen.add(tensor.data_ptr())
-    return apart
-
-
-def _parts_path(train_dir: Path, step: int, job: int) -> Path:
-    """The directory in which workers of `job`, as its frames carry it, write their parts of the checkpoint of `step`."""
-    return train_dir / CHECKPOINTS / f".{step_directory(step)}.{job:016x}"
-
-
-def write_part(train_dir: Path, step: int, job: int, rank: int, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write and fsync a worker's part of an unfinished checkpoint: all of it, or nothing that anybody takes for it.
-
-    FileNotFoundError if nobody waits for that checkpoint any more; OSError if the disk does not take it.
-    """
-    place = _parts_path(train_dir, step, job)
-    unfinished = place / f".{worker_file(rank)}"
-    write_tensors(unfinished, tensors)
-    unfinished.rename(place / worker_file(rank))
-
-
-class StagedCheckpoint:
-    """A checkpoint of `step` in the making, invisible to readers until `publish`. It will hold the files added or adopted.
-
-    `job`: that of the workers whose parts may be adopted.
-    """
-
-    def __init__(self, train_dir: Path, step: int, job: int = 0) -> None:
-        self.step = step
-        self._root = train_dir / CHECKPOINTS
-        self._path = self._root / f".{step_directory(step)}"
-        self._parts = _parts_path(train_dir, step, job)
-        self._names = set[str]()
-        for path in (self._path, self._parts):
-            delete(path)
-            path.mkdir(parents=True)
-        fsync_directory(train_dir)
-
-    def add(self, name: str, content: bytes) -> None:
-        """Write file `name` (a relative path)."""
-        write_file(self._place(name), content)
-
-    def add_tensors(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Write safetensors file `name` without a copy of the tensors in memory."""
-        write_tensors(self._place(name), tensors)
-
-    def adopt(self, name: str) -> None:
-        """Take the part `name` that a worker has written. FileNotFoundError if it is not there."""
-        (self._parts / name).rename(self._path / name)
-        self._names.add(name)
-
-    def _place(self, name: str) -> Path:
-        path = self._path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._names.add(name)
-        return path
-
-    def publish(self, facts: Mapping[str, Any], *, preferred: bool = True) -> Path:
-        """Seal the checkpoint with `facts` and make it the latest; one that is not `preferred` only if there is no other.
-
-        OSError if it cannot be written: the one that was the latest then still is.
-        """
-        remove(self._parts)
-        files = {}
-        for name in sorted(self._names):
-            with (self._path / name).open("rb") as file:
-                files[name] = {"bytes": os.fstat(file.fileno()).st_size, "xxh3_128": _hash(file)}
-        manifest = {"step": self.step, "layout": LAYOUT, **facts, "files": files}
-        write_file(self._path / MANIFEST, json.dumps(manifest, indent=2).encode())
-        for directory in {path.parent for path in self._path.rglob("*")}:
-            fsync_directory(directory)
-        final = self._root / step_directory(self.step)
-        remove(final)
-        self._path.rename(final)
-        fsync_directory(self._root)
-        if preferred or not (self._root / LATEST).exists():
-            name_latest(final)
-        return final
-
-    def discard(self) -> None:
-        """Delete the files written: there will be no such checkpoint."""
-        remove(self._parts)
-        delete(self._path)
-
-
 def name_latest(path: Path) -> None:
     """Let `latest` name the published checkpoint `path`: --resume goes on from it."""
     write_atomically(path.with_name(LATEST), path.name.encode() + b"\n")
@@ -243,13 +81,6 @@ def remove(path: Path) -> None:
     except FileNotFoundError:
         return
     delete(gone)
-
-
-def sweep(train_dir: Path) -> None:
-    """Delete the unfinished files of killed writers, by psnode's names for them. Only for the process that holds the lock."""
-    for path in (train_dir / CHECKPOINTS).glob(".*"):
-        if _UNFINISHED.fullmatch(path.name):
-            delete(path)
 
 
 def step_of(path: Path) -> int:
@@ -327,7 +158,7 @@ class Checkpoint:
     def verify(self) -> None:
         """Read every file once. CheckpointError if one is missing, truncated or altered."""
         for name in self.facts["files"]:
-            self._checked(name, _hash)
+            self._checked(name, digest)
 
     def read(self, name: str) -> bytes:
         """The bytes of a file. CheckpointError if it is missing, truncated or altered."""
@@ -362,15 +193,16 @@ class Checkpoint:
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
         """The tensors of a safetensors file."""
-        return parse(self.read(name), str(self.path / name))
+        return tensorfile.parse(self.read(name), str(self.path / name))
 
     def has(self, name: str) -> bool:
         """True if the manifest lists file `name`."""
         return name in self.facts["files"]
 
 
-def _hash(file: IO[bytes]) -> str:
-    digest = xxhash.xxh3_128()
+def digest(file: IO[bytes]) -> str:
+    """xxh3_128 of the rest of a file, as a manifest has it."""
+    found = xxhash.xxh3_128()
     while chunk := file.read(_CHUNK):
-        digest.update(chunk)
-    return digest.hexdigest()
+        found.update(chunk)
+    return found.hexdigest()

@@ -25,7 +25,7 @@ from psnode.config.files import read_json, require_plain
 from psnode.config.schemes import Scheme, resolve
 from psnode.errors import CheckpointError, ConfigurationError, PsnodeError
 from psnode.plan.groups import Plan
-from psnode.records import checkpoint
+from psnode.records import checkpoint, staging
 from psnode.records.branches import BEGUN, SINCE
 from psnode.records.generations import Generation, continued
 from psnode.records.metrics import METRICS, SUMMARY, cut_after, totals, write_atomically
@@ -94,7 +94,7 @@ class RunDirectory:
 
     def begin(self, plan: Plan, workers: int) -> None:
         """Drop records of steps that come again, half-written files and the earlier summary; write config.json."""
-        checkpoint.sweep(self.path)
+        staging.sweep(self.path)
         cut_after(self.path / METRICS, self.resume_point.step)
         (self.path / SUMMARY).unlink(missing_ok=True)
         content = {

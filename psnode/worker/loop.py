@@ -18,7 +18,7 @@ from psnode.plan.groups import Plan
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Report, Reshard, Start
 from psnode.protocol.wire import Flag, Frame, Kind
-from psnode.records import checkpoint
+from psnode.records import staging, tensorfile
 from psnode.records.timeline import Tracer
 from psnode.task import Batch
 from psnode.worker.computation import Computation, Outcome
@@ -202,13 +202,13 @@ class Worker:
             written = False
             if self.directory is not None:
                 try:
-                    checkpoint.write_part(self.directory, step, self.link.job, self.link.rank, {**memories, **buffers})
+                    staging.write_part(self.directory, step, self.link.job, self.link.rank, {**memories, **buffers})
                     written = True
                 except FileNotFoundError:
                     return  # published without this part, or given up
                 except OSError:
                     pass  # let the master try
-            content = checkpoint.dump(buffers if written else {**memories, **buffers})
+            content = tensorfile.dump(buffers if written else {**memories, **buffers})
             flags = Flag.WRITTEN if written else Flag.NONE
             self.link.send(0, Kind.STATE, content, step=step, version=step, flags=flags)
 

@@ -23,7 +23,7 @@ from psnode.plan.groups import Plan, downlink_codecs
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Ready, Reshard, Setup, Start
 from psnode.protocol.wire import Kind
-from psnode.records import checkpoint
+from psnode.records import checkpoint, tensorfile
 from psnode.records.timeline import Tracer
 from psnode.task import Data, Task
 from psnode.tasks import inventory
@@ -79,7 +79,7 @@ class WorkerContext:
         plan = Plan.from_dict(start.plan)
         for _ in range(start.tensors):
             content = bytes(link.expect(Kind.STATE, self.patience).body)
-            inventory.put_back(self.model, checkpoint.parse(content, "what rank 0 has and this rank does not"))
+            inventory.put_back(self.model, tensorfile.parse(content, "what rank 0 has and this rank does not"))
         replica = Replica(self.model, plan, self.device)
         gradients = Gradients(replica.parameters, plan, self.device)
         scheme = self.scheme
@@ -208,7 +208,7 @@ def _restore(
     """Take this worker's feedback and buffers from the checkpoint, read here or sent by the master: all that it holds."""
     name = checkpoint.worker_file(link.rank)
     if start.state_follows or directory is None:
-        tensors = checkpoint.parse(bytes(link.expect(Kind.STATE, patience).body), name)
+        tensors = tensorfile.parse(bytes(link.expect(Kind.STATE, patience).body), name)
     else:
         tensors = checkpoint.Checkpoint.open(directory / checkpoint.CHECKPOINTS / str(start.restore)).tensors(name)
     if not start.state_follows or any(key.startswith("feedback/") for key in tensors):  # else: nothing is known of it

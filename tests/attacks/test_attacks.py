@@ -18,7 +18,7 @@ from psnode.config import settings
 from psnode.config.load import load
 from psnode.errors import CheckpointError, ConfigurationError
 from psnode.evaluator import follow
-from psnode.records import checkpoint
+from psnode.records import staging
 from psnode.records.directory import claim
 
 HERE = Path(__file__).parent
@@ -108,11 +108,11 @@ def test_what_is_not_psnodes_own_stays_when_a_run_is_resumed(run: Path, tmp_path
         file.parent.mkdir(exist_ok=True)
         file.write_text("x")
     (home / ".step-00000008").symlink_to(tmp_path / "aim")
-    checkpoint.sweep(run)
+    staging.sweep(run)
     assert [file for file in kept if not file.exists()] == []
     assert [file for file in [*gone, home / ".step-00000008"] if file.exists()] == []
     (home / ".step-00000011").symlink_to(tmp_path / "aim")
-    checkpoint.StagedCheckpoint(run, 11).discard()
+    staging.StagedCheckpoint(run, 11).discard()
     assert (tmp_path / "aim" / "file").exists()
 
 

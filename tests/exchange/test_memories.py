@@ -19,7 +19,7 @@ from psnode.plan.groups import Plan, Segment, Tensor, make_plan
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Frame, Kind
-from psnode.records import checkpoint
+from psnode.records import tensorfile
 from psnode.transport.loopback import loopback_group
 from tests.records.plain_reader import read
 
@@ -100,11 +100,11 @@ class Sender:
         return np.concatenate([get_codec(s.codec).decode(p).reshape(-1) for s, p in zip(segments, payloads, strict=True)])
 
     def written(self, path: Path) -> dict[str, np.ndarray]:
-        checkpoint.write_tensors(path, self.sender.state())
+        tensorfile.write_tensors(path, self.sender.state())
         return read(path)
 
     def load(self, path: Path) -> None:
-        self.sender.load_state(checkpoint.parse(path.read_bytes(), "the file"))
+        self.sender.load_state(tensorfile.parse(path.read_bytes(), "the file"))
 
 
 def nonzero(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -185,7 +185,7 @@ def test_memories_in_units_of_unlike_learning_rates_stay_what_they_are_in_weight
     for name, size in ((tensor.name, tensor.size) for tensor in TENSORS):
         tensors[f"feedback/residual/{name}"] = torch.from_numpy(rng.standard_normal(size).astype(np.float32))
         tensors[f"feedback/rate/{name}"] = torch.tensor([rates[name]], dtype=torch.float64)
-    checkpoint.write_tensors(tmp_path / "first", tensors)
+    tensorfile.write_tensors(tmp_path / "first", tensors)
     with Sender(scheme, **PLANS["whole"]) as sender:
         sender.load(tmp_path / "first")
         found = sender.written(tmp_path / "second")

@@ -19,12 +19,13 @@ import torch
 import psnode
 from psnode.config import Config
 from psnode.errors import CheckpointError, ConfigurationError
-from psnode.records import checkpoint
-from psnode.records.checkpoint import Checkpoint, StagedCheckpoint
+from psnode.records import checkpoint, staging, tensorfile
+from psnode.records.checkpoint import Checkpoint
 from psnode.records.directory import claim
 from psnode.records.history import violations
 from psnode.records.metrics import read_records
 from psnode.records.retention import prune
+from psnode.records.staging import StagedCheckpoint
 from psnode.tasks.classification import Classification
 from tests.faults.traced import AVAILABLE, RAISED, Trace, traced
 
@@ -42,9 +43,9 @@ def weights(step: int) -> dict[str, torch.Tensor]:
 def publish(train_dir: Path, step: int) -> None:
     """All that a job writes of a checkpoint, by the functions that it uses."""
     draft = StagedCheckpoint(train_dir, step)
-    checkpoint.write_part(train_dir, step, 0, 1, weights(step))
+    staging.write_part(train_dir, step, 0, 1, weights(step))
     draft.adopt(checkpoint.worker_file(1))
-    draft.add(checkpoint.worker_file(2), checkpoint.dump(weights(step)))
+    draft.add(checkpoint.worker_file(2), tensorfile.dump(weights(step)))
     draft.add_tensors(checkpoint.MODEL, weights(step))
     draft.add_tensors(checkpoint.OPTIMIZER, weights(step))
     draft.publish({"workers": 2})
@@ -80,7 +81,7 @@ def check_whole(train_dir: Path) -> int:
 
 def check_goes_on(train_dir: Path) -> None:
     """The next start of the job writes this checkpoint and leaves nothing else there."""
-    checkpoint.sweep(train_dir)
+    staging.sweep(train_dir)
     publish(train_dir, NEW)
     assert check_whole(train_dir) == NEW
     assert sorted(path.name for path in (train_dir / "checkpoints").iterdir()) == ["latest", "step-00000006"]

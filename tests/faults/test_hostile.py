@@ -22,7 +22,7 @@ from psnode.master import lead
 from psnode.protocol import wire
 from psnode.protocol.messages import Hello
 from psnode.protocol.wire import HEADER_BYTES, Kind
-from psnode.records import checkpoint
+from psnode.records import checkpoint, tensorfile
 from psnode.records.history import violations
 from psnode.tasks.load import make_task
 from psnode.transport.base import Buffer, Pending, Transport
@@ -222,7 +222,7 @@ def test_one_bad_frame_costs_a_worker_no_more_than_a_round(tmp_path: Path, kind:
 
 def extra_buffer(body: bytes) -> bytes:
     """A buffer that the model does not have: the checkpoint would fit no model."""
-    return checkpoint.dump({**checkpoint.parse(body, "state"), "buffer/running_mean": torch.zeros(3)})
+    return tensorfile.dump({**tensorfile.parse(body, "state"), "buffer/running_mean": torch.zeros(3)})
 
 
 @pytest.mark.parametrize("lie", [altered, truncated, of_another_job, with_body(extra_buffer)])

@@ -15,7 +15,7 @@ from psnode.config import Config
 from psnode.errors import CheckpointError, ConfigurationError
 from psnode.jobs.job import run
 from psnode.plan.groups import Plan
-from psnode.records import checkpoint
+from psnode.records import checkpoint, tensorfile
 from psnode.records.metrics import read_records
 from psnode.tasks.classification import Classification
 from tests.feedback.test_conservation import STEPS, Linear
@@ -165,7 +165,7 @@ def as_layout_1(train_dir: Path) -> None:
                     single = {"rate": np.float64, "step": np.float32}.get(memory)
                     named[f"{prefix}{part.index}/{memory}"] = own[:1].astype(single) if single else own.astype(np.float32)
         (path / file).unlink()
-        checkpoint.write_tensors(path / file, {name: torch.from_numpy(value.copy()) for name, value in named.items()})
+        tensorfile.write_tensors(path / file, {name: torch.from_numpy(value.copy()) for name, value in named.items()})
         content = (path / file).read_bytes()
         manifest["files"][file] = {"bytes": len(content), "xxh3_128": xxhash.xxh3_128_hexdigest(content)}
     del manifest["layout"], manifest["plan"]
@@ -211,7 +211,7 @@ def test_layout_1_is_read_by_the_first_plan_of_the_run_also_when_the_job_that_ch
 def test_gradients_that_wait_keep_the_run_to_its_groups(tmp_path: Path) -> None:
     run(config(tmp_path, max_steps=3, **ONE))
     path = newest(tmp_path)
-    checkpoint.write_tensors(path / checkpoint.WAITING, {"1/4/3/0/0": torch.zeros(8, dtype=torch.uint8)})
+    tensorfile.write_tensors(path / checkpoint.WAITING, {"1/4/3/0/0": torch.zeros(8, dtype=torch.uint8)})
     manifest = json.loads((path / "manifest.json").read_bytes())
     content = (path / checkpoint.WAITING).read_bytes()
     manifest["files"][checkpoint.WAITING] = {"bytes": len(content), "xxh3_128": xxhash.xxh3_128_hexdigest(content)}

@@ -16,10 +16,11 @@ from psnode.errors import CheckpointError
 from psnode.jobs.job import run
 from psnode.master.startup import resharded
 from psnode.protocol.messages import Ready
-from psnode.records import checkpoint
-from psnode.records.checkpoint import Checkpoint, StagedCheckpoint
+from psnode.records import checkpoint, tensorfile
+from psnode.records.checkpoint import Checkpoint
 from psnode.records.history import violations
 from psnode.records.metrics import read_records
+from psnode.records.staging import StagedCheckpoint
 from psnode.tasks.classification import Classification
 from psnode.tasks.data.sampler import permutation
 
@@ -115,7 +116,7 @@ def test_the_mean_of_the_memories_stays_what_it_was(tmp_path: Path) -> None:
         draft.add_tensors(checkpoint.worker_file(rank), {**own, "buffer/bn.mean": torch.full((2,), float(rank))})
     draft.add_tensors(checkpoint.MODEL, {"fc.weight": torch.zeros(3), "bn.mean": torch.full((2,), 2.0)})
     found = Checkpoint.open(draft.publish({"workers": 3}))
-    dealt = checkpoint.parse(resharded(found, Ready([["fc.weight", [3]]], None, 10, True)), "test")
+    dealt = tensorfile.parse(resharded(found, Ready([["fc.weight", [3]]], None, 10, True)), "test")
     assert set(dealt) == {"feedback/residual/fc.weight", "feedback/codebook/fc.weight:0..fc.weight:50", "buffer/bn.mean"}
     np.testing.assert_allclose(
         dealt["feedback/residual/fc.weight"].numpy(), np.mean(memories, axis=0, dtype=np.float64), rtol=1e-6

@@ -18,7 +18,7 @@ from psnode.master.startup import resharded
 from psnode.plan.groups import Plan
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Ready
-from psnode.records import checkpoint
+from psnode.records import checkpoint, tensorfile
 from psnode.records.metrics import read_records
 from psnode.task import Task
 from psnode.transport.loopback import loopback_group
@@ -180,7 +180,7 @@ def test_memories_of_workers_at_different_steps_are_dealt_by_what_they_owe(tmp_p
     folder.mkdir()
     for rank, (rate, owed) in enumerate([(0.1, 3.0), (0.2, 1.0)], 1):
         values = {"feedback/residual/a": torch.full((8,), owed), "feedback/rate/a": torch.tensor([rate], dtype=torch.float64)}
-        checkpoint.write_tensors(folder / checkpoint.worker_file(rank), values)
+        tensorfile.write_tensors(folder / checkpoint.worker_file(rank), values)
 
     class Found:
         """As much of a checkpoint as is read."""
@@ -189,8 +189,8 @@ def test_memories_of_workers_at_different_steps_are_dealt_by_what_they_owe(tmp_p
         layout = checkpoint.LAYOUT
 
         def tensors(self, name: str) -> dict[str, torch.Tensor]:
-            return {} if name == checkpoint.MODEL else checkpoint.parse((folder / name).read_bytes(), name)
+            return {} if name == checkpoint.MODEL else tensorfile.parse((folder / name).read_bytes(), name)
 
-    dealt = checkpoint.parse(resharded(Found(), Ready([], None, 0, True)), "dealt")  # type: ignore[arg-type]
+    dealt = tensorfile.parse(resharded(Found(), Ready([], None, 0, True)), "dealt")  # type: ignore[arg-type]
     owed = dealt["feedback/rate/a"].double() * dealt["feedback/residual/a"].double()
     assert owed.numpy() == pytest.approx((0.1 * 3 + 0.2 * 1) / 2)

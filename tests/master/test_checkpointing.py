@@ -21,7 +21,7 @@ from psnode.plan.groups import Tensor, make_plan
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Frame, Kind
-from psnode.records import checkpoint
+from psnode.records import checkpoint, tensorfile
 from psnode.records.directory import claim
 from psnode.records.retention import UNKNOWN, is_sound
 from psnode.records.timeline import Tracer
@@ -37,7 +37,7 @@ class Bench:
     folder: Path
 
     def part(self, version: int, rank: int, mean: float) -> None:
-        content = checkpoint.dump(
+        content = tensorfile.dump(
             {"buffer/1.running_mean": torch.full((3,), mean), "buffer/1.num_batches_tracked": torch.tensor(rank)}
         )
         self.pending.take(Frame(Kind.STATE, wire.Flag.NONE, rank, 0, version, version, np.frombuffer(content, np.uint8)))
@@ -86,7 +86,7 @@ def test_a_part_of_everybody_who_was_there_makes_a_checkpoint(tmp_path: Path) ->
 def test_a_part_with_a_buffer_of_another_shape_is_refused_with_both_shapes(tmp_path: Path) -> None:
     found = bench(tmp_path, rounds_go_on=False)
     found.pending.begin(5, [1], 0.0)
-    content = np.frombuffer(checkpoint.dump({"buffer/1.running_mean": torch.ones(4)}), np.uint8)
+    content = np.frombuffer(tensorfile.dump({"buffer/1.running_mean": torch.ones(4)}), np.uint8)
     told = r"holds buffer/1\.running_mean, torch\.float32 of shape \(4,\), which the model has as torch\.float32 of shape \(3,\)"
     with pytest.raises(WireError, match=told):
         found.pending.take(Frame(Kind.STATE, wire.Flag.NONE, 1, 0, 5, 5, content))

@@ -21,9 +21,10 @@ from psnode.master.events import Events
 from psnode.plan.groups import Tensor, make_plan
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Flag, Frame, Kind
-from psnode.records import checkpoint
-from psnode.records.checkpoint import Checkpoint, StagedCheckpoint
+from psnode.records import checkpoint, staging
+from psnode.records.checkpoint import Checkpoint
 from psnode.records.directory import claim
+from psnode.records.staging import StagedCheckpoint
 from psnode.records.timeline import Tracer
 from psnode.transport.loopback import loopback_group
 from psnode.worker.loop import Worker
@@ -109,7 +110,7 @@ def test_a_worker_that_wakes_up_while_the_checkpoint_is_written_is_no_part_of_it
             late.append(rank := 2)
             contribute(tmp_path, rank, [])
 
-    for module, name in ((StagedCheckpoint, "add_tensors"), (checkpoint, "write_file"), (checkpoint, "write_atomically")):
+    for module, name in ((StagedCheckpoint, "add_tensors"), (staging, "write_file"), (checkpoint, "write_atomically")):
         own = getattr(module, name)
 
         def watched(
@@ -174,12 +175,12 @@ def test_what_a_worker_could_not_write_whole_it_sends(tmp_path: Path, halves: li
 
 def test_a_writer_of_an_earlier_start_of_the_job_does_not_touch_what_this_one_writes(tmp_path: Path) -> None:
     for job in (7, 8):
-        checkpoint.sweep(tmp_path)
+        staging.sweep(tmp_path)
         draft = StagedCheckpoint(tmp_path, STEP, job)
-        checkpoint.write_part(tmp_path, STEP, job, 1, memories(1))
-    checkpoint.write_part(tmp_path, STEP, 8, 1, memories(1))
+        staging.write_part(tmp_path, STEP, job, 1, memories(1))
+    staging.write_part(tmp_path, STEP, 8, 1, memories(1))
     with pytest.raises(FileNotFoundError):
-        checkpoint.write_part(tmp_path, STEP, 7, 1, {"feedback/residual/weight": torch.zeros(9)})
+        staging.write_part(tmp_path, STEP, 7, 1, {"feedback/residual/weight": torch.zeros(9)})
     draft.adopt(checkpoint.worker_file(1))
     draft.add_tensors(checkpoint.MODEL, {"w": torch.ones(3)})
     opened = Checkpoint.open(draft.publish({"workers": 1}))

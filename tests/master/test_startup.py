@@ -15,7 +15,7 @@ from psnode.plan.groups import Tensor, make_plan
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Ready, Start
 from psnode.protocol.wire import Kind
-from psnode.records import checkpoint
+from psnode.records import checkpoint, staging, tensorfile
 from psnode.records.directory import ResumePoint, RunDirectory
 from psnode.records.generations import Generation
 from psnode.transport.loopback import LoopbackTransport, loopback_group
@@ -25,7 +25,7 @@ PLAN = make_plan([Tensor("weight", (4,))], "identity", group_by="model", min_com
 
 def resumed(folder: Path, wrote: int) -> RunDirectory:
     """A run that `wrote` workers left; rank 1 was lost, and rank 3, a spare, had its place."""
-    draft = checkpoint.StagedCheckpoint(folder, 5)
+    draft = staging.StagedCheckpoint(folder, 5)
     draft.add_tensors(checkpoint.MODEL, {"weight": torch.zeros(4), "mean": torch.full((2,), 7.0)})
     for rank in (2, 3):
         part = {"feedback/residual/weight": torch.full((4,), float(rank)), "buffer/mean": torch.full((2,), float(rank))}
@@ -41,7 +41,7 @@ def told(end: LoopbackTransport) -> dict[str, torch.Tensor] | None:
     start = Start.from_bytes(link.expect(Kind.PLAN, 5).body, 0)
     assert start.step == 5
     link.job = start.job
-    return checkpoint.parse(bytes(link.expect(Kind.STATE, 5).body), "state") if start.state_follows else None
+    return tensorfile.parse(bytes(link.expect(Kind.STATE, 5).body), "state") if start.state_follows else None
 
 
 @pytest.mark.parametrize(("wrote", "second"), [(2, None), (3, {"feedback/residual/weight": 2.5, "buffer/mean": 7.0})])

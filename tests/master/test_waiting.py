@@ -18,7 +18,8 @@ from psnode.master.applied import Applied, applied_before
 from psnode.master.waiting import pack, unpack
 from psnode.protocol.wire import Flag, Frame, Kind
 from psnode.records import checkpoint
-from psnode.records.checkpoint import Checkpoint, StagedCheckpoint
+from psnode.records.checkpoint import Checkpoint
+from psnode.records.staging import StagedCheckpoint
 from psnode.tasks.data.sampler import Sampler
 
 

@@ -8,15 +8,16 @@ import pytest
 import torch
 
 from psnode.errors import CheckpointError
-from psnode.records import checkpoint
-from psnode.records.checkpoint import Checkpoint, StagedCheckpoint
+from psnode.records import checkpoint, tensorfile
+from psnode.records.checkpoint import Checkpoint
 from psnode.records.retention import prune
+from psnode.records.staging import StagedCheckpoint
 
 
 def published(train_dir: Path, step: int, keep_last: int = 0) -> Path:
     draft = StagedCheckpoint(train_dir, step)
     draft.add_tensors("model.safetensors", {"w": torch.full((5,), float(step))})
-    draft.add("state/optimizer.safetensors", checkpoint.dump({}))
+    draft.add("state/optimizer.safetensors", tensorfile.dump({}))
     path = draft.publish({"workers": 2})
     prune(train_dir, step, keep_last)
     return path
@@ -29,25 +30,6 @@ def test_what_is_published_is_read_back(tmp_path: Path) -> None:
     found = Checkpoint.open(newest)
     assert found.step == 7 and found.facts["workers"] == 2
     assert torch.equal(found.tensors("model.safetensors")["w"], torch.full((5,), 7.0))
-
-
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.bfloat16, torch.float64, torch.int64, torch.bool])
-def test_a_tensor_of_any_type_is_read_back(dtype: torch.dtype, tmp_path: Path) -> None:
-    value = (torch.tensor([[1.5, -2.0], [0.0, 3.0]], dtype=torch.float64) * (1 + 2j if dtype.is_complex else 1)).to(dtype)
-    draft = StagedCheckpoint(tmp_path, 1)
-    draft.add_tensors("x.safetensors", {"beside": torch.ones(3), "value": value})
-    found = Checkpoint.open(draft.publish({"workers": 1})).tensors("x.safetensors")
-    assert found["value"].dtype is dtype and torch.equal(found["value"], value)
-    assert torch.equal(found["beside"], torch.ones(3))
-
-
-def test_a_draft_is_invisible(tmp_path: Path) -> None:
-    published(tmp_path, 1)
-    draft = StagedCheckpoint(tmp_path, 2)
-    draft.add("model.safetensors", b"half")
-    assert [path.name for path in checkpoint.complete(tmp_path)] == ["step-00000001"]
-    newest = checkpoint.latest(tmp_path)
-    assert newest is not None and newest.name == "step-00000001"
 
 
 def test_latest_is_none_before_the_first(tmp_path: Path) -> None:
@@ -96,7 +78,7 @@ def test_an_old_checkpoint_stays_for_the_parts_of_the_jobs_workers_alone(tmp_pat
     for step, ranks in ((1, (1, 2)), (2, (1, 3)), (3, (1,)), (4, (1,))):
         draft = StagedCheckpoint(tmp_path, step)
         for rank in ranks:
-            draft.add(checkpoint.worker_file(rank), checkpoint.dump({}))
+            draft.add(checkpoint.worker_file(rank), tensorfile.dump({}))
         draft.publish({"workers": 2})
         prune(tmp_path, step, 1, 2)
     assert [checkpoint.step_of(path) for path in checkpoint.complete(tmp_path)] == [1, 4]
@@ -104,7 +86,7 @@ def test_an_old_checkpoint_stays_for_the_parts_of_the_jobs_workers_alone(tmp_pat
 
 def test_where_no_workers_are_named_no_part_of_one_keeps_an_old_checkpoint(tmp_path: Path) -> None:
     draft = StagedCheckpoint(tmp_path, 1)
-    draft.add(checkpoint.worker_file(1), checkpoint.dump({}))
+    draft.add(checkpoint.worker_file(1), tensorfile.dump({}))
     draft.publish({"workers": 1})
     published(tmp_path, 2, keep_last=1)
     assert [checkpoint.step_of(path) for path in checkpoint.complete(tmp_path)] == [2]
@@ -165,35 +147,3 @@ def test_a_pointer_to_anything_but_a_checkpoint_is_refused_with_those_there_are(
     (tmp_path / "checkpoints" / "latest").write_bytes(content)
     with pytest.raises(CheckpointError, match="there are: step-00000001"):
         checkpoint.latest(tmp_path)
-
-
-def test_tied_weights_are_saved_under_every_name() -> None:
-    weight = torch.arange(6.0)
-    content = checkpoint.dump({"encoder": weight, "decoder": weight})
-    found = checkpoint.parse(content, "test")
-    assert torch.equal(found["encoder"], weight) and torch.equal(found["decoder"], weight)
-
-
-def test_views_of_one_vector_are_saved_apart() -> None:
-    flat = torch.arange(10.0)
-    found = checkpoint.parse(checkpoint.dump({"a": flat[:4].view(2, 2), "b": flat[4:]}), "test")
-    assert found["a"].tolist() == [[0, 1], [2, 3]] and found["b"].tolist() == [4, 5, 6, 7, 8, 9]
-
-
-@pytest.mark.parametrize("content", [b"", b"1234567", b"\xff" * 100])
-def test_garbage_is_no_safetensors_file(content: bytes) -> None:
-    with pytest.raises(CheckpointError, match="thing"):
-        checkpoint.parse(content, "thing")
-
-
-def test_what_nobody_decided_on_is_no_part_of_a_checkpoint(tmp_path: Path) -> None:
-    draft = StagedCheckpoint(tmp_path, 3)
-    for rank in (1, 2):
-        checkpoint.write_part(tmp_path, 3, 0, rank, {"w": torch.ones(3)})
-    draft.adopt("worker-001.safetensors")
-    draft.add_tensors("model.safetensors", {"w": torch.ones(3)})
-    found = Checkpoint.open(draft.publish({"workers": 2}))
-    found.verify()
-    assert set(found.facts["files"]) == {"model.safetensors", "worker-001.safetensors"}
-    assert {path.name for path in found.path.iterdir()} == {"manifest.json", "model.safetensors", "worker-001.safetensors"}
-    assert sorted(path.name for path in found.path.parent.iterdir()) == ["latest", "step-00000003"]

@@ -13,8 +13,9 @@ import torch
 from psnode.errors import CheckpointError
 from psnode.plan.groups import Group, Plan, Segment, Tensor
 from psnode.records import checkpoint, layout
-from psnode.records.checkpoint import Checkpoint, StagedCheckpoint
+from psnode.records.checkpoint import Checkpoint
 from psnode.records.layout import Run
+from psnode.records.staging import StagedCheckpoint
 
 SIZES = {"a": 7, "empty": 0, "b/c": 1, "d": 12, "e": 5}
 

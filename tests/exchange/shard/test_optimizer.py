@@ -14,7 +14,7 @@ from psnode.config import Config
 from psnode.errors import CheckpointError
 from psnode.exchange.shard.optimizer import Parameters
 from psnode.plan.groups import Plan, Tensor, make_plan
-from psnode.records import checkpoint
+from psnode.records import tensorfile
 from tests.records.plain_reader import read
 
 LR = 0.05
@@ -60,12 +60,12 @@ def step(found: Parameters, number: int, *, without: int | None = None) -> None:
 
 
 def written(found: Parameters, path: Path) -> dict[str, np.ndarray]:
-    checkpoint.write_tensors(path, found.state())
+    tensorfile.write_tensors(path, found.state())
     return read(path)
 
 
 def load(found: Parameters, weights: dict[str, torch.Tensor], path: Path) -> None:
-    found.load(weights, checkpoint.parse(path.read_bytes(), "the file"))
+    found.load(weights, tensorfile.parse(path.read_bytes(), "the file"))
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
