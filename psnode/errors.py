@@ -27,7 +27,10 @@ A message is one line that names the fault and the remedy; details are attribute
 
 from __future__ import annotations
 
+import sysconfig
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class PsnodeError(Exception):
@@ -170,3 +173,20 @@ class StoppedError(PsnodeError):
         self.step = step
         if reason == "SIGINT":
             self.exit_code = 130
+
+
+_PACKAGE = str(Path(__file__).parent)
+_PYTHON = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+def location(error: BaseException) -> str:
+    """`task.py:12 in batch`: the innermost frame that is neither psnode's nor a library's, else the innermost; "" without one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((_PACKAGE, "<", *_PYTHON))] or frames
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}" if own else ""
+
+
+def in_one_line(error: BaseException) -> str:
+    """Type, message and location of an exception that psnode does not raise itself."""
+    text, where = " ".join(f"{type(error).__name__}: {error}".split()), location(error)
+    return f"{text.removesuffix(':')} ({where})" if where else text

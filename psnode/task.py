@@ -6,9 +6,7 @@ The networks and data sets that come with psnode are such a Task themselves (`ps
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from psnode.config.extensions import extend_path, import_file
 from psnode.config.names import names_file
-from psnode.errors import ConfigurationError
-from psnode.protocol.tracebacks import in_one_line
+from psnode.errors import ConfigurationError, in_one_line
 
 if TYPE_CHECKING:
     import torch
@@ -112,7 +110,7 @@ def load_task(spec: str, options: Mapping[str, str] | None = None) -> Task:
     neighbours. ConfigurationError names the missing file or class, or the error that the code raised.
     """
     source, _, name = spec.partition(":")
-    module = _import_file(Path(source)) if names_file(source) else _import_module(source)
+    module = import_file(Path(source), "task") if names_file(source) else _import_module(source)
     chosen = _choose_class(module, source, name)
     try:
         return chosen(options)
@@ -122,33 +120,12 @@ def load_task(spec: str, options: Mapping[str, str] | None = None) -> Task:
         raise ConfigurationError(f"task {spec} cannot be constructed: {in_one_line(error)}") from error
 
 
-def _import_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise ConfigurationError(f"task file {path} does not exist: check the path, or name a module as package.module")
-    _extend_path(path.resolve().parent)
-    spec = importlib.util.spec_from_file_location(f"psnode_task_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ConfigurationError(f"task file {path} is no Python file: its name must end in .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module  # dataclasses and type hints look themselves up there
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise ConfigurationError(f"task file {path} cannot be imported: {in_one_line(error)}") from error
-    return module
-
-
 def _import_module(name: str) -> ModuleType:
-    _extend_path(Path.cwd())
+    extend_path(Path.cwd())
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
         raise ConfigurationError(f"task module {name} cannot be imported: {in_one_line(error)}") from error
-
-
-def _extend_path(directory: Path) -> None:
-    if str(directory) not in sys.path:
-        sys.path.append(str(directory))
 
 
 def _choose_class(module: ModuleType, source: str, name: str) -> type[Task]:

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +24,21 @@ ROOT = Path(__file__).resolve().parents[1]
 SERIAL = ("mpi", "net")  # folders whose tests start jobs of several processes: never two of them at once
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """--codec FILE:NAME: hold this codec, and no other, to the promises in tests/codecs/test__*.py."""
+    parser.addoption("--codec", action="append", default=[], metavar="SPEC", help="subject of tests/codecs/test__*.py; repeat")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Load the codecs of --codec before the tests are collected."""
+    if specs := config.getoption("--codec"):
+        from psnode.config.extensions import load_codec
+        from tests.codecs import family
+
+        family.FILES[:] = specs
+        family.CHOSEN[:] = [load_codec(spec) for spec in specs]
+
+
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     """Put the tests that start jobs into one group, which one worker of pytest-xdist runs (--dist loadgroup)."""
@@ -38,6 +53,20 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in os.environ:
         if variable.startswith("PSNODE_"):
             monkeypatch.delenv(variable)
+
+
+@pytest.fixture
+def forgotten_codecs() -> Iterator[None]:
+    """Codecs that a test adds are gone after it."""
+    from psnode.codecs import table
+    from psnode.config import extensions
+
+    outside, names = dict(table._OUTSIDE), dict(table.NAMES)
+    yield
+    for kept, now in ((outside, table._OUTSIDE), (names, table.NAMES)):
+        now.clear()
+        now.update(kept)
+    extensions._loaded.cache_clear()
 
 
 class Finished(NamedTuple):

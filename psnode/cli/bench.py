@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,17 @@ import click
 
 from psnode.cli.debugging import debuggable
 from psnode.config import Config
+
+
+def _codecs(text: str) -> Callable[[Any], Any]:
+    """The repeatable option --codec, whose values become specs without files."""
+
+    def loaded(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+        from psnode.config.extensions import load_codec
+
+        return tuple(load_codec(value) for value in values)
+
+    return click.option("--codec", "specs", multiple=True, metavar="SPEC", callback=loaded, help=text)
 
 
 @click.group(short_help="Measure.")
@@ -144,7 +156,7 @@ def bench_peers(schemes: tuple[str, ...], ddp: tuple[str, ...], **options: Any) 
 
 
 @bench.command(name="codecs", short_help="Speed, bits and error of every codec.")
-@click.option("--codec", "specs", multiple=True, metavar="SPEC", help="Measure this one; repeat; default: all.")
+@_codecs("Measure this one; repeat; default: all.")
 @click.option("--size", type=click.IntRange(1024), default=2**24, show_default=True, help="Values of the two distributions.")
 @click.option("--gradient", type=click.Path(path_type=Path), metavar="FILE", help="A file of bench record, measured too.")
 @click.option("--seconds", type=click.FloatRange(0), default=0.5, show_default=True, help="What each figure may take.")
@@ -160,7 +172,7 @@ def bench_codecs(**options: Any) -> int:
 
 
 @bench.command(name="fidelity", short_help="Every codec's error against polar's at as many bits.")
-@click.option("--codec", "specs", multiple=True, metavar="SPEC", help="Measure this one and polar; repeat; default: all.")
+@_codecs("Measure this one and polar; repeat; default: all.")
 @click.option("--size", type=click.IntRange(1024), default=2**22, show_default=True, help="Values of N(0,1).")
 @click.option("--gradient", type=click.Path(path_type=Path), metavar="FILE", help="A file of bench record, measured too.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
@@ -175,7 +187,7 @@ def bench_fidelity(**options: Any) -> int:
 
 @bench.command(name="scales", short_help="What one scale for all tensors costs.")
 @click.option("--gradient", type=click.Path(path_type=Path), required=True, metavar="FILE", help="A file of bench record.")
-@click.option("--codec", "specs", multiple=True, metavar="SPEC", help="Measure this one; repeat; default: those with one scale.")
+@_codecs("Measure this one; repeat; default: those with one scale.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
 @debuggable
 def bench_scales(gradient: Path, specs: tuple[str, ...], json_file: Path | None) -> int:

@@ -21,8 +21,7 @@ from psnode.cli.bench import bench
 from psnode.cli.debugging import debuggable, traced
 from psnode.config import Config, settings
 from psnode.config.options import Setting, nearest
-from psnode.errors import ConfigurationError, PsnodeError
-from psnode.protocol.tracebacks import in_one_line
+from psnode.errors import ConfigurationError, PsnodeError, in_one_line
 from psnode.transport.mpi.environment import place
 
 _GRACE = 5.0  # seconds that rank 0 has to speak before the others do

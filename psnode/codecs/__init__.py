@@ -7,6 +7,6 @@
 
 from psnode.codecs.base import Codec
 from psnode.codecs.payload import Payload
-from psnode.codecs.registry import available, get_codec
+from psnode.codecs.registry import available, get_codec, register
 
-__all__ = ["Codec", "Payload", "available", "get_codec"]
+__all__ = ["Codec", "Payload", "available", "get_codec", "register"]

@@ -65,9 +65,8 @@ def build_chain(stages: Sequence[spec.Stage]) -> Codec:
 
 
 def _build(stage: spec.Stage) -> object:
-    valid = [name for name, entry in (table.CODECS | table.LOSSLESS).items() if entry.target]
-    if stage.id not in valid:
-        raise spec.unknown("stage", stage.id, valid)
+    if stage.id not in table.LOSSLESS and not table.is_known(stage.id):
+        raise spec.unknown("stage", stage.id, [*table.codecs(), *table.LOSSLESS])
     built: object = spec.construct(table.load(stage.id), stage)
     return built
 

@@ -19,7 +19,7 @@ import struct
 import numpy as np
 
 from psnode.codecs.arrays import Bytes, Shape
-from psnode.codecs.table import NAMES, number_of
+from psnode.codecs.table import NAMES, OUTSIDE, number_of
 from psnode.errors import CodecTypeError, CodecValueError, PayloadError
 
 FORMAT = 1
@@ -125,7 +125,8 @@ def _read_header(data: Bytes) -> tuple[tuple[str, ...], Shape]:
         raise PayloadError(f"a payload of {data.size} bytes cannot have {ndim} dimensions")
     for number in numbers[:count]:
         if number not in NAMES:
-            raise PayloadError(f"payload stage {number} is not known: this program knows {sorted(NAMES.values())}")
+            hint = ": it is a codec's from outside psnode, load that first" if number in OUTSIDE else ""
+            raise PayloadError(f"payload stage {number} is not known{hint or f': this program knows {sorted(NAMES.values())}'}")
     shape = struct.unpack_from(f"<{ndim}I", data.data, _FIXED)
     if math.prod(max(n, 1) for n in shape) > MAX_COORDINATES:
         raise PayloadError(f"a payload of shape {shape} exceeds {MAX_COORDINATES} coordinates")

@@ -1,13 +1,18 @@
 """Every stage there is: its id, its stable number on the wire, and the class behind it.
 
 Numbers are never reused. A number without a class is reserved: specs and payloads that name it are refused.
-Classes are imported when they are first asked for, so that listing codecs costs nothing.
+Classes are imported when they are first asked for, so that listing codecs costs nothing. The numbers 192 to 255 are for codecs
+from outside psnode: of a file (psnode.config.extensions), or of a package with an entry point in the group psnode.codecs.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple
+
+OUTSIDE = range(192, 256)  # numbers of codecs from outside psnode
+GROUP = "psnode.codecs"  # of entry points: each is called by the id of its codec
 
 
 class Entry(NamedTuple):
@@ -58,12 +63,44 @@ _STAGES = CODECS | LOSSLESS | WRAPPERS
 NAMES = {entry.number: name for name, entry in _STAGES.items() if entry.target}
 
 
+_OUTSIDE: dict[str, Any] = {}  # id -> class
+
+
 def number_of(name: str) -> int:
     """The wire number of stage `name`."""
-    return _STAGES[name].number
+    return _OUTSIDE[name].number if name in _OUTSIDE else _STAGES[name].number
 
 
 def load(name: str) -> Any:
     """The class of stage `name`, imported now."""
+    if name in _OUTSIDE:
+        return _OUTSIDE[name]
     module, _, attribute = _STAGES[name].target.partition(":")
     return getattr(import_module(f"psnode.codecs.{module}"), attribute)
+
+
+def add(cls: Any) -> None:
+    """Make the class of a codec from outside known by its `id` and `number`. ValueError if one of them is another's."""
+    holder = NAMES.get(cls.number, cls.id)
+    if cls.id in _STAGES or holder != cls.id:
+        raise ValueError(f"id {cls.id}" if cls.id in _STAGES else f"number {cls.number}, that of {holder}")
+    if (before := _OUTSIDE.get(cls.id)) is not None and before.number != cls.number:
+        raise ValueError(f"id {cls.id}")
+    _OUTSIDE[cls.id] = cls
+    NAMES[cls.number] = cls.id
+
+
+def codecs() -> list[str]:
+    """Ids of all codecs, sorted: psnode's own, those added, and those of installed packages."""
+    own = [name for name, entry in CODECS.items() if entry.target]
+    return sorted({*own, *_OUTSIDE, *offered()})
+
+
+def is_known(name: str) -> bool:
+    """True for a codec of psnode, and for one that was added."""
+    return name in _OUTSIDE or (name in CODECS and bool(CODECS[name].target))
+
+
+def offered() -> dict[str, EntryPoint]:
+    """Codecs of installed packages by id; none is imported."""
+    return {point.name: point for point in entry_points(group=GROUP)}

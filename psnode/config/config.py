@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import xxhash
 
+from psnode.config.names import names_code, names_codec_file
 from psnode.config.options import ABSENT, Setting, nearest, option, settings_of
 from psnode.errors import ConfigurationError
 
@@ -25,7 +26,7 @@ class Config:
 
     # training
     task: str | None = option(
-        None, "A task of your own: path/to/task.py or package.module.", metavar="FILE|MODULE", names_code=True
+        None, "A task of your own: path/to/task.py or package.module.", metavar="FILE|MODULE", names_code=names_code
     )
     task_option: tuple[str, ...] = option((), "A setting handed to the task; repeat for more.", metavar="KEY=VALUE")
     network: str = option("LeNet", "The network: LeNet, FC, ResNet18, VGG11, ..., or torchvision:NAME.")
@@ -90,7 +91,12 @@ class Config:
     scheme: str = option(
         "atomo", "A paper's combination, NAME[:k=v,...][+STAGE]; parameters and stages go to its codec.", aliases=("--code",)
     )
-    codec: str | None = option(None, "Codec instead of the scheme's.", metavar="SPEC")
+    codec: str | None = option(
+        None,
+        "Codec instead of the scheme's; one of your own is path/to/codec.py:NAME[:k=v].",
+        metavar="SPEC",
+        names_code=names_codec_file,
+    )
     feedback: str | None = option(None, "Feedback instead of the scheme's: none, ef, dgc or ema[:k=v,...].", metavar="SPEC")
     aggregator: str | None = option(
         None, "Aggregator instead of the scheme's; mean:clip=median scales what a worker sends of a group to at most the median "

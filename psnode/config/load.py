@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from psnode.config import Config, settings
+from psnode.config.extensions import locate_codec
 from psnode.config.files import read_json
-from psnode.config.names import locate_task, names_code
+from psnode.config.names import locate_task
 from psnode.config.options import nearest
 from psnode.errors import ConfigurationError
 
@@ -44,6 +45,8 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
     # the record must mean the same to an evaluator that was started elsewhere
     if config.data_dir:
         config = replace(config, data_dir=config.data_dir.expanduser().absolute())
+    if config.codec:
+        config = replace(config, codec=locate_codec(config.codec))
     return replace(config, task=locate_task(config.task)) if config.task else config
 
 
@@ -55,7 +58,8 @@ def check_trust(directory: Path, recorded: Mapping[str, Any], given: Container[s
     """
     for name, setting in settings().items():
         value = recorded.get(name)
-        if setting.rules.names_code and names_code(value) and name not in given and not trusted:
+        tells = setting.rules.names_code
+        if tells is not None and tells(value) and name not in given and not trusted:
             raise ConfigurationError(
                 f"the run in {directory} would execute {value}: name it again with {setting.flag}, "
                 "or add --trust-run if you trust whoever wrote that directory"

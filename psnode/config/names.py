@@ -70,6 +70,14 @@ def names_code(value: str | None) -> bool:
     return value is not None and not value.startswith(PASSED)
 
 
+CODEC_FILE = ".py:"  # in FILE:NAME, a codec in a file
+
+
+def names_codec_file(spec: str | None) -> bool:
+    """True if the spec of a codec begins with FILE:NAME."""
+    return spec is not None and CODEC_FILE in spec
+
+
 def names_file(source: str) -> bool:
     """True if `source`, the part of --task before a colon, is a file's path and not a module's name."""
     return source.endswith(".py") or os.sep in source

@@ -11,7 +11,7 @@ import difflib
 import math
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ class Rules:
     free      may differ when a run is resumed, and is no part of the job's digest
     replans   may differ when a run is resumed, which then gets a plan by rule
     aliases   further flags
-    names_code   the value names code that is executed: a recorded run's is not taken over unasked
+    names_code   tells if a value names code that is executed: a recorded run's is not taken over unasked
     before    value in runs whose record does not know the setting; ABSENT: such a record is damaged
     inverse   a bool's flag has a --no- form
     """
@@ -56,7 +56,7 @@ class Rules:
     free: bool = False
     replans: bool = False
     aliases: tuple[str, ...] = ()
-    names_code: bool = False
+    names_code: Callable[[str | None], bool] | None = None
     before: Any = ABSENT
 
 

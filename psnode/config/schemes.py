@@ -21,6 +21,7 @@ from psnode.config.effects import (
     rate_notes,
     refuse_what_has_no_effect,
 )
+from psnode.config.extensions import load_codec
 from psnode.config.names import DENSE
 from psnode.config.options import nearest
 from psnode.errors import ConfigurationError
@@ -252,6 +253,8 @@ def resolve(config: Config, *, unrecorded: bool = False) -> Scheme:
     from psnode.codecs import get_codec
     from psnode.feedback import get_feedback
 
+    if config.codec:
+        config = replace(config, codec=load_codec(config.codec))
     scheme, settings, added = _named(config.scheme)
     if unrecorded:
         scheme = replace(scheme, **{**_BEFORE, **_UNRECORDED.get(scheme.name, {})})

@@ -15,6 +15,7 @@ from dataclasses import replace
 import psnode
 from psnode.config import Config
 from psnode.config.cores import usable_cores
+from psnode.config.extensions import load_codec
 from psnode.errors import ConfigurationError, PsnodeError
 from psnode.protocol.channel import TAG, StopRequest
 from psnode.protocol.messages import Hello
@@ -33,6 +34,8 @@ def run(config: Config, task: Task | None = None) -> int:
     `task`: an instance of one's own instead of the configuration's task; every rank must pass an equal one.
     """
     config.validate()
+    if config.codec:
+        load_codec(config.codec)
     if task is not None:
         config = replace(config, task=passed_task(task))
     if config.local is not None and (here := place()) is not None and here.size > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import traceback
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -11,12 +12,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from psnode.errors import DeadlineExceededError, NonFiniteLossError, PeerLostError, PsnodeError
+from psnode.errors import DeadlineExceededError, NonFiniteLossError, PeerLostError, PsnodeError, in_one_line
 from psnode.protocol import wire
 from psnode.protocol.messages import Failure
-from psnode.protocol.tracebacks import formatted, in_one_line
 from psnode.protocol.wire import Flag, Frame, Kind
 from psnode.transport.base import Arrival, PeerLost, Pending, Transport
+
+_LONGEST = 20_000  # characters of a traceback
 
 Bytes = npt.NDArray[np.uint8]
 TAG = 0  # of master and workers
@@ -84,9 +86,9 @@ class FrameChannel:
         With the traceback of what psnode does not raise itself, which is a mistake of its own or of the task's; `debug`: of all.
         """
         if isinstance(error, PsnodeError):
-            failure = Failure(" ".join(str(error).split()), error.exit_code, formatted(error) if debug else "")
+            failure = Failure(" ".join(str(error).split()), error.exit_code, _formatted(error) if debug else "")
         else:
-            failure = Failure(in_one_line(error), PsnodeError.exit_code, formatted(error))
+            failure = Failure(in_one_line(error), PsnodeError.exit_code, _formatted(error))
         step = 0
         if isinstance(error, NonFiniteLossError):
             step, failure = error.step, replace(failure, loss=f"{error.value}")
@@ -140,3 +142,8 @@ class FrameChannel:
             what = event.kind.name if isinstance(event, Frame) else type(event).__name__
             raise PsnodeError(f"rank {self.rank} expected a {kind.name} frame and got {what}")
         return event
+
+
+def _formatted(error: BaseException) -> str:
+    """The traceback as Python prints it, or the end of it if it is very long."""
+    return "".join(traceback.format_exception(error))[-_LONGEST:]

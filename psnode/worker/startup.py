@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from psnode.config import Config
+from psnode.config.extensions import load_codec
 from psnode.config.schedules import learning_rate
 from psnode.config.schemes import Scheme
 from psnode.exchange.gradients import Gradients
@@ -146,6 +147,8 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
     """
     setup = Setup.from_bytes(link.expect(Kind.CONFIG, patience).body, 0)
     config = Config.from_dict(setup.config)
+    if config.codec:
+        load_codec(config.codec)
     device = choose_device(config.enable_gpu, link.transport.local_rank)
     torch.set_num_threads(max(1, config.threads))
     keep_freed_memory()

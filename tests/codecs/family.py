@@ -41,8 +41,14 @@ def ids_in(spec: str) -> list[str]:
     return [stage.partition(":")[0] for stage in spec.split("+")]
 
 
+FILES: list[str] = []  # values of pytest --codec
+CHOSEN: list[str] = []  # their specs: the only subjects then
+
+
 def forms() -> list[str]:
-    """Every codec id, and the variants that can be built."""
+    """Every codec id, and the variants that can be built; or the specs of `pytest --codec`."""
+    if CHOSEN:
+        return CHOSEN
     known = {*available(), *(name for name, entry in table.LOSSLESS.items() if entry.target)}
     return [*available(), *(spec for spec in VARIANTS if known.issuperset(ids_in(spec)))]
 

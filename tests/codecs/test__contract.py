@@ -19,7 +19,7 @@ from psnode.codecs.rng import Key
 from psnode.codecs.sinks import Added, InnerProducts, Subtracted
 from psnode.codecs.sources import Accumulated, Copied, Difference, Values
 from psnode.errors import CodecTypeError, CodecValueError, NonFiniteGradientError, NonFinitePartError, PayloadError
-from tests.codecs.family import SHAPES, VALUES, Floats, contractive_forms, forms, gaussian
+from tests.codecs.family import FILES, SHAPES, VALUES, Floats, contractive_forms, forms, gaussian
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = Key.derive(7, "test")
@@ -334,7 +334,10 @@ import hashlib, json, sys
 from pathlib import Path
 from psnode.codecs import Payload
 from psnode.codecs.registry import decoder_of
+from psnode.config.extensions import load_codec
 
+for spec in sys.argv[2:]:
+    load_codec(spec)
 digests = {}
 for path in sorted(Path(sys.argv[1]).iterdir()):
     payload = Payload.from_bytes(path.read_bytes())
@@ -345,7 +348,7 @@ print(json.dumps(digests))
 
 def decode_elsewhere(folder: Path, **environment: str) -> dict[str, str]:
     """The digests of the arrays that a fresh process decodes from the files in `folder`."""
-    command = [sys.executable, "-c", DECODER, str(folder)]
+    command = [sys.executable, "-c", DECODER, str(folder), *FILES]
     done = subprocess.run(
         command, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
     )

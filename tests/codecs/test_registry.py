@@ -64,7 +64,7 @@ def test_every_id_works_bare(name: str) -> None:
 
 
 def test_the_package_exports_its_interface() -> None:
-    assert set(psnode.codecs.__all__) == {"Codec", "Payload", "available", "get_codec"}
+    assert set(psnode.codecs.__all__) == {"Codec", "Payload", "available", "get_codec", "register"}
 
 
 def imported_by(code: str) -> set[str]:

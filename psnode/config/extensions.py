@@ -1,0 +1,91 @@
+"""Code of the user's own: modules by the path of their file, and codecs in such files."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
+
+from psnode.config.names import CODEC_FILE, names_codec_file, names_file
+from psnode.errors import ConfigurationError, in_one_line
+
+if TYPE_CHECKING:
+    from psnode.codecs import Codec
+
+
+class _Named(NamedTuple):
+    """Parts of `FILE:NAME[:k=v,...][+STAGE]`; `rest` begins behind NAME."""
+
+    file: Path
+    name: str
+    rest: str
+
+
+def import_file(path: Path, kind: str) -> ModuleType:
+    """The module in a file, executed now. Its directory is added to the end of sys.path, so that it can import its neighbours.
+
+    `kind`: "task" or "codec", for messages. ConfigurationError names the missing file, or the error that the code raised.
+    """
+    if not path.is_file():
+        raise ConfigurationError(f"{kind} file {path} does not exist: check the path, or name a module as package.module")
+    extend_path(path.resolve().parent)
+    spec = importlib.util.spec_from_file_location(f"psnode_{kind}_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ConfigurationError(f"{kind} file {path} is no Python file: its name must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module  # dataclasses and type hints look themselves up there
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise ConfigurationError(f"{kind} file {path} cannot be imported: {in_one_line(error)}") from error
+    return module
+
+
+def extend_path(directory: Path) -> None:
+    """Let modules in `directory` be imported, after all others."""
+    if str(directory) not in sys.path:
+        sys.path.append(str(directory))
+
+
+def locate_codec(spec: str) -> str:
+    """`spec` such that it means the same from any directory: the path of a file made absolute."""
+    if not names_codec_file(spec):
+        return spec
+    file, name, rest = _taken_apart(spec)
+    return f"{file.expanduser().absolute()}:{name}{rest}"
+
+
+def load_codec(spec: str) -> str:
+    """`spec` with the id of the codec in place of FILE:NAME, once that file is executed and the codec known by its id.
+
+    Any other spec is returned as it is. Raises ConfigurationError, and CodecSpecError if the class is no codec.
+    """
+    if not names_codec_file(spec):
+        return spec
+    file, name, rest = _taken_apart(spec)
+    return _loaded(file.expanduser().absolute(), name).id + rest
+
+
+def _taken_apart(spec: str) -> _Named:
+    path, _, rest = spec.partition(CODEC_FILE)
+    name = rest.partition(":")[0].partition("+")[0].strip()
+    if not names_file(path + ".py") or not name.isidentifier():
+        raise ConfigurationError(f"codec {spec!r} is to name a class: path/to/file.py:NAME, then :parameter=value")
+    return _Named(Path(path + ".py"), name, rest[len(name) :])
+
+
+@functools.cache
+def _loaded(file: Path, name: str) -> type[Codec]:
+    from psnode.codecs import register
+
+    module = import_file(file, "codec")
+    found = getattr(module, name, None)
+    if found is None:
+        own = [key for key, value in vars(module).items() if isinstance(value, type) and value.__module__ == module.__name__]
+        raise ConfigurationError(f"codec file {file} has no class {name!r}: it has {', '.join(sorted(own)) or 'none'}")
+    register(found)
+    codec: type[Codec] = found
+    return codec
