@@ -115,10 +115,11 @@ TABLE: Mapping[str, str] = {
     "exchange/shard/backlog.py": f"exchange/shard/test_backlog.py {_JOBS} faults/test_consistencies.py faults/test_backlog.py",
     "master/autotune.py": "master/test_autotune.py",
     "exchange/shard/consistency.py": "exchange/shard/test_consistency.py exchange/shard/test_rounds.py "
+    "exchange/shard/test_rounds_by_brute_force.py "
     "faults/test_consistencies.py",
     "master/sharding.py": "master/test_sharding.py faults/test_other_workers.py faults/test_resharding.py",
     "master/divergence.py": f"faults/test_nonfinite.py faults/test_exceptions.py {_JOBS}",
-    "exchange/shard/downlink.py": f"master/test_checkpointing.py {_JOBS}",
+    "exchange/shard/downlink.py": f"exchange/shard/test_shard.py {_JOBS}",
     "master/checkpointing.py": f"master/test_checkpointing.py master/test_late_parts.py master/test_statistics.py "
     f"faults/test_disk.py {_JOBS} "
     f"faults/test_consistencies.py {_KILLED}",
@@ -138,7 +139,11 @@ TABLE: Mapping[str, str] = {
     "master/progress.py": f"master/test_progress.py cli/test_cli.py {_JOBS}",
     "exchange/shard/reduction.py": f"exchange/shard/test_merging.py {_JOBS} {_LOCAL}",
     "master/trial_run.py": "master/test_autotune.py",
-    "exchange/shard/rounds.py": f"exchange/shard/test_rounds.py faults/test_consistencies.py {_KILLED}",
+    "exchange/shard/events.py": f"exchange/shard/test_shard.py faults/test_norm_cap.py {_JOBS}",
+    "exchange/shard/shard.py": f"exchange/shard/test_shard.py {_JOBS} {_LOCAL}",
+    "exchange/shard/waiting.py": "exchange/shard/test_waiting.py faults/test_consistencies.py",
+    "exchange/shard/rounds.py": f"exchange/shard/test_rounds.py exchange/shard/test_rounds_by_brute_force.py "
+    f"faults/test_consistencies.py {_KILLED}",
     "exchange/shard/sgd.py": f"exchange/shard/test_sgd.py {_JOBS}",
     "master/job_state.py": f"{_JOBS} faults/test_stops.py {_KILLED}",
     "master/startup.py": f"master/test_startup.py {_JOBS} {_LOCAL}",

@@ -128,6 +128,32 @@ def test_the_roles_do_not_know_each_other() -> None:
     assert crossings == []
 
 
+def test_the_kind_of_consistency_is_asked_for_in_one_place() -> None:
+    """Everybody else asks the rule: the settings check themselves, and `rule_of` makes the rule of them."""
+    readers = {
+        str(path.relative_to(PACKAGE))
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr == "consistency" and part_of(path) != "config"
+    }
+    assert readers == {"exchange/shard/consistency.py"}
+
+
+def test_the_master_reaches_the_data_plane_through_the_shard() -> None:
+    """The rule, the shard, its events with the types in them, and the backlog; no part that a shard is made of."""
+    shard = {"shard", "consistency", "events", "backlog"}
+    names = {"clipping.Clipped", "optimizer.Constraint", "machine.Machine"}
+    reached = {
+        f"{node.module.rpartition('.')[2]}.{alias.name}"
+        for path in (PACKAGE / "master").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("psnode.exchange")
+        for alias in node.names
+        if node.module
+    }
+    assert {name for name in reached if name.partition(".")[0] not in shard} == names
+
+
 def test_no_modules_import_each_other_in_a_circle() -> None:
     edges: dict[Path, set[Path]] = {path: set() for path in SOURCES}
     for found in OWN:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 
 import torch
 
 from psnode.config import Config
-from psnode.config.schemes import Scheme
 from psnode.errors import CheckpointError, PsnodeError, StoppedError
 from psnode.exchange.machine import Machine
-from psnode.exchange.shard.downlink import Downlink
-from psnode.exchange.shard.executor import GroupExecutor, lane_count
-from psnode.exchange.shard.optimizer import Constraint, Parameters
-from psnode.exchange.shard.reduction import Reduction
-from psnode.exchange.stopwatch import Stopwatch
+from psnode.exchange.shard.consistency import rule_of
+from psnode.exchange.shard.optimizer import Constraint
+from psnode.exchange.shard.shard import Shard
 from psnode.master import replanning
 from psnode.master.agreement import among, require_one_version, what_to_send
 from psnode.master.applied import applied_before
@@ -30,20 +27,19 @@ from psnode.master.job_state import JobState
 from psnode.master.loop import Master
 from psnode.master.progress import Fanout, progress
 from psnode.master.recorder import StepRecorder
+from psnode.master.resuming import tell_of_the_start
 from psnode.master.sharding import Sharding
 from psnode.master.soundness import Soundness
 from psnode.master.star import DownlinkNotice
-from psnode.master.startup import gather_ready, job_digest, plan_for, restore, send_start
+from psnode.master.startup import gather_ready, job_digest, plan_for, send_start
 from psnode.plan.groups import Plan
 from psnode.protocol.channel import FrameChannel, RemoteFailureError
 from psnode.protocol.messages import Failure, Ready
 from psnode.protocol.wire import Kind
-from psnode.records.checkpoint import LATEST, Checkpoint, complete, step_of, worker_file
 from psnode.records.directory import RunDirectory, claim
 from psnode.records.history import History
 from psnode.records.machines import write_machines
 from psnode.records.metrics import METRICS, RunLog, Summary, compression_ratio, losses, peak_memory, totals
-from psnode.records.retention import why_unsound
 from psnode.records.timeline import Tracer, write_timeline
 from psnode.task import Task
 from psnode.tasks import inventory
@@ -94,7 +90,7 @@ def _lead(link: FrameChannel, config: Config, make_task: Callable[[Config], Task
     with claim(config) as run:
         try:
             constraint = task.constrain if task.constrains else None
-            return _run(link, run.config, run.scheme, model, statistics, run, workers, ranks[len(workers) :], constraint)
+            return _run(link, run, model, statistics, workers, ranks[len(workers) :], constraint)
         except StoppedError as error:  # before it began: whoever watches the directory learns why nothing comes
             _summary(run, error.step, _REASONS[error.exit_code], error.exit_code, 0).write(run.path)
             raise
@@ -102,121 +98,132 @@ def _lead(link: FrameChannel, config: Config, make_task: Callable[[Config], Task
 
 def _run(
     link: FrameChannel,
-    config: Config,
-    scheme: Scheme,
+    run: RunDirectory,
     model: torch.nn.Module,
     statistics: dict[str, str],
-    run: RunDirectory,
     workers: range,
     spares: range,
     constraint: Constraint | None,
 ) -> int:
+    """Gather the ranks, agree on a plan, put the shard and the master together, and serve."""
     ranks = (*workers, *spares)
-    ready = gather_ready(link, run, ranks, 5 * config.pause_deadline)
-    applied = applied_before(config, run.resume_point.checkpoint)
-    sharding = Sharding(
-        config, ready[workers[0]].examples, workers, run.parts(len(workers)), applied, version=run.resume_point.step
-    )
-    epochs, last_step = sharding.epochs, sharding.last_step
+    rule = rule_of(run.config, len(workers))
+    ready = gather_ready(link, run, ranks, 5 * run.config.pause_deadline)
+    applied = applied_before(rule, run.resume_point.checkpoint)
+    examples, step = ready[workers[0]].examples, run.resume_point.step
+    sharding = Sharding(run.config, examples, workers, run.parts(len(workers)), applied, version=step)
     events = Events(run.path)
-    if run.resume_point.plan is None:
-        size = group_bytes_for(
-            link, config, scheme, model, {rank: ready[rank] for rank in workers}, steps=last_step, epoch=epochs.steps,
-            tell=lambda reason: events.tell("calibrated", 0, reason=reason),
-        )  # fmt: skip
-        config = replace(config, group_bytes=size)
-        run = replace(run, config=config)
-    plan = run.resume_point.plan or plan_for(ready[workers[0]], scheme, config)
+    run, plan = _planned(link, run, model, {rank: ready[rank] for rank in workers}, sharding, events)
     replanning.check(run.resume_point, plan)
-    parameters = Parameters(model, plan, config, scheme.momentum, scheme.gathering)
-    downlink = Downlink(scheme.downlink, parameters.weights.numpy(), plan, link, ranks, seed=config.seed)
-    restore(run, parameters, downlink)
-    lacking = what_to_send(ready, model, run.resume_point.checkpoint)
-    job = job_digest(config, scheme, plan, run.mark)
-    run.begin(plan, len(workers))
-    _write_machines(run, ready)
-    send_start(
-        link, run, plan, ready, epochs,
-        workers=len(workers), job=job, last_step=sharding.last_of_workers, model=model, lacking=lacking,
-    )  # fmt: skip
-    clock = Clock()
-    watch, tracer = Stopwatch(), Tracer(0, enabled=config.timeline)
-    on = config.consistency != "bsp"
-    pending = PendingCheckpoints(
-        run, parameters, downlink, tracer, events, workers=len(workers), rounds_go_on=on, job=job, statistics=statistics
-    )
-    view = progress(plan.size, run.resume_point.step, last_step, config.log_interval)
-    recorder = StepRecorder(len(workers), epochs.steps, run.resume_point.step, epochs.shift)
-    notice = DownlinkNotice(scheme, recorder, len(workers))
-    log = RunLog(run.path, tensorboard=config.tensorboard is not False)
-    with _lanes(link, plan) as lanes, Fanout(log, view, notice) as observer:
-        master = Master(
-            link=link,
-            config=config,
-            plan=plan,
-            run=run,
-            workers=workers,
-            spares=spares,
-            parameters=parameters,
-            downlink=downlink,
-            pending=pending,
-            reduction=Reduction(
-                plan,
-                scheme,
-                parameters,
-                downlink,
-                lanes,
-                watch,
-                tracer,
-                seed=config.seed,
-                constraint=constraint,
-                norm_cap=config.norm_cap or None,
-            ),
-            watch=watch,
-            recorder=recorder,
-            sharding=sharding,
-            observer=observer,
-            tracer=tracer,
-            events=events,
-            clock=clock,
-            job_state=JobState(clock, config.stop_deadline),
-            soundness=Soundness(losses(run.path / METRICS, run.resume_point.step)),
-            history=History(run.path) if config.record_history else None,
-            behind=tuple(among(lacking, plan.slices())),
-        )
-        master.reduction.warm_up()
-        beat = Heartbeat(link, ranks)
-        _tell_of_the_start(master.events, run, workers)
-        replanning.tell(master.events, run.resume_point, plan)
-        if waits := ready[workers[0]].waits:
-            master.events.tell(
-                "without overlap", run.resume_point.step, reason=f"forward passes wait for all weights, since {waits}"
+    config, tracer = run.config, Tracer(0, enabled=run.config.timeline)
+    with Shard(plan, config, run.scheme, model, link, rule, sharding.rate, ranks, tracer, constraint=constraint) as shard:
+        shard.take_up(run.resume_point.checkpoint)
+        behind = _start(link, run, plan, ready, model, sharding, len(workers))
+        clock = Clock()
+        recorder = StepRecorder(len(workers), sharding.epochs.steps, step, sharding.epochs.shift)
+        view = progress(plan.size, step, sharding.last_step, config.log_interval)
+        log = RunLog(run.path, tensorboard=config.tensorboard is not False)
+        with Fanout(log, view, DownlinkNotice(run.scheme, recorder, len(workers))) as observer:
+            master = Master(
+                link=link,
+                config=config,
+                run=run,
+                workers=workers,
+                spares=spares,
+                shard=shard,
+                pending=PendingCheckpoints(run, shard, tracer, events, workers=len(workers), job=link.job, statistics=statistics),
+                recorder=recorder,
+                sharding=sharding,
+                observer=observer,
+                events=events,
+                clock=clock,
+                job_state=JobState(clock, config.stop_deadline),
+                soundness=Soundness(losses(run.path / METRICS, step)),
+                history=History(run.path) if config.record_history else None,
+                behind=behind,
             )
-        try:
-            master.serve()
-        except Exception as error:
-            code = error.exit_code if isinstance(error, PsnodeError) else 1
-            with contextlib.suppress(OSError):  # a full disk, say: then the first error is the one to tell
-                _summarise(master, run, _REASONS.get(code, "failed"), code)
-            _tell_of_the_end(master)
-            raise
-        finally:
-            beat.close()
-            if master.history is not None:
-                master.history.close()
+            shard.warm_up()
+            _serve(master, ready[workers[0]].waits)
     if config.timeline:
         names = {0: "master", **{rank: f"worker {rank}" for rank in ranks}}
         write_timeline(run.path, [*tracer.events(), *(event for events in master.traces.values() for event in events)], names)
+    return _end(master)
+
+
+def _planned(
+    link: FrameChannel,
+    run: RunDirectory,
+    model: torch.nn.Module,
+    ready: Mapping[int, Ready],
+    sharding: Sharding,
+    events: Events,
+) -> tuple[RunDirectory, Plan]:
+    """The run with the size of groups that trial runs prefer in its settings, and the plan by rule; or the recorded plan."""
+    if run.resume_point.plan is not None:
+        return run, run.resume_point.plan
+    size = group_bytes_for(
+        link, run.config, run.scheme, model, ready, steps=sharding.last_step, epoch=sharding.epochs.steps,
+        tell=lambda reason: events.tell("calibrated", 0, reason=reason),
+    )  # fmt: skip
+    run = replace(run, config=replace(run.config, group_bytes=size))
+    return run, plan_for(ready[min(ready)], run.scheme, run.config)
+
+
+def _start(
+    link: FrameChannel,
+    run: RunDirectory,
+    plan: Plan,
+    ready: Mapping[int, Ready],
+    model: torch.nn.Module,
+    sharding: Sharding,
+    workers: int,
+) -> tuple[int, ...]:
+    """Record the plan and hand it out, with the state of a run that goes on; returns the ranks that need the weights sent."""
+    lacking = what_to_send(ready, model, run.resume_point.checkpoint)
+    job = job_digest(run.config, run.scheme, plan, run.mark)
+    run.begin(plan, workers)
+    _write_machines(run, ready)
+    send_start(
+        link, run, plan, ready, sharding.epochs,
+        workers=workers, job=job, last_step=sharding.last_of_workers, model=model, lacking=lacking,
+    )  # fmt: skip
+    return tuple(among(lacking, plan.slices()))
+
+
+def _serve(master: Master, waits: str) -> None:
+    """Run all rounds; an error is summed up and raised. `waits`: why forward passes wait for all weights, if they do."""
+    beat = Heartbeat(master.link, (*master.workers, *master.spares))
+    tell_of_the_start(master.events, master.run, master.workers)
+    replanning.tell(master.events, master.run.resume_point, master.shard.plan)
+    if waits:
+        reason = f"forward passes wait for all weights, since {waits}"
+        master.events.tell("without overlap", master.run.resume_point.step, reason=reason)
+    try:
+        master.serve()
+    except Exception as error:
+        code = error.exit_code if isinstance(error, PsnodeError) else 1
+        with contextlib.suppress(OSError):  # a full disk, say: then the first error is the one to tell
+            _summarise(master, master.run, _REASONS.get(code, "failed"), code)
+        _tell_of_the_end(master)
+        raise
+    finally:
+        beat.close()
+        if master.history is not None:
+            master.history.close()
+
+
+def _end(master: Master) -> int:
+    """Sum the run up and dismiss the workers; returns the exit code. RemoteFailureError if a worker's exception ended the job."""
     code = _exit_code(master)
     if code and (failure := master.job_state.failure) is not None:
-        _summarise(master, run, "failed", failure.exit_code)
+        _summarise(master, master.run, "failed", failure.exit_code)
         _tell_of_the_end(master)
         saved = f"the checkpoint of step {master.version} is written: once the cause is mended go on with --resume"
         raise RemoteFailureError(0, Failure(f"{failure}: {saved}", failure.exit_code))
     quorum = code == 75 and master.job_state.stop_reason == "quorum"
-    _summarise(master, run, "quorum" if quorum else _REASONS.get(code, "completed"), code)
+    _summarise(master, master.run, "quorum" if quorum else _REASONS.get(code, "completed"), code)
     _tell_of_the_end(master)
-    link.send(ranks, Kind.END)
+    master.link.send((*master.workers, *master.spares), Kind.END)
     return code
 
 
@@ -227,40 +234,9 @@ def _write_machines(run: RunDirectory, ready: Mapping[int, Ready]) -> None:
     write_machines(run.path, ranks, None if backward is None else dict(backward))
 
 
-def _tell_of_the_start(events: Events, run: RunDirectory, workers: range) -> None:
-    """Tell the user of an unexpected learning rate, and of state that a resumed run does not continue."""
-    for note in run.notes:
-        events.tell("learning rate", 0, reason=note)
-    found = run.resume_point.checkpoint
-    if found is not None:
-        _tell_of_soundness(events, run, found)
-    if found is not None and run.resume_point.resharded(len(workers)):
-        events.tell(
-            "resharded",
-            found.step,
-            None,
-            f"{found.facts['workers']} workers wrote the checkpoint, {len(workers)} go on: the rest of the epoch is dealt "
-            "among them, and each begins with the mean of all memories",
-        )
-        return
-    for rank in workers:
-        if found is not None and not found.has(worker_file(rank)):
-            events.tell("begins anew", found.step, rank, "the checkpoint holds no memories of it")
-
-
-def _tell_of_soundness(events: Events, run: RunDirectory, found: Checkpoint) -> None:
-    """An unsound checkpoint that a resumed run goes on from, and newer ones that it passes over."""
-    if reason := why_unsound(found.path):
-        events.tell("unsound", found.step, None, f"the run goes on from this checkpoint all the same: {reason}")
-    for path in complete(run.path):
-        if step_of(path) > found.step and (reason := why_unsound(path)):
-            remedy = f"to go on from it after all stop, and write {path.name} into {path.with_name(LATEST)}"
-            events.tell("passed over", found.step, None, f"the newer {path.name} is unsound: {reason}; {remedy}")
-
-
 def _tell_of_the_end(master: Master) -> None:
     """The last line of a synchronous run some of whose rounds were not."""
-    if master.partial and master.config.consistency == "bsp":
+    if master.partial and not master.shard.rule.rounds_go_on:
         rounds, everybody = master.version - master.run.resume_point.step, len(master.workers)
         print(
             f"psnode: {master.partial} of {rounds} rounds were not of all {everybody} workers: "
@@ -277,8 +253,8 @@ def _exit_code(master: Master) -> int:
 
 
 def _summarise(master: Master, run: RunDirectory, reason: str, code: int) -> None:
-    found = _summary(run, master.version, reason, code, master.plan.size)
-    replace(found, final_loss=master.final_loss, model_hash=master.parameters.digest()).write(run.path)
+    found = _summary(run, master.version, reason, code, master.shard.plan.size)
+    replace(found, final_loss=master.final_loss, model_hash=master.shard.digest()).write(run.path)
 
 
 def _summary(run: RunDirectory, steps: int, reason: str, code: int, coordinates: int) -> Summary:
@@ -297,12 +273,3 @@ def _summary(run: RunDirectory, steps: int, reason: str, code: int, coordinates:
         coordinates=coordinates,
         peak_memory_bytes=peak_memory(),
     )
-
-
-@contextlib.contextmanager
-def _lanes(link: FrameChannel, plan: Plan) -> Iterator[GroupExecutor]:
-    lanes = GroupExecutor(link.inbox, lane_count(len(plan.groups)))
-    try:
-        yield lanes
-    finally:
-        lanes.close()

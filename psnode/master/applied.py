@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from psnode.config import Config
+from psnode.exchange.shard.consistency import Rule
 from psnode.records.checkpoint import Checkpoint
 
 
@@ -28,12 +28,12 @@ class Applied:
         return {"applied": {"gradients": self.gradients, "newest": {str(rank): step for rank, step in self._newest.items()}}}
 
 
-def applied_before(config: Config, found: Checkpoint | None) -> Applied | None:
+def applied_before(rule: Rule, found: Checkpoint | None) -> Applied | None:
     """The gradients that the run has applied so far. None where every version stands for the same number.
 
     So do those of a run under ssp or asp whose checkpoint does not say it, since it was begun before they were counted.
     """
-    if config.consistency not in ("ssp", "asp"):
+    if not rule.patient:
         return None
     if found is None:
         return Applied()

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from psnode.errors import CheckpointError, WireError
-from psnode.exchange.shard.downlink import Downlink
-from psnode.exchange.shard.optimizer import Parameters
+from psnode.exchange.shard.shard import Shard, ShardState
 from psnode.master.events import Events
 from psnode.master.soundness import first_not_finite, is_finite
 from psnode.master.statistics import combined
@@ -25,14 +24,14 @@ _MOST = 4
 
 @dataclass
 class _Pending:
-    """A checkpoint that waits for parts of `awaited`. `weights`: x, the optimizer's memory and y; None: they stand still.
+    """A checkpoint that waits for parts of `awaited`. `state`: the shard's; a copy where rounds go on, else it stands still.
 
     `until`: when the rounds that go on wait no longer for the rest.
     """
 
     staged: staging.StagedCheckpoint
     awaited: set[int]
-    weights: tuple[Tensors, Tensors, Tensors] | None
+    state: ShardState
     until: float
     facts: Mapping[str, object]
     norms: Tensors
@@ -43,8 +42,8 @@ class PendingCheckpoints:
     """The checkpoints that are begun and not published.
 
     Who is to contribute is fixed when a checkpoint is begun; who returns later holds nothing of that version. None is
-    published before those of earlier versions, so that `latest` never moves back. `rounds_go_on`: weights may change while
-    parts are awaited, and are copied. `statistics`: how the buffers are combined of which each worker has
+    published before those of earlier versions, so that `latest` never moves back. Where rounds go on, weights may change
+    while parts are awaited, and are copied. `statistics`: how the buffers are combined of which each worker has
     its own (psnode.tasks.inventory; None: batch norm's). One that the disk does not take is told and given up: the job goes on
     without. An unsound one pushes no other one out (psnode.records.retention).
     """
@@ -52,26 +51,23 @@ class PendingCheckpoints:
     def __init__(
         self,
         run: RunDirectory,
-        parameters: Parameters,
-        downlink: Downlink,
+        shard: Shard,
         tracer: Tracer,
         events: Events,
         *,
         workers: int,
-        rounds_go_on: bool,
         job: int = 0,
         statistics: Mapping[str, str] | None = None,
     ) -> None:
         self._run = run
         self._job = job
-        self._parameters = parameters
-        self._downlink = downlink
+        self._shard = shard
         self._tracer = tracer
         self._events = events
         self._refused: tuple[int, OSError] | None = None  # the newest version that could not be saved, and why
         self._workers = workers
-        self._rounds_go_on = rounds_go_on
-        self._rules = batch_statistics(parameters.model) if statistics is None else statistics
+        self._rounds_go_on = shard.rule.rounds_go_on
+        self._rules = batch_statistics(shard.model) if statistics is None else statistics
         self._differing = set[str]()  # buffers of which that was told
         self._means: Tensors = {}  # what the workers' buffers make together, as last known
         self._means_of = run.resume_point.step  # the version that they are of
@@ -79,12 +75,11 @@ class PendingCheckpoints:
         self.begun = (
             -1 if run.resume_point.checkpoint is None else run.resume_point.step
         )  # the newest version of which one was begun
-        self.norms: Callable[[], Tensors] = dict  # of the gradients that were applied, as a version is complete
-        self.waiting: Callable[[int], Tensors] = lambda version: {}  # the gradients that wait behind a version, the last
+        self.is_last: Callable[[int], bool] = lambda version: False  # no round follows a version: gradients may wait behind it
         self.doubt: Callable[[], str] = lambda: ""  # what the losses by now tell against the newest version
         self._wrecked = set[int]()  # versions that hold what is not finite
         self._unsound = set[int]()  # versions of which that was told
-        own, trained = parameters.model.state_dict(), parameters.plan.slices()
+        own, trained = shard.model.state_dict(), shard.plan.slices()
         meant = {name for name, value in own.items() if name not in trained and not is_finite(value)}  # masks, say
         self._meant = frozenset(meant - self._rules.keys())
 
@@ -116,8 +111,9 @@ class PendingCheckpoints:
         except OSError as error:
             self._abandon(version, error)
             return False
-        copies = self._copies() if self._rounds_go_on else None
-        self._pending[version] = _Pending(staged, set(ranks), copies, until, facts or {}, self.norms())
+        state = self._shard.state()
+        state = state.copy() if self._rounds_go_on else state
+        self._pending[version] = _Pending(staged, set(ranks), state, until, facts or {}, self._shard.norms())
         return True
 
     def require(self, version: int) -> None:
@@ -172,8 +168,8 @@ class PendingCheckpoints:
 
     def _odd(self, buffers: Tensors) -> str | None:
         """A buffer that the model does not have, or has with another dtype or shape, and what it has."""
-        own = self._parameters.model.state_dict()
-        known = {f"buffer/{name}": (own[name].dtype, own[name].shape) for name in persistent_buffers(self._parameters.model)}
+        own = self._shard.model.state_dict()
+        known = {f"buffer/{name}": (own[name].dtype, own[name].shape) for name in persistent_buffers(self._shard.model)}
         for key, value in buffers.items():
             if known.get(key) != (value.dtype, value.shape):
                 has = "does not have" if key not in known else f"has as {known[key][0]} of shape {tuple(known[key][1])}"
@@ -208,7 +204,7 @@ class PendingCheckpoints:
     def _publish(self, pending: _Pending) -> None:
         staged = pending.staged
         with self._tracer.span("checkpoint", step=staged.step):
-            weights, optimizer, replica = pending.weights or self._weights()
+            weights, optimizer, replica = pending.state
             self._combine(staged.step, pending.states)
             staged.add_tensors(checkpoint.MODEL, {**weights, **self._means})
             staged.add_tensors(checkpoint.OPTIMIZER, optimizer)
@@ -216,9 +212,9 @@ class PendingCheckpoints:
                 staged.add_tensors(checkpoint.REPLICA, replica)
             if pending.norms:
                 staged.add_tensors(checkpoint.NORMS, pending.norms)
-            if waiting := self.waiting(staged.step):
+            if self.is_last(staged.step) and (waiting := self._shard.waiting()):
                 staged.add_tensors(checkpoint.WAITING, waiting)
-            plan = layout.digest(self._parameters.plan)
+            plan = layout.digest(self._shard.plan)
             facts = {"workers": self._workers, "plan": plan, **self._run.origin, **pending.facts}
             held = {name: value for name, value in {**weights, **self._means}.items() if name not in self._meant}
             reason = self._wreckage(staged.step, held, optimizer, replica) or self._told_by_losses(facts)
@@ -274,7 +270,7 @@ class PendingCheckpoints:
         """Take what the workers' buffers make together; tell if there are buffers, and nobody's have come."""
         if states:
             self._means, self._means_of = self._combined(version, states) or self._means, version
-        elif persistent_buffers(self._parameters.model):
+        elif persistent_buffers(self._shard.model):
             reason = f"no worker's part of the checkpoint has come: its buffers are those of step {self._means_of}"
             self._events.tell("old buffers", version, None, reason)
 
@@ -290,10 +286,3 @@ class PendingCheckpoints:
                     "a statistic is to be named in Task.statistics",
                 )  # fmt: skip
         return found
-
-    def _copies(self) -> tuple[Tensors, Tensors, Tensors]:
-        copies = [{name: value.clone() for name, value in tensors.items()} for tensors in self._weights()]
-        return copies[0], copies[1], copies[2]
-
-    def _weights(self) -> tuple[Tensors, Tensors, Tensors]:
-        return self._parameters.model.state_dict(), self._parameters.state(), self._downlink.state()

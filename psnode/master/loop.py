@@ -4,42 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
-
-import xxhash
+from typing import NamedTuple
 
 from psnode.config import Config
-from psnode.errors import DeadlineExceededError, DivergedError, PeerLostError, PsnodeError, WireError
+from psnode.errors import DeadlineExceededError, PeerLostError, PsnodeError, WireError
 from psnode.exchange.shard.backlog import Backlog
-from psnode.exchange.shard.consistency import rule_of
-from psnode.exchange.shard.downlink import Downlink
-from psnode.exchange.shard.optimizer import Parameters
-from psnode.exchange.shard.reduction import GroupClosed, NotApplied, Reduction, Refused
-from psnode.exchange.shard.rounds import Rounds
-from psnode.exchange.stopwatch import Stopwatch
+from psnode.exchange.shard.events import GroupClosed, NotApplied, Refused
+from psnode.exchange.shard.shard import Shard
 from psnode.master.checkpointing import PendingCheckpoints
 from psnode.master.divergence import diverged
 from psnode.master.events import Events
 from psnode.master.job_state import JobState
 from psnode.master.members import Members
 from psnode.master.membership import Membership
+from psnode.master.progress import Fanout
 from psnode.master.recorder import StepRecorder
+from psnode.master.replica_hashes import ReplicaHashes
 from psnode.master.sharding import Sharding
 from psnode.master.soundness import Soundness
 from psnode.master.timeouts import RoundTimer, patience_of
 from psnode.master.turn import Turn
-from psnode.plan.groups import Plan
 from psnode.protocol.channel import FrameChannel, RemoteFailureError, StopRequest
 from psnode.protocol.messages import Report, plain
 from psnode.protocol.wire import HEADER_BYTES, Flag, Frame, Kind
 from psnode.records.directory import RunDirectory
 from psnode.records.history import Added, History
-from psnode.records.metrics import StepRecord
 from psnode.records.retention import SOUND
-from psnode.records.timeline import Tracer, parse_events
+from psnode.records.timeline import parse_events
 from psnode.transport.clock import Clock
 
-_HASHES = 16  # of versions, for reports that come late
 _FIRST_ROUNDS = 3  # declared pauses: kernels compile, caches fill
 
 
@@ -47,35 +40,20 @@ class _Overdue(NamedTuple):
     """An event: the deadline is over."""
 
 
-class Observer(Protocol):
-    """Whoever wants to see each record: the log, the progress line."""
-
-    def write(self, record: StepRecord) -> None:
-        """Called once a step, in order."""
-
-    def extend(self, last: int) -> None:
-        """The run will be complete after step `last`."""
-
-
 @dataclass
 class Master:
-    """The server loop after the start-up. One thread runs it; arithmetic happens in the reduction's lanes."""
+    """The server loop after the start-up. One thread runs it; arithmetic happens in the shard's lanes."""
 
     link: FrameChannel
     config: Config
-    plan: Plan
     run: RunDirectory
     workers: range
     spares: range
-    parameters: Parameters
-    downlink: Downlink
+    shard: Shard
     pending: PendingCheckpoints
-    reduction: Reduction
-    watch: Stopwatch
     recorder: StepRecorder
     sharding: Sharding
-    observer: Observer
-    tracer: Tracer
+    observer: Fanout
     events: Events
     clock: Clock
     job_state: JobState
@@ -96,46 +74,7 @@ class Master:
 
         CheckpointError if the disk does not take that one.
         """
-        self._hashes: dict[int, int] = {}
-        self._members = Members(self.workers, self.clock, self.spares)
-        self._round = RoundTimer(patience_of(self.config), self.clock)
-        self._added: list[tuple[Added, ...]] = [()] * len(self.plan.groups)
-        self._rounds = Rounds(
-            len(self.plan.groups),
-            rule_of(self.config, len(self.workers)),
-            by_rank=self.config.aggregate_order == "rank",
-            add=self._add,
-            close=self._close,
-        )
-        self._membership = Membership(
-            self.link,
-            self.config,
-            self.job_state,
-            self._members,
-            self._round,
-            self._rounds,
-            self.pending,
-            self.recorder,
-            self.events,
-            backlog := Backlog(4 * self.plan.size),
-        )
-        self._turn = Turn(
-            self.link, self.plan, self.run, self.job_state, self._members, self._rounds, self.downlink, self.pending,
-            self.recorder, self.sharding, self.events, backlog, tracks_workers=self.config.consistency != "bsp",
-        )  # fmt: skip
-        self.job_state.version = self.run.resume_point.step
-        self._rounds.admit(self._members.live, self.version)
-        self._turn.take_up(self.run.resume_point.checkpoint)
-        self.reduction.take_up(self.run.resume_point.checkpoint)
-        self.pending.norms = self.reduction.norms
-        self.pending.doubt = lambda: self.soundness.doubt
-        if (found := self.run.resume_point.checkpoint) is not None and found.facts.get(SOUND, True) is None:
-            self.soundness.await_(found.step)
-        if self.history is not None:
-            names = [name for name, _ in self.parameters.model.named_parameters()]
-            self.history.start(self.version, self.parameters.digest(), names)
-        for group in self.plan.groups if self.behind else ():
-            self.recorder.down(self.downlink.send_dense(group, self.version, self.behind))
+        self._prepare()
         self._finish_round(first=True)
         while not (self.job_state.stopping and not self.pending and not self._missing_traces()):
             event = self._next_event()
@@ -147,10 +86,37 @@ class Master:
                 if error.source is None:
                     raise
                 self._membership.reject(error.source, error)
-            if not self._members.live and self._rounds.untouched and not self.job_state.stopping:
+            if not self._members.live and self.shard.untouched and not self.job_state.stopping:
                 self._desert()
             self._write_records()
         self.pending.require(self.version)
+
+    def _prepare(self) -> None:
+        """Put together members, timers and messages of the rounds to come, and send weights to those who lack them."""
+        self._hashes = ReplicaHashes(self.config.hash_every)
+        self._members = Members(self.workers, self.clock, self.spares)
+        self._round = RoundTimer(patience_of(self.config, self.shard.rule), self.clock)
+        self._added: list[tuple[Added, ...]] = [()] * len(self.shard.plan.groups)
+        backlog = Backlog(4 * self.shard.plan.size)
+        self._membership = Membership(
+            self.link, self.config, self.job_state, self._members, self._round, self.shard, self.pending, self.recorder,
+            self.events, backlog,
+        )  # fmt: skip
+        self._turn = Turn(
+            self.link, self.run, self.job_state, self._members, self.shard, self.pending, self.recorder, self.sharding,
+            self.events, backlog,
+        )  # fmt: skip
+        self.job_state.version = self.run.resume_point.step
+        self.shard.admit(self._members.live, self.version)
+        self.pending.is_last = lambda version: self.job_state.stopping and version == self.version
+        self.pending.doubt = lambda: self.soundness.doubt
+        if (found := self.run.resume_point.checkpoint) is not None and found.facts.get(SOUND, True) is None:
+            self.soundness.await_(found.step)
+        if self.history is not None:
+            names = [name for name, _ in self.shard.model.named_parameters()]
+            self.history.start(self.version, self.shard.digest(), names)
+        if self.behind:
+            self.recorder.down(self.shard.send_whole(self.behind, self.version))
 
     def _next_event(self) -> object:
         while True:
@@ -196,7 +162,7 @@ class Master:
             case Frame(kind=Kind.SKIP_STEP):
                 self._on_skip(event)
             case NotApplied():
-                self._on_not_applied(event)
+                self.events.tell("not applied", self.version, None, event.reason)
             case GroupClosed():
                 self._on_group_closed(event)
             case StopRequest():
@@ -209,18 +175,9 @@ class Master:
         self._members.hear(frame.sender, frame.step if computed else 0)
 
     def _on_gradient(self, frame: Frame) -> None:
-        if not (self._rounds.keep(frame) if self.job_state.stopping else self._rounds.offer(frame)):
+        if not (self.shard.keep(frame) if self.job_state.stopping else self.shard.offer(frame)):
             self.recorder.dropped(self.version + 1)
             frame.release()
-
-    def _add(self, frame: Frame) -> None:
-        """Have a gradient added to the open round, which is updated with the learning rate of the newest version."""
-        stale = self.reduction.rescales and frame.version != self.version
-        rate = self.sharding.rate(self.version)
-        self.reduction.add(frame, self.sharding.rate(frame.version) / rate if stale and rate else 1.0)
-
-    def _close(self, group: int) -> None:
-        self.reduction.close(group, self.version + 1, self.sharding.rate(self.version))
 
     def _missing_traces(self) -> frozenset[int]:
         return self._members.live - self.traces.keys() if self.config.timeline else frozenset()
@@ -232,30 +189,23 @@ class Master:
         reason = plain(bytes(frame.body).decode("utf-8", "replace"))
         self.events.tell("skipped", self.version, frame.sender, f"its gradient of step {frame.step} is left out: {reason}")
         if not self.job_state.stopping:
-            self._rounds.excuse(frame.sender, frame.step)
+            self.shard.excuse(frame.sender, frame.step)
 
     def _on_failure(self, event: RemoteFailureError) -> None:
         """A worker cannot go on. An exception is its own; what settings, weights or checkpoints are to blame for ends the job."""
         if event.failure.loss is not None:
-            newest = self.config.consistency == "bsp" and event.step == self.version + 1
-            live, weights = (self._members.live, self.downlink.replica) if newest else (frozenset[int](), None)
+            newest = not self.shard.rule.rounds_go_on and event.step == self.version + 1
+            live, weights = (self._members.live, self.shard.replica) if newest else (frozenset[int](), None)
             self._judge(self.soundness.give_up(f"the loss on it is {event.failure.loss} on rank {event.rank}"))
-            raise diverged(self.link, event, live - self._rounds.missing, live, weights, self.reduction.outlier())
+            raise diverged(self.link, event, live - self.shard.missing, live, weights, self.shard.outlier())
         if event.exit_code != PsnodeError.exit_code:
             raise event
         self._membership.fail(event)
 
-    def _on_not_applied(self, event: NotApplied) -> None:
-        """Finite gradients whose sum is not."""
-        names = ", ".join(map(str, event.ranks))
-        reason = f"the sum of the gradients of ranks {names} for group {event.group} is not finite: it goes without an update"
-        self.events.tell("not applied", self.version, None, reason)
-
     def _on_group_closed(self, event: GroupClosed) -> None:
         self.recorder.down(event.nbytes, event.version)
         self._turn.sent(event.nbytes)
-        if self.reduction.returns:
-            self._turn.clip(event.group, event.clipped)
+        self._turn.clip(event.group, event.clipped)
         self._added[event.group] = event.added
         for added in event.added:
             self._members.forgive(added.rank)
@@ -273,22 +223,19 @@ class Master:
         self.job_state.stopping = version >= self.sharding.last_step or (self.job_state.stop_reason is not None and not first)
         every = self.config.eval_freq
         flags = Flag.STOP if self.job_state.stopping else Flag.NONE
-        if not first and (self.job_state.stopping or (every and version % every == 0)):
-            until = self.clock.now() + self._round.patience.hard_limit
-            if self._turn.begin_checkpoint(until):
-                self.soundness.await_(version)
-                flags |= Flag.CHECKPOINT
+        due = not first and (self.job_state.stopping or (every and version % every == 0))
+        if due and self._turn.begin_checkpoint(self.clock.now() + self._round.patience.hard_limit):
+            self.soundness.await_(version)
+            flags |= Flag.CHECKPOINT
         if not first:
             self.partial += any(len({added.rank for added in group}) < len(self.workers) for group in self._added)
-            self.recorder.close(version, self.sharding.rate(version - 1), contributors, self.watch.take())
+            self.recorder.close(version, self.sharding.rate(version - 1), contributors, self.shard.seconds())
             self._write_records()
             if self.history is not None:
-                self.history.version(version, self.parameters.digest(), self._added)
-        if self.config.hash_every and version and version % self.config.hash_every == 0:
-            self._hashes[version] = xxhash.xxh3_64_intdigest(self.downlink.replica.data)
-            self._hashes.pop(version - _HASHES * self.config.hash_every, None)
-        self._unfinished = {group.index for group in self.plan.groups}
-        self._members.ask(self._rounds.idle)
+                self.history.version(version, self.shard.digest(), self._added)
+        self._hashes.note(version, self.shard.replica)
+        self._unfinished = {group.index for group in self.shard.plan.groups}
+        self._members.ask(self.shard.idle)
         self._turn.catch_up()
         if not self.job_state.stopping:
             self._turn.readmit()
@@ -296,11 +243,11 @@ class Master:
                 self.observer.extend(self.sharding.last_step)
         self._round.begin(pause=self._is_pause(flags))
         self._turn.close(flags, {} if first else {rank: self._left_out(rank) for rank in self._members.live})
-        self._added = [()] * len(self.plan.groups)
+        self._added = [()] * len(self.shard.plan.groups)
         self.pending.publish()
         self.pending.hurry(self.clock.now())
         if not self.job_state.stopping:
-            self._rounds.open(version)
+            self.shard.open(version)
             self._membership.suspend_silent()
 
     def _desert(self) -> None:
@@ -311,19 +258,14 @@ class Master:
             if self._turn.pass_on():
                 self.observer.extend(self.sharding.last_step)
             self._round.begin(pause=True)
-            self._rounds.open(self.version)
+            self.shard.open(self.version)
 
     def _on_report(self, frame: Frame) -> None:
         self._count_up(frame, frame.step)
         report = Report.from_bytes(frame.body, frame.sender)
         self.recorder.up(report.up, frame.step)
         self.recorder.down(report.down, frame.step)
-        expected = self._hashes.get(frame.version)
-        if report.replica_hash is not None and expected is not None and report.replica_hash != expected:
-            raise DivergedError(
-                f"rank {frame.sender} computed step {frame.step} on weights that differ from the published version "
-                f"{frame.version}: its memory or a message was corrupted; go on with --resume"
-            )
+        self._hashes.compare(frame.sender, frame.step, frame.version, report.replica_hash)
         self.recorder.report(frame.step, frame.sender, report)
         self.soundness.hear(frame.sender, frame.version, report.loss)
         self._judge(self.soundness.verdicts(self._members.live))
@@ -344,16 +286,14 @@ class Master:
 
     def _left_out(self, rank: int) -> list[int]:
         """The groups of the version's gradient of `rank` that were not used; none where they may be used later."""
-        if self.config.consistency in ("ssp", "asp"):
+        if self.shard.rule.patient:
             return []
         return [group for group, added in enumerate(self._added) if all(rank != found.rank for found in added)]
 
     def _is_pause(self, flags: Flag) -> bool:
         """True if the round that follows is known to take longer."""
-        version, every = self.version, self.config.hash_every
-        first = version < self.run.resume_point.step + _FIRST_ROUNDS
-        epoch_ends = self.sharding.ends(version)
-        compares = bool(every) and version % every == 0
-        lets_in = bool(self._turn.entering)
+        first = self.version < self.run.resume_point.step + _FIRST_ROUNDS
         alone = self.config.local is not None  # its workers take turns, and none can be cut off
-        return first or epoch_ends or compares or lets_in or alone or Flag.CHECKPOINT in flags or bool(self.pending)
+        checkpoint = Flag.CHECKPOINT in flags or bool(self.pending)
+        compared_or_over = self._hashes.due(self.version) or self.sharding.ends(self.version)
+        return first or alone or checkpoint or compared_or_over or bool(self._turn.entering)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from psnode.config import Config
 from psnode.errors import TransportError, WireError
 from psnode.exchange.shard.backlog import Backlog
-from psnode.exchange.shard.reduction import Refused
-from psnode.exchange.shard.rounds import Rounds
+from psnode.exchange.shard.events import Refused
+from psnode.exchange.shard.shard import Shard
 from psnode.master.checkpointing import PendingCheckpoints
 from psnode.master.events import Events
 from psnode.master.job_state import QUORUM, JobState
@@ -30,7 +30,7 @@ class Membership:
     job_state: JobState
     members: Members
     round: RoundTimer
-    rounds: Rounds
+    shard: Shard
     pending: PendingCheckpoints
     recorder: StepRecorder
     events: Events
@@ -47,7 +47,7 @@ class Membership:
             self.job_state.stop_by += _STOP_AGAIN * self.config.stop_deadline
         waiting = live & self.pending.missing
         if not self.job_state.stopping:
-            waiting |= live & self.rounds.missing
+            waiting |= live & self.shard.missing
         elif not self.pending:
             waiting |= owing
         if not waiting and not hurried and late > 2 * self.round.patience.hard_limit:
@@ -64,7 +64,7 @@ class Membership:
         reason = f"not heard of for {self.members.silent_for(rank):.1f} s"
         hold = self.backlog.let_go(rank)
         taken = self._do_without(rank, "suspended", reason)
-        step = 0 if self.config.consistency in ("ssp", "asp") else self.job_state.version + 1
+        step = 0 if self.shard.rule.patient else self.job_state.version + 1
         if step and hold is not None and hold.version < step:  # it can have sent no gradient of a version that it was not sent
             step = hold.version
             taken = [step - 1 if group in hold.unused else step for group in range(len(taken))]
@@ -87,7 +87,7 @@ class Membership:
 
     def _do_without(self, rank: int, event: str, reason: str) -> list[int]:
         """Go on without `rank`; its gradients in the open round count. Below the quorum, stop with a checkpoint. Returns the
-        result of `Rounds.withdraw`.
+        result of `Shard.withdraw`.
         """
         if not self.members.remove(rank):
             return []
@@ -100,17 +100,17 @@ class Membership:
         self.pending.give_up(rank)
         if self.job_state.stopping:
             return []
-        taken = self.rounds.withdraw(rank)
-        if not left and not self.rounds.untouched:  # nobody will close what is open: the version is complete as it is
-            self.rounds.force()
+        taken = self.shard.withdraw(rank)
+        if not left and not self.shard.untouched:  # nobody will close what is open: the version is complete as it is
+            self.shard.force()
         return taken
 
     def suspend_silent(self) -> None:
         """Suspend silent workers where rounds close without the slowest, so that no deadline notices them."""
-        if self.config.consistency == "bsp" or self.config.local is not None:
+        if not self.shard.rule.rounds_go_on or self.config.local is not None:
             return
         limit = max(_SILENCES * self.round.patience.of_round(pause=False), self.round.patience.hard_limit)
-        for rank in sorted(self.members.live & self.rounds.missing):
+        for rank in sorted(self.members.live & self.shard.missing):
             enough = len(self.members.live) > max(1, self.config.min_workers)
             if self.members.silent_for(rank) > (limit if enough else _SILENCES * limit):
                 self.suspend(rank)
@@ -135,4 +135,4 @@ class Membership:
             self.link.fail(rank, WireError(f"rank {rank} sent {STRIKES} frames in a row that are none", 0))
             self.lose(rank, f"sent {STRIKES} frames in a row that are none: not listened to any more")
         elif isinstance(what, WireError) and not self.job_state.stopping:
-            self.rounds.excuse(rank, self.job_state.version + 1)
+            self.shard.excuse(rank, self.job_state.version + 1)

@@ -14,8 +14,6 @@ from psnode.config import Config
 from psnode.config.schemes import Scheme
 from psnode.errors import ConfigurationError, DeadlineExceededError, StoppedError
 from psnode.exchange.shard.consistency import gradients_a_round
-from psnode.exchange.shard.downlink import Downlink
-from psnode.exchange.shard.optimizer import Parameters
 from psnode.master.agreement import Lacking, among, besides, hand_out, messages
 from psnode.plan.groups import DEFAULT_GROUP_BYTES, Plan, Tensor, make_plan
 from psnode.protocol.channel import FrameChannel, StopRequest
@@ -83,16 +81,6 @@ def job_digest(config: Config, scheme: Scheme, plan: Plan, mark: str) -> int:
     """Digest that every frame of this job carries: configuration, scheme, plan and this start of it."""
     text = json.dumps([config.digest(), scheme.to_dict(), plan.to_dict(), mark], sort_keys=True)
     return max(1, xxhash.xxh3_64_intdigest(text.encode()))
-
-
-def restore(run: RunDirectory, parameters: Parameters, downlink: Downlink) -> None:
-    """Take weights, optimizer and replica from the checkpoint. CheckpointError if it does not fit or is damaged."""
-    found = run.resume_point.checkpoint
-    if found is None:
-        return
-    parameters.load(found.tensors(checkpoint.MODEL), layout.state_of(found, checkpoint.OPTIMIZER))
-    if downlink.differs:
-        downlink.load(layout.state_of(found, checkpoint.REPLICA))
 
 
 class Epochs(NamedTuple):

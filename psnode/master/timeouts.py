@@ -6,6 +6,7 @@ from collections import deque
 from statistics import median
 
 from psnode.config import Config
+from psnode.exchange.shard.consistency import Rule
 from psnode.transport.clock import Clock
 
 MARGIN = 5.0  # seconds: a busy host or a collection of garbage takes less
@@ -54,13 +55,13 @@ class AdaptiveTimeout:
         return middle + max(MARGIN, 6 * median(abs(value - middle) for value in self._rounds))
 
 
-def patience_of(config: Config) -> AdaptiveTimeout:
+def patience_of(config: Config, rule: Rule) -> AdaptiveTimeout:
     """The patience that the configuration asks for.
 
     A synchronous round is of all workers: by default a stall puts nobody aside before the deadline of pauses. Where rounds close
     without the slowest, deadlines follow them.
     """
-    patient = config.deadline is None and config.consistency == "bsp"
+    patient = config.deadline is None and not rule.rounds_go_on
     return AdaptiveTimeout(config.deadline or 0.0, config.pause_deadline, config.pause_deadline if patient else 0.0)
 
 

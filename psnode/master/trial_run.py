@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 
 import torch
 
 from psnode.config import Config
+from psnode.config.schedules import constant
 from psnode.config.schemes import Scheme
 from psnode.errors import WireError
 from psnode.exchange.shard.consistency import Synchronous
-from psnode.exchange.shard.downlink import Downlink
-from psnode.exchange.shard.executor import GroupExecutor, lane_count
-from psnode.exchange.shard.optimizer import Parameters
-from psnode.exchange.shard.reduction import GroupClosed, Reduction, Refused
-from psnode.exchange.shard.rounds import Rounds
-from psnode.exchange.stopwatch import Stopwatch
+from psnode.exchange.shard.events import GroupClosed, Refused
+from psnode.exchange.shard.shard import Shard
 from psnode.plan.groups import Plan
 from psnode.protocol.channel import FrameChannel, StopRequest
 from psnode.protocol.messages import Ready, Start
@@ -50,33 +48,20 @@ class TrialRun:
         )  # fmt: skip
         before = {name: value.clone() for name, value in self._model.state_dict().items()}
         self._link.send(self._workers, Kind.PLAN, start.to_bytes())
-        parameters = Parameters(self._model, self._plan, self._config, self._scheme.momentum, self._scheme.gathering)
-        weights = parameters.weights.numpy()
-        downlink = Downlink(self._scheme.downlink, weights, self._plan, self._link, self._workers, seed=self._config.seed)
-        lanes = GroupExecutor(self._link.inbox, lane_count(len(self._plan.groups)))
-        try:
-            reduction = Reduction(
-                self._plan, self._scheme, parameters, downlink, lanes, Stopwatch(), Tracer(0, enabled=False),
-                seed=self._config.seed,
-            )  # fmt: skip
-            reduction.warm_up()
-            seconds = median(self._rounds(reduction, lr))
-        finally:
-            lanes.close()
+        config, rule, tracer = replace(self._config, norm_cap=0.0), Synchronous(len(self._workers)), Tracer(0, enabled=False)
+        with Shard(self._plan, config, self._scheme, self._model, self._link, rule, constant(lr), self._workers, tracer) as shard:
+            shard.warm_up()
+            seconds = median(self._rounds(shard))
         self._model.load_state_dict(before)
         return seconds
 
-    def _rounds(self, reduction: Reduction, lr: float) -> list[float]:
+    def _rounds(self, shard: Shard) -> list[float]:
         """Seconds of each round that counts."""
-        rounds = Rounds(
-            len(self._plan.groups), Synchronous(len(self._workers)), by_rank=self._config.aggregate_order == "rank",
-            add=reduction.add, close=lambda group: reduction.close(group, len(times), lr),
-        )  # fmt: skip
-        rounds.admit(self._workers, 0)
+        shard.admit(self._workers, 0)
         times, stopping, requests = [time.monotonic()], False, list[object]()
         while not stopping:
-            rounds.open(len(times) - 1)
-            requests += self._round(rounds)
+            shard.open(len(times) - 1)
+            requests += self._round(shard)
             times.append(time.monotonic())
             version, passed = len(times) - 1, times[-1] - times[0]
             stopping = version == ROUNDS or (version >= _COLD and passed > _LONG)
@@ -86,7 +71,7 @@ class TrialRun:
         found = [after - before for before, after in pairwise(times)]
         return found[_COLD:] or found[-1:]
 
-    def _round(self, rounds: Rounds) -> list[object]:
+    def _round(self, shard: Shard) -> list[object]:
         """Return when every group is closed and every worker has reported: requests to stop that came meanwhile."""
         groups = {group.index for group in self._plan.groups}
         silent, requests = set(self._workers), list[object]()
@@ -94,10 +79,10 @@ class TrialRun:
             event = self._link.next(self._config.pause_deadline)
             match event:
                 case Frame(kind=Kind.GRADIENT):
-                    if not rounds.offer(event):
+                    if not shard.offer(event):
                         event.release()
                 case Frame(kind=Kind.SKIP_STEP):
-                    rounds.excuse(event.sender, event.step)
+                    shard.excuse(event.sender, event.step)
                 case Frame(kind=Kind.REPORT):
                     silent.discard(event.sender)
                 case GroupClosed():

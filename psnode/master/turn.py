@@ -8,20 +8,16 @@ from dataclasses import dataclass, field
 
 from psnode.exchange.shard.backlog import Backlog, Hold
 from psnode.exchange.shard.clipping import Clipped
-from psnode.exchange.shard.downlink import Downlink
-from psnode.exchange.shard.rounds import Rounds
+from psnode.exchange.shard.shard import Shard
 from psnode.master.checkpointing import PendingCheckpoints
 from psnode.master.events import Events
 from psnode.master.job_state import JobState
 from psnode.master.members import Members
 from psnode.master.recorder import StepRecorder
 from psnode.master.sharding import Sharding
-from psnode.master.waiting import pack, unpack
-from psnode.plan.groups import Plan
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import HEADER_BYTES, Flag, Kind, pack_factors, pack_groups
 from psnode.records import retention
-from psnode.records.checkpoint import Checkpoint
 from psnode.records.directory import RunDirectory
 
 
@@ -33,30 +29,20 @@ class Turn:
     """
 
     link: FrameChannel
-    plan: Plan
     run: RunDirectory
     job_state: JobState
     members: Members
-    rounds: Rounds
-    downlink: Downlink
+    shard: Shard
     pending: PendingCheckpoints
     recorder: StepRecorder
     sharding: Sharding
     events: Events
     backlog: Backlog
-    tracks_workers: bool  # rounds go on without some: these may fall behind
     entering: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
     _clipped: dict[int, tuple[int, dict[int, float]]] = field(default_factory=dict)  # by rank: a step, and factors by group
     _released: dict[int, Hold] = field(default_factory=dict)  # with this version
     _dealt: bool = False  # since the start
     _recorded: bool = True  # the deal, in config.json
-
-    def take_up(self, found: Checkpoint | None) -> None:
-        """The next round takes the gradients that wait in the checkpoint; the last one of this job will hold those to come."""
-        self.rounds.restore(unpack(found))
-        self.pending.waiting = lambda version: (
-            pack(self.rounds.waiting) if self.job_state.stopping and version == self.job_state.version else {}
-        )
 
     def count(self, contributors: Iterable[tuple[int, int]]) -> bool:
         """The version that is complete was made of these gradients; whether that may have moved the run's end."""
@@ -73,7 +59,7 @@ class Turn:
 
     def sent(self, nbytes: int) -> None:
         """A group of the version to come has left for all who get it, in `nbytes` in all."""
-        if recipients := self.downlink.recipients:
+        if recipients := self.shard.recipients:
             self.backlog.sent(recipients, nbytes // len(recipients))
 
     def clip(self, group: int, clipped: Iterable[Clipped]) -> None:
@@ -86,7 +72,7 @@ class Turn:
     def hear_answer(self, rank: int, number: int) -> None:
         """`rank` has taken what was sent before question `number`. If it was held, the open round does not wait for it."""
         if self.backlog.answer(rank, number) and rank in self.members.live and not self.job_state.stopping:
-            self.rounds.excuse(rank, self.job_state.version + 1)
+            self.shard.excuse(rank, self.job_state.version + 1)
 
     def catch_up(self) -> None:
         """Send the whole weights of the complete version to held workers that have answered; to all held ones, if it is the
@@ -103,13 +89,12 @@ class Turn:
                     self.link.send(rank, Kind.ASK, step=earlier, version=version, flags=Flag.CHECKPOINT)
                     self.recorder.down(HEADER_BYTES, version)
         if not self.job_state.stopping:
-            self.rounds.admit([rank for rank in ranks if rank in self.members.live], version)
+            self.shard.admit([rank for rank in ranks if rank in self.members.live], version)
 
     def _send_whole(self, ranks: list[int]) -> None:
-        for group in self.plan.groups:
-            nbytes = self.downlink.send_dense(group, self.job_state.version, ranks)
-            self.recorder.down(nbytes, self.job_state.version)
-            self.backlog.sent(ranks, nbytes // len(ranks))
+        nbytes = self.shard.send_whole(ranks, self.job_state.version)
+        self.recorder.down(nbytes, self.job_state.version)
+        self.backlog.sent(ranks, nbytes // len(ranks))
 
     def readmit(self) -> None:
         """Readmit suspended workers that were heard again: they get the whole weights of the complete version, and take part
@@ -138,7 +123,7 @@ class Turn:
                 self.recorder.down(HEADER_BYTES + len(statistics), self.job_state.version)
         for rank in self.entering.keys() & self.members.live:
             self.recorder.found(rank)
-            self.rounds.admit([rank], self.job_state.version)
+            self.shard.admit([rank], self.job_state.version)
 
     def pass_on(self) -> bool:
         """Give the open round, in which nobody is left and to which nothing was added, to spares; whether that changed the deal.
@@ -206,7 +191,7 @@ class Turn:
                 step, unused = hold.version, hold.unused
             told = flags & ~Flag.CHECKPOINT if spare or rank in self.entering else flags  # it was not there when that began
             told |= Flag.SPARE if spare else Flag.NONE
-            frames.setdefault((step, pack_groups(unused, len(self.plan.groups)), told), []).append(rank)
+            frames.setdefault((step, pack_groups(unused, len(self.shard.plan.groups)), told), []).append(rank)
         self._tell_factors(ranks)
         self.entering.clear()
         self._released.clear()
@@ -215,18 +200,18 @@ class Turn:
             self.recorder.down((HEADER_BYTES + len(body)) * len(readers), version)
         if not self.job_state.stopping:
             self._hold(ranks)
-            self.downlink.recipients = tuple(rank for rank in ranks if rank not in self.backlog.held)
+            self.shard.recipients = tuple(rank for rank in ranks if rank not in self.backlog.held)
 
     def _tell_factors(self, ranks: Iterable[int]) -> None:
         """Tell those whose last gradient was clipped by how much. A worker passes over what is of another step than its last."""
         for rank in [rank for rank in ranks if rank in self._clipped]:
             step, factors = self._clipped.pop(rank)
-            body = pack_factors(factors, len(self.plan.groups))
+            body = pack_factors(factors, len(self.shard.plan.groups))
             self.link.send(rank, Kind.CLIP, body, step=step, version=self.job_state.version)
             self.recorder.down(HEADER_BYTES + len(body), self.job_state.version)
 
     def _watched(self, ranks: Iterable[int]) -> list[int]:
-        return [rank for rank in ranks if self.tracks_workers or rank in self.members.spares]
+        return [rank for rank in ranks if self.shard.rule.rounds_go_on or rank in self.members.spares]
 
     def _ask(self, ranks: Iterable[int]) -> None:
         """Ask those who have much before them: before ROUND, so that the answer comes before what they do next."""

@@ -14,6 +14,7 @@ from psnode.exchange.gradients import Gradients
 from psnode.exchange.receiver import Receiver
 from psnode.exchange.replica import Replica
 from psnode.exchange.sender import GradientSender
+from psnode.exchange.shard.consistency import Rule
 from psnode.plan.groups import Plan
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Report, Reshard, Start
@@ -33,6 +34,7 @@ class Worker:
 
     link: FrameChannel
     config: Config
+    rule: Rule
     plan: Plan
     start: Start
     directory: Path | None  # the run's, if this rank sees it
@@ -71,7 +73,7 @@ class Worker:
             if going:
                 version += 1
                 self.receiver.expect(version)
-            while going and self.config.consistency != "bsp" and self.receiver.behind():
+            while going and self.rule.rounds_go_on and self.receiver.behind():
                 going = self._settle(version, self.replica.buffers())
                 if self.receiver.version != version:
                     version, going = self.receiver.version, True
@@ -148,7 +150,7 @@ class Worker:
         statistics, self.receiver.statistics = self.receiver.statistics, {}
         self.replica.load_buffers({name.removeprefix("buffer/"): value for name, value in statistics.items()})
         self.share.batches.close()
-        self.share = self.deal(deal, version, None if self.config.consistency == "bsp" else self.share)
+        self.share = self.deal(deal, version, self.share if self.rule.rounds_go_on else None)
         self._steps_per_epoch, self._workers = deal.steps_per_epoch, len(deal.ranks)
         self._count_epochs(deal.shift)
         self._last_step = deal.last_step

@@ -20,6 +20,7 @@ from psnode.exchange.machine import Machine
 from psnode.exchange.receiver import Receiver
 from psnode.exchange.replica import Replica, describe
 from psnode.exchange.sender import GradientSender
+from psnode.exchange.shard.consistency import Rule, rule_of
 from psnode.plan.groups import Plan, downlink_codecs
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Ready, Reshard, Setup, Start
@@ -76,7 +77,7 @@ class WorkerContext:
 
     def worker(self, start: Start) -> Worker:
         """The worker that follows `start`, ready for its first step."""
-        link, config = self.link, self.config
+        link, config, rule = self.link, self.config, rule_of(self.config, self.sampler.workers)
         plan = Plan.from_dict(start.plan)
         for _ in range(start.tensors):
             content = bytes(link.expect(Kind.STATE, self.patience).body)
@@ -99,17 +100,18 @@ class WorkerContext:
         finished = start.step
         if start.restore is not None:
             tensors = _restore(start, link, self.directory, replica, sender, self.patience)
-            finished = resumed(tensors, sampler, start.step, moves=config.consistency != "bsp")
+            finished = resumed(tensors, sampler, start.step, moves=rule.rounds_go_on)
         sender.warm_up()
         tracer = Tracer(link.rank, enabled=config.timeline)
         receiver = Receiver(
             link, plan, replica, [0] * len(plan.groups), downlink_codecs(plan, scheme.downlink), tracer,
             max(config.deadline or 0.0, config.pause_deadline), sender.give_back, sender.give_back_parts,
         )  # fmt: skip
-        early = may_begin_early(config) and not start.waits
+        early = may_begin_early(config, rule) and not start.waits
         return Worker(
             link=link,
             config=config,
+            rule=rule,
             plan=plan,
             start=start,
             directory=self.directory,
@@ -132,12 +134,12 @@ class WorkerContext:
         return Share.behind(self.data, sampler, finished, deal.last_step - version)
 
 
-def may_begin_early(config: Config) -> bool:
+def may_begin_early(config: Config, rule: Rule) -> bool:
     """True if forward passes may begin before their weights are there.
 
     Workers that take turns must not keep one while they wait for another's gradient.
     """
-    return config.overlap and config.consistency == "bsp" and config.local is None
+    return config.overlap and not rule.rounds_go_on and config.local is None
 
 
 def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: AbstractContextManager[Any]) -> Worker:
@@ -168,7 +170,7 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
         if link.rank == 1:
             found = inspect(
                 computation, model, lambda step: data.batch(sampler.indices(step)[0], np.random.default_rng(0)),
-                agreed=agreed, early=may_begin_early(config),
+                agreed=agreed, early=may_begin_early(config, rule_of(config, workers)),
             )  # fmt: skip
     directory = _shared(Path(setup.train_dir), setup.mark)
     tensors = [[tensor.name, list(tensor.shape)] for tensor in describe(model)]

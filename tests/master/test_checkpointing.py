@@ -13,19 +13,16 @@ from torch import nn
 
 from psnode.config import Config
 from psnode.errors import WireError
-from psnode.exchange.shard.downlink import Downlink
-from psnode.exchange.shard.optimizer import Parameters
+from psnode.exchange.shard.consistency import Synchronous
 from psnode.master.checkpointing import PendingCheckpoints
 from psnode.master.events import EVENTS, Events
-from psnode.plan.groups import Tensor, make_plan
 from psnode.protocol import wire
-from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Frame, Kind
 from psnode.records import checkpoint, tensorfile
 from psnode.records.directory import claim
 from psnode.records.retention import UNKNOWN, is_sound
 from psnode.records.timeline import Tracer
-from psnode.transport.loopback import loopback_group
+from tests.exchange.shard.small import small_shard
 
 
 @dataclasses.dataclass
@@ -55,17 +52,12 @@ def bench(folder: Path, *, rounds_go_on: bool, keep_last: int = 0, mask: bool = 
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     if mask:
         model.register_buffer("mask", torch.full((3,), -torch.inf))
-    tensors = [Tensor(name, tuple(value.shape)) for name, value in model.named_parameters()]
-    plan = make_plan(tensors, "identity", group_by="model", min_compress_bytes=0)
-    config = Config(train_dir=folder, keep_last=keep_last)
-    parameters = Parameters(model, plan, config, 0.9)
-    downlink = Downlink("dense", parameters.weights.numpy(), plan, FrameChannel(loopback_group(1)[0]), (), seed=1)
+    config = Config(scheme="dense", train_dir=folder, keep_last=keep_last)
+    shard = small_shard(model, config, Synchronous(3, backups=rounds_go_on))
     with claim(config) as run:
         pass
     events = Events(folder)
-    pending = PendingCheckpoints(
-        run, parameters, downlink, Tracer(0, enabled=False), events, workers=3, rounds_go_on=rounds_go_on
-    )
+    pending = PendingCheckpoints(run, shard, Tracer(0, enabled=False), events, workers=3)
     return Bench(pending, model, folder)
 
 

@@ -14,20 +14,17 @@ import torch
 from torch import nn
 
 from psnode.config import Config
-from psnode.exchange.shard.downlink import Downlink
-from psnode.exchange.shard.optimizer import Parameters
+from psnode.exchange.shard.consistency import Synchronous
 from psnode.master.checkpointing import PendingCheckpoints
 from psnode.master.events import Events
-from psnode.plan.groups import Tensor, make_plan
-from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Flag, Frame, Kind
 from psnode.records import checkpoint, staging
 from psnode.records.checkpoint import Checkpoint
 from psnode.records.directory import claim
 from psnode.records.staging import StagedCheckpoint
 from psnode.records.timeline import Tracer
-from psnode.transport.loopback import loopback_group
 from psnode.worker.loop import Worker
+from tests.exchange.shard.small import small_shard
 
 STEP = 5
 SIZES = {1: 3, 2: 5000}  # of the memories of two workers
@@ -35,15 +32,12 @@ SIZES = {1: 3, 2: 5000}  # of the memories of two workers
 
 def pending(folder: Path) -> PendingCheckpoints:
     model = nn.Linear(2, 3)
-    tensors = [Tensor(name, tuple(value.shape)) for name, value in model.named_parameters()]
-    plan = make_plan(tensors, "identity", group_by="model", min_compress_bytes=0)
-    config = Config(train_dir=folder)
-    parameters = Parameters(model, plan, config, 0.9)
-    downlink = Downlink("dense", parameters.weights.numpy(), plan, FrameChannel(loopback_group(1)[0]), (), seed=1)
+    config = Config(scheme="dense", train_dir=folder)
+    shard = small_shard(model, config, Synchronous(2, backups=True))
     with claim(config) as run:
         pass
     tracer = Tracer(0, enabled=False)
-    return PendingCheckpoints(run, parameters, downlink, tracer, Events(folder), workers=2, rounds_go_on=True)
+    return PendingCheckpoints(run, shard, tracer, Events(folder), workers=2)
 
 
 def memories(rank: int) -> dict[str, torch.Tensor]:

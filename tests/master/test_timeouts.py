@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from psnode.config import Config
+from psnode.exchange.shard.consistency import rule_of
 from psnode.master.timeouts import AdaptiveTimeout, patience_of
 
 
@@ -55,7 +56,8 @@ def test_a_fixed_deadline_does_not_adapt_and_declared_pauses_are_longer() -> Non
 
 def of_a_run(seconds: float, **settings: Any) -> float:
     """The deadline behind 50 rounds that took `seconds` each."""
-    patience = patience_of(Config(pause_deadline=90.0, **settings))
+    config = Config(pause_deadline=90.0, **settings)
+    patience = patience_of(config, rule_of(config, 4))
     for _ in range(50):
         patience.add(seconds)
     return patience.of_round(pause=False)

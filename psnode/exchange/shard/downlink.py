@@ -96,7 +96,7 @@ class Downlink:
 
     def _post(self, group: Group, frame: wire.GroupFrame, kind: Kind, version: int, ranks: Sequence[int] | None = None) -> int:
         ranks = self.recipients if ranks is None else ranks
-        sealed = frame.seal(kind, sender=0, job=self._link.job, group=group.index, step=version, version=version)
+        sealed = frame.seal(kind, sender=self._link.rank, job=self._link.job, group=group.index, step=version, version=version)
         self._frames[group.index] = (frame.buffer, self._link.send_frame(ranks, sealed))
         return sealed.size * len(ranks)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +16,11 @@ from psnode.codecs.kernels.finite import all_finite
 from psnode.codecs.rng import Key
 from psnode.config.effects import MAJORITY
 from psnode.config.schemes import Scheme
-from psnode.errors import CodecError, NormError, PsnodeError, WireError
+from psnode.errors import CodecError, NormError, WireError
 from psnode.exchange.shard.aggregator import get_aggregator
 from psnode.exchange.shard.clipping import Clipped, Clipping
 from psnode.exchange.shard.downlink import Downlink, smallest
+from psnode.exchange.shard.events import GroupClosed, NotApplied, Refused
 from psnode.exchange.shard.executor import GroupExecutor
 from psnode.exchange.shard.norms import Norms, pack, unpack
 from psnode.exchange.shard.optimizer import Constraint, Parameters
@@ -36,34 +36,6 @@ from psnode.records.timeline import Tracer
 Floats = npt.NDArray[np.float32]
 _PURPOSE = "vote"
 _LARGEST = float(np.finfo(np.float32).max) / 2  # sums of norms below this are surely finite
-
-
-class GroupClosed(NamedTuple):
-    """An event in the master's inbox: `group` was brought to `version` by what was `added`; `nbytes` were sent.
-
-    `clipped`: those of the added pushes of which a part was left out.
-    """
-
-    group: int
-    version: int
-    nbytes: int
-    added: tuple[Added, ...]
-    clipped: tuple[Clipped, ...] = ()
-
-
-class Refused(NamedTuple):
-    """An event in the master's inbox: what rank `sender` sent for `group` cannot be decoded, or is out of bounds."""
-
-    group: int
-    sender: int
-    error: PsnodeError
-
-
-class NotApplied(NamedTuple):
-    """An event in the master's inbox: the sum of the gradients of `ranks` for `group` is not finite."""
-
-    group: int
-    ranks: tuple[int, ...]
 
 
 class Reduction:
@@ -110,7 +82,6 @@ class Reduction:
         self._clipping = Clipping(self._codecs, len(plan.groups)) if self._aggregator.clips else None
         self._clipped: list[tuple[Clipped, ...]] = [()] * len(plan.groups)  # of the rounds that are being closed
         self.rescales = feedback.rescales
-        self.returns = feedback.memory is not None  # what is not used of a push
         self._added: list[list[Added]] = [[] for _ in plan.groups]
         self._absent: list[list[frozenset[int]]] = [[] for _ in plan.groups]  # beside them: tensors that had no gradient there
         self._reader = Reader(plan, self._codecs, limits(plan, scheme), self._merges, seed)
@@ -228,7 +199,7 @@ class Reduction:
                 for part in push.parts:
                     there = self._sum[part.segment.start : part.segment.stop]
                     self._aggregator.add(self._codecs[part.segment.index], part.payload, there, weight * factor)
-            if factor < 1:
+            if factor < 1 and self._remembers:
                 found.append(Clipped(frame.sender, frame.step, factor))
             frame.release()
         self._clipped[group.index] = tuple(found)

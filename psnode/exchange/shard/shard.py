@@ -1,0 +1,222 @@
+"""The groups that one rank is the root of: from an offered gradient to the weights on their way down.
+
+offer -> Rounds: is it due, and whose turn is it?
+      -> Reduction: decoded, checked, and added to the group's sum
+      -> Rule: the round closes, and the optimizer moves x
+      -> Downlink: y moves towards x, and the change leaves for every recipient
+      -> GroupClosed, in the inbox of this rank
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from psnode.config import Config
+from psnode.config.schemes import Scheme
+from psnode.exchange.shard.consistency import Rule
+from psnode.exchange.shard.downlink import Downlink
+from psnode.exchange.shard.executor import GroupExecutor, lane_count
+from psnode.exchange.shard.optimizer import Constraint, Parameters
+from psnode.exchange.shard.reduction import Reduction
+from psnode.exchange.shard.rounds import Rounds
+from psnode.exchange.shard.waiting import pack, unpack
+from psnode.exchange.stopwatch import Stopwatch
+from psnode.plan.groups import Plan
+from psnode.protocol.channel import FrameChannel
+from psnode.protocol.wire import Frame
+from psnode.records import checkpoint, layout
+from psnode.records.checkpoint import Checkpoint
+from psnode.records.timeline import Tracer
+
+Floats = npt.NDArray[np.float32]
+Tensors = dict[str, torch.Tensor]
+
+
+class ShardState(NamedTuple):
+    """Tensors of a checkpoint: the model with x, the optimizer's memories, and y (empty where y is x).
+
+    Those of x, y and momenta are the shard's own memory, which later versions change. Names are as psnode.records.layout says.
+    """
+
+    model: Tensors
+    optimizer: Tensors
+    replica: Tensors
+
+    def copy(self) -> ShardState:
+        """The same values in memory of their own."""
+        return ShardState(*({name: value.clone() for name, value in tensors.items()} for tensors in self))
+
+
+class Shard:
+    """Open rounds of all groups of `plan`, their reduction, x with the optimizer, and y with its `recipients`.
+
+    One thread calls it. Arithmetic is done in lanes, which post GroupClosed, Refused and NotApplied to the inbox of `link`.
+    `model`: its trainable parameters become views of x. `rate`: the learning rate of gradients computed on a version.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        config: Config,
+        scheme: Scheme,
+        model: nn.Module,
+        link: FrameChannel,
+        rule: Rule,
+        rate: Callable[[int], float],
+        recipients: Sequence[int],
+        tracer: Tracer,
+        *,
+        constraint: Constraint | None = None,
+    ) -> None:
+        self.model = model
+        self.rule = rule
+        self.plan = plan
+        self._rate = rate
+        self._version = 0
+        self._watch = Stopwatch()
+        self._parameters = Parameters(model, plan, config, scheme.momentum, scheme.gathering)
+        self._downlink = Downlink(scheme.downlink, self._parameters.weights.numpy(), plan, link, recipients, seed=config.seed)
+        self._lanes = GroupExecutor(link.inbox, lane_count(len(plan.groups)))
+        self._reduction = Reduction(
+            plan,
+            scheme,
+            self._parameters,
+            self._downlink,
+            self._lanes,
+            self._watch,
+            tracer,
+            seed=config.seed,
+            constraint=constraint,
+            norm_cap=config.norm_cap or None,
+        )
+        by_rank = config.aggregate_order == "rank"
+        self._rounds = Rounds(len(plan.groups), rule, by_rank=by_rank, add=self._add, close=self._close)
+
+    def warm_up(self) -> None:
+        """Compile the kernels, without touching any memory."""
+        self._reduction.warm_up()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Finish the work that is queued and end the lanes."""
+        self._lanes.close()
+
+    # rounds
+
+    def admit(self, ranks: Iterable[int], version: int) -> None:
+        """Wait for gradients of `ranks` from the round of `version` on, which is opened next."""
+        self._rounds.admit(ranks, version)
+
+    def open(self, version: int) -> None:
+        """Open the round of `version` for all groups. All of them are closed, or untouched."""
+        self._version = version
+        self._rounds.open(version)
+
+    def offer(self, frame: Frame) -> bool:
+        """Take a gradient frame; False if it comes too late or twice, or from a rank that is not awaited."""
+        return self._rounds.offer(frame)
+
+    def keep(self, frame: Frame) -> bool:
+        """Take a gradient that comes behind the last round, for a run that goes on later; False if the rule drops it."""
+        return self._rounds.keep(frame)
+
+    def excuse(self, rank: int, step: int) -> None:
+        """Nothing more of `step` comes from `rank`: the open round does not wait for it."""
+        self._rounds.excuse(rank, step)
+
+    def withdraw(self, rank: int) -> list[int]:
+        """Wait for `rank` no more; its gradients count. Returns by group the last of its steps that was taken."""
+        return self._rounds.withdraw(rank)
+
+    def force(self) -> None:
+        """Close the open groups with the gradients that are there, even none."""
+        self._rounds.force()
+
+    @property
+    def untouched(self) -> bool:
+        """True if all groups are open and no gradient of any has come."""
+        return self._rounds.untouched
+
+    @property
+    def idle(self) -> frozenset[int]:
+        """The ranks that have nothing to send before the version that follows the open round's."""
+        return self._rounds.idle
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """The ranks whose gradients some open group awaits."""
+        return self._rounds.missing
+
+    def _add(self, frame: Frame) -> None:
+        """Queue an addition. A step has one rate: where memories are in units of weights, a stale push is rescaled to it."""
+        rescaled = self._reduction.rescales and frame.version != self._version
+        rate = self._rate(self._version)
+        self._reduction.add(frame, self._rate(frame.version) / rate if rescaled and rate else 1.0)
+
+    def _close(self, group: int) -> None:
+        self._reduction.close(group, self._version + 1, self._rate(self._version))
+
+    # weights
+
+    @property
+    def recipients(self) -> tuple[int, ...]:
+        """The ranks to which new versions go. May be replaced while no group is open."""
+        return self._downlink.recipients
+
+    @recipients.setter
+    def recipients(self, ranks: Iterable[int]) -> None:
+        self._downlink.recipients = tuple(ranks)
+
+    def send_whole(self, ranks: Sequence[int], version: int) -> int:
+        """Send all of y, which is that of `version`, to `ranks`; returns the bytes of all frames."""
+        return sum(self._downlink.send_dense(group, version, ranks) for group in self.plan.groups)
+
+    @property
+    def replica(self) -> Floats:
+        """y, the weights that every recipient holds: flat, in the order of the plan."""
+        return self._downlink.replica
+
+    def digest(self) -> str:
+        """xxh3_128 of the bytes of all parameters, x and frozen ones, in state-dict order."""
+        return self._parameters.digest()
+
+    # checkpoints and records
+
+    def state(self) -> ShardState:
+        """Model, optimizer and y, for a checkpoint. While no group is open."""
+        return ShardState(self.model.state_dict(), self._parameters.state(), self._downlink.state())
+
+    def norms(self) -> Tensors:
+        """The norms that later pushes are compared with, for a checkpoint. While no group is open."""
+        return self._reduction.norms()
+
+    def waiting(self) -> Tensors:
+        """The gradients that have come and wait for the next round, for a checkpoint."""
+        return pack(self._rounds.waiting)
+
+    def take_up(self, found: Checkpoint | None) -> None:
+        """Go on from a checkpoint's tensors, if there is one. CheckpointError if they do not fit or are damaged."""
+        if found is None:
+            return
+        self._parameters.load(found.tensors(checkpoint.MODEL), layout.state_of(found, checkpoint.OPTIMIZER))
+        if self._downlink.differs:
+            self._downlink.load(layout.state_of(found, checkpoint.REPLICA))
+        self._reduction.take_up(found)
+        self._rounds.restore(unpack(found))
+
+    def outlier(self) -> str:
+        """Tell of a push that is out of all proportion and in the weights all the same; else nothing."""
+        return self._reduction.outlier()
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds of decoding, updating and sending since the last call, by name."""
+        return self._watch.take()

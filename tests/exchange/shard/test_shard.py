@@ -1,0 +1,208 @@
+"""A shard by itself: gradients in, weights out, and a checkpoint between, without a master or a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import nn
+
+from psnode.codecs import get_codec
+from psnode.codecs.rng import Key
+from psnode.config import Config
+from psnode.errors import CheckpointError
+from psnode.exchange.shard.consistency import Bounded, Rule, Synchronous
+from psnode.exchange.shard.events import GroupClosed
+from psnode.exchange.shard.shard import Shard
+from psnode.protocol import wire
+from psnode.protocol.channel import FrameChannel
+from psnode.protocol.wire import Frame, Kind
+from psnode.records import checkpoint
+from psnode.records.checkpoint import Checkpoint
+from psnode.records.staging import StagedCheckpoint
+from psnode.transport.loopback import LoopbackTransport, loopback_group
+from tests.exchange.shard.small import small_shard
+
+SECONDS = 60.0
+Floats = npt.NDArray[np.float32]
+
+
+def network() -> nn.Module:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
+
+
+class Ground:
+    """A shard on rank 0 of three ranks, which are played here."""
+
+    def __init__(self, rule: Rule, rate: Any = lambda version: 0.1, **settings: Any) -> None:
+        self.ends: list[LoopbackTransport] = loopback_group(3)
+        self.link = FrameChannel(self.ends[0])
+        config = Config(lr=0.1, **{"scheme": "dense", "momentum": 0.9, **settings})
+        self.shard: Shard = small_shard(network(), config, rule, self.link, rate, (1, 2), group_by="layer")
+
+    def offer(self, rank: int, values: Floats, version: int) -> bool:
+        """Offer `values`, in the order of the plan, as the gradient of `rank`, one group after another; True if all are taken."""
+        taken = [self.shard.offer(self._frame(rank, values, version, group.index)) for group in self.shard.plan.groups]
+        return all(taken)
+
+    def _frame(self, rank: int, values: Floats, version: int, index: int) -> Frame:
+        group = self.shard.plan.groups[index]
+        making = wire.GroupFrame(len(group.segments), 8 * group.size + 1024)
+        for segment in group.segments:
+            part = values[segment.start : segment.stop].reshape(segment.shape)
+            making.take(get_codec(segment.codec).encode(part, Key.derive(0), out=making.room).nbytes)
+        sealed = making.seal(Kind.GRADIENT, sender=rank, job=0, group=index, step=version + 1, version=version)
+        return wire.unpack(sealed, job=0, source=rank)
+
+    def closed(self) -> list[GroupClosed]:
+        """The events of one version."""
+        found = [self.link.next(SECONDS) for _ in self.shard.plan.groups]
+        assert all(isinstance(event, GroupClosed) for event in found), found
+        return sorted(found)  # type: ignore[type-var]
+
+
+@pytest.fixture
+def make() -> Iterator[Any]:
+    grounds: list[Ground] = []
+
+    def new(*given: Any, **named: Any) -> Ground:
+        grounds.append(Ground(*given, **named))
+        return grounds[-1]
+
+    yield new
+    for ground in grounds:
+        ground.shard.__exit__(None, None, None)
+
+
+def gradients(ground: Ground, count: int) -> list[Floats]:
+    rng = np.random.default_rng(7)
+    return [rng.standard_normal(ground.shard.plan.size).astype(np.float32) for _ in range(count)]
+
+
+def by_torch(means: Sequence[Floats], rates: Sequence[float], plan: Any) -> dict[str, torch.Tensor]:
+    """The weights that torch's own SGD makes of the network with these mean gradients."""
+    model = network()
+    named = dict(model.named_parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for mean, rate in zip(means, rates, strict=True):
+        for name, where in plan.slices().items():
+            named[name].grad = torch.from_numpy(mean[where].copy()).view(named[name].shape)
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.step()
+    return {name: value.detach() for name, value in named.items()}
+
+
+def test_versions_are_those_of_torchs_sgd_on_the_mean_gradient(make: Any) -> None:
+    ground, rates = make(Synchronous(2), rate=lambda version: 0.1 / (1 + version)), [0.1, 0.05, 0.1 / 3]
+    one, two = gradients(ground, 3), gradients(ground, 6)[3:]
+    ground.shard.admit([1, 2], 0)
+    for version in range(3):
+        ground.shard.open(version)
+        assert ground.offer(2, two[version], version) and ground.offer(1, one[version], version)
+        for event in ground.closed():
+            assert event.version == version + 1
+            assert [(added.rank, added.step) for added in event.added] == [(1, version + 1), (2, version + 1)]
+    expected = by_torch([(a + b) / 2 for a, b in zip(one, two, strict=True)], rates, ground.shard.plan)
+    for name, value in ground.shard.model.named_parameters():
+        torch.testing.assert_close(value.detach(), expected[name])
+
+
+def test_every_recipient_gets_frames_of_this_rank_and_nobody_else_does(make: Any) -> None:
+    ground = make(Synchronous(1))
+    ground.shard.recipients = [2]
+    ground.shard.admit([1], 0)
+    ground.shard.open(0)
+    assert ground.offer(1, gradients(ground, 1)[0], 0)
+    sent = sum(event.nbytes for event in ground.closed())
+    workers = {rank: FrameChannel(ground.ends[rank]) for rank in (1, 2)}
+    frames = [workers[2].next(SECONDS) for _ in ground.shard.plan.groups]
+    assert workers[1].inbox.poll() is None
+    assert sent == sum(wire.HEADER_BYTES + frame.body.size for frame in frames)
+    assert {(frame.kind, frame.sender, frame.version) for frame in frames} == {(Kind.WEIGHTS, 0, 1)}
+    assert ground.shard.send_whole([1], 1) == sent
+    assert sum(wire.HEADER_BYTES + workers[1].next(SECONDS).body.size for _ in frames) == sent
+
+
+@pytest.mark.parametrize("settings", [{}, {"optimizer": "adam"}, {"downlink": "topk:ratio=0.2"}])
+def test_a_shard_that_goes_on_from_a_checkpoint_is_the_one_that_never_stopped(
+    make: Any, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    ground, back = make(Synchronous(1), **settings), make(Synchronous(1), **settings)
+    pushes = gradients(ground, 4)
+
+    def steps(shard: Ground, first: int, last: int) -> None:
+        shard.shard.admit([1], first)
+        for version in range(first, last):
+            shard.shard.open(version)
+            assert shard.offer(1, pushes[version], version)
+            shard.closed()
+
+    steps(ground, 0, 2)
+    state = ground.shard.state().copy()
+    steps(ground, 2, 4)
+    staged = StagedCheckpoint(tmp_path, 2)
+    staged.add_tensors(checkpoint.MODEL, state.model)
+    staged.add_tensors(checkpoint.OPTIMIZER, state.optimizer)
+    assert bool(state.replica) == ("downlink" in settings)
+    if state.replica:
+        staged.add_tensors(checkpoint.REPLICA, state.replica)
+    back.shard.take_up(Checkpoint.open(staged.publish({"workers": 1})))
+    steps(back, 2, 4)
+    assert back.shard.digest() == ground.shard.digest()
+    assert back.shard.replica.tobytes() == ground.shard.replica.tobytes()
+
+
+def test_a_checkpoint_of_another_network_is_refused(make: Any, tmp_path: Path) -> None:
+    staged = StagedCheckpoint(tmp_path, 2)
+    staged.add_tensors(checkpoint.MODEL, {"0.weight": torch.zeros(4, 6)})
+    staged.add_tensors(checkpoint.OPTIMIZER, {})
+    with pytest.raises(CheckpointError, match="does not fit this network"):
+        make(Synchronous(1)).shard.take_up(Checkpoint.open(staged.publish({"workers": 1})))
+
+
+def test_a_gradient_behind_the_last_round_waits_in_a_checkpoint_and_is_applied_after_it(make: Any, tmp_path: Path) -> None:
+    ground, back = make(Bounded(None)), make(Bounded(None))
+    early, late = gradients(ground, 2)
+    ground.shard.admit([1, 2], 0)
+    ground.shard.open(0)
+    assert ground.offer(1, early, 0)
+    ground.closed()
+    state = ground.shard.state().copy()
+    for index in range(len(ground.shard.plan.groups)):
+        assert ground.shard.keep(ground._frame(2, late, 0, index))
+    staged = StagedCheckpoint(tmp_path, 1)
+    staged.add_tensors(checkpoint.MODEL, state.model)
+    staged.add_tensors(checkpoint.OPTIMIZER, state.optimizer)
+    staged.add_tensors(checkpoint.WAITING, ground.shard.waiting())
+    back.shard.take_up(Checkpoint.open(staged.publish({"workers": 2})))
+    back.shard.admit([1], 1)
+    back.shard.open(1)
+    assert [[added.rank for added in event.added] for event in back.closed()] == [[2]] * len(back.shard.plan.groups)
+    expected = by_torch([early, late], [0.1, 0.1], ground.shard.plan)
+    for name, value in back.shard.model.named_parameters():
+        torch.testing.assert_close(value.detach(), expected[name])
+
+
+def test_a_stale_push_in_units_of_weights_counts_by_the_rate_that_it_was_computed_with(make: Any) -> None:
+    """Under ef:rescale memories are in units of weights: a push of version 0 at rate .4 counts twice in a step at rate .2.
+
+    Whole numbers are float16 to the bit.
+    """
+    rates = {0: 0.4, 1: 0.2}
+    ground = make(Bounded(None), rate=rates.__getitem__, feedback="ef:rescale=true", codec="fp16", momentum=0.0)
+    first, stale = (np.rint(gradient) for gradient in gradients(ground, 2))
+    ground.shard.admit([1, 2], 0)
+    ground.shard.open(0)
+    assert ground.offer(1, first, 0)
+    ground.closed()
+    before = ground.shard.replica.copy()
+    ground.shard.open(1)
+    assert ground.offer(2, stale, 0)
+    ground.closed()
+    np.testing.assert_allclose(ground.shard.replica, before - np.float32(0.2) * 2 * stale, rtol=1e-5, atol=1e-6)
