@@ -21,8 +21,9 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 from psnode.codecs import Payload, get_codec
 from psnode.codecs.kernels.finite import all_finite
-from psnode.codecs.sketches.linear import LinearSketch, cells_of
+from psnode.codecs.sketches.linear import LinearSketch
 from psnode.errors import ConfigurationError, PsnodeError
+from psnode.exchange.collectives import Collectives, Sizes
 from psnode.exchange.segment_coder import SegmentCoder
 from psnode.feedback import Context, get_feedback
 from psnode.feedback.base import Floats
@@ -82,7 +83,6 @@ class HookState:
         self._seed = seed
         self._min_compress_bytes = min_compress_bytes
         self._parent = process_group
-        self._group: dist.ProcessGroup | None = None
         self._memories: Memories = {}
         self._buckets: dict[int, _Bucket] = {}
         self._step = 0
@@ -131,28 +131,30 @@ class HookState:
         raise ConfigurationError("the state of psnode's hook is saved by its state_dict()")
 
     def _start(self) -> None:
-        ranks = dist.get_process_group_ranks(self._parent or dist.group.WORLD)
-        self._group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
-        self._thread = threading.Thread(target=self._serve, name="psnode-ddp", daemon=True)
+        exchange = Collectives.among(self._parent)
+        self._thread = threading.Thread(target=self._serve, args=[exchange], name="psnode-ddp", daemon=True)
         self._thread.start()
 
-    def _serve(self) -> None:
+    def _serve(self, exchange: Collectives) -> None:
         while True:
             job = self._jobs.get()
             try:
-                job.done.set_result(self._reduce(job))
+                job.done.set_result(self._reduce(job, exchange))
             except BaseException as error:
                 job.done.set_exception(error)  # type: ignore[arg-type]
 
-    def _reduce(self, job: _Job) -> torch.Tensor:
+    def _reduce(self, job: _Job, exchange: Collectives) -> torch.Tensor:
         """The job's buffer, overwritten with the mean over all ranks."""
         if job.number == 0:
             self._step += 1
         bucket = self._bucket(job)
         flat = job.buffer.detach().to("cpu", torch.float32).numpy()
         gradient = _rearranged(flat, job, bucket.plan)
-        payloads, failure = self._coded(bucket, gradient, job.number)
-        sizes = self._sizes([payload.nbytes for payload in payloads], failure, len(bucket.coders))
+        payloads, failure = self._coded(bucket, gradient, job.number, exchange)
+        own = [payload.nbytes for payload in payloads]
+        if failure is not None:
+            own = [failure if isinstance(failure, int) else _FAILED] * len(bucket.coders)
+        sizes = exchange.sizes(own)
         worst = int(sizes.min())
         if worst < 0:
             self._take_back(bucket, gradient, payloads)
@@ -164,26 +166,27 @@ class HookState:
         if worst == _NOT_FINITE:
             job.buffer.fill_(torch.nan)
             return job.buffer
-        total = self._summed(bucket, payloads, sizes)
+        total = self._summed(bucket, payloads, sizes, exchange)
         total /= np.float32(len(sizes))
         mean = torch.from_numpy(_put_back(total, job, bucket.plan))
         job.buffer.copy_(mean)
         return job.buffer
 
-    def _coded(self, bucket: _Bucket, gradient: Floats, index: int) -> tuple[list[Payload], Exception | int | None]:
+    def _coded(
+        self, bucket: _Bucket, gradient: Floats, index: int, exchange: Collectives
+    ) -> tuple[list[Payload], Exception | int | None]:
         """A payload for every segment; or none and the reason: _NOT_FINITE or an exception."""
         if not all_finite(gradient):
             return [], _NOT_FINITE
-        rank = dist.get_rank(self._group)
         payloads = []
         try:
             for coder, merged in zip(bucket.coders, bucket.merged, strict=True):
                 segment = coder.segment
-                sender = ALL if merged else rank + 1
+                sender = ALL if merged else exchange.rank + 1
                 key = gradient_key(self._seed, sender, self._step, index, segment.index)
                 part = gradient[segment.start : segment.stop].reshape(segment.shape)
                 codec = coder.codec(0, self._step)
-                payload = coder.feedback.push(part, coder.state, codec, key, None, Context(dist.get_world_size(self._group)))
+                payload = coder.feedback.push(part, coder.state, codec, key, None, Context(exchange.ranks))
                 coder.fit(part, payload, key, 0, self._step)
                 payloads.append(payload)
         except Exception as error:
@@ -199,54 +202,21 @@ class HookState:
                 coder.codec(0, self._step).decode_add(payload, memory)
                 memory -= gradient[coder.segment.start : coder.segment.stop]
 
-    def _sizes(self, own: list[int], failure: Exception | int | None, count: int) -> np.ndarray[Any, Any]:
-        """Bytes of every rank's payloads: (ranks, segments), below 0 for a rank without any."""
-        if failure is not None:
-            own = [failure if isinstance(failure, int) else _FAILED] * count
-        mine = torch.tensor(own, dtype=torch.int64)
-        gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(self._group))]
-        dist.all_gather(gathered, mine, group=self._group)
-        return torch.stack(gathered).numpy()
-
-    def _summed(self, bucket: _Bucket, payloads: Sequence[Payload], sizes: np.ndarray[Any, Any]) -> Floats:
+    def _summed(self, bucket: _Bucket, payloads: Sequence[Payload], sizes: Sizes, exchange: Collectives) -> Floats:
         """The sum of all ranks' decoded gradients, added in the order of ranks."""
         total = np.zeros(bucket.plan.size, np.float32)
         apart = [k for k, merged in enumerate(bucket.merged) if not merged]
-        for found in self._gathered([payloads[k] for k in apart], sizes[:, apart]):
+        for found in exchange.gathered([payloads[k] for k in apart], sizes[:, apart]):
             for k, payload in zip(apart, found, strict=True):
                 self._add(bucket.coders[k], payload, total)
         for coder, payload, merged in zip(bucket.coders, payloads, bucket.merged, strict=True):
             if merged:
-                self._add(coder, self._merged(payload), total)
+                self._add(coder, exchange.merged(payload), total)
         return total
 
     def _add(self, coder: SegmentCoder, payload: Payload, total: Floats) -> None:
         segment = coder.segment
         coder.codec(0, self._step).decode_add(payload, total[segment.start : segment.stop].reshape(segment.shape))
-
-    def _gathered(self, own: Sequence[Payload], sizes: np.ndarray[Any, Any]) -> Iterator[list[Payload]]:
-        """The payloads of every rank, in order. Each starts at a multiple of 4 bytes, after those before it."""
-        if not own:
-            return
-        places = np.cumsum(-(-sizes // 4) * 4, axis=1)
-        room = int(places[:, -1].max())
-        mine = torch.zeros(room, dtype=torch.uint8)
-        row = places[dist.get_rank(self._group)]
-        for payload, stop in zip(own, row, strict=True):
-            start = int(stop) - -(-payload.nbytes // 4) * 4
-            mine[start : start + payload.nbytes] = torch.from_numpy(np.array(payload.data))
-        gathered = [torch.empty_like(mine) for _ in range(len(sizes))]
-        dist.all_gather(gathered, mine, group=self._group)
-        for data, stops, lengths in zip(gathered, places, sizes, strict=True):
-            starts = stops - -(-lengths // 4) * 4
-            array = data.numpy()
-            yield [Payload.from_bytes(array[a : a + n]) for a, n in zip(starts, lengths, strict=True)]
-
-    def _merged(self, payload: Payload) -> Payload:
-        """The sketch of the sum of all ranks' arrays, summed by an all-reduce."""
-        data = payload.data.copy()
-        dist.all_reduce(torch.from_numpy(cells_of(data, len(payload.shape))), group=self._group)
-        return Payload(data)
 
     def _bucket(self, job: _Job) -> _Bucket:
         """The bucket's plan and coders; made anew, with the memories of its tensors, when DDP has other tensors in it."""

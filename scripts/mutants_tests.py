@@ -101,6 +101,7 @@ TABLE: Mapping[str, str] = {
     "feedback/*": "feedback/test_feedback.py exchange/test_segment_coder.py exchange/test_sender.py "
     "config/test_schemes.py feedback/test_momentum.py "
     "faults/test_rescaled_memories.py",
+    "exchange/collectives.py": "ddp/test_comm_hook.py",
     "exchange/memories.py": "exchange/test_memories.py faults/test_other_plans.py faults/test_rescaled_memories.py",
     "master/replanning.py": "faults/test_other_plans.py",
     "records/layout.py": "records/test_layout.py exchange/test_memories.py faults/test_other_plans.py",

@@ -1,0 +1,67 @@
+"""Payloads exchanged through torch.distributed: gathered by all ranks, or summed undecoded by an all-reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from psnode.codecs import Payload
+from psnode.codecs.sketches.linear import cells_of
+
+Sizes = npt.NDArray[np.int64]
+_ALIGNED = 4  # bytes at whose multiples payloads begin
+
+
+class Collectives:
+    """The exchange among the ranks of a process group of gloo, on host memory. One thread calls it."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self.rank = dist.get_rank(group)
+        self.ranks = dist.get_world_size(group)
+
+    @classmethod
+    def among(cls, parent: dist.ProcessGroup | None) -> Self:
+        """An exchange of its own among the ranks of `parent`, or of all; these ranks call it together."""
+        ranks = dist.get_process_group_ranks(parent or dist.group.WORLD)
+        return cls(dist.new_group(ranks, backend="gloo", use_local_synchronization=True))
+
+    def sizes(self, own: Sequence[int]) -> Sizes:
+        """Numbers of every rank, of as many as `own`: (ranks, numbers)."""
+        mine = torch.tensor(own, dtype=torch.int64)
+        return np.stack([each.numpy() for each in self._gather(mine)])
+
+    def gathered(self, own: Sequence[Payload], sizes: Sizes) -> Iterator[list[Payload]]:
+        """Payloads of every rank, in order; `sizes`: their bytes, (ranks, payloads). Each starts at a multiple of 4 bytes."""
+        if not own:
+            return
+        stops = np.cumsum(_padded(sizes), axis=1)
+        mine = torch.zeros(int(stops[:, -1].max()), dtype=torch.uint8)
+        for payload, stop in zip(own, stops[self.rank], strict=True):
+            start = int(stop) - int(_padded(payload.nbytes))
+            mine[start : start + payload.nbytes] = torch.from_numpy(np.array(payload.data))
+        for data, ends, lengths in zip(self._gather(mine), stops, sizes, strict=True):
+            array = data.numpy()
+            yield [Payload.from_bytes(array[a : a + n]) for a, n in zip(ends - _padded(lengths), lengths, strict=True)]
+
+    def merged(self, payload: Payload) -> Payload:
+        """The sketch of the sum of all ranks' arrays, whose sketches were made under one key."""
+        data = payload.data.copy()
+        dist.all_reduce(torch.from_numpy(cells_of(data, len(payload.shape))), group=self._group)
+        return Payload(data)
+
+    def _gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors of all ranks, of the shape of `mine`."""
+        found = [torch.empty_like(mine) for _ in range(self.ranks)]
+        dist.all_gather(found, mine, group=self._group)
+        return found
+
+
+def _padded(nbytes: Any) -> Any:
+    """Bytes of payloads with the zeros behind them."""
+    return -(-nbytes // _ALIGNED) * _ALIGNED
