@@ -87,7 +87,7 @@ def _option(setting: Setting) -> click.Option:
 @click.group(
     name="psnode",
     help="Distributed training of PyTorch models over slow links, with coded gradients.",
-    context_settings={"max_content_width": 110},
+    context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, message="psnode %(version)s")
 def app() -> None:
@@ -105,12 +105,17 @@ def _configure(file: Path | None, **flags: Any) -> Config:
     return config
 
 
-def train(**given: Any) -> int:
+def train(*, print_config: bool = False, **given: Any) -> int:
     """Train a model. Under mpirun -n P+1 rank 0 is the master; with --local P everything runs in this process.
 
     Every setting can also stand in the --config file, or in a variable named like PSNODE_LR; file < variable < flag.
     """
     config = _configure(**given)
+    if print_config:
+        from psnode.config.load import to_toml
+
+        click.echo(to_toml(config), nl=False)
+        return 0
     if config.comm_type and _speaks():
         click.echo(f"psnode: --comm-type {config.comm_type} changes nothing: there is one exchange, point-to-point.", err=True)
     with traced(config.debug):
@@ -119,9 +124,12 @@ def train(**given: Any) -> int:
         return run(config)
 
 
-_file = click.Option(["--config", "file"], type=click.Path(path_type=Path), metavar="FILE", help="TOML file of settings.")
+_file = click.Option(
+    ["--config", "file"], type=click.Path(path_type=Path), metavar="FILE", help="TOML file of settings, or a run's config.json."
+)
+_print = click.Option(["--print-config"], is_flag=True, help="Print all settings as a file for --config, and end.")
 app.add_command(
-    _Train("train", callback=train, params=[_file, *map(_option, settings().values())], help=train.__doc__,
+    _Train("train", callback=train, params=[_file, _print, *map(_option, settings().values())], help=train.__doc__,
            short_help="Train: a master, and a worker on every other rank.")
 )  # fmt: skip
 

@@ -270,6 +270,15 @@ class Config:
         """Every field, in types that JSON has."""
         return {name: _plain(getattr(self, name)) for name in settings()}
 
+    def stated(self) -> dict[str, Any]:
+        """The settings that mean something here, in types that JSON has: stated again they make an equal configuration."""
+        idle = {"network", "dataset", "data_dir", "download"} if self.task else set()
+        return {
+            name: _plain(getattr(self, name))
+            for name, setting in settings().items()
+            if getattr(self, name) is not None and name not in idle and self._applies(setting)
+        }
+
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
         """The inverse of `to_dict`. A setting that is newer than the record takes the value of the earlier behaviour.

@@ -5,6 +5,7 @@ Nothing is ignored: a name that no setting has is refused, wherever it stands.
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Container, Mapping
 from dataclasses import replace
@@ -23,8 +24,9 @@ FILE_VARIABLE = "PSNODE_CONFIG"
 RECORD = "config.json"  # record in a run's directory; its member `config` is Config.to_dict()
 # variables of the project's own scripts, which are not settings of a run
 _OTHER_VARIABLES = frozenset({FILE_VARIABLE, "PSNODE_VENV", "PSNODE_PYTHON", "PSNODE_MPI", "PSNODE_CONSTRAINTS"})
+_OF_ONE_START = frozenset({"resume", "debug", "trust_run"})
 # settings that a resumed run does not take over from the run that it continues
-_NOT_INHERITED = frozenset({"resume", "train_dir", "local", "debug", "trust_run"})
+_NOT_INHERITED = frozenset({"train_dir", "local", *_OF_ONE_START})
 
 
 def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None) -> Config:
@@ -34,7 +36,11 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
     """
     if file is None and environment.get(FILE_VARIABLE):
         file = Path(environment[FILE_VARIABLE])
-    given = {**(from_file(file) if file else {}), **from_environment(environment), **flags}
+    stated = {**from_environment(environment), **flags}
+    written = from_file(file) if file else {}
+    if file and file.suffix == ".json":
+        check_trust(file.parent, written, stated, trusted=bool(stated.get("trust_run")))
+    given = {**written, **stated}
     values = {**_implied(given), **given}
     config = Config(**values)
     if config.resume:
@@ -78,14 +84,26 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
+def to_toml(config: Config) -> str:
+    """The settings of `config`, a line each, as `from_file` takes them."""
+    rows = {name.replace("_", "-"): value for name, value in config.stated().items() if name not in _OF_ONE_START}
+    return "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in rows.items())
+
+
 def from_file(path: Path) -> dict[str, Any]:
-    """The settings in a TOML file: keys as the flags are named, with hyphens or underscores; task-option may be a table."""
+    """The settings in a TOML file: keys as the flags are named, with hyphens or underscores; task-option may be a table.
+
+    Of a run's config.json those that the run was begun with.
+    """
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        table = _of_record(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
         raise ConfigurationError(f"--config {path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"--config {path} is no TOML: {' '.join(str(error).split())}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigurationError(f"--config {path} is no {RECORD} of a run: {type(error).__name__}: {error}") from error
     found: dict[str, Any] = {}
     for key, value in table.items():
         name = key.replace("-", "_")
@@ -98,6 +116,12 @@ def from_file(path: Path) -> dict[str, Any]:
             value = [f"{option}={_text(setting)}" for option, setting in value.items()]
         found[name] = settings()[name].check(value, f"{key} in {path}")
     return found
+
+
+def _of_record(text: str) -> dict[str, Any]:
+    """The settings in the config.json of a run, but for those that say where and how it goes on."""
+    config = Config.from_dict(json.loads(text)["config"])
+    return {name: value for name, value in config.stated().items() if name not in _NOT_INHERITED}
 
 
 def _text(value: object) -> str:
