@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from psnode.codecs import Codec, Payload, get_codec
 from psnode.codecs.rng import Key
-from psnode.config.schemes import phases
+from psnode.config.specs import phases
 from psnode.feedback import Context, Feedback, State
 from psnode.plan.groups import Segment
 

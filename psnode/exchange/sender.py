@@ -18,7 +18,7 @@ from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
 from psnode.codecs.rng import Key
 from psnode.codecs.sources import restore
 from psnode.config.schedules import Schedule
-from psnode.config.schemes import Scheme
+from psnode.config.scheme import Scheme
 from psnode.errors import NonFiniteGradientError, NonFinitePartError
 from psnode.exchange.gradients import Gradients
 from psnode.exchange.memories import Memories

@@ -13,7 +13,7 @@ import torch
 
 from psnode.config import Config
 from psnode.config.schedules import learning_rate
-from psnode.config.schemes import Scheme
+from psnode.config.scheme import Scheme
 from psnode.master.startup import plan_for
 from psnode.master.trial_run import ROUNDS, TrialRun
 from psnode.plan.groups import DEFAULT_GROUP_BYTES, SMALL_MODEL_BYTES, Plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from psnode.config.names import DENSE
-from psnode.config.schemes import Scheme
+from psnode.config.scheme import Scheme
 from psnode.master.recorder import StepRecorder
 from psnode.records.metrics import StepRecord
 

@@ -11,7 +11,7 @@ import torch
 import xxhash
 
 from psnode.config import Config
-from psnode.config.schemes import Scheme
+from psnode.config.scheme import Scheme
 from psnode.errors import ConfigurationError, DeadlineExceededError, StoppedError
 from psnode.exchange.shard.consistency import gradients_a_round
 from psnode.master.agreement import Lacking, among, besides, hand_out, messages

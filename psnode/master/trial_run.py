@@ -12,7 +12,7 @@ import torch
 
 from psnode.config import Config
 from psnode.config.schedules import constant
-from psnode.config.schemes import Scheme
+from psnode.config.scheme import Scheme
 from psnode.errors import WireError
 from psnode.exchange.shard.consistency import Synchronous
 from psnode.exchange.shard.events import GroupClosed, Refused

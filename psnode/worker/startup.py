@@ -14,7 +14,7 @@ import torch
 from psnode.config import Config
 from psnode.config.extensions import load_codec
 from psnode.config.schedules import learning_rate
-from psnode.config.schemes import Scheme
+from psnode.config.scheme import Scheme
 from psnode.exchange.gradients import Gradients
 from psnode.exchange.machine import Machine
 from psnode.exchange.receiver import Receiver

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from psnode.codecs import Codec, Payload, get_codec
 from psnode.codecs.base import Measured
-from psnode.config.schemes import Scheme, phases
+from psnode.config.scheme import Scheme
+from psnode.config.specs import phases
 from psnode.errors import PayloadError
 from psnode.feedback import get_feedback
 from psnode.plan.groups import ALL, Group, Plan, Segment, gradient_key

@@ -15,7 +15,7 @@ from psnode.codecs.kernels.dots import inner_products
 from psnode.codecs.kernels.finite import all_finite
 from psnode.codecs.rng import Key
 from psnode.config.effects import MAJORITY
-from psnode.config.schemes import Scheme
+from psnode.config.scheme import Scheme
 from psnode.errors import CodecError, NormError, WireError
 from psnode.exchange.shard.aggregator import get_aggregator
 from psnode.exchange.shard.clipping import Clipped, Clipping

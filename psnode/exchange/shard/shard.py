@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from psnode.config import Config
-from psnode.config.schemes import Scheme
+from psnode.config.scheme import Scheme
 from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.shard.downlink import Downlink
 from psnode.exchange.shard.executor import GroupExecutor, lane_count

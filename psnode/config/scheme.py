@@ -1,0 +1,87 @@
+"""A scheme: codec, feedback, aggregator, downlink and learning-rate rule under one name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from psnode.config.effects import CLIPPED, DENSE_RATE, rate_notes
+from psnode.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from psnode.feedback import Gathering
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """A combination as a paper defines it; specs are strings, so that the table needs nothing to be imported.
+
+    codec, feedback, aggregator, downlink   specs
+    momentum       of the master's optimizer, unless --momentum says otherwise or somebody else owns it (psnode.config.effects)
+    gathers_decay  whether weight decay is gathered by a momentum as gradients are, also where the sender has that
+    lr             the learning rate, unless --lr says otherwise
+    ratio_warmup   the sparsifier's ratios before its own, `ratio_epochs` epochs each; empty: none
+    rule           the paper's words on the learning rate, for the reader
+    """
+
+    name: str
+    codec: str
+    summary: str
+    paper: str
+    feedback: str = "none"
+    aggregator: str = "mean"
+    downlink: str = "dense"
+    momentum: float = 0.9
+    gathers_decay: bool = True
+    lr: float = DENSE_RATE
+    ratio_warmup: tuple[float, ...] = ()
+    ratio_epochs: float = 1.0
+    rule: str = "that of dense SGD"
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def gathering(self) -> Gathering | None:
+        """Momentum with which the master gathers weight decay instead of the sender; None: as the optimizer has it."""
+        from psnode.feedback import get_feedback
+
+        return get_feedback(self.feedback).gathering if self.gathers_decay else None
+
+    @property
+    def clips(self) -> bool:
+        """True if the master may use a part of a push, and tell its worker."""
+        return self.aggregator == CLIPPED
+
+    def notes(self, lr: float | None) -> tuple[str, ...]:
+        """Notes on the requested learning rate `lr`; None: the scheme's own."""
+        return rate_notes(self.name, self.lr, lr)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The resolved scheme as config.json records it, in types that JSON has."""
+        return {name: list(value) if isinstance(value := getattr(self, name), tuple) else value for name in _RECORDED}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Scheme:
+        """Inverse of to_dict; ConfigurationError if a field is missing, unknown or of another type.
+
+        A field that is newer than the record takes the value of the earlier behaviour.
+        """
+        fields = {**BEFORE, **fields}
+        if set(fields) != set(_RECORDED):
+            raise ConfigurationError(
+                f"a recorded scheme has the fields {', '.join(_RECORDED)}, not {', '.join(map(str, fields))}"
+            )
+        kinds: dict[str, tuple[type, ...]] = {"momentum": (int, float), "gathers_decay": (bool,)}
+        kinds |= {"ratio_epochs": (int, float), "ratio_warmup": (list, tuple)}
+        for name, value in fields.items():
+            if not isinstance(value, kinds.get(name, (str,))):
+                raise ConfigurationError(f"the recorded scheme's {name} is {value!r}")
+        return cls(summary="", paper="", **{**fields, "ratio_warmup": tuple(map(float, fields["ratio_warmup"]))})
+
+
+_RECORDED = (
+    "name", "codec", "feedback", "aggregator", "downlink", "momentum", "gathers_decay", "ratio_warmup", "ratio_epochs",
+)  # fmt: skip
+# values in runs whose record lacks a field
+BEFORE: Mapping[str, Any] = MappingProxyType({"gathers_decay": False})

@@ -1,0 +1,141 @@
+"""The schemes that psnode knows: the methods that a paper combines, a row each. This table is the only place that knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from psnode.config.effects import DENSE_RATE, PLAIN_RATE, UNIT_RATE
+from psnode.config.names import DENSE
+from psnode.config.scheme import Scheme
+
+# error feedback as the papers have it, without momentum: a memory whose late gradients are gathered overshoots
+_PLAIN: Mapping[str, Any] = MappingProxyType(
+    {"momentum": 0.0, "lr": PLAIN_RATE, "rule": "that of SGD without momentum, ten times that with momentum .9"}
+)
+WEIGHTS_OWED = "ef:rescale=true"  # the memory of papers that carry the learning rate in it
+CHANGES = "topk:ratio=0.1+scaledsign"  # a downlink of about .6 bits a coordinate
+FEW_CHANGES = "topk:ratio=0.02+fp16"  # .5 bits: all there is, where so few coordinates travel up and nothing spreads them
+
+_TABLE = (
+    Scheme(
+        "dense", "identity", "float32 as it is: the baseline", "",
+        aliases=("fp32", "sgd", "identity"),
+    ),
+    Scheme("fp16", "fp16", "half precision, saturating", "IEEE 754-2019 binary16", downlink="fp16"),
+    Scheme("bf16", "bf16", "the upper half of a float32, rounded", "Kalamkar et al., arXiv:1905.12322", downlink="bf16"),
+    Scheme(
+        "qsgd", "qsgd:levels=15,bucket=512", "stochastic rounding to levels of a bucket's norm, unbiased",
+        "Alistarh et al., QSGD, NeurIPS 2017", downlink="qsgd:levels=15,bucket=512",
+    ),
+    Scheme(
+        "atomo", "svd:rank=3", "a few singular triples, sampled with the least variance, unbiased",
+        "Wang et al., ATOMO, NeurIPS 2018", downlink=CHANGES,
+    ),
+    Scheme(
+        "atomo-entrywise", "entrywise", "coordinates sampled with the least variance, unbiased",
+        "Wang et al., ATOMO, NeurIPS 2018", downlink=CHANGES,
+    ),
+    Scheme(
+        "nuqsgd", "nuqsgd:levels=7", "stochastic rounding to powers of two of a bucket's norm, unbiased",
+        "Ramezani-Kebrya et al., NUQSGD, JMLR 22, 2021", downlink=CHANGES,
+    ),
+    Scheme(
+        "natural", "natural", "stochastic rounding to powers of two, unbiased",
+        "Horvath et al., Natural compression, arXiv:1905.10988", downlink=CHANGES,
+    ),
+    Scheme(
+        "dithered", "dithered+ans", "a lattice shifted by a dither that both sides know, entropy coded, unbiased",
+        "Zamir and Feder, On universal quantization, IEEE Trans. Inf. Theory 38, 1992", downlink=CHANGES,
+    ),
+    Scheme(
+        "terngrad", "terngrad:clip=2.5", "-1, 0 or 1 times the clipped maximum",
+        "Wen et al., TernGrad, NeurIPS 2017", downlink=CHANGES,
+    ),
+    Scheme(
+        "minmax", "minmax:bits=4", "equidistant values between the extremes, what HiPress calls TernGrad, unbiased",
+        "Bai et al., HiPress, SOSP 2021", downlink=CHANGES,
+    ),
+    Scheme(
+        "onebit", "onebit", "two values, the means of the entries below and above zero, the rest remembered",
+        "Seide et al., 1-bit stochastic gradient descent, Interspeech 2014", feedback="ef", downlink=CHANGES, **_PLAIN,
+    ),
+    Scheme(
+        "signsgd", "sign", "signs, decided by majority vote at the master",
+        "Bernstein et al., signSGD with majority vote, ICLR 2019",
+        aggregator="majority", downlink="scaledsign", momentum=0.0, lr=UNIT_RATE,
+        rule="every coordinate moves by lr: a twentieth of dense SGD's and less",
+    ),
+    Scheme(
+        "signum", "sign", "signs of the momentum average, decided by majority vote",
+        "Bernstein et al., signSGD with majority vote, ICLR 2019", feedback="ema:beta=0.9",
+        aggregator="majority", downlink="scaledsign", momentum=0.0, lr=UNIT_RATE,
+        rule="every coordinate moves by lr: a twentieth of dense SGD's and less",
+    ),
+    Scheme(
+        "tbq", "tbq", "entries beyond a threshold, as its value, the rest remembered",
+        "Strom, Scalable distributed DNN training using commodity GPU cloud computing, Interspeech 2015", feedback="ef",
+        downlink=CHANGES, **_PLAIN,
+    ),
+    Scheme(
+        "efsignsgd", "scaledsign", "signs times the mean magnitude, the rest remembered",
+        "Karimireddy et al., Error feedback fixes SignSGD, ICML 2019", feedback=WEIGHTS_OWED, downlink=CHANGES, **_PLAIN,
+    ),
+    Scheme(
+        "randk", "randk:ratio=0.01", "one coordinate in a hundred, drawn by a shared seed, the rest remembered",
+        "Stich et al., Sparsified SGD with memory, NeurIPS 2018", feedback=WEIGHTS_OWED, downlink=FEW_CHANGES, **_PLAIN,
+    ),
+    Scheme(
+        "graddrop", "graddrop:ratio=0.01", "what exceeds a sampled threshold, the rest remembered",
+        "Aji and Heafield, Sparse communication for distributed gradient descent, EMNLP 2017", feedback="ef", downlink=CHANGES,
+    ),
+    Scheme(
+        "topk", "topk:ratio=0.01", "the largest of every hundred coordinates, the rest remembered",
+        "Stich et al., Sparsified SGD with memory, NeurIPS 2018", feedback=WEIGHTS_OWED,
+        downlink="topk:ratio=0.01",
+    ),
+    Scheme(
+        "polar", "polar:rate=1,block=16384", "polar source codes, nearly the least squared error of one bit, the rest remembered",
+        "Korada and Urbanke, Polar codes are optimal for lossy source coding, IEEE Trans. IT 56, 2010", feedback="ef",
+        downlink=CHANGES,
+    ),
+    Scheme(
+        "countsketch", "countsketch:rows=5,ratio=0.1", "hashed sums; medians of five, the rest remembered",
+        "Ivkin et al., Communication-efficient distributed SGD with sketching, NeurIPS 2019", feedback="ef", downlink=CHANGES,
+    ),
+    Scheme(
+        "countmean", "countmean:rows=5,ratio=0.1", "hashed sums, added up undecoded; means of five, the rest remembered",
+        "Alon, Matias, Szegedy, The space complexity of approximating the frequency moments, STOC 1996", feedback="ef",
+        downlink=CHANGES,
+    ),
+    Scheme(
+        "lss", "lss:bits=2", "the mean of a cluster of values, by its id, the rest remembered",
+        "Ge et al., CASQ, CLUSTER 2021", feedback="ef", downlink=CHANGES,
+    ),
+    Scheme(
+        "sketchml", "sketchml", "equally filled bins in sketches that never make a magnitude larger",
+        "Jiang et al., SketchML, SIGMOD 2018", downlink=CHANGES,
+    ),
+    Scheme(
+        "dgc", "topk:ratio=0.001,sampled=true", "deep gradient compression: momentum before sparsification",
+        "Lin et al., Deep gradient compression, ICLR 2018", feedback="dgc:momentum=0.9",
+        ratio_warmup=(0.25, 0.0625, 0.015625, 0.004), downlink=FEW_CHANGES,
+    ),
+)  # fmt: skip
+
+SCHEMES: Mapping[str, Scheme] = MappingProxyType({scheme.name: scheme for scheme in _TABLE})
+NAMES = MappingProxyType({name: scheme for scheme in _TABLE for name in (scheme.name, *scheme.aliases)})
+
+# Earlier values of rows that have changed since runs record their scheme. A run without a record goes on by these.
+_DENSE_BEFORE = (
+    "fp16", "bf16", "atomo", "atomo-entrywise", "nuqsgd", "natural", "dithered", "terngrad", "minmax", "onebit", "tbq",
+    "efsignsgd", "randk", "graddrop", "polar", "countsketch", "countmean", "lss", "sketchml", "dgc",
+)  # fmt: skip
+UNRECORDED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {name: {"downlink": DENSE} for name in _DENSE_BEFORE}
+    | {name: {"downlink": DENSE, "momentum": 0.9, "lr": DENSE_RATE} for name in ("onebit", "tbq")}
+    | {name: {"downlink": DENSE, "momentum": 0.9, "lr": DENSE_RATE, "feedback": "ef"} for name in ("efsignsgd", "randk")}
+    | {"topk": {"feedback": "ef"}}
+    | {"dgc": {"downlink": DENSE, "momentum": 0.0}}
+)
