@@ -24,6 +24,7 @@ from psnode.config.options import Setting, nearest
 from psnode.errors import ConfigurationError, PsnodeError, in_one_line
 from psnode.transport.mpi.environment import place
 
+_PRINTS = "psnode.print_config"  # in a context's meta
 _GRACE = 5.0  # seconds that rank 0 has to speak before the others do
 # the first setting of each part of `psnode train --help`
 _PARTS = {
@@ -105,13 +106,13 @@ def _configure(file: Path | None, **flags: Any) -> Config:
     return config
 
 
-def train(*, print_config: bool = False, **given: Any) -> int:
+def train(**given: Any) -> int:
     """Train a model. Under mpirun -n P+1 rank 0 is the master; with --local P everything runs in this process.
 
     Every setting can also stand in the --config file, or in a variable named like PSNODE_LR; file < variable < flag.
     """
     config = _configure(**given)
-    if print_config:
+    if click.get_current_context().meta.get(_PRINTS):
         from psnode.config.load import to_toml
 
         click.echo(to_toml(config), nl=False)
@@ -127,7 +128,10 @@ def train(*, print_config: bool = False, **given: Any) -> int:
 _file = click.Option(
     ["--config", "file"], type=click.Path(path_type=Path), metavar="FILE", help="TOML file of settings, or a run's config.json."
 )
-_print = click.Option(["--print-config"], is_flag=True, help="Print all settings as a file for --config, and end.")
+_print = click.Option(  # no setting: those who read train's flags do not meet it
+    ["--print-config"], is_flag=True, expose_value=False, help="Print all settings as a file for --config, and end.",
+    callback=lambda context, option, value: context.meta.update({_PRINTS: value}),
+)  # fmt: skip
 app.add_command(
     _Train("train", callback=train, params=[_file, _print, *map(_option, settings().values())], help=train.__doc__,
            short_help="Train: a master, and a worker on every other rank.")

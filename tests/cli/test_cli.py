@@ -79,7 +79,7 @@ def test_train_help_explains_every_setting_and_every_known_flag(psnode: Run) -> 
 
 def test_a_flag_is_made_of_every_setting_and_of_nothing_else() -> None:
     flags = {parameter.name for parameter in app.commands["train"].params}
-    assert flags == {*settings(), "file"}
+    assert flags == {*settings(), "file", "print_config"}
 
 
 @pytest.mark.parametrize(
