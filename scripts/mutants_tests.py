@@ -125,10 +125,10 @@ TABLE: Mapping[str, str] = {
     f"faults/test_disk.py {_JOBS} "
     f"faults/test_consistencies.py {_KILLED}",
     "exchange/shard/executor.py": f"exchange/shard/test_executor.py {_JOBS}",
-    "master/__init__.py": f"test_soundness.py master/test_star.py {_JOBS} {_LOCAL} {_KILLED} faults/test_stops.py",
+    "master/__init__.py": f"test_soundness.py master/test_downlink_notice.py {_JOBS} {_LOCAL} {_KILLED} faults/test_stops.py",
     "master/recorder.py": f"master/test_recorder.py faults/test_nonfinite.py {_JOBS} {_LOCAL}",
     "master/soundness.py": "test_soundness.py",
-    "master/star.py": "master/test_star.py",
+    "master/downlink_notice.py": "master/test_downlink_notice.py",
     "master/turn.py": f"master/test_waiting.py faults/test_counting.py exchange/shard/test_clipping.py test_soundness.py {_JOBS} "
     f"{_LOCAL} {_KILLED} faults/test_stops.py",
     "master/waiting.py": "master/test_waiting.py faults/test_counting.py",

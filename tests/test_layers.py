@@ -140,8 +140,8 @@ def test_the_kind_of_consistency_is_asked_for_in_one_place() -> None:
 
 
 def test_the_master_reaches_the_data_plane_through_the_shard() -> None:
-    """The rule, the shard, its events with the types in them, and the backlog; no part that a shard is made of."""
-    shard = {"shard", "consistency", "events", "backlog"}
+    """Routes, the rule, the shard, its events with the types in them, and the backlog; no part that a shard is made of."""
+    shard = {"routes", "shard", "consistency", "events", "backlog"}
     names = {"clipping.Clipped", "optimizer.Constraint", "machine.Machine"}
     reached = {
         f"{node.module.rpartition('.')[2]}.{alias.name}"
@@ -152,6 +152,21 @@ def test_the_master_reaches_the_data_plane_through_the_shard() -> None:
         if node.module
     }
     assert {name for name in reached if name.partition(".")[0] not in shard} == names
+
+
+TOPOLOGIES = {"star"}
+
+
+def test_one_module_knows_topologies_by_name() -> None:
+    """In names and texts of the code alike, but for the measurements, which compare jobs."""
+    readers = {
+        str(path.relative_to(PACKAGE))
+        for path in SOURCES
+        if part_of(path) in {"exchange", "master", "worker", "protocol", "transport", "config", "plan", "records", "jobs"}
+        for line in code_of(path)
+        if TOPOLOGIES & set(re.split(r"[\W_]+", line.lower()))
+    }
+    assert readers == {"exchange/routes.py"}
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

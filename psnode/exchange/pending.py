@@ -6,9 +6,9 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 
 from psnode.errors import WireError
+from psnode.exchange.routes import MASTER
 from psnode.protocol.wire import HEADER_BYTES, Flag, Frame, Kind
 
-MASTER = 0
 _PARTS = (Kind.WEIGHTS, Kind.DELTA)
 
 

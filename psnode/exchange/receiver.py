@@ -18,6 +18,7 @@ from psnode.codecs import Codec, Payload, get_codec
 from psnode.errors import DeadlineExceededError, WireError
 from psnode.exchange.pending import PendingFrames, describe
 from psnode.exchange.replica import Replica
+from psnode.exchange.routes import MASTER
 from psnode.exchange.shard.backlog import limit_of
 from psnode.plan.groups import Plan
 from psnode.protocol import wire
@@ -124,9 +125,9 @@ class Receiver:
 
     def _keep(self, event: object) -> None:
         if isinstance(event, StopRequest):
-            self._link.send(0, Kind.STOP_REQUEST, event.reason.encode())
+            self._link.send(MASTER, Kind.STOP_REQUEST, event.reason.encode())
         elif isinstance(event, Frame) and event.kind is Kind.END:
-            raise RemoteFailureError(0, Failure("the job has ended without this worker", 0))
+            raise RemoteFailureError(MASTER, Failure("the job has ended without this worker", 0))
         elif isinstance(event, Frame):
             if event.kind is not Kind.PING:
                 self._pending.put(event)
@@ -228,7 +229,7 @@ class Receiver:
         if Flag.CHECKPOINT in question.flags:
             self.checkpoints.append(question.step)
         else:
-            self._link.send(0, Kind.ASK, step=question.step, version=question.version)
+            self._link.send(MASTER, Kind.ASK, step=question.step, version=question.version)
 
     def listen(self) -> object:
         """The next event. DeadlineExceededError if the master keeps silent for too long."""

@@ -6,7 +6,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -22,6 +22,7 @@ from psnode.config.scheme import Scheme
 from psnode.errors import NonFiniteGradientError, NonFinitePartError
 from psnode.exchange.gradients import Gradients
 from psnode.exchange.memories import Memories
+from psnode.exchange.routes import MASTER
 from psnode.exchange.segment_coder import SegmentCoder
 from psnode.feedback import get_feedback
 from psnode.plan.groups import ALL, Group, Plan, Segment, gradient_key
@@ -36,7 +37,7 @@ _SKIPS = 3
 
 
 class GradientSender:
-    """Takes indices of finished groups, codes and sends them in that order.
+    """Takes indices of finished groups, codes and sends them in that order. `targets`: by group, the rank that it goes to.
 
     `gradients` must not change until `drain` has returned. From the first group of
     a step whose gradient is not finite, none is coded or sent any more, and their memories stay as they were (but for
@@ -48,6 +49,7 @@ class GradientSender:
         plan: Plan,
         scheme: Scheme,
         link: FrameChannel,
+        targets: Sequence[int],
         gradients: Gradients,
         *,
         seed: int,
@@ -59,6 +61,7 @@ class GradientSender:
         feedback = get_feedback(scheme.feedback)
         self._plan = plan
         self._link = link
+        self._targets = targets
         self._gradients = gradients
         self._seed = seed
         self._ratio_epochs = scheme.ratio_epochs
@@ -210,7 +213,7 @@ class GradientSender:
             for coder, codec, payload in done:
                 self._undo(coder, codec, payload)
             self._skipped = NonFinitePartError(segment.start + error.index, error.value)
-            self._link.send(0, Kind.SKIP_STEP, str(self._skipped).encode(), step=self._step, version=self._version)
+            self._link.send(MASTER, Kind.SKIP_STEP, str(self._skipped).encode(), step=self._step, version=self._version)
             return
         if mark:
             frame.room[: len(mark)] = np.frombuffer(mark, np.uint8)
@@ -224,7 +227,7 @@ class GradientSender:
             step=self._step,
             version=self._version,
         )
-        self._frames[group.index] = (frame.buffer, self._link.send_frame(0, sealed))
+        self._frames[group.index] = (frame.buffer, self._link.send_frame(self._targets[group.index], sealed))
         self._sent[group.index] = sealed, len(coders) + bool(mark)
         self._nbytes += sealed.size
 

@@ -13,6 +13,7 @@ import torch
 from psnode.config import Config
 from psnode.errors import CheckpointError, PsnodeError, StoppedError
 from psnode.exchange.machine import Machine
+from psnode.exchange.routes import MASTER, Layout, routes_of
 from psnode.exchange.shard.consistency import rule_of
 from psnode.exchange.shard.optimizer import Constraint
 from psnode.exchange.shard.shard import Shard
@@ -21,6 +22,7 @@ from psnode.master.agreement import among, require_one_version, what_to_send
 from psnode.master.applied import applied_before
 from psnode.master.autotune import group_bytes_for
 from psnode.master.checkpointing import PendingCheckpoints
+from psnode.master.downlink_notice import DownlinkNotice
 from psnode.master.events import Events
 from psnode.master.heartbeat import Heartbeat
 from psnode.master.job_state import JobState
@@ -30,7 +32,6 @@ from psnode.master.recorder import StepRecorder
 from psnode.master.resuming import tell_of_the_start
 from psnode.master.sharding import Sharding
 from psnode.master.soundness import Soundness
-from psnode.master.star import DownlinkNotice
 from psnode.master.startup import gather_ready, job_digest, plan_for, send_start
 from psnode.plan.groups import Plan
 from psnode.protocol.channel import FrameChannel, RemoteFailureError
@@ -80,8 +81,8 @@ def _explained(error: Exception, config: Config) -> Exception:
 
 
 def _lead(link: FrameChannel, config: Config, make_task: Callable[[Config], Task], ranks: range) -> int:
-    workers = ranks[: max(0, len(ranks) - config.spares)]
-    config.check_workers(len(workers))
+    layout = Layout.of(1 + len(ranks), config.spares)
+    config.check_workers(layout.workers)
     task = make_task(config)
     torch.manual_seed(config.seed)
     model = task.model()
@@ -90,7 +91,7 @@ def _lead(link: FrameChannel, config: Config, make_task: Callable[[Config], Task
     with claim(config) as run:
         try:
             constraint = task.constrain if task.constrains else None
-            return _run(link, run, model, statistics, workers, ranks[len(workers) :], constraint)
+            return _run(link, run, model, statistics, layout, constraint)
         except StoppedError as error:  # before it began: whoever watches the directory learns why nothing comes
             _summary(run, error.step, _REASONS[error.exit_code], error.exit_code, 0).write(run.path)
             raise
@@ -101,12 +102,11 @@ def _run(
     run: RunDirectory,
     model: torch.nn.Module,
     statistics: dict[str, str],
-    workers: range,
-    spares: range,
+    layout: Layout,
     constraint: Constraint | None,
 ) -> int:
     """Gather the ranks, agree on a plan, put the shard and the master together, and serve."""
-    ranks = (*workers, *spares)
+    ranks, workers = layout.readers, layout.computing
     rule = rule_of(run.config, len(workers))
     ready = gather_ready(link, run, ranks, 5 * run.config.pause_deadline)
     applied = applied_before(rule, run.resume_point.checkpoint)
@@ -115,8 +115,9 @@ def _run(
     events = Events(run.path)
     run, plan = _planned(link, run, model, {rank: ready[rank] for rank in workers}, sharding, events)
     replanning.check(run.resume_point, plan)
+    recipients = routes_of(layout, plan)[0].heirs(MASTER)
     config, tracer = run.config, Tracer(0, enabled=run.config.timeline)
-    with Shard(plan, config, run.scheme, model, link, rule, sharding.rate, ranks, tracer, constraint=constraint) as shard:
+    with Shard(plan, config, run.scheme, model, link, rule, sharding.rate, recipients, tracer, constraint=constraint) as shard:
         shard.take_up(run.resume_point.checkpoint)
         behind = _start(link, run, plan, ready, model, sharding, len(workers))
         clock = Clock()
@@ -129,7 +130,7 @@ def _run(
                 config=config,
                 run=run,
                 workers=workers,
-                spares=spares,
+                spares=layout.waiting,
                 shard=shard,
                 pending=PendingCheckpoints(run, shard, tracer, events, workers=len(workers), job=link.job, statistics=statistics),
                 recorder=recorder,

@@ -19,6 +19,7 @@ from psnode.exchange.gradients import Gradients
 from psnode.exchange.machine import Machine
 from psnode.exchange.receiver import Receiver
 from psnode.exchange.replica import Replica, describe
+from psnode.exchange.routes import Layout, routes_of
 from psnode.exchange.sender import GradientSender
 from psnode.exchange.shard.consistency import Rule, rule_of
 from psnode.plan.groups import Plan, downlink_codecs
@@ -53,6 +54,7 @@ class WorkerContext:
     device: torch.device
     model: torch.nn.Module
     data: Data
+    layout: Layout
     sampler: Sampler
     computation: Computation
     patience: float
@@ -79,6 +81,7 @@ class WorkerContext:
         """The worker that follows `start`, ready for its first step."""
         link, config, rule = self.link, self.config, rule_of(self.config, self.sampler.workers)
         plan = Plan.from_dict(start.plan)
+        routes = routes_of(self.layout, plan)
         for _ in range(start.tensors):
             content = bytes(link.expect(Kind.STATE, self.patience).body)
             inventory.put_back(self.model, tensorfile.parse(content, "what rank 0 has and this rank does not"))
@@ -90,6 +93,7 @@ class WorkerContext:
             plan,
             scheme,
             link,
+            [route.up(link.rank) for route in routes],
             gradients,
             seed=config.seed,
             lr=learning_rate(config, start.steps_per_epoch, start.shift),
@@ -104,7 +108,7 @@ class WorkerContext:
         sender.warm_up()
         tracer = Tracer(link.rank, enabled=config.timeline)
         receiver = Receiver(
-            link, plan, replica, [0] * len(plan.groups), downlink_codecs(plan, scheme.downlink), tracer,
+            link, plan, replica, [route.down(link.rank) for route in routes], downlink_codecs(plan, scheme.downlink), tracer,
             max(config.deadline or 0.0, config.pause_deadline), sender.give_back, sender.give_back_parts,
         )  # fmt: skip
         early = may_begin_early(config, rule) and not start.waits
@@ -162,8 +166,9 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
         inventory.check(model, statistics)
         model.to(device)
         data = task.train_data()
-        workers = link.transport.size - 1 - config.spares
-        sampler = Sampler(len(data), (link.rank - 1) % workers, workers, config.batch_size, config.batches_per_step, config.seed)
+        layout = Layout.of(link.transport.size, config.spares)
+        place, workers = layout.place(link.rank), layout.workers
+        sampler = Sampler(len(data), place, workers, config.batch_size, config.batches_per_step, config.seed)
         computation = Computation(task, model, device, rank=link.rank, seed=config.seed, torch_lock=torch_lock)
         agreed = set() if config.resume else inventory.persistent_buffers(model) - statistics.keys()
         found = Findings(None, [], "")
@@ -191,7 +196,7 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
     )
     link.send(0, Kind.READY, ready.to_bytes())
     context = WorkerContext(
-        link, config, Scheme.from_dict(setup.scheme), directory, device, model, data, sampler, computation, patience
+        link, config, Scheme.from_dict(setup.scheme), directory, device, model, data, layout, sampler, computation, patience
     )
     while (start := context.next_start()).rehearsal:
         context.rehearse(start)

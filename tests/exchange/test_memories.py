@@ -76,7 +76,8 @@ class Sender:
         master, own = loopback_group(2)
         self.master = FrameChannel(master)
         self.sender = GradientSender(
-            self.plan, scheme, FrameChannel(own), self.given, seed=1, lr=lambda step: 0.1 * 0.8**step, steps_per_epoch=9,  # type: ignore[arg-type]
+            self.plan, scheme, FrameChannel(own), [0] * len(self.plan.groups), self.given,  # type: ignore[arg-type]
+            seed=1, lr=lambda step: 0.1 * 0.8**step, steps_per_epoch=9,
         )  # fmt: skip
 
     def __enter__(self) -> Sender:
@@ -244,7 +245,8 @@ def test_a_tensor_that_is_cut_over_segments_of_which_one_is_whole_has_one_entry(
     )
     link = FrameChannel(loopback_group(2)[1])
     scheme = resolve(Config(scheme="topk", feedback="ef"))
-    sender = GradientSender(plan, scheme, link, None, seed=1, lr=lambda step: 0.1, steps_per_epoch=9)  # type: ignore[arg-type]
+    targets = [0] * len(plan.groups)
+    sender = GradientSender(plan, scheme, link, targets, None, seed=1, lr=lambda step: 0.1, steps_per_epoch=9)  # type: ignore[arg-type]
     try:
         values = torch.from_numpy(np.random.default_rng(1).standard_normal(10_000).astype(np.float32))
         sender.load_state({"feedback/residual/w": values})

@@ -63,7 +63,9 @@ def ends() -> tuple[FrameChannel, FrameChannel]:
 def sender(given: Given, ends: tuple[FrameChannel, FrameChannel], request: pytest.FixtureRequest) -> Iterator[GradientSender]:
     codec = getattr(request, "param", CODEC)
     scheme = resolve(Config(scheme="dense", codec=codec, feedback="ef"))
-    sender = GradientSender(plan(codec), scheme, ends[1], given, seed=1, lr=lambda step: 0.1, steps_per_epoch=9)  # type: ignore[arg-type]
+    groups = plan(codec)
+    targets = [0] * len(groups.groups)
+    sender = GradientSender(groups, scheme, ends[1], targets, given, seed=1, lr=lambda step: 0.1, steps_per_epoch=9)  # type: ignore[arg-type]
     yield sender
     sender.close()
 

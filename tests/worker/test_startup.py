@@ -34,7 +34,7 @@ def test_buffers_and_attributes_are_those_from_before_a_rehearsal(tmp_path: Path
         weight = model.inner.weight.detach().clone()
         unused: Any = None
         config = Config(train_dir=tmp_path)
-        context = Rehearsing(unused, config, unused, None, torch.device("cpu"), model, unused, unused, unused, patience=1)
+        context = Rehearsing(unused, config, unused, None, torch.device("cpu"), model, unused, unused, unused, unused, patience=1)
         context.rehearse(start)
         assert model.mask is first
         assert model.passes == 0
