@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -199,9 +201,18 @@ def test_packages_with_one_home(package: str) -> None:
     assert homes == ONLY_HOME[package]
 
 
-def test_tools_import_nothing_of_psnode() -> None:
-    found = [shown(found) for path in (ROOT / "tools").rglob("*.py") for found in imports_of(path)]
-    assert [line for line in found if re.search(r"imports psnode\b", line)] == []
+def test_the_cluster_tool_imports_one_leaf_of_psnode() -> None:
+    """The declaration of settings, which imports the errors alone (docs/decisions/settings.md)."""
+    found = {found.module for path in (ROOT / "tools").rglob("*.py") for found in imports_of(path)}
+    assert {module for module in found if module.split(".")[0] == "psnode"} == {"psnode.config.options"}
+    assert {found.module for found in OWN if found.path == PACKAGE / "config" / "options.py"} == {"psnode.errors"}
+
+
+def test_the_cluster_tool_loads_little_of_psnode() -> None:
+    program = "import psnode_ec2.cli, sys; print(*sorted(name for name in sys.modules if name.split('.')[0] == 'psnode'))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = ["psnode", "psnode.config", "psnode.config.config", "psnode.config.names", "psnode.config.options", "psnode.errors"]
+    assert done.stdout.split() == loaded
 
 
 # Functions that would execute the words of a peer or a file, beyond those that ruff.toml forbids. numpy.load is safe with

@@ -20,7 +20,7 @@ from psnode import __version__
 from psnode.cli.bench import bench
 from psnode.cli.debugging import debuggable, traced
 from psnode.config import Config, settings
-from psnode.config.options import Setting, nearest
+from psnode.config.options import click_option, nearest
 from psnode.errors import ConfigurationError, PsnodeError, in_one_line
 from psnode.transport.mpi.environment import place
 
@@ -35,17 +35,6 @@ _PARTS = {
     "train_dir": "What it leaves behind",
     "local": "How it is run",
 }
-
-
-class _Value(click.ParamType):  # type: ignore[type-arg]  # generic in stubs of click 8.5 only
-    """A setting's own parser, so that a bad value reads the same from a flag, a variable and a file."""
-
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
-        self.name = setting.kind.__name__
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return self.setting.parse(value, self.setting.flag) if isinstance(value, str) else value
 
 
 class _Train(click.Command):
@@ -66,23 +55,6 @@ def _write(formatter: click.HelpFormatter, title: str, rows: list[tuple[str, str
     if rows:
         with formatter.section(title):
             formatter.write_dl(rows)
-
-
-def _option(setting: Setting) -> click.Option:
-    rules = setting.rules
-    help_text = rules.help
-    if setting.default is not None and setting.default is not False and setting.default != ():
-        shown = next((word for word, value in rules.words.items() if value == setting.default), setting.default)
-        help_text += f" [{','.join(map(str, shown)) if isinstance(shown, tuple) else shown}]"
-    if setting.kind is bool:
-        flag = setting.flag[2:]
-        return click.Option([f"--{flag}/--no-{flag}"], default=None, help=help_text)
-    repeated = setting.many and setting.kind is str
-    metavar = rules.metavar or "|".join(rules.choices) or setting.kind.__name__.upper()
-    return click.Option(
-        [setting.flag, *rules.aliases],
-        type=str if repeated else _Value(setting), multiple=repeated, default=None, metavar=metavar, help=help_text,
-    )  # fmt: skip
 
 
 @click.group(
@@ -133,9 +105,14 @@ _print = click.Option(  # no setting: those who read train's flags do not meet i
     callback=lambda context, option, value: context.meta.update({_PRINTS: value}),
 )  # fmt: skip
 app.add_command(
-    _Train("train", callback=train, params=[_file, _print, *map(_option, settings().values())], help=train.__doc__,
-           short_help="Train: a master, and a worker on every other rank.")
-)  # fmt: skip
+    _Train(
+        "train",
+        callback=train,
+        params=[_file, _print, *(click_option(setting, setting.rules.help) for setting in settings().values())],
+        help=train.__doc__,
+        short_help="Train: a master, and a worker on every other rank.",
+    )
+)
 
 
 @app.command(short_help="Train on P workers through mpirun, fault tolerant.", context_settings={"allow_interspersed_args": False})

@@ -28,7 +28,9 @@ class Config:
     task: str | None = option(
         None, "A task of your own: path/to/task.py or package.module.", metavar="FILE|MODULE", names_code=names_code
     )
-    task_option: tuple[str, ...] = option((), "A setting handed to the task; repeat for more.", metavar="KEY=VALUE")
+    task_option: tuple[str, ...] = option(
+        (), "A setting handed to the task; repeat for more.", metavar="KEY=VALUE", repeated=True
+    )
     network: str = option("LeNet", "The network: LeNet, FC, ResNet18, VGG11, ..., or torchvision:NAME.")
     dataset: str = option("digits", "The data: digits (embedded), MNIST, Cifar10, Cifar100, SVHN, imagefolder or synthetic.")
     data_dir: Path | None = option(None, "Where the data set's files lie.", metavar="DIR", free=True)

@@ -6,7 +6,6 @@ Nothing is ignored: a name that no setting has is refused, wherever it stands.
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Container, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from psnode.config import Config, settings
 from psnode.config.extensions import locate_codec
 from psnode.config.files import read_json
 from psnode.config.names import locate_task
-from psnode.config.options import nearest
+from psnode.config.options import nearest, read_toml
 from psnode.errors import ConfigurationError
 
 PREFIX = "PSNODE_"
@@ -91,41 +90,16 @@ def to_toml(config: Config) -> str:
 
 
 def from_file(path: Path) -> dict[str, Any]:
-    """The settings in a TOML file: keys as the flags are named, with hyphens or underscores; task-option may be a table.
-
-    Of a run's config.json those that the run was begun with.
-    """
+    """The settings in a TOML file; of a run's config.json those that the run was begun with, but for where and how it goes on."""
+    if path.suffix != ".json":
+        return read_toml(path, settings())
     try:
-        text = path.read_text(encoding="utf-8")
-        table = _of_record(text) if path.suffix == ".json" else tomllib.loads(text)
+        config = Config.from_dict(json.loads(path.read_text(encoding="utf-8"))["config"])
     except OSError as error:
         raise ConfigurationError(f"--config {path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"--config {path} is no TOML: {' '.join(str(error).split())}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigurationError(f"--config {path} is no {RECORD} of a run: {type(error).__name__}: {error}") from error
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        name = key.replace("-", "_")
-        if name not in settings():
-            spelled = [known.replace("_", "-") for known in settings()]
-            raise ConfigurationError(f"unknown key {key!r} in {path}{nearest(key.replace('_', '-'), spelled)}")
-        if name in found:
-            raise ConfigurationError(f"key {key!r} stands twice in {path}, with a hyphen and with an underscore: drop one")
-        if name == "task_option" and isinstance(value, dict):
-            value = [f"{option}={_text(setting)}" for option, setting in value.items()]
-        found[name] = settings()[name].check(value, f"{key} in {path}")
-    return found
-
-
-def _of_record(text: str) -> dict[str, Any]:
-    """The settings in the config.json of a run, but for those that say where and how it goes on."""
-    config = Config.from_dict(json.loads(text)["config"])
     return {name: value for name, value in config.stated().items() if name not in _NOT_INHERITED}
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _implied(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Declaration of a field of the configuration: type, bounds, spelling, help.
+"""Declaration of a field of a configuration: type, bounds, spelling, help.
 
-A field is declared once, with `option(...)`. From that declaration come the command line's flag, the
-PSNODE_* variable, the key in a TOML file, the check of its value and the message when the value is bad.
+A field is declared once, with `option(...)`. From that declaration come the command line's flag, the environment variable, the
+key in a TOML file, the check of its value and the message when the value is bad. Two programs share it: `psnode train`, and the
+cluster tool psnode-ec2, which imports nothing else of psnode (docs/decisions/settings.md).
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
+import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+import click
 
 from psnode.errors import ConfigurationError
 
@@ -29,8 +34,8 @@ ABSENT: Any = object()  # no value at all, where None is one
 class Rules:
     """Accepted values of a field beyond its type. A bound of None: not bounded on that side.
 
-    choices   the words accepted, compared without case; empty: any
-    later     words that are understood but not supported yet
+    choices   the words accepted; empty: any
+    pattern   regular expression for a text, unless that is empty
     minimum, maximum   inclusive;  above: an exclusive lower bound
     words     spellings of values, such as auto for 0; these are accepted beside the bounds
     needs     (field, value): the setting means something only if that field has that value
@@ -39,14 +44,15 @@ class Rules:
     replans   may differ when a run is resumed, which then gets a plan by rule
     aliases   further flags
     names_code   tells if a value names code that is executed: a recorded run's is not taken over unasked
+    repeated  the flag of a list takes one item and may be repeated; otherwise it takes all, separated by commas
+    example   a value to show where the default is nothing
     before    value in runs whose record does not know the setting; ABSENT: such a record is damaged
-    inverse   a bool's flag has a --no- form
     """
 
     help: str
     metavar: str = ""
     choices: tuple[str, ...] = ()
-    later: tuple[str, ...] = ()
+    pattern: str = ""
     minimum: float | None = None
     maximum: float | None = None
     above: float | None = None
@@ -57,12 +63,26 @@ class Rules:
     replans: bool = False
     aliases: tuple[str, ...] = ()
     names_code: Callable[[str | None], bool] | None = None
+    repeated: bool = False
+    example: Any = None
     before: Any = ABSENT
+
+    @property
+    def range(self) -> str:
+        """The bounds of a number, for people; empty if there are none."""
+        if self.minimum is not None:
+            return f"at least {self.minimum:g}" if self.maximum is None else f"{self.minimum:g} to {self.maximum:g}"
+        if self.above is not None:
+            return f"above {self.above:g}" + (f" and at most {self.maximum:g}" if self.maximum is not None else "")
+        return ""
 
 
 def option(default: Any, help: str, **rules: Any) -> Any:  # noqa: A002
     """A dataclass field with its `Rules`; `default` is the value that holds when nobody gives one."""
-    return dataclasses.field(default=default, metadata={"rules": Rules(help, **rules)})
+    metadata = {"rules": Rules(help, **rules)}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=default.copy, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
@@ -73,20 +93,40 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Voice:
+    """Words in which a program speaks of its settings.
+
+    error    raised for a value that is refused
+    by_key   settings are named by their keys, with the one rule that is broken, and a file may hold any value as the text of its
+             flag; otherwise they are named by their flags, with all accepted values and the default, and choices ignore case
+    """
+
+    error: type[Exception] = ConfigurationError
+    by_key: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
-    """One field: `kind` is int, float, bool, str or Path; `many` makes the value a tuple of them."""
+    """One field: `kind` is int, float, bool, str or Path; with `many` the value is a tuple of them, with `keyed` a dictionary."""
 
     name: str
     kind: type
     many: bool
+    keyed: bool
     optional: bool
     default: Any
     rules: Rules
+    voice: Voice
 
     @property
     def flag(self) -> str:
-        """The long flag, which also names the setting in messages."""
+        """The long flag."""
         return "--" + self.name.replace("_", "-")
+
+    @property
+    def label(self) -> str:
+        """Name of the setting in messages about a value without another origin."""
+        return self.name if self.voice.by_key else self.flag
 
     @property
     def variable(self) -> str:
@@ -94,19 +134,27 @@ class Setting:
         return "PSNODE_" + self.name.upper()
 
     def parse(self, text: str, label: str) -> Any:
-        """The value that `text` spells; `label` names its origin in a ConfigurationError."""
+        """The value that `text` spells; `label` names its origin in the error."""
+        parts = [part.strip() for part in text.split(",") if part.strip()]
         if self.many:
-            return self.check(tuple(self._item(part.strip(), label) for part in text.split(",") if part.strip()), label)
+            return self.check(tuple(self._item(part, label) for part in parts), label)
+        if self.keyed:
+            pairs = [part.partition("=") for part in parts]
+            return self.check({key: self._item(value, f"{label}: that of {key}") for key, _, value in pairs}, label)
         return self.check(self._item(text, label), label)
 
     def check(self, value: Any, label: str) -> Any:
-        """`value` in the field's own type and within its bounds, or a ConfigurationError."""
+        """`value` in the field's own type and within its bounds, or the error of its voice."""
         if value is None and self.optional:
             return None
-        if not self.many:
+        if not self.many and not self.keyed:
             return self._bounded(self._typed(value, label), label)
-        if isinstance(value, str) or not isinstance(value, (list, tuple)):
-            raise ConfigurationError(f"{label} must be a list of {_KINDS[self.kind]} items, not {value!r}")
+        if self.keyed and isinstance(value, Mapping):
+            labels = {key: f"{label}: that of {key}" for key in value}
+            return {str(key): self._bounded(self._typed(item, labels[key]), labels[key]) for key, item in value.items()}
+        if self.keyed or not isinstance(value, (list, tuple)):
+            shape = "table" if self.keyed else "list"
+            raise self.voice.error(f"{label} must be a {shape} of {_KINDS[self.kind]} items, not {value!r}")
         return tuple(self._bounded(self._typed(item, label), label) for item in value)
 
     def _item(self, text: str, label: str) -> Any:
@@ -122,7 +170,7 @@ class Setting:
                 pass
         elif self.kind is not bool:
             return text
-        raise ConfigurationError(f"{label} must be {self._expected()}, not {text!r}{self._remedy()}")
+        raise self._refusal(text, label)
 
     def _typed(self, value: Any, label: str) -> Any:
         if isinstance(value, str) and value.casefold() in self.rules.words:
@@ -132,7 +180,7 @@ class Setting:
         if self.kind is Path and isinstance(value, str):
             value = Path(value)
         if not isinstance(value, self.kind) or (self.kind is not bool and isinstance(value, bool)):
-            raise ConfigurationError(f"{label} must be {self._expected()}, not {value!r}{self._remedy()}")
+            raise self._refusal(value, label)
         return value
 
     def _bounded(self, value: Any, label: str) -> Any:
@@ -140,29 +188,29 @@ class Setting:
         if self.kind in (int, float) and value not in rules.words.values():
             low = value < rules.minimum if rules.minimum is not None else rules.above is not None and value <= rules.above
             if not math.isfinite(value) or low or (rules.maximum is not None and value > rules.maximum):
-                raise ConfigurationError(f"{label} must be {self._expected()}, not {value!r}{self._remedy()}")
+                raise self._refusal(value, label, rules.range)
         if self.kind is str and ("\n" in value or "\0" in value):
-            raise ConfigurationError(f"{label} must be one line, not {value!r}")
-        if not rules.choices:
-            return value
-        for choice in rules.choices:
-            if choice.casefold() == value.casefold():
-                return choice
-        valid = ", ".join(rules.choices)
-        if value.casefold() in {word.casefold() for word in rules.later}:
-            raise ConfigurationError(f"{label} {value} is not yet supported: use {valid}")
-        near = nearest(value, rules.choices)
-        raise ConfigurationError(f"{label} must be {'one of ' if len(rules.choices) > 1 else ''}{valid}, not {value!r}{near}")
+            raise self.voice.error(f"{label} must be one line, not {value!r}")
+        if rules.pattern and value and not re.fullmatch(rules.pattern, value):
+            raise self.voice.error(f"{label} is {value!r}, which it cannot be: {rules.help}")
+        return self._chosen(value, label) if rules.choices else value
 
-    def _expected(self) -> str:
-        rules, parts = self.rules, [_KINDS[self.kind]]
-        if rules.minimum is not None:
-            parts.append(
-                f"from {rules.minimum:g} to {rules.maximum:g}" if rules.maximum is not None else f"of at least {rules.minimum:g}"
-            )
-        elif rules.above is not None:
-            parts.append(f"above {rules.above:g}" + (f" and at most {rules.maximum:g}" if rules.maximum is not None else ""))
-        return " ".join(parts) + "".join(f" or {word}" for word in rules.words)
+    def _chosen(self, value: str, label: str) -> str:
+        choices, by_key = self.rules.choices, self.voice.by_key
+        for choice in choices:
+            if choice == value or (not by_key and choice.casefold() == value.casefold()):
+                return choice
+        valid = " or ".join(choices) if by_key else f"{'one of ' if len(choices) > 1 else ''}{', '.join(choices)}"
+        raise self.voice.error(f"{label} must be {valid}, not {value!r}{nearest(value, choices)}")
+
+    def _refusal(self, value: Any, label: str, bounds: str = "") -> Exception:
+        """The error for a value of another type, or out of `bounds`."""
+        if self.voice.by_key:
+            return self.voice.error(f"{label} must be {bounds or _KINDS[self.kind]}, not {value!r}")
+        rules = self.rules
+        before = "" if rules.minimum is None else "of " if rules.maximum is None else "from "
+        accepted = f"{_KINDS[self.kind]} {before}{rules.range}".rstrip() + "".join(f" or {word}" for word in rules.words)
+        return self.voice.error(f"{label} must be {accepted}, not {value!r}{self._remedy()}")
 
     def _remedy(self) -> str:
         if self.default is None or self.many:
@@ -170,8 +218,14 @@ class Setting:
         spelled = next((word for word, value in self.rules.words.items() if value == self.default), self.default)
         return f": the default is {str(spelled).lower() if self.kind is bool else spelled}"
 
+    def from_file(self, value: Any, label: str) -> Any:
+        """A value of a TOML file, checked. A setting whose flag repeats KEY=VALUE may be a table."""
+        if self.rules.repeated and isinstance(value, dict):
+            value = [f"{key}={str(item).lower() if isinstance(item, bool) else item}" for key, item in value.items()]
+        return self.parse(value, label) if self.voice.by_key and isinstance(value, str) else self.check(value, label)
 
-def settings_of(cls: type) -> dict[str, Setting]:
+
+def settings_of(cls: type, voice: Voice | None = None) -> dict[str, Setting]:
     """The settings of a dataclass whose fields were declared with `option`, by name, in order."""
     hints = typing.get_type_hints(cls)
     found = {}
@@ -180,7 +234,55 @@ def settings_of(cls: type) -> dict[str, Setting]:
         if isinstance(hint, types.UnionType):
             members = [member for member in typing.get_args(hint) if member is not type(None)]
             hint, optional = members[0], len(members) < len(typing.get_args(hint))
-        many = typing.get_origin(hint) is tuple
-        kind = typing.get_args(hint)[0] if many else hint
-        found[field.name] = Setting(field.name, kind, many, optional, field.default, field.metadata["rules"])
+        many, keyed = typing.get_origin(hint) is tuple, typing.get_origin(hint) is Mapping
+        kind = typing.get_args(hint)[int(keyed)] if many or keyed else hint
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        rules = field.metadata["rules"]
+        found[field.name] = Setting(field.name, kind, many, keyed, optional, default, rules, voice or Voice())
     return found
+
+
+def read_toml(path: Path, settings: Mapping[str, Setting], hint: str = "") -> dict[str, Any]:
+    """The settings in a TOML file: keys as the flags are named, with hyphens or underscores.
+
+    Raises the error of their voice for a file that cannot be read, a value that is refused and an unknown key, whose line `hint`
+    ends.
+    """
+    voice = next(iter(settings.values())).voice
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise voice.error(f"--config {path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise voice.error(f"--config {path} is no TOML: {' '.join(str(error).split())}") from error
+    between = "_" if voice.by_key else "-"
+    spelled = [name.replace("_", between) for name in settings]
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name not in settings:
+            raise voice.error(f"unknown key {key!r} in {path}{nearest(name.replace('_', between), spelled)}{hint}")
+        if name in found:
+            raise voice.error(f"key {key!r} stands twice in {path}, with a hyphen and with an underscore: drop one")
+        found[name] = settings[name].from_file(value, name if voice.by_key else f"{key} in {path}")
+    return found
+
+
+def click_option(setting: Setting, text: str) -> click.Option:
+    """The option of a command line; its help is `text` and the default.
+
+    The setting parses the value itself, so that a bad one reads the same from a flag, a variable and a file.
+    """
+    rules, default = setting.rules, setting.default
+    if default is not None and default is not False and default not in ("", (), {}):
+        shown = next((word for word, value in rules.words.items() if value == default), default)
+        text += f" [{','.join(map(str, shown)) if isinstance(shown, tuple) else shown}]"
+    if setting.kind is bool:
+        return click.Option([f"{setting.flag}/--no-{setting.flag[2:]}"], default=None, help=text)
+
+    def parsed(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+        return setting.parse(value, setting.label) if isinstance(value, str) else value
+
+    metavar = rules.metavar or "|".join(rules.choices) or setting.kind.__name__.upper()
+    flags = [setting.flag, *rules.aliases]
+    return click.Option(flags, type=str, multiple=rules.repeated, default=None, metavar=metavar, help=text, callback=parsed)

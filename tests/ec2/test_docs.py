@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from psnode_ec2.cli import cli
-from psnode_ec2.example import default, rule, shown
+from psnode_ec2.example import rule, shown
 from psnode_ec2.settings import FIELDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,12 +20,12 @@ def between(mark: str) -> str:
 
 
 def settings_table() -> str:
-    rows = [f"| `{name}` | {_default(name)} | {rule(field).replace('|', chr(92) + '|')} |" for name, field in FIELDS.items()]
+    rows = [f"| `{name}` | {_default(name)} | {rule(setting).replace('|', chr(92) + '|')} |" for name, setting in FIELDS.items()]
     return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows, ""])
 
 
 def _default(name: str) -> str:
-    value = default(FIELDS[name])
+    value = FIELDS[name].default
     return "" if value in ("", None, {}, ()) else f"`{shown(value)}`"
 
 

@@ -27,9 +27,9 @@ def example(ec2: Callable[..., Any]) -> str:
 
 
 def test_the_example_has_every_setting_with_its_explanation(example: str) -> None:
-    for name, field in FIELDS.items():
+    for name, setting in FIELDS.items():
         (comment,) = re.findall(rf"^# (.+)\n(?:# )?{name} = ", example, re.M)
-        assert comment.startswith(field.metadata["help"])
+        assert comment.startswith(setting.rules.help)
 
 
 def test_the_example_is_loaded_as_it_is_and_sets_only_defaults(example: str, tmp_path: Path) -> None:

@@ -11,10 +11,12 @@ from typing import Any
 
 import click
 
+from psnode.config.options import nearest
 from psnode_ec2 import errors
-from psnode_ec2.settings import Settings, nearest
+from psnode_ec2.settings import Settings
 
-_PATIENCE = 7  # tries of one call when EC2 asks to slow down or the connection fails: about a minute
+_THROTTLED_TRIES = 7  # of one call that EC2 asks to slow down, made by botocore: up to 51 s
+_PATIENCE = 7  # tries of one call whose connection fails, each of them botocore's: half a minute
 _UNSHOWN = 8  # tries with something that EC2 does not know yet: about a minute
 _THROTTLED = {"RequestLimitExceeded", "Throttling", "ThrottlingException", "RequestThrottled", "EC2ThrottledException"}
 _AGAIN = {"InternalError", "InternalFailure", "ServiceUnavailable", "Unavailable", "ServerInternal"}

@@ -11,12 +11,13 @@ from typing import Any
 
 import click
 
+from psnode.config.options import click_option
 from psnode_ec2.cloud import Cloud, progress
 from psnode_ec2.cluster import Cluster, cluster_of
 from psnode_ec2.ends import notice
 from psnode_ec2.errors import DeclinedError
 from psnode_ec2.remote import Access, access
-from psnode_ec2.settings import FIELDS, Settings, load, typed
+from psnode_ec2.settings import FIELDS, Settings, load
 
 _DEFAULT_FILE = Path("cluster.toml")
 
@@ -60,16 +61,18 @@ def command(
 
     def register(function: Callable[..., None]) -> None:
         def run(config: Path | None, dry_run: bool, yes: bool, **given: Any) -> None:
-            flags = {key: typed(key, value) for key in FIELDS if (value := given.pop(key)) is not None}
+            flags = {key: value for key in FIELDS if (value := given.pop(key)) is not None}
             if config is None and _DEFAULT_FILE.is_file():
                 config = _DEFAULT_FILE
             settings = load(config, flags, unnamed="" if needs_name else "psnode")
             function(Session(settings, Cloud(settings, dry_run=dry_run), yes), **given)
 
         # click takes them from the last to the first
-        for option in [*_setting_flags(), *_common_flags(), *reversed(parameters)]:
-            run = option(run)
-        group.command(name, help=function.__doc__)(run)
+        for add in [*_common_flags(), *reversed(parameters)]:
+            run = add(run)
+        made = click.command(name, help=function.__doc__)(run)
+        made.params += [click_option(setting, _sentence(setting.rules.help)) for setting in FIELDS.values()]
+        group.add_command(made)
 
     return register
 
@@ -80,17 +83,6 @@ def _common_flags() -> list[Callable[..., Any]]:
         click.option("--dry-run", is_flag=True, help="Print the calls and commands; make only those that change nothing."),
         click.option("--config", type=click.Path(path_type=Path), help="TOML file of settings [cluster.toml, if there is one]."),
     ]
-
-
-def _setting_flags() -> list[Callable[..., Any]]:
-    made: list[Callable[..., Any]] = []
-    for name, field in reversed(FIELDS.items()):
-        flag, text = "--" + name.replace("_", "-"), _sentence(field.metadata["help"])
-        if field.type == "bool":
-            made.append(click.option(f"{flag}/--no-{flag[2:]}", name, is_flag=True, default=None, help=text))
-        else:
-            made.append(click.option(flag, name, metavar=str(field.type).split("[")[0].upper(), help=text))
-    return made
 
 
 def _sentence(text: str) -> str:
