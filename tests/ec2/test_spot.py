@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,8 +64,8 @@ def test_every_refusal_is_an_error_of_its_kind_and_not_retried(stubbed: Any, cod
     stubber.assert_no_pending_responses()
 
 
-@pytest.mark.parametrize("code", ["RequestLimitExceeded", "Throttling", "ServiceUnavailable", "InternalError"])
-def test_a_throttled_call_is_made_again_later_each_time(stubbed: Any, code: str) -> None:
+@pytest.mark.parametrize("code", ["ServiceUnavailable", "InternalError"])
+def test_a_call_that_aws_fails_is_made_again_later_each_time(stubbed: Any, code: str) -> None:
     stubber, cloud, waits = stubbed
     for _ in range(5):
         stubber.add_client_error("run_instances", code, http_status_code=503)
@@ -90,16 +92,38 @@ def test_what_ended_since_it_was_asked_for_the_first_time_is_started_anew(stubbe
     stubber.assert_no_pending_responses()
 
 
-def test_throttling_that_does_not_end_is_given_up(stubbed: Any) -> None:
-    stubber, cloud, waits = stubbed
-    for _ in range(7):
-        stubber.add_client_error("describe_instances", "RequestLimitExceeded")
+@pytest.fixture
+def paced(monkeypatch: pytest.MonkeyPatch) -> tuple[list[float], list[int]]:
+    """Seconds that botocore waits between tries, and an entry for each call that it holds to its pace; nothing is waited."""
+    waits, held = list[float](), list[int]()
+    monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=waits.append, time=time.time))
+    monkeypatch.setattr("botocore.retries.bucket.TokenBucket.acquire", lambda *args, **more: held.append(1))
+    return waits, held
+
+
+@pytest.mark.parametrize("code", ["RequestLimitExceeded", "Throttling"])
+def test_a_throttled_call_is_made_again_and_slows_down_those_after_it(
+    aws: Any, paced: tuple[list[float], list[int]], code: str
+) -> None:
+    aws.refuse("DescribeRegions", code, "Request limit exceeded.", times=5)
+    cloud = Cloud(Settings(name="spot", region="us-west-2"))
+    assert len(cloud.ask("describe_regions")["Regions"]) == 3
+    waits, held = paced
+    assert len(aws.actions()) == 6
+    assert len(held) == 5  # all calls since the first refusal
+    assert len(waits) == 5
+    assert all(0 <= seconds <= 2**k for k, seconds in enumerate(waits))
+    cloud.ask("describe_regions")
+    assert (len(waits), len(held)) == (5, 6)
+
+
+def test_throttling_that_does_not_end_is_given_up(aws: Any, paced: tuple[list[float], list[int]]) -> None:
+    aws.refuse("DescribeRegions", "RequestLimitExceeded", "Request limit exceeded.", times=99)
     with pytest.raises(errors.ThrottledError, match="try later") as caught:
-        cloud.ask("describe_instances")
+        Cloud(Settings(name="spot", region="us-west-2")).ask("describe_regions")
     assert caught.value.exit_code == 3
-    assert len(waits) == 6
-    assert sum(waits) < 60
-    stubber.assert_no_pending_responses()
+    assert len(aws.actions()) == 7
+    assert sum(paced[0]) < 60
 
 
 def test_shutdown_waits_until_nothing_uses_the_groups_any_more(ec2: Callable[..., Any], aws: Any, api: Any, config: Path) -> None:

@@ -309,7 +309,18 @@ class Client:
         return False
 
     def __getattr__(self, operation: str) -> Callable[..., dict[str, Any]]:
-        return lambda **parameters: self.world.call(self.who, operation, **parameters)
+        return lambda **parameters: self._call(operation, parameters)
+
+    def _call(self, operation: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        """As botocore: a throttled call is made again, later each time."""
+        for attempt in range(6):
+            try:
+                return self.world.call(self.who, operation, **parameters)
+            except botocore.exceptions.ClientError as error:
+                if error.response["Error"]["Code"] != "RequestLimitExceeded":
+                    raise
+            self.world.turns.pause(min(20.0, 2.0**attempt) * random.random())
+        return self.world.call(self.who, operation, **parameters)
 
 
 def _tag(tags: list[dict[str, str]], key: str) -> str:

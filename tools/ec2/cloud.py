@@ -156,10 +156,10 @@ class Cloud:
                 return call()
             except found.ClientError as error:
                 code = error.response["Error"].get("Code", "")
-                if code not in _THROTTLED | _AGAIN or last:
+                if code not in _AGAIN or last:
                     raise translated(error) from error
-            except (found.EndpointConnectionError, found.HTTPClientError) as error:
-                if last:
+            except (found.ConnectionError, found.HTTPClientError) as error:
+                if last or isinstance(error, found.ConnectTimeoutError | found.ReadTimeoutError):  # minutes, by botocore's tries
                     raise errors.Ec2Error(f"AWS cannot be reached ({error}): check the network and region") from error
             except ResponseParserError as error:
                 if last:
@@ -229,8 +229,10 @@ def _made(boto3: Any, config: Any, service: str, settings: Settings) -> Any:
         raise _no_credentials()
     # the price list has an endpoint in few regions, and is the same in all
     where = "us-east-1" if service == "pricing" else region
-    once = config.Config(retries={"total_max_attempts": 1}, connect_timeout=10, read_timeout=60)
-    return session.client(service, region_name=where, config=once)
+    patient = config.Config(
+        retries={"mode": "adaptive", "total_max_attempts": _THROTTLED_TRIES}, connect_timeout=10, read_timeout=60
+    )
+    return session.client(service, region_name=where, config=patient)
 
 
 def _no_credentials() -> errors.AccessError:
