@@ -22,7 +22,7 @@ READING = ("Describe", "Get")
 # all that the launch of a new cluster asks of AWS, in this order
 CALLS = [
     "GetCallerIdentity", "DescribeInstances", "DescribeSubnets", "DescribeInstanceTypeOfferings", "DescribeInstanceTypes",
-    "DescribeImages", "GetProducts", "GetProducts",
+    "DescribeImages", "DescribeVolumes", "GetProducts", "GetProducts",
     "DescribeKeyPairs", "ImportKeyPair", "DescribeKeyPairs",
     "DescribeSecurityGroups", "CreateSecurityGroup", "DescribeSecurityGroups", "DescribeSecurityGroups",
     "AuthorizeSecurityGroupIngress",

@@ -363,6 +363,24 @@ def test_what_runs_already_counts_at_its_own_price(ec2: Callable[..., Any], aws:
     )
 
 
+def test_volumes_that_outlived_their_nodes_count_under_the_cap(ec2: Callable[..., Any], api: Any) -> None:
+    """A cluster without nodes, whose last ones left a volume that carries its tags."""
+    assert ec2("launch", "--yes").code == 0
+    found = re.search(r"of cluster (\S+), owner (\S+)$", ec2("status").out, re.M)
+    assert found
+    assert ec2("shutdown", "--yes").code == 0
+    tags = [{"Key": "psnode:cluster", "Value": found[1]}, {"Key": "psnode:owner", "Value": found[2]}]
+    left = api.create_volume(
+        AvailabilityZone="us-west-2b", Size=16384, VolumeType="gp3", TagSpecifications=[{"ResourceType": "volume", "Tags": tags}]
+    )
+    done = ec2("launch", "--yes", "--max-hourly-price", 2)
+    assert done.code == 2, done.err
+    # 16 384 + 150 GiB at 0.08 / 730, 3 x (0.096 + 0.005)
+    assert "3 nodes may cost 2.11 USD an hour with their volumes and addresses, over max_hourly_price = 2" in done.err
+    api.delete_volume(VolumeId=left["VolumeId"])
+    assert ec2("launch", "--yes", "--max-hourly-price", 2).code == 0
+
+
 def test_a_spot_node_counts_under_the_limit_that_it_was_bought_with(ec2: Callable[..., Any], api: Any) -> None:
     assert ec2("launch", "--yes", "--method", "spot", "--spot-price", 5, "--max-hourly-price", 20).code == 0
     (lost,) = re.findall(r"^worker-0 +(\S+)", ec2("status").out, re.M)

@@ -106,7 +106,7 @@ def make_plan(cluster: Cluster, settings: Settings) -> Plan:
     missing = {"worker": settings.n_workers - have["worker"], "master": 1 - have["master"]}
     new = missing["master"] * [settings.master_type] + missing["worker"] * [settings.worker_type]
     public = settings.connect == "public" or any(place.maps for place in where)
-    standing = prices.Standing(nodes, volumes_of(cluster, nodes) if nodes else [], settings.volume_gib + image.more_gib, public)
+    standing = prices.Standing(nodes, volumes_of(cluster, nodes), settings.volume_gib + image.more_gib, public)
     cost = max(
         prices.most_per_hour(cloud, settings, standing, names)
         for names in (new, *([other] * len(new) for other in settings.fallback_types))
