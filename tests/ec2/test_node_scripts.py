@@ -95,6 +95,36 @@ def test_what_a_job_leaves_behind_does_not_hold_its_lock(node: Path) -> None:
     wait_for(lambda: len(jobs(node)) == 2)
 
 
+def test_a_job_whose_supervisor_was_killed_still_holds_its_lock(node: Path) -> None:
+    """The shell around the job is killed, as for want of memory, and the job goes on: it is shown, stopped, and alone."""
+    assert ended(run(node))[0] == 0
+    wait_for(lambda: len(jobs(node)) == 1)
+    [job] = jobs(node)
+    supervisor = int(Path(f"/proc/{job}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(supervisor, 9)
+    wait_for(lambda: not alive(supervisor))
+    code, _, err = ended(run(node))
+    assert (code, len(jobs(node))) == (2, 1), err
+    assert "a job runs already" in err
+    follower = started("follow_job.sh", "work", "jobs/last", "+1", "follow", home=node)
+    assert ended(started("stop_job.sh", "work", home=node)) == (0, "", "")
+    wait_for(lambda: not alive(job))
+    code, _, err = ended(follower)
+    assert code == 1
+    assert "the job ended without a code" in err
+    wait_for(lambda: subprocess.run(["flock", "-n", node / "work/jobs/last/lock", "true"]).returncode == 0)
+    assert ended(run(node))[0] == 0
+    wait_for(lambda: len(jobs(node)) == 2)
+
+
+def alive(process: int) -> bool:
+    """True until the process has ended; one that nobody has waited for yet has."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def test_a_number_that_another_process_has_now_is_left_alone(node: Path) -> None:
     """As after a restart of the master: the job ended without a code, its number was given to another process."""
     other = subprocess.Popen(["sleep", "600"])

@@ -19,7 +19,7 @@ mkdir -p jobs
 # one start at a time
 exec 8>jobs/start.lock
 flock 8
-# whoever runs a job holds its lock, and nobody else: a number of a process may have become another one's
+# a job that runs has its lock held, by the shell below and by a tail: a number of a process may have become another one's
 if [[ -f jobs/last/lock ]] && ! flock -sn jobs/last/lock true; then
     echo "a job runs already (jobs/$(readlink jobs/last)): see it with logs --follow, end it with stop" >&2
     exit 2
@@ -37,9 +37,14 @@ setsid bash -c '
     job=$1
     shift
     "$@" >"$job/log" 2>&1 9>&- &
-    echo $! >"$job/pid.new" && mv "$job/pid.new" "$job/pid"
+    pid=$!
+    echo "$pid" >"$job/pid.new" && mv "$job/pid.new" "$job/pid"
+    # keeps the lock until the job ends, even if this shell is killed
+    tail -s 0.1 -f --pid="$pid" /dev/null &
     code=0
-    wait $! || code=$?
+    wait "$pid" || code=$?
+    kill $! 2>/dev/null || true
+    wait $! 2>/dev/null || true
     echo "$code" >"$job/code.new" && mv "$job/code.new" "$job/code"
 ' start_job "jobs/$job" "$@" </dev/null >/dev/null 2>&1 8>&- &
 for _ in {1..100}; do
