@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from psnode_ec2.errors import ConfigurationError
-from psnode_ec2.preparing import package_of
+from psnode_ec2.preparing import package_of, without_secrets
 
 ROOT = Path(__file__).resolve().parents[2]
 # instead of an environment's Python: it prints the arguments of pip
@@ -57,6 +60,59 @@ def test_what_is_no_requirement_is_refused() -> None:
     for package in ("--index-url=x", "two words", "a;rm"):
         with pytest.raises(ConfigurationError, match="is no pip requirement"), package_of(package, dry_run=False):
             pass
+
+
+@pytest.mark.parametrize(
+    ("who", "expected"),
+    [("t0ken", "t0ken:"), ("ada:t0ken", "ada:t0ken"), ("ada:t%40ken", "ada:t@ken")],
+    ids=["token", "both", "quoted"],
+)
+def test_git_sends_the_token_that_no_command_line_holds(tmp_path: Path, who: str, expected: str) -> None:
+    """To a server that tells git the branches of a repository only if it is asked with the right words."""
+    if shutil.which("git") is None:
+        pytest.skip("no git")
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.headers.get("Authorization", ""))
+            right = asked[-1] == "Basic " + base64.b64encode(expected.encode()).decode()
+            answer = f"{'1' * 40}\trefs/heads/main\n".encode() if right else b""
+            self.send_response(200 if right else 403)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread.start()
+        host = f"127.0.0.1:{server.server_port}"
+        bare, variables = without_secrets(f"psnode @ git+http://{who}@{host}/psnode.git@main")
+        assert bare == f"psnode @ git+http://{host}/psnode.git@main"
+        env = {**os.environ, "HOME": str(tmp_path), "GIT_TERMINAL_PROMPT": "0", "no_proxy": "127.0.0.1"}
+        line = ["git", "ls-remote", f"http://{host}/psnode.git", "refs/heads/main"]
+        refused = subprocess.run(line, env=env, capture_output=True, text=True)
+        done = subprocess.run(line, env={**env, **variables}, capture_output=True, text=True)
+        server.shutdown()
+        thread.join()
+    assert (refused.returncode, asked[0]) != (0, asked[-1])
+    assert (done.returncode, done.stdout) == (0, f"{'1' * 40}\trefs/heads/main\n"), done.stderr
+
+
+def test_a_url_whose_token_pip_would_take_itself_is_refused_without_showing_it() -> None:
+    for package in ("https://ada:t0ken@example.org/psnode-1.2-py3-none-any.whl", "psnode @ https://t0ken@example.org/psnode.zip"):
+        refusal = pytest.raises(ConfigurationError, match="has a password or token in its URL")
+        with refusal as caught, package_of(package, dry_run=False):
+            pass
+        assert "t0ken" not in str(caught.value)
+
+
+@pytest.mark.parametrize("package", [*(form for form, *_ in FORMS), "git+ssh://git@example.org/a/psnode.git@main"])
+def test_a_package_without_a_token_stays_as_it_is(package: str) -> None:
+    assert without_secrets(package) == (package, {})
 
 
 def test_a_tool_that_was_installed_installs_its_own_version(ec2: Callable[..., Any], config: Path, tmp_path: Path) -> None:

@@ -187,8 +187,9 @@ def test_a_folder_with_a_link_to_itself_does_not_come_back_without_end(nodes: No
     assert "data/self is a link back to a folder that it is in" in done.err
 
 
-def test_the_token_of_a_package_index_stands_in_no_command_line(
-    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("package", ["psnode==1", "git+https://ada:t0ken@example.org/psnode.git@main"])
+def test_the_token_of_a_package_index_or_a_repository_stands_in_no_command_line(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "https://ada:t0ken@example.org/it's/simple")
     venv = nodes.home("master") / "psnode" / ".venv" / "bin"
@@ -201,12 +202,15 @@ def test_the_token_of_a_package_index_stands_in_no_command_line(
             (folder / program).chmod(0o755)
     ssh = tmp_path / "bin" / "ssh"
     ssh.write_text(SSH.replace("mkdir -p", 'echo "$@" >>"$NODES.lines"\nmkdir -p', 1))
-    shown = nodes.ec2("setup", "--dry-run", "--package", "psnode==1")
+    shown = nodes.ec2("setup", "--dry-run", "--package", package)
     assert "PIP_INDEX_URL=... " in shown.out
     assert "t0ken" not in shown.out + shown.err
-    assert nodes.ec2("setup", "--package", "psnode==1").code == 0
+    done = nodes.ec2("setup", "--package", package)
+    assert done.code == 0, done.err
+    assert "t0ken" not in done.out + done.err
     lines = (tmp_path / "nodes.lines").read_text() + (nodes.home("master") / "lines").read_text()
     assert "pip" in lines
+    assert package.replace("ada:t0ken@", "").replace("psnode==1", "psnode[train,mpi]==1") in lines
     assert "t0ken" not in lines
     assert (venv.parents[2] / "index").read_text() == "https://ada:t0ken@example.org/it's/simple"
 

@@ -10,9 +10,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import unquote
 
 import click
 
@@ -28,6 +30,7 @@ SOURCES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "psnode", "psn
 _EPOCH = 315532800  # 1980, the first year that a zip file knows
 # a URL, or a name with extras and versions or "@ URL": pip knows its meaning
 _REQUIREMENT = re.compile(r"\S+://\S+|[A-Za-z0-9][\w.-]*\s*(\[[^\]]*\])?\s*([=<>!~@].*)?")
+_SECRET = re.compile(r"(?P<git>git\+)?(?P<scheme>https?://)(?P<who>[^/\s]+)@(?P<host>[^/\s]+)")
 _FORWARDED = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
 
 
@@ -77,12 +80,35 @@ def install(way: Access, what: str, constraints: Path | None) -> str:
 
 
 def _install(way: Access, nodes: Sequence[Node], what: str, constraints: Path | None) -> list[str]:
+    what, secret = without_secrets(what)
     wanted = {"PSNODE_VENV": way.settings.venv, "PSNODE_MPI": "system" if way.settings.efa else "wheel"}
     if constraints:
         wanted["PSNODE_CONSTRAINTS"] = f"{way.settings.remote_dir}/{constraints.name}"
         way.put(nodes, constraints, wanted["PSNODE_CONSTRAINTS"])
-    wanted |= {name: os.environ[name] for name in _FORWARDED if name in os.environ}
+    wanted |= {name: os.environ[name] for name in _FORWARDED if name in os.environ} | secret
     return way.everywhere(nodes, "pre_run.sh", what, env=wanted)
+
+
+def without_secrets(package: str) -> tuple[str, dict[str, str]]:
+    """`package` without the user, password or token in its URL, and the variables by which git sends them.
+
+    Everybody on a machine may read the command lines of pip and git, but not their environment. ConfigurationError for a URL that
+    pip would fetch without git, and has no such way.
+    """
+    found = _SECRET.search(package)
+    if found is None:
+        return package, {}
+    if not found["git"]:
+        raise ConfigurationError(
+            "package has a password or token in its URL, which everybody on a node could read: name a file on this machine, "
+            "a git+https URL, or an index in PIP_INDEX_URL"
+        )
+    who = unquote(found["who"])
+    header = b64encode((who if ":" in who else f"{who}:").encode()).decode()
+    key = f"http.{found['scheme']}{found['host']}/.extraHeader"
+    variables = {"COUNT": "1", "KEY_0": key, "VALUE_0": f"Authorization: Basic {header}"}
+    bare = package[: found.start("who")] + package[found.end("who") + 1 :]
+    return bare, {f"GIT_CONFIG_{name}": value for name, value in variables.items()}
 
 
 def constraints_of(settings: Settings) -> Path | None:
@@ -108,9 +134,10 @@ def package_of(package: str, *, dry_run: bool) -> Iterator[str]:
         package = f"psnode=={importlib.metadata.version('psnode')}"
     path = Path(package).expanduser() if package else _CHECKOUT
     if package and not is_path(package):
+        shown, _ = without_secrets(package)
         if not _REQUIREMENT.fullmatch(package):
             raise ConfigurationError(
-                f"package {package!r} is no pip requirement: name a wheel, a checkout (./psnode), or psnode==..."
+                f"package {shown!r} is no pip requirement: name a wheel, a checkout (./psnode), or psnode==..."
             )
         yield package
     elif not path.exists():
