@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +16,13 @@ import torch
 from psnode.config import Config
 from psnode.errors import DivergedError
 from psnode.jobs.job import run
+from psnode.master import _tell_of_soundness
+from psnode.master.events import Events
 from psnode.master.soundness import Soundness
 from psnode.records import checkpoint, staging
+from psnode.records.directory import RunDirectory
 from psnode.records.metrics import METRICS, losses, read_records
-from psnode.records.retention import is_sound, prune, why_unsound
+from psnode.records.retention import is_sound, prune, verdict, why_unsound
 from psnode.task import Task
 
 HUGE = 3e38
@@ -193,6 +197,17 @@ def test_a_foreign_reason_reaches_no_terminal_as_it_is(tmp_path: Path) -> None:
         "",
         "3",
     ]
+
+
+def test_of_unsound_checkpoints_only_those_newer_than_the_one_to_go_on_from_are_told(tmp_path: Path) -> None:
+    """The user has named step 5 in `latest`: 3 is nobody's business, 7 is, 9 is as sound as 5."""
+    for step, reason in ((3, "a loss of 30"), (5, ""), (7, "a loss of 70"), (9, "")):
+        published(tmp_path, step, **verdict(reason))
+    found = checkpoint.Checkpoint.open(tmp_path / checkpoint.CHECKPOINTS / checkpoint.step_directory(5))
+    _tell_of_soundness(Events(tmp_path), cast(RunDirectory, SimpleNamespace(path=tmp_path)), found)
+    [(step, told)] = events(tmp_path, "passed over")
+    assert step == 5 and "step-00000007 is unsound: a loss of 70;" in told
+    assert events(tmp_path, "unsound") == []
 
 
 def test_records_without_a_loss_are_passed_over(tmp_path: Path) -> None:
