@@ -134,6 +134,7 @@ TABLE: Mapping[str, str] = {
     "master/waiting.py": "master/test_waiting.py faults/test_counting.py",
     "exchange/shard/clipping.py": "exchange/shard/test_clipping.py",
     "exchange/shard/norms.py": "exchange/shard/test_norms.py faults/test_norm_cap.py",
+    "master/membership.py": f"master/test_membership.py master/test_members.py {_JOBS} {_LOCAL} {_KILLED} faults/test_stops.py",
     "master/members.py": f"master/test_members.py {_KILLED}",
     "exchange/shard/optimizer.py": f"exchange/shard/test_optimizer.py exchange/shard/test_sgd.py {_JOBS}",
     "master/timeouts.py": "master/test_timeouts.py faults/test_suspended.py faults/test_stops.py",
@@ -151,7 +152,7 @@ TABLE: Mapping[str, str] = {
     "master/heartbeat.py": f"{_JOBS} mpi/test_training.py",
     "master/*": f"{_JOBS} {_LOCAL} {_KILLED} faults/test_stops.py",
     "worker/[fg][ir]*": f"worker/test_first_use.py worker/test_hooks.py exchange/test_sender.py {_JOBS}",
-    "exchange/receiver.py": f"worker/test_first_use.py {_JOBS} {_KILLED} mpi/test_overlap.py",
+    "exchange/receiver.py": f"exchange/test_receiver.py worker/test_first_use.py {_JOBS} {_KILLED} mpi/test_overlap.py",
     "exchange/segment_coder.py": f"exchange/test_segment_coder.py exchange/test_sender.py "
     f"faults/test_rescaled_memories.py {_JOBS}",
     "worker/computation.py": f"worker/test_computation.py test_untrained.py {_JOBS} {_LOCAL}",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +16,13 @@ import torch
 import psnode
 from psnode.config import Config
 from psnode.jobs.job import run
+from psnode.protocol.wire import HEADER_BYTES, Kind
 from psnode.records import checkpoint
 from psnode.records.checkpoint import Checkpoint
 from psnode.records.history import violations
 from psnode.records.metrics import read_records
 from psnode.tasks.classification import Classification
+from psnode.transport.loopback import LoopbackTransport
 
 WORKERS, BATCH, EXAMPLES = 4, 16, 1437
 AN_EPOCH = EXAMPLES // BATCH  # gradients
@@ -74,6 +79,28 @@ def test_a_run_ends_after_the_epochs_that_it_was_asked_for(tmp_path: Path, rule:
     assert counts[-2] < AN_EPOCH <= counts[-1]
     summary = json.loads((tmp_path / "summary.json").read_bytes())
     assert (summary["stop_reason"], summary["steps"]) == ("completed", len(counts) - 1)
+
+
+@pytest.mark.parametrize("rule", [{}, ASP], ids=str)
+def test_bytes_that_a_run_sent_down_are_those_of_its_frames(
+    tmp_path: Path, rule: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted where the master hands them to the network: weights, the ends of versions, questions and numbers of gradients."""
+    sent, lock, send = Counter[Kind](), threading.Lock(), LoopbackTransport.send
+
+    def counted(end: LoopbackTransport, rank: int, tag: int, buffers: Sequence[Any]) -> Any:
+        if end.rank == 0:
+            frame = b"".join(bytes(buffer) for buffer in buffers)
+            with lock:
+                sent[Kind(frame[5])] += len(frame)
+        return send(end, rank, tag, buffers)
+
+    monkeypatch.setattr(LoopbackTransport, "send", counted)
+    assert run(config(tmp_path, **rule, max_steps=9, local=2, momentum=0.0, lr=0.001)) == 0
+    kinds = (Kind.WEIGHTS, Kind.DELTA, Kind.VERSION_COMPLETE, Kind.EPOCH, Kind.ASK, Kind.CLIP)
+    told = json.loads((tmp_path / "summary.json").read_bytes())["downlink_bytes"]
+    assert 0 <= sum(sent[kind] for kind in kinds) - told <= 2 * 2 * HEADER_BYTES  # the end of the last version is in no record
+    assert (sent[Kind.EPOCH] > 0) == bool(rule)
 
 
 class Seen(Classification):

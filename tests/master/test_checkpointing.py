@@ -229,3 +229,15 @@ def test_no_more_than_four_copies_of_the_weights_wait(tmp_path: Path) -> None:
     found.pending.hurry(0.0)
     assert left_out(tmp_path) == [(1, 1), (2, 1)]
     assert (found.published, len(found.pending)) == ([1, 2], 4)
+
+
+def test_a_buffer_that_is_not_the_same_everywhere_is_told_once(tmp_path: Path) -> None:
+    found = bench(tmp_path, rounds_go_on=False, mask=True)
+    for version in (5, 10):
+        found.pending.begin(version, [1, 2], 0.0)
+        for rank in (1, 2):
+            content = checkpoint.dump({"buffer/mask": torch.full((3,), float(rank))})
+            body = np.frombuffer(content, np.uint8)
+            found.pending.take(Frame(Kind.STATE, wire.Flag.NONE, rank, 0, version, version, body))
+    assert found.published == [5, 10]
+    assert [version for version, _ in reasons(tmp_path, "differs")] == [5]

@@ -79,3 +79,31 @@ def test_dropout_is_drawn_by_seed_rank_and_step_as_in_runs_of_before() -> None:
         seed_torch(seed, rank, step, torch.device("cpu"))
         [expected] = np.random.SeedSequence((seed, 2, rank, step)).generate_state(1, np.uint64)
         assert torch.default_generator.initial_seed() == int(expected)
+
+
+def computation(*layers: nn.Module) -> Computation:
+    """Of this model, on Points."""
+    task = Trains(lambda: nn.Sequential(*layers, nn.Linear(WIDTH, CLASSES)), 16)
+    return Computation(task, task.model(), torch.device("cpu"), rank=1, seed=3, torch_lock=contextlib.nullcontext())
+
+
+def test_a_loss_alone_is_that_of_step_0_with_its_dropout() -> None:
+    found, batch = computation(nn.Dropout(0.5)), Points(16).batch(np.arange(16), None)
+    taken = [found.run(step, [batch], None) for step in (0, 1)]
+    assert [outcome is not None and outcome.loss == found.loss(batch, None) for outcome in taken] == [True, False]
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+@pytest.mark.parametrize("going", [True, False])
+def test_a_step_is_settled_once_behind_its_first_forward_pass(going: bool, batches: int) -> None:
+    passes: list[int] = []
+    watched = nn.Identity()
+    watched.register_forward_hook(lambda *_: passes.append(1))
+    asked: list[int] = []
+
+    def settled() -> bool:
+        asked.append(len(passes))
+        return going
+
+    found = computation(watched).run(1, [Points(16).batch(np.arange(16), None)] * batches, None, settled=settled)
+    assert (found is not None, asked, len(passes)) == (going, [1], batches if going else 1)

@@ -6,12 +6,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 import torch
+from torch import nn
 
 from psnode.config import Config
+from psnode.jobs.job import run
 from psnode.protocol.messages import Start
+from psnode.task import Batch
 from psnode.worker.startup import WorkerContext
 from tests.kinds import models
+from tests.kinds.task import Trains
 
 
 class Rehearsing(WorkerContext):
@@ -39,3 +44,23 @@ def test_buffers_and_attributes_are_those_from_before_a_rehearsal(tmp_path: Path
         assert model.mask is first
         assert model.passes == 0
         assert torch.equal(model.inner.weight, weight)
+
+
+class Noting(Trains):
+    """Notes how many threads torch has in its forward passes."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: nn.Linear(models.WIDTH, models.CLASSES), 16)
+        self.threads: set[int] = set()
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, Any]:
+        self.threads.add(torch.get_num_threads())
+        return super().loss(model, batch)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_worker_computes_with_as_many_threads_as_it_is_given(threads: int, tmp_path: Path) -> None:
+    task = Noting()
+    settings: dict[str, Any] = {"scheme": "dense", "local": 1, "threads": threads, "max_steps": 1, "batch_size": 16}
+    assert run(Config(train_dir=tmp_path, tensorboard=False, **settings), task) == 0
+    assert task.threads == {threads}

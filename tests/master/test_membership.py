@@ -1,0 +1,63 @@
+"""Workers that hold up a round or a checkpoint, and the job's end: who is put aside, and when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from psnode.config import Config
+from psnode.exchange.shard.backlog import Backlog
+from psnode.exchange.shard.consistency import Synchronous
+from psnode.exchange.shard.rounds import Rounds
+from psnode.master.events import Events
+from psnode.master.job_state import JobState
+from psnode.master.members import Members
+from psnode.master.membership import Membership
+from psnode.master.recorder import StepRecorder
+from psnode.master.timeouts import AdaptiveTimeout, RoundTimer
+from psnode.protocol.channel import FrameChannel
+from psnode.transport.clock import Clock
+from psnode.transport.loopback import loopback_group
+from tests.master.test_checkpointing import bench
+from tests.master.test_waiting import gradient
+
+
+def membership(folder: Path, seconds: list[float]) -> Membership:
+    """Of three workers in the first round of a synchronous run. `seconds`: the clock."""
+    clock = Clock(lambda: seconds[0])
+    members = Members([1, 2, 3], clock)
+    rounds = Rounds(1, Synchronous(3), by_rank=True, add=lambda frame: None, close=lambda group: None)
+    rounds.admit([1, 2, 3], 0)
+    rounds.open(0)
+    pending = bench(folder, rounds_go_on=False).pending
+    timer = RoundTimer(AdaptiveTimeout(6.0, 20.0), clock)
+    timer.begin(pause=False)
+    return Membership(
+        FrameChannel(loopback_group(4)[0]), Config(train_dir=folder, min_workers=1), JobState(clock, 60.0), members, timer,
+        rounds, pending, StepRecorder(3, 10, 0), Events(folder), Backlog(0),
+    )  # fmt: skip
+
+
+def test_who_holds_up_the_open_round_is_put_aside(tmp_path: Path) -> None:
+    seconds = [0.0]
+    found = membership(tmp_path, seconds)
+    assert found.rounds.offer(gradient(1, 0, 0)) and found.rounds.offer(gradient(3, 0, 0))
+    seconds[0] = 6.5
+    found.on_overdue(frozenset({1}))
+    assert found.members.live == {1, 3} and found.members.is_suspended(2)
+    assert found.rounds.missing == frozenset()
+
+
+@pytest.mark.parametrize("seconds_taken", [6.5, 110.0])
+def test_behind_the_last_round_only_who_owes_something_is_put_aside(tmp_path: Path, seconds_taken: float) -> None:
+    """Nobody sends a gradient of a round that will not be: a trace is owed, or a part of the last checkpoint."""
+    seconds = [0.0]
+    found = membership(tmp_path, seconds)
+    found.job_state.stopping = True
+    seconds[0] = seconds_taken
+    found.on_overdue(frozenset({3}))
+    assert found.members.live == {1, 2}
+    found.pending.begin(1, [1, 2], 0.0)
+    found.on_overdue(frozenset({1, 2}))
+    assert found.members.live == ({1, 2} if seconds_taken < 100 else frozenset())
