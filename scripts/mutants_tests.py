@@ -129,6 +129,7 @@ TABLE: Mapping[str, str] = {
     "master/recorder.py": f"master/test_recorder.py faults/test_nonfinite.py {_JOBS} {_LOCAL}",
     "master/soundness.py": "test_soundness.py",
     "master/downlink_notice.py": "master/test_downlink_notice.py",
+    "master/resuming.py": f"test_soundness.py {_JOBS}",
     "master/turn.py": f"master/test_waiting.py faults/test_counting.py exchange/shard/test_clipping.py test_soundness.py {_JOBS} "
     f"{_LOCAL} {_KILLED} faults/test_stops.py",
     "master/waiting.py": "master/test_waiting.py faults/test_counting.py",

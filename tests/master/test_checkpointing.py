@@ -236,7 +236,7 @@ def test_a_buffer_that_is_not_the_same_everywhere_is_told_once(tmp_path: Path) -
     for version in (5, 10):
         found.pending.begin(version, [1, 2], 0.0)
         for rank in (1, 2):
-            content = checkpoint.dump({"buffer/mask": torch.full((3,), float(rank))})
+            content = tensorfile.dump({"buffer/mask": torch.full((3,), float(rank))})
             body = np.frombuffer(content, np.uint8)
             found.pending.take(Frame(Kind.STATE, wire.Flag.NONE, rank, 0, version, version, body))
     assert found.published == [5, 10]

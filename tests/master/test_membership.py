@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from psnode.config import Config
 from psnode.exchange.shard.backlog import Backlog
-from psnode.exchange.shard.consistency import Synchronous
-from psnode.exchange.shard.rounds import Rounds
 from psnode.master.events import Events
 from psnode.master.job_state import JobState
 from psnode.master.members import Members
@@ -19,34 +18,35 @@ from psnode.master.timeouts import AdaptiveTimeout, RoundTimer
 from psnode.protocol.channel import FrameChannel
 from psnode.transport.clock import Clock
 from psnode.transport.loopback import loopback_group
+from tests.exchange.shard.small import small_shard
 from tests.master.test_checkpointing import bench
-from tests.master.test_waiting import gradient
 
 
 def membership(folder: Path, seconds: list[float]) -> Membership:
     """Of three workers in the first round of a synchronous run. `seconds`: the clock."""
     clock = Clock(lambda: seconds[0])
     members = Members([1, 2, 3], clock)
-    rounds = Rounds(1, Synchronous(3), by_rank=True, add=lambda frame: None, close=lambda group: None)
-    rounds.admit([1, 2, 3], 0)
-    rounds.open(0)
+    shard = small_shard(nn.Linear(2, 3), Config(scheme="dense"))
+    shard.admit([1, 2, 3], 0)
+    shard.open(0)
     pending = bench(folder, rounds_go_on=False).pending
     timer = RoundTimer(AdaptiveTimeout(6.0, 20.0), clock)
     timer.begin(pause=False)
     return Membership(
         FrameChannel(loopback_group(4)[0]), Config(train_dir=folder, min_workers=1), JobState(clock, 60.0), members, timer,
-        rounds, pending, StepRecorder(3, 10, 0), Events(folder), Backlog(0),
+        shard, pending, StepRecorder(3, 10, 0), Events(folder), Backlog(0),
     )  # fmt: skip
 
 
 def test_who_holds_up_the_open_round_is_put_aside(tmp_path: Path) -> None:
     seconds = [0.0]
     found = membership(tmp_path, seconds)
-    assert found.rounds.offer(gradient(1, 0, 0)) and found.rounds.offer(gradient(3, 0, 0))
+    for rank in (1, 3):
+        found.shard.excuse(rank, 1)
     seconds[0] = 6.5
     found.on_overdue(frozenset({1}))
     assert found.members.live == {1, 3} and found.members.is_suspended(2)
-    assert found.rounds.missing == frozenset()
+    assert found.shard.missing == frozenset()
 
 
 @pytest.mark.parametrize("seconds_taken", [6.5, 110.0])
