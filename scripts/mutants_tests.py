@@ -110,7 +110,7 @@ TABLE: Mapping[str, str] = {
     "records/tensorfile.py": "records/test_tensorfile.py records/test_checkpoint.py",
     "records/checkpoint.py": "records/test_checkpoint.py master/test_checkpointing.py master/test_late_parts.py "
     "test_evaluator.py faults/test_disk.py",
-    "master/applied.py": f"master/test_waiting.py faults/test_counting.py {_JOBS}",
+    "master/applied.py": f"master/test_applied.py faults/test_counting.py {_JOBS}",
     "master/agreement.py": f"test_untrained.py {_JOBS}",
     "exchange/shard/aggregator.py": f"exchange/shard/test_aggregator.py exchange/shard/test_merging.py {_JOBS}",
     "exchange/shard/backlog.py": f"exchange/shard/test_backlog.py {_JOBS} faults/test_consistencies.py faults/test_backlog.py",
@@ -130,9 +130,9 @@ TABLE: Mapping[str, str] = {
     "master/soundness.py": "test_soundness.py",
     "master/downlink_notice.py": "master/test_downlink_notice.py",
     "master/resuming.py": f"test_soundness.py {_JOBS}",
-    "master/turn.py": f"master/test_waiting.py faults/test_counting.py exchange/shard/test_clipping.py test_soundness.py {_JOBS} "
+    "master/turn.py": f"exchange/shard/test_waiting.py faults/test_counting.py exchange/shard/test_clipping.py test_soundness.py {_JOBS} "
     f"{_LOCAL} {_KILLED} faults/test_stops.py",
-    "master/waiting.py": "master/test_waiting.py faults/test_counting.py",
+    "exchange/shard/waiting.py": "exchange/shard/test_waiting.py faults/test_counting.py",
     "exchange/shard/clipping.py": "exchange/shard/test_clipping.py",
     "exchange/shard/norms.py": "exchange/shard/test_norms.py faults/test_norm_cap.py",
     "master/membership.py": f"master/test_membership.py master/test_members.py {_JOBS} {_LOCAL} {_KILLED} faults/test_stops.py",
