@@ -130,9 +130,8 @@ TABLE: Mapping[str, str] = {
     "master/soundness.py": "test_soundness.py",
     "master/downlink_notice.py": "master/test_downlink_notice.py",
     "master/resuming.py": f"test_soundness.py {_JOBS}",
-    "master/turn.py": f"exchange/shard/test_waiting.py faults/test_counting.py exchange/shard/test_clipping.py test_soundness.py {_JOBS} "
-    f"{_LOCAL} {_KILLED} faults/test_stops.py",
-    "exchange/shard/waiting.py": "exchange/shard/test_waiting.py faults/test_counting.py",
+    "master/turn.py": f"exchange/shard/test_waiting.py faults/test_counting.py exchange/shard/test_clipping.py"
+    f" test_soundness.py {_JOBS} {_LOCAL} {_KILLED} faults/test_stops.py",
     "exchange/shard/clipping.py": "exchange/shard/test_clipping.py",
     "exchange/shard/norms.py": "exchange/shard/test_norms.py faults/test_norm_cap.py",
     "master/membership.py": f"master/test_membership.py master/test_members.py {_JOBS} {_LOCAL} {_KILLED} faults/test_stops.py",
