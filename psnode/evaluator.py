@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
-import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,6 +28,8 @@ from psnode.records.metrics import METRICS, SUMMARY, TENSORBOARD, read_records, 
 from psnode.task import Batch, Data, Task
 from psnode.tasks.device import choose_device, to_device
 from psnode.tasks.load import make_task
+
+_LOG = logging.getLogger(__name__)
 
 EVALUATIONS = "evaluations.jsonl"
 _STOPPED = 75  # summary.json: the run is to be continued
@@ -156,7 +158,7 @@ class Evaluator:
             except CheckpointError as error:
                 attempts = self._failures[path.name] = self._failures.get(path.name, 0) + 1
                 if attempts == _ATTEMPTS and path.exists():
-                    print(f"psnode: {plain(str(error))}; passed over", file=sys.stderr, flush=True)
+                    _LOG.warning("%s; passed over", plain(str(error)))
         return bool(pending)
 
     @property
@@ -238,7 +240,7 @@ def _await_run(train_dir: Path, patience: float, interval: float) -> None:
             if time.monotonic() >= end:
                 raise
         if not told:
-            print(f"psnode: waiting for a run in {train_dir}, for {patience:g} s at most", file=sys.stderr, flush=True)
+            _LOG.info("waiting for a run in %s, for %g s at most", train_dir, patience)
             told = True
         time.sleep(interval)
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from psnode.config import Config
+from psnode.config.logs import shown
 from psnode.errors import CheckpointError, ConfigurationError, DeadlineExceededError
 from psnode.evaluator import Evaluator, follow
 from psnode.jobs.job import run
@@ -163,12 +164,12 @@ def test_records_that_do_not_name_the_weights_count_for_their_step(train_dir: Pa
 
 
 def test_who_waits_for_a_run_says_so_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigurationError, match="holds no run"):
+    with shown(), pytest.raises(ConfigurationError, match="holds no run"):
         follow(tmp_path / "later", patience=0.2, interval=0.01)
     assert capsys.readouterr().err == f"psnode: waiting for a run in {tmp_path / 'later'}, for 0.2 s at most\n"
 
 
 def test_who_looks_once_waits_for_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigurationError, match="holds no run"):
+    with shown(), pytest.raises(ConfigurationError, match="holds no run"):
         follow(tmp_path / "later", once=True)
     assert capsys.readouterr().err == ""

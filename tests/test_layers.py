@@ -215,6 +215,18 @@ def test_the_cluster_tool_loads_little_of_psnode() -> None:
     assert done.stdout.split() == loaded
 
 
+def test_the_library_logs_and_prints_nothing_on_standard_error() -> None:
+    """But for the command line, measurements, and the handler that shows the log."""
+    may = {PACKAGE / "config" / "logs.py", *(PACKAGE / "cli").rglob("*.py"), *(PACKAGE / "bench").rglob("*.py")}
+    places = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in sorted(set(SOURCES) - may)
+        for number, line in enumerate(code_of(path), 1)
+        if re.search(r"sys\.stderr[,)]|traceback\.print_|sys\.stderr\.write|err=True", line)
+    ]
+    assert places == []
+
+
 # Functions that would execute the words of a peer or a file, beyond those that ruff.toml forbids. numpy.load is safe with
 # its default, so naming the flag is forbidden.
 FORBIDDEN = {

@@ -20,6 +20,7 @@ from psnode import __version__
 from psnode.cli.bench import bench
 from psnode.cli.debugging import debuggable, traced
 from psnode.config import Config, settings
+from psnode.config.logs import shown
 from psnode.config.options import click_option, nearest
 from psnode.errors import ConfigurationError, PsnodeError, in_one_line
 from psnode.transport.mpi.environment import place
@@ -225,6 +226,12 @@ def _speaks() -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
+    here = place()
+    with shown(here.rank if here is not None else 0):
+        return _run(arguments)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     try:
         code = app.main(args=arguments, prog_name="psnode", standalone_mode=False)
         return code if isinstance(code, int) else 0

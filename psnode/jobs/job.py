@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
 import sys
 import threading
-import traceback
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -16,6 +16,7 @@ import psnode
 from psnode.config import Config
 from psnode.config.cores import usable_cores
 from psnode.config.extensions import load_codec
+from psnode.config.logs import shown
 from psnode.errors import ConfigurationError, PsnodeError
 from psnode.protocol.channel import TAG, StopRequest
 from psnode.protocol.messages import Hello
@@ -23,6 +24,8 @@ from psnode.task import Task
 from psnode.tasks.load import make_task, passed_task
 from psnode.transport.base import Inbox, Transport
 from psnode.transport.mpi.environment import place
+
+_LOG = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -42,7 +45,8 @@ def run(config: Config, task: Task | None = None) -> int:
         raise ConfigurationError("--local runs all workers in one process: leave it out, or leave out mpirun")
     config = replace(config, threads=config.threads or _default_threads(config))
     _limit_threads(config.threads)
-    return _run_local(config, task) if config.local is not None else _run_mpi(config, task)
+    with shown(here.rank if (here := place()) is not None else 0):
+        return _run_local(config, task) if config.local is not None else _run_mpi(config, task)
 
 
 def _run_local(config: Config, task: Task | None) -> int:
@@ -58,7 +62,7 @@ def _run_local(config: Config, task: Task | None) -> int:
         try:
             work(end, config, lambda c: task or make_task(c), _hello(), torch_lock)
         except Exception:
-            traceback.print_exc()
+            _LOG.exception("worker %d ended with an exception", end.rank)
         finally:
             end.close()
 
@@ -91,7 +95,7 @@ def _run_mpi(config: Config, task: Task | None) -> int:
         code = error.exit_code
         if transport.rank == 0:
             raise
-        print(f"psnode: rank {transport.rank}: {error}", file=sys.stderr, flush=True)
+        _LOG.error(error)
     finally:
         transport.close()
         if not transport.clean:
@@ -116,10 +120,10 @@ def _leave_at_once(code: int) -> None:
     """End without MPI_Finalize, which can hang when a rank is lost."""
     error = sys.exception()
     if isinstance(error, PsnodeError):
-        print(f"psnode: error: {error}", file=sys.stderr)
+        _LOG.error("error: %s", error)
         code = error.exit_code
     elif error is not None:
-        traceback.print_exception(error)
+        _LOG.error("an unexpected end", exc_info=error)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

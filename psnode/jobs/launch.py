@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -17,6 +18,8 @@ from psnode.errors import ConfigurationError, MissingRanksError, StoppedError
 from psnode.jobs.supervision import Ended, supervise
 from psnode.records.directory import CONFIG
 from psnode.records.metrics import SUMMARY
+
+_LOG = logging.getLogger(__name__)
 
 _FINAL = (0, 2, 4, 5, 130)  # done, or an end that another start would reach again; 130: somebody pressed Ctrl-C
 # where mpirun finds hosts by itself
@@ -53,7 +56,7 @@ def launch(
         raise ConfigurationError(f"n_workers is {n_workers}: a job needs at least 1 worker")
     environment = dict(os.environ)
     if hasattr(os, "geteuid") and os.geteuid() == 0 and any(name not in environment for name in _ROOT_VARIABLES):
-        print(f"psnode: running as root, so {' and '.join(_ROOT_VARIABLES)} are set for mpirun", file=sys.stderr, flush=True)
+        _LOG.warning("running as root, so %s are set for mpirun", " and ".join(_ROOT_VARIABLES))
         environment.update(dict.fromkeys(_ROOT_VARIABLES, "1"))
     environment.setdefault("PSNODE_STOP_DEADLINE", f"{_TO_STOP * kill_after:g}")
     line = mpirun_command(find_mpirun(), n_workers + 1, hostfile, mpirun_args, environment)
@@ -67,9 +70,7 @@ def launch(
         resumable = run_directory is not None and (run_directory / CONFIG).exists()
         again = [*command, "--resume", "--trust-run"] if resumable and "--resume" not in command else list(command)
         how = "from its last checkpoint" if resumable else "from the beginning"
-        print(
-            f"psnode: the job ended with {ended.code}: started again {how} ({number} of {restarts})", file=sys.stderr, flush=True
-        )
+        _LOG.warning("the job ended with %d: started again %s (%d of %d)", ended.code, how, number, restarts)
         ended = _run([*program, *again], environment, kill_after, run_directory, judged)
     return ended.code
 

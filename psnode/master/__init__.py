@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import sys
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 
@@ -47,6 +47,8 @@ from psnode.tasks import inventory
 from psnode.transport.barrier import gather_hello
 from psnode.transport.base import Transport
 from psnode.transport.clock import Clock
+
+_LOG = logging.getLogger(__name__)
 
 _REASONS = {3: "quorum", 4: "diverged", 75: "signal", 130: "interrupted"}
 
@@ -239,12 +241,10 @@ def _tell_of_the_end(master: Master) -> None:
     """The last line of a synchronous run some of whose rounds were not."""
     if master.partial and not master.shard.rule.rounds_go_on:
         rounds, everybody = master.version - master.run.resume_point.step, len(master.workers)
-        print(
-            f"psnode: {master.partial} of {rounds} rounds were not of all {everybody} workers: "
-            "`contributing` in metrics.jsonl says of how many, events.jsonl why",
-            file=sys.stderr,
-            flush=True,
-        )
+        _LOG.warning(
+            "%d of %d rounds were not of all %d workers: `contributing` in metrics.jsonl says of how many, events.jsonl why",
+            master.partial, rounds, everybody,
+        )  # fmt: skip
 
 
 def _exit_code(master: Master) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 
 from psnode.config.names import DENSE
 from psnode.config.scheme import Scheme
 from psnode.master.recorder import StepRecorder
 from psnode.records.metrics import StepRecord
+
+_LOG = logging.getLogger(__name__)
 
 _PLAIN = frozenset({"identity", "fp16", "bf16"})  # codecs that only round
 _LINK = 100e6  # bits a second, of the example
@@ -31,7 +33,7 @@ class DownlinkNotice:
         up, down = self._accounts.first
         if not self._told and down:
             self._told = True
-            print(f"psnode: {line(self._scheme, up, down, self._workers)}", file=sys.stderr, flush=True)
+            _LOG.info(line(self._scheme, up, down, self._workers))
 
     def extend(self, last: int) -> None:
         """Nothing to say."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
+import logging
 import time
 from pathlib import Path
 
+_LOG = logging.getLogger(__name__)
+
 EVENTS = "events.jsonl"
+_LEVELS = dict.fromkeys(["calibrated", "learning rate", "promoted", "resharded", "returned"], logging.INFO)
 
 
 class Events:
@@ -19,10 +22,10 @@ class Events:
     def tell(self, event: str, step: int, rank: int | None = None, reason: str = "") -> None:
         """One event. A full disk is no reason to stop: the line on standard error remains."""
         who = "" if rank is None else f"rank {rank} "
-        print(f"psnode: step {step}: {who}{event}{f': {reason}' if reason else ''}", file=sys.stderr, flush=True)
+        _LOG.log(_LEVELS.get(event, logging.WARNING), "step %d: %s%s%s", step, who, event, f": {reason}" if reason else "")
         record = {"time": time.time(), "step": step, "event": event, "rank": rank, "reason": reason}
         try:
             with self._path.open("ab", buffering=0) as file:
                 file.write(json.dumps(record).encode() + b"\n")
         except OSError as error:
-            print(f"psnode: {self._path} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+            _LOG.warning("%s cannot be written: %s", self._path, error.strerror)

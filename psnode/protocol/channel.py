@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 import time
 import traceback
 from collections.abc import Collection, Sequence
@@ -18,6 +18,7 @@ from psnode.protocol.messages import Failure
 from psnode.protocol.wire import Flag, Frame, Kind
 from psnode.transport.base import Arrival, PeerLost, Pending, Transport
 
+_LOG = logging.getLogger(__name__)
 _LONGEST = 20_000  # characters of a traceback
 
 Bytes = npt.NDArray[np.uint8]
@@ -35,9 +36,9 @@ class RemoteFailureError(PsnodeError):
         self.exit_code = failure.exit_code
 
     def show(self) -> None:
-        """Print the traceback that came with it, if one did."""
+        """Log the traceback that came with it, if one did."""
         if self.failure.traceback:
-            print(f"psnode: rank {self.rank} cannot go on:\n{self.failure.traceback}", file=sys.stderr, end="", flush=True)
+            _LOG.error("rank %d cannot go on:\n%s", self.rank, self.failure.traceback.rstrip("\n"))
 
 
 class StopRequest(NamedTuple):

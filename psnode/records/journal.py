@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import sys
 from pathlib import Path
+
+_LOG = logging.getLogger(__name__)
 
 
 class Journal:
     """Appends to the file `path`, unbuffered: a line is visible to readers at once.
 
     Lines that the disk does not take wait here, in order, and are tried again with every further line: whoever writes goes on.
-    Both are told on standard error.
+    Both are logged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -44,5 +46,5 @@ class Journal:
 
     def _tell(self, error: OSError) -> None:
         if not self._refused:
-            print(f"psnode: {self._path} cannot be written: {error.strerror}: its lines wait", file=sys.stderr, flush=True)
+            _LOG.warning("%s cannot be written: %s: its lines wait", self._path, error.strerror)
         self._refused = True

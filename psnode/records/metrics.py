@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import math
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +20,8 @@ from typing import Any, Protocol, Self
 from psnode.config.files import RECORD_BYTES, open_plain, parse_json, require_plain
 from psnode.errors import CheckpointError
 from psnode.records.journal import Journal
+
+_LOG = logging.getLogger(__name__)
 
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
@@ -230,7 +232,7 @@ class RunLog:
                 for tag, value in _points(record):
                     self._scalars.add_scalar(tag, value, record.step)
             except OSError as error:
-                print(f"psnode: step {record.step}: no more scalars for TensorBoard: {error}", file=sys.stderr, flush=True)
+                _LOG.warning("step %d: no more scalars for TensorBoard: %s", record.step, error)
                 self._scalars = None
 
     def extend(self, last: int) -> None:
