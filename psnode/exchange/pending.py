@@ -29,6 +29,7 @@ class PendingFrames:
         self._others: deque[Frame] = deque()
         self._newest = dict.fromkeys(sources, 0)  # by sender: the version of its last part
         self._bytes: Counter[int] = Counter()  # kept, by sender
+        self._total = 0
         self._due = 0
         self._whole = -1  # the newest version that is in place as a whole; later ones before `_due` were skipped
 
@@ -119,8 +120,10 @@ class PendingFrames:
     def _count(self, frame: Frame, sign: int) -> None:
         if frame.kind is Kind.STATE:
             return
-        self._bytes[frame.sender] += sign * (HEADER_BYTES + frame.body.size)
-        if sign > 0 and self._bytes.total() > self._limit:
+        nbytes = sign * (HEADER_BYTES + frame.body.size)
+        self._bytes[frame.sender] += nbytes
+        self._total += nbytes
+        if sign > 0 and self._total > self._limit:
             [(sender, nbytes)] = self._bytes.most_common(1)
             raise WireError(f"{nbytes} bytes of frames are not due yet, {self._limit} are the most that may be kept", sender)
 
