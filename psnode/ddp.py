@@ -115,7 +115,7 @@ class HookState:
         return {"step": self._step, **memories}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned on this rank, in a job of as many ranks. ConfigurationError if it is none."""
+        """Go on from a `state_dict` of this rank, in a job of as many ranks. ConfigurationError if it is none."""
         memories: Memories = {}
         for key, value in state.items():
             if key == "step":

@@ -101,7 +101,7 @@ class Copy:
         return subprocess.Popen(command, cwd=self.root, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
 
     def close(self) -> None:
-        """End what runs the tests."""
+        """End the process that runs the tests."""
         if self._server is not None:
             self._server.communicate()
 

@@ -2,7 +2,7 @@
 
 psnode compiles all kernels anew when the source of any of them changes (psnode/codecs/kernels/jit.py), which takes minutes. A
 mutant reaches only the modules that import its own, directly or through others: their caches are set aside while it is in
-place, and jit.py takes the others for what they are. In a function without a decorator, which is never compiled, it reaches none.
+place, and jit.py leaves the others alone. In a function without a decorator, which is never compiled, it reaches none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs of pytest in forks of one process, which has imported what takes seconds: for mutants.py, on lines of JSON.
+"""Runs of pytest in forks of one process, which has imported the slow packages: for mutants.py, on lines of JSON.
 
 -> {"arguments": ["-x", "tests/test_x.py"], "out": "a file for its output"}
 <- the process that runs it, which leads a group

@@ -50,7 +50,7 @@ class _Play:
         self._closed += 1
 
     def _open(self) -> None:
-        """Complete versions as long as what has waited is enough for one; then have the waiting workers take the newest."""
+        """Complete versions as long as waiting gradients are enough for one; then have the waiting workers take the newest."""
         begun = time.perf_counter()
         while self._closed == self._groups:
             self.version, self._closed = self.version + 1, 0

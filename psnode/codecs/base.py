@@ -1,4 +1,4 @@
-"""Codec: a pure pair encode / decode over one float32 array, and what every codec has in common.
+"""Codec: a pure pair encode / decode over one float32 array, and the parts that all codecs share.
 
 A codec is a frozen dataclass whose fields are its configuration; it has no other state. Its subclass writes
 the hooks at the end of the class: they see C-contiguous arrays that were checked, and never an empty one.
@@ -51,7 +51,7 @@ class RandomSource(Protocol):
 class Measured(NamedTuple):
     """A payload that was checked completely. `add(out, weight)` is decode_add without another check; `out` may be flat.
 
-    `norm`: the L2 norm of what it decodes to; where the payload has scales, the largest that they permit; of a linear sketch the
+    `norm`: the L2 norm of its decoded values; where the payload has scales, the largest that they permit; of a linear sketch the
     norm of its cells. No decoded value is larger.
     """
 
@@ -118,10 +118,10 @@ class Codec(ABC):
     ) -> Payload:
         """Code `x` (float32, any shape of at most 8 dimensions and 2**28 values, or a source), drawing two words from `rng`.
 
-        `sink` tells what becomes of the decoded values. `error` (float32, the shape of x; may be x itself) receives
+        `sink` takes the decoded values. `error` (float32, the shape of x; may be x itself) receives
         x - decode(payload), in the place of a source and a sink. `out` (uint8, starting at a multiple of 4 bytes,
         max_nbytes(x.shape) long or longer) is where the payload is written; it is then a view.
-        Raises NonFiniteGradientError (what a source or a sink writes to is undefined then, but see Accumulated),
+        Raises NonFiniteGradientError (the targets of source and sink are undefined then, but see Accumulated),
         CodecTypeError, CodecValueError.
         """
         if error is not None:
@@ -136,7 +136,7 @@ class Codec(ABC):
     def decode(self, payload: Payload, out: Floats | None = None) -> Floats:
         """The decoded array, float32 of payload.shape: a new one, or `out` (that shape or flat, contiguous) overwritten.
 
-        Any instance of the class decodes what another one encoded. Raises PayloadError.
+        Any instance of the class decodes payloads of another one. Raises PayloadError.
         """
         body = self._body(payload)
         if out is None:
@@ -198,7 +198,7 @@ class Codec(ABC):
         body = self._max_body(tuple(shape)) if math.prod(shape) else 0
         return header_nbytes(len(shape)) + body
 
-    # What a subclass writes. body: writable in _encode, read-only elsewhere; it starts at a multiple of 4 bytes.
+    # Hooks of a subclass. body: writable in _encode, read-only elsewhere; it starts at a multiple of 4 bytes.
     # key: two words. The body holds all that decoding needs beside the shape.
 
     @abstractmethod
@@ -229,7 +229,7 @@ class Codec(ABC):
         add_scaled(decoded.reshape(-1), out.reshape(-1), weight)
 
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
-        """The norm of what `body` decodes to, and how to add that; must raise PayloadError for all that _decode refuses."""
+        """The norm of the decoded `body`, and how to add it; must raise PayloadError for all that _decode refuses."""
         from psnode.codecs.kernels.finite import add_scaled
         from psnode.codecs.norm import norm_of
 
@@ -267,7 +267,7 @@ class Codec(ABC):
         return used
 
     def _apply(self, sink: Sink, source: Source, body: Bytes) -> None:
-        """Serve `sink` with what `body`, made of `source`, decodes to."""
+        """Serve `sink` with the decoded values of `body`, made of `source`."""
         if isinstance(sink, Moved):
             self._decode_add(body, sink.target, np.float32(sink.weight))
         elif isinstance(sink, InnerProducts):

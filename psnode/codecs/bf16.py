@@ -1,6 +1,6 @@
 """bfloat16: the upper half of a float32, 16 bits a coordinate, rounded to nearest even.
 
-Keeps 8 significant bits and float32's range; what would round to infinity becomes the largest value, 0x7F7F.
+Keeps 8 significant bits and float32's range; values that would round to infinity become the largest, 0x7F7F.
 
     body   uint16 a coordinate; infinity and NaN do not occur
 """

@@ -2,7 +2,7 @@
 
 Signs and exponents of gradients compress, mantissas hardly do: expect 7 to 19 per cent, and much more where many values are
 exactly zero. Needs the package blosc, which is told to use one thread: with more, its bytes would depend on their timing.
-The bytes depend on the version of its compressors; what they decode to does not.
+The bytes depend on the version of its compressors; the decoded values do not.
 
     body   a Blosc 1 frame: uint8 version, uint8 version of the compressor's format, uint8 flags, uint8 item size 4,
            uint32 bytes of the values, uint32 block size, uint32 bytes of the frame; then the blocks

@@ -126,7 +126,7 @@ class Chain(Codec):
         return Contractive(Chain(reducer, self.quantiser, self.lossless_stage))
 
     def fit(self, x: Floats, rng: RandomSource) -> Chain:
-        """With the quantiser fitted to what reaches it of `x`."""
+        """With the quantiser fitted to the values of `x` that reach it."""
         values = np.asarray(x, order="C")
         if self.reducer is not None:
             side = np.empty(padded(self.reducer._max_parts(x.shape)[0]), np.uint8)
@@ -162,7 +162,7 @@ class Chain(Codec):
         return start + self._encode_values(readonly(np.ascontiguousarray(values)), key, body[start:])
 
     def _search(self, selector: Searching, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
-        """One search, and the values found coded. What the quantiser loses of them stays behind, like those not selected."""
+        """One search, and the values found coded. The quantiser's loss stays behind, like the values not selected."""
         from psnode.codecs.selection.selector import add_at
 
         used, entries = selector.select(source, key, body[4 : 4 + selector._max_parts(source.shape)[0]])

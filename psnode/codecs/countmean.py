@@ -4,7 +4,7 @@ Cells and layout: see psnode.codecs.sketches.linear. Unbiased, and with n cells 
 
     E||decode - x||^2 = (d - 1) / n ||x||^2
 
-however they are divided into rows. Decoding is linear too: the sum of sketches decodes to the sum of what they decode to, so
+however they are divided into rows. Decoding is linear too: the sum of sketches decodes to the sum of their decoded arrays, so
 that error feedback at every sender is exact although the receiver decodes once.
 
 Sources: the sums are those of Charikar, Chen, Farach-Colton, "Finding frequent items in data streams", ICALP 2002; the mean in

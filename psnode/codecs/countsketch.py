@@ -4,8 +4,8 @@ Cells and layout: see psnode.codecs.sketches.linear. The error of each row's est
 rows', so their median is unbiased. It is off by more than 2 ||x|| / sqrt(columns) in half of the rows at a time with a
 probability that falls exponentially with r; a few large coordinates among many small ones come out best.
 
-The median is not linear, the sketch is: what is decoded from the sum of several sketches differs from the sum of what
-each would decode to by noise of mean 0. Senders with error feedback remember what their own sketch missed, so that the receiver
+The median is not linear, the sketch is: the decoded sum of several sketches differs from the sum of
+their decoded arrays by noise of mean 0. Senders with error feedback remember the loss of their own sketch, so that the receiver
 of theirs has to decode sketch by sketch.
 
 Sources: Charikar, Chen, Farach-Colton, "Finding frequent items in data streams", ICALP 2002; as gradient compression:

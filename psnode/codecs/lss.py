@@ -1,7 +1,7 @@
 """Clusters of values: every coordinate sends the id of its cluster and decodes to a mean, of the cluster or of a hashed bucket.
 
 The clusters are intervals between edges. They are chosen for the least squared error, by an exact search, or for the least
-squared error at which the ids have an entropy of `rate` bits, which is what a chain `lss+ans` sends. With buckets every cluster
+squared error at which the ids have an entropy of `rate` bits, the rate of a chain `lss+ans`. With buckets every cluster
 owns an array of them; coordinate i belongs to bucket h(i) of its cluster's, h being a function of the key, and a bucket is the
 mean of its members. The means are those of the array that is coded, whatever the edges were fitted to, so that
 
@@ -53,7 +53,7 @@ class Lss(Quantiser):
 
     `bits`: of an id, 1..8: 2^bits clusters. `buckets`: buckets a coordinate, in [0, 1]; 0: cluster means alone. `allocation`
     of the buckets to clusters: optimal, or weighted. `rate`: bits of entropy an id may have; empty: any. `refit`: for how many
-    steps of training the edges that a segment got serve, 1..10^6. `codebook`: what `fit` writes, the edges in units of the
+    steps of training the edges that a segment got serve, 1..10^6. `codebook`: the result of `fit`, the edges in units of the
     root mean square, float32, in hexadecimal; empty: every array gets its own.
     """
 

@@ -1,4 +1,4 @@
-"""L2 norms of what is decoded, and bounds on them that the scales of a payload give."""
+"""L2 norms of decoded values, and bounds on them that the scales of a payload give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Payload: the self-contained bytes that encode returns, and what is counted as traffic.
+"""Payload: the self-contained bytes that encode returns, counted as traffic.
 
     offset  bytes  field            little-endian
          0      1  format           1
@@ -6,7 +6,7 @@
          2      1  dimensions m     0..8
          3      5  stage numbers    in the order of the spec string; unused ones are 0
          8    4*m  dimensions       uint32 each; their product, zeros counted as ones, is at most 2**28
-    8 + 4m         body             what the codec wrote; empty if the array is
+    8 + 4m         body             the codec's own; empty if the array is
 
 The header is a multiple of 4 bytes long, so a body that starts with float32 values is aligned.
 """
@@ -86,7 +86,7 @@ class Payload:
 
     @property
     def nbytes(self) -> int:
-        """Length in bytes, header included: what crosses the wire."""
+        """Length in bytes on the wire, header included."""
         return self._bytes.size
 
     @property

@@ -10,8 +10,8 @@ Reader and writer compute the priors in the same integers, so that they agree on
 neighbours, are treated as Gaussian; the scale sent is the one that misses them the least, so that ||x - decode|| <= ||x||.
 Where the root of their mean square is below 2^-100 they become zeros. With `prior=empirical` groups of 64 neighbours are sorted
 by their energy first, and coded at rates between 0 and 4, if that gains; see polarcodes.groups. With `rotate=true` values that
-share a scale are rotated at random, and the scale makes what is decoded right along x; see polarcodes.rotation. If the error
-was alpha ||x||^2, it is alpha / (1 - alpha) ||x||^2 then. The mean of what is decoded is x but for vectors whose few non-zeros
+share a scale are rotated at random, and the scale makes the decoded vector right along x; see polarcodes.rotation. If the error
+was alpha ||x||^2, it is alpha / (1 - alpha) ||x||^2 then. The mean of the decoded vector is x but for vectors whose few non-zeros
 outweigh all others, whose values come out some hundredths too alike: no unbiased codec.
 
     body   uint8 rate in halves of a bit: 1, 2, 3, 4, 6 or 8; uint8 log2 of the longest block; uint8 1 if groups are sorted, 2 if
@@ -48,10 +48,10 @@ from psnode.codecs.stages import FlatCodec, padded
 from psnode.errors import CodecSpecError, PayloadError
 
 _FIELDS = 20
-_SMALLEST = 2.0**-100  # root mean square of what may be sorted
+_SMALLEST = 2.0**-100  # root mean square of values that may be sorted
 _LEAST_SORTED = 1024
 _BLOCKS = tuple(1 << log_length for log_length in range(10, 19, 2))
-_TAIL = 64  # what is shorter is not rotated
+_TAIL = 64  # shorter rows are not rotated
 _PRIORS = ("auto", "empirical", "gaussian")
 
 
@@ -105,7 +105,7 @@ class Polar(FlatCodec):
         return _FIELDS + max(plain + 4 * (_TAIL - 1) * self.rotate, self._max_sorted(size))
 
     def _max_sorted(self, size: int) -> int:
-        """The most bytes after the fields if groups are sorted: classes keep to the rate, what they may exceed it by is known."""
+        """The most bytes after the fields if groups are sorted: classes keep to the rate, their excess over it is known."""
         if not self._sorts or not _LEAST_SORTED <= size <= outliers.MOST:
             return 0
         count = -(-size // groups.GROUP)

@@ -103,7 +103,7 @@ class Key:
         return cls((first, second))
 
     def integers(self, low: int, *, size: int, dtype: type[np.uint64]) -> Words:
-        """The two words, whatever is asked: what encode draws."""
+        """The two words that encode draws, whatever is asked."""
         if low != 2**64 or size != 2:
             raise CodecValueError(f"a Key holds two words below 2**64, not {size} below {low}")
         return np.array(self.words, dtype)

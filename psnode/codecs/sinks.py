@@ -1,7 +1,7 @@
-"""Sinks: what becomes of y = decode(payload) while an array is coded.
+"""Sinks: uses of y = decode(payload) while an array is coded.
 
     NOTHING             no feedback
-    Subtracted(target)  target -= y: what coding lost stays
+    Subtracted(target)  target -= y: the loss of coding stays
     Added(target)       target += y
     InnerProducts()          <x, y> and <y, y>
 

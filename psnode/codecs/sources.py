@@ -101,7 +101,7 @@ class Accumulated(Source):
         return Accumulated((), self.target)
 
     def refuse(self, reached: int = 0, decoded: Floats = NO_FLOATS) -> NoReturn:
-        """Raise NonFinitePartError; before, undo what was added up to coordinate `reached`, and the subtraction of `decoded`.
+        """Raise NonFinitePartError; before, undo additions up to coordinate `reached`, and the subtraction of `decoded`.
 
         `decoded` (flat) belongs to the first coordinates. If all parts are finite, the sum is not: NonFiniteGradientError, and
         the target stays as it is.
@@ -116,10 +116,10 @@ class Accumulated(Source):
 
 
 def restore(target: Floats, parts: Parts, stop: int, decoded: Floats) -> None:
-    """Make flat `target` what it was before `parts` were added up to coordinate `stop`, and `decoded` subtracted at its start.
+    """Restore flat `target` from before `parts` were added up to coordinate `stop`, and `decoded` subtracted at its start.
 
     But for rounding: values that may be nothing but rounding errors of the two operations become zero. So nothing of a huge
-    gradient stays behind, and no value is more than twice what it was.
+    gradient stays behind, and no value is more than twice as large as before.
     """
     size = max(stop, decoded.size)
     values, moved = target[:size].astype(np.float64), np.zeros(size)

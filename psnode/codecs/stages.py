@@ -1,8 +1,8 @@
-"""The roles in a chain `[reducer +] [quantiser] [+ lossless]`, and what each must offer the others.
+"""The roles in a chain `[reducer +] [quantiser] [+ lossless]`, and the methods that each offers the others.
 
 A Reducer (topk, svd, ...) turns an array into side information and a flat float32 vector of values. A FlatCodec
-codes any flat float32 vector; a Quantiser can also show what it writes as symbols of a small alphabet beside side information.
-A Lossless stage codes such symbols. All three check what they read: PayloadError.
+codes any flat float32 vector; a Quantiser can also show its output as symbols of a small alphabet beside side information.
+A Lossless stage codes such symbols. All three check their input: PayloadError.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def write_section(body: Bytes, side_nbytes: int) -> int:
 
 
 def read_section(body: Bytes) -> tuple[Bytes, Bytes]:
-    """The content of the length-prefixed section at the start of `body`, and what follows it."""
+    """The content of the length-prefixed section at the start of `body`, and the rest."""
     if body.size < 4:
         raise PayloadError(f"a body of {body.size} bytes ends inside a length")
     length = int(body[:4].view(np.uint32)[0])
@@ -132,7 +132,7 @@ class Symbols(NamedTuple):
 
 
 class FlatCodec(Codec):
-    """A codec of flat float32 vectors: what may follow a reducer."""
+    """A codec of flat float32 vectors, which may follow a reducer."""
 
 
 class Quantiser(FlatCodec):
@@ -144,7 +144,7 @@ class Quantiser(FlatCodec):
 
     @abstractmethod
     def _symbols(self, x: Floats, key: Words) -> Symbols:
-        """The symbols of `x` (1-D): they decode to exactly what _encode's body decodes to."""
+        """The symbols of `x` (1-D): they decode to exactly the same as _encode's body."""
 
     @abstractmethod
     def _read_side(self, side: Bytes, size: int) -> tuple[int, int]:

@@ -63,7 +63,7 @@ class Svd(Reducer):
     side: 2 s at 2048, 20 s at 4096.
 
     `method=randomised` looks for the largest terms only, in a random subspace: many times faster on large matrices, and
-    unsampled, as what lies outside the subspace is lost. `cover=true` samples and adds a random term for the rest: unbiased,
+    unsampled, as the part outside the subspace is lost. `cover=true` samples and adds a random term for the rest: unbiased,
     with the large variance that `omega` tells.
     """
 

@@ -1,6 +1,6 @@
 """Threshold quantisation: -tau, 0 or tau a coordinate, whichever side of the thresholds it is on.
 
-A value of tau or more decodes to tau, of -tau or less to -tau, others to 0. What is left, x - decode, belongs to the error
+A value of tau or more decodes to tau, of -tau or less to -tau, others to 0. The rest, x - decode, belongs to the error
 feedback that the codec is made for; there it grows where |gradient| > tau in every step.
 
     body   float32 tau, positive; 0 if all coordinates are 0
@@ -78,7 +78,7 @@ class Tbq(Quantiser):
         return _SIDE + used
 
     def _thresholds(self, x: Floats, side: Bytes) -> tuple[np.float32, np.float32]:
-        """tau, written to `side`, and what a magnitude is compared with."""
+        """tau, written to `side`, and the number that magnitudes are compared with."""
         tau = np.float32(SHARE * root_mean_square(x) if self.tau is None else self.tau)
         if tau < 0:
             raise_nonfinite(x)

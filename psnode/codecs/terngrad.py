@@ -8,7 +8,7 @@ Cut off at 2.5 standard deviations, as the paper trains, it is biased and omega 
            digits 0 (-s), 1 (0), 2 (s), five to a byte: see psnode.codecs.kernels.trits
 
 Five digits to a byte instead of four save a fifth of the traffic, cost no time that a link would notice (unpacking is three
-times as fast as adding what it unpacks), and are within 1 % of log2(3) bits. `terngrad+ans` goes below that.
+times as fast as adding unpacked values), and are within 1 % of log2(3) bits. `terngrad+ans` goes below that.
 
 Source: Wen, Xu, Yan, Wu, Wang, Chen, Li, "TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning",
 NIPS 2017.

@@ -37,7 +37,7 @@ class Threshold(Selector):
     """threshold:tau=.
 
     `tau`: an absolute value > 0. The scale of gradients differs between models, layers and steps, so there is no good number to
-    start from. Without one tau is three times the array's RMS: what exceeds it are outliers whatever the scale, 0.3 % of
+    start from. Without one tau is three times the array's RMS: values above it are outliers whatever the scale, 0.3 % of
     a Gaussian and never more than a ninth of the entries. If none does, the largest alone is sent, so that feedback
     loops cannot stall.
     """

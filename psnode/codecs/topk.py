@@ -29,7 +29,7 @@ class Topk(Selector):
     """topk:ratio=0.01,sampled=false.
 
     `ratio`: k / d, in (0, 1]; k is at least 1. `sampled=true` estimates the threshold from 1 % of the coordinates (at most
-    16384), a random one of each of as many equal stretches, and is content with what reaches it: the k largest if that many
+    16384), a random one of each of as many equal stretches, and is content with values that reach it: the k largest if that many
     do, and all if at least 0.8 k do. Else it lowers the threshold. So it reads the array once, nearly always.
     """
 

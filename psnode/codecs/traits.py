@@ -1,4 +1,4 @@
-"""Traits: what the rest of psnode has to know of a codec to use it rightly."""
+"""Traits: facts about a codec that the rest of psnode needs to use it rightly."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ class Traits:
     unbiased          E decode(encode(x)) = x for every x
     lossless          decode(encode(x)) = x, bit for bit
     linear            payloads that were encoded under one key can be summed undecoded, by `merge`
-    decodes_linearly  a merged payload decodes to the sum of what its parts decode to, but for rounding; linear codecs only
+    decodes_linearly  a merged payload decodes to the sum of its decoded parts, but for rounding; linear codecs only
     shaped            the result depends on the shape of x and not on its values in order alone
     one_scale         all of x shares a scale or levels, so that tensors of unlike magnitudes are better coded one by one
     sparse            decode_add touches only the coordinates in `support`
     adaptive          payloads are so much smaller on the arrays meant for the codec that `max_nbytes` says little of them
     votes             a decoded value is a vote, 1 or -1, of which the majority counts
-    refit             for how many steps of training what `fit` found serves; 1: every array is coded by itself
+    refit             for how many steps of training a result of `fit` serves; 1: every array is coded by itself
     """
 
     unbiased: bool = False

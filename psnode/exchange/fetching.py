@@ -21,7 +21,7 @@ Fetch = Callable[[torch.Tensor, torch.Tensor], Coming]  # (source on the device,
 class SideStream:
     """Copies from a CUDA device to pinned memory in a stream of its own, one after another in the order of the calls.
 
-    A copy waits for what the calling thread's current stream was given before the call, and for nothing after it: the gradient
+    A copy waits for the work given to the calling thread's current stream before the call, and for nothing after it: the gradient
     of a layer leaves while the layers before it are still computed.
     """
 

@@ -79,7 +79,7 @@ class Gradients:
         return [index for index, name in enumerate(self._names(start, stop)) if self._taken[name] is None]
 
     def clear(self) -> None:
-        """Let go of what was collected."""
+        """Let go of the collected gradients."""
         self._taken.clear()
         self._coming.clear()
 

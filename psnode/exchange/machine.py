@@ -1,4 +1,4 @@
-"""Where a rank computes, and how its processor rounds: reported at the start, and kept in the run's machines.json."""
+"""The machine of a rank, and how its processor rounds: reported at the start, and kept in the run's machines.json."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Memories:
     def load(self, coders: Sequence[SegmentCoder], tensors: Mapping[str, torch.Tensor]) -> None:
         """Inverse of `state`, also of one that was written by another plan. CheckpointError if it does not fit this run.
 
-        A tensor that was not compressed before begins with zeros. One that is compressed no more keeps the memory of what it is
+        A tensor that was not compressed before begins with zeros. One that is compressed no more keeps its memory of values still
         owed, which leaves with its next gradient. Codebooks of segments that are gone are left out.
         """
         own = {key: value for key, value in tensors.items() if key.startswith(FEEDBACK)}
@@ -66,7 +66,7 @@ class Memories:
                 coder.restore()
 
     def _check(self, coders: Sequence[SegmentCoder], tensors: Mapping[str, torch.Tensor]) -> None:
-        """Refuse what no rule of `coders` remembers, or of no tensor, or of another size than the tensor or codebook."""
+        """Refuse memories of no rule of `coders`, of no tensor, or of another size than the tensor or codebook."""
         memories = {name for coder in coders for name in (*coder.state, coder.forgone)}
         for key, value in tensors.items():
             memory, _, name = key.removeprefix(FEEDBACK).partition("/")

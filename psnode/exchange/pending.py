@@ -61,7 +61,7 @@ class PendingFrames:
         self._count(frame, 1)
 
     def _put_part(self, frame: Frame) -> None:
-        """Keep one part a group and version: whole weights replace what came before them."""
+        """Keep one part a group and version: whole weights replace earlier ones."""
         earlier = self._parts.get(frame.version, {}).get(frame.group)
         if frame.version < self._due or (earlier is not None and frame.kind is Kind.DELTA):
             raise unexpected(frame)

@@ -30,7 +30,7 @@ from psnode.records.timeline import Tracer
 from psnode.transport.clock import Clock
 
 _IDENTITY = get_codec("identity")
-_SLACK = 4  # more than what the master lets lie between, which counts less than all frames
+_SLACK = 4  # above the master's own limit, which counts less than all frames
 
 
 class Receiver:
@@ -204,7 +204,7 @@ class Receiver:
         self._pending.put_back(word)  # the parts that have come are first
 
     def _close(self, word: Frame) -> None:
-        """All of the version is in place, as `word` says: take note of its flags, and of what it did not use of this worker's."""
+        """All of the version is in place, as `word` says: take note of its flags, and of its unused groups of this worker's."""
         if unused := wire.unpack_groups(word.body, len(self._plan.groups), word.sender):
             self._returned(word.step, unused)
         self._closing, self._flags = None, word.flags

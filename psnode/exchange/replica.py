@@ -102,11 +102,11 @@ class Replica:
                 raise written(name, trained=False)
 
     def marks(self) -> dict[str, int]:
-        """xxh3_64 of each parameter: what finds a write that leaves no trace (weight.data.clamp_())."""
+        """xxh3_64 of each parameter, to find a write that leaves no trace (weight.data.clamp_())."""
         return {name: xxhash.xxh3_64_intdigest(bits(value)) for name, value in (*self._views.items(), *self._frozen.items())}
 
     def compare(self, marks: dict[str, int]) -> None:
-        """ConfigurationError for a parameter that is no more what it was when `marks` were taken."""
+        """ConfigurationError for a parameter that has changed since `marks` were taken."""
         for name, mark in self.marks().items():
             if mark != marks[name]:
                 raise written(name, trained=name in self._views)

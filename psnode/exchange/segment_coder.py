@@ -23,7 +23,7 @@ class SegmentCoder:
 
     `warmup`: the sparsifier's ratio in each of the first phases, before the one that the plan names. With refit=k a codec codes
     the first of every k steps as it is, and is then fitted to that for the k - 1 steps behind; not in the warm-up.
-    `clipped`: the master may use a part of what is sent, so that a segment which travels as it is needs a memory as well.
+    `clipped`: the master may use a part of a push, so that a segment which travels as it is needs a memory as well.
     `memory`: the vector, laid out by the plan, of which a memory of a given name is a part; None: an array of its own.
     """
 
@@ -58,7 +58,7 @@ class SegmentCoder:
 
     @property
     def forgone(self) -> str | None:
-        """The memory in which its rule keeps what coding loses, where this segment has none, since it travels as it is."""
+        """The memory in which its rule keeps the loss of coding, where this segment has none, since it travels as it is."""
         return self._rule.memory if self.feedback.memory is None else None
 
     def remember(self) -> None:
@@ -69,7 +69,7 @@ class SegmentCoder:
     def context(self, workers: int, rate: float, before: float) -> Context:
         """Context of the push that follows, of a step with learning rate `rate`.
 
-        `before`: that of the step before, for a memory which does not say what it is in units of.
+        `before`: that of the step before, for a memory which does not tell its unit.
         """
         last = self.rate or before
         if rate > 0:
@@ -83,7 +83,7 @@ class SegmentCoder:
         return self._phases[min(phase, len(self._phases) - 1)]
 
     def fit(self, gradient: Floats, payload: Payload, key: Key, phase: int, step: int) -> None:
-        """Keep the codebook for what `payload`, the last push of `gradient`, was made of; if `step` is one that has to."""
+        """Keep the codebook for the values behind `payload`, the last push of `gradient`; if `step` is one that has to."""
         if self._refit == 1 or not self._due(step) or phase < len(self._phases) - 1:
             return
         codec = self._phases[-1]

@@ -100,7 +100,7 @@ class GradientSender:
     def begin(self, step: int, version: int, *, measure: bool) -> None:
         """The groups to come belong to `step` and were computed on weights of `version`.
 
-        `measure`: decode what is sent once more, for `relative_error`.
+        `measure`: decode every payload once more, for `relative_error`.
         """
         self._step, self._version, self._seconds = step, version, 0.0
         self._nbytes = 0
@@ -124,7 +124,7 @@ class GradientSender:
     def drain(self) -> float:
         """Wait until every pushed group is coded and handed to the transport; the seconds spent on coding.
 
-        Raises what coding raised, NonFiniteGradientError after three steps in a row with such a gradient.
+        Raises errors of coding, NonFiniteGradientError after three steps in a row with such a gradient.
         """
         for _ in self._plan.groups:
             self._idle.acquire()
@@ -137,7 +137,7 @@ class GradientSender:
         return self._seconds
 
     def give_back(self, step: int, groups: Collection[int]) -> None:
-        """The master did not use `groups` of the gradient of `step`: what they carried returns to the residuals, where there are.
+        """The master did not use `groups` of the gradient of `step`: their payloads return to the residuals, where there are.
 
         After `drain`, before the next `begin`. Groups that were not sent, and steps that were not taken, are passed over.
         """
@@ -146,14 +146,14 @@ class GradientSender:
     def give_back_parts(self, step: int, factors: Mapping[int, np.float32]) -> None:
         """`give_back`, where the master used these groups of the gradient of `step` times these factors, from 0 to 1.
 
-        1 - factor is float32, and so is its product with what the payload decodes to.
+        1 - factor is float32, and so is its product with the decoded payload.
         """
         for index, factor in factors.items() if step == self._step else ():
             if (sent := self._sent.pop(index, None)) is not None:
                 frame, payloads = sent
                 coders = self._coders[index]
                 parts = wire.split_group(frame[wire.HEADER_BYTES :], payloads)
-                for coder, data in zip(coders, parts, strict=False):  # what marks absent tensors comes last
+                for coder, data in zip(coders, parts, strict=False):  # the list of absent tensors comes last
                     _put_back(coder, coder.codec(self._phase, step), Payload.from_bytes(data), float(np.float32(1) - factor))
 
     @property
@@ -238,7 +238,7 @@ class GradientSender:
                 raise_nonfinite(part, place, NonFinitePartError)
 
     def _undo(self, coder: SegmentCoder, codec: Codec, payload: Payload) -> None:
-        """Make a segment's memory what it was before the gradient was added and `payload` taken from it."""
+        """Restore a segment's memory from before the gradient was added and `payload` taken from it."""
         if coder.feedback.memory is not None:
             parts = self._gradients.parts(coder.segment.start, coder.segment.stop)
             decoded = codec.decode(payload).reshape(-1)
@@ -279,6 +279,6 @@ class GradientSender:
 
 
 def _put_back(coder: SegmentCoder, codec: Codec, payload: Payload, weight: float = 1.0) -> None:
-    """Return what `payload` carries, times `weight`, to the residual it was taken from, if there is one."""
+    """Return the decoded `payload`, times `weight`, to the residual it was taken from, if there is one."""
     if coder.feedback.memory is not None:
         codec.decode_add(payload, coder.state[coder.feedback.memory], weight)

@@ -259,7 +259,7 @@ def _summarise(master: Master, run: RunDirectory, reason: str, code: int) -> Non
 
 
 def _summary(run: RunDirectory, steps: int, reason: str, code: int, coordinates: int) -> Summary:
-    """All but what only a master that has begun knows."""
+    """All but the fields that only a master that has begun knows."""
     sums = totals(run.path / METRICS, steps)
     return Summary(
         steps=steps,

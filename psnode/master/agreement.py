@@ -91,7 +91,7 @@ def messages(found: Lacking, model: torch.nn.Module) -> dict[int, int]:
 
 
 def hand_out(link: FrameChannel, found: Lacking, model: torch.nn.Module) -> None:
-    """Send every rank what it lacks, once made for all that lack the same."""
+    """Send every rank the tensors that it lacks, once made for all that lack the same."""
     values = inventory.tensors(model)
     together: dict[tuple[str, ...], list[int]] = {}
     for rank, names in found.items():

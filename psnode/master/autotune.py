@@ -1,7 +1,7 @@
 """Search for the size of groups by trial: large ones cost fewer frames and wake-ups, small ones leave less to do at the end.
 
 Which matters more is a question of processors, links, model and codec together, so that steps are rehearsed with some sizes.
-What is chosen becomes part of the configuration: it decides how flat segments are cut, and so what is coded together.
+The choice becomes part of the configuration: it decides how flat segments are cut, and so which tensors are coded together.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def group_bytes_for(
     epoch: int,
     tell: Callable[[str], None],
 ) -> int:
-    """--group-bytes for a run of `steps`, `epoch` of them an epoch: as configured, else the default or what rehearsals prefer.
+    """--group-bytes for a run of `steps`, `epoch` of them an epoch: as configured, else the default or the rehearsals' choice.
 
     Short runs, models that make one group, and workers of one process, which take turns, get the default. `tell` hears how long
     which sizes took.

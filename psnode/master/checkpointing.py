@@ -69,15 +69,15 @@ class PendingCheckpoints:
         self._rounds_go_on = shard.rule.rounds_go_on
         self._rules = batch_statistics(shard.model) if statistics is None else statistics
         self._differing = set[str]()  # buffers of which that was told
-        self._means: Tensors = {}  # what the workers' buffers make together, as last known
+        self._means: Tensors = {}  # the mean of the workers' buffers, as last known
         self._means_of = run.resume_point.step  # the version that they are of
         self._pending: dict[int, _Pending] = {}  # by version, ascending
         self.begun = (
             -1 if run.resume_point.checkpoint is None else run.resume_point.step
         )  # the newest version of which one was begun
         self.is_last: Callable[[int], bool] = lambda version: False  # no round follows a version: gradients may wait behind it
-        self.doubt: Callable[[], str] = lambda: ""  # what the losses by now tell against the newest version
-        self._wrecked = set[int]()  # versions that hold what is not finite
+        self.doubt: Callable[[], str] = lambda: ""  # the evidence of the losses by now against the newest version
+        self._wrecked = set[int]()  # versions with values that are not finite
         self._unsound = set[int]()  # versions of which that was told
         own, trained = shard.model.state_dict(), shard.plan.slices()
         meant = {name for name, value in own.items() if name not in trained and not is_finite(value)}  # masks, say
@@ -103,7 +103,7 @@ class PendingCheckpoints:
     def begin(self, version: int, ranks: Iterable[int], until: float, facts: Mapping[str, object] | None = None) -> bool:
         """Begin the checkpoint of `version`, the newest, with parts of `ranks`; False if there will be none.
 
-        `facts`: what its manifest says of the run beside the number of workers.
+        `facts`: entries of its manifest about the run beside the number of workers.
         """
         self.begun = version
         try:
@@ -125,7 +125,7 @@ class PendingCheckpoints:
             raise CheckpointError(f"{problem}: make room in {self._run.path} and go on with --resume")
 
     def hurry(self, now: float) -> None:
-        """Publish without the rest what has waited for too long while rounds went on, or keeps too many copies of the weights."""
+        """Publish without the rest checkpoints that have waited too long while rounds went on, or keep too many copies."""
         for version, pending in list(self._pending.items()) if self._rounds_go_on else ():
             if pending.awaited and (now > pending.until or len(self._pending) > _MOST):
                 for rank in sorted(pending.awaited):
@@ -167,7 +167,7 @@ class PendingCheckpoints:
         self.publish()
 
     def _odd(self, buffers: Tensors) -> str | None:
-        """A buffer that the model does not have, or has with another dtype or shape, and what it has."""
+        """A buffer that the model does not have, or has with another dtype or shape, and its own."""
         own = self._shard.model.state_dict()
         known = {f"buffer/{name}": (own[name].dtype, own[name].shape) for name in persistent_buffers(self._shard.model)}
         for key, value in buffers.items():
@@ -183,7 +183,7 @@ class PendingCheckpoints:
         self.publish()
 
     def publish(self) -> None:
-        """Publish what is complete, up to the first that is not."""
+        """Publish complete checkpoints, up to the first that is not."""
         while self._pending:
             version = min(self._pending)
             if self._pending[version].awaited:
@@ -267,7 +267,7 @@ class PendingCheckpoints:
         self._events.tell("unsound", version, None, f"its checkpoint pushes no other one out: {reason}; {where}")
 
     def _combine(self, version: int, states: Mapping[int, Tensors]) -> None:
-        """Take what the workers' buffers make together; tell if there are buffers, and nobody's have come."""
+        """Take the mean of the workers' buffers; tell if there are buffers, and nobody's have come."""
         if states:
             self._means, self._means_of = self._combined(version, states) or self._means, version
         elif persistent_buffers(self._shard.model):

@@ -1,4 +1,4 @@
-"""A loss that is not finite: what is known of it, from all who computed one on the same weights."""
+"""A loss that is not finite: the facts about it, from all who computed one on the same weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from psnode.protocol.wire import Frame, Kind
 
 Floats = npt.NDArray[np.float32]
 _SECONDS = 10.0
-_BEHIND_THE_LOSS = (Kind.GRADIENT, Kind.REPORT, Kind.SKIP_STEP)  # what a worker whose loss was finite sends of the step
+_BEHIND_THE_LOSS = (Kind.GRADIENT, Kind.REPORT, Kind.SKIP_STEP)  # frames of a step that a worker whose loss was finite sends
 
 
 def diverged(
@@ -28,7 +28,7 @@ def diverged(
     """The error that the job ends with because `first` says that a loss is not finite.
 
     `finite`: ranks whose loss of that step was; the rest of `others` is listened to for ten seconds. `weights`: those that
-    the loss was computed on, if they are still there. `outlier`: what is known of a gradient in them that was out of place.
+    the loss was computed on, if they are still there. `outlier`: a line about a gradient in them that was out of place.
     """
     losses = {first.rank: str(first.failure.loss)}
     fine = set(finite) - {first.rank}
@@ -56,7 +56,7 @@ def diverged(
 
 
 def _told(version: int, losses: dict[int, str], fine: set[int], silent: set[int], sound: bool | None, outlier: str) -> str:
-    """One line: on which ranks, on which weights, and what can be done."""
+    """One line: on which ranks, on which weights, and the remedy."""
     values = sorted(set(losses.values()))
     found = [f"{value} on {_ranks(rank for rank in losses if losses[rank] == value)}" for value in values]
     found += [f"finite on {_ranks(fine)}"] if fine else []

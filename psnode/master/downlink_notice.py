@@ -1,4 +1,4 @@
-"""One line at the start of a run whose weights travel down at full size: what the master's link has to carry."""
+"""One line at the start of a run whose weights travel down at full size: the load of the master's link."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LINK = 100e6  # bits a second, of the example
 
 
 class DownlinkNotice:
-    """An observer of records: after the first step of the job it says what share of the bytes went down.
+    """An observer of records: after the first step of the job it tells the share of the bytes that went down.
 
     It is silent where the downlink is coded. Where the uplink is no smaller either, the line ends with the time that so many
     bytes take at least through one link, the master's.

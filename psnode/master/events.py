@@ -14,7 +14,7 @@ _LEVELS = dict.fromkeys(["calibrated", "learning rate", "promoted", "resharded",
 
 
 class Events:
-    """Appends to the run's events.jsonl: seconds since 1970, finished updates, what happened, to whom, and why."""
+    """Appends to the run's events.jsonl: seconds since 1970, finished updates, the event, its rank, and its reason."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / EVENTS

@@ -192,7 +192,7 @@ class Master:
             self.shard.excuse(frame.sender, frame.step)
 
     def _on_failure(self, event: RemoteFailureError) -> None:
-        """A worker cannot go on. An exception is its own; what settings, weights or checkpoints are to blame for ends the job."""
+        """A worker cannot go on. An exception is its own; a fault of settings, weights or checkpoints ends the job."""
         if event.failure.loss is not None:
             newest = not self.shard.rule.rounds_go_on and event.step == self.version + 1
             live, weights = (self._members.live, self.shard.replica) if newest else (frozenset[int](), None)
@@ -215,7 +215,7 @@ class Master:
             self._finish_round()
 
     def _finish_round(self, *, first: bool = False) -> None:
-        """Publish the version that is complete now, with word of what follows, and open the next round."""
+        """Publish the version that is complete now, with word of the next one, and open its round."""
         version = self.version
         contributors = {(added.rank, added.step) for group in self._added for added in group}
         if not first and self._turn.count(contributors):

@@ -47,7 +47,7 @@ class Members:
         return self._clock.now() - self._since[rank]
 
     def strike(self, rank: int) -> bool:
-        """`rank` sent what cannot be used; True if it did so STRIKES times in a row."""
+        """`rank` sent a frame that cannot be used; True if it did so STRIKES times in a row."""
         self._strikes[rank] = self._strikes.get(rank, 0) + 1
         return self._strikes[rank] >= STRIKES
 
@@ -63,7 +63,7 @@ class Members:
         return True
 
     def suspend(self, rank: int, taken: Sequence[int], step: int) -> None:
-        """Keep in mind that `rank` may return, what was taken of it, and that it may have sent the gradient of `step`."""
+        """Note that `rank` may return, its steps taken so far, and that it may have sent the gradient of `step`."""
         self._aside[rank] = _Absence(taken, step)
 
     def is_suspended(self, rank: int) -> bool:

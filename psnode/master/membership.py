@@ -101,7 +101,7 @@ class Membership:
         if self.job_state.stopping:
             return []
         taken = self.shard.withdraw(rank)
-        if not left and not self.shard.untouched:  # nobody will close what is open: the version is complete as it is
+        if not left and not self.shard.untouched:  # nobody will close the open groups: the version is complete as it is
             self.shard.force()
         return taken
 
@@ -116,9 +116,9 @@ class Membership:
                 self.suspend(rank)
 
     def reject(self, rank: int, what: WireError | Refused) -> None:
-        """Count what `rank` sent and cannot be used; after three in a row go on without it.
+        """Count frames of `rank` that cannot be used; after three in a row go on without it.
 
-        Nobody knows what an unreadable frame was: this round expects nothing more of its sender, and a checkpoint that
+        The kind of an unreadable frame is unknown: this round expects nothing more of its sender, and a checkpoint that
         waits for it is made without.
         """
         if rank not in self.members.live:

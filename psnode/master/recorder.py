@@ -29,7 +29,7 @@ class _Round:
 
 
 class StepRecorder:
-    """Collects what belongs to each step; a step's record is due once its round is closed and all reports are in.
+    """Collects the figures of each step; a step's record is due once its round is closed and all reports are in.
 
     Frames that belong to no step count in the next record that is made: the sums over all records are all bytes.
     """
@@ -57,7 +57,7 @@ class StepRecorder:
         return (step + self._shift) / self._steps_per_epoch
 
     def up(self, nbytes: int, step: int | None = None) -> None:
-        """Count what was sent up: of frames for the master itself as they come, of gradients as their senders report them."""
+        """Count bytes sent up: of frames for the master itself as they come, of gradients as their senders report them."""
         (self._elsewhere if step is None or step < self._next else self._rounds[step]).up += nbytes
 
     def down(self, nbytes: int, step: int | None = None) -> None:

@@ -21,7 +21,7 @@ class Sharding:
     `parts` of the run, where its `epochs` stand by them, and the learning rate's `schedule`.
 
     Where a version may stand for any number of gradients, epochs stand by those that were `applied`, from the start of the run
-    on: all epochs are then counted in gradients, and the shift is what versions lack.
+    on: all epochs are then counted in gradients, and the shift is the number that versions lack.
 
     Shares are resharded only where an epoch ends: whoever goes within one takes the rest of its share along, and whoever
     comes has none before the next.

@@ -1,4 +1,4 @@
-"""True if a version of the weights is sound, by what it holds and by the losses on it."""
+"""Soundness of a version of the weights, by its values and by the losses on it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Soundness:
         self._usual = deque[float](maxlen=RECENT)
         self._first = -math.inf
         self._awaited: dict[int, dict[int, float]] = {}  # by version, ascending: of every rank, its first loss on it or a later
-        self.doubt = ""  # what the loss of the newest step tells against the weights
+        self.doubt = ""  # the evidence of the newest step's loss against the weights
         for loss in losses:
             self.take(0, loss)
 
@@ -63,7 +63,7 @@ class Soundness:
                 losses.setdefault(rank, loss)
 
     def verdicts(self, ranks: Collection[int]) -> Iterator[tuple[int, str]]:
-        """The versions of which all of `ranks` have a loss by now, each with what these tell against it, if anything."""
+        """The versions of which all of `ranks` have a loss by now, each with the evidence against it, if any."""
         for version in [version for version, losses in self._awaited.items() if losses and losses.keys() >= set(ranks)]:
             losses = self._awaited.pop(version)
             yield version, self._against(fmean(losses.values()), "on it")

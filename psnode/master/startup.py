@@ -163,7 +163,7 @@ def send_start(
 def resharded(found: checkpoint.Checkpoint, answer: Ready) -> bytes:
     """State for every worker if another number of them wrote the checkpoint: the means of memories and buffers.
 
-    The weights are owed the mean over the workers of what each holds back, and that mean stays what it was, in units of weights
+    The weights are owed the mean over the workers of their residuals, and that mean is kept, in units of weights
     where memories are. A memory of bytes (a codebook) is the first worker's.
     """
     names = [name for name in found.facts["files"] if checkpoint.is_worker_file(name)]

@@ -22,7 +22,7 @@ class AdaptiveTimeout:
 
     Six median absolute deviations are four standard deviations of a normal distribution. Declared pauses are rounds that
     are known to take longer: the first ones, those after a checkpoint, a comparison of weights or the end of an epoch,
-    and those that let somebody in. They have at least twice what the longest of the recent ones took.
+    and those that let somebody in. They have at least twice the time of the longest of the recent ones.
     """
 
     def __init__(self, fixed: float, pause: float, least: float = 0.0) -> None:
@@ -77,7 +77,7 @@ class RoundTimer:
         self.deadline = self._opened
 
     def begin(self, *, pause: bool) -> None:
-        """A round opens; what the one before took tells how long rounds usually take."""
+        """A round opens; the duration of the one before tells how long rounds usually take."""
         now = self._clock.now()
         if self._begun:
             self.patience.add(now - self._opened, pause=self._pause)

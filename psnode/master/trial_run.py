@@ -31,7 +31,7 @@ _LONG = 3.0  # seconds after which no further round is begun
 class TrialRun:
     """The master's side of steps by `plan`. Every worker computes on the weights it has; all gradients are waited for.
 
-    `ready` is what every worker has said of itself; the passes are those of the run, as late and as early as it will have them.
+    `ready` holds the READY message of every worker; the passes are those of the run, as late and as early as it will have them.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class TrialRun:
         self._workers, self._first = tuple(sorted(ready)), ready[min(ready)]
 
     def run(self, steps_per_epoch: int, lr: float) -> float:
-        """The median of the seconds that a round took. Raises what a worker reports, and PeerLostError."""
+        """The median of the seconds that a round took. Raises a worker's error, and PeerLostError."""
         start = Start(
             self._plan.to_dict(), self._link.job, 0, ROUNDS, steps_per_epoch, None, False, rehearsal=True,
             late=self._first.late, waits=bool(self._first.waits),

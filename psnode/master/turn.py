@@ -25,7 +25,7 @@ from psnode.records.directory import RunDirectory
 class Turn:
     """The turn from one round to the next. For the master's main thread, while no group is being sent.
 
-    `entering`: who takes part or waits from here on and did not before, each with a step, and what was not used of that.
+    `entering`: workers admitted this round, with their last step and its unused groups.
     """
 
     link: FrameChannel
@@ -70,7 +70,7 @@ class Turn:
             self._clipped[rank][1][group] = factor
 
     def hear_answer(self, rank: int, number: int) -> None:
-        """`rank` has taken what was sent before question `number`. If it was held, the open round does not wait for it."""
+        """`rank` has taken all that was sent before question `number`. If it was held, the open round does not wait for it."""
         if self.backlog.answer(rank, number) and rank in self.members.live and not self.job_state.stopping:
             self.shard.excuse(rank, self.job_state.version + 1)
 
@@ -203,7 +203,7 @@ class Turn:
             self.shard.recipients = tuple(rank for rank in ranks if rank not in self.backlog.held)
 
     def _tell_factors(self, ranks: Iterable[int]) -> None:
-        """Tell those whose last gradient was clipped by how much. A worker passes over what is of another step than its last."""
+        """Tell those whose last gradient was clipped by how much. A worker passes over a factor for an earlier step."""
         for rank in [rank for rank in ranks if rank in self._clipped]:
             step, factors = self._clipped.pop(rank)
             body = pack_factors(factors, len(self.shard.plan.groups))
@@ -214,7 +214,7 @@ class Turn:
         return [rank for rank in ranks if self.shard.rule.rounds_go_on or rank in self.members.spares]
 
     def _ask(self, ranks: Iterable[int]) -> None:
-        """Ask those who have much before them: before ROUND, so that the answer comes before what they do next."""
+        """Ask those who have much before them: before ROUND, so that the answer comes before their next gradient."""
         asked = [rank for rank in self._watched(ranks) if self.backlog.ask(rank, self.job_state.version)]
         self._put_question(asked, self.job_state.version, Flag.NONE)
 

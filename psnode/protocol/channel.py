@@ -1,4 +1,4 @@
-"""Frames over a transport: what worker and master both do with a message before they look at its meaning."""
+"""Frames over a transport: the treatment of a message that worker and master share."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class FrameChannel:
     def fail(self, ranks: int | Sequence[int], error: BaseException, *, debug: bool = False) -> None:
         """Tell other ranks that this one cannot go on because of `error`.
 
-        With the traceback of what psnode does not raise itself, which is a mistake of its own or of the task's; `debug`: of all.
+        With the traceback of errors that psnode does not raise itself, mistakes of its own or of the task's; `debug`: of all.
         """
         if isinstance(error, PsnodeError):
             failure = Failure(" ".join(str(error).split()), error.exit_code, _formatted(error) if debug else "")

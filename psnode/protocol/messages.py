@@ -51,7 +51,7 @@ class _Message:
         return message
 
     def _is_sound(self) -> bool:
-        """True if the fields, of the right types by now, are what a sender of this version could mean."""
+        """True if the fields, of the right types by now, are values that a sender of this version could mean."""
         return True
 
 
@@ -124,7 +124,7 @@ class Hello(_Message):
 
 @dataclass(frozen=True)
 class Setup(_Message):
-    """CONFIG: what to train and how, and the resolved scheme. `mark` is the contents of a file in the run's directory."""
+    """CONFIG: the settings of the run, and the resolved scheme. `mark` is the contents of a file in the run's directory."""
 
     config: dict[str, Any]
     scheme: dict[str, Any]
@@ -200,7 +200,7 @@ class Ready(_Message):
 class Start(_Message):
     """PLAN: the plan, the job digest of all later frames, and where to start.
 
-    Then come `tensors` STATE frames with what rank 0 has and the worker does not, frozen parameters and buffers, another with the
+    Then come `tensors` STATE frames with tensors that rank 0 has and the worker does not, buffers included, and one with the
     worker's own state if `state_follows`, and WEIGHTS of all groups if `weights_follow`: else the worker has them.
 
     `rehearsal`: take some steps by this plan, leave no trace of them, and wait for another PLAN.

@@ -52,16 +52,16 @@ class Kind(IntEnum):
     DELTA = 6  # master -> worker: a group's change of weights, to be added
     GRADIENT = 7  # worker -> master: a group's coded gradient
     REPORT = 8  # worker -> master: loss and timings of a step
-    VERSION_COMPLETE = 9  # master -> worker: a version is complete, what it did not use of yours; flags say what follows
+    VERSION_COMPLETE = 9  # master -> worker: a version is complete, its unused groups of yours; flags tell the next step
     STATE = 10  # worker -> master: own buffers and feedback, at a checkpoint; master -> worker on resume
     STOP_REQUEST = 11  # worker -> master: please checkpoint and stop
     FAILED = 12  # either way: I cannot go on, and why
     END = 13  # master -> worker: leave
-    TRACE = 14  # worker -> master: what it did when
+    TRACE = 14  # worker -> master: its timed spans
     SKIP_STEP = 15  # worker -> master: no more gradients of this step, and why
     PING = 16  # master -> worker: I am alive
     RESHARD = 17  # master -> worker: among whom the examples are dealt from the next step on
-    ASK = 18  # master -> worker: answer when you have taken what came before; worker -> master: I have
+    ASK = 18  # master -> worker: answer when you have taken all before this; worker -> master: I have
     EPOCH = 19  # master -> worker: how many gradients were applied, where a version's number does not tell
     CLIP = 20  # master -> worker: how much of each group of yours a version used
 

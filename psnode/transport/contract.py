@@ -27,7 +27,7 @@ _SIZES = (0, 1, 2, 15, 16, 17, 1023, 1024, 1025, 4095, 4097, 65_535, 65_537, 1 <
 
 
 class ContractError(AssertionError):
-    """A transport does not do what it must."""
+    """A transport breaks its contract."""
 
 
 class Ranks:
@@ -198,7 +198,7 @@ def check_buffers(ranks: Ranks) -> None:
 
 
 def check_reuse_by_sender(ranks: Ranks) -> None:
-    """Once a send is done its buffer may be overwritten: the receiver has, or gets, what it held before."""
+    """Once a send is done its buffer may be overwritten: the receiver has, or gets, its earlier contents."""
     buffer = np.empty(300_000, np.uint8)
     for number in range(6):
         buffer[:] = pattern(ranks.rank, number, buffer.size)
@@ -249,7 +249,7 @@ def check_threads(ranks: Ranks) -> None:
 
 
 def check_deadline(ranks: Ranks) -> None:
-    """Waiting for what does not come ends with DeadlineExceededError, not early and not much too late."""
+    """Waiting in vain ends with DeadlineExceededError, not early and not much too late."""
     for peer in ranks.peers:
         ranks.transport.send(peer, 7, [b"not for that reader"])
     began = time.monotonic()

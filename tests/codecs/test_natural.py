@@ -128,7 +128,7 @@ def test_exponents_that_float32_has_not_are_refused(top: int, exponents: int) ->
 
 @pytest.mark.parametrize("top", [105, 50, 0, -40, -120])
 def test_powers_of_two_down_to_the_smallest_that_float32_has_come_back(top: int) -> None:
-    """2^top to 2^-149 in one block: at most 255 exponents, the last of them beyond what float32 divides exactly."""
+    """2^top to 2^-149 in one block: at most 255 exponents, the last of them beyond exact division in float32."""
     x = np.ldexp(1.0, np.arange(-149, top + 1)).astype(np.float32)
     for number in range(5):
         np.testing.assert_array_equal(CODEC.decode(CODEC.encode(x, Key.derive(number))), x)

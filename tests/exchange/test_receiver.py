@@ -36,7 +36,7 @@ IDENTITY = get_codec("identity")
 
 
 class Message:
-    """A frame to be sent: by whom, and what of."""
+    """A frame to be sent: its sender and its content."""
 
     def __init__(
         self, sender: int, kind: Kind, version: int, *, group: int = 0, values: Floats | None = None, body: bytes = b"",
@@ -59,7 +59,7 @@ class Message:
 
 
 class Reader:
-    """A receiver at the end of a loopback, and what it told of this worker's gradient."""
+    """A receiver at the end of a loopback, and its words about this worker's gradient."""
 
     def __init__(self, sources: Sequence[int] = SOURCES) -> None:
         self.ends = loopback_group(RANKS)
@@ -311,7 +311,7 @@ def test_a_worker_is_behind_if_it_has_to_answer_before_a_version_comes() -> None
 
 
 def test_frames_behind_the_last_version_are_left_to_others() -> None:
-    """Where rounds do not wait, the receiver looks ahead: the PLAN behind a rehearsal, or END, is not for it."""
+    """If rounds do not wait, the receiver looks ahead: the PLAN behind a rehearsal, or END, is not for it."""
     rng = np.random.default_rng(5)
     reader = Reader()
     parts = [part(1, group, rng) for group in range(len(SIZES))]

@@ -42,7 +42,7 @@ def test_a_run_that_did_not_count_does_not_begin_to(tmp_path: Path) -> None:
 def test_a_place_among_others_leaves_out_less_than_a_step_and_repeats_nothing(
     place: int, before: int, now: int, length: int, shift: int
 ) -> None:
-    """Counted in examples: what all have taken of the epoch by then, and where the first behind it is."""
+    """Counted in examples: those that all have taken of the epoch by then, and the place of the first behind it."""
     batch = 3
     finished = Sampler(length, 0, now, batch, shift=shift).finished(place, before)
     epoch, within = divmod(place, length // (before * batch))

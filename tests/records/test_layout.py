@@ -1,4 +1,4 @@
-"""Names of state within a checkpoint: ranges and numbers by tensor, against sets of coordinates; what cannot be read."""
+"""Names of state within a checkpoint: ranges and numbers by tensor, against sets of coordinates; refusals."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def _decode_section(section: Section, codes: Codes, alphabet: int, words: Words1
 
 
 def _stand_in(section: Section) -> int:
-    """The lowest code that is not explicit: what the escape symbol is decoded to at first."""
+    """The lowest code that is not explicit: the escape symbol is decoded to it at first."""
     gaps = np.flatnonzero(section.symbols != np.arange(section.symbols.size))
     return int(gaps[0]) if gaps.size else section.symbols.size
 
@@ -182,7 +182,7 @@ def _take_rare(codes: Codes, rare: npt.NDArray[np.bool_], low: int, width: int, 
 
 
 def _fill_in(codes: Codes, stand_in: int, data: Bytes, alphabet: int) -> Bytes:
-    """Replace every `stand_in` in `codes` by the next of the escaped codes in `data`; what is left of `data`. PayloadError."""
+    """Replace every `stand_in` in `codes` by the next of the escaped codes in `data`; returns the rest. PayloadError."""
     width = codes.itemsize
     at = np.flatnonzero(codes == stand_in)
     if width * at.size > data.size:

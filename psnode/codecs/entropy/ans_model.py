@@ -16,7 +16,7 @@ from psnode.codecs.stages import Codes
 Int64s = npt.NDArray[np.int64]
 
 PRECISION = 14
-TOTAL = 1 << PRECISION  # what frequencies add up to
+TOTAL = 1 << PRECISION  # the sum of the frequencies
 MAX_SYMBOLS = TOTAL // 4  # with more, frequencies of 1 would take too large a share
 TOP_BYTE = 192
 _TOP_WEIGHT = 31 << 11
@@ -104,7 +104,7 @@ def weights_of(codes: Bytes, weights: Int64s) -> None:
 def frequencies(weights: Int64s, result: Int64s) -> None:
     """Frequencies in proportion to positive `weights`, at most MAX_SYMBOLS of them, that are at least 1 and add up to TOTAL.
 
-    Symbols whose share is below 1.5 get 1; the others divide what is left, rounded cumulatively.
+    Symbols whose share is below 1.5 get 1; the others divide the rest, rounded cumulatively.
     """
     total = weights.sum()
     left = TOTAL

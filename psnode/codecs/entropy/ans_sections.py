@@ -174,7 +174,7 @@ def _counts(codes: Codes, alphabet: int) -> Int64s:
 
 
 def read_sections(data: Bytes, count: int, alphabet: int) -> tuple[list[Section], Bytes]:
-    """The sections at the start of `data`, of `count` codes altogether, and what follows them. PayloadError."""
+    """The sections at the start of `data`, of `count` codes altogether, and the rest. PayloadError."""
     sections: list[Section] = []
     start = 0
     while start < count and len(sections) < MAX_SECTIONS:

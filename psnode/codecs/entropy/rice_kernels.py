@@ -49,7 +49,7 @@ def _read(held: np.uint64, k: int, largest_bits: int) -> tuple[int, int]:
 
 @kernel
 def decode(words: Words32, bits: int, symbols: Words16, k: int, largest_bits: int, codes: Codes) -> bool:
-    """Overwrite `codes` from the first `bits` bits of `words`; NOT_VALID unless that is exactly what they hold."""
+    """Overwrite `codes` from the first `bits` bits of `words`; NOT_VALID unless they hold exactly those."""
     table = np.zeros(1 << _PEEK, np.uint32)  # length, and the symbol times 2^8; 0: look closer
     for index in range(1 << _PEEK):
         rank, wide = _read(np.uint64(index), k, largest_bits)

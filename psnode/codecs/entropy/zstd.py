@@ -2,7 +2,7 @@
 
     bytes   one Zstandard frame (RFC 8878) with its content size
 
-The bytes depend on the version of the library, what they decode to does not. Needs the package zstandard.
+The bytes depend on the version of the library, the decoded values do not. Needs the package zstandard.
 """
 
 from __future__ import annotations

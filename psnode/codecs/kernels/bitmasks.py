@@ -1,4 +1,4 @@
-"""64 comparisons as one word, and the positions of the ones in it: what a scan for few large values is made of.
+"""64 comparisons as one word, and the positions of the ones in it, for scans that look for few large values.
 
 Written as vector instructions of the compiler, as it turns no loop into a mask. They lower to whatever the processor has.
 """
@@ -56,7 +56,7 @@ def _mask_at_least(typing: Any, bits: Any, start: Any, limit: Any) -> Any:
 
 def _mask_written(add: bool) -> Any:
     def typed(typing: Any, x: Any, target: Any, start: Any, limit: Any) -> Any:
-        """Write x (or add it) to 64 places of target, from `start` on of both, and compare what is there then."""
+        """Write x (or add it) to 64 places of target, from `start` on of both, and compare the results."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             source = _row(context, builder, signature.args[0], arguments[0], arguments[2], _F32)

@@ -1,6 +1,6 @@
 """Loops over the ids of clusters: finding them, averaging over them, and reading values by them.
 
-Cluster k of K holds what lies from edge k - 1 on and below edge k, of K - 1 ascending edges. The upper 14 bits of a float32, in
+Cluster k of K holds the values from edge k - 1 on and below edge k, of K - 1 ascending edges. The upper 14 bits of a float32, in
 the order of its values, select from a table how many edges lie below all values that share them; the next edges are compared.
 """
 

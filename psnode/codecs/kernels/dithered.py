@@ -2,7 +2,7 @@
 
 In units of step * rms, a is a coordinate and u = (k + 1/2) / 2^16 - 1/2 its dither, k uniform in 0..65535. q is the integer
 part of (2^16 a + k) / 2^16, and y = q - u. Where the 16 low bits of floor(2^16 a) + k are all ones, once in 2^16, the fraction of
-2^16 a decides against more random bits: as if the dither had them, whose mean is what the decoder subtracts.
+2^16 a decides against more random bits: as if the dither had them, whose mean the decoder subtracts.
 
 Coordinates j, 128 + j, 256 + j and 384 + j of a block have their |u| in the four quarters of 0..1/2, in one of four orders (the
 class of coordinate 128 g + j is g xor r_j, r_j uniform in 0..3); signs and the other bits of u are independent.

@@ -62,7 +62,7 @@ def _store(y: Floats, out: Floats, weight: np.float32, add: bool) -> None:
 def encode(
     x: Floats, step: float, bucket: int, key: Words, stream: int, rms: Floats, widths: Bytes, packed: Bytes, error: Floats
 ) -> int:
-    """Write what the body needs, return the bytes of `packed` used, or NOT_FINITE. `error`, if not empty, gets x - decoded."""
+    """Write the parts of the body, return the bytes of `packed` used, or NOT_FINITE. `error`, if not empty, gets x - decoded."""
     wide()
     words, orders, k = np.empty(HALF, np.uint32), np.empty(QUARTER, np.uint32), np.empty(BLOCK, np.uint32)
     q, codes = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.uint32)

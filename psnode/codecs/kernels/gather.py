@@ -1,8 +1,8 @@
 """The loops behind a scan for large values: 64 comparisons at a time to a mask, and one index for each of its few ones.
 
-A strip of 4096 coordinates is read from memory once; its masks, and what is computed of it, stay in the first-level cache.
+A strip of 4096 coordinates is read from memory once; its masks, and the values computed of it, stay in the first-level cache.
 Each loop appends to `indices` and to `found`, which holds values' bits, from place `count` on, and returns (stop, count): stop is
-the end, or where the scan must go on because less than STRIP places were left. `offset` is added to what goes to `indices`.
+the end, or where the scan must go on because less than STRIP places were left. `offset` is added to the `indices`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STRIP = 4096
 def _collect(
     bits: Words32, start: int, stop: int, limit: np.uint32, masks: Words, out: Words32, found: Words32, count: int, offset: int
 ) -> int:
-    """Append what `masks` mark of full rows and what is at least `limit` of the last one; the new count."""
+    """Append the values that `masks` mark in full rows and those of the last one from `limit` on; the new count."""
     rows = (stop - start) // LANES
     for row in range(rows):
         mask = masks[row]

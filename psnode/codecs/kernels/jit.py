@@ -1,7 +1,7 @@
 """The one way to compile a kernel: cached on disk, without the GIL, without reassociation of floating point.
 
-Numba renews what it has cached when the module of a kernel changes, but a kernel contains what it calls, too: a pull that
-changes the random words alone would leave codecs that still draw the old ones. So what is cached here counts for the sources of
+Numba renews a cached kernel when its module changes, but a kernel contains the functions that it calls, too: a pull that
+changes the random words alone would leave codecs that still draw the old ones. So a cached kernel counts for the sources of
 all kernels as they are.
 
 A cache holds machine code, which is executed. One that users may write who could not write the sources is not used: kernels are
@@ -47,7 +47,7 @@ def inlined(function: F) -> F:
 def open_to_others(directory: Path, trusted: Path) -> bool:
     """True if somebody may write into `directory` who is neither root, nor this user, nor an owner of the file `trusted`.
 
-    So it is where the directory above is open, unless that has the sticky bit, which protects what lies in it.
+    So it is where the directory above is open, unless that has the sticky bit, which protects its entries.
     """
     owner = trusted.stat()
     users, groups = {0, os.geteuid(), owner.st_uid}, {os.getegid(), owner.st_gid}

@@ -1,4 +1,4 @@
-"""Hints to the processor, which change how fast a kernel is and never what it computes.
+"""Hints to the processor, which change how fast a kernel is and never its results.
 
 A kernel that works on one block at a time in the first-level cache lets the memory idle while it computes, unless the next
 block is asked for beforehand. And processors of the Ice Lake family and later lose nothing with vectors of 512 bits, which LLVM

@@ -103,7 +103,7 @@ def encode(
     x: Floats, bits: int, up: np.float32, shift: np.float32, factor: np.float32, levels: Levels, key: Words, stream: int,
     packed: Words32, tail: Bytes, codes: Codes, error: Floats, copy: bool,
 ) -> None:  # fmt: skip
-    """Codes of `x` to `packed` and `tail`, or to `codes`; what is not wanted is empty. error = x - decoded, or empty.
+    """Codes of `x` to `packed` and `tail`, or to `codes`; an unwanted output is empty. error = x - decoded, or empty.
 
     (v up - shift) factor is the code that v should have, times 2^16. `copy`: the memory of `error` is not that of `x`.
     """

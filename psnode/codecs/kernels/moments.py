@@ -1,4 +1,4 @@
-"""The root of the mean square of an array: what thresholds are measured in."""
+"""The root of the mean square of an array, the unit of thresholds."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Adding a vector that lies in parts to a target, a stretch at a time, on the way of a kernel through the target.
 
 The parts are named by their addresses, so that one compiled kernel serves any number of them. A row of 512 values is looked
-at before it is added: from a part that is not finite nothing is added, and what was added before can be taken back.
+at before it is added: of a part that is not finite nothing is added, and earlier additions can be taken back.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ _floats_at = cast(Callable[[int], Any], intrinsic(_pointer))
 
 @kernel
 def add_parts(parts: PartTable, first: int, start: int, stop: int) -> int:
-    """Add to target[start:stop] what the parts hold of it, the stretches coming in order and without gaps.
+    """Add the parts' values of target[start:stop], the stretches coming in order and without gaps.
 
-    `first`: what the call for the stretch before returned, 0 at the beginning. Returns NOT_FINITE at a row of a part that is
+    `first`: the result for the stretch before, 0 at the beginning. Returns NOT_FINITE at a row of a part that is
     not finite; `reached` tells up to where has been added then.
     """
     wide()

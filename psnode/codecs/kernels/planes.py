@@ -2,7 +2,7 @@
 
 b is written as a sum of widths 8, 8, 4, 2, 1 (largest first, each power but 8 at most once); the plane of the first width
 holds the lowest bits of every code, the next plane the bits above them. In a plane of width w, a block of t codes
-(512, the last block what is left) takes S = ceil(t w / 8) bytes; bits w k .. w k + w - 1 of byte j belong to code j + S k.
+(512, the last block the rest) takes S = ceil(t w / 8) bytes; bits w k .. w k + w - 1 of byte j belong to code j + S k.
 The planes of a block lie one after the other.
 
 In kernels a block of codes is a row of bytes (two rows, low and high bytes, where b > 8: two calls). Full blocks handle four
@@ -124,7 +124,7 @@ def unpack_row(data: Words32, bits: int, codes: Words32) -> None:
 
 @inlined
 def pack_tail(codes: Bytes, count: int, bits: int, out: Bytes) -> int:
-    """Pack codes[:count] below 2**bits, count < 512, bits <= 8; zeroes what follows them. Returns the bytes written."""
+    """Pack codes[:count] below 2**bits, count < 512, bits <= 8; zeroes the bytes behind them. Returns the bytes written."""
     codes[count:] = 0
     used = 0
     for width in (8, 4, 2, 1):

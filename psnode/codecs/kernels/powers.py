@@ -23,7 +23,7 @@ from psnode.codecs.kernels.ties import chance
 from psnode.codecs.rng import HALF, fill
 from psnode.codecs.stages import Codes
 
-GIVEN, L2, MAX = 0, 1, 2  # what the norms are: known beforehand, or taken of every bucket
+GIVEN, L2, MAX = 0, 1, 2  # norms: known beforehand, or taken of every bucket
 TABLE = 512  # more than the codes there can be: s is at most 254
 _LOW_NORM = 2.0**-50
 _HIGH_NORM = 2.0**50

@@ -65,7 +65,7 @@ def _settle(key: Words, stream: int, start: int, bits: Bytes, zero: Bytes, coins
 
 @kernel
 def _piece(x: Floats, parts: PartTable, cursor: int, base: int, bits: Bytes, zero: Bytes, lanes: Floats) -> tuple[float, int]:
-    """Pack the piece from coordinate `base` on, note its zeros; the sum of |x|, and what add_parts returned last."""
+    """Pack the piece from coordinate `base` on, note its zeros; the sum of |x|, and the last result of add_parts."""
     wide()
     values = x.view(np.uint32)
     lanes[:] = 0

@@ -146,7 +146,7 @@ def decode(body: Bytes, tau: np.float32, out: Floats, adding: bool) -> None:
 
 @kernel
 def is_valid(body: Bytes, size: int) -> bool:
-    """True if `body` holds what encode writes for some array of `size` values, and nothing else."""
+    """True if `body` is one that encode writes for some array of `size` values, and nothing else."""
     used = 0
     for start in range(0, size, BLOCK):
         count = min(BLOCK, size - start)

@@ -108,7 +108,7 @@ def decode(packed: Bytes, scale: np.float32, out: Floats, adding: bool) -> None:
 
 @kernel
 def is_valid(packed: Bytes, size: int) -> bool:
-    """True if `packed` is what encode makes of some array of `size` values."""
+    """True if encode makes `packed` of some array of `size` values."""
     if packed.size != (size + DIGITS - 1) // DIGITS:
         return False
     for start in range(0, size, BLOCK):

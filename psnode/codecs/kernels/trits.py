@@ -64,7 +64,7 @@ def unpack(data: Bytes, digits: Bytes) -> None:
 
 @kernel
 def is_packed(data: Bytes, count: int) -> bool:
-    """True if `data` is what pack makes of `count` digits: no byte above 242, zeros beyond the last digit."""
+    """True if pack makes `data` of `count` digits: no byte above 242, zeros beyond the last digit."""
     top = np.uint8(0)
     for j in range(data.size):
         top = max(top, data[j])

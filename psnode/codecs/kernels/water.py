@@ -1,7 +1,7 @@
 """Entry-wise ATOMO on long vectors: the level that probabilities are cut at, and the draw, each in O(d).
 
 With budget s the optimal probabilities are p_i = min(1, |x_i| / V). Entries above the level V are certain; V is the L1 norm of
-the others over what the certain ones leave of the budget. psnode.codecs.lowrank.atoms has the same by sorting, for few atoms.
+the others over the rest of the budget. psnode.codecs.lowrank.atoms has the same by sorting, for few atoms.
 
 The draw is systematic: entries lie one after another on a line, entry i over p_i, and those on a point u, u + 1, u + 2, ... are
 taken. Probabilities are integers in units of 2^-43; one more uniform number, the same for all entries, rounds them up or down
@@ -56,7 +56,7 @@ def sum_below(x: Floats, limit: np.uint32) -> float:
 def solve(magnitudes: Float64s, rest: float, budget: float) -> float:
     """The level for entries of `magnitudes`, which are overwritten, and others of sum `rest`, none of them above the level.
 
-    Entries above the level are taken out and the level is set anew from what is left until none is above it. It falls, so
+    Entries above the level are taken out and the level is set anew from the rest until none is above it. It falls, so
     every entry taken stays certain. 0 if the budget covers all entries.
     """
     left = budget
@@ -78,7 +78,7 @@ def solve(magnitudes: Float64s, rest: float, budget: float) -> float:
 
 
 def level_of(x: Floats, budget: float, key: Words, stream: int) -> tuple[np.float32, float]:
-    """The level rounded up to a float32, and what magnitudes are to be divided by to give probabilities.
+    """The level rounded up to a float32, and the divisor that turns magnitudes into probabilities.
 
     Both are the same but for a level beyond float32's range. Raises NonFiniteGradientError.
     """

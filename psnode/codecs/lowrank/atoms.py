@@ -36,7 +36,7 @@ def optimal_probabilities(magnitudes: npt.ArrayLike, budget: float) -> Float64s:
 
     `magnitudes` are the |lambda_i| >= 0, 1-D, any order and scale; atoms of magnitude 0 get p = 0. Where the budget covers
     all others they get p = 1. Otherwise p_i = min(1, c |lambda_i|) with the c that spends the budget (water-filling): the
-    largest atom is certain as long as its share of what is left would exceed 1, the rest share in proportion.
+    largest atom is certain as long as its share of the rest would exceed 1, the rest share in proportion.
 
     Returns float64, the shape of `magnitudes`. Raises `CodecValueError` for a negative or non-finite entry or budget.
     """
@@ -64,7 +64,7 @@ def optimal_probabilities(magnitudes: npt.ArrayLike, budget: float) -> Float64s:
 def ticks(probabilities: npt.ArrayLike, budget: float) -> Int64s:
     """Probabilities that add up to `budget` (or are all 0 or 1), as integers in units of 2^-48; p > 0 stays above 0.
 
-    The integers add up to the rounded budget: what rounding adds or takes (half a unit an atom) is settled with the largest
+    The integers add up to the rounded budget: the difference by rounding (half a unit an atom) is settled with the largest
     uncertain atoms first. The probability in force is `ticks / 2^48`: divide by that one.
     """
     p = np.asarray(probabilities, dtype=np.float64)

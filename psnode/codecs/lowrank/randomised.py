@@ -65,13 +65,13 @@ def _range(core: Core, normals: Float64s, matrix: Float32s) -> Float64s:
 
 
 def _covered(found: Spectrum, basis: Float64s, direction: Float64s) -> Spectrum:
-    """`found` and a random term for what it leaves out."""
+    """`found` and a random term for the rest."""
     assert found.products is not None
     energy = sum(float(np.sum(np.square(row, dtype=np.float64))) for row in found.core.values)
     missing = energy - float(np.sum(found.values**2))
     if missing <= NOISE**2 * energy:
         return found
-    for _ in range(2):  # once is orthogonal to rounding relative to what is left, twice to rounding
+    for _ in range(2):  # once is orthogonal to rounding relative to the rest, twice to rounding
         direction = direction - (basis @ direction) @ basis
         direction = direction / np.linalg.norm(direction)
     dimension = direction.size - len(basis)

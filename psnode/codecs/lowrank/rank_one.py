@@ -1,7 +1,7 @@
 """Sums of rank-one matrices: out = sum_k left[k] right[k]^T, and out += weight times that, without a dense temporary.
 
 Each entry is the float32 sum of the float32 products left[k, i] * right[k, j] in ascending k, times the weight, added to
-what is there: the same operations in the same order on every machine, and the same for `add_terms` as for `write_terms`
+the target: the same operations in the same order on every machine, and the same for `add_terms` as for `write_terms`
 followed by a multiplication and an addition.
 """
 

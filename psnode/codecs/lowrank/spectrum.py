@@ -7,7 +7,7 @@ stay within 10^-90 .. 10^77, so float64 needs no scaling.
 
 The vector of the other side is w_i = A^T u_i, computed when it is asked for. As the u_i are orthonormal to rounding, the
 terms u_i w_i^T add up to A however inaccurate a single direction may be (clustered values have no directions of their own).
-What is lost by squaring is the bottom of the spectrum: values below 2^-22 of the largest are rounding noise of the Gram
+Squaring loses the bottom of the spectrum: values below 2^-22 of the largest are rounding noise of the Gram
 matrix, and are taken as zero. That is float32's own resolution of the largest term.
 
 Workspace: 8 bytes times the larger of 2^22 and five squares of the short side. The eigensolver takes the cube of the short
@@ -66,7 +66,7 @@ class Core(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Spectrum:
-    """Terms of a matrix: their lengths, and what is needed to make them."""
+    """Terms of a matrix: their lengths, and the factors to make them of."""
 
     core: Core
     values: Float64s

@@ -37,7 +37,7 @@ def write_classes(classes: groups.Classes, body: Bytes) -> int:
 
 
 def read_classes(body: Bytes, size: int) -> tuple[groups.Classes, Bytes]:
-    """The classes of `size` values, and what follows them."""
+    """The classes of `size` values, and the rest."""
     coded, rest = read_section(body)
     ids = np.empty(-(-size // groups.GROUP), np.uint8)
     if not ids.size:
@@ -69,7 +69,7 @@ class Coded(NamedTuple):
 
 
 def code(x: Floats, blocks: list[Superblock], rotated: bool, key: Words, decoded: Floats | None = None) -> Coded | None:
-    """The stream of 1-D `x`, None if it is not finite. `decoded`: overwritten by what will be read, unless that is rotated."""
+    """The stream of 1-D `x`, None if it is not finite. `decoded`: overwritten by the decoded values, unless they are rotated."""
     most = stream.extent(blocks, [True] * len(blocks))
     scales = np.empty(sum(block.scales for block in blocks), np.float32)
     raw = np.empty(-(-most.raw // 32) + 2, np.uint32)

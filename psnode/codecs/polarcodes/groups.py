@@ -124,7 +124,7 @@ def _classify(energies: Float64s, limits: Float64s, ids: Bytes1) -> None:
 
 @kernel
 def _errors(energies: Float64s, ids: Bytes1, shares: Float64s) -> tuple[float, float]:
-    """The sum of energies, and that of what classes leave of them."""
+    """The sum of energies, and that of their rests behind the classes."""
     total, left = 0.0, 0.0
     for g in range(energies.size):
         total += energies[g]
@@ -150,7 +150,7 @@ def _reach(rate: float) -> float:
 
 @kernel
 def _beyond(x: Floats, reach: float) -> float:
-    """The energy of what values exceed `reach` by: no point is there for it."""
+    """The energy of the excess of values over `reach`: no point is there for it."""
     total = 0.0
     for i in range(x.size):
         excess = max(abs(np.float64(x[i])) - reach, 0.0)
@@ -159,7 +159,7 @@ def _beyond(x: Floats, reach: float) -> float:
 
 
 class Arranged(NamedTuple):
-    """The classes, the groups sorted by class without the first, and m: what a bit more would save."""
+    """The classes, the groups sorted by class without the first, and m: the saving of a bit more."""
 
     classes: Classes
     values: Floats
@@ -174,7 +174,7 @@ def arrange(x: Floats, mean_square: float, rate: float) -> Arranged | None:
     _arrange(x, mean_square * 4.0**-rate / 4, taps, y, energies)
     ids, multiplier = _allocate(energies, mean_square, rate * x.size)
     total, left = _errors(energies, ids, shares())
-    alone = _GAP * 4.0**-rate * total  # what is left if the values are coded as they are, and Gaussian
+    alone = _GAP * 4.0**-rate * total  # the rest if the values are coded as they are, and Gaussian
     if left > _GAIN * alone and left > _GAIN * (alone + _beyond(x, _reach(rate) * math.sqrt(mean_square)) / GROUP):
         return None
     z = np.empty(int((ids > 0).sum()) * GROUP, np.float32)

@@ -1,7 +1,7 @@
 """Cutting of a vector of any length into superblocks: up to 32 blocks of 2^k values side by side.
 
 While 32 blocks of the longest length that is allowed fit, they are taken; then 32 of each shorter length down to 2^10 if they
-fit; then as many of 2^10 as fit, fewer than 32; then one each of 2^9, 2^8, 2^7; what is left fills a block of 2^6 with zeros.
+fit; then as many of 2^10 as fit, fewer than 32; then one each of 2^9, 2^8, 2^7; the rest fills a block of 2^6 with zeros.
 Value i of a superblock of m blocks belongs to block i mod m. Scales are those of 2^16 neighbouring values in a superblock.
 """
 

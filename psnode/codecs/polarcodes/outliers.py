@@ -1,8 +1,8 @@
-"""Values far from what was decoded, sent one by one: where they are, and a byte each.
+"""Values far from the decoded ones, sent one by one: their places, and a byte each.
 
 Gradients have heavier tails than the prior of any group, and the code's points end three standard deviations from 0. An error
 r costs r^2; if a bit spent elsewhere saves m, about 18 bits for a place and a byte are worth it where r^2 > 18 m. The byte is
-the sign and k, with |r| between T 2^(k / 8) and T 2^((k + 1) / 8); what is added is the geometric mean of the two.
+the sign and k, with |r| between T 2^(k / 8) and T 2^((k + 1) / 8); the geometric mean of the two is added.
 
     uint32 length, then float32 T and selection.indices, nothing if there are none; zeros to a multiple of 4 bytes
     uint8 sign 128 + k of each; zeros to a multiple of 4 bytes
@@ -92,7 +92,7 @@ def _affordable(x: Floats, y: Floats, limit: np.float32) -> tuple[np.float32, in
 
 
 def read(body: Bytes, size: int) -> tuple[Words32, npt.NDArray[np.float64], Bytes]:
-    """Places among `size` values, what to add there, and what follows. PayloadError."""
+    """Places among `size` values, the numbers to add there, and the rest. PayloadError."""
     side, rest = read_section(body)
     if not side.size:
         return np.empty(0, np.uint32), np.empty(0), rest

@@ -129,7 +129,7 @@ def write(
 ) -> tuple[int, int]:
     """Code `x` (1-D): fill `scales`, write bits to `raw`, and words. The lengths in uint32 and in words; NOT_FINITE if x is.
 
-    `rotated`: what has a scale of its own is rotated first. `decoded`: overwritten by what will be read, unless that is rotated.
+    `rotated`: rows with a scale of their own are rotated first. `decoded`: overwritten by the decoded values, unless rotated.
     """
     measured = _measure(x, blocks)
     if measured is None:
@@ -209,7 +209,7 @@ def _fitted(x: Floats, size: float, cells: symbols.Cells, count: int, lanes: int
 
 
 def _measure(x: Floats, blocks: Sequence[Superblock]) -> list[list[float]] | None:
-    """The root mean squares of what has a scale of its own in each superblock, 0 below 2^-100; None if a value is not finite."""
+    """Root mean squares of rows with a scale of their own in each superblock, 0 below 2^-100; None if a value is not finite."""
     found = []
     for block in blocks:
         sizes = [root_mean_square(piece) for piece in _pieces(x, block)]

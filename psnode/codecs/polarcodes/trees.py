@@ -30,7 +30,7 @@ def first_of(word: np.uint32) -> int:
 
 @inlined
 def _descend(kind: int, n: int, s: int, prior: Llrs, bits: Masks) -> None:
-    """A step of the prior tree, or the sum of two children: what both sides do."""
+    """A step of the prior tree, or the sum of two children, the same on both sides."""
     half = n >> 1
     if kind == _F_PRIOR:
         for i in range(half):
@@ -87,7 +87,7 @@ def encode_level(
     """Decide bits[:N] of a level from the LLRs in rows N..2N-1 of `post` and `prior`.
 
     Writes raw rows to `raw` and coded ones to the stream. `left`: rows to be coded from here on, weighted with their lanes;
-    what is left afterwards is returned. Once 16 bits a word and `left` exceed `allowed`, the prior's likelier values are taken.
+    the rest is returned. Once 16 bits a word and `left` exceed `allowed`, the prior's likelier values are taken.
     """
     chances = np.empty(LANES, np.uint32)
     used = np.uint64((1 << lanes) - 1)

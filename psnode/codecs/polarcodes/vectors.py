@@ -1,7 +1,7 @@
-"""Rows of 32 lanes as vectors of the compiler's own language: what the steps of the codec are written with.
+"""Rows of 32 lanes as vectors of the compiler's own language, for the steps of the codec.
 
 Numba turns no loop into 16-bit lanes; these instructions lower to whatever the processor has. The few that only newer ones have
-are asked for by name where `has` finds them; what is done instead elsewhere gives the same bits.
+are asked for by name where `has` finds them; the code that runs elsewhere gives the same bits.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def _take(places: Places, lane: Whole, new: Whole) -> None:
 
 @kernel
 def _drain(places: Places, log: Words16, words: Words16) -> None:
-    """Write what is in the log."""
+    """Write the log."""
     count = places[1]
     for k in range(count):
         lane = np.int64(log[_LOG + k])

@@ -24,7 +24,7 @@ from psnode.errors import PayloadError
 
 MAX_LOW_BITS = 28
 _PARAMETER_BITS = 5
-_GAIN = 49 / 50  # what is expected of a b for each group before it is tried
+_GAIN = 49 / 50  # the gain expected of a b for each group before it is tried
 
 
 class Code(NamedTuple):

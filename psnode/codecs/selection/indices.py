@@ -1,4 +1,4 @@
-"""Sets of indices in few bytes: gaps or an entropy-coded bitmap, of the set or of what it leaves out, whichever is shorter.
+"""Sets of indices in few bytes: gaps or an entropy-coded bitmap, of the set or of its complement, whichever is shorter.
 
     offset  bytes  field           little-endian
          0      4  m               how many indices are coded; at most half of all

@@ -1,7 +1,7 @@
 """The k largest magnitudes of a vector, in one pass over memory.
 
-A random sample of the vector gives a threshold that about k coordinates reach. The scan keeps what reaches it; whenever
-its buffer is full, what does not belong to the k largest so far is dropped and the threshold rises. So the result does
+A random sample of the vector gives a threshold that about k coordinates reach. The scan keeps values that reach it; whenever
+its buffer is full, all but the k largest so far are dropped and the threshold rises. So the result does
 not depend on the sample, ties and zeros cost nothing, and the workspace is bounded. Of equal magnitudes the lowest
 indices win. Zeros are never selected: there are fewer than k entries where fewer are not zero.
 
@@ -37,7 +37,7 @@ def _longer(array: Words32, most: int) -> Words32:
 
 
 class Scan:
-    """A search of `source` for its largest values. Its first pass makes what has to be made; later ones read that."""
+    """A search of `source` for its largest values. Its first pass makes sums and differences; later ones read them."""
 
     def __init__(self, source: Scanned) -> None:
         self._source = source

@@ -14,7 +14,7 @@ _BINS = 4096
 def kth_largest(found: Words32, rank: int) -> tuple[np.uint32, int]:
     """(T, q): T is the rank-th largest magnitude, rank >= 1, and q of those equal to T are among the `rank` largest.
 
-    By counting digits from the highest down: twelve bits at a time of what the range of the magnitudes leaves.
+    By counting digits from the highest down: twelve bits at a time of the range of the magnitudes.
     """
     counts = np.empty(_BINS, np.int64)
     low, high = np.uint32(MAGNITUDE), np.uint32(0)

@@ -79,7 +79,7 @@ class Copied(Scanned):
 
 
 class Summed(Scanned):
-    """The target of `source`, to which its parts are added. Raises what that source raises."""
+    """The target of `source`, to which its parts are added. Raises the source's errors."""
 
     def __init__(self, source: sources.Accumulated) -> None:
         self._origin = source

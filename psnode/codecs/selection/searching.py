@@ -1,4 +1,4 @@
-"""Codecs that search their source for what to send: a sum or a difference need not be made for them beforehand."""
+"""Codecs that search their source for the values to send: a sum or a difference need not be made for them beforehand."""
 
 from __future__ import annotations
 

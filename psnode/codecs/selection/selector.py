@@ -40,7 +40,7 @@ class Selector(Searching, Reducer):
 
     @abstractmethod
     def _select(self, scan: Scan, key: Words) -> Entries:
-        """The entries to send of what is scanned. Raises NonFiniteGradientError."""
+        """The entries to send of the scanned values. Raises NonFiniteGradientError."""
 
     def _write_indices(self, selected: Words32, key: Words, size: int, side: Bytes) -> int:
         return indices.write(selected, size, side)

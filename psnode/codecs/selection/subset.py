@@ -1,7 +1,7 @@
 """A random set of k of d indices from a key: every set is equally likely, and both ends find the same.
 
 Random words are mapped to 0..d-1 without bias (multiply, and reject the few products that would favour some index); each new
-index marks a bit until k are marked. What is drawn is a sequence of k distinct indices, all sequences equally likely, so are
+index marks a bit until k are marked. The draw is a sequence of k distinct indices, all sequences equally likely, so are
 the sets. Of more than half the others are drawn: fewer than 1.4 draws an index. Beside the indices it takes d bits of memory.
 
 Source of the mapping: Lemire, "Fast random integer generation in an interval", ACM TOMACS 29(1), 2019.

@@ -1,1 +1,1 @@
-"""Sketches: arrays much shorter than what they summarise, filled by hashing."""
+"""Sketches: arrays much shorter than those they summarise, filled by hashing."""

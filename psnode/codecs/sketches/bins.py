@@ -1,4 +1,4 @@
-"""The side information of sketchml: its bins and what they stand for, the arrays of its sketch, the places of its values.
+"""The side information of sketchml: its bins and their values, the arrays of its sketch, the places of its values.
 
     uint16 N, uint16 P        bins of negative and of other values, 1..255 each, 256 at most together
     uint16 groups G           1..128
@@ -95,7 +95,7 @@ class Bins(NamedTuple):
 
     @classmethod
     def read(cls, side: Bytes, size: int) -> tuple[Self, Bytes]:
-        """From the start of `side`, for `size` coordinates, and what follows. PayloadError."""
+        """Bins at the start of `side`, for `size` coordinates, and the rest. PayloadError."""
         if side.size < _HEAD:
             raise PayloadError(f"sketchml: {side.size} bytes end inside the side information")
         negative, positive, groups, rows = side[:_HEAD].view(np.uint16).tolist()

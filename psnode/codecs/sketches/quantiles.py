@@ -15,7 +15,7 @@ def edges_of(x: Floats, bins: int, key: Words, stream: int) -> tuple[Floats, int
 
     The quantiles are those of `sample`: exact for at most 2^16 values, else a rank is off by more than .0076 of all with a
     probability below 10^-3 (Dvoretzky, Kiefer, Wolfowitz). Each sign has bins in proportion to its values, one at least; but
-    half of them if it has 7/16 to 9/16 of the values, since powers of two are what labels and cells are packed in.
+    half of them if it has 7/16 to 9/16 of the values, since labels and cells are packed by powers of two.
     """
     ordered = np.sort(sample(x, key, stream))
     negative = int(np.searchsorted(ordered, np.float32(0)))

@@ -40,7 +40,7 @@ class Aggregator(ABC):
     def finish(self, out: Floats, count: int, rng: RandomSource | None = None) -> float:
         """Turn the accumulator of `count` workers into the gradient to apply, but for a factor, which is returned.
 
-        What is left to chance is `rng`'s.
+        Chance is `rng`'s.
         """
 
 
@@ -69,7 +69,7 @@ class ClippedMean(Mean):
 class Majority(Aggregator):
     """The sign that most workers sent: 1 or -1. Tied votes, and coordinates nobody voted on, fall as a coin does.
 
-    A worker's vote is the sign of what it sent, so that tensors which travel as they are vote too; 0 abstains. The coin is that
+    A worker's vote is the sign of its values, so that tensors which travel as they are vote too; 0 abstains. The coin is that
     of the codec `sign`, drawn anew with every `rng`.
 
     Bernstein et al., "signSGD with Majority Vote is Communication Efficient and Fault Tolerant", ICLR 2019.

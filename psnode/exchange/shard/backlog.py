@@ -1,6 +1,6 @@
-"""Weights that were sent to a rank and that it has not taken yet: how many bytes may lie between, and what becomes of more.
+"""Weights that were sent to a rank and that it has not taken yet: the most bytes that may lie between, and the way of more.
 
-Rounds that do not wait for everybody leave a slow worker behind, and nothing waits for a spare. What it has not taken fills
+Rounds that do not wait for everybody leave a slow worker behind, and nothing waits for a spare. Untaken weights fill
 memory: the master's while the rank's host takes nothing, the rank's own while its main thread is busy. So a rank that has half of
 the limit before it is asked to answer when it has come so far. One that has more than the limit before it is held: no version is
 sent to it any more until it has answered, and then all weights of the newest one.
@@ -31,7 +31,7 @@ class Hold:
 
 @dataclass
 class _Account:
-    """Bytes since the start. `asked`: the number of the question that is not answered yet; `mark`: what was sent before that."""
+    """Bytes since the start. `asked`: the number of the question that is not answered yet; `mark`: the bytes sent before that."""
 
     sent: int = 0
     taken: int = 0
@@ -40,7 +40,7 @@ class _Account:
 
 
 class Backlog:
-    """Bounds what lies between the master and each rank, by bytes. For the master's main thread.
+    """Bounds the weights between the master and each rank, by bytes. For the master's main thread.
 
     `weights`: the bytes of a whole set, float32. The bound is the limit, max(64 MiB, twice the weights), and beyond it the
     version that passed it and one whole set.

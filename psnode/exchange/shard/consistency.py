@@ -137,7 +137,7 @@ class AdditionOrder(Generic[T]):
         return self._ready()
 
     def excuse(self, rank: int) -> list[T]:
-        """`rank` is not expected any more; returns the items that waited for it alone. What it offered stays."""
+        """`rank` is not expected any more; returns the items that waited for it alone. Its items stay."""
         self._excused.add(rank)
         return self._ready()
 

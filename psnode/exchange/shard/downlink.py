@@ -30,7 +30,7 @@ class Downlink:
     """Keeps y, the weights that every worker holds, and moves it towards x.
 
     Dense: y is x, and a group's frame replaces it. Coded: the frame carries D = E(x - y) segment by segment, E in the codec's
-    contractive form, and y += decode(D) here and on every worker, bit for bit alike. What D misses is part of the
+    contractive form, and y += decode(D) here and on every worker, bit for bit alike. The part that D misses is in the
     next x - y: y needs no error feedback of its own.
     """
 
@@ -108,12 +108,12 @@ class Downlink:
 
 
 def _move(codec: Codec, x: Floats, y: Floats, key: Key, out: Bytes | None = None, scratch: Floats | None = None) -> Payload:
-    """Code x - y and move y by what is decoded."""
+    """Code x - y and move y by the decoded values."""
     return codec.encode(Difference(x, y, scratch), key, sink=Added(y), out=out)
 
 
 def smallest(segments: Iterable[Segment], codecs: Iterable[Codec]) -> list[tuple[Segment, Codec]]:
-    """Every codec once, with the smallest of its segments: what compiling all kernels takes."""
+    """Every codec once, with the smallest of its segments, enough to compile all kernels."""
     found: dict[str, tuple[Segment, Codec]] = {}
     for segment, codec in sorted(zip(segments, codecs, strict=False), key=lambda pair: pair[0].size):
         found.setdefault(repr(codec), (segment, codec))

@@ -1,6 +1,6 @@
 """Threads for the master's arithmetic: work of one group stays in order, groups run side by side.
 
-What waits is done in the order in which the next forward pass needs it: the groups lie in the order in which
+Waiting work is done in the order in which the next forward pass needs it: the groups lie in the order in which
 back-propagation finishes them, so the last one comes first.
 """
 
@@ -26,7 +26,7 @@ def lane_count(groups: int) -> int:
 
 
 class GroupExecutor:
-    """`count` threads; what a piece of work returns (unless None; a list: each of its items) or raises is posted to `inbox`."""
+    """`count` threads; the result of a piece of work (unless None; a list: each item), or its error, is posted to `inbox`."""
 
     def __init__(self, inbox: Inbox, count: int) -> None:
         self._inbox = inbox
@@ -44,7 +44,7 @@ class GroupExecutor:
         self._queues[group % len(self._queues)].put((-group, next(self._numbers), work))
 
     def close(self) -> None:
-        """Finish what is queued and end the threads."""
+        """Finish the queue and end the threads."""
         for waiting in self._queues:
             waiting.put((math.inf, next(self._numbers), None))
         for thread in self._threads:

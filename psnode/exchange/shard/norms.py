@@ -1,4 +1,4 @@
-"""Limit on the norm of a push: a multiple of what the workers have pushed of its group before, and of what the others push.
+"""Limit on the norm of a push: a multiple of the workers' earlier pushes of its group, and of the others' pushes.
 
 A worker's batch may honestly have a gradient of a hundred times the median: late in training nearly all batches have almost no
 loss, and one hard example has plenty (docs/decisions/norm-cap.md has the figures). So a push is within bounds if its norm is at
@@ -29,12 +29,12 @@ from psnode.records.checkpoint import NORMS, Checkpoint
 RECENT = 25
 WINDOW = 100
 SHARE = 0.5
-ALONE = 10  # pushes of one worker on end: the others have stopped, and what they sent before tells nothing of now
+ALONE = 10  # pushes of one worker on end: the others have stopped, and their earlier pushes tell nothing of now
 OUTLYING = 10
 
 
 class Norms:
-    """The norms of the pushes of one group. Its state is `kept`, by rank, oldest first: what a checkpoint holds of it."""
+    """The norms of the pushes of one group. Its state is `kept`, by rank, oldest first, as in a checkpoint."""
 
     def __init__(self, cap: float | None, kept: Mapping[int, Sequence[float]] | None = None) -> None:
         self._cap = cap

@@ -81,7 +81,7 @@ class Parameters:
 
     @contextlib.contextmanager
     def _unmoved(self, group: int, idle: Sequence[slice]) -> Iterator[None]:
-        """Put weights and memories in `idle` back to what they were."""
+        """Put weights and memories in `idle` back."""
         where = slice(self.plan.groups[group].start, self.plan.groups[group].stop)
         vectors = [vector[where] for vector in (self.weights, *self._memories.values())]
         before = [[vector[part].clone() for part in idle] for vector in vectors]

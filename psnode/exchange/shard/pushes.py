@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float32]
 
 
 class Part(NamedTuple):
-    """A segment's payload, and what `Codec.measure` found: its norm, and how to add it."""
+    """A segment's payload, and the result of `Codec.measure`: its norm, and how to add it."""
 
     segment: Segment
     payload: Payload
@@ -100,7 +100,7 @@ def limits(plan: Plan, scheme: Scheme) -> list[int]:
 
 
 def warm_up(codec: Codec, payload: Payload) -> None:
-    """Compile what measuring a payload of `codec` takes, with weights of both kinds."""
+    """Compile the kernels that measure a payload of `codec`, with weights of both kinds."""
     measured = codec.measure(payload)
     sums = np.zeros(payload.size, np.float32)
     for weight in (1.0, 0.3):

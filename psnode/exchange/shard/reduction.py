@@ -71,11 +71,11 @@ class Reduction:
         self._cap = None if scheme.aggregator == MAJORITY else norm_cap  # votes weigh the same
         self._constraint = constraint
         self._closing = threading.Lock()
-        self._updated: dict[int, tuple[Added, ...]] = {}  # groups that wait for the others, with what was added to them
+        self._updated: dict[int, tuple[Added, ...]] = {}  # groups that wait for the others, with the pushes added to them
         self._sum = np.zeros(plan.size, np.float32)
         codecs = [get_codec(segment.codec) for segment in plan.segments]
         self._codecs = [codec if codec.lossless else feedback.form(codec) for codec in codecs]
-        self._merges = [  # not what travels as it is: adding it is as much work
+        self._merges = [  # not payloads of lossless codecs: adding them is as much work
             self._aggregator.merges and feedback.merges(codec) and not codec.lossless for codec in self._codecs
         ]
         self._merged: dict[tuple[int, int], tuple[Payload, float]] = {}
@@ -86,7 +86,7 @@ class Reduction:
         self._absent: list[list[frozenset[int]]] = [[] for _ in plan.groups]  # beside them: tensors that had no gradient there
         self._reader = Reader(plan, self._codecs, limits(plan, scheme), self._merges, seed)
         self._norms = [Norms(self._cap) for _ in plan.groups]
-        self._accepted: list[list[tuple[int, float]]] = [[] for _ in plan.groups]  # norms of what was added, by rank
+        self._accepted: list[list[tuple[int, float]]] = [[] for _ in plan.groups]  # norms of added pushes, by rank
         self._most = [0.0] * len(plan.groups)  # no coordinate of a group's sum is larger
         self._suspects: list[list[tuple[Frame, float]]] = [[] for _ in plan.groups]  # with their weights
         self._covered = [list(plan.covering(group.start, group.stop).values()) for group in plan.groups]
@@ -155,7 +155,7 @@ class Reduction:
         self._absent[group.index].append(push.absent)
 
     def _judge(self, group: Group) -> list[Refused]:
-        """Add what was held back if the pushes of others are like it."""
+        """Add pushes that were held back if those of others are like them."""
         suspects, self._suspects[group.index] = self._suspects[group.index], []
         norms, refused = self._norms[group.index], []
         for frame, weight in suspects:
@@ -174,7 +174,7 @@ class Reduction:
         return refused
 
     def _add_part(self, part: Part, step: int, weight: float) -> None:
-        """Add it decoded, or, if it can be merged, to what waits of its step, to be decoded once when the group closes."""
+        """Add it decoded, or, if it can be merged, to the merged payload of its step, decoded once when the group closes."""
         segment, payload, measured = part
         codec = self._codecs[segment.index]
         if self._merges[segment.index]:
@@ -184,7 +184,7 @@ class Reduction:
             self._aggregator.add_measured(codec, payload, measured, self._sum[segment.start : segment.stop], weight)
 
     def _add_merged(self, group: Group) -> None:
-        """Decode what was merged since the group was last closed."""
+        """Decode payloads merged since the group was last closed."""
         segments = {segment.index: segment for segment in group.segments}
         for index, step in sorted(key for key in tuple(self._merged) if key[0] in segments):
             segment, (payload, weight) = segments[index], self._merged.pop((index, step))
@@ -192,7 +192,7 @@ class Reduction:
                 self._aggregator.add(self._codecs[index], payload, self._sum[segment.start : segment.stop], weight)
 
     def _add_clipped(self, group: Group) -> None:
-        """Add what was kept since the group was last closed, each push with its factor."""
+        """Add pushes held since the group was last closed, each with its factor."""
         found = []
         for (frame, push, weight, _), factor in self._clipping.take(group.index) if self._clipping is not None else ():
             with self._watch.timing("decode"), self._tracer.span("decode", group=group.index, sender=frame.sender):

@@ -1,4 +1,4 @@
-"""The open round of every group: what is added to it, what waits for the next, what comes too late."""
+"""The open round of every group: gradients added to it, gradients that wait for the next, gradients that come too late."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Rounds:
                     self._awaited[group][rank] = version
 
     def open(self, version: int) -> None:
-        """Begin the round of `version`, with what has waited for it."""
+        """Begin the round of `version`, with the gradients that have waited for it."""
         self._version = version
         self._excused.clear()
         ranks = sorted(self._next[0])
@@ -48,7 +48,7 @@ class Rounds:
         self._open = set(range(len(self._next)))
         for group, held in enumerate(self._held):
             self._held[group] = []
-            for frame in held:  # all of it, before the rule is asked: what waits must not pile up
+            for frame in held:  # all of them, before the rule is asked: waiting frames must not pile up
                 self._enter(frame)
             if held:
                 self._judge(group)
@@ -73,7 +73,7 @@ class Rounds:
         return known and frame.version >= bases[frame.sender]
 
     def keep(self, frame: Frame) -> bool:
-        """Take a gradient that comes behind the last round, for a round that may follow; False if the rule drops what is late."""
+        """Take a gradient that comes behind the last round, for a round that may follow; False if the rule drops late ones."""
         if not self._rule.patient or not self._is_due(frame):
             return False
         self._raise_base(frame.group, frame.sender, frame.step)
@@ -92,7 +92,7 @@ class Rounds:
         return [frame for held in self._held for frame in held]
 
     def excuse(self, rank: int, step: int) -> None:
-        """Nothing more of `step` comes from `rank`: what has come of it counts, and the round does not wait for it."""
+        """Nothing more of `step` comes from `rank`: groups that have come count, and the round does not wait for it."""
         for group, bases in enumerate(self._next):
             if bases.get(rank, step) < step:
                 self._raise_base(group, rank, step)
@@ -101,7 +101,7 @@ class Rounds:
             self._pass_over(rank)
 
     def withdraw(self, rank: int) -> list[int]:
-        """Wait for `rank` no more; what it has sent counts. By group, the last of its steps that was taken."""
+        """Wait for `rank` no more; gradients that it has sent count. By group, the last of its steps that was taken."""
         taken = [bases.pop(rank, 0) for bases in self._next]
         self._pass_over(rank)
         return taken
@@ -112,7 +112,7 @@ class Rounds:
         return len(self._open) == len(self._next) and not any(order.arrived for order in self._orders)
 
     def force(self) -> None:
-        """Close what is open with what is there, be it nothing."""
+        """Close open groups with the gradients that are there, be it none."""
         for group in sorted(self._open):
             self._finish(group)
 

@@ -47,7 +47,7 @@ def descend_beside(
         velocity = momentum * velocity + decay * x
         x = x - lr * (factor * total + (decay * x + momentum * velocity if nesterov else velocity))
 
-    The recursion is linear: what senders and master gather apart adds up to one momentum of gradient and decay. Clears `total`.
+    The recursion is linear: the momenta of senders and master add up to one momentum of gradient and decay. Clears `total`.
     """
     coefficients = np.array([factor, -lr, momentum, decay], np.float32)
     _descend_beside(x, velocity, total, nesterov, *coefficients)

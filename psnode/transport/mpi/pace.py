@@ -35,10 +35,10 @@ class Pace:
     rising to BUSY_LAST. A slow link so costs few polls, since the sockets' buffers hold more than it delivers
     in BUSY_LAST (62 kB at 1 Gbit/s), a fast one gets the core.
 
-    Nothing under way, without ears: IDLE_FIRST rising to IDLE_LAST. With ears: listen, for LISTEN at a time. What was
-    heard but is no message yet (a part of one) is given IDLE_FIRST, so that a slow link does not wake the thread
+    Nothing under way, without ears: IDLE_FIRST rising to IDLE_LAST. With ears: listen, for LISTEN at a time. A sound
+    that is no message yet (a part of one) is given IDLE_FIRST, so that a slow link does not wake the thread
     for each packet. Messages that listening misses, because their network makes no sound, lower the trust in it; below
-    TRUST_ENOUGH sleeps are those of the deaf, though the longest are spent listening, and what is heard raises it.
+    TRUST_ENOUGH sleeps are those of the deaf, though the longest are spent listening, and a sound raises it.
     """
 
     def __init__(self, ears: bool) -> None:

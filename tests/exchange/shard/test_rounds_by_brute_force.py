@@ -23,7 +23,7 @@ Told = tuple[str, object]  # ("add", frame) or ("close", group)
 
 @dataclass
 class Plain:
-    """The rules as they are written down. Nothing is kept that can be found out anew from what has happened."""
+    """The rules as they are written down. Nothing is kept that can be found out anew from the events."""
 
     consistency: str
     groups: int
