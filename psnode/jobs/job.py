@@ -18,6 +18,7 @@ from psnode.config.cores import usable_cores
 from psnode.config.extensions import load_codec
 from psnode.config.logs import shown
 from psnode.errors import ConfigurationError, PsnodeError
+from psnode.exchange.routes import MASTER
 from psnode.protocol.channel import TAG, StopRequest
 from psnode.protocol.messages import Hello
 from psnode.task import Task
@@ -93,7 +94,7 @@ def _run_mpi(config: Config, task: Task | None) -> int:
             code = _take_part(transport, config, task)
     except PsnodeError as error:
         code = error.exit_code
-        if transport.rank == 0:
+        if transport.rank == MASTER:
             raise
         _LOG.error(error)
     finally:
@@ -107,7 +108,7 @@ def _take_part(transport: Transport, config: Config, task: Task | None) -> int:
     def make(agreed: Config) -> Task:
         return task or make_task(agreed)
 
-    if transport.rank == 0:
+    if transport.rank == MASTER:
         from psnode.master import lead
 
         return lead(transport, config, make, _hello())

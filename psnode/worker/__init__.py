@@ -8,6 +8,7 @@ from typing import Any
 
 from psnode.config import Config
 from psnode.errors import PsnodeError, TransportError
+from psnode.exchange.routes import MASTER
 from psnode.protocol.channel import FrameChannel, RemoteFailureError, StopRequest
 from psnode.protocol.wire import Frame, Kind
 from psnode.task import Task
@@ -74,7 +75,7 @@ def _wait_for_end(link: FrameChannel, seconds: float) -> None:
         while True:
             event = link.next(seconds)
             if isinstance(event, StopRequest):
-                link.send(0, Kind.STOP_REQUEST, event.reason.encode())
+                link.send(MASTER, Kind.STOP_REQUEST, event.reason.encode())
             elif isinstance(event, Frame):
                 event.release()
                 if event.kind is Kind.END:

@@ -13,6 +13,7 @@ from psnode.config.schedules import learning_rate
 from psnode.exchange.gradients import Gradients
 from psnode.exchange.receiver import Receiver
 from psnode.exchange.replica import Replica
+from psnode.exchange.routes import MASTER
 from psnode.exchange.sender import GradientSender
 from psnode.exchange.shard.consistency import Rule
 from psnode.plan.groups import Plan
@@ -194,7 +195,7 @@ class Worker:
             replica_hash=digest,
             up=self.sender.nbytes,
         )
-        self.link.send(0, Kind.REPORT, report.to_bytes(), step=step, version=step - 1)
+        self.link.send(MASTER, Kind.REPORT, report.to_bytes(), step=step, version=step - 1)
 
     def _contribute(self, step: int, buffers: dict[str, torch.Tensor]) -> None:
         """This worker's part of the checkpoint: all of it into the shared directory, or to the master; buffers to the master."""
@@ -212,12 +213,12 @@ class Worker:
                     pass  # let the master try
             content = tensorfile.dump(buffers if written else {**memories, **buffers})
             flags = Flag.WRITTEN if written else Flag.NONE
-            self.link.send(0, Kind.STATE, content, step=step, version=step, flags=flags)
+            self.link.send(MASTER, Kind.STATE, content, step=step, version=step, flags=flags)
 
     def _leave(self) -> None:
         """Hand over the trace and wait for the master's word that everything is written."""
         if self.tracer.enabled:
-            self.link.send(0, Kind.TRACE, self.tracer.to_bytes())
+            self.link.send(MASTER, Kind.TRACE, self.tracer.to_bytes())
         while True:
             event = self.receiver.listen()
             if isinstance(event, Frame) and event.kind is Kind.END:

@@ -19,7 +19,7 @@ from psnode.exchange.gradients import Gradients
 from psnode.exchange.machine import Machine
 from psnode.exchange.receiver import Receiver
 from psnode.exchange.replica import Replica, describe
-from psnode.exchange.routes import Layout, routes_of
+from psnode.exchange.routes import MASTER, Layout, routes_of
 from psnode.exchange.sender import GradientSender
 from psnode.exchange.shard.consistency import Rule, rule_of
 from psnode.plan.groups import Plan, downlink_codecs
@@ -61,7 +61,7 @@ class WorkerContext:
 
     def next_start(self) -> Start:
         """The next PLAN; frames carry its job from here on."""
-        start = Start.from_bytes(self.link.expect(Kind.PLAN, self.patience).body, 0)
+        start = Start.from_bytes(self.link.expect(Kind.PLAN, self.patience).body, MASTER)
         self.link.job = start.job
         return start
 
@@ -151,7 +151,7 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
 
     `patience` bounds the wait for the configuration, in seconds; `torch_lock` is held while torch computes.
     """
-    setup = Setup.from_bytes(link.expect(Kind.CONFIG, patience).body, 0)
+    setup = Setup.from_bytes(link.expect(Kind.CONFIG, patience).body, MASTER)
     config = Config.from_dict(setup.config)
     if config.codec:
         load_codec(config.codec)
@@ -179,7 +179,7 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
             )  # fmt: skip
     directory = _shared(Path(setup.train_dir), setup.mark)
     tensors = [[tensor.name, list(tensor.shape)] for tensor in describe(model)]
-    link.forward_requests(0)  # the master waits for us and nothing else
+    link.forward_requests(MASTER)  # the master waits for us and nothing else
     contents = inventory.contents(model)
     machine = Machine.here()
     ready = Ready(
@@ -194,7 +194,7 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
         machine.cores,
         machine.arithmetic,
     )
-    link.send(0, Kind.READY, ready.to_bytes())
+    link.send(MASTER, Kind.READY, ready.to_bytes())
     context = WorkerContext(
         link, config, Scheme.from_dict(setup.scheme), directory, device, model, data, layout, sampler, computation, patience
     )
