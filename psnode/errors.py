@@ -1,4 +1,4 @@
-"""Every exception that psnode raises on purpose, and the exit code it stands for.
+"""Exceptions that psnode raises on purpose, each with its exit code; that for the error of another rank is in protocol/channel.py.
 
     PsnodeError                         1   a bug of ours, when nothing below fits
     ├── ConfigurationError              2   a setting is unknown, out of range or contradicts another
@@ -8,6 +8,7 @@
     │   ├── CodecValueError             1   an argument of the wrong shape or size (a ValueError too)
     │   ├── PayloadError                1   bytes that are no valid payload
     │   └── NonFiniteGradientError      4   NaN or infinity where a gradient was expected
+    │       └── NonFinitePartError          of a worker, whose memories are as they were
     ├── WireError                       1   bytes that are no valid frame of this job
     │   ├── TruncatedFrameError             shorter or longer than its header says
     │   ├── AlteredFrameError               checksum differs

@@ -21,7 +21,7 @@ SECONDS = 600
 
 def schemes() -> list[str]:
     """Every scheme of this checkout."""
-    from psnode.config.table import SCHEMES
+    from psnode.config.schemes import SCHEMES
 
     return list(SCHEMES)
 

@@ -124,7 +124,7 @@ def row(scheme: str, folder: Path, rng: random.Random) -> tuple[str, bool]:
 
 def main() -> int:
     """Print the table."""
-    from psnode.config.table import SCHEMES
+    from psnode.config.schemes import SCHEMES
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)

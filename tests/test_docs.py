@@ -16,7 +16,7 @@ import pytest
 
 from psnode.cli import app
 from psnode.config.load import load
-from psnode.config.schemes import resolve
+from psnode.config.resolve import resolve
 from psnode.errors import ConfigurationError
 from psnode_ec2.cli import cli as ec2
 

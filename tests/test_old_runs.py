@@ -21,7 +21,7 @@ import pytest
 
 from psnode.config import Config, settings
 from psnode.config.options import ABSENT
-from psnode.config.schemes import resolve
+from psnode.config.resolve import resolve
 from psnode.records.directory import saved_config
 
 RUNS = Path(__file__).parent / "old_runs"

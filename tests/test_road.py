@@ -17,7 +17,7 @@ from psnode.codecs import Codec, get_codec
 from psnode.codecs.base import NOTHING, Bytes, Floats, Sink, Source, Words, readonly
 from psnode.codecs.sinks import InnerProducts
 from psnode.codecs.sources import Accumulated
-from psnode.config.table import SCHEMES
+from psnode.config.schemes import SCHEMES
 from psnode.jobs.job import run
 from psnode.records import checkpoint
 from tests.codecs.family import forms

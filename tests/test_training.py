@@ -18,7 +18,7 @@ import torch
 
 import psnode
 from psnode.config import Config
-from psnode.config.table import SCHEMES
+from psnode.config.schemes import SCHEMES
 from psnode.errors import CheckpointError, ConfigurationError, DivergedError, PsnodeError
 from psnode.evaluator import follow
 from psnode.jobs.job import run

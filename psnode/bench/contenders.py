@@ -13,7 +13,7 @@ from psnode.bench.ddp import Communication, Program
 from psnode.config import settings
 from psnode.config.load import load
 from psnode.config.options import Setting, nearest
-from psnode.config.schemes import resolve
+from psnode.config.resolve import resolve
 from psnode.errors import ConfigurationError
 from psnode.jobs.launch import find_mpirun
 

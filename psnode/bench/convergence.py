@@ -25,7 +25,7 @@ from typing import Any
 
 from psnode.bench.hardware import hardware
 from psnode.bench.saving import save
-from psnode.config.schemes import resolve
+from psnode.config.resolve import resolve
 from psnode.errors import PsnodeError
 from psnode.records import checkpoint
 from psnode.records.directory import saved_config, saved_run

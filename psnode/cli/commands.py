@@ -71,7 +71,7 @@ def app() -> None:
 def _configure(file: Path | None, **flags: Any) -> Config:
     """The configuration that flags, environment and file make; everything about it that can be refused, is."""
     from psnode.config.load import load
-    from psnode.config.schemes import resolve
+    from psnode.config.resolve import resolve
 
     config = load({name: value for name, value in flags.items() if value not in (None, ())}, os.environ, file)
     if not config.resume:  # a run that goes on has a scheme already
@@ -133,7 +133,7 @@ app.add_command(
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Start a job that died again, so often, with --resume.",
+    help="How often to restart a job that died, with --resume.",
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- train ...")
 @debuggable

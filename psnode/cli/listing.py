@@ -7,7 +7,7 @@ import inspect
 from typing import Any
 
 from psnode.codecs import Codec, available, get_codec
-from psnode.config.table import SCHEMES
+from psnode.config.schemes import SCHEMES
 
 _TRAITS = ("unbiased", "lossless", "linear", "shaped", "sparse", "adaptive")
 _SIZE = 1 << 20

@@ -1,9 +1,9 @@
 """Sinks: uses of y = decode(payload) while an array is coded.
 
-    NOTHING             no feedback
+    NOTHING             no use
     Subtracted(target)  target -= y: the loss of coding stays
     Added(target)       target += y
-    InnerProducts()          <x, y> and <y, y>
+    InnerProducts()     <x, y> and <y, y>
 
 A codec that cannot do this in the sweep that codes decodes once more: see Codec._coded.
 """

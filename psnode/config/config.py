@@ -144,7 +144,7 @@ class Config:
     aggregate_order: str = option("rank", "rank: reproducible sums; arrival: as they come.", choices=("rank", "arrival"))
     start_deadline: float = option(60.0, "Seconds all ranks have to report at the start.", above=0, free=True)
     deadline: float | None = option(
-        None, "Seconds a round may take before who holds it up is suspended; auto: median + max(5, 6 MAD) of recent rounds; "
+        None, "Seconds a round may take until those who hold it up are suspended; auto: median + max(5, 6 MAD) of recent rounds; "
         "default: with bsp --pause-deadline, or auto if that is more, with the other rules auto.",
         minimum=0, words={"auto": 0.0}, free=True,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Memories of a worker's segments: where they lie, and their names in a checkpoint."""
+"""Memories of a worker's segments: where they lie, and their names in a checkpoint. GradientSender changes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Coding and sending a worker's gradients, in a thread of its own beside back-propagation."""
+"""Coding and sending a worker's gradients, in a thread of its own beside back-propagation; unused parts return."""
 
 from __future__ import annotations
 

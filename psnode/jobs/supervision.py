@@ -89,7 +89,7 @@ class Escalation:
 
 
 class RankZero:
-    """True if rank 0, if it runs on this host, has ended."""
+    """Watches whether rank 0, if it runs on this host, has ended."""
 
     def __init__(self, session: int) -> None:
         self._session = session

@@ -1,4 +1,4 @@
-"""Checkpoints in the making: the workers' parts as they come, published in the order of versions."""
+"""Checkpoints that wait for workers' parts, and their publication in the order of versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The master's sign of life, which no computation and no slow worker holds up."""
+"""The master's sign of life, which no computation and no slow worker holds up. Silent workers: psnode.master.membership."""
 
 from __future__ import annotations
 

@@ -37,9 +37,9 @@ class Membership:
     backlog: Backlog
 
     def on_overdue(self, owing: frozenset[int]) -> None:
-        """Put aside who holds up the round or a checkpoint: if too few would be left, not before the longest deadline.
+        """Suspend the workers that hold up the round or a checkpoint; if too few would be left, after the longest deadline.
 
-        Whoever asked the job to stop will not wait: then at once. `owing`: whose traces have not come.
+        At once if a stop was asked for. `owing`: workers whose traces have not come.
         """
         live, late = self.members.live, self.round.taken
         hurried = self.job_state.late
@@ -130,9 +130,9 @@ class Membership:
         self.recorder.excuse(rank, self.job_state.version + 1)
         if isinstance(what, WireError) and rank in self.pending.missing:
             self.link.fail(rank, error)
-            self.lose(rank, "sent a frame that is none in the place of its part of a checkpoint")
+            self.lose(rank, "its part of a checkpoint could not be used")
         elif struck_out:
-            self.link.fail(rank, WireError(f"rank {rank} sent {STRIKES} frames in a row that are none", 0))
-            self.lose(rank, f"sent {STRIKES} frames in a row that are none: not listened to any more")
+            self.link.fail(rank, WireError(f"{STRIKES} frames of rank {rank} in a row could not be used", 0))
+            self.lose(rank, f"{STRIKES} of its frames in a row could not be used")
         elif isinstance(what, WireError) and not self.job_state.stopping:
             self.shard.excuse(rank, self.job_state.version + 1)

@@ -1,4 +1,4 @@
-"""Turning reports, bytes and clocks into step records."""
+"""Assembles the record of a step, a line of metrics.jsonl, from reports, bytes and clocks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class StepRecorder:
         (self._elsewhere if step is None or step < self._next else self._rounds[step]).down += nbytes
 
     def dropped(self, step: int) -> None:
-        """Count a gradient frame that came too late or twice in the round of `step`."""
+        """Count a gradient frame that was not used in the round of `step`: late, twice, refused or left out."""
         self._rounds[step].dropped += 1
 
     def report(self, step: int, rank: int, report: Report) -> None:

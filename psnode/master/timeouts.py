@@ -58,7 +58,7 @@ class AdaptiveTimeout:
 def patience_of(config: Config, rule: Rule) -> AdaptiveTimeout:
     """The patience that the configuration asks for.
 
-    A synchronous round is of all workers: by default a stall puts nobody aside before the deadline of pauses. Where rounds close
+    A synchronous round is of all workers: by default a stall suspends nobody before the deadline of pauses. Where rounds close
     without the slowest, deadlines follow them.
     """
     patient = config.deadline is None and not rule.rounds_go_on

@@ -214,7 +214,7 @@ class Turn:
         return [rank for rank in ranks if self.shard.rule.rounds_go_on or rank in self.members.spares]
 
     def _ask(self, ranks: Iterable[int]) -> None:
-        """Ask those who have much before them: before ROUND, so that the answer comes before their next gradient."""
+        """Ask those who have much before them: before VERSION_COMPLETE, so that the answer comes before their next gradient."""
         asked = [rank for rank in self._watched(ranks) if self.backlog.ask(rank, self.job_state.version)]
         self._put_question(asked, self.job_state.version, Flag.NONE)
 

@@ -5,7 +5,7 @@ Start of a job, master M and worker W (docs/architecture.md):
     W HELLO   "host, process, version"
     M CONFIG  the resolved configuration and scheme, and a mark to find in the run's directory if that is shared
     W READY   the model's tensors, and where they are computed; from worker 1 also when their gradients finish
-    M PLAN    segments and groups, and the version to start from; then WEIGHTS, a frame a group
+    M PLAN    segments and groups, and the version to start from; then STATE and WEIGHTS, if this rank's own differ
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class Start(_Message):
 
 @dataclass(frozen=True)
 class Reshard(_Message):
-    """DEAL: from the next step on the examples are dealt among `ranks`, in this order; the rest as in Start.
+    """RESHARD: from the next step on the examples are dealt among `ranks`, in this order; the rest as in Start.
 
     A worker that is not among them draws examples of its own choice until the next.
     """

@@ -10,12 +10,13 @@
         16      8  step            1, 2, ...; 0 before the first
         24      8  version         of the weights: finished updates
         32      8  body length
-        40      8  job             digest of the job's configuration; 0 until it is known
+        40      8  job             digest of configuration, scheme, plan and this start of the job; 0 until PLAN
         48      4  CRC32C          of bytes 0..47 and the body (RFC 3720, appendix B.4)
         52         body
 
-The body of a group frame (GRADIENT, WEIGHTS) is a count n, n payload lengths (both uint32), then the n
-payloads, one a segment, each padded with zeros to a multiple of 4 bytes so that float32 bodies stay aligned.
+The body of a group frame is a count n, n payload lengths (both uint32), then the n payloads, each padded with zeros to a
+multiple of 4 bytes so that float32 bodies stay aligned. GRADIENT and DELTA hold a payload a segment, GRADIENT with PARTIAL one
+more; WEIGHTS holds one for the group.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _GIL_RELEASE_BYTES = 1 << 16
 class Kind(IntEnum):
     """Kind of a frame's body."""
 
-    HELLO = 1  # worker -> master: I am here
+    HELLO = 1  # reserved: the greeting travels before frames do
     CONFIG = 2  # master -> worker: the whole configuration
     READY = 3  # worker -> master: my model's tensors, the order of their gradients
     PLAN = 4  # master -> worker: segments, groups, where to start
@@ -52,8 +53,8 @@ class Kind(IntEnum):
     DELTA = 6  # master -> worker: a group's change of weights, to be added
     GRADIENT = 7  # worker -> master: a group's coded gradient
     REPORT = 8  # worker -> master: loss and timings of a step
-    VERSION_COMPLETE = 9  # master -> worker: a version is complete, its unused groups of yours; flags tell the next step
-    STATE = 10  # worker -> master: own buffers and feedback, at a checkpoint; master -> worker on resume
+    VERSION_COMPLETE = 9  # master -> worker: a version is complete; the groups of your gradient that it did not use
+    STATE = 10  # worker -> master: own buffers and feedback, at a checkpoint; master -> worker at the start
     STOP_REQUEST = 11  # worker -> master: please checkpoint and stop
     FAILED = 12  # either way: I cannot go on, and why
     END = 13  # master -> worker: leave
@@ -70,9 +71,9 @@ class Flag(IntFlag):
     """Modifiers of a frame."""
 
     NONE = 0
-    CHECKPOINT = 1  # ROUND: contribute to the checkpoint of this version
-    STOP = 2  # ROUND: this version is the last
-    SPARE = 4  # ROUND: you are not needed yet, wait for the next version
+    CHECKPOINT = 1  # VERSION_COMPLETE: contribute to the checkpoint of this version
+    STOP = 2  # VERSION_COMPLETE: this version is the last
+    SPARE = 4  # VERSION_COMPLETE: you are not needed yet, wait for the next version
     WRITTEN = 8  # STATE: memories and buffers lie in the run's directory, here are the buffers alone
     PARTIAL = 16  # GRADIENT: the last payload marks tensors that have no gradient in this step
     HOLD = 32  # ASK: no version follows before your answer, and then all weights
@@ -127,7 +128,7 @@ def unpack(data: Bytes, *, job: int, source: int | None = None, release: Callabl
     """Open a message. `source` is the rank that the transport names as its sender; `release` ends up in the frame.
 
     Raises TruncatedFrameError, ForeignFrameError, AlteredFrameError, WireError, in this order of checks:
-    length of the header, magic and protocol, length of the body, checksum, job, kind, sender.
+    length of the header, magic and protocol, length of the body, checksum, job, kind, flags, sender.
     """
     if data.size < HEADER_BYTES:
         raise TruncatedFrameError(f"a frame has at least {HEADER_BYTES} bytes, this one has {data.size}", source)
@@ -205,7 +206,7 @@ def split_group(body: Bytes, segments: int, source: int | None = None) -> list[B
         raise WireError(f"group frame of {body.size} bytes has no room for {segments} payload lengths", source)
     table = body[:start].view("<u4")
     if table[0] != segments:
-        raise WireError(f"group frame holds {table[0]} payloads, the plan has {segments} segments", source)
+        raise WireError(f"group frame holds {table[0]} payloads, {segments} are expected", source)
     payloads = []
     for nbytes in table[1:].tolist():
         payloads.append(body[start : start + nbytes])
@@ -216,7 +217,7 @@ def split_group(body: Bytes, segments: int, source: int | None = None) -> list[B
 
 
 def pack_groups(groups: Collection[int], count: int) -> bytes:
-    """A set of groups out of `count` as the body of ROUND: bit i % 8 of byte i // 8; no byte at all for the empty set."""
+    """A set of groups out of `count` as the body of VERSION_COMPLETE: bit i % 8 of byte i // 8; no byte for the empty set."""
     bits = np.zeros(count if groups else 0, np.uint8)
     bits[list(groups)] = 1
     return np.packbits(bits, bitorder="little").tobytes()

@@ -22,8 +22,8 @@ from filelock import FileLock, Timeout
 import psnode
 from psnode.config import Config
 from psnode.config.files import read_json, require_plain
+from psnode.config.resolve import resolve
 from psnode.config.scheme import Scheme
-from psnode.config.schemes import resolve
 from psnode.errors import CheckpointError, ConfigurationError, PsnodeError
 from psnode.plan.groups import Plan
 from psnode.records import checkpoint, staging

@@ -1,6 +1,7 @@
 """Records of a run: metrics.jsonl, summary.json, TensorBoard scalars.
 
-Records are written by rank 0, one line a finished update; a reader may follow the file while it grows.
+psnode.master.recorder assembles the record of a step. Rank 0 writes one
+line a finished update; a reader may follow the file while it grows.
 """
 
 from __future__ import annotations

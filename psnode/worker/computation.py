@@ -17,7 +17,7 @@ from psnode.errors import ConfigurationError, NonFiniteLossError
 from psnode.protocol.messages import unreportable
 from psnode.task import Batch, Task
 from psnode.tasks.device import to_device
-from psnode.worker.hooks import BackwardWatch
+from psnode.worker.backward_hooks import BackwardWatch
 
 _DROPOUT = 2  # purpose in the seed of torch's generator
 

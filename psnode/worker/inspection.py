@@ -22,14 +22,14 @@ from psnode.errors import ConfigurationError
 from psnode.exchange.replica import trainable, written
 from psnode.task import Batch
 from psnode.tasks import inventory
+from psnode.worker.backward_hooks import Finish, finish_times
 from psnode.worker.computation import Computation
 from psnode.worker.first_use import FirstUse
-from psnode.worker.hooks import Finish, finish_times
 
 
 @dataclass(frozen=True)
 class Findings:
-    """`backward`, the seconds, and `late` as in psnode.worker.hooks.Finish.
+    """`backward`, the seconds, and `late` as in psnode.worker.backward_hooks.Finish.
 
     `waits`: why forward passes wait for all weights, or nothing.
     """

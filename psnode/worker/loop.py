@@ -23,9 +23,9 @@ from psnode.protocol.wire import Flag, Frame, Kind
 from psnode.records import staging, tensorfile
 from psnode.records.timeline import Tracer
 from psnode.task import Batch
+from psnode.worker.backward_hooks import GroupHooks
 from psnode.worker.computation import Computation, Outcome
 from psnode.worker.first_use import FirstUse
-from psnode.worker.hooks import GroupHooks
 from psnode.worker.share import Share
 
 

@@ -32,9 +32,9 @@ from psnode.task import Data, Task
 from psnode.tasks import inventory
 from psnode.tasks.data.sampler import Sampler
 from psnode.tasks.device import choose_device
+from psnode.worker.backward_hooks import GroupHooks
 from psnode.worker.computation import Computation
 from psnode.worker.first_use import FirstUse
-from psnode.worker.hooks import GroupHooks
 from psnode.worker.inspection import Findings, inspect
 from psnode.worker.loop import Worker
 from psnode.worker.malloc import keep_freed_memory

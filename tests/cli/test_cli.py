@@ -182,7 +182,7 @@ def test_comm_type_is_accepted_and_explained(here: Run) -> None:
 
 def test_codecs_as_json_holds_codecs_with_traits_and_schemes(psnode: Run) -> None:
     from psnode.codecs import available, get_codec
-    from psnode.config.table import SCHEMES
+    from psnode.config.schemes import SCHEMES
 
     done = psnode("codecs", "--json")
     assert (done.code, done.err) == (0, "")

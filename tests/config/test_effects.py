@@ -17,9 +17,9 @@ import torch
 
 from psnode.codecs.rng import Key
 from psnode.config import Config, settings
+from psnode.config.resolve import resolve
 from psnode.config.scheme import Scheme
-from psnode.config.schemes import resolve
-from psnode.config.table import SCHEMES
+from psnode.config.schemes import SCHEMES
 from psnode.errors import ConfigurationError
 from psnode.exchange.segment_coder import SegmentCoder
 from psnode.exchange.shard.aggregator import get_aggregator

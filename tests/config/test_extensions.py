@@ -16,7 +16,7 @@ from psnode.codecs.rng import Key
 from psnode.config import Config
 from psnode.config.extensions import load_codec, locate_codec
 from psnode.config.load import load
-from psnode.config.schemes import resolve
+from psnode.config.resolve import resolve
 from psnode.errors import CodecSpecError, ConfigurationError, PayloadError
 from psnode.jobs.job import run
 

@@ -10,8 +10,8 @@ import pytest
 
 from psnode.config import Config
 from psnode.config.load import load
-from psnode.config.schemes import resolve
-from psnode.config.table import SCHEMES
+from psnode.config.resolve import resolve
+from psnode.config.schemes import SCHEMES
 from psnode.jobs.job import run
 from psnode.records.directory import claim
 from psnode.records.metrics import read_records

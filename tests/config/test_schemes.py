@@ -9,9 +9,9 @@ import pytest
 
 from psnode.codecs import get_codec
 from psnode.config import Config
-from psnode.config.schemes import resolve
+from psnode.config.resolve import resolve
+from psnode.config.schemes import SCHEMES
 from psnode.config.specs import with_ratio
-from psnode.config.table import SCHEMES
 from psnode.errors import ConfigurationError
 from psnode.feedback import get_feedback
 

@@ -12,8 +12,8 @@ import torch
 
 from psnode.codecs import Payload, get_codec
 from psnode.config import Config
+from psnode.config.resolve import resolve
 from psnode.config.scheme import Scheme
-from psnode.config.schemes import resolve
 from psnode.errors import CheckpointError
 from psnode.exchange.sender import GradientSender
 from psnode.plan.groups import Plan, Segment, Tensor, make_plan

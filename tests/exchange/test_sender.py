@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from psnode.config import Config
-from psnode.config.schemes import resolve
+from psnode.config.resolve import resolve
 from psnode.errors import NonFiniteGradientError, NonFinitePartError
 from psnode.exchange.sender import GradientSender
 from psnode.plan.groups import Plan

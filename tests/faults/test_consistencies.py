@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from psnode.config import Config
-from psnode.config.schemes import resolve
+from psnode.config.resolve import resolve
 from psnode.exchange.sender import GradientSender
 from psnode.jobs.job import run
 from psnode.plan.groups import Tensor, make_plan

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from psnode.config import Config
-from psnode.config.schemes import resolve
+from psnode.config.resolve import resolve
 from psnode.exchange.sender import GradientSender
 from psnode.jobs.job import run
 from psnode.master.startup import resharded

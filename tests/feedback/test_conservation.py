@@ -22,8 +22,8 @@ import torch
 
 from psnode.codecs import get_codec
 from psnode.config import Config
-from psnode.config.schemes import resolve
-from psnode.config.table import SCHEMES
+from psnode.config.resolve import resolve
+from psnode.config.schemes import SCHEMES
 from psnode.errors import ConfigurationError
 from psnode.feedback import RULES, get_feedback
 from psnode.jobs.job import run

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from psnode.config import Config
-from psnode.config.schemes import resolve
-from psnode.config.table import SCHEMES
+from psnode.config.resolve import resolve
+from psnode.config.schemes import SCHEMES
 from psnode.errors import ConfigurationError
 from psnode.jobs.job import run
 from psnode.records import checkpoint

@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from psnode.config import Config
-from psnode.config.schemes import resolve
+from psnode.config.resolve import resolve
 from psnode.master.autotune import FEWEST_STEPS, group_bytes_for, search
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Ready, Start

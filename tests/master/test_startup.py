@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from psnode.config import Config
-from psnode.config.schemes import resolve
+from psnode.config.resolve import resolve
 from psnode.master.startup import Epochs, send_start
 from psnode.plan.groups import Tensor, make_plan
 from psnode.protocol.channel import FrameChannel

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psnode.codecs import get_codec
-from psnode.config.table import SCHEMES
+from psnode.config.schemes import SCHEMES
 from psnode.errors import ConfigurationError
 from psnode.plan.groups import IDENTITY, PARTITION, GroupBy, Plan, Tensor, make_plan
 

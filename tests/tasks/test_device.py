@@ -19,8 +19,8 @@ from psnode.tasks.device import choose_device
 from psnode.transport.loopback import loopback_group
 from psnode.transport.mpi.environment import local_rank
 from psnode.transport.mpi.thread import _local_rank
+from psnode.worker.backward_hooks import GroupHooks
 from psnode.worker.computation import seed_torch
-from psnode.worker.hooks import GroupHooks
 
 OMPI = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8"}
 SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8"}

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from psnode_ec2 import prices
+from psnode_ec2 import cap
 from psnode_ec2.cloud import progress
 from psnode_ec2.cluster import Cluster, Node
 from psnode_ec2.errors import ConfigurationError, DeadlineError, Ec2Error, NodeLostError, OthersError
@@ -106,9 +106,9 @@ def make_plan(cluster: Cluster, settings: Settings) -> Plan:
     missing = {"worker": settings.n_workers - have["worker"], "master": 1 - have["master"]}
     new = missing["master"] * [settings.master_type] + missing["worker"] * [settings.worker_type]
     public = settings.connect == "public" or any(place.maps for place in where)
-    standing = prices.Standing(nodes, volumes_of(cluster, nodes), settings.volume_gib + image.more_gib, public)
+    standing = cap.Standing(nodes, volumes_of(cluster, nodes), settings.volume_gib + image.more_gib, public)
     cost = max(
-        prices.most_per_hour(cloud, settings, standing, names)
+        cap.most_per_hour(cloud, settings, standing, names)
         for names in (new, *([other] * len(new) for other in settings.fallback_types))
     )
     return Plan(nodes, missing, where, image, key, own_range(cluster, settings), cost, settings.max_hours)

@@ -1,9 +1,9 @@
-"""Weights that were sent to a rank and that it has not taken yet: the most bytes that may lie between, and the way of more.
+"""Bounds on the bytes that were sent to a rank and that it has not taken yet.
 
 Rounds that do not wait for everybody leave a slow worker behind, and nothing waits for a spare. Untaken weights fill
-memory: the master's while the rank's host takes nothing, the rank's own while its main thread is busy. So a rank that has half of
-the limit before it is asked to answer when it has come so far. One that has more than the limit before it is held: no version is
-sent to it any more until it has answered, and then all weights of the newest one.
+memory: the master's while the rank's host takes nothing, the rank's own while its main thread is busy. A rank with half of
+the limit outstanding is asked to answer as soon as it has caught up. A rank above the limit is held: no version is sent to it
+until it has answered, and then all weights of the newest one.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Backlog:
         return True
 
     def release(self, *, everybody: bool) -> dict[int, Hold]:
-        """Hold those no longer who have answered, or nobody: these."""
+        """Release the held ranks that have answered, or all if `everybody`; returns them."""
         found = {rank: hold for rank, hold in self.held.items() if hold.answered or everybody}
         for rank in found:
             del self.held[rank]

@@ -29,7 +29,7 @@ from psnode.records.checkpoint import NORMS, Checkpoint
 RECENT = 25
 WINDOW = 100
 SHARE = 0.5
-ALONE = 10  # pushes of one worker on end: the others have stopped, and their earlier pushes tell nothing of now
+ALONE = 10  # pushes of one worker in a row: the others have stopped, and their earlier pushes tell nothing of now
 OUTLYING = 10
 
 
@@ -40,7 +40,7 @@ class Norms:
         self._cap = cap
         self._kept = {rank: deque(norms, WINDOW) for rank, norms in sorted((kept or {}).items())}
         self._offered = {rank: norms[-1] for rank, norms in self._kept.items() if norms}  # the latest, accepted or not
-        self._last, self._streak = 0, 0  # the rank that pushed last, and how often on end
+        self._last, self._streak = 0, 0  # the rank that pushed last, and how often in a row
         self._refused: dict[int, float] = {}  # the latest, if it was not accepted
         self._silent = dict.fromkeys(self._kept, 0)  # how many norms of others were accepted since
         self._usual = self._reference()

@@ -31,7 +31,7 @@ def can_listen() -> bool:
 
 
 class Listener:
-    """One rank's ears. `job` names the job among all on this host; None: no doorbells, TCP sockets only."""
+    """Wakes one rank's thread when bytes arrive. `job` names the job among all on this host; None: TCP sockets only."""
 
     def __init__(self, job: str | None, rank: int) -> None:
         self._job = job

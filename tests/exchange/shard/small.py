@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from torch import nn
 
 from psnode.config import Config
-from psnode.config.schemes import resolve
+from psnode.config.resolve import resolve
 from psnode.exchange.shard.consistency import Rule, rule_of
 from psnode.exchange.shard.shard import Shard
 from psnode.plan.groups import Tensor, make_plan

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from psnode.config import Config
-from psnode.config.schemes import resolve
+from psnode.config.resolve import resolve
 from psnode.errors import ConfigurationError
 from psnode.exchange.shard.clipping import factors
 from psnode.jobs.job import run

@@ -16,7 +16,7 @@ from psnode.errors import ConfigurationError
 from psnode.exchange.gradients import Gradients
 from psnode.exchange.replica import Replica, describe, trainable
 from psnode.plan.groups import Plan, make_plan
-from psnode.worker.hooks import BackwardWatch, GroupHooks, finish_times
+from psnode.worker.backward_hooks import BackwardWatch, GroupHooks, finish_times
 
 
 class Branches(nn.Module):
@@ -60,7 +60,7 @@ def test_seconds_count_from_the_beginning_of_the_pass_and_unused_parameters_have
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By a clock that is one second later whenever it is looked at."""
-    monkeypatch.setattr("psnode.worker.hooks.time", SimpleNamespace(perf_counter=partial(next, map(float, count()))))
+    monkeypatch.setattr("psnode.worker.backward_hooks.time", SimpleNamespace(perf_counter=partial(next, map(float, count()))))
     model = Branches()
 
     def backward(watch: BackwardWatch) -> None:

@@ -1,0 +1,157 @@
+"""The scheme of a run: the row that its settings name, with their parameters and overrides applied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from psnode.codecs.spec import Stage, parse
+from psnode.config import Config
+from psnode.config.effects import (
+    DENSE_RATE,
+    UNIT_RATE,
+    ladder_to,
+    momentum_of,
+    moves_by_rate,
+    pace_of,
+    refuse_what_has_no_effect,
+)
+from psnode.config.extensions import load_codec
+from psnode.config.names import DENSE
+from psnode.config.options import nearest
+from psnode.config.scheme import BEFORE, Scheme
+from psnode.config.schemes import NAMES, SCHEMES, UNRECORDED
+from psnode.config.specs import joined, ratio_of, written
+from psnode.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from psnode.codecs import Codec
+
+
+# setting -> the codec's parameter, and that parameter's value for the setting's
+_OVERRIDES: Mapping[str, tuple[str, Callable[[int], int]]] = MappingProxyType(
+    {
+        "svd_rank": ("rank", lambda rank: rank),
+        "quantization_level": ("levels", lambda bits: 2**bits - 1),
+        "bucket_size": ("bucket", lambda size: size),
+    }
+)
+
+
+def resolve(config: Config, *, unrecorded: bool = False) -> Scheme:
+    """The scheme that `config` names with its parameters and overrides applied; ConfigurationError if there is none.
+
+    `codec` of the result is the full spec, every parameter written out. A downlink that the scheme chose is not used for
+    a codec in the place of its own: it is dense then. `unrecorded`: by the rules as they were when runs did not record
+    their scheme yet.
+    """
+    from psnode.codecs import get_codec
+    from psnode.feedback import get_feedback
+
+    if config.codec:
+        config = replace(config, codec=load_codec(config.codec))
+    scheme, settings, added = _named(config.scheme)
+    if unrecorded:
+        scheme = replace(scheme, **{**BEFORE, **UNRECORDED.get(scheme.name, {})})
+    codec = get_codec(_spec(config, scheme, settings, added))
+    feedback, aggregator = config.feedback or scheme.feedback, config.aggregator or scheme.aggregator
+    rule = get_feedback(feedback)
+    usual, lr = pace_of(config, rule, scheme.momentum, scheme.lr)
+    momentum = momentum_of(config, rule, aggregator, usual)
+    ladder = scheme.ratio_warmup
+    if unrecorded:
+        momentum = scheme.momentum if config.momentum is None else config.momentum
+    else:
+        refuse_what_has_no_effect(config, rule, codec, aggregator, momentum)
+        ladder = ladder_to(ratio_of(repr(codec)), ladder)
+    by_rate = moves_by_rate(rule, codec, aggregator)
+    return replace(
+        _warmed_up(replace(scheme, ratio_warmup=ladder), config.sparsity_warmup_epochs),
+        codec=repr(codec),
+        feedback=feedback,
+        aggregator=aggregator,
+        downlink=_downlink(config.downlink or (DENSE if config.codec else scheme.downlink), codec),
+        momentum=momentum,
+        lr=lr if by_rate == (lr == UNIT_RATE) else UNIT_RATE if by_rate else DENSE_RATE,
+    )
+
+
+def _spec(config: Config, scheme: Scheme, settings: dict[str, str], added: Sequence[Stage]) -> str:
+    """The spec of the codec that `config` asks for; `settings` and `added` are the text behind the scheme's name."""
+    if (settings or added) and config.codec:
+        raise ConfigurationError(f"--scheme {config.scheme} changes a codec that --codec replaces: leave one of the two out")
+    if config.codec:
+        return _overridden(config, config.codec, parse(config.codec)[1])
+    own = parse(scheme.codec)[1]
+    asked = (Stage("", settings), *(Stage("", {}) for _ in own[1:]), *added)
+    return _overridden(config, "+".join([joined(scheme.codec, {0: settings}), *map(written, added)]), asked)
+
+
+def _warmed_up(scheme: Scheme, epochs: float | None) -> Scheme:
+    """`scheme` with its warm-up stretched or shortened to `epochs`; None: as it is."""
+    if epochs is None:
+        return scheme
+    if not scheme.ratio_warmup:
+        names = ", ".join(name for name, other in SCHEMES.items() if other.ratio_warmup)
+        if SCHEMES[scheme.name].ratio_warmup:
+            raise ConfigurationError(
+                f"--sparsity-warmup-epochs has no meaning here: no ratio of {scheme.name}'s warm-up is above the codec's own"
+            )
+        raise ConfigurationError(f"--sparsity-warmup-epochs has no meaning with {scheme.name}: the schemes with one are {names}")
+    if not epochs:
+        return replace(scheme, ratio_warmup=())
+    return replace(scheme, ratio_epochs=epochs / len(scheme.ratio_warmup))
+
+
+def _named(text: str) -> tuple[Scheme, dict[str, str], tuple[Stage, ...]]:
+    """The scheme of a text such as `topk:ratio=0.005+fp16`, the settings of its codec, and the stages to be added to that."""
+    name = text.partition(":")[0].partition("+")[0].strip()
+    scheme = NAMES.get(name.casefold())
+    if scheme is None:
+        raise ConfigurationError(f"--scheme must be one of {', '.join(SCHEMES)}, not {name!r}{nearest(name, NAMES)}")
+    first, *added = parse(text)[1]
+    return scheme, first.settings, tuple(added)
+
+
+def _overridden(config: Config, spec: str, asked: Sequence[Stage]) -> str:
+    """`spec` with --svd-rank, --quantization-level and --bucket-size set in the first stage that has the parameter.
+
+    They may not contradict `asked`: the stages as the user wrote them.
+    """
+    from psnode.codecs import get_codec
+
+    for name, (parameter, convert) in _OVERRIDES.items():
+        given = getattr(config, name)
+        if given is None:
+            continue
+        flag, value = f"--{name.replace('_', '-')} {given}", str(convert(given))
+        stages = parse(repr(get_codec(spec)))[1]
+        found = [index for index, stage in enumerate(stages) if parameter in stage.settings]
+        if not found:
+            raise ConfigurationError(f"{flag} has no meaning for codec {spec}, which has no {parameter}: leave it out")
+        index = found[0]
+        if index < len(asked) and parameter in asked[index].settings and stages[index].settings[parameter] != value:
+            written = f"{parameter}={asked[index].settings[parameter]}"
+            raise ConfigurationError(
+                f"{flag} means {parameter}={value} but the codec is given {written}: leave one of the two out"
+            )
+        spec = joined(spec, {index: {parameter: value}})
+    return spec
+
+
+def _downlink(spec: str, uplink: Codec) -> str:
+    """The full spec of a downlink, or `dense`."""
+    from psnode.codecs import get_codec
+
+    if spec == DENSE:
+        return spec
+    codec = get_codec(spec)
+    if codec.lossless:
+        raise ConfigurationError(f"--downlink {spec} is lossless: write dense, which sends the weights themselves")
+    if codec.traits.refit > 1:
+        raise ConfigurationError(f"--downlink {spec} keeps no codebook from step to step: leave refit={codec.traits.refit} out")
+    if codec.shaped and not uplink.shaped:
+        raise ConfigurationError(f"--downlink {spec} needs tensors one by one, but {uplink!r} joins them: use svd up as well")
+    return repr(codec)

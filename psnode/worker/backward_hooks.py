@@ -1,0 +1,177 @@
+"""Learning from back-propagation when a gradient is finished."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from psnode.errors import ConfigurationError
+from psnode.plan.groups import Plan
+
+
+class GroupHooks:
+    """Calls `finished(index)` once a backward pass for every group, as soon as its last gradient is accumulated.
+
+    Before that `collect(name)` is called for every parameter in the group, when its own gradient is there. Between `arm` and
+    `flush` only: backward passes of a step before its last are not looked at. Parameters that the loss does not depend on
+    are collected, and their groups reported, by `flush`; so are those in `late`, whose gradients one pass adds to more than once.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        plan: Plan,
+        collect: Callable[[str], None],
+        finished: Callable[[int], None],
+        late: Collection[str] = (),
+    ) -> None:
+        self._parameters = parameters
+        self._late = frozenset(late)
+        self._collect = collect
+        self._finished = finished
+        self._members = _groups_of_tensors(plan)
+        self._sizes = [0] * len(plan.groups)
+        for groups in self._members.values():
+            for index in groups:
+                self._sizes[index] += 1
+        self._missing: list[int] = []
+        self._armed = False
+        self._uncollected: set[str] = set()
+        self._handles = [_on_accumulated(parameters[name], self._hook(name)) for name in self._members]
+
+    def arm(self) -> None:
+        """Watch the next backward pass."""
+        self._missing = list(self._sizes)
+        self._uncollected = set(self._members)
+        self._armed = True
+
+    def flush(self) -> None:
+        """The backward pass is over: collect the remaining gradients, report the groups that are not complete, stop watching.
+
+        ConfigurationError, naming the parameter, if something was added to a gradient after it was taken.
+        """
+        if not self._armed:
+            return
+        self._armed = False
+        for name in self._members:
+            if name not in self._uncollected and self._parameters[name].grad is not None:
+                raise ConfigurationError(
+                    f"parameter {name} got a part of its gradient after the rest was sent, and not so in the first batch: "
+                    "give checkpoint() use_reentrant=False"
+                )
+        for name in [name for name in self._members if name in self._uncollected]:
+            self._take(name)
+        self._missing = []
+
+    def remove(self) -> None:
+        """Take the hooks off the parameters."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _hook(self, name: str) -> Callable[[torch.Tensor], None]:
+        def hook(parameter: torch.Tensor) -> None:
+            if name in self._uncollected and name not in self._late:
+                self._take(name)
+
+        return hook
+
+    def _take(self, name: str) -> None:
+        self._uncollected.discard(name)
+        self._collect(name)
+        for index in self._members[name]:
+            self._missing[index] -= 1
+            if self._missing[index] == 0:
+                self._finished(index)
+
+
+def _on_accumulated(parameter: nn.Parameter, hook: Callable[[torch.Tensor], None]) -> RemovableHandle:
+    handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    return handle
+
+
+def _groups_of_tensors(plan: Plan) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for name, where in plan.slices().items():
+        found[name] = [
+            group.index
+            for group in plan.groups
+            if (group.start < where.stop and where.start < group.stop) or (where.start == where.stop == group.start)
+        ]
+    return found
+
+
+class BackwardWatch(Protocol):
+    """Whoever is told when a backward pass begins and ends."""
+
+    def arm(self) -> None:
+        """It begins now."""
+
+    def flush(self) -> None:
+        """It is over."""
+
+
+class Finish(NamedTuple):
+    """Seconds from the beginning of a backward pass until it has finished each parameter's gradient, by name and in that order,
+    and the names of those that it adds to repeatedly.
+    """
+
+    seconds: dict[str, float]
+    late: list[str]
+
+
+class _Stopwatch:
+    """Seconds between the beginning of a backward pass and now, or its end."""
+
+    def __init__(self) -> None:
+        self._begun = time.perf_counter()
+        self._ended: float | None = None
+
+    def arm(self) -> None:
+        self._begun = time.perf_counter()
+
+    def flush(self) -> None:
+        self._ended = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        return (time.perf_counter() if self._ended is None else self._ended) - self._begun
+
+
+def finish_times(parameters: Mapping[str, nn.Parameter], backward: Callable[[BackwardWatch], object]) -> Finish:
+    """Times at which the backward pass of `backward`, which is handed a watch to tell of it, finishes gradients of `parameters`.
+
+    Unused ones come last, with the seconds of the whole pass. On a GPU each gradient is waited for. Reentrant checkpointing adds
+    to the gradient of a parameter once for every segment that uses it. Gradients are cleared afterwards. ConfigurationError for
+    sparse gradients.
+    """
+    times: dict[str, int] = {}
+    seconds: dict[str, float] = {}
+    watch = _Stopwatch()
+
+    def hook(name: str) -> Callable[[torch.Tensor], None]:
+        def record(parameter: torch.Tensor) -> None:
+            if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+                raise ConfigurationError(f"parameter {name} has sparse gradients: use a dense embedding (sparse=False)")
+            if parameter.is_cuda:
+                torch.cuda.synchronize(parameter.device)
+            times[name] = times.get(name, 0) + 1
+            seconds.pop(name, None)
+            seconds[name] = watch.seconds
+
+        return record
+
+    handles = [_on_accumulated(parameter, hook(name)) for name, parameter in parameters.items()]
+    try:
+        backward(watch)
+    finally:
+        for handle in handles:
+            handle.remove()
+        for parameter in parameters.values():
+            parameter.grad = None
+    seconds |= {name: watch.seconds for name in parameters if name not in seconds}
+    return Finish(seconds, [name for name in seconds if times.get(name, 0) > 1])
