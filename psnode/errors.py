@@ -1,4 +1,4 @@
-"""Exceptions that psnode raises on purpose, each with its exit code; that for the error of another rank is in protocol/channel.py.
+"""Exceptions that psnode raises on purpose, each with its exit code; that for another rank's error is in protocol/channel.py.
 
     PsnodeError                         1   a bug of ours, when nothing below fits
     ├── ConfigurationError              2   a setting is unknown, out of range or contradicts another
