@@ -69,7 +69,7 @@ def test_what_a_worker_does_not_take_does_not_pile_up(how: str, launched: Callab
     flags = ["--task", str(task)] if how == "busy" else []
     job = launched(
         2, "--consistency", "asp", "--downlink", "dense", "--scheme", "dense", "--max-steps", "100000", "--record-history",
-        "--hash-every", "1", "--pause-deadline", "600", "--norm-cap", "off", *flags,
+        "--hash-every", "1", "--pause-deadline", "600", "--norm-cap", "off", "--lr", "0.0001", "--momentum", "0", *flags,
     )  # fmt: skip
     job.wait_for_step(10)
     master, worker = job.pid(0), job.pid(2)

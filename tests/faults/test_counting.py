@@ -154,7 +154,8 @@ def test_no_example_and_no_gradient_is_lost_where_a_run_is_stopped(tmp_path: Pat
     taken: dict[int, list[int]] = {worker: [] for worker in range(WORKERS)}
     for last in (12, 13, 14, 40):
         task = Seen()
-        assert psnode.run(task, config(tmp_path, **rule, network="FC", max_steps=last, resume=last > 12)) == 0
+        slow = {"lr": 0.001, "momentum": 0.0}  # a high rate may end in an unsound checkpoint, which is not the newest
+        assert psnode.run(task, config(tmp_path, **rule, **slow, network="FC", max_steps=last, resume=last > 12)) == 0
         for worker, steps in map(steps_of, task.batches.values()):
             if taken[worker] and steps[0] == 1:  # a start looks at the model by the first batch
                 steps = steps[1:]
