@@ -16,6 +16,7 @@ from psnode.config.names import names_code, names_codec_file
 from psnode.config.options import ABSENT, Setting, nearest, option, settings_of
 from psnode.errors import ConfigurationError
 
+_BUILT_IN = ("network", "dataset", "data_dir", "download")  # settings of the built-in task
 DEFAULT_EPOCHS = 10  # enough for LeNet to pass 97 % on the embedded digits
 
 
@@ -200,12 +201,12 @@ class Config:
         """Check the fields against each other. `given`: fields that somebody set, even to their default."""
         for setting in settings().values():
             needs, is_set = setting.rules.needs, getattr(self, setting.name) != setting.default or setting.name in given
-            if needs is not None and is_set and not self._applies(setting):
+            if needs is not None and is_set and not self.applies(setting):
                 name, value = needs
                 raise ConfigurationError(
                     f"{setting.flag} needs {settings()[name].flag} {value}, not {getattr(self, name)}: drop one of the two"
                 )
-        for name in ("network", "dataset", "data_dir", "download"):
+        for name in _BUILT_IN:
             if self.task and (name in given or getattr(self, name) != settings()[name].default):
                 raise ConfigurationError(f"{settings()[name].flag} has no meaning with --task: hand the task a --task-option")
         rising = tuple(sorted(set(self.lr_milestones)))
@@ -270,15 +271,15 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, in types that JSON has."""
-        return {name: _plain(getattr(self, name)) for name in settings()}
+        return {name: plain(getattr(self, name)) for name in settings()}
 
     def stated(self) -> dict[str, Any]:
         """The settings that mean something here, in types that JSON has: stated again they make an equal configuration."""
-        idle = {"network", "dataset", "data_dir", "download"} if self.task else set()
+        idle = _BUILT_IN if self.task else ()
         return {
-            name: _plain(getattr(self, name))
+            name: plain(getattr(self, name))
             for name, setting in settings().items()
-            if getattr(self, name) is not None and name not in idle and self._applies(setting)
+            if getattr(self, name) is not None and name not in idle and self.applies(setting)
         }
 
     @classmethod
@@ -295,22 +296,7 @@ class Config:
             raise ConfigurationError(f"setting {missing[0]!r} is missing: the configuration is of another version of psnode")
         return cls(**fields)
 
-    def resume_conflicts(self, saved: Config) -> list[str]:
-        """One line for every setting that a resumed run may not change but has: the job, not its surroundings."""
-        return [line for setting, line in self._changes(saved) if not setting.rules.free and not setting.rules.replans]
-
-    def plan_changes(self, saved: Config) -> list[str]:
-        """One line for every setting that a resumed run has changed and that gives it another plan."""
-        return [line for setting, line in self._changes(saved) if setting.rules.replans and self._applies(setting)]
-
-    def _changes(self, saved: Config) -> list[tuple[Setting, str]]:
-        return [
-            (setting, f"{setting.flag} is {_plain(getattr(saved, name))} in the checkpoint but {_plain(getattr(self, name))} now")
-            for name, setting in settings().items()
-            if getattr(self, name) != getattr(saved, name)
-        ]
-
-    def _applies(self, setting: Setting) -> bool:
+    def applies(self, setting: Setting) -> bool:
         """True if the settings that `setting` needs have the values that it needs."""
         needs = setting.rules.needs
         return needs is None or str(getattr(self, needs[0])).casefold() == needs[1]
@@ -321,7 +307,8 @@ class Config:
         return xxhash.xxh3_64_intdigest(json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False).encode())
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A setting's value in a type that JSON has."""
     return str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
 
 

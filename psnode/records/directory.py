@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 
 import psnode
 from psnode.config import Config
+from psnode.config.changes import plan_changes, resume_conflicts
 from psnode.config.files import read_json, require_plain
 from psnode.config.resolve import resolve
 from psnode.config.scheme import Scheme
@@ -211,9 +212,9 @@ def _resumed(path: Path, config: Config) -> tuple[Config, ResumePoint]:
         config = replace(config, lr=earlier.lr)
     if config.group_bytes == 0 and config.group_by == "bytes":  # auto: the size that the run was begun with
         config = replace(config, group_bytes=earlier.group_bytes)
-    if conflicts := config.resume_conflicts(earlier):
+    if conflicts := resume_conflicts(config, earlier):
         raise ConfigurationError(f"--resume needs the configuration of the run in {path}: {conflicts[0]}")
-    changes = tuple(config.plan_changes(earlier))
+    changes = tuple(plan_changes(config, earlier))
     first = _intact(path, lambda saved: Plan.from_dict(saved["first_plan"]) if "first_plan" in saved else plan)
     newest = checkpoint.latest(path)
     found = checkpoint.Checkpoint.open(newest, first) if newest else None

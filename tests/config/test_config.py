@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psnode.config import Config, settings
+from psnode.config.changes import plan_changes, resume_conflicts
 from psnode.config.load import load
 from psnode.config.options import Setting
 from psnode.errors import ConfigurationError
@@ -231,9 +232,9 @@ def test_resume_compares_exactly_what_makes_the_job(name: str) -> None:
         pytest.skip("has one choice only")
     old, new = Config(), Config(**{name: value})
     assert old != new
-    conflicts = new.resume_conflicts(old)
+    conflicts = resume_conflicts(new, old)
     told = f"{settings()[name].flag} is "
-    assert [line.startswith(told) for line in new.plan_changes(old)] == [True] * (name in MAKE_ANOTHER_PLAN)
+    assert [line.startswith(told) for line in plan_changes(new, old)] == [True] * (name in MAKE_ANOTHER_PLAN)
     assert (new.digest() == old.digest()) == (name in MAY_CHANGE)
     if name in MAY_CHANGE | MAKE_ANOTHER_PLAN:
         assert conflicts == []
@@ -373,7 +374,7 @@ def test_a_resumed_run_that_was_given_something_else_has_a_conflict(tmp_path: Pa
     before = Config(lr=0.5)
     (tmp_path / "config.json").write_text(json.dumps({"config": before.to_dict()}))
     after = load({"resume": True, "train_dir": tmp_path, "lr": 0.01}, {})
-    assert after.resume_conflicts(before) == ["--lr is 0.5 in the checkpoint but 0.01 now"]
+    assert resume_conflicts(after, before) == ["--lr is 0.5 in the checkpoint but 0.01 now"]
 
 
 def test_a_resumed_run_leaves_out_the_size_of_groups_where_it_is_given_groups_without_one(tmp_path: Path) -> None:
@@ -381,7 +382,7 @@ def test_a_resumed_run_leaves_out_the_size_of_groups_where_it_is_given_groups_wi
     (tmp_path / "config.json").write_text(json.dumps({"config": before.to_dict()}))
     after = load({"resume": True, "train_dir": tmp_path, "group_by": "layer"}, {})
     assert after.group_bytes == 0
-    assert after.plan_changes(before) == ["--group-by is bytes in the checkpoint but layer now"]
+    assert plan_changes(after, before) == ["--group-by is bytes in the checkpoint but layer now"]
     assert load({"resume": True, "train_dir": tmp_path, "group_by": "bytes"}, {}).group_bytes == 1 << 20
     with pytest.raises(ConfigurationError, match="--group-bytes needs --group-by bytes, not model"):
         load({"resume": True, "train_dir": tmp_path, "group_by": "model", "group_bytes": 4096}, {})

@@ -1,0 +1,24 @@
+"""Differences between the settings of a run and those that it is resumed with."""
+
+from __future__ import annotations
+
+from psnode.config.config import Config, plain, settings
+from psnode.config.options import Setting
+
+
+def resume_conflicts(config: Config, saved: Config) -> list[str]:
+    """One line for every setting that a resumed run may not change but has: the job, not its surroundings."""
+    return [line for setting, line in _changes(config, saved) if not setting.rules.free and not setting.rules.replans]
+
+
+def plan_changes(config: Config, saved: Config) -> list[str]:
+    """One line for every setting that a resumed run has changed and that gives it another plan."""
+    return [line for setting, line in _changes(config, saved) if setting.rules.replans and config.applies(setting)]
+
+
+def _changes(config: Config, saved: Config) -> list[tuple[Setting, str]]:
+    return [
+        (setting, f"{setting.flag} is {plain(getattr(saved, name))} in the checkpoint but {plain(getattr(config, name))} now")
+        for name, setting in settings().items()
+        if getattr(config, name) != getattr(saved, name)
+    ]
