@@ -43,7 +43,6 @@ def test_it_keeps_the_promises_of_every_codec() -> None:
         cwd=ROOT, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTEST_ADDOPTS": ""},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
-    assert "logarithmic" not in done.stdout  # no failure names it
     assert int(done.stdout.rpartition(" passed")[0].split()[-1]) > 100
 
 
