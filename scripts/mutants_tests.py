@@ -130,7 +130,7 @@ TABLE: Mapping[str, str] = {
     "master/soundness.py": "test_soundness.py",
     "master/downlink_notice.py": "master/test_downlink_notice.py",
     "master/resuming.py": f"test_soundness.py {_JOBS}",
-    "master/turn.py": f"exchange/shard/test_waiting.py faults/test_counting.py exchange/shard/test_clipping.py"
+    "master/turn.py": f"exchange/shard/test_unapplied.py faults/test_counting.py exchange/shard/test_clipping.py"
     f" test_soundness.py {_JOBS} {_LOCAL} {_KILLED} faults/test_stops.py",
     "exchange/shard/clipping.py": "exchange/shard/test_clipping.py",
     "exchange/shard/norms.py": "exchange/shard/test_norms.py faults/test_norm_cap.py",
@@ -143,7 +143,7 @@ TABLE: Mapping[str, str] = {
     "master/trial_run.py": "master/test_autotune.py",
     "exchange/shard/events.py": f"exchange/shard/test_shard.py faults/test_norm_cap.py {_JOBS}",
     "exchange/shard/shard.py": f"exchange/shard/test_shard.py {_JOBS} {_LOCAL}",
-    "exchange/shard/waiting.py": "exchange/shard/test_waiting.py faults/test_consistencies.py",
+    "exchange/shard/unapplied.py": "exchange/shard/test_unapplied.py faults/test_consistencies.py",
     "exchange/shard/rounds.py": f"exchange/shard/test_rounds.py exchange/shard/test_rounds_by_brute_force.py "
     f"faults/test_consistencies.py {_KILLED}",
     "exchange/shard/sgd.py": f"exchange/shard/test_sgd.py {_JOBS}",

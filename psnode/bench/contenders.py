@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from psnode.bench.ddp import Communication, Program
+from psnode.bench.ddp_process import Communication, Program
 from psnode.config import settings
 from psnode.config.load import load
 from psnode.config.options import Setting, nearest
@@ -181,7 +181,7 @@ class Ddp:
         )  # fmt: skip
         path = folder / "program.json"
         path.write_text(json.dumps(asdict(program)))
-        return [sys.executable, "-m", "psnode.bench.ddp", str(path)]
+        return [sys.executable, "-m", "psnode.bench.ddp_process", str(path)]
 
     def checkpoints(self, folder: Path) -> dict[int, Path]:
         return {int(path.stem.removeprefix("step-")): path for path in sorted(folder.glob("step-*.safetensors"))}

@@ -52,7 +52,7 @@ def run(
     """Measure; round r trains with seed + r. `row` in psnode.bench.standings describes the rows of the result.
 
     Args:
-        schemes: each a scheme, flags of train after it. ddp: kinds of psnode.bench.ddp. rates: of the links, or none.
+        schemes: each a scheme, flags of train after it. ddp: kinds of psnode.bench.ddp_process. rates: of the links, or none.
         warmup: steps before those that are timed; the last step is not timed either.
         target: test accuracy to reach, a fraction. alone: measure each scheme's exchange without training, too.
         keep: leave the runs' files here. tell: gets a line a trial.

@@ -1,4 +1,4 @@
-"""Interactions of settings: ownership of momentum and weight decay, and settings without effect beside others.
+"""Learning rates of optimizers, ownership of momentum and weight decay, and settings without effect beside others.
 
 One rule: gradients are gathered into a momentum once. A feedback rule that has a momentum does it alone, and weight decay is then
 gathered apart, on the master, by the same recursion (Gathering); under a majority vote nobody does, since the step of a weight is

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from psnode.codecs.base import Parts
-from psnode.exchange.fetching import Coming, Fetch, SideStream
+from psnode.exchange.device_copies import Coming, Fetch, SideStream
 from psnode.plan.groups import Plan
 
 Floats = npt.NDArray[np.float32]

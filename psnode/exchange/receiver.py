@@ -16,7 +16,7 @@ import torch
 
 from psnode.codecs import Codec, Payload, get_codec
 from psnode.errors import DeadlineExceededError, WireError
-from psnode.exchange.pending import PendingFrames, describe
+from psnode.exchange.early_frames import EarlyFrames, describe
 from psnode.exchange.replica import Replica
 from psnode.exchange.routes import MASTER
 from psnode.exchange.shard.backlog import limit_of
@@ -63,7 +63,7 @@ class Receiver:
         self._patience = patience
         self._returned = returned
         self._clipped = clipped
-        self._pending = PendingFrames(sources, _SLACK * limit_of(4 * plan.size))
+        self._early = EarlyFrames(sources, _SLACK * limit_of(4 * plan.size))
         self.version = 0  # the newest of the weights that are there or coming
         self._closing: Frame | None = None  # the master's word that the version is complete, while parts are missing
         self._flags: Flag | None = None
@@ -86,7 +86,7 @@ class Receiver:
         self._closing = self._flags = None
         self._skipped = skipping
         self.missing = {group.index for group in self._plan.groups}
-        self._pending.expect(version, skipping=skipping)
+        self._early.expect(version, skipping=skipping)
 
     def hold(self, version: int) -> None:
         """The weights that are there are those of `version`, which is not closed yet."""
@@ -113,15 +113,15 @@ class Receiver:
     def behind(self) -> bool:
         """True if a later version than the expected one has come as a whole, or will when the master hears of it."""
         try:
-            while not self._pending.ended:
+            while not self._early.ended:
                 self._keep(self._link.next(0))
         except DeadlineExceededError:
             pass
-        return any(frame.version > self.version and self._is_there(frame) for frame in self._pending.others)
+        return any(frame.version > self.version and self._is_there(frame) for frame in self._early.others)
 
     def _is_there(self, frame: Frame) -> bool:
         """True if `frame` closes a version all of which has come, or says that none comes before it is answered."""
-        return Flag.HOLD in frame.flags or (frame.kind is Kind.VERSION_COMPLETE and self._pending.is_whole(frame.version))
+        return Flag.HOLD in frame.flags or (frame.kind is Kind.VERSION_COMPLETE and self._early.is_whole(frame.version))
 
     def _keep(self, event: object) -> None:
         if isinstance(event, StopRequest):
@@ -130,7 +130,7 @@ class Receiver:
             raise RemoteFailureError(MASTER, Failure("the job has ended without this worker", 0))
         elif isinstance(event, Frame):
             if event.kind is not Kind.PING:
-                self._pending.put(event)
+                self._early.put(event)
         else:
             raise WireError(f"rank {self._link.rank} did not expect an event: {type(event).__name__}")
 
@@ -145,9 +145,9 @@ class Receiver:
 
     def _take(self) -> None:
         """Put a part in place or follow the master's next word, if one is due; else wait for a frame."""
-        if (part := self._pending.part(self.version)) is not None:
+        if (part := self._early.part(self.version)) is not None:
             self._place(part)
-        elif self._closing is None and (word := self._pending.other()) is not None:
+        elif self._closing is None and (word := self._early.other()) is not None:
             self._follow(word)
         else:
             self._keep(self.listen())
@@ -198,10 +198,10 @@ class Receiver:
     def _skip(self, word: Frame) -> None:
         """Go on from the version of `word`: this worker was suspended, and is readmitted with whole weights."""
         sent = [group.index for group in self._plan.groups if self._sources[group.index] == word.sender]
-        if not all(self._pending.has(word.version, group) for group in sent):
+        if not all(self._early.has(word.version, group) for group in sent):
             raise self._untimely(word)
         self._expect(word.version, skipping=True)
-        self._pending.put_back(word)  # the parts that have come are first
+        self._early.put_back(word)  # the parts that have come are first
 
     def _close(self, word: Frame) -> None:
         """All of the version is in place, as `word` says: take note of its flags, and of its unused groups of this worker's."""
@@ -213,7 +213,7 @@ class Receiver:
     def _check_senders(self) -> None:
         """WireError if the version is declared complete, and a missing part will not come: its sender has begun a later one."""
         for group in self.missing if self._closing is not None else ():
-            if self._pending.passed(group, self.version) and not self._pending.has(self.version, group):
+            if self._early.passed(group, self.version) and not self._early.has(self.version, group):
                 raise WireError(f"group {group} of version {self.version} was left out", self._sources[group])
 
     def _untimely(self, frame: Frame) -> WireError:

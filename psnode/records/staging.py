@@ -1,4 +1,4 @@
-"""Checkpoints in the making: parts of workers, staged files, and the step that publishes them.
+"""Checkpoints in the making: parts of workers, staged files, and the step that writes the manifest and publishes them.
 
 A checkpoint is written into a directory whose name starts with a dot, every file and the directory are
 fsynced, the directory is renamed, and only then `latest` is replaced.

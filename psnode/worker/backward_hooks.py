@@ -1,4 +1,4 @@
-"""Learning from back-propagation when a gradient is finished."""
+"""Noticing in back-propagation that a gradient is finished."""
 
 from __future__ import annotations
 

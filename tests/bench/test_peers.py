@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from psnode.bench import peers
 from psnode.bench.contenders import Ddp, Ground, Psnode
-from psnode.bench.ddp import Communication
+from psnode.bench.ddp_process import Communication
 from psnode.bench.marks import Exchange, Mark, Metered, Traffic, read_marks
 from psnode.bench.pieces import combine, load, tables
 from psnode.bench.standings import plot, row, show, with_ratios

@@ -386,7 +386,7 @@ def test_dropped_frames_give_their_memory_back() -> None:
     reader.receiver.expect(1)
     for index, message in enumerate(frames):
         release = partial(released.append, index)
-        reader.receiver._pending.put(wire.unpack(message.sealed(), job=0, source=message.sender, release=release))
+        reader.receiver._early.put(wire.unpack(message.sealed(), job=0, source=message.sender, release=release))
     assert released == [0, 1, 2, 3]
     reader.send([closed(4)])
     reader.receiver.complete()

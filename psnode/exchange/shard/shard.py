@@ -26,7 +26,7 @@ from psnode.exchange.shard.executor import GroupExecutor, lane_count
 from psnode.exchange.shard.optimizer import Constraint, Parameters
 from psnode.exchange.shard.reduction import Reduction
 from psnode.exchange.shard.rounds import Rounds
-from psnode.exchange.shard.waiting import pack, unpack
+from psnode.exchange.shard.unapplied import pack, unpack
 from psnode.exchange.stopwatch import Stopwatch
 from psnode.plan.groups import Plan
 from psnode.protocol.channel import FrameChannel

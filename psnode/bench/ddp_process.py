@@ -1,8 +1,8 @@
-"""PyTorch's DistributedDataParallel over gloo, training as psnode does: same model, data, shards, seeds and loss.
+"""One contender of `psnode bench peers`: DistributedDataParallel over gloo, same model, data, shards, seeds and loss.
 
 One process a host, placed by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT:
 
-    python -m psnode.bench.ddp PROGRAM.json
+    python -m psnode.bench.ddp_process PROGRAM.json
 
 where the file holds the fields of `Program`. Kinds of communication:
 
@@ -189,7 +189,7 @@ def main(path: str) -> None:
         train(Program(**json.loads(Path(path).read_text())))
         code = 0
     except Exception as error:
-        print(f"psnode.bench.ddp: error: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"psnode.bench.ddp_process: error: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -11,7 +11,7 @@ import torch
 from psnode.errors import CheckpointError
 from psnode.exchange.shard.consistency import Bounded, Synchronous
 from psnode.exchange.shard.rounds import Rounds
-from psnode.exchange.shard.waiting import pack, unpack
+from psnode.exchange.shard.unapplied import pack, unpack
 from psnode.protocol.wire import Flag, Frame, Kind
 from psnode.records import checkpoint
 from psnode.records.checkpoint import Checkpoint

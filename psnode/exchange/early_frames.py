@@ -1,4 +1,4 @@
-"""Frames that have come to a worker and are not due yet, whatever the order between their senders."""
+"""Early frames: those that have come to a worker and are not due yet, whatever the order between their senders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from psnode.protocol.wire import HEADER_BYTES, Flag, Frame, Kind
 _PARTS = (Kind.WEIGHTS, Kind.DELTA)
 
 
-class PendingFrames:
+class EarlyFrames:
     """Parts of versions, kept by version and group, and the master's other frames, kept in their order.
 
     `sources[g]` is the rank that group g comes from. The frames of one rank come in the order in which it sent them; between
