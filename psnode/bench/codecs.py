@@ -27,7 +27,7 @@ from psnode.bench.hardware import hardware, last_level_cache
 from psnode.bench.inputs import Input
 from psnode.bench.quality import quality
 from psnode.bench.rate_distortion import Curve, curve
-from psnode.bench.rotation import Rotation, beyond_cache
+from psnode.bench.rotation import APART, Rotation, beyond_cache
 from psnode.bench.saving import save
 from psnode.bench.timing import rate
 from psnode.codecs import Codec, Payload, available, get_codec
@@ -36,7 +36,6 @@ from psnode.codecs.rng import Key
 from psnode.feedback import ErrorFeedback
 
 KEY = Key.derive(1, "bench")
-_APART = 512  # values
 _TENSORS = 36_864, 64, 64
 SPEEDS = ("encode", "feedback", "decode", "decode_add")
 SETTINGS: dict[str, tuple[str, ...]] = {
@@ -102,7 +101,7 @@ class Memory:
 
     def __init__(self, source: Input, nbytes: int) -> None:
         self.source = source
-        self.inputs, self.targets = Rotation(source.flat, nbytes), Rotation(source.flat, nbytes, _APART)
+        self.inputs, self.targets = Rotation(source.flat, nbytes), Rotation(source.flat, nbytes, APART)
 
     def input(self, codec: Codec) -> list[Floats]:
         """The next copy, as `codec` sees it."""
@@ -147,7 +146,7 @@ class _Actions:
         taken = self.memory.input(self.codec), self.bodies, self.memory.target(self.codec)
         self.payloads = []  # their memory is overwritten
         for part, body, residual in zip(*taken, strict=True):
-            ErrorFeedback().push_parts(_tensors(part, self.codec), part.shape, {"residual": residual}, self.fed_back, KEY, body)
+            ErrorFeedback().push_parts(tensors(part, self.codec), part.shape, {"residual": residual}, self.fed_back, KEY, body)
 
     def decode(self) -> None:
         for payload, target in zip(self.payloads, self.memory.target(self.codec), strict=True):
@@ -158,7 +157,7 @@ class _Actions:
             self.codec.decode_add(payload, target, 0.25)
 
 
-def _tensors(gradient: Floats, codec: Codec) -> Parts:
+def tensors(gradient: Floats, codec: Codec) -> Parts:
     """A segment's gradient in parts, as training finds it: the 3x3x64x64 weights, scales and offsets of convolutions.
 
     One part for a codec whose segments are tensors.

@@ -117,6 +117,12 @@ class Psnode:
         return workers + 1
 
     def command(self, ground: Ground, folder: Path) -> list[str]:
+        return [
+            find_mpirun(), "-n", str(ground.workers + 1), sys.executable, "-m", "psnode", *self.arguments(ground, folder)
+        ]  # fmt: skip
+
+    def arguments(self, ground: Ground, folder: Path) -> list[str]:
+        """The arguments of `psnode` on every rank."""
         options = ground.task_options(folder / "marks")
         # no line of progress: its figures cost a pass over the gradients now and then
         task = "Exchange" if self.alone else "Metered"
@@ -126,7 +132,7 @@ class Psnode:
             "--log-interval": ground.steps + 1, "--train-dir": folder / "run",
         }  # fmt: skip
         return [
-            find_mpirun(), "-n", str(ground.workers + 1), sys.executable, "-m", "psnode", "train", "--no-tensorboard",
+            "train", "--no-tensorboard",
             *(word for key, value in flags.items() for word in (key, str(value))),
             *(word for key, value in options.items() for word in ("--task-option", f"{key}={value}")),
             *(word for flag, value in self._pairs() for word in _spelled(flag, value)),

@@ -29,7 +29,7 @@ def on_hosts(
     line = [str(SCRIPT), "--hosts", str(hosts), "--rate", rate, "--counters", str(counters), *(["--each"] if each else []), "--"]
     try:
         done = subprocess.run(
-            [*line, *command], env=_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            [*line, *command], env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, timeout=seconds,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
@@ -48,7 +48,7 @@ def require_checkout() -> None:
         raise ConfigurationError(f"there is no {SCRIPT}: measure from a checkout of psnode, which has it")
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Ours, without settings that would reach `psnode train`, and with this Python's own commands first."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PSNODE_")}
     return {

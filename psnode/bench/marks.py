@@ -10,6 +10,7 @@ worker's clock, which emulated hosts share, and by the interface, which knows no
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 import zlib
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from psnode.task import Batch
 from psnode.tasks.classification import Classification
+from psnode.transport.mpi.environment import place
 
 if TYPE_CHECKING:
     import torch
@@ -73,7 +75,7 @@ class Metered(Classification):
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
         rest = dict(options or {})
         own = {name: rest.pop(name, None) for name in ("marks", "network", "dataset", "data_dir", "seed")}
-        self._path = Path(own["marks"] or ".") / f"{socket.gethostname()}.jsonl"
+        self._path = Path(own["marks"] or ".") / f"{socket.gethostname()}-{_rank()}.jsonl"
         super().__init__(
             own["network"] or "LeNet", own["dataset"] or "digits", own["data_dir"], seed=int(own["seed"] or 0), options=rest
         )
@@ -112,8 +114,14 @@ class Exchange(Metered):
         return {}
 
 
+def _rank() -> int:
+    """This process's rank, by its launcher, or by what torch.distributed goes by; 0 if it is alone."""
+    found = place()
+    return found.rank if found is not None else int(os.environ.get("RANK", "0"))
+
+
 def read_marks(directory: Path, steps: int) -> list[list[Mark]]:
-    """The marks of the last `steps` steps of every worker, by the number of its host.
+    """The marks of the last `steps` steps of every worker, by its rank.
 
     Passes before the first step, such as a trial pass, are left out.
     """

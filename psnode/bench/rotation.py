@@ -9,6 +9,7 @@ import numpy as np
 
 from psnode.codecs.base import Floats
 
+APART = 512  # values between the beginnings of arrays that are read and written together, modulo a page
 _CACHES = 4  # the sum of the copies, in sizes of the last-level cache
 _LINE = 16  # float32 in a line of the cache
 _PAGE = 1024  # float32 in a page

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from psnode.codecs import Codec, Payload, get_codec
+from psnode.codecs.base import Parts
 from psnode.codecs.rng import Key
 from psnode.config.specs import phases
 from psnode.feedback import Context, Feedback, State
@@ -16,6 +18,16 @@ from psnode.plan.groups import Segment
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 CODEBOOK_BYTES = 4096  # with zeros behind the text
+
+
+class Laid(Protocol):
+    """A gradient laid out by the plan, as of psnode.exchange.gradients."""
+
+    def parts(self, start: int, stop: int) -> Parts:
+        """Coordinates [start, stop) in pieces, each with its place behind `start`; the others are zeros."""
+
+    def flat(self, start: int, stop: int) -> Floats:
+        """The same as one array."""
 
 
 class SegmentCoder:
@@ -81,6 +93,16 @@ class SegmentCoder:
         if self._fitted is not None and not self._due(step):
             return self._fitted
         return self._phases[min(phase, len(self._phases) - 1)]
+
+    def push(self, gradients: Laid, codec: Codec, key: Key, out: Bytes, context: Context) -> tuple[Floats, Payload]:
+        """Code the segment's part of `gradients` with `codec`; that part, or an array of its shape if the rule only adds it."""
+        segment, feedback = self.segment, self.feedback
+        if feedback.only_adds and feedback.memory is not None:
+            parts = gradients.parts(segment.start, segment.stop)
+            like = self.state[feedback.memory].reshape(segment.shape)
+            return like, feedback.push_parts(parts, segment.shape, self.state, codec, key, out, context)
+        gradient = gradients.flat(segment.start, segment.stop).reshape(segment.shape)
+        return gradient, feedback.push(gradient, self.state, codec, key, out, context)
 
     def fit(self, gradient: Floats, payload: Payload, key: Key, phase: int, step: int) -> None:
         """Keep the codebook for the values behind `payload`, the last push of `gradient`; if `step` is one that has to."""

@@ -248,23 +248,13 @@ class GradientSender:
         segment = coder.segment
         rank = ALL if coder.feedback.merges(codec) else self._link.rank
         key = gradient_key(self._seed, rank, self._step, group.index, segment.index)
-        gradient, payload = self._push(coder, codec, key, out)
+        context = coder.context(self._workers, self._rate, self._rate_before)
+        gradient, payload = coder.push(self._gradients, codec, key, out, context)
         coder.fit(gradient, payload, key, self._phase, self._step)
         if self._lost is not None:
             error, energy = coder.feedback.lost(gradient, coder.state, codec.decode(payload))
             self._lost = self._lost[0] + error, self._lost[1] + energy
         return payload
-
-    def _push(self, coder: SegmentCoder, codec: Codec, key: Key, out: Bytes) -> tuple[Floats, Payload]:
-        """Code a segment; its gradient, or an array of its shape where that is all that the feedback rule needs of it."""
-        segment, feedback = coder.segment, coder.feedback
-        context = coder.context(self._workers, self._rate, self._rate_before)
-        if feedback.only_adds and feedback.memory is not None:
-            parts = self._gradients.parts(segment.start, segment.stop)
-            like = coder.state[feedback.memory].reshape(segment.shape)
-            return like, feedback.push_parts(parts, segment.shape, coder.state, codec, key, out, context)
-        gradient = self._gradients.flat(segment.start, segment.stop).reshape(segment.shape)
-        return gradient, feedback.push(gradient, coder.state, codec, key, out, context)
 
     def _room(self, group: Group, mark: bytes) -> wire.GroupFrame:
         """A frame in the making, with room for the payloads and a `mark`: in last step's memory if that has left, else in new.

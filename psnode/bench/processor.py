@@ -1,0 +1,74 @@
+"""Processor time of the threads of running processes, and of the machine, as Linux's /proc tells it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from psnode.transport.mpi.environment import place
+
+KINDS = ("user", "nice", "system", "idle", "waiting", "interrupts", "soft interrupts", "stolen")
+_PROC = Path("/proc")
+
+
+class Thread(NamedTuple):
+    """Thread number `number` of rank `rank`, whose process has number `process`. `name`: as the kernel has it."""
+
+    rank: int
+    process: int
+    number: int
+    name: str
+
+    @property
+    def is_main(self) -> bool:
+        """True for the thread that its process began with."""
+        return self.number == self.process
+
+
+def ranks(argument: str) -> dict[int, int]:
+    """Process and rank of all ranks that have `argument` in their command line."""
+    found = {}
+    for process in _PROC.glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # one that ended meanwhile, or another user's
+            if argument.encode() in (process / "cmdline").read_bytes().split(b"\0"):
+                rank = _rank((process / "environ").read_bytes())
+                found |= {int(process.name): rank} if rank is not None else {}
+    return found
+
+
+def threads(ranks: Mapping[int, int]) -> dict[Thread, float]:
+    """Milliseconds of processor time of every thread of the processes of `ranks` that still run."""
+    found: dict[Thread, float] = {}
+    for process, rank in ranks.items():
+        with contextlib.suppress(OSError):
+            for thread in (_PROC / str(process) / "task").iterdir():
+                with contextlib.suppress(OSError):
+                    nanoseconds = int((thread / "schedstat").read_text().split()[0])
+                    name = (thread / "comm").read_text().strip()
+                    found[Thread(rank, process, int(thread.name), name)] = nanoseconds / 1e6
+    return found
+
+
+def _rank(environ: bytes) -> int | None:
+    """The rank by a launcher of MPI, or by RANK; None of a process that is no rank, such as mpirun itself."""
+    variables = dict(word.decode(errors="replace").partition("=")[::2] for word in environ.split(b"\0"))
+    found = place(variables)
+    if found is not None:
+        return found.rank
+    return int(variables["RANK"]) if variables.get("RANK", "").isdecimal() else None
+
+
+def machine() -> dict[str, float]:
+    """Milliseconds of all processors together since the machine was started, by KINDS."""
+    words = (_PROC / "stat").read_text().split("\n", 1)[0].split()
+    tick = 1e3 / os.sysconf("SC_CLK_TCK")
+    return {kind: tick * int(word) for kind, word in zip(KINDS, words[1:], strict=False)}
+
+
+def between(before: Mapping[Thread, float], after: Mapping[Thread, float]) -> dict[Thread, float]:
+    """Milliseconds between two results of `threads`; a thread that has been named meanwhile is the same one."""
+    known = {thread[:3]: milliseconds for thread, milliseconds in before.items()}
+    return {thread: milliseconds - known.get(thread[:3], 0.0) for thread, milliseconds in after.items()}

@@ -1,0 +1,174 @@
+"""Commands of `psnode bench` about codecs by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from psnode.cli.debugging import debuggable
+
+
+def _codecs(text: str) -> Callable[[Any], Any]:
+    """The repeatable option --codec, whose values become specs without files."""
+
+    def loaded(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+        from psnode.config.extensions import load_codec
+
+        return tuple(load_codec(value) for value in values)
+
+    return click.option("--codec", "specs", multiple=True, metavar="SPEC", callback=loaded, help=text)
+
+
+@click.command(name="codecs", short_help="Speed, bits and error of every codec.")
+@_codecs("Measure this one; repeat; default: all.")
+@click.option("--size", type=click.IntRange(1024), default=2**24, show_default=True, help="Values of the two distributions.")
+@click.option("--gradient", type=click.Path(path_type=Path), metavar="FILE", help="A file of bench record, measured too.")
+@click.option("--seconds", type=click.FloatRange(0), default=0.5, show_default=True, help="What each figure may take.")
+@click.option("--copies", type=click.IntRange(0), metavar="MIB", help="Copies that are gone round; default: 4 last-level caches.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
+@click.option("--plot", "plot_file", type=click.Path(path_type=Path), help="Draw rate and distortion, as PNG and as SVG.")
+@debuggable
+def bench_codecs(**options: Any) -> int:
+    """Every codec on N(0,1), Student-t(3) and a recorded gradient, on one core, against memory and theory."""
+    from psnode.bench.codecs import main as measure
+
+    return measure(**options)
+
+
+@click.command(name="feedback", short_help="Nanoseconds of error feedback in training.")
+@_codecs("Measure this one; repeat; default: those that training fuses, and topk.")
+@click.option("--cached", type=click.IntRange(1024), default=2**18, show_default=True, help="Values of the arrays in the cache.")
+@click.option("--size", type=click.IntRange(1024), default=2**24, show_default=True, help="Values of those out of it.")
+@click.option("--repeats", type=click.IntRange(1), default=9, show_default=True, help="The best of so many, in turn.")
+@click.option("--seconds", type=click.FloatRange(0), default=0.05, show_default=True, help="Of each figure in a repetition.")
+@click.option("--copies", type=click.IntRange(0), metavar="MIB", help="Copies that are gone round; default: 4 last-level caches.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
+@debuggable
+def bench_feedback(**options: Any) -> int:
+    """A step of error feedback by codec, as a worker's sender takes it: add the gradient, code, leave the residual.
+
+    In the cache and out of it, on one core, beside a copy and a read of as much memory.
+    """
+    from psnode.bench.feedback import main as measure
+
+    return measure(**options)
+
+
+@click.command(name="fidelity", short_help="Every codec's error against polar's at as many bits.")
+@_codecs("Measure this one and polar; repeat; default: all.")
+@click.option("--size", type=click.IntRange(1024), default=2**22, show_default=True, help="Values of N(0,1).")
+@click.option("--gradient", type=click.Path(path_type=Path), metavar="FILE", help="A file of bench record, measured too.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
+@click.option("--plot", "plot_file", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw what was found on N(0,1).")
+@debuggable
+def bench_fidelity(**options: Any) -> int:
+    """Bits and squared error of every codec on N(0,1) and a recorded gradient, and polar's error at as many bits."""
+    from psnode.bench.fidelity import main as measure
+
+    return measure(**options)
+
+
+@click.command(name="scales", short_help="What one scale for all tensors costs.")
+@click.option("--gradient", type=click.Path(path_type=Path), required=True, metavar="FILE", help="A file of bench record.")
+@_codecs("Measure this one; repeat; default: those with one scale.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
+@debuggable
+def bench_scales(gradient: Path, specs: tuple[str, ...], json_file: Path | None) -> int:
+    """Squared error of a recorded gradient, its tensors fused into one array and one by one."""
+    from psnode.bench.scales import main as measure
+
+    return measure(gradient, specs, json_file)
+
+
+@click.command(name="sketchml", short_help="Bytes of sparse gradients against SketchML's own coding.")
+@click.option(
+    "--codec", "specs", multiple=True, metavar="SPEC", help="Measure this one; repeat; default: some forms of sketchml."
+)
+@click.option(
+    "--size", type=click.IntRange(1024), default=2**20, show_default=True, help="Coordinates, Student-t(3) at random places."
+)
+@click.option("--density", type=click.FloatRange(0.0001, 1), default=0.01, show_default=True, help="The share that is not 0.")
+@click.option(
+    "--gradient", type=click.Path(path_type=Path), metavar="FILE", help="A file of bench record: its largest values too."
+)
+@debuggable
+def bench_sketchml(**options: Any) -> int:
+    """Bits of keys, bytes and error of sparse gradients, against the coding that SketchML was published with."""
+    from psnode.bench.sparse_sizes import main as measure
+
+    return measure(**options)
+
+
+@click.command(name="polar-design", short_help="Make the designs of the polar codec anew.")
+@click.option("--rate", "rates", type=float, multiple=True, metavar="R", help="This rate in bits; repeat; default: all.")
+@click.option(
+    "--log-length",
+    "log_lengths",
+    type=click.IntRange(6, 18),
+    multiple=True,
+    metavar="N",
+    help="Blocks of 2^N; repeat; default: all.",
+)
+@click.option("--blocks", type=click.IntRange(32), help="Blocks to simulate; default: 2^25 values of them, at most 8192.")
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the simulation.")
+@click.option("--output", type=click.Path(path_type=Path), required=True, metavar="FOLDER", help="Where to: rate-R.npz.")
+@debuggable
+def bench_polar_design(**options: Any) -> int:
+    """Simulate the test channel, and say which bits of a block are worth sending at which rate."""
+    from psnode.bench.polar_design import main as design
+
+    return design(**options)
+
+
+@click.command(name="polar-gap", short_help="How far the polar codec is from the rate-distortion function.")
+@click.option(
+    "--rate", "rates", type=float, multiple=True, default=(1.0,), show_default=True, metavar="R", help="Bits; repeat for more."
+)
+@click.option(
+    "--log-length",
+    "log_lengths",
+    type=click.Choice((10, 12, 14, 16, 18)),
+    multiple=True,
+    default=(10, 12, 14, 16, 18),
+    show_default=True,
+    metavar="N",
+    help="Blocks of 2^N; repeat for more.",
+)
+@click.option("--values", type=click.IntRange(1), default=1 << 23, show_default=True, help="How many Gaussian values.")
+@click.option("--segment", "segments", type=click.IntRange(1), multiple=True, metavar="N", help="An array of N values; repeat.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
+@debuggable
+def bench_polar_gap(**options: Any) -> int:
+    """Error, bits and speed on N(0,1), decoded by another process, against D = 4^-R."""
+    from psnode.bench.polar_gap import main as measure
+
+    return measure(**options)
+
+
+@click.command(name="polar-stages", short_help="Where the polar codec's time goes.")
+@click.option(
+    "--rate", type=click.Choice((0.5, 1.0, 1.5, 2.0, 3.0, 4.0)), default=1.0, show_default=True, metavar="R", help="Bits."
+)
+@click.option("--log-length", type=click.IntRange(6, 18), default=14, show_default=True, metavar="N", help="Blocks of 2^N.")
+@click.option("--repeats", type=click.IntRange(1), default=20, show_default=True, help="The fastest of so many counts.")
+@debuggable
+def bench_polar_stages(**options: Any) -> int:
+    """Nanoseconds of every stage of encoding and decoding, for a row of 32 values."""
+    from psnode.bench.polar_stages import main as measure
+
+    return measure(**options)
+
+
+COMMANDS = (
+    bench_codecs,
+    bench_feedback,
+    bench_fidelity,
+    bench_scales,
+    bench_sketchml,
+    bench_polar_design,
+    bench_polar_gap,
+    bench_polar_stages,
+)
