@@ -63,7 +63,7 @@ TABLE: Mapping[str, str] = {
     "codecs/kernels/ties*": f"codecs/test_qsgd.py codecs/test_terngrad.py codecs/test_nuqsgd.py codecs/test_dithered.py "
     f"{_GOLDEN}",
     "codecs/kernels/trits*": f"codecs/test_terngrad.py codecs/test_tbq.py {_GOLDEN}",
-    "codecs/kernels/water*": "codecs/test_entrywise.py codecs/test__golden.py",
+    "codecs/selection/waterfilling*": "codecs/test_entrywise.py codecs/test__golden.py",
     "codecs/lowrank/atoms*": "codecs/test_atoms.py codecs/test_svd.py codecs/test__golden.py",
     "codecs/lowrank/blas*": "codecs/test_blas.py codecs/test_svd.py",
     "codecs/lowrank/*": "codecs/test_spectrum.py codecs/test_randomised.py codecs/test_svd.py codecs/test__golden.py",

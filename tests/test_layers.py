@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "psnode"
+HOMES = {"psnode": PACKAGE, "psnode_ec2": ROOT / "tools" / "ec2"}
 
 # From the bottom to the top. A module imports from its own line and from those above it in this list.
 LAYERS = [
@@ -50,39 +51,40 @@ ONLY_HOME = {"mpi4py": {PACKAGE / "transport" / "mpi" / "endpoint.py"}}  # not e
 
 
 class Import(NamedTuple):
-    """`module` is imported by `path`; `lazy`: inside a function or for the type checker alone."""
+    """`module` is imported by `path`; `lazy`: inside a function, or `typing`: for the type checker alone."""
 
     path: Path
     module: str
     lazy: bool
+    typing: bool
 
 
 def imports_of(path: Path) -> Iterator[Import]:
-    yield from _walk(ast.parse(path.read_text()), path, lazy=False)
+    yield from _walk(ast.parse(path.read_text()), path, lazy=False, typing=False)
 
 
-def _walk(node: ast.AST, path: Path, lazy: bool) -> Iterator[Import]:
+def _walk(node: ast.AST, path: Path, lazy: bool, typing: bool) -> Iterator[Import]:
     for child in ast.iter_child_nodes(node):
         inner = lazy or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            inner = True
+        checked = typing or (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test))
         if isinstance(child, ast.Import):
             for alias in child.names:
-                yield Import(path, alias.name, lazy)
+                yield Import(path, alias.name, lazy, typing)
         elif isinstance(child, ast.ImportFrom):
             assert child.level == 0, f"{path}: relative import"
             for alias in child.names:
                 full = f"{child.module}.{alias.name}"
-                yield Import(path, full if file_of(full) else str(child.module), lazy)
-        yield from _walk(child, path, inner)
+                yield Import(path, full if file_of(full) else str(child.module), lazy, typing)
+        yield from _walk(child, path, inner, checked)
 
 
 def file_of(module: str) -> Path | None:
-    """The file of a module of the package, None if there is none."""
-    base = ROOT.joinpath(*module.split("."))
-    return next(
-        (file for file in (base.with_suffix(".py"), base / "__init__.py") if module.startswith("psnode") and file.is_file()), None
-    )
+    """The file of a module of psnode or of the cluster tool, None if there is none."""
+    package, *rest = module.split(".")
+    if package not in HOMES:
+        return None
+    base = HOMES[package].joinpath(*rest)
+    return next((file for file in (base.with_suffix(".py"), base / "__init__.py") if file.is_file()), None)
 
 
 def part_of(path: Path) -> str:
@@ -172,17 +174,50 @@ def test_one_module_knows_topologies_by_name() -> None:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    edges: dict[Path, set[Path]] = {path: set() for path in SOURCES}
-    for found in OWN:
-        target = file_of(found.module)
-        # a package's __init__ and its modules always see each other; the need to be loaded counts
-        if not found.lazy and target is not None and target.name != "__init__.py" and found.path.name != "__init__.py":
-            edges[found.path].add(target)
-    remaining = dict(edges)
-    while ready := [path for path, targets in remaining.items() if not targets & remaining.keys()]:
-        for path in ready:
-            del remaining[path]
-    assert [str(path.relative_to(ROOT)) for path in remaining] == []
+    """Neither when they are loaded nor later, inside functions. psnode itself, the name of all, does not count."""
+    edges = {path: set[Path]() for home in HOMES.values() for path in sorted(home.rglob("*.py"))}
+    for path, targets in edges.items():
+        targets.update(file for found in imports_of(path) if not found.typing and (file := file_of(found.module)))
+    for root in (home / "__init__.py" for home in HOMES.values()):
+        del edges[root]
+    assert [[str(path.relative_to(ROOT)) for path in circle] for circle in circles(edges)] == []
+
+
+def circles(edges: dict[Path, set[Path]]) -> list[list[Path]]:
+    """Strongly connected components of more than one node, or of one that names itself; each sorted."""
+    reach = {start: _reached(start, edges) for start in edges}
+    found = {tuple(sorted(other for other in reach[start] if start in reach[other])) for start in edges if start in reach[start]}
+    return [list(circle) for circle in sorted(found)]
+
+
+def _reached(start: Path, edges: dict[Path, set[Path]]) -> set[Path]:
+    """The nodes that some way of at least one edge leads to from `start`."""
+    reached: set[Path] = set()
+    ahead = [start]
+    while ahead:
+        new = {target for target in edges[ahead.pop()] if target in edges} - reached
+        reached |= new
+        ahead.extend(new)
+    return reached
+
+
+def test_the_search_would_find_a_circle() -> None:
+    a, b, c, d, e = (Path(name) for name in "abcde")
+    assert circles({a: {b}, b: {c, d}, c: {a}, d: {e}, e: {e}}) == [[a, b, c], [e]]
+
+
+def test_imports_inside_functions_count(tmp_path: Path) -> None:
+    """Those under TYPE_CHECKING do not: no interpreter runs them."""
+    path = tmp_path / "module.py"
+    path.write_text("if TYPE_CHECKING:\n    import psnode.task\ndef f():\n    from psnode.codecs import base\n")
+    assert [found[1:] for found in imports_of(path)] == [("psnode.task", False, True), ("psnode.codecs.base", True, False)]
+
+
+def test_kernels_are_the_bottom_of_the_codecs() -> None:
+    """They take arrays and random words; a codec, its stages and its sources are above them."""
+    below = {"psnode.codecs.arrays", "psnode.codecs.rng", "psnode.errors"}
+    kernels = [found for found in OWN if found.path.parent == PACKAGE / "codecs" / "kernels"]
+    assert [shown(found) for found in kernels if found.module not in below and ".kernels." not in found.module] == []
 
 
 @pytest.mark.parametrize("package", HEAVY)
@@ -190,7 +225,10 @@ def test_heavy_packages_are_imported_where_they_are_used(package: str) -> None:
     early = [
         shown(found)
         for found in IMPORTS
-        if found.module.split(".")[0] == package and not found.lazy and part_of(found.path) not in HEAVY[package]
+        if found.module.split(".")[0] == package
+        and not found.lazy
+        and not found.typing
+        and part_of(found.path) not in HEAVY[package]
     ]
     assert early == []
 

@@ -9,9 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
+Float64s = npt.NDArray[np.float64]
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]
-Indices = npt.NDArray[np.int64]
+Words32 = npt.NDArray[np.uint32]
+Words16 = npt.NDArray[np.uint16]
+Codes = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]  # symbols of an alphabet
+Int64s = npt.NDArray[np.int64]
+Indices = Int64s  # coordinates of a flat array
 Shape = tuple[int, ...]
 Parts = Sequence[tuple[int, Floats]]  # pieces of a vector, each with its place
 

@@ -13,9 +13,9 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 
-from psnode.codecs import spec
+from psnode.codecs import spec, table
 from psnode.codecs.arguments import check_error, checked_buffer, checked_target, in_c_order
-from psnode.codecs.arrays import Bytes, Floats, Indices, Parts, Shape, Words, readonly
+from psnode.codecs.arrays import Bytes, Codes, Floats, Indices, Parts, Shape, Words, readonly
 from psnode.codecs.payload import Payload, check_shape, header_nbytes, write_header
 from psnode.codecs.sinks import NOTHING, InnerProducts, Moved, Sink, Subtracted
 from psnode.codecs.sources import Accumulated, Copied, Source, Values
@@ -26,6 +26,7 @@ __all__ = [
     "NOTHING",
     "Bytes",
     "Codec",
+    "Codes",
     "Floats",
     "Indices",
     "Measured",
@@ -177,9 +178,8 @@ class Codec(ABC):
         """The form to use inside a feedback loop: E||x - decode|| shrinks x whatever the codec's variance."""
         if self.lossless or not self.unbiased:
             return self
-        from psnode.codecs.contractive import Contractive
-
-        return Contractive(self)
+        form: Codec = table.load("contractive")(self)  # found by its id, as every codec is: it derives from this class
+        return form
 
     def fit(self, x: Floats, rng: RandomSource) -> Self:
         """This codec with a codebook or prior fitted to `x`; itself if it has none."""

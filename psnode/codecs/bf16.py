@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.base import Floats
+from psnode.codecs.arrays import Floats
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.sixteen import Halves, SixteenBits
 

@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from psnode.codecs.base import NOTHING, Bytes, Floats, Measured, Shape, Sink, Source, Words, readonly
+from psnode.codecs.base import NOTHING, Bytes, Codes, Floats, Measured, Shape, Sink, Source, Words, readonly
 from psnode.codecs.kernels.finite import raise_nonfinite
 from psnode.codecs.kernels.parts import NO_PARTS, PartTable, table_of
 from psnode.codecs.kernels.signbits import apply
 from psnode.codecs.norm import norm_of_buckets
 from psnode.codecs.sources import NO_FLOATS, Accumulated, leaves_error, operands
-from psnode.codecs.stages import Codes, Quantiser, Symbols
+from psnode.codecs.stages import Quantiser, Symbols
 from psnode.errors import PayloadError
 
 

@@ -31,6 +31,7 @@ from psnode.codecs.base import (
     Words,
     readonly,
 )
+from psnode.codecs.contractive import Contractive
 from psnode.codecs.selection.searching import Searching
 from psnode.codecs.sinks import InnerProducts, Moved
 from psnode.codecs.sources import Values
@@ -112,8 +113,6 @@ class Chain(Codec):
 
     def contractive(self) -> Codec:
         """The chain with the contractive forms of its reducer and its quantiser, wrapped where one of them has to be."""
-        from psnode.codecs.contractive import Contractive
-
         reducer = self.reducer
         if reducer is not None:
             form = reducer.contractive()

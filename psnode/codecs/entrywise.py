@@ -22,16 +22,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from psnode.codecs.arrays import Words32
 from psnode.codecs.base import NOTHING, Bytes, Codec, Floats, Indices, Shape, Sink, Source, Words
 from psnode.codecs.bounds import check_real
-from psnode.codecs.kernels.bitmasks import Words32
 from psnode.codecs.kernels.dots import inner_products
 from psnode.codecs.kernels.jit import kernel
-from psnode.codecs.kernels.water import draw, level_of
 from psnode.codecs.payload import MAX_COORDINATES
 from psnode.codecs.selection import indices
 from psnode.codecs.selection.largest import Entries
 from psnode.codecs.selection.selector import add_at, put_at
+from psnode.codecs.selection.waterfilling import draw, level_of
 from psnode.codecs.sinks import InnerProducts
 from psnode.codecs.stages import padded, read_section, write_section
 from psnode.codecs.table import number_of

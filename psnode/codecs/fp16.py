@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.base import Floats
+from psnode.codecs.arrays import Floats, Words32
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.kernels.planes import Words32
 from psnode.codecs.sixteen import Halves, SixteenBits
 
 _BLOCK = 512

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from psnode.codecs.base import Words
+from psnode.codecs.arrays import Words
 from psnode.codecs.selection.largest import Entries, Scan
 from psnode.codecs.selection.selector import Selector, check_ratio, share
 from psnode.codecs.table import number_of

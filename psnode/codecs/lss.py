@@ -24,11 +24,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.base import NOTHING, Bytes, Floats, RandomSource, Shape, Sink, Source, Words, readonly
+from psnode.codecs.arrays import Float64s, Int64s
+from psnode.codecs.base import NOTHING, Bytes, Codes, Floats, RandomSource, Shape, Sink, Source, Words, readonly
 from psnode.codecs.bounds import check_choice, check_integer, check_real
-from psnode.codecs.entropy.ans_model import Int64s
 from psnode.codecs.kernels import clusters
-from psnode.codecs.kernels.dots import Float64s
 from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
 from psnode.codecs.kernels.moments import root_mean_square
 from psnode.codecs.kernels.packed import pack, unpack
@@ -37,7 +36,7 @@ from psnode.codecs.sinks import Moved
 from psnode.codecs.sketches import budget, means
 from psnode.codecs.sketches.codebook import edges_of
 from psnode.codecs.sketches.means import Means
-from psnode.codecs.stages import Codes, Quantiser, Symbols
+from psnode.codecs.stages import Quantiser, Symbols
 from psnode.codecs.table import number_of
 from psnode.codecs.traits import Traits
 from psnode.errors import CodecSpecError

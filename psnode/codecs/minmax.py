@@ -19,15 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from psnode.codecs.base import NOTHING, Bytes, Floats, Measured, Shape, Sink, Source, Words, readonly
+from psnode.codecs.arrays import Words32
+from psnode.codecs.base import NOTHING, Bytes, Codes, Floats, Measured, Shape, Sink, Source, Words, readonly
 from psnode.codecs.kernels import minmax as kernels
 from psnode.codecs.kernels.finite import raise_nonfinite
 from psnode.codecs.kernels.minmax import Levels
 from psnode.codecs.kernels.planes import packed_nbytes
 from psnode.codecs.kernels.stochastic import ROW, factor_of
-from psnode.codecs.rng import Words32
 from psnode.codecs.sources import leaves_error, operands
-from psnode.codecs.stages import Codes, Quantiser, Symbols
+from psnode.codecs.stages import Quantiser, Symbols
 from psnode.codecs.table import number_of
 from psnode.codecs.traits import Traits
 from psnode.errors import CodecSpecError, PayloadError

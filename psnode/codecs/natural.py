@@ -19,12 +19,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.base import NOTHING, Bytes, Floats, Shape, Sink, Source, Words, readonly
+from psnode.codecs.base import NOTHING, Bytes, Codes, Floats, Shape, Sink, Source, Words, readonly
 from psnode.codecs.kernels import powers as kernels
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
 from psnode.codecs.kernels.planes import BLOCK, packed_nbytes
 from psnode.codecs.sources import leaves_error, operands
-from psnode.codecs.stages import Codes, Quantiser, Symbols, codes_like
+from psnode.codecs.stages import Quantiser, Symbols, codes_like
 from psnode.codecs.table import number_of
 from psnode.codecs.traits import Traits
 from psnode.errors import PayloadError

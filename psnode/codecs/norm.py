@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from psnode.codecs.base import Floats
+from psnode.codecs.arrays import Floats
 from psnode.codecs.kernels.norms import NOT_FINITE, l2_norm
 from psnode.errors import PayloadError
 

@@ -22,14 +22,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from psnode.codecs.base import NOTHING, Bytes, Floats, Measured, Shape, Sink, Source, Words, readonly
+from psnode.codecs.base import NOTHING, Bytes, Codes, Floats, Measured, Shape, Sink, Source, Words, readonly
 from psnode.codecs.bounds import check_choice, check_integer
 from psnode.codecs.kernels import powers as kernels
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
 from psnode.codecs.kernels.planes import BLOCK, packed_nbytes
 from psnode.codecs.norm import norm_of_buckets
 from psnode.codecs.sources import leaves_error, operands
-from psnode.codecs.stages import Codes, Quantiser, Symbols, codes_like
+from psnode.codecs.stages import Quantiser, Symbols, codes_like
 from psnode.codecs.table import number_of
 from psnode.codecs.traits import Traits
 from psnode.errors import CodecSpecError, PayloadError

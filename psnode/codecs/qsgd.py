@@ -20,17 +20,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from psnode.codecs.base import NOTHING, Bytes, Floats, Measured, Shape, Sink, Source, Words, readonly
+from psnode.codecs.arrays import Words32
+from psnode.codecs.base import NOTHING, Bytes, Codes, Floats, Measured, Shape, Sink, Source, Words, readonly
 from psnode.codecs.bounds import check_choice, check_integer
 from psnode.codecs.kernels import qsgd as kernels
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
 from psnode.codecs.kernels.parts import NO_PARTS, table_of
-from psnode.codecs.kernels.planes import BLOCK, Words32, packed_nbytes
+from psnode.codecs.kernels.planes import BLOCK, packed_nbytes
 from psnode.codecs.norm import norm_of_buckets
 from psnode.codecs.payload import MAX_COORDINATES
 from psnode.codecs.sinks import InnerProducts
 from psnode.codecs.sources import Accumulated, Copied, leaves_error, operands
-from psnode.codecs.stages import Codes, Quantiser, Symbols, codes_like
+from psnode.codecs.stages import Quantiser, Symbols, codes_like
 from psnode.codecs.table import number_of
 from psnode.codecs.traits import Traits
 from psnode.errors import PayloadError

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Shape, Words
-from psnode.codecs.kernels.bitmasks import Words32
+from psnode.codecs.arrays import Bytes, Shape, Words, Words32
 from psnode.codecs.kernels.finite import raise_nonfinite
 from psnode.codecs.kernels.norms import NOT_FINITE, max_norm
 from psnode.codecs.selection.largest import Entries, Scan

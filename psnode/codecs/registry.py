@@ -8,6 +8,7 @@ from typing import Any
 
 from psnode.codecs import spec, table
 from psnode.codecs.base import Codec
+from psnode.codecs.contractive import Contractive
 from psnode.codecs.payload import Payload
 from psnode.codecs.spec import Stage
 from psnode.errors import CodecSpecError, in_one_line
@@ -53,11 +54,7 @@ def decoder_of(payload: Payload) -> Codec:
     """A codec that decodes `payload`, found by the ids in it."""
     wrapped = payload.stages[0] in table.WRAPPERS
     codec = _build(tuple(Stage(name, {}) for name in payload.stages[wrapped:]))
-    if not wrapped:
-        return codec
-    from psnode.codecs.contractive import Contractive
-
-    return Contractive(codec)
+    return Contractive(codec) if wrapped else codec
 
 
 def _build(stages: tuple[Stage, ...]) -> Codec:

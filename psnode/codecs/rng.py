@@ -10,15 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from psnode.codecs.base import Words
+from psnode.codecs.arrays import Words, Words32
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import wide
 from psnode.codecs.kernels.threefry import Four, encrypt
 from psnode.errors import CodecValueError
-
-Words32 = npt.NDArray[np.uint32]
 
 BLOCK = 64  # calls that `fill` makes at a time
 HALF = 4 * BLOCK  # words they give: 16 bits for each of 512 coordinates

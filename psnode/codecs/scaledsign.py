@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Words
+from psnode.codecs.arrays import Bytes, Floats, Words
 from psnode.codecs.binary import Binary, Signed
 from psnode.codecs.bounds import check_integer
 from psnode.codecs.kernels.finite import INFINITY_BITS

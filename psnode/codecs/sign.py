@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Words
+from psnode.codecs.arrays import Bytes, Floats, Words
 from psnode.codecs.binary import Binary, Signed
 from psnode.codecs.kernels.parts import PartTable
 from psnode.codecs.kernels.sign import signs

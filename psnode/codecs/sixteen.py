@@ -9,11 +9,11 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from psnode.codecs.base import NOTHING, Bytes, Floats, Shape, Sink, Source, Words, readonly
+from psnode.codecs.base import NOTHING, Bytes, Codes, Floats, Shape, Sink, Source, Words, readonly
 from psnode.codecs.kernels.finite import raise_nonfinite
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.sources import Values
-from psnode.codecs.stages import Codes, Quantiser, Symbols
+from psnode.codecs.stages import Quantiser, Symbols
 from psnode.errors import PayloadError
 
 Halves = npt.NDArray[np.uint16]

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Shape, Sink, Source, Words, readonly
+from psnode.codecs.arrays import Int64s
+from psnode.codecs.base import Bytes, Codes, Floats, Shape, Sink, Source, Words, readonly
 from psnode.codecs.bounds import check_integer, check_real
-from psnode.codecs.entropy.ans_model import Int64s
 from psnode.codecs.kernels import clusters, minmaxsketch
 from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
 from psnode.codecs.kernels.packed import bits_for, pack, unpack
@@ -35,7 +35,7 @@ from psnode.codecs.selection import indices
 from psnode.codecs.selection.selector import add_at, put_at
 from psnode.codecs.sketches.bins import MAX_GROUPS, MAX_ROWS, Bins, starts
 from psnode.codecs.sketches.quantiles import edges_of
-from psnode.codecs.stages import Codes, Quantiser, Symbols, padded
+from psnode.codecs.stages import Quantiser, Symbols, padded
 from psnode.codecs.table import number_of
 from psnode.errors import PayloadError
 

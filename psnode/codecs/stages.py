@@ -12,13 +12,11 @@ from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from psnode.codecs import spec
+from psnode.codecs.arrays import Codes
 from psnode.codecs.base import Bytes, Codec, Floats, Indices, Measured, Shape, Sink, Source, Words
 from psnode.errors import PayloadError
-
-Codes = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 
 
 def padded(nbytes: int) -> int:

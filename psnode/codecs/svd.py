@@ -28,6 +28,7 @@ from typing import Literal
 
 import numpy as np
 
+from psnode.codecs.arrays import Float64s, Int64s
 from psnode.codecs.base import Bytes, Floats, Measured, Shape, Words
 from psnode.codecs.kernels.finite import raise_nonfinite
 from psnode.codecs.lowrank.atoms import (
@@ -43,7 +44,7 @@ from psnode.codecs.lowrank.blas import one_thread
 from psnode.codecs.lowrank.factors import fold, unfold
 from psnode.codecs.lowrank.randomised import sketch
 from psnode.codecs.lowrank.rank_one import add_terms, may_overflow, write_saturated, write_terms
-from psnode.codecs.lowrank.spectrum import Float64s, Int64s, Spectrum, matricise, spectrum
+from psnode.codecs.lowrank.spectrum import Spectrum, matricise, spectrum
 from psnode.codecs.rng import BLOCK, fill
 from psnode.codecs.stages import Reducer
 from psnode.codecs.table import number_of

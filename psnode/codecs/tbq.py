@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.base import NOTHING, Bytes, Floats, Shape, Sink, Source, Words, readonly
+from psnode.codecs.base import NOTHING, Bytes, Codes, Floats, Shape, Sink, Source, Words, readonly
 from psnode.codecs.bounds import check_real
 from psnode.codecs.kernels import tbq as kernels
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
@@ -28,7 +28,7 @@ from psnode.codecs.kernels.parts import NO_PARTS, table_of
 from psnode.codecs.kernels.ternary import write
 from psnode.codecs.kernels.trits import DIGITS
 from psnode.codecs.sources import Accumulated, leaves_error, operands
-from psnode.codecs.stages import Codes, Quantiser, Symbols
+from psnode.codecs.stages import Quantiser, Symbols
 from psnode.codecs.traits import Traits
 from psnode.errors import PayloadError
 

@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from psnode.codecs.base import NOTHING, Bytes, Codec, Floats, Measured, Shape, Sink, Source, Words, readonly
+from psnode.codecs.base import NOTHING, Bytes, Codec, Codes, Floats, Measured, Shape, Sink, Source, Words, readonly
 from psnode.codecs.bounds import check_real
+from psnode.codecs.contractive import Contractive
 from psnode.codecs.kernels import ternary as kernels
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
 from psnode.codecs.kernels.moments import root_mean_square
@@ -32,7 +33,7 @@ from psnode.codecs.kernels.stochastic import factor_of
 from psnode.codecs.kernels.trits import DIGITS
 from psnode.codecs.sinks import InnerProducts
 from psnode.codecs.sources import leaves_error, operands
-from psnode.codecs.stages import Codes, Quantiser, Symbols
+from psnode.codecs.stages import Quantiser, Symbols
 from psnode.codecs.table import number_of
 from psnode.codecs.traits import Traits
 from psnode.errors import PayloadError
@@ -64,8 +65,6 @@ class TernGrad(Quantiser):
 
     def contractive(self) -> Codec:
         """The multiple of least error, also if biased: cut off, the error is hardly below ||x||^2."""
-        from psnode.codecs.contractive import Contractive
-
         return Contractive(self)
 
     def _max_body(self, shape: Shape) -> int:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.base import Floats, Words
+from psnode.codecs.arrays import Floats, Words
 from psnode.codecs.bounds import check_real
 from psnode.codecs.kernels.finite import raise_nonfinite
 from psnode.codecs.kernels.norms import NOT_FINITE, l2_norm

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from psnode.codecs.base import readonly
+from psnode.codecs.arrays import Codes, readonly
 from psnode.codecs.entropy.ans import Ans
 from psnode.codecs.entropy.rice import Rice
-from psnode.codecs.stages import Codes, codes_like
+from psnode.codecs.stages import codes_like
 
 _GUARD = 64
 

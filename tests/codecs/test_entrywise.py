@@ -21,7 +21,7 @@ from hypothesis.extra import numpy as hnp
 from psnode.codecs import Payload, get_codec
 from psnode.codecs.base import readonly
 from psnode.codecs.entrywise import Entrywise
-from psnode.codecs.kernels import water
+from psnode.codecs.selection import waterfilling
 from psnode.errors import CodecSpecError, NonFiniteGradientError, PayloadError
 from tests.codecs.golden_reader import read as read_golden
 from tests.codecs.golden_store import check_golden
@@ -117,7 +117,7 @@ INPUTS = {
 @pytest.mark.parametrize("name", INPUTS)
 def test_the_level_is_that_of_a_bisection(name, budget):
     x = readonly(INPUTS[name].astype(np.float32))
-    level, divisor = water.level_of(x, budget, KEY, 15)
+    level, divisor = waterfilling.level_of(x, budget, KEY, 15)
     magnitudes, p = np.abs(x.astype(float)), by_bisection(x, budget)
     if not ((p > 0) & (p < 1)).any():
         assert level == divisor == 0 or np.all(magnitudes[magnitudes > 0] >= level)
@@ -131,7 +131,7 @@ def test_the_level_is_that_of_a_bisection(name, budget):
 
 @given(hnp.arrays(np.float32, st.integers(1, 40), elements=st.floats(-1e6, 1e6, width=32)), st.floats(1, 45))
 def test_any_level_spends_the_budget_and_no_more(x, budget):
-    level, divisor = water.level_of(readonly(x), budget, KEY, 15)
+    level, divisor = waterfilling.level_of(readonly(x), budget, KEY, 15)
     magnitudes = np.abs(x.astype(float))
     p = np.where(magnitudes > level, 1.0, magnitudes / (divisor or 1.0))
     available = np.count_nonzero(magnitudes)
@@ -151,7 +151,7 @@ def units_of(x: np.ndarray, level: float, dither: Fraction) -> list[int]:
 def test_every_entry_is_drawn_exactly_as_often_as_its_probability(budget, dither):
     """Every cell of starting points, by its two ends: the measure of those that draw entry i is its probability."""
     x = readonly(np.concatenate([rng(4).standard_t(2, 40), np.zeros(5), [1e-14, 1e-3]]).astype(np.float32))
-    level = water.level_of(x, budget, KEY, 15)[0]
+    level = waterfilling.level_of(x, budget, KEY, 15)[0]
     expected = units_of(x, level, dither)
     units = 2**43
     cuts = sorted({0, units, *((units - edge % units) % units for edge in itertools.accumulate(expected))})
@@ -161,7 +161,7 @@ def test_every_entry_is_drawn_exactly_as_often_as_its_probability(budget, dither
         taken = []
         for point in (low, high - 1):
             indices, values = np.empty(x.size + 32, np.uint32), np.empty(x.size + 32, np.float32)
-            count = water._draw(x, level, units / float(level), float(dither), np.uint64(point), indices, values)
+            count = waterfilling._draw(x, level, units / float(level), float(dither), np.uint64(point), indices, values)
             assert np.array_equal(values[:count], x[indices[:count]])
             taken.append(indices[:count].tolist())
         assert taken[0] == taken[1]
@@ -185,7 +185,7 @@ def test_the_dither_makes_the_units_exact_on_average():
     drawn = 0
     for step in range(256):
         indices, values = np.empty(4 + 32, np.uint32), np.empty(4 + 32, np.float32)
-        count = water._draw(x[3:], np.float32(1), scale, step / 256, np.uint64(2**43 - 1), indices, values)
+        count = waterfilling._draw(x[3:], np.float32(1), scale, step / 256, np.uint64(2**43 - 1), indices, values)
         drawn += count
     assert drawn == math.floor(2.5e-14 * scale * 256 + 0.5)
 

@@ -71,7 +71,7 @@ def imported_by(code: str) -> set[str]:
     """The top-level packages in sys.modules after `code` ran in a fresh process."""
     program = f"{code}\nimport json, sys\nprint(json.dumps(sorted({{name.partition('.')[0] for name in sys.modules}})))"
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=600, check=True)
     return set(json.loads(done.stdout))
 
 

@@ -18,15 +18,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from psnode.codecs.base import Bytes, Words, readonly
+from psnode.codecs.arrays import Bytes, Codes, Words, Words16, readonly
 from psnode.codecs.entropy import ans_kernels as kernels
-from psnode.codecs.entropy.ans_kernels import LANES, LOWEST, PAIR_PAD, Words16
+from psnode.codecs.entropy.ans_kernels import LANES, LOWEST, PAIR_PAD
 from psnode.codecs.entropy.ans_model import TOTAL
 from psnode.codecs.entropy.ans_sections import Section, choose_sections, read_sections
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.kernels.packed import bits_for, pack, unpack
 from psnode.codecs.kernels.planes import packed_nbytes
-from psnode.codecs.stages import Codes, Lossless, codes_like, padded, read_section, write_section
+from psnode.codecs.stages import Lossless, codes_like, padded, read_section, write_section
 from psnode.errors import PayloadError
 
 _STATES = 4 * LANES

@@ -11,14 +11,10 @@ Source: Duda, "Asymmetric numeral systems", arXiv:1311.2540; Giesen, "Interleave
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from psnode.codecs.base import Words
-from psnode.codecs.entropy.ans_model import PRECISION, TOTAL, Int64s
+from psnode.codecs.arrays import Codes, Int64s, Words, Words16
+from psnode.codecs.entropy.ans_model import PRECISION, TOTAL
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.stages import Codes
-
-Words16 = npt.NDArray[np.uint16]
 
 LANES = 8
 LOWEST = 1 << 16  # states lie in 2^16 .. 2^32 - 1; every one begins here

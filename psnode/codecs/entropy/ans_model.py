@@ -7,13 +7,9 @@ Probabilities are known to both sides through weights of one byte a symbol: weig
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from psnode.codecs.base import Bytes
+from psnode.codecs.arrays import Bytes, Codes, Int64s
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.stages import Codes
-
-Int64s = npt.NDArray[np.int64]
 
 PRECISION = 14
 TOTAL = 1 << PRECISION  # the sum of the frequencies

@@ -16,10 +16,9 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from psnode.codecs.base import Bytes
+from psnode.codecs.arrays import Bytes, Codes, Int64s
 from psnode.codecs.entropy import ans_model as model
-from psnode.codecs.entropy.ans_model import MAX_SYMBOLS, TOP_BYTE, Int64s
-from psnode.codecs.stages import Codes
+from psnode.codecs.entropy.ans_model import MAX_SYMBOLS, TOP_BYTE
 from psnode.errors import PayloadError
 
 MAX_SECTIONS = 65

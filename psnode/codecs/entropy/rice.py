@@ -18,13 +18,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, readonly
+from psnode.codecs.arrays import Bytes, Codes, Int64s, readonly
 from psnode.codecs.entropy import rice_kernels as kernels
-from psnode.codecs.entropy.ans_model import Int64s, histogram
+from psnode.codecs.entropy.ans_model import histogram
 from psnode.codecs.entropy.rice_kernels import LONGEST_RUN, NOT_VALID
 from psnode.codecs.kernels.packed import bits_for, pack, unpack
 from psnode.codecs.kernels.planes import packed_nbytes
-from psnode.codecs.stages import Codes, Lossless, padded
+from psnode.codecs.stages import Lossless, padded
 from psnode.errors import PayloadError
 
 _HEAD = 8

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from psnode.codecs.entropy.ans_model import Int64s
+from psnode.codecs.arrays import Codes, Int64s, Words16, Words32
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.kernels.planes import Words32
-from psnode.codecs.stages import Codes
-
-Words16 = npt.NDArray[np.uint16]
 
 LONGEST_RUN = 16  # ones before the rank itself
 NOT_VALID = False

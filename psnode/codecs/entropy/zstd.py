@@ -12,9 +12,9 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from psnode.codecs.base import Bytes
+from psnode.codecs.arrays import Bytes, Codes
 from psnode.codecs.bounds import check_integer
-from psnode.codecs.stages import Codes, Lossless
+from psnode.codecs.stages import Lossless
 from psnode.errors import CodecSpecError, PayloadError
 
 

@@ -9,16 +9,15 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
 
+from psnode.codecs.arrays import Floats, Words32
+
 LANES = 64
 MAGNITUDE = 0x7FFFFFFF  # of the bits of a float32; the magnitudes of finite values are ordered as their bits are
 
-Floats = npt.NDArray[np.float32]
-Words32 = npt.NDArray[np.uint32]
 
 _I1, _I32, _I64, _F32 = ir.IntType(1), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _ROW = ir.VectorType(_I32, LANES)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.entropy.ans_model import Int64s
-from psnode.codecs.kernels.dots import Float64s
+from psnode.codecs.arrays import Float64s, Int64s
 from psnode.codecs.kernels.jit import inlined, kernel
 
 _SWEEPS = 100

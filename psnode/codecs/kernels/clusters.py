@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Words
-from psnode.codecs.entropy.ans_model import Int64s
-from psnode.codecs.kernels.dots import Float64s
+from psnode.codecs.arrays import Bytes, Float64s, Floats, Int64s, Words
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.rng import BLOCK, HALF, fill
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from psnode.codecs.base import Floats, Words
+from psnode.codecs.arrays import Floats, Words, Words32
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import wide
-from psnode.codecs.kernels.planes import BLOCK, Words32
+from psnode.codecs.kernels.planes import BLOCK
 from psnode.codecs.kernels.ties import chance
 from psnode.codecs.rng import fill
 

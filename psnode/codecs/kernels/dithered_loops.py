@@ -9,13 +9,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from psnode.codecs.base import Bytes, Floats, Words
+from psnode.codecs.arrays import Bytes, Floats, Words, Words32
 from psnode.codecs.kernels.dithered import QUARTER, block_dither, by_class, from_codes, quantise, reconstruct, to_codes
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, wide
 from psnode.codecs.kernels.norms import l2_norm
 from psnode.codecs.kernels.packed import from_rows, pack_block, to_rows, unpack_block
-from psnode.codecs.kernels.planes import BLOCK, ROW, Words32
+from psnode.codecs.kernels.planes import BLOCK, ROW
 from psnode.codecs.rng import HALF
 
 Int16s = npt.NDArray[np.int16]

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from psnode.codecs.base import Floats
+from psnode.codecs.arrays import Floats
 from psnode.codecs.kernels.jit import kernel
-
-Float64s = npt.NDArray[np.float64]
 
 LANES = 16
 BLOCK = 1024

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.base import Floats
+from psnode.codecs.arrays import Floats
 from psnode.codecs.kernels.jit import kernel
 from psnode.errors import NonFiniteGradientError
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.base import Floats, Words
-from psnode.codecs.kernels.bitmasks import LANES, MAGNITUDE, Words32, lowest_one, mask_added, mask_at_least, mask_copied
+from psnode.codecs.arrays import Floats, Words, Words32
+from psnode.codecs.kernels.bitmasks import LANES, MAGNITUDE, lowest_one, mask_added, mask_at_least, mask_copied
 from psnode.codecs.kernels.finite import INFINITY_BITS, ROW
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, wide

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.base import Floats, Words
-from psnode.codecs.kernels.dots import Float64s
+from psnode.codecs.arrays import Float64s, Floats, Words, Words32
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.rng import BLOCK, HALF, Words32, fill
+from psnode.codecs.rng import BLOCK, HALF, fill
 
 
 @inlined

@@ -6,13 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Words
+from psnode.codecs.arrays import Bytes, Codes, Floats, Words, Words32
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import AHEAD, fetch_row_to_write, wide
 from psnode.codecs.kernels.planes import pack_row, pack_tail, unpack_row, unpack_tail
 from psnode.codecs.kernels.stochastic import ROW, round_rows
-from psnode.codecs.rng import HALF, Words32
-from psnode.codecs.stages import Codes
+from psnode.codecs.rng import HALF
 
 BLOCK = 4 * ROW
 _CELLS = ROW // 4

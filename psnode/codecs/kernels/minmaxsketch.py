@@ -5,8 +5,7 @@ Source: Jiang, Fu, Yang, Cui, "SketchML: Accelerating distributed machine learni
 
 from __future__ import annotations
 
-from psnode.codecs.base import Bytes
-from psnode.codecs.entropy.ans_model import Int64s
+from psnode.codecs.arrays import Bytes, Int64s
 from psnode.codecs.kernels.jit import kernel
 
 EMPTY = 255

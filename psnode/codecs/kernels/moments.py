@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from psnode.codecs.base import Floats, readonly
+from psnode.codecs.arrays import Floats, readonly
 from psnode.codecs.kernels.norms import l2_norm
 
 NOT_FINITE = -1.0

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, readonly
+from psnode.codecs.arrays import Bytes, Codes, Words32, readonly
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.kernels.planes import BLOCK, ROW, Words32, pack_row, pack_tail, packed_nbytes, unpack_row, unpack_tail
-from psnode.codecs.stages import Codes
+from psnode.codecs.kernels.planes import BLOCK, ROW, pack_row, pack_tail, packed_nbytes, unpack_row, unpack_tail
 from psnode.errors import PayloadError
 
 

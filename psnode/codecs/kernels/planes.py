@@ -12,12 +12,9 @@ codes as one uint32, in which no field crosses its byte.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from psnode.codecs.base import Bytes
+from psnode.codecs.arrays import Bytes, Words32
 from psnode.codecs.kernels.jit import inlined
-
-Words32 = npt.NDArray[np.uint32]
 
 BLOCK = 512
 ROW = BLOCK + 8  # a plane's last byte may reach beyond the last code

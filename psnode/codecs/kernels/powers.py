@@ -13,15 +13,13 @@ import math
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Words
-from psnode.codecs.kernels.dots import Float64s
+from psnode.codecs.arrays import Bytes, Codes, Float64s, Floats, Words, Words32
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.norms import NOT_FINITE, l2_norm, max_norm
 from psnode.codecs.kernels.packed import from_rows, pack_block, to_rows, unpack_block
-from psnode.codecs.kernels.planes import BLOCK, ROW, Words32
+from psnode.codecs.kernels.planes import BLOCK, ROW
 from psnode.codecs.kernels.ties import chance
 from psnode.codecs.rng import HALF, fill
-from psnode.codecs.stages import Codes
 
 GIVEN, L2, MAX = 0, 1, 2  # norms: known beforehand, or taken of every bucket
 TABLE = 512  # more than the codes there can be: s is at most 254

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Words
-from psnode.codecs.kernels.dots import Float64s
+from psnode.codecs.arrays import Bytes, Codes, Float64s, Floats, Words, Words32
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, wide
 from psnode.codecs.kernels.norms import fold, inner_512, l2_norm, max_norm
 from psnode.codecs.kernels.parts import PartTable, add_parts
-from psnode.codecs.kernels.planes import BLOCK, ROW, Words32, pack_codes, pack_row, unpack_codes, unpack_row
+from psnode.codecs.kernels.planes import BLOCK, ROW, pack_codes, pack_row, unpack_codes, unpack_row
 from psnode.codecs.kernels.qsgd_blocks import (
     add_values_plain,
     factor_of,
@@ -23,7 +22,6 @@ from psnode.codecs.kernels.qsgd_blocks import (
     values_plain,
 )
 from psnode.codecs.rng import HALF, fill
-from psnode.codecs.stages import Codes
 
 
 @inlined

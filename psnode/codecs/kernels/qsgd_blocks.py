@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Words
+from psnode.codecs.arrays import Bytes, Floats, Words, Words32
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.kernels.planes import BLOCK, Words32
+from psnode.codecs.kernels.planes import BLOCK
 from psnode.codecs.kernels.ties import chance
 from psnode.codecs.rng import HALF
 

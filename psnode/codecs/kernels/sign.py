@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Words
-from psnode.codecs.kernels.dots import Float64s
+from psnode.codecs.arrays import Bytes, Float64s, Floats, Words, Words32
 from psnode.codecs.kernels.finite import all_finite
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import AHEAD, fetch_row, wide
 from psnode.codecs.kernels.norms import fold
 from psnode.codecs.kernels.parts import NOT_FINITE, PartTable, add_parts
 from psnode.codecs.kernels.signbits import ROW, apply, count, pack_rest, pack_row, some, toss
-from psnode.codecs.rng import BLOCK, HALF, Words32, fill
+from psnode.codecs.rng import BLOCK, HALF, fill
 
 PIECE = 32 * HALF
 _LANES = 64

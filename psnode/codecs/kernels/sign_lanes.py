@@ -13,8 +13,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
 
-from psnode.codecs.base import Bytes, Floats
-from psnode.codecs.rng import Words32
+from psnode.codecs.arrays import Bytes, Floats, Words32
 
 GROUP = 64
 _MAGNITUDE = 0x7FFFFFFF

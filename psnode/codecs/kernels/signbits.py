@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats
+from psnode.codecs.arrays import Bytes, Floats, Words32
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import AHEAD, fetch_row_to_write, wide
 from psnode.codecs.kernels.sign_lanes import GROUP, add_levels, put_levels, store_masks
-from psnode.codecs.rng import Words32
 
 ROW = 512
 

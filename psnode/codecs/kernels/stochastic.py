@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Words
+from psnode.codecs.arrays import Bytes, Floats, Words, Words32
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import AHEAD, fetch_row, wide
 from psnode.codecs.kernels.ties import chance
-from psnode.codecs.rng import BLOCK, Words32, fill
+from psnode.codecs.rng import BLOCK, fill
 
 ROW = 512
 UNIT = 2**16

@@ -10,17 +10,14 @@ A value that is sent is found by its bits: as integers they are ordered as magni
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from psnode.codecs.base import Bytes, Floats, Words
+from psnode.codecs.arrays import Bytes, Floats, Words, Words16
 from psnode.codecs.kernels.bitmasks import LANES, MAGNITUDE, lowest_one, mask_at_least, ones
 from psnode.codecs.kernels.finite import INFINITY_BITS
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.kernels.parts import PartTable, add_parts
 from psnode.codecs.kernels.ternary import add, write
 from psnode.codecs.kernels.trits import DIGITS, is_packed, pack, unpack
-
-Words16 = npt.NDArray[np.uint16]
 
 BLOCK = 20480
 _DENSE = 0xFFFF

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Words
-from psnode.codecs.kernels.dots import Float64s
+from psnode.codecs.arrays import Bytes, Codes, Float64s, Floats, Words
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import AHEAD, fetch_row_to_write, wide
 from psnode.codecs.kernels.norms import inner_512
 from psnode.codecs.kernels.stochastic import ROW, round_rows
 from psnode.codecs.kernels.trits import DIGITS, is_packed, pack, unpack
 from psnode.codecs.rng import HALF
-from psnode.codecs.stages import Codes
 
 BLOCK = DIGITS * ROW
 

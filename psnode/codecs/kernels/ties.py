@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.base import Words
+from psnode.codecs.arrays import Words
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.rng import call
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.base import Bytes
+from psnode.codecs.arrays import Bytes
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import wide
 

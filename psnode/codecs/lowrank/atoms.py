@@ -20,15 +20,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from psnode.codecs.arrays import Float64s, Int64s
 from psnode.errors import CodecValueError
 
 TICK_BITS = 48
 TICKS = 1 << TICK_BITS
 MAX_BUDGET = 1 << 14
 """Above it the running sum of ticks would leave int64; no low-rank message has that many atoms."""
-
-Float64s = npt.NDArray[np.float64]
-Int64s = npt.NDArray[np.int64]
 
 
 def optimal_probabilities(magnitudes: npt.ArrayLike, budget: float) -> Float64s:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.base import Floats, readonly
-from psnode.codecs.lowrank.spectrum import Float64s
+from psnode.codecs.arrays import Float64s, Floats, readonly
 
 _LARGEST = float(np.finfo(np.float32).max) * (1 - 2.0**-18)  # room for the rounding of the factors
 _TINY = float(np.finfo(np.float64).tiny)

@@ -17,9 +17,9 @@ import math
 
 import numpy as np
 
-from psnode.codecs.base import Words
+from psnode.codecs.arrays import Float64s, Floats, Words
 from psnode.codecs.kernels.finite import raise_nonfinite
-from psnode.codecs.lowrank.spectrum import NOISE, Core, Float32s, Float64s, Spectrum, eigenpairs, project, spectrum, trim
+from psnode.codecs.lowrank.spectrum import NOISE, Core, Spectrum, eigenpairs, project, spectrum, trim
 from psnode.codecs.rng import BLOCK, fill
 from psnode.codecs.table import number_of
 
@@ -28,7 +28,7 @@ _STREAM = number_of("svd") | 1 << 8
 _SAFE = 2.0**60
 
 
-def sketch(matrix: Float32s, count: int, key: Words, *, cover: bool = False) -> Spectrum:
+def sketch(matrix: Floats, count: int, key: Words, *, cover: bool = False) -> Spectrum:
     """At least the `count` largest terms of `matrix`, nearly, descending; with `cover` one random term after them.
 
     Deterministic in `matrix` and `key` for a machine, library version and number of BLAS threads. A matrix whose short side has
@@ -47,7 +47,7 @@ def sketch(matrix: Float32s, count: int, key: Words, *, cover: bool = False) -> 
     return _covered(found, basis, normals[width]) if cover else found
 
 
-def _range(core: Core, normals: Float64s, matrix: Float32s) -> Float64s:
+def _range(core: Core, normals: Float64s, matrix: Floats) -> Float64s:
     """Orthonormal rows (width, short) that span nearly the leading subspace of the short side."""
     a = core.values.T if core.tall else core.values
     start = normals.astype(np.float32)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.base import Floats
+from psnode.codecs.arrays import Floats
 from psnode.codecs.kernels.jit import inlined, kernel
 
 _BLOCK = 1024

@@ -26,11 +26,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from psnode.codecs.arrays import Float64s, Floats, Int64s
 from psnode.codecs.kernels.finite import raise_nonfinite
-
-Float32s = npt.NDArray[np.float32]
-Float64s = npt.NDArray[np.float64]
-Int64s = npt.NDArray[np.int64]
 
 NOISE = 2.0**-22
 _GRAM_BLOCK = 1 << 22
@@ -52,7 +49,7 @@ def matricise(shape: tuple[int, ...]) -> tuple[int, int, int]:
 class Core(NamedTuple):
     """A matrix of `shape` without its zero rows and columns, and where the others are."""
 
-    values: Float32s
+    values: Floats
     rows: Int64s
     columns: Int64s
     shape: tuple[int, int]
@@ -95,7 +92,7 @@ class Spectrum:
         return left, right
 
 
-def spectrum(matrix: Float32s) -> Spectrum:
+def spectrum(matrix: Floats) -> Spectrum:
     """The spectrum of `matrix`, float32, 2-D, not empty. A zero matrix has an empty one.
 
     The signs of singular vectors are arbitrary: here the first entry of the largest magnitude of a short-side vector is
@@ -109,7 +106,7 @@ def spectrum(matrix: Float32s) -> Spectrum:
     return Spectrum(core, *eigenpairs(gram))
 
 
-def trim(matrix: Float32s) -> Core:
+def trim(matrix: Floats) -> Core:
     """`matrix` without its zero rows and columns; not copied if it has none."""
     rows, columns = np.flatnonzero(matrix.any(axis=1)), np.flatnonzero(matrix.any(axis=0))
     values = matrix if (rows.size, columns.size) == matrix.shape else matrix[np.ix_(rows, columns)]

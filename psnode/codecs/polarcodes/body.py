@@ -6,17 +6,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Words
+from psnode.codecs.arrays import Bytes, Floats, Words, Words16
 from psnode.codecs.entropy.ans import Ans
 from psnode.codecs.polarcodes import groups, stream
-from psnode.codecs.polarcodes.coder import Words16
 from psnode.codecs.polarcodes.lanes import Masks
 from psnode.codecs.polarcodes.layout import Superblock, superblocks
 from psnode.codecs.stages import padded, read_section, write_section
 from psnode.errors import PayloadError
 
 
-def class_blocks(ids: groups.Bytes1, longest: int) -> list[Superblock]:
+def class_blocks(ids: Bytes, longest: int) -> list[Superblock]:
     """The superblocks of all classes, one after the other. Classes are small: so are their blocks."""
     blocks: list[Superblock] = []
     start = 0

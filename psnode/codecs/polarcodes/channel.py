@@ -12,17 +12,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from psnode.codecs.polarcodes.coder import PRECISION, STEPS, Words16
+from psnode.codecs.arrays import Float64s, Words16
+from psnode.codecs.polarcodes.coder import PRECISION, STEPS
 from psnode.codecs.polarcodes.lanes import LARGEST, UNIT, Llrs
 from psnode.codecs.polarcodes.trees import SAMPLES
 from psnode.codecs.polarcodes.vectors import LANES
 
 CELLS = 1024
 CELLS_PER_UNIT = 128
-
-Float64s = npt.NDArray[np.float64]
 
 
 class Channel(NamedTuple):

@@ -14,15 +14,13 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
 
+from psnode.codecs.arrays import Words16
 from psnode.codecs.polarcodes.lanes import Llrs, Masks
 from psnode.codecs.polarcodes.vectors import I1, I16, ROW, WIDE, as_mask, as_word, at, call, load, pick, row_at, splat
-
-Words16 = npt.NDArray[np.uint16]
 
 PRECISION = 14
 STEPS = 64  # entries of the table of q, |l| in steps of 16 units

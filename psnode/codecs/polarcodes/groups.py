@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from psnode.codecs.base import Floats
+from psnode.codecs.arrays import Bytes, Float64s, Floats
 from psnode.codecs.entropy.ans_model import section_cost
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.polarcodes.designs import CHANNELS
@@ -36,8 +36,6 @@ _MULTIPLIERS = 1024  # from 2^-48 to 2^16 of the mean square
 _GAIN = 0.9  # of the error: less is not worth it
 _SAMPLED = 8  # one of so many groups decides about taps
 
-Float64s = npt.NDArray[np.float64]
-Bytes1 = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
 
 
@@ -45,7 +43,7 @@ class Classes(NamedTuple):
     """`taps`, bool: which chunks are in the order of taps; `ids`, uint8: of every group, in that order."""
 
     taps: Flags
-    ids: Bytes1
+    ids: Bytes
 
 
 @kernel
@@ -114,7 +112,7 @@ def _arrange(x: Floats, floor: float, taps: Flags, y: Floats, energies: Float64s
 
 
 @kernel
-def _classify(energies: Float64s, limits: Float64s, ids: Bytes1) -> None:
+def _classify(energies: Float64s, limits: Float64s, ids: Bytes) -> None:
     """ids = how many limits are not above the energy."""
     ids[:] = 0
     for limit in limits:
@@ -123,7 +121,7 @@ def _classify(energies: Float64s, limits: Float64s, ids: Bytes1) -> None:
 
 
 @kernel
-def _errors(energies: Float64s, ids: Bytes1, shares: Float64s) -> tuple[float, float]:
+def _errors(energies: Float64s, ids: Bytes, shares: Float64s) -> tuple[float, float]:
     """The sum of energies, and that of their rests behind the classes."""
     total, left = 0.0, 0.0
     for g in range(energies.size):
@@ -182,7 +180,7 @@ def arrange(x: Floats, mean_square: float, rate: float) -> Arranged | None:
     return Arranged(Classes(taps, ids), z, multiplier)
 
 
-def _allocate(energies: Float64s, mean_square: float, budget: float) -> tuple[Bytes1, float]:
+def _allocate(energies: Float64s, mean_square: float, budget: float) -> tuple[Bytes, float]:
     """The ids of the least m that keeps to `budget` bits, and this m."""
     grid = np.cumprod(np.full(_MULTIPLIERS, _STEP)) * (mean_square * 2.0**-48)
     low, high = 0, _MULTIPLIERS - 1
@@ -197,20 +195,20 @@ def _allocate(energies: Float64s, mean_square: float, budget: float) -> tuple[By
     return ids, float(grid[low])
 
 
-def _starts(ids: Bytes1) -> npt.NDArray[np.int64]:
+def _starts(ids: Bytes) -> npt.NDArray[np.int64]:
     """Offsets of each class among the values of all classes but the first."""
     counts = np.bincount(ids, minlength=len(LADDER))
     counts[0] = 0
     return np.concatenate([[0], np.cumsum(counts)[:-1]]) * GROUP
 
 
-def sizes(ids: Bytes1) -> list[int]:
+def sizes(ids: Bytes) -> list[int]:
     """The number of values of each class but the first."""
     return [int(count) * GROUP for count in np.bincount(ids, minlength=len(LADDER))[1:]]
 
 
 @kernel
-def _sort(y: Floats, ids: Bytes1, starts: npt.NDArray[np.int64], z: Floats) -> None:
+def _sort(y: Floats, ids: Bytes, starts: npt.NDArray[np.int64], z: Floats) -> None:
     """Append each group to its class."""
     for g in range(ids.size):
         if ids[g]:
@@ -220,7 +218,7 @@ def _sort(y: Floats, ids: Bytes1, starts: npt.NDArray[np.int64], z: Floats) -> N
 
 
 @kernel
-def _unsort(z: Floats, ids: Bytes1, starts: npt.NDArray[np.int64], y: Floats) -> None:
+def _unsort(z: Floats, ids: Bytes, starts: npt.NDArray[np.int64], y: Floats) -> None:
     """The inverse of _sort; zeros in the first class."""
     for g in range(ids.size):
         if ids[g]:

@@ -13,8 +13,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from psnode.codecs.base import Bytes, Floats
-from psnode.codecs.kernels.bitmasks import Words32
+from psnode.codecs.arrays import Bytes, Floats, Words32
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.selection import indices
 from psnode.codecs.stages import padded, read_section, write_section

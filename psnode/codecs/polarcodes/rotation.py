@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from psnode.codecs import rng
-from psnode.codecs.base import Floats, Words, readonly
+from psnode.codecs.arrays import Floats, Words, readonly
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.polarcodes.lanes import Masks
 

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from psnode.codecs import rng
-from psnode.codecs.base import Floats, Words, readonly
+from psnode.codecs.arrays import Floats, Words, Words16, readonly
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.kernels.moments import root_mean_square
 from psnode.codecs.polarcodes import designs, rotation, symbols
 from psnode.codecs.polarcodes.channel import chances, logistic
-from psnode.codecs.polarcodes.coder import Words16
 from psnode.codecs.polarcodes.lanes import Masks
 from psnode.codecs.polarcodes.layout import SCALED, Superblock
 from psnode.codecs.polarcodes.reader import ended_well, reader

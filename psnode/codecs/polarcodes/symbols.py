@@ -15,7 +15,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
 
-from psnode.codecs.base import Floats
+from psnode.codecs.arrays import Floats
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import wide
 from psnode.codecs.polarcodes.channel import CELLS, CELLS_PER_UNIT

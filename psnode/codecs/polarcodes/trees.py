@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from psnode.codecs.arrays import Words16
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.polarcodes import schedule as kinds
-from psnode.codecs.polarcodes.coder import Words16, likely_of
+from psnode.codecs.polarcodes.coder import likely_of
 from psnode.codecs.polarcodes.lanes import Llrs, Masks, below, f_row, g_row, gather_row, negative
 from psnode.codecs.polarcodes.reader import Reader, read_row
 from psnode.codecs.polarcodes.vectors import LANES

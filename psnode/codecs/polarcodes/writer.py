@@ -15,9 +15,10 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
 
+from psnode.codecs.arrays import Words16
 from psnode.codecs.kernels.bitmasks import lowest_one, ones
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.polarcodes.coder import Words16, narrow, split, widened
+from psnode.codecs.polarcodes.coder import narrow, split, widened
 from psnode.codecs.polarcodes.lanes import Masks
 from psnode.codecs.polarcodes.vectors import (
     LANES,

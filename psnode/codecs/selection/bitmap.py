@@ -13,10 +13,9 @@ coding", arXiv:1311.2540.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from psnode.codecs.base import Bytes, Words
-from psnode.codecs.kernels.bitmasks import Words32, lowest_one
+from psnode.codecs.arrays import Bytes, Words, Words16, Words32
+from psnode.codecs.kernels.bitmasks import lowest_one
 from psnode.codecs.kernels.jit import kernel
 from psnode.errors import PayloadError
 
@@ -24,8 +23,6 @@ STATES = 4
 _BITS = 15
 _LOW = 1 << 16  # states lie in 2^16 .. 2^32 - 1
 _POPULATION = np.array([bin(byte).count("1") for byte in range(256)])
-
-Words16 = npt.NDArray[np.uint16]
 
 
 def edges(count: int, size: int) -> Words:

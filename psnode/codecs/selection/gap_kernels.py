@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Words
-from psnode.codecs.kernels.bitmasks import Words32, lowest_one
+from psnode.codecs.arrays import Bytes, Words, Words32
+from psnode.codecs.kernels.bitmasks import lowest_one
 from psnode.codecs.kernels.jit import kernel
 
 GROUP = 32

@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Words
-from psnode.codecs.kernels.bitmasks import Words32
+from psnode.codecs.arrays import Bytes, Words, Words32
 from psnode.codecs.selection.gap_kernels import GROUP, fit, read_streams, unary_bits, write_streams
 from psnode.errors import PayloadError
 

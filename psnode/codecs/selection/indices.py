@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.base import Bytes
-from psnode.codecs.kernels.bitmasks import Words32
+from psnode.codecs.arrays import Bytes, Words32
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.selection import bitmap, gaps
 from psnode.errors import PayloadError

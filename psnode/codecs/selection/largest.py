@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from psnode.codecs.base import Floats, Words
-from psnode.codecs.kernels.bitmasks import Words32
+from psnode.codecs.arrays import Floats, Words, Words32
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
 from psnode.codecs.kernels.gather import STRIP, places
 from psnode.codecs.selection.ranking import keep_largest, kth_largest, peak

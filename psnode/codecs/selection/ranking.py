@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.kernels.bitmasks import MAGNITUDE, Words32
+from psnode.codecs.arrays import Words32
+from psnode.codecs.kernels.bitmasks import MAGNITUDE
 from psnode.codecs.kernels.jit import kernel
 
 _BINS = 4096

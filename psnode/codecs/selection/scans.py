@@ -10,8 +10,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 
 from psnode.codecs import sources
-from psnode.codecs.base import Floats, readonly
-from psnode.codecs.kernels.bitmasks import Words32
+from psnode.codecs.arrays import Floats, Words32, readonly
 from psnode.codecs.kernels.gather import gather, gather_added, gather_copied, gather_difference, take
 
 

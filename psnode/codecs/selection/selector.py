@@ -11,9 +11,9 @@ from abc import abstractmethod
 
 import numpy as np
 
+from psnode.codecs.arrays import Words32
 from psnode.codecs.base import Bytes, Floats, Indices, Shape, Sink, Source, Words
 from psnode.codecs.bounds import check_real
-from psnode.codecs.kernels.bitmasks import Words32
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.payload import MAX_COORDINATES
 from psnode.codecs.selection import indices

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.base import Words
-from psnode.codecs.kernels.bitmasks import Words32
+from psnode.codecs.arrays import Words, Words32
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.rng import BLOCK, fill
 from psnode.codecs.selection.bitmap import scan

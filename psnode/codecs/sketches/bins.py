@@ -17,10 +17,8 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Words
-from psnode.codecs.entropy.ans_model import Int64s
+from psnode.codecs.arrays import Bytes, Floats, Int64s, Words, Words32
 from psnode.codecs.kernels import clusters, minmaxsketch
-from psnode.codecs.kernels.bitmasks import Words32
 from psnode.codecs.selection import indices
 from psnode.codecs.stages import padded, read_section, write_section
 from psnode.errors import PayloadError

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.entropy.ans_model import Int64s
+from psnode.codecs.arrays import Float64s, Int64s
 from psnode.codecs.kernels import clustering
-from psnode.codecs.kernels.dots import Float64s
 
 _SQUARINGS = 12
 _LARGEST = 600.0

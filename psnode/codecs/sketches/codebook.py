@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.base import Floats, Words
-from psnode.codecs.entropy.ans_model import Int64s
+from psnode.codecs.arrays import Float64s, Floats, Int64s, Words
 from psnode.codecs.kernels import clustering
-from psnode.codecs.kernels.dots import Float64s
 from psnode.codecs.rng import words
 
 SAMPLE = 1 << 16

@@ -13,8 +13,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Floats, Words
-from psnode.codecs.entropy.ans_model import Int64s
+from psnode.codecs.arrays import Bytes, Floats, Int64s, Words
 from psnode.codecs.kernels import clusters
 from psnode.codecs.kernels.clusters import Ids
 from psnode.errors import PayloadError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.base import Floats, Words
+from psnode.codecs.arrays import Floats, Words
 from psnode.codecs.sketches.codebook import sample
 
 MEMBERS = 8  # of a bin, at least, or its mean costs more than its members gain

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.base import Floats, Words
-from psnode.codecs.kernels.bitmasks import MAGNITUDE, Words32
-from psnode.codecs.kernels.dots import Float64s
+from psnode.codecs.arrays import Float64s, Floats, Words, Words32
+from psnode.codecs.kernels.bitmasks import MAGNITUDE
 from psnode.codecs.kernels.gather import places, take
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.rng import words
