@@ -30,7 +30,7 @@ class Thread(NamedTuple):
 
 def ranks(argument: str) -> dict[int, int]:
     """Process and rank of all ranks that have `argument` in their command line."""
-    found = {}
+    found: dict[int, int] = {}
     for process in _PROC.glob("[0-9]*"):
         with contextlib.suppress(OSError):  # one that ended meanwhile, or another user's
             if argument.encode() in (process / "cmdline").read_bytes().split(b"\0"):
