@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from psnode.codecs import Codec, Payload
+from psnode.codecs.arrays import Bytes
 from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
 from psnode.codecs.rng import Key
 from psnode.codecs.sources import restore
@@ -22,6 +22,7 @@ from psnode.config.scheme import Scheme
 from psnode.errors import NonFiniteGradientError, NonFinitePartError
 from psnode.exchange.gradients import Gradients
 from psnode.exchange.memories import Memories
+from psnode.exchange.outgoing import OutgoingFrames
 from psnode.exchange.routes import MASTER
 from psnode.exchange.segment_coder import SegmentCoder
 from psnode.feedback import get_feedback
@@ -29,10 +30,7 @@ from psnode.plan.groups import ALL, Group, Plan, Segment, gradient_key
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Flag, Kind
-from psnode.transport.base import Pending
 
-Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
 _SKIPS = 3
 
 
@@ -73,7 +71,7 @@ class GradientSender:
             SegmentCoder, feedback=feedback, warmup=scheme.ratio_warmup, clipped=scheme.clips, memory=self._memories.vector
         )
         self._coders = [[kind(segment) for segment in group.segments] for group in plan.groups]
-        self._frames: list[tuple[Bytes, list[Pending]] | None] = [None] * len(plan.groups)
+        self._frames = OutgoingFrames(len(plan.groups), link)
         self._sent: dict[int, tuple[Bytes, int]] = {}  # the frames of this step and their numbers of payloads, by group
         self._step = 0
         self._version = 0
@@ -195,7 +193,8 @@ class GradientSender:
         codecs = [coder.codec(self._phase, self._step) for coder in coders]
         absent = self._gradients.absent(group.start, group.stop)
         mark = wire.pack_groups(absent, len(self._plan.covering(group.start, group.stop))) if absent else b""
-        frame = self._room(group, mark)
+        room = sum(wire.padded(coder.max_nbytes) for coder in coders) + wire.padded(len(mark))
+        frame = self._frames.begin(group.index, len(coders) + bool(mark), room)
         done: list[tuple[SegmentCoder, Codec, Payload]] = []
         try:
             pairs = list(zip(coders, codecs, strict=True))
@@ -218,16 +217,8 @@ class GradientSender:
         if mark:
             frame.room[: len(mark)] = np.frombuffer(mark, np.uint8)
             frame.take(len(mark))
-        sealed = frame.seal(
-            Kind.GRADIENT,
-            flags=Flag.PARTIAL if mark else Flag.NONE,
-            sender=self._link.rank,
-            job=self._link.job,
-            group=group.index,
-            step=self._step,
-            version=self._version,
-        )
-        self._frames[group.index] = (frame.buffer, self._link.send_frame(self._targets[group.index], sealed))
+        flags, target = Flag.PARTIAL if mark else Flag.NONE, self._targets[group.index]
+        sealed = self._frames.send(group.index, frame, target, Kind.GRADIENT, self._step, self._version, flags)
         self._sent[group.index] = sealed, len(coders) + bool(mark)
         self._nbytes += sealed.size
 
@@ -255,17 +246,6 @@ class GradientSender:
             error, energy = coder.feedback.lost(gradient, coder.state, codec.decode(payload))
             self._lost = self._lost[0] + error, self._lost[1] + energy
         return payload
-
-    def _room(self, group: Group, mark: bytes) -> wire.GroupFrame:
-        """A frame in the making, with room for the payloads and a `mark`: in last step's memory if that has left, else in new.
-
-        Fresh pages are slow.
-        """
-        last = self._frames[group.index]
-        free = last is not None and all(pending.done for pending in last[1])
-        coders = self._coders[group.index]
-        room = sum(wire.padded(coder.max_nbytes) for coder in coders) + wire.padded(len(mark))
-        return wire.GroupFrame(len(coders) + bool(mark), room, last[0] if last is not None and free else None)
 
 
 def _put_back(coder: SegmentCoder, codec: Codec, payload: Payload, weight: float = 1.0) -> None:

@@ -5,23 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from psnode.codecs import Codec, Payload, get_codec
+from psnode.codecs.arrays import Bytes, Floats
 from psnode.codecs.rng import Key
 from psnode.codecs.sinks import Added
 from psnode.codecs.sources import Difference
 from psnode.errors import CheckpointError
+from psnode.exchange.outgoing import OutgoingFrames
 from psnode.plan.groups import Group, Plan, Segment, downlink_codecs
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Kind
 from psnode.records import layout
-from psnode.transport.base import Pending
 
-Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
 _IDENTITY = get_codec("identity")
 _PURPOSE = "downlink"
 
@@ -38,10 +36,9 @@ class Downlink:
         self._codecs = downlink_codecs(plan, spec)
         self._x = weights
         self.replica = weights if self._codecs is None else weights.copy()
-        self._link = link
         self.recipients = tuple(workers)  # may be replaced while no group is being sent
         self._seed = seed
-        self._frames: list[tuple[Bytes, list[Pending]] | None] = [None] * len(plan.groups)
+        self._frames = OutgoingFrames(len(plan.groups), link)
         self._segments = plan.segments
         self._places = layout.places(plan)
         self._scratch: list[Floats] = []  # room for a change, one for every thread that has needed it at a time
@@ -76,7 +73,7 @@ class Downlink:
             return self.send_dense(group, version)
         codecs = [self._codecs[segment.index] for segment in group.segments]
         room = [wire.padded(codec.max_nbytes(s.shape)) for codec, s in zip(codecs, group.segments, strict=True)]
-        frame = self._room(group, len(codecs), sum(room))
+        frame = self._frames.begin(group.index, len(codecs), sum(room))
         scratch = self._scratch.pop() if self._scratch else np.empty(max(segment.size for segment in self._segments), np.float32)
         for segment, codec in zip(group.segments, codecs, strict=True):
             x = self._x[segment.start : segment.stop].reshape(segment.shape)
@@ -89,22 +86,15 @@ class Downlink:
 
     def send_dense(self, group: Group, version: int, ranks: Sequence[int] | None = None) -> int:
         """Send the group's y as it is: to `ranks` that have none or an old one, else to everybody."""
-        frame = self._room(group, 1, wire.padded(_IDENTITY.max_nbytes((group.size,))))
+        frame = self._frames.begin(group.index, 1, wire.padded(_IDENTITY.max_nbytes((group.size,))))
         payload = _IDENTITY.encode(self.replica[group.start : group.stop], Key.derive(0), out=frame.room)
         frame.take(payload.nbytes)
         return self._post(group, frame, Kind.WEIGHTS, version, ranks)
 
     def _post(self, group: Group, frame: wire.GroupFrame, kind: Kind, version: int, ranks: Sequence[int] | None = None) -> int:
         ranks = self.recipients if ranks is None else ranks
-        sealed = frame.seal(kind, sender=self._link.rank, job=self._link.job, group=group.index, step=version, version=version)
-        self._frames[group.index] = (frame.buffer, self._link.send_frame(ranks, sealed))
+        sealed = self._frames.send(group.index, frame, ranks, kind, version, version)
         return sealed.size * len(ranks)
-
-    def _room(self, group: Group, payloads: int, nbytes: int) -> wire.GroupFrame:
-        """A frame in the making: in last version's memory if that has left (fresh pages are slow), else in new."""
-        last = self._frames[group.index]
-        free = last is not None and all(pending.done for pending in last[1])
-        return wire.GroupFrame(payloads, nbytes, last[0] if last is not None and free else None)
 
 
 def _move(codec: Codec, x: Floats, y: Floats, key: Key, out: Bytes | None = None, scratch: Floats | None = None) -> Payload:

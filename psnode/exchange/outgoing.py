@@ -1,0 +1,43 @@
+"""Group frames on their way out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from psnode.codecs.arrays import Bytes
+from psnode.protocol.channel import FrameChannel
+from psnode.protocol.wire import Flag, GroupFrame, Kind
+from psnode.transport.base import Pending
+
+
+class OutgoingFrames:
+    """The last frame of every group: once it has left, the next one takes its memory, since fresh pages are slow.
+
+    One thread a group at a time.
+    """
+
+    def __init__(self, groups: int, link: FrameChannel) -> None:
+        self._link = link
+        self._last: list[tuple[Bytes, list[Pending]] | None] = [None] * groups
+
+    def begin(self, group: int, payloads: int, nbytes: int) -> GroupFrame:
+        """A frame in the making, with room for `payloads` of together at most `nbytes` bytes, padding included."""
+        last = self._last[group]
+        free = last is not None and all(pending.done for pending in last[1])
+        return GroupFrame(payloads, nbytes, last[0] if last is not None and free else None)
+
+    def send(
+        self,
+        group: int,
+        frame: GroupFrame,
+        ranks: int | Sequence[int],
+        kind: Kind,
+        step: int,
+        version: int,
+        flags: Flag = Flag.NONE,
+    ) -> Bytes:
+        """Seal the frame and send it to `ranks`; the sealed frame, which must not be written to."""
+        link = self._link
+        sealed = frame.seal(kind, flags=flags, sender=link.rank, job=link.job, group=group, step=step, version=version)
+        self._last[group] = frame.buffer, link.send_frame(ranks, sealed)
+        return sealed
