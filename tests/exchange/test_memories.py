@@ -22,6 +22,7 @@ from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Frame, Kind
 from psnode.records import tensorfile
 from psnode.transport.loopback import loopback_group
+from tests.exchange.given import Given
 from tests.records.plain_reader import read
 
 TENSORS = [
@@ -45,26 +46,17 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
-class Given:
+class ByName(Given):
     """Gradients of tensors by name, whatever order a plan has them in."""
 
     def __init__(self, plan: Plan) -> None:
+        super().__init__(np.zeros(plan.size, np.float32))
         self.plan = plan
-        self.vector = np.zeros(plan.size, np.float32)
 
     def draw(self, seed: int, scale: float = 1.0) -> None:
         for index, tensor in enumerate(TENSORS):
             values = np.random.default_rng([seed, index]).standard_normal(tensor.size)
             self.vector[self.plan.slices()[tensor.name]] = scale * values
-
-    def flat(self, start: int, stop: int) -> np.ndarray:
-        return self.vector[start:stop]
-
-    def parts(self, start: int, stop: int) -> list[tuple[int, np.ndarray]]:
-        return [(0, self.vector[start:stop])]
-
-    def absent(self, start: int, stop: int) -> list[int]:
-        return []
 
 
 class Sender:
@@ -72,7 +64,7 @@ class Sender:
 
     def __init__(self, scheme: Scheme, **plan: Any) -> None:
         self.plan = make_plan(TENSORS, scheme.codec, **plan)
-        self.given = Given(self.plan)
+        self.given = ByName(self.plan)
         master, own = loopback_group(2)
         self.master = FrameChannel(master)
         self.sender = GradientSender(

@@ -15,6 +15,7 @@ from psnode.plan.groups import Plan
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Frame, Kind
 from psnode.transport.loopback import loopback_group
+from tests.exchange.given import Given
 
 CODEC = "topk:ratio=0.05"
 DENSE = ["scaledsign:bucket=64", "onebit", "tbq:tau=0.01", "qsgd", "terngrad"]
@@ -25,23 +26,6 @@ def plan(codec: str) -> Plan:
     return Plan.from_dict({"tensors": [["a", [50, 100]], ["b", [30, 100]], ["c", [7]]], "groups": [segments]})
 
 
-class Given:
-    """A gradient that no model has made, in two parts."""
-
-    def __init__(self) -> None:
-        self.vector = np.random.default_rng(1).standard_normal(8007).astype(np.float32)
-
-    def flat(self, start: int, stop: int) -> np.ndarray:
-        return self.vector[start:stop]
-
-    def absent(self, start: int, stop: int) -> list[int]:
-        return []
-
-    def parts(self, start: int, stop: int) -> list[tuple[int, np.ndarray]]:
-        middle = (stop - start) // 2
-        return [(0, self.vector[start : start + middle]), (middle, self.vector[start + middle : stop])]
-
-
 def step(sender: GradientSender, number: int) -> None:
     sender.begin(number, number - 1, measure=False)
     sender.push(0)
@@ -50,7 +34,7 @@ def step(sender: GradientSender, number: int) -> None:
 
 @pytest.fixture
 def given() -> Given:
-    return Given()
+    return Given(np.random.default_rng(1).standard_normal(8007).astype(np.float32), pieces=2)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 from collections import Counter
@@ -13,29 +12,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-import psnode
 from psnode.config import Config
-from psnode.master import lead
 from psnode.protocol import wire
-from psnode.protocol.messages import Hello
 from psnode.protocol.wire import Kind
 from psnode.records.metrics import read_records
-from psnode.tasks.load import make_task
 from psnode.transport.base import Buffer, Pending, Transport
 from psnode.transport.loopback import loopback_group
-from psnode.worker import work
+from tests.faults.wrapped import Wrapped, train
 
 WORKERS = 3
 UP = (Kind.GRADIENT, Kind.REPORT)
 DOWN = (Kind.WEIGHTS, Kind.DELTA, Kind.VERSION_COMPLETE)
 
 
-class Counting(Transport):
+class Counting(Wrapped):
     """An end that notes the sizes of the frames it sends, by kind and step, and the reports among them."""
 
     def __init__(self, end: Transport) -> None:
-        self.rank, self.size, self.inboxes, self.local_rank = end.rank, end.size, end.inboxes, end.local_rank
-        self._end = end
+        super().__init__(end)
         self.bytes: Counter[tuple[Kind, int]] = Counter()
         self.reports: dict[int, dict[str, Any]] = {}
         self._lock = threading.Lock()
@@ -48,13 +42,7 @@ class Counting(Transport):
                 self.bytes[frame.kind, frame.step] += message.size
                 if frame.kind is Kind.REPORT:
                     self.reports[frame.step] = json.loads(bytes(frame.body))
-        return self._end.send(rank, tag, [message])
-
-    def alive(self) -> frozenset[int]:
-        return self._end.alive()
-
-    def close(self, seconds: float = 5.0) -> None:
-        self._end.close(seconds)
+        return super().send(rank, tag, [message])
 
 
 def trained(train_dir: Path, **changed: Any) -> list[Counting]:
@@ -65,19 +53,7 @@ def trained(train_dir: Path, **changed: Any) -> list[Counting]:
     }  # fmt: skip
     config = Config(**{**settings, **changed})
     ends = [Counting(end) for end in loopback_group(WORKERS + 1)]
-    torch_lock, hello = threading.RLock(), Hello("host", 1, psnode.__version__).to_bytes()
-
-    def be_worker(end: Transport) -> None:
-        with contextlib.closing(end):
-            work(end, config, make_task, hello, torch_lock)
-
-    threads = [threading.Thread(target=be_worker, args=(end,), daemon=True) for end in ends[1:]]
-    for thread in threads:
-        thread.start()
-    with ends[0] as end:
-        assert lead(end, config, make_task, hello) == 0
-    for thread in threads:
-        thread.join(60)
+    assert train(ends, config) == 0
     return ends
 
 

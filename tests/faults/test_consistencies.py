@@ -20,6 +20,7 @@ from psnode.records import checkpoint
 from psnode.records.history import violations
 from psnode.records.metrics import read_records
 from psnode.transport.loopback import loopback_group
+from tests.exchange.given import Given
 from tests.faults.slowed import slowed
 
 
@@ -75,22 +76,6 @@ def test_a_run_that_need_not_wait_resumes(tmp_path: Path, rule: dict[str, Any]) 
     assert run(config(tmp_path, **rule, resume=True)) == 0
     assert violations(tmp_path, None) == []
     assert summary(tmp_path)["steps"] == 20
-
-
-class Given:
-    """Gradients that no model has made."""
-
-    def __init__(self, vector: np.ndarray) -> None:
-        self.vector = vector
-
-    def flat(self, start: int, stop: int) -> np.ndarray:
-        return self.vector[start:stop]
-
-    def absent(self, start: int, stop: int) -> list[int]:
-        return []
-
-    def parts(self, start: int, stop: int) -> list[tuple[int, np.ndarray]]:
-        return [(0, self.vector[start:stop])]
 
 
 @pytest.mark.parametrize(("codec", "memory"), [("topk:ratio=0.05", "residual"), ("qsgd:levels=1", "residual")])

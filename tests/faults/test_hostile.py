@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import struct
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,16 +16,14 @@ from psnode.codecs import Payload, get_codec
 from psnode.codecs.rng import Key
 from psnode.config import Config
 from psnode.jobs.job import run
-from psnode.master import lead
 from psnode.protocol import wire
-from psnode.protocol.messages import Hello
 from psnode.protocol.wire import HEADER_BYTES, Kind
 from psnode.records import checkpoint, tensorfile
 from psnode.records.history import violations
-from psnode.tasks.load import make_task
 from psnode.transport.base import Buffer, Pending, Transport
 from psnode.transport.loopback import loopback_group
-from psnode.worker import work
+from tests.faults import wrapped
+from tests.faults.wrapped import Wrapped
 
 Lie = Callable[[np.ndarray], np.ndarray]
 
@@ -101,12 +97,12 @@ def too_long(body: bytes) -> bytes:
     return table + body[head : head + first] + bytes(1 << 20) + body[head + first :]
 
 
-class Lying(Transport):
+class Lying(Wrapped):
     """A worker's end that replaces its frames of one kind by lies, from `step` on and at most `most` of them."""
 
     def __init__(self, end: Transport, lie: Lie, step: int, kind: Kind = Kind.GRADIENT, most: int = 1 << 30) -> None:
-        self.rank, self.size, self.inboxes, self.local_rank = end.rank, end.size, end.inboxes, end.local_rank
-        self._end, self._lie, self._step, self._kind, self._most = end, lie, step, kind, most
+        super().__init__(end)
+        self._lie, self._step, self._kind, self._most = lie, step, kind, most
 
     def send(self, rank: int, tag: int, buffers: Sequence[Buffer]) -> Pending:
         frame = np.frombuffer(b"".join(bytes(buffer) for buffer in buffers), np.uint8)
@@ -114,13 +110,7 @@ class Lying(Transport):
         if framed and self._most and frame[5] == self._kind and int(frame[16:24].view("<u8")[0]) >= self._step:
             frame = self._lie(frame)
             self._most -= 1
-        return self._end.send(rank, tag, [frame])
-
-    def alive(self) -> frozenset[int]:
-        return self._end.alive()
-
-    def close(self, seconds: float = 5.0) -> None:
-        self._end.close(seconds)
+        return super().send(rank, tag, [frame])
 
 
 def train(
@@ -130,20 +120,7 @@ def train(
     ends: list[Transport] = list(loopback_group(workers + 1))
     for rank in [liar] if isinstance(liar, int) else liar:
         ends[rank] = Lying(ends[rank], lie, step, kind, most)
-    turn, hello = threading.RLock(), Hello("host", 1, "1").to_bytes()
-
-    def be_worker(end: Transport) -> None:
-        with contextlib.closing(end):
-            work(end, config, make_task, hello, turn)
-
-    threads = [threading.Thread(target=be_worker, args=(end,), daemon=True) for end in ends[1:]]
-    for thread in threads:
-        thread.start()
-    with ends[0] as end:
-        code = lead(end, config, make_task, hello)
-    for thread in threads:
-        thread.join(20)
-    return code
+    return wrapped.train(ends, config)
 
 
 def settings(train_dir: Path) -> dict[str, Any]:

@@ -22,25 +22,10 @@ from psnode.records import checkpoint, tensorfile
 from psnode.records.metrics import read_records
 from psnode.task import Task
 from psnode.transport.loopback import loopback_group
+from tests.exchange.given import Given
 
 SIZE = 4000
 KEPT = 400  # of the coordinates, a tenth
-
-
-class Given:
-    """Gradients that no model has made."""
-
-    def __init__(self) -> None:
-        self.vector = np.zeros(SIZE, np.float32)
-
-    def flat(self, start: int, stop: int) -> np.ndarray:
-        return self.vector[start:stop]
-
-    def parts(self, start: int, stop: int) -> list[tuple[int, np.ndarray]]:
-        return [(0, self.vector[start:stop])]
-
-    def absent(self, start: int, stop: int) -> list[int]:
-        return []
 
 
 def lr(step: int) -> float:
@@ -50,7 +35,7 @@ def lr(step: int) -> float:
 
 @pytest.fixture
 def given() -> Given:
-    return Given()
+    return Given(np.zeros(SIZE, np.float32))
 
 
 @pytest.fixture
