@@ -1,7 +1,7 @@
 """Change the code by a little and see if its tests notice: scripts/mutants.py [--seed S] [--count N] [--results FILE] [ID ...]
 
-A mutant is this checkout with one small change of meaning, drawn by the seed from all places in psnode/codecs, feedback, master,
-worker and checkpoint.py where one of the operators of mutants_places.py applies, an equal share from each of the five.
+A mutant is this checkout with one small change of meaning, drawn by the seed from all places in psnode/codecs, feedback,
+exchange, master, worker and records where one of the operators of mutants_places.py applies, an equal share from each of the six.
 
 Every mutant runs the tests of its module, by the table in mutants_tests.py, in a copy of the tree. One that fails counts if it
 fails once more by itself, and passes without the mutant; else it is passed over, told, and the others decide. A mutant that takes
@@ -38,7 +38,7 @@ from mutants_compiled import Compiled  # noqa: E402
 from mutants_places import Mutant, candidates, draw  # noqa: E402
 from mutants_tests import chosen, tests_of  # noqa: E402
 
-AREAS = ("psnode/codecs", "psnode/feedback", "psnode/exchange", "psnode/master", "psnode/worker", "psnode/records/checkpoint.py")
+AREAS = ("psnode/codecs", "psnode/feedback", "psnode/exchange", "psnode/master", "psnode/worker", "psnode/records")
 OUTSIDE = (".git", ".venv*", "*.pyc", "*.egg-info", "build", "dist", "runs", ".*_cache", ".hypothesis", ".cache")
 _FAILED = ("FAILED ", "ERROR ")
 _NO_TESTS = 5  # exit code of pytest
