@@ -108,3 +108,29 @@ def test_quickstart_trains_evaluates_and_says_what_it_did(tmp_path: Path) -> Non
     assert float(dense) == pytest.approx(8 * 2 * 431_080 * 44 / 1e6, rel=1e-3)
     assert float(megabytes) == pytest.approx((summary["uplink_bytes"] + summary["downlink_bytes"]) / 1e6, abs=0.06)
     assert str(run) in done.stdout
+
+
+def test_the_structure_of_a_checkout_is_measured(tmp_path: Path) -> None:
+    """A package with a folder inside, its tests, a module at the top, the cluster tool."""
+    for name, content in {
+        "psnode/__init__.py": "",
+        "psnode/one.py": "def f(a, /, b, *c, d, **e):\n    pass\n",
+        "psnode/codecs/__init__.py": "",
+        "psnode/codecs/two.py": "class A:\n    def g(self, a, b):\n        pass\n",
+        "psnode/codecs/kernels/three.py": "from llvmlite import ir\n",
+        "tests/codecs/test_two.py": "# a\n# b\n",
+        "tests/test_all.py": "# llvmlite\n",
+        "tools/ec2/four.py": "@classmethod\ndef h(cls): ...\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "structure.py", tmp_path], capture_output=True, text=True, check=True
+    )
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert rows[:5] == [
+        ["lines", "product", "tests"], ["(modules)", "2", "1"], ["codecs", "4", "2"], ["ec2", "2", "0"], ["all", "8", "3"],
+    ]  # fmt: skip
+    assert "entries of psnode/: 2\nentries of its packages: 2, most in codecs: 2\n" in done.stdout
+    assert "  5  psnode/one.py: f\n  2  psnode/codecs/two.py: g\n  0  tools/ec2/four.py: h\n" in done.stdout
+    assert done.stdout.endswith("modules with LLVM instructions: 1\n  psnode/codecs/kernels/three.py\n")

@@ -1,0 +1,78 @@
+"""Measures of the layout: scripts/structure.py [CHECKOUT] prints lines by package, entries a folder, long parameter lists, LLVM.
+
+Lines: all of them, of the modules of a package and of the tests in the folder of its name. Entries: modules and packages, without
+__init__.py. Parameters: without self and cls. LLVM: modules that make instructions of their own for Numba.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PRODUCT = ("psnode", "tools")
+_HERE = "(modules)"
+_LONGEST = 5
+
+
+def lines_by_folder(folder: Path) -> Counter[str]:
+    """Lines of the Python files below each folder in `folder`; of those directly in it under one name."""
+    counts: Counter[str] = Counter()
+    for path in folder.rglob("*.py"):
+        inside = path.relative_to(folder).parts
+        counts[inside[0] if len(inside) > 1 else _HERE] += len(path.read_text().splitlines())
+    return counts
+
+
+def entries(folder: Path) -> list[str]:
+    """Names of the modules and packages directly in `folder`."""
+    found = [path for path in folder.iterdir() if path.suffix == ".py" or any(path.rglob("*.py"))]
+    return sorted(path.stem for path in found if path.name != "__init__.py")
+
+
+def parameters(source: str) -> Iterator[tuple[int, str]]:
+    """The number of parameters and the name of every function in `source`."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            listed = node.args
+            every = [*listed.posonlyargs, *listed.args, *listed.kwonlyargs, listed.vararg, listed.kwarg]
+            yield sum(one is not None and one.arg not in ("self", "cls") for one in every), node.name
+
+
+def makes_instructions(source: str) -> bool:
+    """True if `source` imports llvmlite, or Numba's decorator for instructions."""
+    for node in ast.walk(ast.parse(source)):
+        names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+        module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+        if "intrinsic" in names or any(name.partition(".")[0] == "llvmlite" for name in [module, *names]):
+            return True
+    return False
+
+
+def main(arguments: list[str]) -> int:
+    """Print the measures of a checkout; the exit code."""
+    root = Path(arguments[0]).resolve() if arguments else ROOT
+    product, tests = lines_by_folder(root / "psnode"), lines_by_folder(root / "tests")
+    product["ec2"] = sum(lines_by_folder(root / "tools").values())
+    print(f"{'lines':16}{'product':>8}{'tests':>8}")
+    for name in sorted(product | tests):
+        print(f"{name:16}{product[name]:8}{tests[name]:8}")
+    print(f"{'all':16}{product.total():8}{tests.total():8}")
+    inside = {name: len(entries(root / "psnode" / name)) for name in product if (root / "psnode" / name).is_dir()}
+    fullest = max(sorted(inside), key=inside.__getitem__)
+    print(f"\nentries of psnode/: {len(entries(root / 'psnode'))}")
+    print(f"entries of its packages: {sum(inside.values())}, most in {fullest}: {inside[fullest]}")
+    sources = {path.relative_to(root): path.read_text() for folder in PRODUCT for path in sorted((root / folder).rglob("*.py"))}
+    found = [(count, f"{path}: {name}") for path, source in sources.items() for count, name in parameters(source)]
+    longest = sorted(found, key=lambda entry: (-entry[0], entry[1]))[:_LONGEST]
+    print("\nlongest parameter lists", *(f"{count:3}  {place}" for count, place in longest), sep="\n")
+    made = [str(path) for path, source in sources.items() if makes_instructions(source)]
+    print(f"\nmodules with LLVM instructions: {len(made)}", *made, sep="\n  ")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
