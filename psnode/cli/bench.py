@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from psnode.cli import shared
 from psnode.cli.bench_codecs import COMMANDS
 from psnode.cli.debugging import debuggable
 from psnode.config import Config
@@ -21,7 +22,7 @@ def bench() -> None:
 @click.option("--groups", type=click.IntRange(1), default=11, show_default=True, help="Groups a step.")
 @click.option("--group-bytes", type=click.IntRange(4), default=4_000_000, show_default=True, help="Size of each.")
 @click.option("--rounds", type=click.IntRange(2), default=12, show_default=True, help="How often everything is measured.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
+@shared.json_file
 @debuggable
 def bench_transport(**options: Any) -> int:
     """Dense ingest at the master against MPI's own bandwidth in the same run, over shared memory and TCP on this host."""
@@ -40,7 +41,7 @@ def bench_transport(**options: Any) -> int:
 @click.option("--groups", type=click.IntRange(1), default=4, show_default=True, help="Groups a step.")
 @click.option("--frames", type=click.IntRange(1), default=50_000, show_default=True, help="Frames that are offered in a repeat.")
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="The median of so many, and their spread.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
+@shared.json_file
 @debuggable
 def bench_rounds(**options: Any) -> int:
     """Time that the master's rounds take for each gradient frame, by rule and number of workers, without any bytes in it."""
@@ -59,9 +60,9 @@ def bench_rounds(**options: Any) -> int:
 @click.option("--lr", "lrs", type=click.FloatRange(0, min_open=True), multiple=True, help="Report the best of these; repeat.")
 @click.option("--screen/--no-screen", default=False, help="Compare the rates on the first seed alone; others run at the best.")
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="So many runs at a time.")
-@click.option("--output", type=click.Path(path_type=Path), required=True, help="Directory for the runs; those there are kept.")
+@shared.output
 @click.option("--local/--mpi", default=False, help="Master and workers in one process, or a rank each.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
+@shared.json_file
 @debuggable
 def bench_convergence(**options: Any) -> int:
     """Train one model with several schemes for the same number of steps and evaluate the results."""
@@ -82,8 +83,8 @@ def bench_convergence(**options: Any) -> int:
     "--lie", "lies", multiple=True, type=click.Choice(["flip", "x100", "x-10", "noise", "replay"]), help="Repeat; default: all."
 )
 @click.option("--seed", "seeds", type=click.IntRange(0), multiple=True, default=(1, 2, 3), show_default=True, help="Repeat.")
-@click.option("--output", type=click.Path(path_type=Path), required=True, help="Directory for the runs; those there are kept.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
+@shared.output
+@shared.json_file
 @click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Also write the table to this page.")
 @debuggable
 def bench_liars(**options: Any) -> int:
@@ -101,7 +102,7 @@ def bench_liars(**options: Any) -> int:
 @click.option(
     "-n", "--workers", type=click.IntRange(1), multiple=True, default=(1, 2, 4), show_default=True, help="Repeat for more."
 )
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
+@shared.json_file
 @debuggable
 def bench_memory(**options: Any) -> int:
     """Peak memory of the master over networks, schemes and numbers of workers."""
@@ -111,13 +112,13 @@ def bench_memory(**options: Any) -> int:
 
 
 @bench.command(name="peers", short_help="Against PyTorch DDP, on emulated hosts; needs root and a checkout.")
-@click.option("--network", default="torchvision:resnet18", show_default=True, help="As of train.")
-@click.option("--dataset", default="synthetic", show_default=True, help="As of train.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="As of train.")
+@shared.network
+@shared.dataset
+@shared.data_dir
 @click.option("--workers", type=click.IntRange(1), default=4, show_default=True, help="Hosts that compute.")
-@click.option("--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Examples a worker takes in a step.")
+@shared.batch_size
 @click.option("--lr", type=click.FloatRange(0, min_open=True), default=0.01, show_default=True, help="Of all of them.")
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the first round; then the next.")
+@shared.seed
 @click.option("--rate", "rates", multiple=True, default=("100mbit",), show_default=True, help="Of the links, or none; repeat.")
 @click.option("--scheme", "schemes", multiple=True, metavar="'NAME [FLAG VALUE]...'", help="Of psnode; repeat.")
 @click.option("--ddp", multiple=True, metavar="fp32|fp16|bf16|powersgd[:k=v,...]|psnode:CODEC", help="DDP's hook; repeat.")
@@ -127,7 +128,7 @@ def bench_memory(**options: Any) -> int:
 @click.option("--evaluate-every", type=click.IntRange(0), default=0, show_default=True, help="Steps between accuracies; 0: none.")
 @click.option("--target", type=click.FloatRange(0, 1), help="Test accuracy to reach.")
 @click.option("--run-seconds", type=click.FloatRange(1), default=900.0, show_default=True, help="The longest a run may take.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
+@shared.json_file
 @click.option("--plot", "plot_file", type=click.Path(path_type=Path), help="Draw accuracy over time and bytes into this file.")
 @click.option("--alone/--no-alone", default=False, help="Also measure each scheme's exchange without any training.")
 @click.option("--from", "earlier", type=click.Path(path_type=Path), multiple=True, metavar="FILE", help="Put results together.")
@@ -145,20 +146,20 @@ def bench_peers(schemes: tuple[str, ...], ddp: tuple[str, ...], **options: Any) 
 
 
 @bench.command(name="threads", short_help="Processor time of a step by thread.")
-@click.option("--network", default="torchvision:resnet18", show_default=True, help="As of train.")
-@click.option("--dataset", default="synthetic", show_default=True, help="As of train.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="As of train.")
+@shared.network
+@shared.dataset
+@shared.data_dir
 @click.option("-n", "--workers", type=click.IntRange(1), default=4, show_default=True, help="Workers of the job.")
-@click.option("--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Examples a worker takes in a step.")
-@click.option("--lr", type=click.FloatRange(0, min_open=True), default=0.01, show_default=True, help="As of train.")
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the first round; then the next.")
+@shared.batch_size
+@shared.lr
+@shared.seed
 @click.option(
     "--scheme", metavar="'NAME [FLAG VALUE]...'", help="A scheme, and flags of train.  [default: top-k of .5 % both ways]"
 )
 @click.option("--steps", type=click.IntRange(2), default=40, show_default=True, help="Steps to measure.")
 @click.option("--warmup", type=click.IntRange(1), default=10, show_default=True, help="Steps before them.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="How often everything is measured.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
+@shared.json_file
 @debuggable
 def bench_threads(scheme: str | None, **options: Any) -> int:
     """Milliseconds of processor time a step takes in every thread of every rank, of a job on this machine.
@@ -176,11 +177,11 @@ def bench_threads(scheme: str | None, **options: Any) -> int:
 @click.option("--task", help="As of train.")
 @click.option("--task-option", multiple=True, metavar="KEY=VALUE", help="As of train.")
 @click.option("--network", default="ResNet18", show_default=True, help="As of train.")
-@click.option("--dataset", default="synthetic", show_default=True, help="As of train.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="As of train.")
+@shared.dataset
+@shared.data_dir
 @click.option("--download/--no-download", default=False, help="As of train.")
 @click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="As of train.")
-@click.option("--lr", type=click.FloatRange(0, min_open=True), default=0.01, show_default=True, help="As of train.")
+@shared.lr
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="As of train.")
 @debuggable
 def bench_record(output: Path, steps: int, **options: Any) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from psnode.cli import shared
 from psnode.cli.debugging import debuggable
 
 
@@ -25,10 +26,10 @@ def _codecs(text: str) -> Callable[[Any], Any]:
 @click.command(name="codecs", short_help="Speed, bits and error of every codec.")
 @_codecs("Measure this one; repeat; default: all.")
 @click.option("--size", type=click.IntRange(1024), default=2**24, show_default=True, help="Values of the two distributions.")
-@click.option("--gradient", type=click.Path(path_type=Path), metavar="FILE", help="A file of bench record, measured too.")
+@shared.gradient
 @click.option("--seconds", type=click.FloatRange(0), default=0.5, show_default=True, help="What each figure may take.")
-@click.option("--copies", type=click.IntRange(0), metavar="MIB", help="Copies that are gone round; default: 4 last-level caches.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
+@shared.copies
+@shared.json_file
 @click.option("--plot", "plot_file", type=click.Path(path_type=Path), help="Draw rate and distortion, as PNG and as SVG.")
 @debuggable
 def bench_codecs(**options: Any) -> int:
@@ -44,8 +45,8 @@ def bench_codecs(**options: Any) -> int:
 @click.option("--size", type=click.IntRange(1024), default=2**24, show_default=True, help="Values of those out of it.")
 @click.option("--repeats", type=click.IntRange(1), default=9, show_default=True, help="The best of so many, in turn.")
 @click.option("--seconds", type=click.FloatRange(0), default=0.05, show_default=True, help="Of each figure in a repetition.")
-@click.option("--copies", type=click.IntRange(0), metavar="MIB", help="Copies that are gone round; default: 4 last-level caches.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
+@shared.copies
+@shared.json_file
 @debuggable
 def bench_feedback(**options: Any) -> int:
     """A step of error feedback by codec, as a worker's sender takes it: add the gradient, code, leave the residual.
@@ -60,8 +61,8 @@ def bench_feedback(**options: Any) -> int:
 @click.command(name="fidelity", short_help="Every codec's error against polar's at as many bits.")
 @_codecs("Measure this one and polar; repeat; default: all.")
 @click.option("--size", type=click.IntRange(1024), default=2**22, show_default=True, help="Values of N(0,1).")
-@click.option("--gradient", type=click.Path(path_type=Path), metavar="FILE", help="A file of bench record, measured too.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
+@shared.gradient
+@shared.json_file
 @click.option("--plot", "plot_file", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw what was found on N(0,1).")
 @debuggable
 def bench_fidelity(**options: Any) -> int:
@@ -74,7 +75,7 @@ def bench_fidelity(**options: Any) -> int:
 @click.command(name="scales", short_help="What one scale for all tensors costs.")
 @click.option("--gradient", type=click.Path(path_type=Path), required=True, metavar="FILE", help="A file of bench record.")
 @_codecs("Measure this one; repeat; default: those with one scale.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
+@shared.json_file
 @debuggable
 def bench_scales(gradient: Path, specs: tuple[str, ...], json_file: Path | None) -> int:
     """Squared error of a recorded gradient, its tensors fused into one array and one by one."""
@@ -139,7 +140,7 @@ def bench_polar_design(**options: Any) -> int:
 )
 @click.option("--values", type=click.IntRange(1), default=1 << 23, show_default=True, help="How many Gaussian values.")
 @click.option("--segment", "segments", type=click.IntRange(1), multiple=True, metavar="N", help="An array of N values; repeat.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the result to this file.")
+@shared.json_file
 @debuggable
 def bench_polar_gap(**options: Any) -> int:
     """Error, bits and speed on N(0,1), decoded by another process, against D = 4^-R."""

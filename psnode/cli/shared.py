@@ -1,0 +1,26 @@
+"""Options that several commands of `psnode bench` have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+_FILE = click.Path(path_type=Path)
+
+json_file = click.option("--json", "json_file", type=_FILE, help="Also write the result to this file.")
+output = click.option("--output", type=_FILE, required=True, help="Directory for the runs; those there are kept.")
+
+gradient = click.option("--gradient", type=_FILE, metavar="FILE", help="A file of bench record, measured too.")
+copies = click.option(
+    "--copies", type=click.IntRange(0), metavar="MIB", help="Copies that are gone round; default: 4 last-level caches."
+)
+
+network = click.option("--network", default="torchvision:resnet18", show_default=True, help="As of train.")
+dataset = click.option("--dataset", default="synthetic", show_default=True, help="As of train.")
+data_dir = click.option("--data-dir", type=_FILE, help="As of train.")
+batch_size = click.option(
+    "--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Examples a worker takes in a step."
+)
+lr = click.option("--lr", type=click.FloatRange(0, min_open=True), default=0.01, show_default=True, help="As of train.")
+seed = click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the first round; then the next.")
