@@ -20,13 +20,13 @@ from torch import nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 from psnode.codecs import Payload, get_codec
+from psnode.codecs.arrays import Floats
 from psnode.codecs.kernels.finite import all_finite
 from psnode.codecs.sketches.linear import LinearSketch
 from psnode.errors import ConfigurationError, PsnodeError
 from psnode.exchange.collectives import Collectives, Sizes
 from psnode.exchange.segment_coder import SegmentCoder
 from psnode.feedback import Context, get_feedback
-from psnode.feedback.base import Floats
 from psnode.plan.groups import ALL, Plan, Tensor, gradient_key, make_plan
 
 __all__ = ["HookState", "comm_hook"]

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from psnode.bench.rotation import Rotation
 from psnode.bench.timing import rate
-from psnode.codecs.base import Floats
+from psnode.codecs.arrays import Floats
 from psnode.codecs.kernels.jit import kernel
 
 

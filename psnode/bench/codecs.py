@@ -31,7 +31,7 @@ from psnode.bench.rotation import APART, Rotation, beyond_cache
 from psnode.bench.saving import save
 from psnode.bench.timing import rate
 from psnode.codecs import Codec, Payload, available, get_codec
-from psnode.codecs.base import Bytes, Floats, Parts
+from psnode.codecs.arrays import Bytes, Floats, Parts
 from psnode.codecs.rng import Key
 from psnode.feedback import ErrorFeedback
 

@@ -24,7 +24,7 @@ from psnode.bench.inputs import gaussian
 from psnode.bench.rotation import APART, Rotation, beyond_cache
 from psnode.bench.saving import save
 from psnode.codecs import get_codec
-from psnode.codecs.base import Floats, Parts
+from psnode.codecs.arrays import Floats, Parts
 from psnode.exchange.segment_coder import SegmentCoder
 from psnode.feedback import Context, get_feedback
 from psnode.plan.groups import Segment

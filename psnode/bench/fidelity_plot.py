@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from psnode.bench.rate_distortion import Float64s
+from psnode.codecs.arrays import Float64s
 from psnode.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -13,15 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from crc32c import crc32c
 
+from psnode.codecs.arrays import Bytes, Floats
 from psnode.protocol import wire
 from psnode.transport.base import Arrival
 from psnode.transport.mpi import endpoint as mpi
-
-Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
 
 SECONDS = 60.0
 _JOB = 1

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from psnode.codecs import Codec
-from psnode.codecs.base import Floats
+from psnode.codecs.arrays import Floats
 from psnode.errors import ConfigurationError
 
 _MATRIX = (512, 4608)  # a 3x3 convolution of 512 to 512 channels

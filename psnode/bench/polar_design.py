@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from psnode.codecs.arrays import Float64s, Int64s
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.polarcodes import channel as channels
 from psnode.codecs.polarcodes import designs
@@ -28,9 +28,6 @@ from psnode.codecs.polarcodes.lanes import UNIT, Llrs, Masks, f_row, g_row
 from psnode.codecs.polarcodes.symbols import CELL_BITS, cells_of, look_up_llrs, look_up_priors, mark
 from psnode.codecs.polarcodes.vectors import LANES
 from psnode.errors import ConfigurationError
-
-Float64s = npt.NDArray[np.float64]
-Int64s = npt.NDArray[np.int64]
 
 FLAT = 0.995
 SURE = 0.05

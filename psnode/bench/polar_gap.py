@@ -23,7 +23,7 @@ import numpy as np
 from psnode.bench.hardware import hardware
 from psnode.bench.saving import save
 from psnode.codecs import get_codec
-from psnode.codecs.base import Floats
+from psnode.codecs.arrays import Floats
 from psnode.codecs.polarcodes.vectors import LANES
 from psnode.codecs.rng import Key
 

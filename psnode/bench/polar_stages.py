@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from psnode.codecs.base import Floats, readonly
+from psnode.codecs.arrays import Floats, readonly
 from psnode.codecs.kernels.moments import root_mean_square
 from psnode.codecs.polarcodes import designs, symbols
 from psnode.codecs.polarcodes.channel import chances, logistic

@@ -9,7 +9,8 @@ import numpy as np
 
 from psnode.bench.rate_distortion import Curve, least_bits, shrunk
 from psnode.codecs import Codec
-from psnode.codecs.base import Floats, RandomSource
+from psnode.codecs.arrays import Floats
+from psnode.codecs.base import RandomSource
 
 
 def quality(codec: Codec, parts: list[Floats], key: RandomSource, theory: Curve) -> dict[str, Any]:

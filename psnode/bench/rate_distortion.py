@@ -15,11 +15,8 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from psnode.codecs.base import Floats
-
-Float64s = npt.NDArray[np.float64]
+from psnode.codecs.arrays import Float64s, Floats
 
 _CELLS = 401
 _KNEE = 0.1  # in root mean squares: cells are even below it, geometric above

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.base import Floats
+from psnode.codecs.arrays import Floats
 
 APART = 512  # values between the beginnings of arrays that are read and written together, modulo a page
 _CACHES = 4  # the sum of the copies, in sizes of the last-level cache

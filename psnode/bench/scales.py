@@ -12,7 +12,7 @@ from psnode.bench.hardware import hardware
 from psnode.bench.inputs import Input, recorded
 from psnode.bench.saving import save
 from psnode.codecs import Codec, get_codec
-from psnode.codecs.base import Floats
+from psnode.codecs.arrays import Floats
 from psnode.codecs.rng import Key
 
 CODECS = (

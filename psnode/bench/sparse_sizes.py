@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from psnode.bench import inputs
 from psnode.codecs import get_codec
-from psnode.codecs.base import Floats
+from psnode.codecs.arrays import Floats
 from psnode.codecs.rng import Key
 from psnode.codecs.selection import indices
 

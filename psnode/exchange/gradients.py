@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
-from psnode.codecs.base import Parts
+from psnode.codecs.arrays import Floats, Parts
 from psnode.exchange.device_copies import Coming, Fetch, SideStream
 from psnode.plan.groups import Plan
-
-Floats = npt.NDArray[np.float32]
 
 
 class Gradients:

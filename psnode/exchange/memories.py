@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from psnode.codecs.arrays import Floats
 from psnode.errors import CheckpointError
 from psnode.exchange.segment_coder import CODEBOOK_BYTES, SegmentCoder
 from psnode.plan.groups import Plan
 from psnode.records import layout
 from psnode.records.layout import BOOKS, CODEBOOK, FEEDBACK, RATE, Run
 
-Floats = npt.NDArray[np.float32]
 Tensors = dict[str, torch.Tensor]
 
 

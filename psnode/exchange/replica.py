@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from functools import cached_property
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import xxhash
 from torch import nn
 
+from psnode.codecs.arrays import Floats
 from psnode.errors import ConfigurationError
 from psnode.plan.groups import Group, Plan, Tensor
 from psnode.tasks.inventory import bits, persistent_buffers, same
-
-Floats = npt.NDArray[np.float32]
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:

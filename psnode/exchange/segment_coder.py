@@ -6,17 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from psnode.codecs import Codec, Payload, get_codec
-from psnode.codecs.base import Parts
+from psnode.codecs.arrays import Bytes, Floats, Parts
 from psnode.codecs.rng import Key
 from psnode.config.specs import phases
 from psnode.feedback import Context, Feedback, State
 from psnode.plan.groups import Segment
 
-Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
 CODEBOOK_BYTES = 4096  # with zeros behind the text
 
 

@@ -8,10 +8,11 @@ from typing import ClassVar
 import numpy as np
 
 from psnode.codecs import Codec, Payload
-from psnode.codecs.base import Bytes, RandomSource
+from psnode.codecs.arrays import Bytes, Floats
+from psnode.codecs.base import RandomSource
 from psnode.codecs.kernels.jit import kernel
 from psnode.errors import CodecSpecError
-from psnode.feedback.base import ALONE, Context, Feedback, Floats, Gathering, State
+from psnode.feedback.base import ALONE, Context, Feedback, Gathering, State
 
 
 @dataclass(frozen=True, repr=False)

@@ -7,12 +7,11 @@ from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from psnode.codecs import Codec, Payload, spec
-from psnode.codecs.base import Bytes, Parts, RandomSource
+from psnode.codecs.arrays import Bytes, Floats, Parts
+from psnode.codecs.base import RandomSource
 
-Floats = npt.NDArray[np.float32]
 State = dict[str, Floats]
 
 

@@ -8,11 +8,12 @@ from typing import ClassVar
 import numpy as np
 
 from psnode.codecs import Codec, Payload
-from psnode.codecs.base import Bytes, Parts, RandomSource
+from psnode.codecs.arrays import Bytes, Floats, Parts
+from psnode.codecs.base import RandomSource
 from psnode.codecs.sinks import Subtracted
 from psnode.codecs.sources import Accumulated
 from psnode.errors import CodecSpecError
-from psnode.feedback.base import ALONE, Context, Feedback, Floats, State
+from psnode.feedback.base import ALONE, Context, Feedback, State
 from psnode.feedback.none import NoFeedback
 
 

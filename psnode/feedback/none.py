@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from psnode.codecs import Codec, Payload
-from psnode.codecs.base import Bytes, RandomSource
-from psnode.feedback.base import ALONE, Context, Feedback, Floats, State
+from psnode.codecs.arrays import Bytes, Floats
+from psnode.codecs.base import RandomSource
+from psnode.feedback.base import ALONE, Context, Feedback, State
 
 
 @dataclass(frozen=True, repr=False)

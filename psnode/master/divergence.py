@@ -6,13 +6,12 @@ import time
 from collections.abc import Iterable
 
 import numpy as np
-import numpy.typing as npt
 
+from psnode.codecs.arrays import Floats
 from psnode.errors import DeadlineExceededError, DivergedError, PeerLostError, PsnodeError
 from psnode.protocol.channel import FrameChannel, RemoteFailureError
 from psnode.protocol.wire import Frame, Kind
 
-Floats = npt.NDArray[np.float32]
 _SECONDS = 10.0
 _BEHIND_THE_LOSS = (Kind.GRADIENT, Kind.REPORT, Kind.SKIP_STEP)  # frames of a step that a worker whose loss was finite sends
 

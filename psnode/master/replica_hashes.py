@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
 import xxhash
 
+from psnode.codecs.arrays import Floats
 from psnode.errors import DivergedError
 
-Floats = npt.NDArray[np.float32]
 _KEPT = 16  # versions, for reports that come late
 
 

@@ -7,15 +7,13 @@ from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from psnode.codecs import Codec, Payload
+from psnode.codecs.arrays import Floats
 from psnode.codecs.base import Measured, RandomSource
 from psnode.codecs.sign import Sign
 from psnode.config.effects import CLIPPED, MAJORITY
 from psnode.errors import ConfigurationError
-
-Floats = npt.NDArray[np.float32]
 
 
 class Aggregator(ABC):

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import xxhash
 from torch import nn
 
+from psnode.codecs.arrays import Floats
 from psnode.config import Config
 from psnode.errors import CheckpointError, ConfigurationError
 from psnode.exchange.shard.sgd import descend, descend_beside
@@ -22,7 +21,6 @@ from psnode.records import layout
 from psnode.records.layout import Run
 from psnode.tasks.inventory import bits
 
-Floats = npt.NDArray[np.float32]
 Constraint = Callable[[nn.Module], None]  # Task.constrain
 _VELOCITY = "momentum_buffer"  # as torch calls it, and the others
 _ADAMS = ("exp_avg", "exp_avg_sq")

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from psnode.codecs import Codec, Payload, get_codec
+from psnode.codecs.arrays import Floats
 from psnode.codecs.base import Measured
 from psnode.config.scheme import Scheme
 from psnode.config.specs import phases
@@ -19,8 +19,6 @@ from psnode.feedback import get_feedback
 from psnode.plan.groups import ALL, Group, Plan, Segment, gradient_key
 from psnode.protocol import wire
 from psnode.protocol.wire import Flag, Frame
-
-Floats = npt.NDArray[np.float32]
 
 
 class Part(NamedTuple):

@@ -7,10 +7,10 @@ import threading
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from psnode.codecs import Payload, get_codec
+from psnode.codecs.arrays import Floats
 from psnode.codecs.kernels.dots import inner_products
 from psnode.codecs.kernels.finite import all_finite
 from psnode.codecs.rng import Key
@@ -33,7 +33,6 @@ from psnode.records.checkpoint import Checkpoint
 from psnode.records.history import Added
 from psnode.records.timeline import Tracer
 
-Floats = npt.NDArray[np.float32]
 _PURPOSE = "vote"
 _LARGEST = float(np.finfo(np.float32).max) / 2  # sums of norms below this are surely finite
 

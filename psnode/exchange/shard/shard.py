@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
+from psnode.codecs.arrays import Floats
 from psnode.config import Config
 from psnode.config.scheme import Scheme
 from psnode.exchange.shard.consistency import Rule
@@ -35,7 +34,6 @@ from psnode.records import checkpoint, layout
 from psnode.records.checkpoint import Checkpoint
 from psnode.records.timeline import Tracer
 
-Floats = npt.NDArray[np.float32]
 Tensors = dict[str, torch.Tensor]
 
 
