@@ -36,8 +36,8 @@ def written(name: str, *, trained: bool = True) -> ConfigurationError:
             "keep it as a buffer (register_buffer), which checkpoints take from the workers (docs/models.md)"
         )
     return ConfigurationError(
-        f"the model itself writes parameter {name}, and the master's next weights would undo that: move it into "
-        "Task.constrain, which the master calls after each update (docs/models.md)"
+        f"the model itself or its loop writes parameter {name}, and the master's next weights would undo that: move it into "
+        "Task.constrain, or constrain= of a session, which the master calls after each update (docs/models.md)"
     )
 
 

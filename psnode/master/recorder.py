@@ -111,7 +111,8 @@ class StepRecorder:
     def _record(self, step: int, entry: _Round) -> StepRecord:
         found = [self._reports[rank].get(own) for rank, own in sorted(entry.contributors)]
         reports = [report for report in found if report is not None]
-        self._loss = fmean(report.loss for report in reports) if reports else self._loss
+        told = [report.loss for report in reports if report.loss is not None]
+        self._loss = fmean(told) if told else self._loss
         samples = sum(report.samples for report in reports)
         seconds = (entry.closed or 0.0) - self._last_close
         self._last_close = entry.closed or 0.0

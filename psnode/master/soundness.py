@@ -37,7 +37,8 @@ class Soundness:
     def __init__(self, losses: Iterable[float] = ()) -> None:
         self._usual = deque[float](maxlen=RECENT)
         self._first = -math.inf
-        self._awaited: dict[int, dict[int, float]] = {}  # by version, ascending: of every rank, its first loss on it or a later
+        # by version, ascending: of every rank, its first loss on it or a later
+        self._awaited: dict[int, dict[int, float | None]] = {}
         self.doubt = ""  # the evidence of the newest step's loss against the weights
         for loss in losses:
             self.take(0, loss)
@@ -56,8 +57,8 @@ class Soundness:
         """There is to be a checkpoint of `version`: the losses on it decide."""
         self._awaited[version] = {}
 
-    def hear(self, rank: int, version: int, loss: float) -> None:
-        """`rank` has computed `loss` on `version`."""
+    def hear(self, rank: int, version: int, loss: float | None) -> None:
+        """`rank` has computed `loss` on `version`; None: it does not tell, and decides nothing."""
         for awaited, losses in self._awaited.items():
             if version >= awaited:
                 losses.setdefault(rank, loss)
@@ -65,8 +66,9 @@ class Soundness:
     def verdicts(self, ranks: Collection[int]) -> Iterator[tuple[int, str]]:
         """The versions of which all of `ranks` have a loss by now, each with the evidence against it, if any."""
         for version in [version for version, losses in self._awaited.items() if losses and losses.keys() >= set(ranks)]:
-            losses = self._awaited.pop(version)
-            yield version, self._against(fmean(losses.values()), "on it")
+            told = [loss for loss in self._awaited.pop(version).values() if loss is not None]
+            if told:
+                yield version, self._against(fmean(told), "on it")
 
     def give_up(self, reason: str) -> Iterator[tuple[int, str]]:
         """All versions that wait for losses, each with `reason`: there will be none."""

@@ -240,13 +240,13 @@ class Reshard(_Message):
 
 @dataclass(frozen=True)
 class Report(_Message):
-    """REPORT: a worker's account of one step. Sums over `samples`; seconds of its own clock.
+    """REPORT: a worker's account of one step. Sums over `samples`; seconds of its own clock. `loss`: None if it was not told.
 
     `replica_hash` is the xxh3_64 of the weights it computed on, in steps where it is asked for. `up` and `down`: bytes of the
     gradients and of the weights that it sent in this step, with frame headers.
     """
 
-    loss: float
+    loss: float | None
     samples: int
     metrics: dict[str, float]
     forward_backward: float
@@ -258,7 +258,8 @@ class Report(_Message):
     down: int = 0
 
     def _is_sound(self) -> bool:
-        return self.samples >= 0 and math.isfinite(self.loss) and 0 <= self.up < _MOST_BYTES and 0 <= self.down < _MOST_BYTES
+        finite = self.loss is None or math.isfinite(self.loss)
+        return finite and self.samples >= 0 and 0 <= self.up < _MOST_BYTES and 0 <= self.down < _MOST_BYTES
 
 
 def unreportable(samples: object, metrics: Mapping[Any, Any]) -> str:

@@ -32,7 +32,7 @@ def work(
     link = FrameChannel(transport, watched={0})
     send_hello(transport, hello)
     if not _takes_part(link, config, make_task, torch_lock):
-        _wait_for_end(link, config.pause_deadline)
+        wait_for_end(link, config.pause_deadline)
     return 0
 
 
@@ -69,7 +69,7 @@ def _reported(link: FrameChannel, debug: bool) -> Iterator[None]:
         raise
 
 
-def _wait_for_end(link: FrameChannel, seconds: float) -> None:
+def wait_for_end(link: FrameChannel, seconds: float) -> None:
     """Stay until the job has ended: a process that leaves alone would end it under mpirun, which knows nothing of the others."""
     try:
         while True:

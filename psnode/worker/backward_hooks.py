@@ -58,15 +58,25 @@ class GroupHooks:
         if not self._armed:
             return
         self._armed = False
-        for name in self._members:
-            if name not in self._uncollected and self._parameters[name].grad is not None:
-                raise ConfigurationError(
-                    f"parameter {name} got a part of its gradient after the rest was sent, and not so in the first batch: "
-                    "give checkpoint() use_reentrant=False"
-                )
+        if (name := self.added_late) is not None:
+            raise ConfigurationError(
+                f"parameter {name} got a part of its gradient after the rest was sent, and not so in the first batch: "
+                "give checkpoint() use_reentrant=False"
+            )
         for name in [name for name in self._members if name in self._uncollected]:
             self._take(name)
         self._missing = []
+
+    @property
+    def begun(self) -> bool:
+        """True if a gradient was taken since `arm`."""
+        return len(self._uncollected) < len(self._members)
+
+    @property
+    def added_late(self) -> str | None:
+        """The first parameter of which a part of the gradient came after it was taken, by name."""
+        names = (name for name in self._members if name not in self._uncollected)
+        return next((name for name in names if self._parameters[name].grad is not None), None)
 
     def remove(self) -> None:
         """Take the hooks off the parameters."""

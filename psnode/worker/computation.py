@@ -24,9 +24,9 @@ _DROPOUT = 2  # purpose in the seed of torch's generator
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of a worker's passes: the mean loss over `samples`, sums of metrics, and seconds they took."""
+    """Outcome of a worker's passes: the mean loss over `samples`, if it is told, sums of metrics, and seconds they took."""
 
-    loss: float
+    loss: float | None
     samples: int
     metrics: dict[str, float]
     seconds: float
@@ -114,7 +114,7 @@ class Computation:
                 value = float(loss.detach())
                 if not math.isfinite(value):
                     raise NonFiniteLossError(value, self._rank, step)
-                self._check_trained(step)
+                self.check_trained(step)
                 if hooks is not None and index == len(batches) - 1:
                     hooks.arm()
                 (loss / len(batches) if len(batches) > 1 else loss).backward()  # type: ignore[no-untyped-call]
@@ -130,7 +130,7 @@ class Computation:
                 raise ConfigurationError(problem)
             return Outcome(total, samples, sums, time.perf_counter() - start)
 
-    def _check_trained(self, step: int) -> None:
+    def check_trained(self, step: int) -> None:
         """ConfigurationError if a parameter was frozen or unfrozen since the start: the plan holds those trained then."""
         for name, parameter, trained in self._trains:
             if parameter.requires_grad is not trained:

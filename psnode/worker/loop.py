@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -27,6 +28,17 @@ from psnode.worker.backward_hooks import GroupHooks
 from psnode.worker.computation import Computation, Outcome
 from psnode.worker.first_use import FirstUse
 from psnode.worker.share import Share
+
+
+class Passes(NamedTuple):
+    """Passes that `step` needs over `batches`. Before the first backward pass `settled` says whether the step is to be taken."""
+
+    step: int
+    batches: list[Batch]
+    settled: Callable[[], bool]
+
+
+Steps = Generator[Passes, Outcome | None, None]
 
 
 @dataclass
@@ -52,21 +64,44 @@ class Worker:
     _void: list[Batch] | None = None  # of a step that was begun and not taken
 
     def train(self) -> None:
-        """Take the weights that the master begins with, and all steps; then wait to be told to leave."""
+        """Take part in the run from its first step to its last."""
+        self._compute(self.run())
+
+    def take_steps(self) -> None:
+        """Take steps from the weights that are there, up to the round that the master declares the last."""
+        self._compute(self.steps())
+
+    def _compute(self, steps: Steps) -> None:
+        """Run the passes that `steps` asks for."""
+        passes = next(steps, None)
+        while passes is not None:
+            outcome = self.computation.run(
+                passes.step, passes.batches, self.hooks, first_forward=self.first_use, settled=passes.settled
+            )
+            try:
+                passes = steps.send(outcome)
+            except StopIteration:
+                return
+
+    def run(self) -> Steps:
+        """Take the weights that the master begins with, and all steps; then wait to be told to leave.
+
+        Yields the passes of one step after another, and is sent their outcome; None if `settled` has said no.
+        """
         if self.start.weights_follow:
             self.receiver.expect(self.start.step)
         else:
             self.receiver.hold(self.start.step)
         self._stand_by(self.receiver.complete())
-        self.take_steps()
+        yield from self.steps()
         self._leave()
 
-    def take_steps(self) -> None:
-        """Take steps from the weights that are there, up to the round that the master declares the last."""
+    def steps(self) -> Steps:
+        """Yield the passes of each step from the weights that are there, up to the round that the master declares the last."""
         version, going, self._last_step = self.receiver.version, True, self.start.last_step
         self._steps_per_epoch, self._workers = self.start.steps_per_epoch, self.share.sampler.workers
         while going and version < self._end:
-            going = self._step(version + 1)
+            going = yield from self._step(version + 1)
             # weights of a later version or another share of the data came: work begun with the others is void
             if self.receiver.version != version or self.receiver.deal is not None:
                 version, going = self.receiver.version, True
@@ -84,8 +119,8 @@ class Worker:
         if going:
             self._settle(version, self.replica.buffers())
 
-    def _step(self, step: int) -> bool:
-        """Compute and send the gradient of `step`; False if the version before it was the last, or a later one has come.
+    def _step(self, step: int) -> Generator[Passes, Outcome | None, bool]:
+        """Have the gradient of `step` computed, and send it; False if the version before was the last, or a later one has come.
 
         The forward pass begins while that version is still coming. It may be in vain, and moves the running statistics:
         those that a checkpoint of that version needs are copied before.
@@ -118,7 +153,7 @@ class Worker:
         marks = self.replica.marks() if compared else {}
         before = self.receiver.waited
         with self.tracer.span("forward_backward", step=step):
-            outcome = self.computation.run(step, batches, self.hooks, first_forward=self.first_use, settled=settled)
+            outcome = yield Passes(step, batches, settled)
         self.replica.check(settled=outcome is not None)
         if outcome is not None and compared:
             self.replica.compare(marks)

@@ -4,13 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from psnode.records import checkpoint
-from psnode.task import Data
+from psnode.task import Batch, Data
 from psnode.tasks.data.prefetch import Prefetch
 from psnode.tasks.data.sampler import Sampler
+
+
+class Feed(Protocol):
+    """The batches of one step after another."""
+
+    def __next__(self) -> list[Batch]:
+        """Those of the next step."""
+        ...
+
+    def close(self) -> None:
+        """Let go of threads and processes. Idempotent."""
+
+
+@runtime_checkable
+class Feeding(Protocol):
+    """Data that make their batches themselves."""
+
+    def feed(self, sampler: Sampler, finished: int, last: int) -> Feed:
+        """The batches of the steps after `finished` up to and including `last`, by `sampler`."""
+        ...
 
 
 @dataclass
@@ -21,13 +43,14 @@ class Share:
     """
 
     sampler: Sampler
-    batches: Prefetch
+    batches: Feed
     place: int
 
     @classmethod
     def behind(cls, data: Data, sampler: Sampler, finished: int, steps: int) -> Share:
         """The share of `sampler` behind step `finished`, for at most `steps` steps."""
-        return cls(sampler, Prefetch(data, sampler, finished, finished + steps), finished + sampler.shift)
+        make = data.feed if isinstance(data, Feeding) else partial(Prefetch, data)
+        return cls(sampler, make(sampler, finished, finished + steps), finished + sampler.shift)
 
     def state(self) -> dict[str, torch.Tensor]:
         """For a checkpoint: the place, and among how many workers the examples are dealt."""
