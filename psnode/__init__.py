@@ -10,11 +10,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import torch
+
     from psnode.config import Config
+    from psnode.jobs.session import Session
     from psnode.task import Task
 
 __version__ = "0.1.0"
-__all__ = ["Config", "Task", "__version__", "run"]
+__all__ = ["Config", "Task", "__version__", "run", "session"]
 
 _HOMES = {"Config": "psnode.config", "Task": "psnode.task"}
 
@@ -27,6 +33,23 @@ def run(task: Task, config: Config) -> int:
     from psnode.jobs.job import run as run_job
 
     return run_job(config, task)
+
+
+def session(
+    model: torch.nn.Module,
+    *,
+    train_dir: Path | str,
+    constrain: Callable[[torch.nn.Module], None] | None = None,
+    **settings: Any,
+) -> Session:
+    """A session in which the program's own loop trains `model` on the parameter server (docs/own-loop.md).
+
+    `settings` are those of `psnode train`: scheme="topk:ratio=0.01", optimizer="sgd", lr=0.1, max_steps=1000, ... Raises
+    ConfigurationError.
+    """
+    from psnode.jobs.session import Session
+
+    return Session(model, train_dir=train_dir, constrain=constrain, **settings)
 
 
 def __getattr__(name: str) -> Any:

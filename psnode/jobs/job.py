@@ -44,8 +44,8 @@ def run(config: Config, task: Task | None = None) -> int:
         config = replace(config, task=passed_task(task))
     if config.local is not None and (here := place()) is not None and here.size > 1:
         raise ConfigurationError("--local runs all workers in one process: leave it out, or leave out mpirun")
-    config = replace(config, threads=config.threads or _default_threads(config))
-    _limit_threads(config.threads)
+    config = replace(config, threads=config.threads or default_threads(config))
+    limit_threads(config.threads)
     with shown(here.rank if (here := place()) is not None else 0):
         return _run_local(config, task) if config.local is not None else _run_mpi(config, task)
 
@@ -61,7 +61,7 @@ def _run_local(config: Config, task: Task | None) -> int:
 
     def be_worker(end: Transport) -> None:
         try:
-            work(end, config, lambda c: task or make_task(c), _hello(), torch_lock)
+            work(end, config, lambda c: task or make_task(c), hello(), torch_lock)
         except Exception:
             _LOG.exception("worker %d ended with an exception", end.rank)
         finally:
@@ -70,9 +70,9 @@ def _run_local(config: Config, task: Task | None) -> int:
     threads = [threading.Thread(target=be_worker, args=(end,), name=f"worker-{end.rank}", daemon=True) for end in ends[1:]]
     for thread in threads:
         thread.start()
-    with ends[0] as end, _signals(end.inbox(TAG)):
+    with ends[0] as end, signals(end.inbox(TAG)):
         try:
-            return lead(end, config, lambda c: task or make_task(c), _hello())
+            return lead(end, config, lambda c: task or make_task(c), hello())
         finally:
             for thread in threads:
                 thread.join(config.pause_deadline)
@@ -90,7 +90,7 @@ def _run_mpi(config: Config, task: Task | None) -> int:
     transport = mpi.start()
     code = 1
     try:
-        with _signals(transport.inbox(TAG)):
+        with signals(transport.inbox(TAG)):
             code = _take_part(transport, config, task)
     except PsnodeError as error:
         code = error.exit_code
@@ -100,7 +100,7 @@ def _run_mpi(config: Config, task: Task | None) -> int:
     finally:
         transport.close()
         if not transport.clean:
-            _leave_at_once(code)
+            leave_at_once(code)
     return code
 
 
@@ -111,13 +111,13 @@ def _take_part(transport: Transport, config: Config, task: Task | None) -> int:
     if transport.rank == MASTER:
         from psnode.master import lead
 
-        return lead(transport, config, make, _hello())
+        return lead(transport, config, make, hello())
     from psnode.worker import work
 
-    return work(transport, config, make, _hello(), contextlib.nullcontext())
+    return work(transport, config, make, hello(), contextlib.nullcontext())
 
 
-def _leave_at_once(code: int) -> None:
+def leave_at_once(code: int) -> None:
     """End without MPI_Finalize, which can hang when a rank is lost."""
     error = sys.exception()
     if isinstance(error, PsnodeError):
@@ -131,7 +131,7 @@ def _leave_at_once(code: int) -> None:
 
 
 @contextlib.contextmanager
-def _signals(inbox: Inbox) -> Iterator[None]:
+def signals(inbox: Inbox) -> Iterator[None]:
     """Turn INT, TERM and USR1 into events of `inbox`; a second INT ends the process as usual."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -150,17 +150,17 @@ def _signals(inbox: Inbox) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _hello() -> bytes:
+def hello() -> bytes:
     return Hello(socket.gethostname(), os.getpid(), psnode.__version__).to_bytes()
 
 
-def _default_threads(config: Config) -> int:
+def default_threads(config: Config) -> int:
     """Cores of this host divided by the ranks that share it; local workers take turns and may use all."""
     ranks = 1 if config.local is not None else int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
     return max(1, usable_cores() // ranks)
 
 
-def _limit_threads(threads: int) -> None:
+def limit_threads(threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)

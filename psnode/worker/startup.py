@@ -32,10 +32,11 @@ from psnode.task import Data, Task
 from psnode.tasks import inventory
 from psnode.tasks.data.sampler import Sampler
 from psnode.tasks.device import choose_device
+from psnode.tasks.own_loop import OwnLoop
 from psnode.worker.backward_hooks import GroupHooks
 from psnode.worker.computation import Computation
 from psnode.worker.first_use import FirstUse
-from psnode.worker.inspection import Findings, inspect
+from psnode.worker.inspection import Findings, inspect, refuse_shared_memory
 from psnode.worker.loop import Worker
 from psnode.worker.malloc import keep_freed_memory
 from psnode.worker.share import Share, resumed
@@ -172,7 +173,9 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
         computation = Computation(task, model, device, rank=link.rank, seed=config.seed, torch_lock=torch_lock)
         agreed = set() if config.resume else inventory.persistent_buffers(model) - statistics.keys()
         found = Findings(None, [], "")
-        if link.rank == 1:
+        if isinstance(task, OwnLoop):
+            refuse_shared_memory(model)
+        elif link.rank == 1:
             found = inspect(
                 computation, model, lambda step: data.batch(sampler.indices(step)[0], np.random.default_rng(0)),
                 agreed=agreed, early=may_begin_early(config, rule_of(config, workers)),

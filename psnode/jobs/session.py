@@ -1,0 +1,263 @@
+"""A session: the training loop is the program's own, and the parameter server trains.
+
+    with psnode.session(model, train_dir="runs/mine", scheme="topk:ratio=0.01", lr=0.1, max_steps=1000) as s:
+        for x, y in s.batches(loader):
+            loss = cross_entropy(model(x), y)
+            loss.backward()
+            s.step(loss)
+
+Every rank of an MPI job runs the program. Rank 0 serves inside `s.batches`, which yields nothing there; the others are workers.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from psnode.config.logs import shown
+from psnode.errors import ConfigurationError, PsnodeError, TransportError, in_one_line
+from psnode.exchange.routes import MASTER, Layout
+from psnode.jobs.job import hello, limit_threads, signals
+from psnode.jobs.session_settings import configured
+from psnode.protocol.channel import TAG, FrameChannel, RemoteFailureError
+from psnode.protocol.wire import Kind
+from psnode.records import checkpoint, tensorfile
+from psnode.records.metrics import SUMMARY
+from psnode.transport.barrier import send_hello
+from psnode.transport.mpi.environment import place
+
+if TYPE_CHECKING:
+    import torch
+
+    from psnode.task import Batch
+    from psnode.tasks.own_loop import Constraint
+    from psnode.transport.base import Transport
+    from psnode.worker.stepwise import StepwiseWorker
+
+_LOG = logging.getLogger(__name__)
+
+_FINAL_TAG = 1  # of the weights that every rank ends with
+
+
+class Session:
+    """One rank's part of a job whose loop is the program's own; a context manager.
+
+    `settings` are those of `psnode train`, by their names in Config; `constrain(model)` keeps the weights where they have to be
+    after each update, as Task.constrain. When the block ends, the model of every rank holds what the last checkpoint holds.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        train_dir: Path | str,
+        constrain: Constraint | None = None,
+        **settings: Any,
+    ) -> None:
+        here = place()
+        if here is None or here.size < 2:
+            raise ConfigurationError("a session needs a master and at least one worker: mpirun -n 3 python PROGRAM")
+        self._model, self._constraint = model, constrain
+        self._config = configured(model, {**settings, "train_dir": Path(train_dir)}, here)
+        self.rank, self.size = here
+        self._stack = contextlib.ExitStack()
+        self._transport: Transport | None = None
+        self._worker: StepwiseWorker | None = None
+        self._loader: Iterable[Batch] | None = None
+        self._over = False  # trained to the end, and the model holds the result
+        self._updates = 0
+
+    @property
+    def is_master(self) -> bool:
+        """True on rank 0, which serves and gets no batches."""
+        return self.rank == MASTER
+
+    @property
+    def version(self) -> int:
+        """Number of updates that the model's weights have."""
+        return self._updates if self._over or self._worker is None else self._worker.version
+
+    def __enter__(self) -> Self:
+        from psnode.transport.mpi import endpoint as mpi
+
+        limit_threads(self._config.threads)
+        self._stack.enter_context(shown(self.rank))
+        self._transport = mpi.start()
+        self._stack.enter_context(signals(self._transport.inbox(TAG)))
+        watched = None if self.is_master else {MASTER}
+        self._link = FrameChannel(self._transport, watched=watched)
+        self._final = FrameChannel(self._transport, _FINAL_TAG, watched=watched)
+        if not self.is_master:
+            send_hello(self._transport, hello())
+        return self
+
+    def batches(self, loader: Iterable[Batch], *, steps_per_epoch: int | None = None) -> Iterator[Batch]:
+        """Yield this worker's batches until the run is over, on the training device; on rank 0 serve, and yield nothing.
+
+        loader: a DataLoader(dataset, batch_size=N, shuffle=True) of a data set with indices: psnode deals the examples anew in
+            every epoch, N to each worker, and a resumed run goes on with the same ones. Or any iterable, which has to give
+            each worker other batches, and begins again when it is over; a resumed run begins with its first batch.
+        steps_per_epoch: of an iterable without a length.
+        """
+        if self._over:
+            return
+        if self._loader is None:
+            self._loader = loader
+            self._begin(loader, steps_per_epoch)
+        elif self._loader is not loader:
+            raise ConfigurationError("s.batches was called with another loader: a session has one")
+        while self._worker is not None and (batch := self._worker.draw()) is not None:
+            yield batch
+        self._finish()
+
+    def step(self, loss: torch.Tensor | float | None = None, metrics: Mapping[str, Any] | None = None) -> bool:
+        """Have the gradients of the batch's backward pass applied, and return when the model has the new weights.
+
+        `loss`, a mean over the batch, and `metrics`, sums over it, go into the records. False while batches are accumulated
+        (batches_per_step), which needs `loss / batches_per_step` in the backward pass.
+        """
+        if self._worker is None:
+            raise ConfigurationError("s.step() belongs into a loop over s.batches(loader), which runs on workers alone")
+        return self._worker.step(loss, metrics or {})
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        code = 0 if error is None else 1
+        try:
+            if error is None:
+                self._require_end()
+            elif not self._over:
+                self._tell(error)
+        except SystemExit as left:
+            code = left.code if isinstance(left.code, int) else 1
+            raise
+        finally:
+            self._close(code)
+
+    def _begin(self, loader: Iterable[Batch], steps_per_epoch: int | None) -> None:
+        """Agree with the other ranks on everything; on rank 0 serve until the end."""
+        from psnode.tasks.data.loader import Dealt, Streamed, is_map_style, length_of
+        from psnode.tasks.own_loop import OwnLoop
+
+        assert self._transport is not None
+        config, dealt = self._config, Dealt(loader) if is_map_style(loader) else None
+        batch = dealt.batch_size if dealt is not None else getattr(loader, "batch_size", None) or 1
+        self._config = config = replace(config, batch_size=batch)
+        if dealt is None:
+            steps = steps_per_epoch or length_of(loader) // config.batches_per_step
+            taken = batch * config.batches_per_step * len(Layout.of(self.size, config.spares).computing)
+            if config.resume and self.is_master:
+                _LOG.warning("the batches are an iterable's, which begins anew: they are not those of an unbroken run")
+        data = dealt or Streamed(loader, steps * taken)
+        task = OwnLoop(self._model, data, self._constraint)
+        if self.is_master:
+            from psnode.master import lead
+
+            code = lead(self._transport, config, lambda agreed: task, hello())
+            self._hand_out(code)
+            return
+        from psnode.worker.startup import join
+        from psnode.worker.stepwise import StepwiseWorker
+
+        worker = join(
+            self._link, 5 * config.pause_deadline + config.start_deadline, lambda agreed: task, contextlib.nullcontext()
+        )
+        self._worker = StepwiseWorker(worker)
+
+    def _hand_out(self, code: int) -> None:
+        """Take what the last checkpoint holds into the model of rank 0, and send it to the others: nothing after a stop."""
+        from psnode.tasks import inventory
+
+        ranks, path = range(1, self.size), self._config.directory
+        values: dict[str, torch.Tensor] = {}
+        self._updates = int(json.loads((path / SUMMARY).read_bytes())["steps"])
+        if code == 0:
+            found = checkpoint.Checkpoint.open(path / checkpoint.CHECKPOINTS / checkpoint.step_directory(self._updates))
+            values = found.tensors(checkpoint.MODEL)
+            inventory.put_back(self._model, values)
+        chunks = list(inventory.chunks(values, values)) or [{}]
+        for index, chunk in enumerate(chunks):
+            left = len(chunks) - 1 - index
+            for pending in self._final.send(ranks, Kind.STATE, tensorfile.dump(chunk), step=left, version=code):
+                pending.wait(self._config.pause_deadline)
+        self._end_with(code)
+
+    def _finish(self) -> None:
+        """Take the weights that rank 0 hands out at the end."""
+        if self._over:
+            return
+        from psnode.tasks import inventory
+
+        assert self._worker is not None
+        self._updates = self._worker.version
+        left = 1
+        while left:
+            frame = self._final.expect(Kind.STATE, self._config.pause_deadline)
+            inventory.put_back(self._model, tensorfile.parse(bytes(frame.body), "what the run ends with"))
+            left, code = frame.step, frame.version
+            frame.release()
+        self._end_with(code)
+
+    def _end_with(self, code: int) -> None:
+        """The run is over. One that was stopped ends the program with that code."""
+        self._over = True
+        if code:
+            raise SystemExit(code)
+
+    def _require_end(self) -> None:
+        """Finish; a block that was left before the run's end ends the job, and the program."""
+        if self._worker is not None and self._worker.over:
+            self._finish()
+        elif not self._over:
+            where = f"after step {self.version}" if self._loader is not None else "without a loop over s.batches(loader)"
+            self._tell(
+                ConfigurationError(
+                    f"rank {self.rank} left the session {where}, before the end of the run: let the loop end by itself, and "
+                    "say with max_steps or epochs when"
+                )
+            )
+
+    def _tell(self, error: BaseException) -> None:
+        """Tell the others that this rank cannot go on, and wait until they know. SystemExit for errors of psnode's own."""
+        from psnode.worker import wait_for_end
+
+        if self.is_master:
+            link = self._link if self._loader is None else self._final  # `lead` tells those who listen to the first
+            link.fail(range(1, self.size), _brief(error))
+        elif not isinstance(error, (RemoteFailureError, TransportError)):
+            self._link.fail(MASTER, _brief(error))
+            wait_for_end(self._link, self._config.pause_deadline)
+        if isinstance(error, PsnodeError):
+            if self.is_master or isinstance(error, TransportError):
+                _LOG.error("error: %s", error)
+            raise SystemExit(error.exit_code or TransportError.exit_code) from error
+
+    def _close(self, code: int) -> None:
+        if self._worker is not None:
+            self._worker.close()
+        if self._transport is not None:
+            self._transport.close()
+            if not getattr(self._transport, "clean", True):
+                atexit.register(_leave, code)
+        self._stack.close()
+
+
+def _brief(error: BaseException) -> BaseException:
+    """`error` without its traceback, which the rank itself shows."""
+    return error if isinstance(error, PsnodeError) else PsnodeError(in_one_line(error))
+
+
+def _leave(code: int) -> None:
+    """End without MPI_Finalize, which can hang when a rank is lost."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

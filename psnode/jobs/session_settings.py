@@ -1,0 +1,61 @@
+"""Settings of a session: those of a run, but for what the program itself decides."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from psnode.config import Config, settings
+from psnode.config.extensions import load_codec
+from psnode.config.load import load
+from psnode.config.names import PASSED
+from psnode.config.options import nearest
+from psnode.errors import ConfigurationError
+from psnode.jobs.job import default_threads
+from psnode.plan.groups import DEFAULT_GROUP_BYTES
+from psnode.transport.mpi.environment import Place
+
+if TYPE_CHECKING:
+    import torch
+
+_NOT_HERE = {
+    "local": "start the program with mpirun -n 3 python PROGRAM",
+    "task": "the model and the loop are the program's own",
+    "task_option": "the model and the loop are the program's own",
+    "network": "the model is the program's own",
+    "dataset": "the data come from the loader of s.batches",
+    "data_dir": "the data come from the loader of s.batches",
+    "download": "the data come from the loader of s.batches",
+    "synthetic_shape": "the data come from the loader of s.batches",
+    "synthetic_classes": "the data come from the loader of s.batches",
+    "synthetic_examples": "the data come from the loader of s.batches",
+    "test_batch_size": "the program evaluates its model itself",
+    "batch_size": "it is that of the loader of s.batches",
+}
+
+
+def configured(model: torch.nn.Module, given: Mapping[str, Any], here: Place) -> Config:
+    """The configuration of a session that trains `model`: `given` settings over PSNODE_* variables.
+
+    ConfigurationError for a name that is no setting, or one that has no meaning in a session.
+    """
+    known = settings()
+    for name in given:
+        if name not in known:
+            raise ConfigurationError(f"session has no setting {name}{nearest(name, known) or ': psnode train --help lists them'}")
+        if name in _NOT_HERE:
+            raise ConfigurationError(f"{name} has no meaning in a session: {_NOT_HERE[name]}")
+    if given.get("overlap"):
+        raise ConfigurationError("overlap has no meaning in a session, where a batch is handed out when all weights are there")
+    config = load({"task": f"{PASSED}{type(model).__name__}", "overlap": False, **given}, os.environ)
+    if config.local is not None:
+        raise ConfigurationError(f"local has no meaning in a session: {_NOT_HERE['local']}")
+    if config.codec:
+        load_codec(config.codec)
+    if "min_workers" not in given and not config.resume:
+        config = replace(config, min_workers=max(1, here.size - 1 - config.spares))
+    if config.group_by == "bytes" and not config.group_bytes and not config.resume:
+        config = replace(config, group_bytes=DEFAULT_GROUP_BYTES)  # trial runs would need passes that only the program can run
+    return replace(config, threads=config.threads or default_threads(config))

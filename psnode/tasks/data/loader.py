@@ -1,0 +1,157 @@
+"""Batches of a program's own torch DataLoader, or of any iterable, as the data of a worker."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeGuard
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+
+from psnode.errors import ConfigurationError
+from psnode.task import Batch
+from psnode.tasks.data.sampler import Sampler
+
+
+class Drawn(NamedTuple):
+    """Examples of one batch, by index, and the seed of whatever is random about them."""
+
+    indices: list[int]
+    seed: int
+
+
+class _Seeded(torch.utils.data.Dataset[Any]):
+    """`dataset`, asked for whole batches, each after its seed: one batch is the same in whichever process it is made."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __getitems__(self, drawn: Drawn) -> Sequence[Any]:
+        seed_all(drawn.seed)
+        together = getattr(self._dataset, "__getitems__", None)
+        return together(drawn.indices) if together is not None else [self._dataset[index] for index in drawn.indices]
+
+
+def seed_all(seed: int) -> None:
+    """Seed the generators of torch, Python and NumPy on the host."""
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+class Dealt:
+    """The examples of a map-style `loader`, dealt among the workers, with its collate function and worker processes.
+
+    ConfigurationError for a loader that draws its examples in another way than at random without replacement.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        if loader.batch_size is None or not _shuffles(loader):
+            raise ConfigurationError(
+                "the loader has a sampler of its own or does not shuffle, and psnode deals the examples at random among the "
+                "workers: give DataLoader(dataset, batch_size=N, shuffle=True), or an iterable of each worker's own batches"
+            )
+        self.loader = loader
+        self.batch_size = loader.batch_size
+
+    def __len__(self) -> int:
+        return len(self.loader.dataset)  # type: ignore[arg-type]  # a map-style data set has a length
+
+    def batch(self, indices: Any, rng: np.random.Generator | None) -> Batch:
+        """The examples at `indices`, collated."""
+        collate = self.loader.collate_fn
+        return collate([self.loader.dataset[int(index)] for index in indices])
+
+    def feed(self, sampler: Sampler, finished: int, last: int) -> _Feed:
+        """The batches of the steps after `finished` up to and including `last`, by `sampler`."""
+        loader, processes = self.loader, self.loader.num_workers > 0
+        copy = DataLoader(
+            _Seeded(loader.dataset),
+            batch_sampler=_drawn(sampler, finished, last),  # type: ignore[arg-type]  # any iterable will do
+            num_workers=loader.num_workers,
+            collate_fn=loader.collate_fn,
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context if processes else None,
+            prefetch_factor=loader.prefetch_factor if processes else None,
+        )
+        return _Feed(iter(copy), sampler.batches_per_step)
+
+
+class Streamed:
+    """Batches as `source` gives them on this rank, from its beginning again when it is over. `examples`: a nominal number."""
+
+    def __init__(self, source: Iterable[Batch], examples: int) -> None:
+        self._examples = examples
+        self._batches = _endless(source)
+
+    def __len__(self) -> int:
+        return self._examples
+
+    def batch(self, indices: Any, rng: np.random.Generator | None) -> Batch:
+        """The next batch, whatever the indices."""
+        return next(self._batches)
+
+    def feed(self, sampler: Sampler, finished: int, last: int) -> _Feed:
+        """The batches to come."""
+        return _Feed(self._batches, sampler.batches_per_step)
+
+
+class _Feed:
+    """`count` batches of `batches` a step."""
+
+    def __init__(self, batches: Iterator[Batch], count: int) -> None:
+        self._batches, self._count = batches, count
+
+    def __next__(self) -> list[Batch]:
+        found = list(itertools.islice(self._batches, self._count))
+        if len(found) < self._count:
+            raise ConfigurationError("s.batches has no more batches: the iterable gave none when it was begun again")
+        return found
+
+    def close(self) -> None:
+        """Let go of the loader, whose processes end with it."""
+        self._batches = iter(())
+
+
+def is_map_style(loader: object) -> TypeGuard[DataLoader[Any]]:
+    """True for a DataLoader whose examples have indices."""
+    return isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+
+
+def length_of(loader: Iterable[Batch]) -> int:
+    """Number of batches of an iterable; ConfigurationError if it does not say."""
+    try:
+        found = len(loader)  # type: ignore[arg-type]  # the question
+    except TypeError:
+        found = 0
+    if not found:
+        raise ConfigurationError(
+            "the iterable has no length, by which epochs are counted: say s.batches(iterable, steps_per_epoch=N)"
+        )
+    return found
+
+
+def _shuffles(loader: DataLoader[Any]) -> bool:
+    plain = type(loader.batch_sampler) is torch.utils.data.BatchSampler
+    return plain and type(loader.sampler) is RandomSampler and not loader.sampler.replacement
+
+
+def _drawn(sampler: Sampler, finished: int, last: int) -> Iterator[Drawn]:
+    for step in sampler.wanted(finished + 1, last):
+        for indices, rng in step:
+            yield Drawn(indices.tolist(), int(rng.integers(2**63)))
+
+
+def _endless(source: Iterable[Batch]) -> Iterator[Batch]:
+    while True:
+        empty = True
+        for batch in source:
+            empty = False
+            yield batch
+        if empty:
+            return

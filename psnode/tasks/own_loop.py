@@ -1,0 +1,66 @@
+"""A task whose loop is the program's own: model and data, and no loss that anybody else could ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from psnode.errors import ConfigurationError
+from psnode.task import Batch, Data, Task
+
+if TYPE_CHECKING:
+    import torch
+
+Constraint = Callable[["torch.nn.Module"], None]
+
+
+class OwnLoop(Task):
+    """The task of psnode.session. `constraint`: as Task.constrain."""
+
+    def __init__(self, model: torch.nn.Module, data: Data | None, constraint: Constraint | None) -> None:
+        super().__init__()
+        self._model, self._data, self._constraint = model, data, constraint
+
+    def model(self) -> torch.nn.Module:
+        """The program's model itself."""
+        return self._model
+
+    def train_data(self) -> Data:
+        """The data that the program's loop draws from."""
+        assert self._data is not None
+        return self._data
+
+    def eval_data(self) -> Data:
+        """None: the program evaluates its model itself."""
+        raise ConfigurationError("the run was trained by a loop of its own: evaluate its checkpoints in that program")
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, Any]:
+        """None: only the program knows it."""
+        raise ConfigurationError("the run was trained by a loop of its own, which alone knows its loss")
+
+    def size(self, batch: Batch) -> int:
+        """The length of the first tensor in `batch`, 1 if there is none."""
+        return length(batch) or 1
+
+    def constrain(self, model: torch.nn.Module) -> None:
+        """Apply the program's constraint."""
+        if self._constraint is not None:
+            self._constraint(model)
+
+    @property
+    def constrains(self) -> bool:
+        """True if there is a constraint."""
+        return self._constraint is not None
+
+
+def length(batch: Batch) -> int | None:
+    """Length of the first tensor with dimensions in `batch`, also inside tuples, lists and dicts."""
+    import torch
+
+    if isinstance(batch, torch.Tensor):
+        return len(batch) if batch.dim() else None
+    if isinstance(batch, dict):
+        return length(list(batch.values()))
+    if isinstance(batch, (tuple, list)):
+        return next((found for part in batch if (found := length(part)) is not None), None)
+    return None

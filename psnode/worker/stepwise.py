@@ -1,0 +1,135 @@
+"""A worker whose passes are run by the program's own loop: psnode.session."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from psnode.errors import ConfigurationError, NonFiniteLossError
+from psnode.protocol.messages import unreportable
+from psnode.task import Batch
+from psnode.tasks.device import to_device
+from psnode.tasks.own_loop import length
+from psnode.worker.computation import Outcome, number, seed_torch
+from psnode.worker.loop import Passes, Worker
+
+
+class StepwiseWorker:
+    """Hands out batches, and takes a step when the passes over those of one step have been run. For one thread.
+
+    The weights of the step before are all there when a batch is handed out; groups of gradients leave during the last backward
+    pass of a step.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker, self._device = worker, worker.replica.device
+        self._steps = worker.run()
+        self._pending = False  # a batch was handed out, and `step` has not been called since
+        self._outcomes: list[Outcome] = []  # of the batches of this step so far
+        self._passes: Passes | None = None
+        self._go_on(next(self._steps, None))
+
+    @property
+    def version(self) -> int:
+        """Number of updates that the weights have."""
+        return self._worker.receiver.version
+
+    @property
+    def over(self) -> bool:
+        """True if no batch is to come, and the master has dismissed this worker."""
+        return self._passes is None
+
+    def draw(self) -> Batch | None:
+        """The next batch, on the device; None when the run is over. ConfigurationError if the one before was passed over."""
+        if self._pending:
+            raise ConfigurationError("a batch was passed over: each one of s.batches needs its loss.backward() and s.step()")
+        if self._passes is None:
+            return None
+        step, batches, _ = self._passes
+        self._pending, self._begun = True, time.perf_counter()
+        if not self._outcomes:
+            self._refuse_early_gradients()
+            seed_torch(self._worker.config.seed, self._worker.link.rank, step, self._device)
+        if len(self._outcomes) == len(batches) - 1:
+            self._worker.hooks.arm()
+        self._size = length(batches[len(self._outcomes)]) or 1
+        return to_device(batches[len(self._outcomes)], self._device)
+
+    def step(self, loss: torch.Tensor | float | None, metrics: Mapping[str, Any]) -> bool:
+        """The backward pass over the batch is done: after the last of a step send what is left, and wait for the next weights.
+
+        Returns False while batches of this step are to come. ConfigurationError for a gradient that cannot be that of one step.
+        """
+        if not self._pending or self._passes is None:
+            raise ConfigurationError("s.step() without a batch: call it once for each batch of s.batches, after loss.backward()")
+        value = None if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+        if value is not None and not math.isfinite(value):
+            raise NonFiniteLossError(value, self._worker.link.rank, self._passes.step)
+        sums = {name: number(name, metric) for name, metric in metrics.items()}
+        if problem := unreportable(self._size, sums):
+            raise ConfigurationError(problem)
+        self._outcomes.append(Outcome(value, self._size, sums, time.perf_counter() - self._begun))
+        self._pending = False
+        if len(self._outcomes) < len(self._passes.batches):
+            return False
+        self._finish_backward()
+        outcome, self._outcomes = together(self._outcomes), []
+        self._go_on(self._sent(outcome))
+        return True
+
+    def close(self) -> None:
+        """End the threads, and take the hooks off the model."""
+        self._steps.close()
+        self._worker.close()
+
+    def _go_on(self, passes: Passes | None) -> None:
+        """Take the first passes that are to be run. All weights are there, so that nothing has to be run in vain."""
+        while passes is not None and not passes.settled():
+            passes = self._sent(None)
+        self._passes = passes
+
+    def _sent(self, outcome: Outcome | None) -> Passes | None:
+        try:
+            return self._steps.send(outcome)
+        except StopIteration:
+            return None
+
+    def _refuse_early_gradients(self) -> None:
+        for name, parameter in self._worker.replica.parameters.items():
+            if parameter.grad is not None:
+                raise ConfigurationError(
+                    f"parameter {name} has a gradient before the step's own: a backward pass that is to count belongs "
+                    "between a batch of s.batches and its s.step(), and no other"
+                )
+
+    def _finish_backward(self) -> None:
+        assert self._passes is not None
+        hooks = self._worker.hooks
+        self._worker.computation.check_trained(self._passes.step)
+        if not hooks.begun:
+            raise ConfigurationError("s.step() without loss.backward(): no parameter got a gradient since the batch was drawn")
+        if (name := hooks.added_late) is not None:
+            raise ConfigurationError(
+                f"parameter {name} got another gradient after the step's was sent: call loss.backward() once before s.step(), "
+                "or sum the losses, or accumulate with batches_per_step=K; give checkpoint() use_reentrant=False"
+            )
+        hooks.flush()
+
+
+def together(outcomes: list[Outcome]) -> Outcome:
+    """Outcome of the passes of one step: the mean of the losses that were told, sums of the rest."""
+    losses = [found.loss for found in outcomes if found.loss is not None]
+    sums: dict[str, float] = {}
+    for found in outcomes:
+        for name, metric in found.metrics.items():
+            sums[name] = sums.get(name, 0.0) + metric
+    return Outcome(
+        sum(losses) / len(losses) if losses else None,
+        sum(found.samples for found in outcomes),
+        sums,
+        sum(found.seconds for found in outcomes),
+    )

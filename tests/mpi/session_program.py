@@ -1,0 +1,83 @@
+"""A plain PyTorch loop with psnode.session in it, run by tests/mpi/test_session.py on every rank.
+
+session_program.py DIRECTORY JSON: `settings` of the session, and what is special about the loop:
+
+    fail      [rank, step]: raise an exception there
+    augment   draw noise for every example
+    dropout   have a layer of it
+    workers   processes of the DataLoader
+
+Each rank leaves rank-R.json: the examples that it drew at each step, its weights' digest, updates.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from torch import nn
+from torch.nn import functional
+
+import psnode
+
+EXAMPLES, WIDTH, CLASSES = 64, 32, 5
+
+
+class Points(torch.utils.data.Dataset[Any]):
+    """Points with their numbers."""
+
+    def __init__(self, augment: bool = False) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self.x = torch.randn(EXAMPLES, WIDTH, generator=generator)
+        self.y = (self.x @ torch.randn(WIDTH, CLASSES, generator=generator)).argmax(1)
+        self._augment = augment
+
+    def __len__(self) -> int:
+        return EXAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        noise = 0.1 * torch.randn(WIDTH) if self._augment else 0.0
+        return index, self.x[index] + noise, self.y[index]
+
+
+def network(dropout: float = 0.0) -> nn.Module:
+    """The same on every rank."""
+    torch.manual_seed(11)
+    return nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Dropout(dropout), nn.Linear(64, CLASSES))
+
+
+def digest(model: nn.Module) -> str:
+    """Digest of a model's state dict, by name."""
+    parts = (value.numpy().tobytes() for _, value in sorted(model.state_dict().items()))
+    return xxhash.xxh3_128_hexdigest(b"".join(parts))
+
+
+def main(folder: Path, plan: dict[str, Any]) -> None:
+    data, model = Points(plan.get("augment", False)), network(plan.get("dropout", 0.0))
+    loader = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True, num_workers=plan.get("workers", 0))
+    drawn = []
+    with psnode.session(model, train_dir=folder / "run", tensorboard=False, threads=1, **plan["settings"]) as s:
+        for indices, x, y in s.batches(loader):
+            print(f"rank {s.rank} at {s.version}", flush=True)
+            if [s.rank, s.version] == plan.get("fail"):
+                raise ValueError("the program's own mistake")
+            drawn.append(indices.tolist())
+            output = model(x)
+            loss = functional.cross_entropy(output, y)
+            loss.backward()
+            s.step(loss, {"top1": int((output.argmax(1) == y).sum())})
+    found = {
+        "drawn": drawn,
+        "digest": digest(model),
+        "version": s.version,
+        "loss": float(functional.cross_entropy(model.eval()(data.x), data.y)),
+    }
+    (folder / f"rank-{s.rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))

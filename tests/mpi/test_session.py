@@ -1,0 +1,137 @@
+"""psnode.session in real MPI jobs: a plain PyTorch loop with the master inside the same program."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch.nn import functional
+
+import psnode
+from psnode.config import Config
+from psnode.records import checkpoint
+from psnode.task import Batch, Task
+from tests.mpi.session_program import Points, digest, network
+
+pytestmark = pytest.mark.serial
+
+PROGRAM = Path(__file__).with_name("session_program.py")
+DENSE = {"scheme": "dense", "lr": 0.1, "momentum": 0.9, "eval_freq": 4, "log_interval": 1}
+CODED = {**DENSE, "scheme": "topk:ratio=0.05", "downlink": "topk:ratio=0.1", "lr": 0.02, "min_compress_bytes": 0}
+
+
+def ranks(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"rank-{rank}.json").read_bytes()) for rank in range(3)]
+
+
+def train(mpirun: Any, folder: Path, settings: dict[str, Any], **plan: Any) -> list[dict[str, Any]]:
+    folder.mkdir(exist_ok=True)
+    job = mpirun(3, [PROGRAM, folder, json.dumps({"settings": settings, **plan})])
+    assert job.code == 0, job
+    return ranks(folder)
+
+
+def saved(folder: Path) -> dict[str, torch.Tensor]:
+    newest = checkpoint.latest(folder)
+    assert newest is not None
+    return checkpoint.Checkpoint.open(newest).tensors(checkpoint.MODEL)
+
+
+class SameTask(Task):
+    """The program's model, data and loss for `psnode train`."""
+
+    def model(self) -> torch.nn.Module:
+        return network()
+
+    def train_data(self) -> Any:
+        return Numbered()
+
+    def eval_data(self) -> Any:
+        return Numbered()
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        output = model(batch[0])
+        return functional.cross_entropy(output, batch[1]), output
+
+    def size(self, batch: Batch) -> int:
+        return len(batch[0])
+
+
+class Numbered(Points):
+    def batch(self, indices: npt.NDArray[np.int64], rng: np.random.Generator | None) -> Batch:
+        return self.x[indices], self.y[indices]
+
+
+def test_dense_steps_are_those_of_plain_sgd_on_the_joined_batch_and_those_of_psnode_train(mpirun: Any, tmp_path: Path) -> None:
+    steps = 10
+    found = train(mpirun, tmp_path / "session", {**DENSE, "max_steps": steps}, workers=1)
+    assert [each["version"] for each in found] == [steps] * 3
+    assert [len(each["drawn"]) for each in found] == [0, steps, steps]
+    for epoch in range(steps // 4):  # 64 examples, 2 workers, 8 each
+        together = [index for each in found for batch in each["drawn"][4 * epoch : 4 * epoch + 4] for index in batch]
+        assert sorted(together) == list(range(64))
+    model, data = network(), Points()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for one, two in zip(found[1]["drawn"], found[2]["drawn"], strict=True):
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(data.x[one + two]), data.y[one + two])
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    result = saved(tmp_path / "session" / "run")
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(result[name], value, rtol=1e-5, atol=1e-6)
+    records = [json.loads(line) for line in (tmp_path / "session" / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [record["loss"] for record in records] == pytest.approx(losses, rel=1e-4)
+    assert all(0 <= record["metrics"]["top1"] <= 1 for record in records)
+
+    settings = {**DENSE, "max_steps": steps, "batch_size": 8, "local": 2, "threads": 1, "tensorboard": False}
+    assert psnode.run(SameTask(), Config(train_dir=tmp_path / "train", **settings)) == 0
+    model.load_state_dict(saved(tmp_path / "train"))
+    assert {each["digest"] for each in found} == {digest(model)}  # on rank 0, too
+
+
+def test_a_coded_session_ends_with_equal_replicas_and_resumes_to_the_bit(mpirun: Any, tmp_path: Path) -> None:
+    special = {"augment": True, "dropout": 0.2}
+    whole = train(mpirun, tmp_path / "whole", {**CODED, "max_steps": 12}, **special)
+    assert len({each["digest"] for each in whole}) == 1
+    first = train(mpirun, tmp_path / "parts", {**CODED, "max_steps": 6}, **special)
+    second = train(mpirun, tmp_path / "parts", {**CODED, "max_steps": 12, "resume": True}, **special)
+    assert {each["digest"] for each in second} == {each["digest"] for each in whole}
+    assert {each["loss"] for each in second} == {each["loss"] for each in whole}
+    for rank in (1, 2):
+        assert first[rank]["drawn"] + second[rank]["drawn"] == whole[rank]["drawn"]
+
+
+def test_a_mistake_on_one_worker_ends_the_job_in_one_line_behind_a_checkpoint(mpirun: Any, tmp_path: Path) -> None:
+    plan = {"settings": {**DENSE, "max_steps": 500, "eval_freq": 100}, "fail": [2, 3]}
+    job = mpirun(3, [PROGRAM, tmp_path, json.dumps(plan)])
+    assert job.code != 0, job
+    lines = [line for line in job.err.splitlines() if line.startswith("psnode: error:")]
+    assert len(lines) == 1, job
+    assert "rank 2: ValueError: the program's own mistake (session_program.py:" in lines[0]
+    assert "go on with --resume" in lines[0]
+    assert not list(tmp_path.glob("rank-*.json"))
+    step = json.loads((tmp_path / "run" / "summary.json").read_bytes())["steps"]
+    assert 3 <= step < 500
+    assert saved(tmp_path / "run")
+
+
+def test_a_signal_leaves_a_checkpoint_and_ends_every_rank_with_75(mpirun: Any, tmp_path: Path) -> None:
+    plan = {"settings": {**DENSE, "max_steps": 100_000, "eval_freq": 0}}
+    job = mpirun.start(3, [PROGRAM, tmp_path, json.dumps(plan)])
+    job.wait_for("rank 1 at 5")
+    job.process.send_signal(signal.SIGUSR1)  # which mpirun hands to the ranks
+    done = job.wait(300)
+    assert done.code == 75, done
+    ended = json.loads((tmp_path / "run" / "summary.json").read_bytes())
+    assert (ended["stop_reason"], ended["exit_code"]) == ("signal", 75)
+    assert (tmp_path / "run" / "checkpoints" / f"step-{ended['steps']:08d}").is_dir()
+    assert not list(tmp_path.glob("rank-*.json"))  # what stands behind the block does not run

@@ -1,0 +1,199 @@
+"""Steps whose passes the caller runs: the same as plain PyTorch's, and refused in one line where they cannot be."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from psnode.config import Config
+from psnode.errors import NonFiniteLossError, PsnodeError
+from psnode.jobs.job import hello
+from psnode.master import lead
+from psnode.protocol.channel import FrameChannel
+from psnode.records import checkpoint
+from psnode.records.metrics import read_records
+from psnode.tasks.data.loader import Streamed
+from psnode.tasks.own_loop import OwnLoop
+from psnode.transport.barrier import send_hello
+from psnode.transport.loopback import loopback_group
+from psnode.worker.startup import join
+from psnode.worker.stepwise import StepwiseWorker
+
+WIDTH, CLASSES = 6, 3
+
+
+class Net(nn.Module):
+    """A layer that is used and one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.used, self.unused = nn.Linear(WIDTH, CLASSES), nn.Linear(WIDTH, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.used(x)
+        return out
+
+
+def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(5)
+    return [(torch.randn(4, WIDTH, generator=generator), torch.randint(CLASSES, (4,), generator=generator)) for _ in range(6)]
+
+
+@contextlib.contextmanager
+def stepping(folder: Path, model: nn.Module, **changed: Any) -> Iterator[StepwiseWorker]:
+    """A worker that steps through `batches`, with a master in a thread."""
+    settings = {"scheme": "dense", "lr": 0.1, "momentum": 0.9, "batch_size": 4, "max_steps": 6, "eval_freq": 0, **changed}
+    config = Config(train_dir=folder, threads=1, tensorboard=False, overlap=False, group_bytes=1 << 20, **settings)
+    ends = loopback_group(2)
+    whole = OwnLoop(copy.deepcopy(model), None, None)
+    codes: list[int] = []
+    master = threading.Thread(target=lambda: codes.append(lead(ends[0], config, lambda agreed: whole, hello())))
+    master.start()
+    send_hello(ends[1], hello())
+    task = OwnLoop(model, Streamed(batches(), 24), None)
+    link = FrameChannel(ends[1], watched={0})
+    stepwise = StepwiseWorker(join(link, 300, lambda agreed: task, contextlib.nullcontext()))
+    try:
+        yield stepwise
+        assert stepwise.over
+    finally:
+        stepwise.close()
+        ends[1].die("the test is over")
+        master.join()
+    assert codes == [0]
+
+
+def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
+    return functional.cross_entropy(model(batch[0]), batch[1])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_steps_are_those_of_plain_sgd_also_where_batches_are_accumulated(tmp_path: Path, count: int) -> None:
+    plain, model, steps = Net(), Net(), 6 // count
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        mean = torch.stack([loss_of(plain, batch) for batch in batches()[count * step : count * step + count]]).mean()
+        mean.backward()
+        optimizer.step()
+        losses.append(float(mean.detach()))
+    with stepping(tmp_path, model, batches_per_step=count, max_steps=steps) as worker:
+        for step in range(steps):
+            for index in range(count):
+                loss = loss_of(model, worker.draw())
+                (loss / count).backward()
+                assert worker.step(loss, {}) == (index == count - 1)
+            assert worker.version == step + 1
+        assert worker.draw() is None
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-5, atol=1e-6)
+    assert [record["loss"] for record in read_records(tmp_path / "metrics.jsonl")] == pytest.approx(losses, rel=1e-5)
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())  # the model is the program's again
+
+
+def test_losses_need_not_be_told_and_no_checkpoint_is_judged_then(tmp_path: Path) -> None:
+    model = Net()
+    with stepping(tmp_path, model, eval_freq=2) as worker:
+        while (batch := worker.draw()) is not None:
+            loss_of(model, batch).backward()
+            worker.step(None, {})
+    facts = [checkpoint.Checkpoint.open(path).facts for path in checkpoint.complete(tmp_path)]
+    assert [fact["step"] for fact in facts] == [2, 4, 6]
+    assert [fact["sound"] for fact in facts] == [None] * 3
+
+
+def no_backward(worker: StepwiseWorker, model: nn.Module) -> None:
+    worker.draw()
+    worker.step(None, {})
+
+
+def two_backwards(worker: StepwiseWorker, model: nn.Module) -> None:
+    batch = worker.draw()
+    loss_of(model, batch).backward()
+    loss_of(model, batch).backward()
+    worker.step(None, {})
+
+
+def passed_over(worker: StepwiseWorker, model: nn.Module) -> None:
+    worker.draw()
+    worker.draw()
+
+
+def no_batch(worker: StepwiseWorker, model: nn.Module) -> None:
+    worker.step(None, {})
+
+
+def early_gradient(worker: StepwiseWorker, model: nn.Module) -> None:
+    loss_of(model, batches()[0]).backward()
+    worker.draw()
+
+
+def written(worker: StepwiseWorker, model: nn.Module) -> None:
+    batch = worker.draw()
+    loss_of(model, batch).backward()
+    with torch.no_grad():
+        model.get_parameter("used.weight").mul_(0.5)
+    worker.step(None, {})
+
+
+def frozen(worker: StepwiseWorker, model: nn.Module) -> None:
+    batch = worker.draw()
+    model.get_parameter("used.bias").requires_grad_(False)
+    loss_of(model, batch).backward()
+    worker.step(None, {})
+
+
+def no_metric(worker: StepwiseWorker, model: nn.Module) -> None:
+    loss_of(model, worker.draw()).backward()
+    worker.step(None, {"top1": "many"})
+
+
+@pytest.mark.parametrize(
+    ("mistake", "text"),
+    [
+        (no_backward, r"s\.step\(\) without loss\.backward\(\)"),
+        (two_backwards, r"parameter used\.weight got another gradient .* call loss\.backward\(\) once"),
+        (passed_over, r"a batch was passed over"),
+        (no_batch, r"s\.step\(\) without a batch"),
+        (early_gradient, r"parameter used\.weight has a gradient before the step's own"),
+        (written, r"parameter used\.weight"),
+        (frozen, r"parameter used\.bias was frozen"),
+        (no_metric, r"'top1' is no number"),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_what_is_no_step_is_refused_in_one_line(
+    mistake: Callable[[StepwiseWorker, nn.Module], None], text: str, tmp_path: Path
+) -> None:
+    def run() -> None:
+        model = Net()
+        with stepping(tmp_path, model) as worker:
+            loss_of(model, worker.draw()).backward()
+            worker.step(None, {})
+            mistake(worker, model)
+
+    with pytest.raises(PsnodeError, match=text) as caught:
+        run()
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_a_loss_that_is_not_finite_is_told_with_rank_and_step(tmp_path: Path) -> None:
+    def run() -> None:
+        with stepping(tmp_path, Net()) as worker:
+            worker.draw()
+            worker.step(torch.tensor(torch.nan), {})
+
+    with pytest.raises(NonFiniteLossError, match="loss is nan on rank 1 at step 1"):
+        run()
