@@ -78,6 +78,9 @@ def refuse_what_has_no_effect(config: Config, rule: Feedback, codec: Codec, aggr
         raise ConfigurationError(
             "--norm-cap has no meaning under a majority vote, where every worker weighs the same: leave it out"
         )
+    if config.clip_grad_norm is not None and (aggregator == MAJORITY or rule.gathering is not None):
+        sent = "votes" if aggregator == MAJORITY else f"momenta (feedback {rule.id})"
+        raise ConfigurationError(f"--clip-grad-norm bounds a gradient, and the workers send {sent}: leave it out")
     if aggregator == MAJORITY and rule.memory is not None:
         raise ConfigurationError(
             f"feedback {rule.id} remembers what a gradient is owed, and a majority vote pays nobody's: use none or ema"

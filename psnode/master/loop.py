@@ -229,7 +229,8 @@ class Master:
             flags |= Flag.CHECKPOINT
         if not first:
             self.partial += any(len({added.rank for added in group}) < len(self.workers) for group in self._added)
-            self.recorder.close(version, self.sharding.rate(version - 1), contributors, self.shard.seconds())
+            rate, norm = self.sharding.rate(version - 1), self.shard.gradient_norm
+            self.recorder.close(version, rate, contributors, self.shard.seconds(), norm)
             self._write_records()
             if self.history is not None:
                 self.history.version(version, self.shard.digest(), self._added)

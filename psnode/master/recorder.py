@@ -20,6 +20,7 @@ class _Round:
     lr: float = 0.0
     epoch: float = 0.0
     closed: float | None = None  # perf_counter when its last group closed
+    gradient_norm: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     contributors: frozenset[tuple[int, int]] = frozenset()  # (rank, step of its own)
     dropped: int = 0
@@ -88,10 +89,18 @@ class StepRecorder:
         """`rank` is back."""
         self._lost -= {rank}
 
-    def close(self, step: int, lr: float, contributors: Iterable[tuple[int, int]], seconds: dict[str, float]) -> None:
+    def close(
+        self,
+        step: int,
+        lr: float,
+        contributors: Iterable[tuple[int, int]],
+        seconds: dict[str, float],
+        gradient_norm: float | None = None,
+    ) -> None:
         """The round of `step` is closed, with gradients of `contributors`: ranks, and which of their steps."""
         entry = self._rounds[step]
         entry.lr, entry.contributors, entry.seconds = lr, frozenset(contributors), seconds
+        entry.gradient_norm = gradient_norm
         entry.epoch = self.epoch(step)
         entry.closed = time.perf_counter()
 
@@ -144,6 +153,7 @@ class StepRecorder:
                 name: sum(report.metrics.get(name, 0.0) for report in reports) / max(samples, 1)
                 for name in sorted({name for report in reports for name in report.metrics})
             },
+            gradient_norm=entry.gradient_norm,
         )
 
 

@@ -59,6 +59,7 @@ class StepRecord:
     seconds: Seconds
     relative_error: float | None
     metrics: dict[str, float]
+    gradient_norm: float | None = None  # of the mean gradient, before --clip-grad-norm
 
 
 @dataclass(frozen=True)
@@ -259,6 +260,8 @@ def _points(record: StepRecord) -> Iterator[tuple[str, float]]:
     yield "train/samples_per_second", record.samples_per_second
     for name, value in record.metrics.items():
         yield f"train/{name}", value
+    if record.gradient_norm is not None:
+        yield "train/gradient_norm", record.gradient_norm
     yield "comm/bytes_up", record.uplink_bytes
     yield "comm/bytes_down", record.downlink_bytes
     yield "comm/dropped", record.dropped

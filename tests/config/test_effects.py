@@ -42,6 +42,7 @@ WITNESSES: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
     "momentum": (0.5, {}),
     "nesterov": (True, {}),
     "weight_decay": (0.1, {}),
+    "clip_grad_norm": (1e-3, {}),
     "lr_schedule": ("poly", {}),
     "lr_shrinkage": (0.5, {"lr_schedule": "shrink", "batch_size": 512, "local": 1}),
     "lr_milestones": ((2,), {"lr_schedule": "multistep", "lr_milestones": (1,), "batch_size": 512, "local": 1}),

@@ -22,6 +22,7 @@ from psnode.exchange.shard.clipping import Clipped, Clipping
 from psnode.exchange.shard.downlink import Downlink, smallest
 from psnode.exchange.shard.events import GroupClosed, NotApplied, Refused
 from psnode.exchange.shard.executor import GroupExecutor
+from psnode.exchange.shard.global_norm import GlobalNorm, Summed
 from psnode.exchange.shard.norms import Norms, pack, unpack
 from psnode.exchange.shard.optimizer import Constraint, Parameters
 from psnode.exchange.shard.pushes import Part, Push, Reader, limits, warm_up
@@ -41,7 +42,8 @@ class Reduction:
     """Adds frames to one accumulator as long as the model, updates and sends: in lanes, in the order of submission.
 
     A `constraint` is put on the weights when all groups are updated; none is sent before. A push whose norm exceeds `norm_cap`
-    times that of others (psnode.exchange.shard.norms) is refused; one that might is held back until its round closes.
+    times that of others (psnode.exchange.shard.norms) is refused; one that might is held back until its round closes. With a
+    `global_norm` no group is updated before all are summed.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Reduction:
         seed: int,
         constraint: Constraint | None = None,
         norm_cap: float | None = None,
+        global_norm: GlobalNorm | None = None,
     ) -> None:
         feedback = get_feedback(scheme.feedback)
         self._plan = plan
@@ -69,6 +72,7 @@ class Reduction:
         self._seed = seed
         self._cap = None if scheme.aggregator == MAJORITY else norm_cap  # votes weigh the same
         self._constraint = constraint
+        self._global_norm = global_norm
         self._closing = threading.Lock()
         self._updated: dict[int, tuple[Added, ...]] = {}  # groups that wait for the others, with the pushes added to them
         self._sum = np.zeros(plan.size, np.float32)
@@ -204,21 +208,19 @@ class Reduction:
         self._clipped[group.index] = tuple(found)
 
     def _close(self, group: Group, version: int, lr: float) -> list[GroupClosed | Refused | NotApplied]:
-        refused = self._judge(group)
-        added, problems = self._update(group, version, lr)
-        events: list[GroupClosed | Refused | NotApplied] = [*refused, *problems]
-        if self._constraint is None:
-            return [*events, self._publish(group, version, added)]
-        with self._closing:
-            self._updated[group.index] = added
-            if len(self._updated) < len(self._plan.groups):
-                return events
-            everything, self._updated = self._updated, {}
-        with self._watch.timing("update"), self._tracer.span("constrain", version=version):
-            self._parameters.constrain(self._constraint)
-        return [*events, *(self._publish(group, version, everything[group.index]) for group in reversed(self._plan.groups))]
+        events: list[GroupClosed | Refused | NotApplied] = [*self._judge(group)]
+        summed, problems = self._finish(group, version)
+        events += problems
+        if self._global_norm is None:
+            return [*events, *self._move(group, version, lr, summed)]
+        with self._watch.timing("update"), self._tracer.span("norm", group=group.index, version=version):
+            clipped = self._global_norm.offer(group.index, self._sum[group.start : group.stop], summed)
+        for index, each in clipped.items():
+            self._lanes.submit(index, partial(self._move, self._plan.groups[index], version, lr, each))
+        return events
 
-    def _update(self, group: Group, version: int, lr: float) -> tuple[tuple[Added, ...], list[NotApplied]]:
+    def _finish(self, group: Group, version: int) -> tuple[Summed, list[NotApplied]]:
+        """The group's sum, complete; cleared if nothing was added or it is not finite."""
         added, absent, sound = self._take(group)
         gradient = self._sum[group.start : group.stop]
         problems = []
@@ -226,14 +228,30 @@ class Reduction:
             problems = [NotApplied(group.index, tuple(each.rank for each in added))]
             added, absent = (), frozenset()
         idle = self._idle(group, gradient, absent)
-        with self._watch.timing("update"), self._tracer.span("update", group=group.index, version=version):
+        factor = 1.0
+        with self._watch.timing("update"), self._tracer.span("finish", group=group.index, version=version):
             if added:
                 key = Key.derive(self._seed, _PURPOSE, 0, version, group.index, 0)
                 factor = self._aggregator.finish(gradient, len(added), key)
-                self._parameters.update(group.index, gradient, factor, lr, idle)
             else:
                 gradient[:] = 0
-        return added, problems
+        return Summed(added, factor, idle), problems
+
+    def _move(self, group: Group, version: int, lr: float, summed: Summed) -> list[GroupClosed]:
+        """Update a group's weights and send them, or all groups' when the last is updated if there is a constraint."""
+        if summed.added:
+            with self._watch.timing("update"), self._tracer.span("update", group=group.index, version=version):
+                self._parameters.update(group.index, self._sum[group.start : group.stop], summed.factor, lr, summed.idle)
+        if self._constraint is None:
+            return [self._publish(group, version, summed.added)]
+        with self._closing:
+            self._updated[group.index] = summed.added
+            if len(self._updated) < len(self._plan.groups):
+                return []
+            everything, self._updated = self._updated, {}
+        with self._watch.timing("update"), self._tracer.span("constrain", version=version):
+            self._parameters.constrain(self._constraint)
+        return [self._publish(group, version, everything[group.index]) for group in reversed(self._plan.groups)]
 
     def _publish(self, group: Group, version: int, added: tuple[Added, ...]) -> GroupClosed:
         with self._watch.timing("downlink"), self._tracer.span("downlink", group=group.index, version=version):

@@ -22,6 +22,7 @@ from psnode.config.scheme import Scheme
 from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.shard.downlink import Downlink
 from psnode.exchange.shard.executor import GroupExecutor, lane_count
+from psnode.exchange.shard.global_norm import GlobalNorm
 from psnode.exchange.shard.optimizer import Constraint, Parameters
 from psnode.exchange.shard.reduction import Reduction
 from psnode.exchange.shard.rounds import Rounds
@@ -82,6 +83,7 @@ class Shard:
         self._parameters = Parameters(model, plan, config, scheme.momentum, scheme.gathering)
         self._downlink = Downlink(scheme.downlink, self._parameters.weights.numpy(), plan, link, recipients, seed=config.seed)
         self._lanes = GroupExecutor(link.inbox, lane_count(len(plan.groups)))
+        self._norm = GlobalNorm(config.clip_grad_norm, len(plan.groups)) if config.clip_grad_norm is not None else None
         self._reduction = Reduction(
             plan,
             scheme,
@@ -93,6 +95,7 @@ class Shard:
             seed=config.seed,
             constraint=constraint,
             norm_cap=config.norm_cap or None,
+            global_norm=self._norm,
         )
         by_rank = config.aggregate_order == "rank"
         self._rounds = Rounds(len(plan.groups), rule, by_rank=by_rank, add=self._add, close=self._close)
@@ -214,6 +217,11 @@ class Shard:
     def outlier(self) -> str:
         """Tell of a push that is out of all proportion and in the weights all the same; else nothing."""
         return self._reduction.outlier()
+
+    @property
+    def gradient_norm(self) -> float | None:
+        """L2 norm of the last version's mean gradient before clipping; None without --clip-grad-norm. While no group is open."""
+        return None if self._norm is None else self._norm.norm
 
     def seconds(self) -> dict[str, float]:
         """Seconds of decoding, updating and sending since the last call, by name."""

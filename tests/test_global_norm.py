@@ -1,0 +1,114 @@
+"""--clip-grad-norm: weights and norms are those of a loop of torch with clip_grad_norm_."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import psnode
+from psnode.config import Config
+from psnode.config.resolve import resolve
+from psnode.errors import ConfigurationError
+from psnode.records import checkpoint
+from tests.kinds.models import CLASSES, WIDTH
+from tests.kinds.task import Constrained, Points, loss_of
+
+EXAMPLES, STEPS, SEED, LR = 16, 12, 3, 0.5
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "sgd": {"momentum": 0.0},
+    "nesterov": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+    "adamw": {"optimizer": "adamw", "momentum": 0.9, "weight_decay": 0.1, "lr": 0.01},
+}
+
+
+class Net(nn.Module):
+    """Three layers of unlike sizes, which may bound their first weights."""
+
+    def __init__(self, limit: float | None) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(WIDTH, 24), nn.Tanh(), nn.Linear(24, 10), nn.Tanh(), nn.Linear(10, CLASSES))
+        self.limit = limit
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layers(x)
+        return out
+
+    @torch.no_grad()
+    def constrain(self) -> None:
+        if self.limit is not None:
+            self.layers[0].weight.clamp_(-self.limit, self.limit)
+
+
+def by_torch(bound: float, settings: dict[str, Any], limit: float | None) -> tuple[dict[str, torch.Tensor], list[float]]:
+    """Weights after the steps, and the norm of the gradient in each."""
+    torch.manual_seed(SEED)
+    model = Net(limit)
+    lr, momentum, decay = settings.get("lr", LR), settings["momentum"], settings.get("weight_decay", 0.0)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(
+        model.parameters(), lr, momentum=momentum, nesterov=settings.get("nesterov", False), weight_decay=decay
+    )
+    if "optimizer" in settings:
+        optimizer = torch.optim.AdamW(model.parameters(), lr, betas=(momentum, 0.999), weight_decay=decay)
+    batch, norms = Points(EXAMPLES).batch(torch.arange(EXAMPLES).numpy(), None), []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, *batch).backward()
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), bound)))
+        optimizer.step()
+        model.constrain()
+    return {name: weight.detach() for name, weight in model.named_parameters()}, norms
+
+
+def trained(folder: Path, *, limit: float | None = None, **settings: Any) -> dict[str, torch.Tensor]:
+    """Weights after the steps of two workers with half of the examples each."""
+    known = {"scheme": "dense", "lr": LR, "seed": SEED, "batch_size": EXAMPLES // 2, "max_steps": STEPS, "local": 2}
+    known |= {"group_by": "layer", "tensorboard": False, "threads": 1, "hash_every": 1, **settings}
+    assert psnode.run(Constrained(lambda: Net(limit), EXAMPLES), Config(train_dir=folder, **known)) == 0
+    newest = checkpoint.latest(folder)
+    assert newest is not None
+    return checkpoint.Checkpoint.open(newest).tensors(checkpoint.MODEL)
+
+
+def norms_in(folder: Path) -> list[float]:
+    return [json.loads(line)["gradient_norm"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("limit", [None, 0.2])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_weights_and_norms_are_those_of_torch(name: str, limit: float | None, tmp_path: Path) -> None:
+    _, free = by_torch(1e6, OPTIMIZERS[name], limit)
+    bound = sorted(free)[STEPS // 2]
+    expected, norms = by_torch(bound, OPTIMIZERS[name], limit)
+    assert min(norms) < bound < max(norms)  # some steps are clipped, some are not
+    found = trained(tmp_path / "run", limit=limit, clip_grad_norm=bound, **OPTIMIZERS[name])
+    assert norms_in(tmp_path / "run") == pytest.approx(norms, rel=1e-3)
+    for key, weight in expected.items():
+        torch.testing.assert_close(found[key], weight, rtol=1e-4, atol=1e-5, msg=lambda text, key=key: f"{key}: {text}")
+
+
+def test_a_coded_run_is_the_same_to_the_bit_where_it_is_resumed(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "scheme": "topk:ratio=0.1", "momentum": 0.9, "min_compress_bytes": 0, "clip_grad_norm": 0.05, "lr": 0.1,
+    }  # fmt: skip
+    whole = trained(tmp_path / "whole", **settings)
+    trained(tmp_path / "parts", **{**settings, "max_steps": 5})
+    parts = trained(tmp_path / "parts", resume=True, **settings)
+    assert norms_in(tmp_path / "parts") == norms_in(tmp_path / "whole")
+    assert max(norms_in(tmp_path / "whole")) > 0.05
+    for key, weight in whole.items():
+        assert torch.equal(parts[key], weight), key
+
+
+def test_it_is_refused_where_no_gradient_comes_and_below_zero() -> None:
+    with pytest.raises(ConfigurationError, match="the workers send votes: leave it out"):
+        resolve(Config(scheme="signsgd", clip_grad_norm=1.0))
+    with pytest.raises(ConfigurationError, match=r"the workers send momenta \(feedback dgc"):
+        resolve(Config(scheme="dgc", clip_grad_norm=1.0))
+    with pytest.raises(ConfigurationError, match="--clip-grad-norm"):
+        Config(clip_grad_norm=0.0)
+    assert resolve(Config(scheme="topk", clip_grad_norm=1.0)).feedback == "ef:rescale=true"
