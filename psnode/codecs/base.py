@@ -13,12 +13,13 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 
-from psnode.codecs import spec, table
+from psnode.codecs import table
 from psnode.codecs.arguments import check_error, checked_buffer, checked_target, in_c_order
 from psnode.codecs.arrays import Bytes, Codes, Floats, Indices, Parts, Shape, Words, readonly
 from psnode.codecs.payload import Payload, check_shape, header_nbytes, write_header
 from psnode.codecs.sinks import NOTHING, InnerProducts, Moved, Sink, Subtracted
 from psnode.codecs.sources import Accumulated, Copied, Source, Values
+from psnode.codecs.spec import Spec, Stage
 from psnode.codecs.traits import Traits
 from psnode.errors import CodecError, CodecTypeError, CodecValueError, PayloadError
 
@@ -104,9 +105,14 @@ class Codec(ABC):
         """The ids that this codec's payloads carry."""
         return (self.id,)
 
+    @property
+    def spec(self) -> Spec:
+        """The spec with every parameter, of which get_codec makes an equal codec."""
+        return Spec(False, (Stage.of(self.id, self),))
+
     def __repr__(self) -> str:
-        """The spec string that get_codec turns into an equal codec."""
-        return spec.show(self.id, self)
+        """`spec` as text."""
+        return str(self.spec)
 
     def encode(
         self,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from psnode.codecs import spec, table
+from psnode.codecs import table
 from psnode.codecs.base import (
     NOTHING,
     Bytes,
@@ -35,6 +35,7 @@ from psnode.codecs.contractive import Contractive
 from psnode.codecs.selection.searching import Searching
 from psnode.codecs.sinks import InnerProducts, Moved
 from psnode.codecs.sources import Values
+from psnode.codecs.spec import Spec, Stage, construct, unknown
 from psnode.codecs.stages import (
     FlatCodec,
     Lossless,
@@ -50,7 +51,7 @@ from psnode.codecs.traits import Traits
 from psnode.errors import CodecSpecError, PayloadError
 
 
-def build_chain(stages: Sequence[spec.Stage]) -> Codec:
+def build_chain(stages: Sequence[Stage]) -> Codec:
     """The chain of two or three stages as parsed. Raises CodecSpecError."""
     built = [_build(stage) for stage in stages]
     first, last = built[0], built[-1]
@@ -65,10 +66,10 @@ def build_chain(stages: Sequence[spec.Stage]) -> Codec:
     return Chain(reducer, middle[0], lossless)
 
 
-def _build(stage: spec.Stage) -> object:
+def _build(stage: Stage) -> object:
     if stage.id not in table.LOSSLESS and not table.is_known(stage.id):
-        raise spec.unknown("stage", stage.id, [*table.codecs(), *table.LOSSLESS])
-    built: object = spec.construct(table.load(stage.id), stage)
+        raise unknown("stage", stage.id, [*table.codecs(), *table.LOSSLESS])
+    built: object = construct(table.load(stage.id), stage)
     return built
 
 
@@ -104,12 +105,19 @@ class Chain(Codec):
         )
 
     @property
+    def _parts(self) -> tuple[Codec | Lossless, ...]:
+        """The stages, in order."""
+        return tuple(stage for stage in (self.reducer, self.quantiser, self.lossless_stage) if stage is not None)
+
+    @property
+    def spec(self) -> Spec:
+        """The stages' own, in order."""
+        return Spec(False, tuple(Stage.of(stage.id, stage) for stage in self._parts))
+
+    @property
     def stages(self) -> tuple[str, ...]:
         """The ids of the stages, in order."""
-        return tuple(stage.id for stage in (self.reducer, self.quantiser, self.lossless_stage) if stage is not None)
-
-    def __repr__(self) -> str:
-        return "+".join(repr(stage) for stage in (self.reducer, self.quantiser, self.lossless_stage) if stage is not None)
+        return tuple(stage.id for stage in self._parts)
 
     def contractive(self) -> Codec:
         """The chain with the contractive forms of its reducer and its quantiser, wrapped where one of them has to be."""

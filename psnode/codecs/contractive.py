@@ -18,6 +18,7 @@ import numpy as np
 
 from psnode.codecs.base import Bytes, Codec, Floats, Indices, Measured, RandomSource, Shape, Sink, Source, Words, readonly
 from psnode.codecs.sinks import InnerProducts
+from psnode.codecs.spec import Spec
 from psnode.codecs.stages import check_finite
 from psnode.codecs.traits import Traits
 from psnode.errors import PayloadError
@@ -44,8 +45,10 @@ class Contractive(Codec):
         """`contractive` and the wrapped codec's."""
         return (self.id, *self.codec.stages)
 
-    def __repr__(self) -> str:
-        return f"{self.id}({self.codec!r})"
+    @property
+    def spec(self) -> Spec:
+        """The wrapped codec's, wrapped."""
+        return Spec(True, self.codec.spec.stages)
 
     def fit(self, x: Floats, rng: RandomSource) -> Contractive:
         """With the wrapped codec fitted to `x`."""

@@ -10,7 +10,7 @@ from psnode.codecs import spec, table
 from psnode.codecs.base import Codec
 from psnode.codecs.contractive import Contractive
 from psnode.codecs.payload import Payload
-from psnode.codecs.spec import Stage
+from psnode.codecs.spec import Spec, Stage
 from psnode.errors import CodecSpecError, in_one_line
 
 _ID = re.compile(r"[a-z][a-z0-9_]*")
@@ -45,9 +45,13 @@ def register(cls: type[Codec]) -> None:
 
 def get_codec(text: str) -> Codec:
     """The codec of a spec string; get_codec(repr(codec)) == codec. Raises CodecSpecError."""
-    wrapped, stages = spec.parse(text)
-    codec = _build(stages)
-    return codec.contractive() if wrapped else codec
+    return codec_of(spec.parse(text))
+
+
+def codec_of(parsed: Spec) -> Codec:
+    """The codec of a spec that was parsed or changed; codec_of(codec.spec) == codec. Raises CodecSpecError."""
+    codec = _build(parsed.stages)
+    return codec.contractive() if parsed.wrapped else codec
 
 
 def decoder_of(payload: Payload) -> Codec:

@@ -4,7 +4,7 @@
     chain  = stage { "+" stage }
     stage  = id [ ":" name "=" value { "," name "=" value } ]
 
-This module knows text alone. A value is int, float, true or false, or a word; nothing after `=` is None.
+This module knows text and its stages alone. A value is int, float, true or false, or a word; nothing after `=` is None.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
@@ -23,14 +23,43 @@ _WORDS = {int: "an integer", float: "a number", bool: "true or false"}
 
 
 class Stage(NamedTuple):
-    """One stage as it was written: its id and its settings as text."""
+    """One stage: its id and its settings as text. str(stage) is its spec."""
 
     id: str
-    settings: dict[str, str]
+    settings: Mapping[str, str]
+
+    @classmethod
+    def of(cls, name: str, codec: Any) -> Stage:
+        """The stage whose settings are all fields of the dataclass `codec`."""
+        return cls(name, {field.name: _show(getattr(codec, field.name)) for field in dataclasses.fields(codec)})
+
+    def __str__(self) -> str:
+        return f"{self.id}:{','.join(f'{key}={value}' for key, value in self.settings.items())}".removesuffix(":")
 
 
-def parse(text: str) -> tuple[bool, tuple[Stage, ...]]:
-    """True if `text` asks for the contractive form, and the stages of its chain. Raises CodecSpecError."""
+class Spec(NamedTuple):
+    """The stages of a chain; `wrapped`: in their contractive form. str(spec) is the text that `parse` makes it of."""
+
+    wrapped: bool
+    stages: tuple[Stage, ...]
+
+    def __str__(self) -> str:
+        chain = "+".join(map(str, self.stages))
+        return f"{_WRAPPER}{chain})" if self.wrapped else chain
+
+    def holder(self, parameter: str) -> int | None:
+        """The index of the first stage that sets `parameter`."""
+        return next((index for index, stage in enumerate(self.stages) if parameter in stage.settings), None)
+
+    def changed(self, index: int, settings: Mapping[str, str]) -> Spec:
+        """With `settings` of stage `index` added or replaced."""
+        stage = self.stages[index]
+        new = stage._replace(settings={**stage.settings, **settings})
+        return self._replace(stages=(*self.stages[:index], new, *self.stages[index + 1 :]))
+
+
+def parse(text: str) -> Spec:
+    """The spec that `text` is. Raises CodecSpecError."""
     if not isinstance(text, str):
         raise CodecSpecError(f"a codec spec is a string such as 'qsgd:levels=15', not {text!r}")
     chain = text.strip()
@@ -39,7 +68,7 @@ def parse(text: str) -> tuple[bool, tuple[Stage, ...]]:
         if not chain.endswith(")"):
             raise CodecSpecError(f"codec spec {text!r} lacks its closing parenthesis")
         chain = chain[len(_WRAPPER) : -1]
-    return wrapped, tuple(_parse_stage(part.strip(), text) for part in chain.split("+"))
+    return Spec(wrapped, tuple(_parse_stage(part.strip(), text) for part in chain.split("+")))
 
 
 def _parse_stage(part: str, text: str) -> Stage:
@@ -93,12 +122,6 @@ def _value(owner: str, key: str, text: str, kind: Any) -> Any:
         wanted = " or ".join(words for option, words in _WORDS.items() if option in options)
         raise CodecSpecError(f"{owner}: {key}={text!r} is not {wanted}")
     return text
-
-
-def show(name: str, codec: Any) -> str:
-    """The spec of one stage: its id and every field of the dataclass `codec`."""
-    settings = ",".join(f"{field.name}={_show(getattr(codec, field.name))}" for field in dataclasses.fields(codec))
-    return f"{name}:{settings}" if settings else name
 
 
 def _show(value: object) -> str:

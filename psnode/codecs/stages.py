@@ -13,9 +13,9 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from psnode.codecs import spec
 from psnode.codecs.arrays import Codes
 from psnode.codecs.base import Bytes, Codec, Floats, Indices, Measured, Shape, Sink, Source, Words
+from psnode.codecs.spec import Stage
 from psnode.errors import PayloadError
 
 
@@ -160,7 +160,7 @@ class Lossless(ABC):
 
     def __repr__(self) -> str:
         """The stage's spec string."""
-        return spec.show(self.id, self)
+        return str(Stage.of(self.id, self))
 
     @abstractmethod
     def max_nbytes(self, count: int, alphabet: int) -> int:

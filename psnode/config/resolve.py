@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
-from psnode.codecs.spec import Stage, parse
+from psnode.codecs import Codec, get_codec
+from psnode.codecs.registry import codec_of
+from psnode.codecs.spec import Spec, Stage, parse
 from psnode.config import Config
 from psnode.config.effects import (
     DENSE_RATE,
@@ -21,14 +22,10 @@ from psnode.config.effects import (
 from psnode.config.extensions import load_codec
 from psnode.config.names import DENSE
 from psnode.config.options import nearest
+from psnode.config.ratios import ratio_of
 from psnode.config.scheme import BEFORE, Scheme
 from psnode.config.schemes import NAMES, SCHEMES, UNRECORDED
-from psnode.config.specs import joined, ratio_of, written
 from psnode.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from psnode.codecs import Codec
-
 
 # setting -> the codec's parameter, and that parameter's value for the setting's
 _OVERRIDES: Mapping[str, tuple[str, Callable[[int], int]]] = MappingProxyType(
@@ -47,15 +44,14 @@ def resolve(config: Config, *, unrecorded: bool = False) -> Scheme:
     a codec in the place of its own: it is dense then. `unrecorded`: by the rules as they were when runs did not record
     their scheme yet.
     """
-    from psnode.codecs import get_codec
     from psnode.feedback import get_feedback
 
     if config.codec:
         config = replace(config, codec=load_codec(config.codec))
-    scheme, settings, added = _named(config.scheme)
+    scheme, asked = _named(config.scheme)
     if unrecorded:
         scheme = replace(scheme, **{**BEFORE, **UNRECORDED.get(scheme.name, {})})
-    codec = get_codec(_spec(config, scheme, settings, added))
+    codec = codec_of(_spec(config, scheme, asked))
     feedback, aggregator = config.feedback or scheme.feedback, config.aggregator or scheme.aggregator
     rule = get_feedback(feedback)
     usual, lr = pace_of(config, rule, scheme.momentum, scheme.lr)
@@ -65,7 +61,7 @@ def resolve(config: Config, *, unrecorded: bool = False) -> Scheme:
         momentum = scheme.momentum if config.momentum is None else config.momentum
     else:
         refuse_what_has_no_effect(config, rule, codec, aggregator, momentum)
-        ladder = ladder_to(ratio_of(repr(codec)), ladder)
+        ladder = ladder_to(ratio_of(codec), ladder)
     by_rate = moves_by_rate(rule, codec, aggregator)
     return replace(
         _warmed_up(replace(scheme, ratio_warmup=ladder), config.sparsity_warmup_epochs),
@@ -78,15 +74,18 @@ def resolve(config: Config, *, unrecorded: bool = False) -> Scheme:
     )
 
 
-def _spec(config: Config, scheme: Scheme, settings: dict[str, str], added: Sequence[Stage]) -> str:
-    """The spec of the codec that `config` asks for; `settings` and `added` are the text behind the scheme's name."""
-    if (settings or added) and config.codec:
-        raise ConfigurationError(f"--scheme {config.scheme} changes a codec that --codec replaces: leave one of the two out")
+def _spec(config: Config, scheme: Scheme, asked: Sequence[Stage]) -> Spec:
+    """The spec of the codec that `config` asks for. `asked`: the scheme's name and settings of its codec, stages to be added."""
+    (name, settings), *added = asked
     if config.codec:
-        return _overridden(config, config.codec, parse(config.codec)[1])
-    own = parse(scheme.codec)[1]
-    asked = (Stage("", settings), *(Stage("", {}) for _ in own[1:]), *added)
-    return _overridden(config, "+".join([joined(scheme.codec, {0: settings}), *map(written, added)]), asked)
+        if settings or added:
+            raise ConfigurationError(f"--scheme {config.scheme} changes a codec that --codec replaces: leave one of the two out")
+        given = parse(config.codec)
+        return _overridden(config, given, given.stages)
+    own = parse(scheme.codec)
+    unasked = [Stage(name, {})] * (len(own.stages) - 1)
+    spec = own.changed(0, settings)
+    return _overridden(config, spec._replace(stages=(*spec.stages, *added)), (asked[0], *unasked, *added))
 
 
 def _warmed_up(scheme: Scheme, epochs: float | None) -> Scheme:
@@ -105,46 +104,40 @@ def _warmed_up(scheme: Scheme, epochs: float | None) -> Scheme:
     return replace(scheme, ratio_epochs=epochs / len(scheme.ratio_warmup))
 
 
-def _named(text: str) -> tuple[Scheme, dict[str, str], tuple[Stage, ...]]:
-    """The scheme of a text such as `topk:ratio=0.005+fp16`, the settings of its codec, and the stages to be added to that."""
+def _named(text: str) -> tuple[Scheme, tuple[Stage, ...]]:
+    """The scheme of a text such as `topk:ratio=0.005+fp16`; its name with settings of its codec, and the stages to be added."""
     name = text.partition(":")[0].partition("+")[0].strip()
     scheme = NAMES.get(name.casefold())
     if scheme is None:
         raise ConfigurationError(f"--scheme must be one of {', '.join(SCHEMES)}, not {name!r}{nearest(name, NAMES)}")
-    first, *added = parse(text)[1]
-    return scheme, first.settings, tuple(added)
+    return scheme, parse(text).stages
 
 
-def _overridden(config: Config, spec: str, asked: Sequence[Stage]) -> str:
+def _overridden(config: Config, spec: Spec, asked: Sequence[Stage]) -> Spec:
     """`spec` with --svd-rank, --quantization-level and --bucket-size set in the first stage that has the parameter.
 
     They may not contradict `asked`: the stages as the user wrote them.
     """
-    from psnode.codecs import get_codec
-
     for name, (parameter, convert) in _OVERRIDES.items():
         given = getattr(config, name)
         if given is None:
             continue
         flag, value = f"--{name.replace('_', '-')} {given}", str(convert(given))
-        stages = parse(repr(get_codec(spec)))[1]
-        found = [index for index, stage in enumerate(stages) if parameter in stage.settings]
-        if not found:
+        full = codec_of(spec).spec
+        index = full.holder(parameter)
+        if index is None:
             raise ConfigurationError(f"{flag} has no meaning for codec {spec}, which has no {parameter}: leave it out")
-        index = found[0]
-        if index < len(asked) and parameter in asked[index].settings and stages[index].settings[parameter] != value:
+        if index < len(asked) and parameter in asked[index].settings and full.stages[index].settings[parameter] != value:
             written = f"{parameter}={asked[index].settings[parameter]}"
             raise ConfigurationError(
                 f"{flag} means {parameter}={value} but the codec is given {written}: leave one of the two out"
             )
-        spec = joined(spec, {index: {parameter: value}})
+        spec = spec.changed(index, {parameter: value})
     return spec
 
 
 def _downlink(spec: str, uplink: Codec) -> str:
     """The full spec of a downlink, or `dense`."""
-    from psnode.codecs import get_codec
-
     if spec == DENSE:
         return spec
     codec = get_codec(spec)

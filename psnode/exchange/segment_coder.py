@@ -10,7 +10,7 @@ import numpy as np
 from psnode.codecs import Codec, Payload, get_codec
 from psnode.codecs.arrays import Bytes, Floats, Parts
 from psnode.codecs.rng import Key
-from psnode.config.specs import phases
+from psnode.config.ratios import phases
 from psnode.feedback import Context, Feedback, State
 from psnode.plan.groups import Segment
 
@@ -49,7 +49,7 @@ class SegmentCoder:
         self.segment = segment
         needs_memory = clipped and feedback.memory is not None
         self.feedback: Feedback = feedback.dense() if codec.lossless and not needs_memory else feedback
-        self._phases: list[Codec] = [self.feedback.form(get_codec(spec)) for spec in phases(segment.codec, warmup)]
+        self._phases: list[Codec] = [self.feedback.form(phase) for phase in phases(codec, warmup)]
         self._rule, self._memory = feedback, memory
         self.state: State = self._begin()
         self.max_nbytes = max(phase.max_nbytes(segment.shape) for phase in self._phases)

@@ -8,9 +8,10 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from psnode.codecs import Codec, Payload, spec
+from psnode.codecs import Codec, Payload
 from psnode.codecs.arrays import Bytes, Floats, Parts
 from psnode.codecs.base import RandomSource
+from psnode.codecs.spec import Stage
 
 State = dict[str, Floats]
 
@@ -123,7 +124,7 @@ class Feedback(ABC):
         return energy(coded - decoded), energy(coded)
 
     def __repr__(self) -> str:
-        return spec.show(self.id, self)
+        return str(Stage.of(self.id, self))
 
 
 def energy(values: Floats) -> float:

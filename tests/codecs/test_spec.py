@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psnode.codecs import get_codec, spec
+from psnode.codecs.registry import codec_of
 from psnode.errors import CodecSpecError, ConfigurationError
 
 
@@ -37,13 +38,16 @@ class Example:
     )
 )
 def test_what_is_shown_is_parsed_back(example: Example) -> None:
-    wrapped, stages = spec.parse(spec.show("example", example))
+    wrapped, stages = spec.parse(str(spec.Stage.of("example", example)))
     assert not wrapped
     assert spec.construct(Example, stages[0]) == example
 
 
 def test_values_are_shown_as_short_as_can_be() -> None:
-    assert spec.show("example", Example(3, 1.0, True, "b", 1e-5)) == "example:count=3,ratio=1,flag=true,kind=b,limit=1e-05,size="
+    assert (
+        str(spec.Stage.of("example", Example(3, 1.0, True, "b", 1e-5)))
+        == "example:count=3,ratio=1,flag=true,kind=b,limit=1e-05,size="
+    )
     assert repr(get_codec("identity")) == "identity"
     assert repr(get_codec("qsgd")) == "qsgd:levels=15,bucket=512,norm=l2"
 
@@ -91,3 +95,21 @@ def test_no_text_gives_anything_but_a_codec_or_a_spec_error(text: str) -> None:
     except CodecSpecError:
         return
     assert get_codec(repr(codec)) == codec
+
+
+@pytest.mark.parametrize("text", ["qsgd", "topk:ratio=0.01+qsgd:levels=7,norm=+ans", "contractive(topk:ratio=0.1+fp16)"])
+def test_a_spec_is_printed_as_it_was_parsed(text: str) -> None:
+    assert str(spec.parse(text)) == text
+
+
+def test_settings_of_a_stage_can_be_changed() -> None:
+    parsed = spec.parse("contractive(topk:ratio=0.1+qsgd:levels=7,bucket=64)")
+    assert (parsed.holder("ratio"), parsed.holder("levels"), parsed.holder("rank")) == (0, 1, None)
+    assert str(parsed.changed(1, {"levels": "3", "norm": "l2"})) == "contractive(topk:ratio=0.1+qsgd:levels=3,bucket=64,norm=l2)"
+
+
+@pytest.mark.parametrize("text", ["qsgd", "svd+qsgd+ans", "contractive(topk+qsgd:levels=3)"])
+def test_a_codec_is_made_of_its_spec(text: str) -> None:
+    codec = get_codec(text)
+    assert codec_of(codec.spec) == codec
+    assert repr(codec) == str(codec.spec)

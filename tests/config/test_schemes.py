@@ -9,9 +9,9 @@ import pytest
 
 from psnode.codecs import get_codec
 from psnode.config import Config
+from psnode.config.ratios import with_ratio
 from psnode.config.resolve import resolve
 from psnode.config.schemes import SCHEMES
-from psnode.config.specs import with_ratio
 from psnode.errors import ConfigurationError
 from psnode.feedback import get_feedback
 
@@ -195,8 +195,8 @@ def test_momentum_on_both_sides_is_refused() -> None:
 
 
 def test_the_ratio_of_a_chain_can_be_set_and_of_others_left() -> None:
-    assert get_codec(with_ratio("topk:ratio=0.01+qsgd:levels=7", 0.25)) == get_codec("topk:ratio=0.25+qsgd:levels=7")
-    assert get_codec(with_ratio("qsgd:levels=7", 0.25)) == get_codec("qsgd:levels=7")
+    assert with_ratio(get_codec("topk:ratio=0.01+qsgd:levels=7"), 0.25) == get_codec("topk:ratio=0.25+qsgd:levels=7")
+    assert with_ratio(get_codec("qsgd:levels=7"), 0.25) == get_codec("qsgd:levels=7")
 
 
 @pytest.mark.parametrize("fields", [{"momentum": 0.9}, {"weight_decay": 0.1}])

@@ -12,8 +12,8 @@ import numpy as np
 from psnode.codecs import Codec, Payload, get_codec
 from psnode.codecs.arrays import Floats
 from psnode.codecs.base import Measured
+from psnode.config.ratios import phases
 from psnode.config.scheme import Scheme
-from psnode.config.specs import phases
 from psnode.errors import PayloadError
 from psnode.feedback import get_feedback
 from psnode.plan.groups import ALL, Group, Plan, Segment, gradient_key
@@ -92,7 +92,7 @@ def limits(plan: Plan, scheme: Scheme) -> list[int]:
     """The most bytes that a worker's payload of each segment has, in any phase of the scheme."""
     form = get_feedback(scheme.feedback).form
     return [
-        max(form(get_codec(spec)).max_nbytes(segment.shape) for spec in phases(segment.codec, scheme.ratio_warmup))
+        max(form(phase).max_nbytes(segment.shape) for phase in phases(get_codec(segment.codec), scheme.ratio_warmup))
         for segment in plan.segments
     ]
 

@@ -1,0 +1,27 @@
+"""The ratio of a codec's sparsifier: read, set, and changed through a warm-up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from psnode.codecs.base import Codec
+from psnode.codecs.registry import codec_of
+
+_RATIO = "ratio"
+
+
+def ratio_of(codec: Codec) -> float | None:
+    """The ratio of the codec's sparsifier; None if it has none."""
+    index = codec.spec.holder(_RATIO)
+    return None if index is None else float(codec.spec.stages[index].settings[_RATIO])
+
+
+def with_ratio(codec: Codec, ratio: float) -> Codec:
+    """`codec` with the ratio of its sparsifier set to `ratio`; unchanged if it has none."""
+    index = codec.spec.holder(_RATIO)
+    return codec if index is None else codec_of(codec.spec.changed(index, {_RATIO: repr(ratio)}))
+
+
+def phases(codec: Codec, warmup: Sequence[float]) -> list[Codec]:
+    """The codec in the phases of a warm-up through the ratios of `warmup`, and after it: `codec`, the last."""
+    return [*(with_ratio(codec, ratio) for ratio in warmup if not codec.lossless), codec]
