@@ -63,6 +63,8 @@ def check_psnode(words: list[str]) -> None:
     name, parameters = leaf(app, words)
     if name == "train":
         check_train(words[1:])
+    elif name == "launch" and parameters["command"][0].endswith(".py"):
+        assert (ROOT / parameters["command"][0]).exists()
     elif name == "launch":
         check_psnode(list(parameters["command"]))
     elif name == "bench convergence":
@@ -95,6 +97,8 @@ def check(words: list[str]) -> None:
         check_psnode(words[1:])
     elif program == "psnode-ec2":
         leaf(ec2, words[1:])
+    elif program == "mpirun" and "psnode" not in words:
+        assert (ROOT / words[words.index("python") + 1]).exists()
     elif program == "mpirun":
         check_psnode(words[words.index("psnode") + 1 :])
     elif program == "python" and words[1].startswith("scripts/"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 import traceback
 from collections.abc import Sequence
@@ -135,10 +136,15 @@ app.add_command(
     show_default=True,
     help="How often to restart a job that died, with --resume.",
 )
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- train ...")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- train ...|PROGRAM.py ...")
 @debuggable
 def launch(workers: int, mpirun_args: tuple[str, ...], command: tuple[str, ...], **options: Any) -> int:
-    """Run `psnode COMMAND` on a master and P workers through mpirun, with the options of a fault-tolerant job."""
+    """Run `psnode COMMAND` on a master and P workers through mpirun, with the options of a fault-tolerant job.
+
+    PROGRAM.py with its arguments instead of a command: a program with a psnode.session.
+    """
+    if command[0].endswith(".py"):
+        return _launch_program(workers, list(command), list(mpirun_args), **options)
     context = click.get_current_context().find_root()
     _, chosen, rest = app.resolve_command(context, list(command))
     directory, spares = None, 0
@@ -152,6 +158,16 @@ def launch(workers: int, mpirun_args: tuple[str, ...], command: tuple[str, ...],
     from psnode.jobs.launch import launch as run_job
 
     return run_job(workers + spares, list(command), mpirun_args=list(mpirun_args), run_directory=directory, **options)
+
+
+def _launch_program(workers: int, command: list[str], mpirun_args: list[str], **options: Any) -> int:
+    if options["restarts"]:
+        raise ConfigurationError("--restarts knows no directory to resume in for a program: leave it out")
+    if not Path(command[0]).is_file():
+        raise ConfigurationError(f"there is no program {command[0]}: name a file, or a command of psnode")
+    from psnode.jobs.launch import launch as run_job
+
+    return run_job(workers, command, mpirun_args=mpirun_args, program=[sys.executable], **options)
 
 
 @app.command(short_help="Follow a run and evaluate its checkpoints.")

@@ -73,6 +73,7 @@ class Session:
         self._transport: Transport | None = None
         self._worker: StepwiseWorker | None = None
         self._loader: Iterable[Batch] | None = None
+        self._leads = False  # rank 0 has begun to serve
         self._over = False  # trained to the end, and the model holds the result
         self._updates = 0
 
@@ -129,6 +130,12 @@ class Session:
             raise ConfigurationError("s.step() belongs into a loop over s.batches(loader), which runs on workers alone")
         return self._worker.step(loss, metrics or {})
 
+    def stop(self) -> None:
+        """End the run early, on all ranks and with code 0: with the step that is under way, or the next one after `step`."""
+        if self._worker is None:
+            raise ConfigurationError("s.stop() belongs into a loop over s.batches(loader), which runs on workers alone")
+        self._worker.stop()
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         code = 0 if error is None else 1
         try:
@@ -161,6 +168,7 @@ class Session:
         if self.is_master:
             from psnode.master import lead
 
+            self._leads = True
             code = lead(self._transport, config, lambda agreed: task, hello())
             self._hand_out(code)
             return
@@ -220,8 +228,8 @@ class Session:
             where = f"after step {self.version}" if self._loader is not None else "without a loop over s.batches(loader)"
             self._tell(
                 ConfigurationError(
-                    f"rank {self.rank} left the session {where}, before the end of the run: let the loop end by itself, and "
-                    "say with max_steps or epochs when"
+                    f"the session was left {where}, before the end of the run: let the loop end by itself, by max_steps, epochs "
+                    "or s.stop()"
                 )
             )
 
@@ -230,7 +238,7 @@ class Session:
         from psnode.worker import wait_for_end
 
         if self.is_master:
-            link = self._link if self._loader is None else self._final  # `lead` tells those who listen to the first
+            link = self._final if self._leads else self._link  # of its own errors `lead` tells them itself
             link.fail(range(1, self.size), _brief(error))
         elif not isinstance(error, (RemoteFailureError, TransportError)):
             self._link.fail(MASTER, _brief(error))

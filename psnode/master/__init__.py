@@ -25,7 +25,7 @@ from psnode.master.checkpointing import PendingCheckpoints
 from psnode.master.downlink_notice import DownlinkNotice
 from psnode.master.events import Events
 from psnode.master.heartbeat import Heartbeat
-from psnode.master.job_state import JobState
+from psnode.master.job_state import QUORUM, JobState
 from psnode.master.loop import Master
 from psnode.master.progress import Fanout, progress
 from psnode.master.recorder import StepRecorder
@@ -34,7 +34,7 @@ from psnode.master.sharding import Sharding
 from psnode.master.soundness import Soundness
 from psnode.master.startup import gather_ready, job_digest, plan_for, send_start
 from psnode.plan.groups import Plan
-from psnode.protocol.channel import FrameChannel, RemoteFailureError
+from psnode.protocol.channel import ENOUGH, FrameChannel, RemoteFailureError
 from psnode.protocol.messages import Failure, Ready
 from psnode.protocol.wire import Kind
 from psnode.records.directory import RunDirectory, claim
@@ -223,8 +223,9 @@ def _end(master: Master) -> int:
         _tell_of_the_end(master)
         saved = f"the checkpoint of step {master.version} is written: once the cause is mended go on with --resume"
         raise RemoteFailureError(0, Failure(f"{failure}: {saved}", failure.exit_code))
-    quorum = code == 75 and master.job_state.stop_reason == "quorum"
-    _summarise(master, master.run, "quorum" if quorum else _REASONS.get(code, "completed"), code)
+    asked = master.job_state.stop_reason
+    early = (asked == QUORUM and code == 75) or (asked == ENOUGH and code == 0 and master.version < master.sharding.last_step)
+    _summarise(master, master.run, str(asked) if early else _REASONS.get(code, "completed"), code)
     _tell_of_the_end(master)
     master.link.send((*master.workers, *master.spares), Kind.END)
     return code
@@ -248,7 +249,7 @@ def _tell_of_the_end(master: Master) -> None:
 
 
 def _exit_code(master: Master) -> int:
-    if master.version >= master.sharding.last_step or master.job_state.stop_reason is None:
+    if master.version >= master.sharding.last_step or master.job_state.stop_reason in (None, ENOUGH):
         return 0
     return 130 if master.job_state.stop_reason == "SIGINT" else 75
 

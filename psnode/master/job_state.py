@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 
 from psnode.errors import PsnodeError
+from psnode.protocol.channel import ENOUGH
 from psnode.transport.clock import Clock
 
 QUORUM = "quorum"
 
 
 class JobState:
-    """`version`: finished updates; `stop_reason`: a signal's name or QUORUM, once there is one; `stopping`: no round follows."""
+    """`version`: finished updates; `stopping`: no round follows; `stop_reason`: a signal's name, QUORUM or ENOUGH, if any."""
 
     def __init__(self, clock: Clock, stop_deadline: float) -> None:
         self.version = 0
@@ -24,7 +25,7 @@ class JobState:
 
     def request(self, reason: str) -> None:
         """The job is to end behind the open round."""
-        if reason != QUORUM and self.stop_by == math.inf:
+        if reason not in (QUORUM, ENOUGH) and self.stop_by == math.inf:
             self.stop_by = self._clock.now() + self._stop_deadline
         self.stop_reason = self.stop_reason or reason
 

@@ -23,6 +23,7 @@ _LONGEST = 20_000  # characters of a traceback
 
 Bytes = npt.NDArray[np.uint8]
 TAG = 0  # of master and workers
+ENOUGH = "enough"  # reason of a StopRequest: the program that trains wants no more steps
 
 
 class RemoteFailureError(PsnodeError):
@@ -42,7 +43,7 @@ class RemoteFailureError(PsnodeError):
 
 
 class StopRequest(NamedTuple):
-    """An event in a rank's inbox: this process was asked to end. `reason`: a signal's name."""
+    """An event in a rank's inbox: this process was asked to end. `reason`: a signal's name, or ENOUGH."""
 
     reason: str
 

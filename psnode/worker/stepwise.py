@@ -10,7 +10,10 @@ from typing import Any
 import torch
 
 from psnode.errors import ConfigurationError, NonFiniteLossError
+from psnode.exchange.routes import MASTER
+from psnode.protocol.channel import ENOUGH
 from psnode.protocol.messages import unreportable
+from psnode.protocol.wire import Kind
 from psnode.task import Batch
 from psnode.tasks.device import to_device
 from psnode.tasks.own_loop import length
@@ -80,6 +83,10 @@ class StepwiseWorker:
         outcome, self._outcomes = together(self._outcomes), []
         self._go_on(self._sent(outcome))
         return True
+
+    def stop(self) -> None:
+        """Ask the master to end the run behind the open round."""
+        self._worker.link.send(MASTER, Kind.STOP_REQUEST, ENOUGH.encode())
 
     def close(self) -> None:
         """End the threads, and take the hooks off the model."""

@@ -3,6 +3,8 @@
 session_program.py DIRECTORY JSON: `settings` of the session, and what is special about the loop:
 
     fail      [rank, step]: raise an exception there
+    leave     [rank, step]: break off the loop there
+    die       [rank, step]: be killed there
     augment   draw noise for every example
     dropout   have a layer of it
     workers   processes of the DataLoader
@@ -13,6 +15,8 @@ Each rank leaves rank-R.json: the examples that it drew at each step, its weight
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -65,11 +69,15 @@ def main(folder: Path, plan: dict[str, Any]) -> None:
             print(f"rank {s.rank} at {s.version}", flush=True)
             if [s.rank, s.version] == plan.get("fail"):
                 raise ValueError("the program's own mistake")
+            if [s.rank, s.version] == plan.get("die"):
+                os.kill(os.getpid(), signal.SIGKILL)
             drawn.append(indices.tolist())
             output = model(x)
             loss = functional.cross_entropy(output, y)
             loss.backward()
             s.step(loss, {"top1": int((output.argmax(1) == y).sum())})
+            if [s.rank, s.version] == plan.get("leave"):
+                break
     found = {
         "drawn": drawn,
         "digest": digest(model),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from tests.mpi.session_program import Points, digest, network
 pytestmark = pytest.mark.serial
 
 PROGRAM = Path(__file__).with_name("session_program.py")
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_loop.py"
 DENSE = {"scheme": "dense", "lr": 0.1, "momentum": 0.9, "eval_freq": 4, "log_interval": 1}
 CODED = {**DENSE, "scheme": "topk:ratio=0.05", "downlink": "topk:ratio=0.1", "lr": 0.02, "min_compress_bytes": 0}
 
@@ -114,14 +116,33 @@ def test_a_mistake_on_one_worker_ends_the_job_in_one_line_behind_a_checkpoint(mp
     plan = {"settings": {**DENSE, "max_steps": 500, "eval_freq": 100}, "fail": [2, 3]}
     job = mpirun(3, [PROGRAM, tmp_path, json.dumps(plan)])
     assert job.code != 0, job
-    lines = [line for line in job.err.splitlines() if line.startswith("psnode: error:")]
-    assert len(lines) == 1, job
-    assert "rank 2: ValueError: the program's own mistake (session_program.py:" in lines[0]
-    assert "go on with --resume" in lines[0]
+    [line] = [line for line in job.err.splitlines() if line.startswith("psnode: error:")]
+    assert "rank 2: ValueError: the program's own mistake (session_program.py:" in line
+    assert "go on with --resume" in line
     assert not list(tmp_path.glob("rank-*.json"))
     step = json.loads((tmp_path / "run" / "summary.json").read_bytes())["steps"]
     assert 3 <= step < 500
     assert saved(tmp_path / "run")
+
+
+def test_a_loop_that_is_left_early_ends_the_job_in_one_line(mpirun: Any, tmp_path: Path) -> None:
+    plan = {"settings": {**DENSE, "max_steps": 500, "eval_freq": 0}, "leave": [1, 3]}
+    job = mpirun(3, [PROGRAM, tmp_path, json.dumps(plan)])
+    assert job.code == 2, job
+    [line] = [line for line in job.err.splitlines() if line.startswith("psnode: error:")]
+    assert "rank 1: the session was left after step 3, before the end of the run" in line
+    assert "Traceback" not in job.err
+
+
+def test_a_worker_that_dies_is_done_without_where_fewer_are_enough(mpirun: Any, tmp_path: Path) -> None:
+    plan = {"settings": {**DENSE, "max_steps": 8, "eval_freq": 0, "min_workers": 1}, "die": [2, 3]}
+    job = mpirun(3, [PROGRAM, tmp_path, json.dumps(plan)], fault_tolerant=True)
+    assert job.code == 0, job
+    left = [json.loads((tmp_path / f"rank-{rank}.json").read_bytes()) for rank in (0, 1)]
+    assert left[0]["version"] == left[1]["version"] >= 8  # an epoch of one worker has twice the steps
+    assert left[0]["digest"] == left[1]["digest"]
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert ("lost", 2) in [(event["event"], event["rank"]) for event in events]
 
 
 def test_a_signal_leaves_a_checkpoint_and_ends_every_rank_with_75(mpirun: Any, tmp_path: Path) -> None:
@@ -135,3 +156,12 @@ def test_a_signal_leaves_a_checkpoint_and_ends_every_rank_with_75(mpirun: Any, t
     assert (ended["stop_reason"], ended["exit_code"]) == ("signal", 75)
     assert (tmp_path / "run" / "checkpoints" / f"step-{ended['steps']:08d}").is_dir()
     assert not list(tmp_path.glob("rank-*.json"))  # what stands behind the block does not run
+
+
+def test_the_example_trains_and_tells_of_the_same_model_on_every_rank(mpirun: Any, tmp_path: Path) -> None:
+    job = mpirun(3, [EXAMPLE, tmp_path / "run"])
+    assert job.code == 0, job
+    told = re.findall(r"^rank (\d): 200 steps, (\S+) %", job.out, re.M)
+    assert sorted(rank for rank, _ in told) == ["0", "1", "2"]
+    [right] = {percent for _, percent in told}
+    assert float(right) > 70  # chance is 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -77,8 +78,12 @@ def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
     return functional.cross_entropy(model(batch[0]), batch[1])
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_steps_are_those_of_plain_sgd_also_where_batches_are_accumulated(tmp_path: Path, count: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "rule"), [(1, {}), (2, {}), (1, {"consistency": "kofn", "num_aggregate": 1}), (1, {"consistency": "asp"})], ids=str
+)
+def test_steps_are_those_of_plain_sgd_also_where_batches_are_accumulated(
+    tmp_path: Path, count: int, rule: dict[str, Any]
+) -> None:
     plain, model, steps = Net(), Net(), 6 // count
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
     losses = []
@@ -88,7 +93,7 @@ def test_steps_are_those_of_plain_sgd_also_where_batches_are_accumulated(tmp_pat
         mean.backward()
         optimizer.step()
         losses.append(float(mean.detach()))
-    with stepping(tmp_path, model, batches_per_step=count, max_steps=steps) as worker:
+    with stepping(tmp_path, model, batches_per_step=count, max_steps=steps, **rule) as worker:
         for step in range(steps):
             for index in range(count):
                 loss = loss_of(model, worker.draw())
@@ -111,6 +116,18 @@ def test_losses_need_not_be_told_and_no_checkpoint_is_judged_then(tmp_path: Path
     facts = [checkpoint.Checkpoint.open(path).facts for path in checkpoint.complete(tmp_path)]
     assert [fact["step"] for fact in facts] == [2, 4, 6]
     assert [fact["sound"] for fact in facts] == [None] * 3
+
+
+def test_a_run_may_be_ended_early_by_the_program(tmp_path: Path) -> None:
+    model = Net()
+    with stepping(tmp_path, model, max_steps=100) as worker:
+        while (batch := worker.draw()) is not None:
+            loss_of(model, batch).backward()
+            worker.step(None, {})
+            if worker.version == 3:
+                worker.stop()
+    ended = json.loads((tmp_path / "summary.json").read_bytes())
+    assert (ended["steps"], ended["stop_reason"], ended["exit_code"]) == (4, "enough", 0)
 
 
 def no_backward(worker: StepwiseWorker, model: nn.Module) -> None:

@@ -1,0 +1,77 @@
+"""Settings of a session: those of a run, and a refusal of what the program itself decides."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+import psnode
+from psnode.errors import ConfigurationError
+from psnode.jobs.session_settings import configured
+from psnode.transport.mpi.environment import Place
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variables of a launcher or of psnode."""
+    for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PSNODE_LR", "PSNODE_RESUME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def config(tmp_path: Path, **given: Any) -> psnode.Config:
+    return configured(nn.Linear(2, 2), {"train_dir": tmp_path, **given}, Place(1, 4))
+
+
+def test_settings_come_by_name_or_by_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PSNODE_LR", "0.25")
+    found = config(tmp_path, scheme="qsgd", momentum=0.5)
+    assert (found.scheme, found.lr, found.momentum) == ("qsgd", 0.25, 0.5)
+    assert found.task == "python:Linear"
+    assert not found.overlap
+    assert found.group_bytes > 0  # no steps can be rehearsed
+    assert config(tmp_path, lr=0.5).lr == 0.5
+
+
+@pytest.mark.parametrize(("given", "least"), [({}, 3), ({"spares": 1}, 2), ({"min_workers": 1}, 1)])
+def test_all_workers_are_needed_unless_the_program_says_how_many(tmp_path: Path, given: dict[str, Any], least: int) -> None:
+    assert config(tmp_path, **given).min_workers == least
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"max_step": 3}, r"no setting max_step; did you mean max_steps\?"),
+        ({"batch_size": 8}, r"batch_size has no meaning in a session: it is that of the loader"),
+        ({"local": 2}, r"local has no meaning in a session: start the program with mpirun"),
+        ({"network": "FC"}, r"network has no meaning"),
+        ({"overlap": True}, r"overlap has no meaning"),
+        ({"lr": -1.0}, r"--lr"),
+    ],
+)
+def test_what_has_no_meaning_is_refused_in_one_line(tmp_path: Path, given: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text) as caught:
+        config(tmp_path, **given)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_program_that_no_launcher_started_is_told_how(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="mpirun -n 3 python PROGRAM"):
+        psnode.session(nn.Linear(2, 2), train_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["nowhere.py"], "there is no program nowhere.py"),
+        (["--restarts", "1", "--", "nowhere.py"], "--restarts knows no directory to resume in"),
+    ],
+)
+def test_a_program_that_cannot_be_launched_is_refused(words: list[str], text: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "psnode", "launch", "-n", "1", *words], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert text in done.stderr
