@@ -9,19 +9,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from psnode.errors import DeadlineExceededError, NonFiniteLossError, PeerLostError, PsnodeError, in_one_line
 from psnode.protocol import wire
 from psnode.protocol.messages import Failure
-from psnode.protocol.wire import Flag, Frame, Kind
+from psnode.protocol.wire import Bytes, Flag, Frame, Kind
 from psnode.transport.base import Arrival, PeerLost, Pending, Transport
 
 _LOG = logging.getLogger(__name__)
 _LONGEST = 20_000  # characters of a traceback
 
-Bytes = npt.NDArray[np.uint8]
 TAG = 0  # of master and workers
 ENOUGH = "enough"  # reason of a StopRequest: the program that trains wants no more steps
 

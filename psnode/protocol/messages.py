@@ -18,12 +18,8 @@ from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
 from typing import Any, Self, cast
 
-import numpy as np
-import numpy.typing as npt
-
 from psnode.errors import WireError
-
-Bytes = npt.NDArray[np.uint8]
+from psnode.protocol.wire import Bytes
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Bytes = npt.NDArray[np.uint8]
+from psnode.transport.base import Bytes
 
 ALIGNMENT = 64
 _SMALLEST = 4096

@@ -13,13 +13,10 @@ import math
 import threading
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
+from psnode.codecs.arrays import Floats
 from psnode.codecs.kernels.dots import inner_products
 from psnode.records.history import Added
 
-Floats = npt.NDArray[np.float32]
 _EPSILON = 1e-6
 
 
