@@ -92,7 +92,12 @@ class Session:
 
         limit_threads(self._config.threads)
         self._stack.enter_context(shown(self.rank))
-        self._transport = mpi.start()
+        try:
+            self._transport = mpi.start()
+        except PsnodeError as error:
+            _LOG.error("error: %s", error)
+            self._stack.close()
+            raise SystemExit(error.exit_code) from error
         self._stack.enter_context(signals(self._transport.inbox(TAG)))
         watched = None if self.is_master else {MASTER}
         self._link = FrameChannel(self._transport, watched=watched)
@@ -158,12 +163,15 @@ class Session:
         config, dealt = self._config, Dealt(loader) if is_map_style(loader) else None
         batch = dealt.batch_size if dealt is not None else getattr(loader, "batch_size", None) or 1
         self._config = config = replace(config, batch_size=batch)
-        if dealt is None:
+        data: Dealt | Streamed
+        if dealt is not None:
+            data = dealt
+        else:
             steps = steps_per_epoch or length_of(loader) // config.batches_per_step
             taken = batch * config.batches_per_step * len(Layout.of(self.size, config.spares).computing)
+            data = Streamed(loader, steps * taken)
             if config.resume and self.is_master:
                 _LOG.warning("the batches are an iterable's, which begins anew: they are not those of an unbroken run")
-        data = dealt or Streamed(loader, steps * taken)
         task = OwnLoop(self._model, data, self._constraint)
         if self.is_master:
             from psnode.master import lead
@@ -224,12 +232,15 @@ class Session:
         """Finish; a block that was left before the run's end ends the job, and the program."""
         if self._worker is not None and self._worker.over:
             self._finish()
+        elif self._loader is None:
+            self._tell(
+                ConfigurationError("the session has no loop over s.batches(loader): every rank needs it, and rank 0 serves in it")
+            )
         elif not self._over:
-            where = f"after step {self.version}" if self._loader is not None else "without a loop over s.batches(loader)"
             self._tell(
                 ConfigurationError(
-                    f"the session was left {where}, before the end of the run: let the loop end by itself, by max_steps, epochs "
-                    "or s.stop()"
+                    f"the session was left after step {self.version}, before the end of the run: let the loop end by itself, by "
+                    "max_steps, epochs or s.stop()"
                 )
             )
 
@@ -268,4 +279,4 @@ def _leave(code: int) -> None:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    os._exit(code or int(getattr(sys, "last_value", None) is not None))
