@@ -131,6 +131,10 @@ class Master:
 
     def _handle(self, event: object) -> None:
         match event:
+            case Frame(kind=Kind.GRADIENT, sender=rank) if rank in self._members.live:  # most events by far
+                self._on_gradient(event)
+            case GroupClosed():
+                self._on_group_closed(event)
             case PeerLostError():
                 self._membership.lose(event.rank, str(event))
             case RemoteFailureError():
@@ -150,8 +154,6 @@ class Master:
                 if event.kind is Kind.REPORT and self._members.is_suspended(rank):  # records may wait for it
                     self._on_report(event)
                 event.release()
-            case Frame(kind=Kind.GRADIENT):
-                self._on_gradient(event)
             case Frame(kind=Kind.REPORT):
                 self._on_report(event)
             case Frame(kind=Kind.STATE):
@@ -163,8 +165,6 @@ class Master:
                 self._on_skip(event)
             case NotApplied():
                 self.events.tell("not applied", self.version, None, event.reason)
-            case GroupClosed():
-                self._on_group_closed(event)
             case StopRequest():
                 self.job_state.request(event.reason)
             case Frame():

@@ -9,7 +9,7 @@ from psnode.transport.mpi.listening import Woken
 IDLE_FIRST = 0.2e-3
 IDLE_LAST = 1e-3
 IDLE_GROWTH = 1.5
-LISTEN = 5e-3
+LISTEN = 20e-3
 TRUST_FULL = 16
 TRUST_ENOUGH = 8
 TRUST_LOST_BY_A_MISS = 4

@@ -19,6 +19,7 @@ from psnode.transport.mpi.unlocked import finalize, init_thread
 from psnode.transport.pool import Pool
 
 _LOOK_SECONDS = 0.05
+_DEATHS_SECONDS = 0.01
 
 
 class Call(NamedTuple):
@@ -47,6 +48,7 @@ class MpiThread:
         self._listener: Listener | None = None
         self._listening = False
         self._next_look = 0.0
+        self._next_deaths = 0.0
 
     def order(self, order: Message | Call | None) -> None:
         """Leave an order; the thread gets to it at once unless MPI itself holds it up."""
@@ -103,12 +105,12 @@ class MpiThread:
     def _poll_until_closed(self) -> None:
         traffic, pace, woken = self.traffic, Pace(self._listener is not None), None
         while not self._may_leave():
-            before = time.thread_time_ns()
+            before = time.thread_time_ns() if traffic.busy else None
             arrived = traffic.probe()
             busy = traffic.busy
-            moved = traffic.test() or arrived or (busy and time.thread_time_ns() - before > MOVED_NANOSECONDS)
+            moved = traffic.test() or arrived or (before is not None and time.thread_time_ns() - before > MOVED_NANOSECONDS)
             if not moved or traffic.dying:
-                traffic.look_for_deaths()
+                self._look_for_deaths()
             if arrived and self._listener is not None:
                 if woken is Woken.TIMEOUT or (woken is None and pace.deaf):
                     woken = self._listener.wait(0)  # could it have been heard, a moment later?
@@ -118,6 +120,12 @@ class MpiThread:
             nap = pace.next(moved, busy, woken)
             woken = self._listen(self._listener, nap.seconds) if nap.listening and self._listener else None
             self._take_orders(0.0 if nap.listening else nap.seconds)
+
+    def _look_for_deaths(self) -> None:
+        """Ask MPI for deaths, but not in every pass of a transfer."""
+        if self.traffic.dying or time.monotonic() > self._next_deaths:
+            self.traffic.look_for_deaths()
+            self._next_deaths = time.monotonic() + _DEATHS_SECONDS
 
     def _listen(self, listener: Listener, seconds: float) -> Woken:
         self._listening = True  # from here on an order wakes the listener; earlier ones are in the queue
@@ -134,6 +142,8 @@ class MpiThread:
 
     def _take_orders(self, seconds: float) -> None:
         """Carry out the queue; doze first if nothing is, but not beyond the first order."""
+        if not seconds and self._orders.empty():
+            return
         try:
             order = self._orders.get(timeout=seconds) if seconds else self._orders.get_nowait()
             while True:
