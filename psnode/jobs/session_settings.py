@@ -54,7 +54,7 @@ def configured(model: torch.nn.Module, given: Mapping[str, Any], here: Place) ->
         raise ConfigurationError(f"local has no meaning in a session: {_NOT_HERE['local']}")
     if config.codec:
         load_codec(config.codec)
-    if "min_workers" not in given and not config.resume:
+    if "min_workers" not in given and known["min_workers"].variable not in os.environ:  # nor is it that of the run to resume
         config = replace(config, min_workers=max(1, here.size - 1 - config.spares))
     if config.group_by == "bytes" and not config.group_bytes and not config.resume:
         config = replace(config, group_bytes=DEFAULT_GROUP_BYTES)  # trial runs would need passes that only the program can run

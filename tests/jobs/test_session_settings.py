@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,13 @@ def test_settings_come_by_name_or_by_variable(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(("given", "least"), [({}, 3), ({"spares": 1}, 2), ({"min_workers": 1}, 1)])
 def test_all_workers_are_needed_unless_the_program_says_how_many(tmp_path: Path, given: dict[str, Any], least: int) -> None:
     assert config(tmp_path, **given).min_workers == least
+
+
+def test_a_resumed_session_needs_the_workers_that_it_has_now(tmp_path: Path) -> None:
+    before = config(tmp_path, lr=0.3)
+    (tmp_path / "config.json").write_text(json.dumps({"config": before.to_dict(), "plan": {}, "workers": 3}))
+    found = configured(nn.Linear(2, 2), {"train_dir": tmp_path, "resume": True}, Place(1, 3))
+    assert (found.lr, found.min_workers) == (0.3, 2)
 
 
 @pytest.mark.parametrize(

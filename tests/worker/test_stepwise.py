@@ -79,18 +79,27 @@ def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("count", "rule"), [(1, {}), (2, {}), (1, {"consistency": "kofn", "num_aggregate": 1}), (1, {"consistency": "asp"})], ids=str
+    ("count", "rule"),
+    [
+        (1, {}),
+        (2, {}),
+        (1, {"consistency": "kofn", "num_aggregate": 1}),
+        (1, {"consistency": "asp"}),
+        (1, {"clip_grad_norm": 0.3}),
+    ],
+    ids=str,
 )
 def test_steps_are_those_of_plain_sgd_also_where_batches_are_accumulated(
     tmp_path: Path, count: int, rule: dict[str, Any]
 ) -> None:
     plain, model, steps = Net(), Net(), 6 // count
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
-    losses = []
+    losses, clipped = [], 0
     for step in range(steps):
         optimizer.zero_grad()
         mean = torch.stack([loss_of(plain, batch) for batch in batches()[count * step : count * step + count]]).mean()
         mean.backward()
+        clipped += float(nn.utils.clip_grad_norm_(plain.parameters(), rule.get("clip_grad_norm", torch.inf))) > 0.3
         optimizer.step()
         losses.append(float(mean.detach()))
     with stepping(tmp_path, model, batches_per_step=count, max_steps=steps, **rule) as worker:
@@ -101,6 +110,7 @@ def test_steps_are_those_of_plain_sgd_also_where_batches_are_accumulated(
                 assert worker.step(loss, {}) == (index == count - 1)
             assert worker.version == step + 1
         assert worker.draw() is None
+    assert clipped  # some of them, so that it matters
     for name, value in plain.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-5, atol=1e-6)
     assert [record["loss"] for record in read_records(tmp_path / "metrics.jsonl")] == pytest.approx(losses, rel=1e-5)
