@@ -82,7 +82,7 @@ def main(folder: Path, plan: dict[str, Any]) -> None:
         "drawn": drawn,
         "digest": digest(model),
         "version": s.version,
-        "loss": float(functional.cross_entropy(model.eval()(data.x), data.y)),
+        "loss": float(functional.cross_entropy(model.eval()(data.x), data.y).detach()),
     }
     (folder / f"rank-{s.rank}.json").write_text(json.dumps(found))
 
