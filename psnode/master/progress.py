@@ -44,7 +44,8 @@ class _Figures:
         self._bytes.append(record.uplink_bytes + record.downlink_bytes)
         ratio = compression_ratio(self._coordinates, record.workers * len(self._bytes), sum(self._bytes))
         accuracy = f"  top1 {100 * record.metrics['top1']:5.1f} %" if "top1" in record.metrics else ""
-        return f"loss {record.loss:.4f}{accuracy}  {1e3 * median(self._seconds):.1f} ms/step  ratio {ratio or 0:.1f}"
+        loss = "" if record.loss is None else f"loss {record.loss:.4f}"
+        return f"{loss}{accuracy}  {1e3 * median(self._seconds):.1f} ms/step  ratio {ratio or 0:.1f}"
 
 
 class Bar:

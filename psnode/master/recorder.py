@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -131,7 +130,7 @@ class StepRecorder:
         return StepRecord(
             step=step,
             epoch=entry.epoch,
-            loss=self._loss if self._loss is not None else math.nan,
+            loss=self._loss,
             lr=entry.lr,
             workers=self._workers,
             contributing=len({rank for rank, _ in entry.contributors}),

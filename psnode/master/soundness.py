@@ -43,9 +43,9 @@ class Soundness:
         for loss in losses:
             self.take(0, loss)
 
-    def take(self, step: int, loss: float) -> None:
-        """The loss of `step`, the newest, is known; NaN: no worker has told one."""
-        if math.isnan(loss):
+    def take(self, step: int, loss: float | None) -> None:
+        """The loss of `step`, the newest, is known; None or NaN: no worker has told one."""
+        if loss is None or math.isnan(loss):
             return
         self.doubt = self._against(loss, f"of step {step}")
         if not self.doubt:

@@ -44,11 +44,11 @@ class Seconds:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One finished update. Bytes are those of the whole job, frame headers included; rates per second."""
+    """One finished update. Bytes are those of the whole job, frame headers included; rates per second. `loss`: None if untold."""
 
     step: int
     epoch: float
-    loss: float
+    loss: float | None
     lr: float
     workers: int
     contributing: int
@@ -255,7 +255,8 @@ class RunLog:
 
 
 def _points(record: StepRecord) -> Iterator[tuple[str, float]]:
-    yield "train/loss", record.loss
+    if record.loss is not None:
+        yield "train/loss", record.loss
     yield "train/lr", record.lr
     yield "train/samples_per_second", record.samples_per_second
     for name, value in record.metrics.items():

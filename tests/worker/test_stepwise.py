@@ -123,6 +123,8 @@ def test_losses_need_not_be_told_and_no_checkpoint_is_judged_then(tmp_path: Path
         while (batch := worker.draw()) is not None:
             loss_of(model, batch).backward()
             worker.step(None, {})
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line, parse_constant=pytest.fail)["loss"] for line in lines] == [None] * 6  # strict JSON has no NaN
     facts = [checkpoint.Checkpoint.open(path).facts for path in checkpoint.complete(tmp_path)]
     assert [fact["step"] for fact in facts] == [2, 4, 6]
     assert [fact["sound"] for fact in facts] == [None] * 3
