@@ -18,6 +18,7 @@ from pathlib import Path
 
 JIT = "psnode/codecs/kernels/jit.py"
 _DIGEST = "from psnode.codecs.kernels.jit import sources; print(sources())"
+_INSTRUCTIONS = b"kernels.llvm.", b"llvmlite"
 _PATCH = "\n\ndef sources() -> str:\n    return {digest!r}\n"
 
 
@@ -31,7 +32,12 @@ def reached(root: Path, path: str) -> set[str]:
 
 
 def is_interpreted(source: bytes, line: int) -> bool:
-    """True if `line` is in a function, and neither that nor a function around it has a decorator."""
+    """True if `line` is in a function, and neither that nor a function around it has a decorator.
+
+    In modules with instructions functions without a decorator become machine code, too.
+    """
+    if any(word in source for word in _INSTRUCTIONS):
+        return False
     around = [
         node
         for node in ast.walk(ast.parse(source))

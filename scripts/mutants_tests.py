@@ -46,6 +46,7 @@ TABLE: Mapping[str, str] = {
     "codecs/kernels/gather*": "codecs/test_largest.py codecs/test_topk.py codecs/test__golden.py",
     "codecs/kernels/hashed*": "codecs/test_countsketch.py codecs/test__golden.py",
     "codecs/kernels/jit*": "codecs/test_jit.py",
+    "codecs/kernels/llvm/*": f"codecs/test_llvm.py codecs/test_rng.py codecs/test_polar.py {_GOLDEN}",
     "codecs/kernels/memory*": f"codecs/test_rng.py codecs/test_sign.py codecs/test_qsgd.py {_GOLDEN}",
     "codecs/kernels/minmax.py": "codecs/test_minmax.py codecs/test__golden.py",
     "codecs/kernels/minmaxsketch*": "codecs/test_sketchml.py codecs/test__golden.py",

@@ -158,6 +158,13 @@ def test_the_master_reaches_the_data_plane_through_the_shard() -> None:
     assert {name for name in reached if name.partition(".")[0] not in shard} == names
 
 
+def test_llvm_text_stands_in_one_package() -> None:
+    """Whatever else wants instructions of its own asks the functions there, each of which has an equivalent in NumPy."""
+    words = re.compile(r"\b(llvmlite|intrinsic|lower_builtin|type_callable)\b")
+    users = {str(path.parent.relative_to(PACKAGE)) for path in SOURCES if any(words.search(line) for line in code_of(path))}
+    assert users == {"codecs/kernels/llvm"}
+
+
 TOPOLOGIES = {"star"}
 
 

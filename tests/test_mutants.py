@@ -140,6 +140,8 @@ def test_of_the_tests_of_all_codecs_a_codecs_module_runs_its_own() -> None:
 def test_only_what_is_decorated_or_no_function_may_be_compiled() -> None:
     source = b"A = 1\n\n\n@kernel\ndef f():\n    return A\n\n\nclass B:\n    c = A\n\n    def g(self):\n        return A\n"
     assert [line for line in range(1, 14) if mutants_compiled.is_interpreted(source, line)] == [12, 13]
+    instructions = b"from psnode.codecs.kernels.llvm.operations import load\n\n\ndef f(a):\n    return a\n"
+    assert not any(mutants_compiled.is_interpreted(instructions, line) for line in range(1, 6))
 
 
 def test_what_a_change_does_not_reach_stays_compiled(tmp_path: Path) -> None:

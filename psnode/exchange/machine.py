@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from numba.core.registry import cpu_target
 
+from psnode.codecs.kernels.llvm.values import rounds_once
 from psnode.config.cores import usable_cores
-from psnode.exchange.shard.sgd import rounds_once
 
 
 @dataclass(frozen=True)
@@ -28,5 +27,5 @@ class Machine:
     @classmethod
     def here(cls) -> Machine:
         """That of this process."""
-        fma = rounds_once(cpu_target.target_context.codegen())
+        fma = rounds_once()
         return cls(socket.gethostname(), usable_cores(), {"fma": fma, "aten": torch.backends.cpu.get_cpu_capability()})

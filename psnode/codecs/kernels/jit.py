@@ -24,7 +24,7 @@ from numba.core.caching import NullCache
 F = TypeVar("F", bound=Callable[..., Any])
 
 _SOURCES = Path(__file__).parent.parent
-_SIGNS = (b"kernels.jit import", b"from numba")  # one of them is in every module with something compiled
+_SIGNS = (b"kernels.jit import", b"kernels.llvm.", b"from numba")  # one of them is in every module with something compiled
 
 
 def kernel(function: F) -> F:

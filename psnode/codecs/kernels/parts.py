@@ -6,15 +6,14 @@ at before it is added: of a part that is not finite nothing is added, and earlie
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
-from numba import carray, types  # type: ignore[attr-defined]
-from numba.extending import intrinsic
+from numba import carray  # type: ignore[attr-defined]
 
 from psnode.codecs.arrays import Floats, Indices, Parts
 from psnode.codecs.kernels.jit import kernel
+from psnode.codecs.kernels.llvm.instructions import floats_at
 from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, wide
 
 ROW = 512
@@ -48,18 +47,6 @@ def table_of(parts: Parts, target: Floats) -> PartTable:
 NO_PARTS = table_of((), np.empty(0, np.float32))
 
 
-def _pointer(typing: Any, address: Any) -> Any:
-    """The address of float32 values."""
-
-    def generate(context: Any, builder: Any, typed: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], context.get_value_type(typed.return_type))
-
-    return types.CPointer(types.float32)(types.int64), generate  # type: ignore[no-untyped-call]
-
-
-_floats_at = cast(Callable[[int], Any], intrinsic(_pointer))
-
-
 @kernel
 def add_parts(parts: PartTable, first: int, start: int, stop: int) -> int:
     """Add the parts' values of target[start:stop], the stretches coming in order and without gaps.
@@ -73,7 +60,7 @@ def add_parts(parts: PartTable, first: int, start: int, stop: int) -> int:
         end = min(parts.stops[first], stop)
         if begin < end:
             address = parts.addresses[first] + 4 * (begin - parts.starts[first])
-            values = carray(_floats_at(address), end - begin)
+            values = carray(floats_at(address), end - begin)
             bits, total = values.view(np.uint32), parts.target[begin:end]
             for row in range(0, end - begin, ROW):
                 fetch_row(values, row + AHEAD)

@@ -12,56 +12,39 @@ the one for which Random123, its reference implementation, publishes known answe
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, cast
-
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba import types
-from numba.extending import intrinsic
+
+from psnode.codecs.kernels.llvm.instructions import instructions
+from psnode.codecs.kernels.llvm.operations import rotate_left
 
 Four = tuple[np.uint32, np.uint32, np.uint32, np.uint32]
 
 _ROUNDS = 13
 _ROTATIONS = ((10, 26), (11, 21), (13, 27), (23, 5), (6, 20), (17, 11), (25, 10), (18, 20))
 _PARITY = 0x1BD11BDA  # the fifth word of the key is this ^ the other four
-_I32 = ir.IntType(32)
-_ROTATE = ir.FunctionType(_I32, [_I32] * 3)
 
 
-def _add_key(builder: Any, x: list[Any], key: list[Any], number: int) -> None:
+def _add_key(x: list[np.uint32], key: list[np.uint32], number: int) -> None:
     for i in range(4):
-        x[i] = builder.add(x[i], key[(number + i) % 5])
-    x[3] = builder.add(x[3], ir.Constant(_I32, number))
+        x[i] = x[i] + key[(number + i) % 5]
+    x[3] = x[3] + number
 
 
-def _mix(builder: Any, x: list[Any], r: int) -> None:
-    rotate = builder.module.declare_intrinsic("llvm.fshl", [_I32], _ROTATE)
+def _mix(x: list[np.uint32], r: int) -> None:
     pairs = ((0, 3), (2, 1)) if r % 2 else ((0, 1), (2, 3))
     for (i, j), distance in zip(pairs, _ROTATIONS[r % 8], strict=True):
-        x[i] = builder.add(x[i], x[j])
-        x[j] = builder.xor(builder.call(rotate, [x[j], x[j], ir.Constant(_I32, distance)]), x[i])
+        x[i] = x[i] + x[j]
+        x[j] = rotate_left(x[j], distance) ^ x[i]
 
 
-def _encrypt(typing: Any, counter: Any, key: Any) -> Any:
-    """The four words of `counter` under `key`."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        x, words = ([builder.extract_value(four, i) for i in range(4)] for four in arguments)
-        parity = ir.Constant(_I32, _PARITY)
-        for word in words:
-            parity = builder.xor(parity, word)
-        words.append(parity)
-        _add_key(builder, x, words, 0)
-        for r in range(_ROUNDS):
-            _mix(builder, x, r)
-            if r % 4 == 3:
-                _add_key(builder, x, words, r // 4 + 1)
-        return context.make_tuple(builder, signature.return_type, x)
-
-    four = types.UniTuple(types.uint32, 4)  # type: ignore[no-untyped-call]
-    return four(four, four), generate
-
-
-# For use inside kernels.
-encrypt = cast(Callable[[Four, Four], Four], intrinsic(_encrypt))
+@instructions
+def encrypt(counter: Four, key: Four) -> Four:
+    """The four words of `counter` under `key`, for use inside kernels."""
+    x, words = list(counter), list(key)
+    words.append(words[0] ^ words[1] ^ words[2] ^ words[3] ^ _PARITY)
+    _add_key(x, words, 0)
+    for r in range(_ROUNDS):
+        _mix(x, r)
+        if r % 4 == 3:
+            _add_key(x, words, r // 4 + 1)
+    return x[0], x[1], x[2], x[3]

@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import types
-from numba.extending import intrinsic
 
 from psnode.codecs.arrays import Words16
 from psnode.codecs.kernels.bitmasks import lowest_one, ones
 from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.llvm.instructions import instructions
+from psnode.codecs.kernels.llvm.operations import expand, load, moves, packed, select, unpacked
 from psnode.codecs.polarcodes.coder import narrow, split, widened
 from psnode.codecs.polarcodes.lanes import Masks
-from psnode.codecs.polarcodes.vectors import (
-    LANES,
-    ROW,
-    WIDE,
-    as_mask,
-    as_word,
-    at,
-    both,
-    load,
-    moves,
-    moves_lanes,
-    row_at,
-    scattered,
-    splat,
-)  # fmt: skip
+from psnode.codecs.polarcodes.vectors import LANES, moves_lanes, store_row
 
 Places = npt.NDArray[np.int64]
 
@@ -42,28 +27,20 @@ class Reader(NamedTuple):
     words: Words16
 
 
-def _get(typing: Any, state: Any, chances: Any, words: Any, place: Any, used: Any) -> Any:
+@instructions
+def get_row(state: Masks, chances: Masks, words: Words16, place: int, used: np.uint32) -> np.uint64:
     """Decode a bit a lane. Bits 32..63: less likely values; 0..31: lanes that take a word: where lanes move they have it."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        state, chances, words, place, used = arguments
-        code, upper, lower = split(context, builder, signature, state, chances, used)
-        chosen = builder.icmp_unsigned(">=", code, lower)
-        ranges = builder.select(chosen, upper, lower)
-        code = builder.sub(code, builder.select(chosen, lower, splat(WIDE, 0)))
-        empty = builder.and_(narrow(builder, ranges), as_mask(builder, used))
-        if moves(context):
-            row = load(builder, at(context, builder, signature.args[2], words, place, ROW))
-            taken = builder.zext(scattered(builder, row, empty), WIDE)
-            code, ranges = builder.or_(widened(builder, empty, code), taken), widened(builder, empty, ranges)
-        for number, value in enumerate((code, ranges)):
-            builder.store(value, row_at(context, builder, signature.args[0], state, number, WIDE)).align = 4
-        return both(builder, as_word(builder, chosen), as_word(builder, empty))
-
-    return types.uint64(state, chances, words, types.intp, types.uint32), generate
-
-
-_get_row = cast(Callable[[Masks, Masks, Words16, int, np.uint32], np.uint64], intrinsic(_get))
+    code, upper, lower = split(state, chances, used)
+    chosen = code >= lower
+    ranges = select(chosen, upper, lower)
+    code = code - select(chosen, lower, 0)
+    empty = narrow(ranges) & unpacked(used)
+    if moves():
+        taken = expand(load(words, place, LANES), empty).astype(np.uint32)
+        code, ranges = widened(empty, code) | taken, widened(empty, ranges)
+    store_row(state, 0, code)
+    store_row(state, 1, ranges)
+    return (packed(chosen).astype(np.uint64) << 32) | packed(empty).astype(np.uint64)  # type: ignore[no-any-return]
 
 
 def reader(words: Words16, lanes: int) -> Reader:
@@ -77,7 +54,7 @@ def reader(words: Words16, lanes: int) -> Reader:
 @inlined
 def read_row(state: Masks, place: Places, words: Words16, chances: Masks, used: np.uint64) -> np.uint32:
     """One bit of each lane: which are the less likely ones."""
-    found = _get_row(state, chances, words, min(place[0], place[1]), np.uint32(used))
+    found = get_row(state, chances, words, min(place[0], place[1]), np.uint32(used))
     empty = found & np.uint64(0xFFFFFFFF)
     if moves_lanes():
         place[0] += ones(empty)

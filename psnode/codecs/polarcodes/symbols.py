@@ -6,21 +6,17 @@ the tables of the level that comes next. The reader, who has no x, keeps the dec
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, cast
-
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba import types
-from numba.extending import intrinsic
 
 from psnode.codecs.arrays import Floats
 from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.llvm.instructions import instructions
+from psnode.codecs.kernels.llvm.operations import pick, select, spread, unpacked
 from psnode.codecs.kernels.memory import wide
 from psnode.codecs.polarcodes.channel import CELLS, CELLS_PER_UNIT
 from psnode.codecs.polarcodes.lanes import Llrs, Masks
-from psnode.codecs.polarcodes.vectors import I16, LANES, ROW, as_mask, at, load, pick, row_at, splat, spread
+from psnode.codecs.polarcodes.vectors import LANES, load_row, store_row
 
 Cells = npt.NDArray[np.uint16]
 
@@ -28,35 +24,16 @@ CELL_BITS = 10
 _LARGEST = np.float32(np.finfo(np.float32).max)
 
 
-def _mark(typing: Any, cells: Any, row: Any, word: Any, value: Any) -> Any:
+@instructions
+def mark_row(cells: Cells, row: int, word: np.uint32, value: np.uint16) -> None:
     """Set the bits of `value` in the lanes of the row that are in `word`."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        cells, row, word, value = arguments
-        address = row_at(context, builder, signature.args[0], cells, row, ROW)
-        chosen = builder.select(as_mask(builder, word), spread(builder, ROW, value), splat(ROW, 0))
-        builder.store(builder.or_(load(builder, address), chosen), address).align = 2
-        return context.get_dummy_value()
-
-    return types.void(cells, types.intp, types.uint32, types.uint16), generate
+    store_row(cells, row, load_row(cells, row) | select(unpacked(word), spread(value, LANES), 0))
 
 
-def _prior(typing: Any, table: Any, cells: Any, row: Any, shift: Any, llrs: Any, target: Any) -> Any:
+@instructions
+def prior_row(table: Llrs, cells: Cells, row: int, shift: np.uint16, llrs: Llrs, target: int) -> None:
     """Row `target` of `llrs` = table[cells / 2^shift] of a row; 32 entries."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        table, cells, row, shift, llrs, target = arguments
-        values = load(builder, row_at(context, builder, signature.args[1], cells, row, ROW))
-        entries = at(context, builder, signature.args[0], table, ir.Constant(row.type, 0), I16)
-        found = pick(context, builder, entries, builder.lshr(values, spread(builder, ROW, shift)), LANES)
-        builder.store(found, row_at(context, builder, signature.args[4], llrs, target, ROW)).align = 2
-        return context.get_dummy_value()
-
-    return types.void(table, cells, types.intp, types.uint16, llrs, types.intp), generate
-
-
-_mark_row = cast(Callable[[Cells, int, np.uint32, np.uint16], None], intrinsic(_mark))
-_prior_row = cast(Callable[[Llrs, Cells, int, np.uint16, Llrs, int], None], intrinsic(_prior))
+    store_row(llrs, target, pick(table, load_row(cells, row) >> spread(shift, LANES), LANES))
 
 
 @inlined
@@ -97,7 +74,7 @@ def look_up_priors(table: Llrs, index: Cells, shift: int, llrs: Llrs) -> None:
     rows = index.size // LANES
     bits = np.uint16(shift)
     for row in range(rows):
-        _prior_row(table, index, row, bits, llrs, rows + row)
+        prior_row(table, index, row, bits, llrs, rows + row)
 
 
 @kernel
@@ -105,7 +82,7 @@ def mark(cells: Cells, bits: Masks, shift: int) -> None:
     """Set bit `shift` in every lane whose bit is 1."""
     value = np.uint16(1 << shift)
     for row in range(bits.size):
-        _mark_row(cells, row, bits[row], value)
+        mark_row(cells, row, bits[row], value)
 
 
 @kernel

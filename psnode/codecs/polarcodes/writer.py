@@ -6,34 +6,19 @@ rare; they are found through `places`, which remembers for every word the place 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba import types
-from numba.extending import intrinsic
 
 from psnode.codecs.arrays import Words16
 from psnode.codecs.kernels.bitmasks import lowest_one, ones
 from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.llvm.instructions import instructions
+from psnode.codecs.kernels.llvm.operations import compress, moves, packed, select, store, unpacked
 from psnode.codecs.polarcodes.coder import narrow, split, widened
 from psnode.codecs.polarcodes.lanes import Masks
-from psnode.codecs.polarcodes.vectors import (
-    LANES,
-    ROW,
-    WIDE,
-    as_mask,
-    as_word,
-    at,
-    gathered,
-    load,
-    moves,
-    moves_lanes,
-    row_at,
-    splat,
-)  # fmt: skip
+from psnode.codecs.polarcodes.vectors import LANES, load_row, moves_lanes, store_row
 
 Places = npt.NDArray[np.int64]
 Whole = int | np.integer[Any]
@@ -58,51 +43,33 @@ class Writer(NamedTuple):
     words: Words16
 
 
-def _put(typing: Any, state: Any, chances: Any, unlikely: Any, used: Any) -> Any:
+@instructions
+def put_row(state: Masks, chances: Masks, unlikely: np.uint32, used: np.uint32) -> np.uint32:
     """Code a bit a lane; the lanes that take a word."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        state, chances, unlikely, used = arguments
-        low, upper, lower = split(context, builder, signature, state, chances, used)
-        places = [row_at(context, builder, signature.args[0], state, row, WIDE) for row in range(_ROWS)]
-        chosen = as_mask(builder, unlikely)
-        moved = builder.add(low, builder.select(chosen, lower, splat(WIDE, 0)))
-        ranges = builder.select(chosen, upper, lower)
-        carry = builder.zext(builder.icmp_unsigned("<", moved, low), WIDE)
-        done = builder.add(load(builder, places[_WAITING], 4), carry)
-        empty = narrow(builder, ranges)
-        waiting = builder.select(empty, builder.lshr(moved, splat(WIDE, 16)), done)
-        rows = widened(builder, empty, moved), widened(builder, empty, ranges), waiting, done
-        for value, place in zip(rows, places, strict=True):
-            builder.store(value, place).align = 4
-        return as_word(builder, empty)
-
-    return types.uint32(state, chances, types.uint32, types.uint32), generate
+    low, upper, lower = split(state, chances, used)
+    chosen = unpacked(unlikely)
+    moved = low + select(chosen, lower, 0)
+    ranges = select(chosen, upper, lower)
+    done = load_row(state, _WAITING) + (moved < low).astype(np.uint32)
+    empty = narrow(ranges)
+    store_row(state, _LOW, widened(empty, moved))
+    store_row(state, _RANGE, widened(empty, ranges))
+    store_row(state, _WAITING, select(empty, moved >> 16, done))
+    store_row(state, _DONE, done)
+    return packed(empty)  # type: ignore[no-any-return]
 
 
-def _note(typing: Any, state: Any, empty: Any, log: Any, count: Any) -> Any:
-    """Append the words that are done, of the lanes `empty`, to the log, which has `count` words and room for 32 more."""
+@instructions
+def note_row(state: Masks, empty: np.uint32, log: Words16, count: int) -> None:
+    """Append the words that are done, of the lanes `empty`, to the log, which has `count` words and room for 32 more.
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if moves(context):
-            state, empty, log, count = arguments
-            done = load(builder, row_at(context, builder, signature.args[0], state, _DONE, WIDE), 4)
-            lanes = builder.add(ir.Constant(ROW, list(range(LANES))), builder.trunc(_carries(builder, done), ROW))
-            for values, start in (builder.trunc(done, ROW), 0), (lanes, _LOG):
-                first = builder.add(count, ir.Constant(count.type, start))
-                target = at(context, builder, signature.args[2], log, first, ROW)
-                builder.store(gathered(builder, values, as_mask(builder, empty)), target).align = 2
-        return context.get_dummy_value()
-
-    return types.void(state, types.uint32, log, types.intp), generate
-
-
-def _carries(builder: Any, done: Any) -> Any:
-    return builder.shl(builder.lshr(done, splat(WIDE, 16)), splat(WIDE, 5))
-
-
-_put_row = cast(Callable[[Masks, Masks, np.uint32, np.uint32], np.uint32], intrinsic(_put))
-_note_row = cast(Callable[[Masks, np.uint32, Words16, int], None], intrinsic(_note))
+    Nothing where lanes do not move.
+    """
+    if moves():
+        done = load_row(state, _DONE)
+        lanes = ((done >> 16) << 5).astype(np.uint16) + np.arange(LANES, dtype=np.uint16)
+        store(log, count, compress(done.astype(np.uint16), unpacked(empty)))
+        store(log, count + _LOG, compress(lanes, unpacked(empty)))
 
 
 def writer(words: Words16, lanes: int) -> Writer:
@@ -161,9 +128,9 @@ def write_row(
     state: Masks, places: Places, log: Words16, words: Words16, chances: Masks, unlikely: np.uint32, used: np.uint64
 ) -> None:
     """Code one bit in each of the lanes `used`."""
-    empty = np.uint64(_put_row(state, chances, unlikely & np.uint32(used), np.uint32(used)))
+    empty = np.uint64(put_row(state, chances, unlikely & np.uint32(used), np.uint32(used)))
     if moves_lanes():
-        _note_row(state, np.uint32(empty), log, places[1])
+        note_row(state, np.uint32(empty), log, places[1])
         found = ones(empty)
         places[0] += found
         places[1] += found

@@ -6,14 +6,13 @@ that is a large part of a step's processor time.
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import numpy as np
 import numpy.typing as npt
-from numba import types
-from numba.extending import intrinsic
 
 from psnode.codecs.kernels.jit import kernel
+from psnode.codecs.kernels.llvm.instructions import instructions
+from psnode.codecs.kernels.llvm.operations import fma
+from psnode.codecs.kernels.llvm.values import rounds_once
 
 Floats = npt.NDArray[np.float32]
 
@@ -53,24 +52,10 @@ def descend_beside(
     _descend_beside(x, velocity, total, nesterov, *coefficients)
 
 
-def rounds_once(codegen: Any) -> bool:
-    """True if a * b + c is rounded once by machine code of Numba's `codegen`: its processor has an instruction for that."""
-    triple, _, features = codegen.magic_tuple()
-    return "+fma" in features or triple.startswith("aarch64")
-
-
-def _multiply_add(typing: Any, a: Any, b: Any, c: Any) -> Any:
+@instructions
+def multiply_add(a: np.float32, b: np.float32, c: np.float32) -> np.float32:
     """a * b + c, rounded once where the processor does so in one instruction, else twice."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if rounds_once(context.codegen()):
-            return builder.fma(*arguments)
-        return builder.fadd(builder.fmul(arguments[0], arguments[1]), arguments[2])
-
-    return types.float32(types.float32, types.float32, types.float32), generate
-
-
-multiply_add = cast(Any, intrinsic(_multiply_add))
+    return fma(a, b, c) if rounds_once() else a * b + c
 
 
 @kernel

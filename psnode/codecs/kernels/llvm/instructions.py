@@ -1,0 +1,111 @@
+"""From a function of values to machine code inside a kernel.
+
+A function under `instructions` computes with numbers, and with vectors of 32 or 64 of them. When a kernel that calls it is
+compiled, it is run once, with a `Value` for every number and an `Array` for every array, and what it does to them becomes
+machine code: `low + 1` is an addition in all lanes. `plain` runs the same function on NumPy's numbers and arrays.
+
+Numba itself turns no loop into 16-bit lanes or masks. Vectors lower to whatever the processor has.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar, cast, get_args, get_type_hints
+
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.extending import intrinsic
+from numba.np.numpy_support import as_dtype
+
+from psnode.codecs.kernels.llvm.values import I1, Array, Value, has
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_HINTS = {int: types.intp, bool: types.boolean, type(None): types.void} | {
+    kind: getattr(types, kind.__name__) for kind in (np.uint16, np.uint32, np.uint64, np.float32)
+}
+_WIDE = '"prefer-vector-width"="512"'
+
+
+def _numba(hint: Any, given: Any = None) -> Any:
+    """Numba's type of an annotation: of a number or of some alike. Arrays keep the type that is given."""
+    words = get_args(hint)
+    if words and all(word in _HINTS for word in words):
+        return types.UniTuple(_HINTS[words[0]], len(words))  # type: ignore[no-untyped-call]
+    return _HINTS.get(hint, given)
+
+
+def _argument(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+    if isinstance(kind, types.Array):
+        return Array(builder, context.make_array(kind)(context, builder, value).data, as_dtype(kind.dtype))
+    if isinstance(kind, types.UniTuple):
+        return tuple(Value(builder, builder.extract_value(value, i), as_dtype(kind.dtype)) for i in range(kind.count))
+    return Value(builder, value, as_dtype(kind))
+
+
+def _result(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+    if value is None:
+        return context.get_dummy_value()
+    if isinstance(value, tuple):
+        return context.make_tuple(builder, kind, [each.value for each in value])
+    return value.value if isinstance(value, Value) else ir.Constant(I1, int(value))
+
+
+def instructions(function: F) -> F:
+    """`function`, which computes with values, for use inside kernels. Its annotations are the types of numbers and the result."""
+    hints = get_type_hints(function)
+    names = inspect.signature(function).parameters
+
+    def typed(typing: Any, *given: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            values = [_argument(context, builder, *each) for each in zip(signature.args, arguments, strict=True)]
+            return _result(context, builder, signature.return_type, function(*values))
+
+        return _numba(hints["return"])(*(_numba(hints[name], kind) for name, kind in zip(names, given, strict=True))), generate
+
+    first = inspect.Parameter("typing", inspect.Parameter.POSITIONAL_ONLY)
+    typed.__signature__ = inspect.Signature([first, *names.values()])  # type: ignore[attr-defined]
+    typed.__name__, typed.__doc__, typed.__module__ = function.__name__, function.__doc__, function.__module__
+    return cast(F, _paired(typed, function))
+
+
+def _paired(typed: Any, equivalent: Callable[..., Any]) -> Any:
+    """Numba's intrinsic of a typing function, with its plain equivalent."""
+    compiled: Any = intrinsic(typed)
+    compiled.equivalent = equivalent
+    return compiled
+
+
+def plain(compiled: F) -> F:
+    """The same for NumPy's numbers and arrays: equal bits, and the same bytes written."""
+
+    def run(*arguments: Any) -> Any:
+        with np.errstate(all="ignore"):
+            return cast(Any, compiled).equivalent(*arguments)
+
+    return cast(F, run)
+
+
+def _wide(typing: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if has("avx512vbmi2"):
+            set.add(builder.function.attributes, _WIDE)  # llvmlite knows attributes with a value by name only
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+def _floats_at(typing: Any, address: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(types.float32)(types.int64), generate  # type: ignore[no-untyped-call]
+
+
+# Let LLVM use vectors of 512 bits in the function that calls this, where they are no slower for being wide.
+wide = cast(Callable[[], None], _paired(_wide, lambda: None))
+# The float32 at an address, for `numba.carray`.
+floats_at = cast(Callable[[int], Any], _paired(_floats_at, lambda at: ctypes.cast(at, ctypes.POINTER(ctypes.c_float))))

@@ -1,0 +1,292 @@
+"""LLVM text and its equivalent in NumPy give the same bits, on random input and on hard input alike."""
+
+from __future__ import annotations
+
+import operator
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from fractions import Fraction
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numba import carray, njit  # type: ignore[attr-defined]
+
+import psnode
+from psnode.codecs.kernels import bitmasks, memory, sign_lanes, threefry
+from psnode.codecs.kernels.llvm import operations as ops
+from psnode.codecs.kernels.llvm.instructions import floats_at, instructions, plain, wide
+from psnode.codecs.polarcodes import coder, lanes, reader, symbols, vectors, writer
+from psnode.exchange.shard import sgd
+
+PACKAGE = Path(psnode.__file__).parent
+U16, U32, U64, I16, I32, F32 = np.uint16, np.uint32, np.uint64, np.int16, np.int32, np.float32
+ROW = 32
+# zeros, the least, a denormal that is not, 1, the largest, infinity, quiet and signalling not-a-numbers; negative ones below
+_FLOATS = [0, 1, 0x007FFFFF, 0x00800000, 0x3F800000, 0x7F7FFFFF, 0x7F800000, 0x7FC00000, 0x7FC12345, 0x7F800001, 0x7FFFFFFF]
+HARD_BITS = np.array(_FLOATS + [0x80000000 | bits for bits in _FLOATS], U32)
+
+
+def compiled(function: Any) -> Callable[..., Any]:
+    def run(*arguments):  # type: ignore[no-untyped-def]
+        return function(*arguments)
+
+    return njit(run)
+
+
+def bits_of(value: Any) -> bytes:
+    return np.asarray(value).tobytes()
+
+
+def assert_same(function: Any, *arguments: Any, run: Callable[..., Any] | None = None) -> None:
+    """Equal results, and equal arrays afterwards."""
+
+    def copies() -> list[Any]:
+        return [each.copy() if isinstance(each, np.ndarray) else each for each in arguments]
+
+    machine, numpys = copies(), copies()
+    expected = plain(function)(*numpys)
+    found = (run or compiled(function))(*machine)
+    if isinstance(expected, np.generic):
+        found = type(expected)(found)
+    if expected is not None:
+        np.testing.assert_array_equal(found, expected)
+    for number, (one, other) in enumerate(zip(machine, numpys, strict=True)):
+        assert bits_of(one) == bits_of(other), number
+
+
+def hard(dtype: Any, size: int, rng: np.random.Generator) -> Any:
+    """Numbers of which half are at the ends of their range."""
+    if np.dtype(dtype) == F32:
+        found = rng.integers(0, 1 << 32, size, dtype=U32)
+        chosen = rng.random(size) < 0.5
+        found[chosen] = rng.choice(HARD_BITS, int(chosen.sum()))
+        return found.view(F32)
+    ends = np.iinfo(dtype)
+    found = rng.integers(ends.min, ends.max, size, dtype=dtype, endpoint=True)
+    edges = [ends.min, ends.min + 1, ends.max, ends.max - 1, 0, 1, ends.max // 2 + 1]
+    chosen = rng.random(size) < 0.5
+    found[chosen] = rng.choice(np.array(edges, dtype), int(chosen.sum()))
+    return found
+
+
+def word(dtype: Any, rng: np.random.Generator) -> Any:
+    return rng.choice(np.array([0, np.iinfo(dtype).max, *rng.integers(0, np.iinfo(dtype).max, 3, dtype=dtype)], dtype))
+
+
+def floats_for_sums(rng: np.random.Generator) -> tuple[Any, Any]:
+    """At most one of each pair is not a number: which of two payloads a sum keeps is the processor's choice."""
+    one, other = hard(F32, 128, rng), hard(F32, 128, rng)
+    one[np.isnan(other)] = 1
+    return one, other
+
+
+def levels(rng: np.random.Generator) -> tuple[Any, Any]:
+    return F32(rng.standard_normal()), F32(rng.choice([0.0, -0.0, 1e-42, 3e38]))
+
+
+Rng = np.random.Generator
+# Arguments of every function that a kernel calls as instructions.
+CASES: dict[Any, Callable[[Rng], tuple[Any, ...]]] = {
+    threefry.encrypt: lambda r: (tuple(hard(U32, 4, r)), tuple(hard(U32, 4, r))),
+    sign_lanes.store_masks: lambda r: (hard(F32, 80, r).view(U32), 7, hard(np.uint8, 32, r), hard(np.uint8, 32, r), 5),
+    sign_lanes.put_levels: lambda r: (word(U64, r), *levels(r), hard(F32, 80, r), 3),
+    sign_lanes.add_levels: lambda r: (word(U64, r), *levels(r), hard(F32, 80, r), hard(F32, 80, r), 9),
+    bitmasks.mask_at_least: lambda r: (hard(F32, 80, r).view(U32), 11, r.choice(HARD_BITS) & U32(bitmasks.MAGNITUDE)),
+    bitmasks.mask_copied: lambda r: (hard(F32, 80, r), hard(F32, 80, r), 2, r.choice(HARD_BITS) & U32(bitmasks.MAGNITUDE)),
+    bitmasks.mask_added: lambda r: (*floats_for_sums(r), 60, r.choice(HARD_BITS) & U32(bitmasks.MAGNITUDE)),
+    bitmasks.lowest_one: lambda r: (U64(1 << int(r.integers(64))) | word(U64, r),),
+    bitmasks.ones: lambda r: (word(U64, r),),
+    memory.fetch_row: lambda r: (hard(F32, 80, r), int(r.choice([0, 79, 80, 1 << 40]))),
+    memory.fetch_row_to_write: lambda r: (hard(F32, 80, r), int(r.choice([0, 79, 80, 1 << 40]))),
+    lanes.f_row: lambda r: (hard(I16, 8 * ROW, r), 4, 1),
+    lanes.g_row: lambda r: (hard(I16, 8 * ROW, r), 4, 1, word(U32, r)),
+    lanes.gather_row: lambda r: (hard(I16, 8 * ROW, r), 5, word(U32, r)),
+    lanes.negative: lambda r: (hard(I16, 8 * ROW, r), 3),
+    lanes.below: lambda r: (hard(I16, 4 * ROW, r), 3, hard(I16, 80, r), 17),
+    coder.likely_of: lambda r: (hard(I16, 4 * ROW, r), 2, hard(U16, coder.STEPS, r), hard(U32, ROW, r)),
+    reader.get_row: lambda r: (hard(U32, 2 * ROW, r), r.integers(0, 1 << 14, ROW, U32), hard(U16, 80, r), 13, word(U32, r)),
+    writer.put_row: lambda r: (hard(U32, 4 * ROW, r), r.integers(0, 1 << 14, ROW, U32), word(U32, r), word(U32, r)),
+    writer.note_row: lambda r: (hard(U32, 4 * ROW, r), word(U32, r), hard(U16, 1024, r), 77),
+    vectors.moves_lanes: lambda r: (),
+    symbols.mark_row: lambda r: (hard(U16, 4 * ROW, r), 1, word(U32, r), U16(1 << int(r.integers(16)))),
+    symbols.prior_row: lambda r: (
+        hard(I16, ROW, r), r.integers(0, ROW << 10, 2 * ROW, U16), 1, U16(10), hard(I16, 4 * ROW, r), 2
+    ),
+    sgd.multiply_add: lambda r: (hard(F32, 1, r)[0], F32(r.standard_normal()), F32(r.standard_normal())),
+}  # fmt: skip
+
+
+def name_of(function: Any) -> str:
+    return f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
+
+
+def test_every_function_of_instructions_has_a_case() -> None:
+    users = [path for path in PACKAGE.rglob("*.py") if b"@instructions\n" in path.read_bytes()]
+    modules = [import_module(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)) for path in users]
+    found = {each for module in modules for each in vars(module).values() if hasattr(each, "equivalent")}
+    assert {name_of(each) for each in found - CASES.keys()} == {"instructions._wide"}
+
+
+def check(function: Any) -> None:
+    run = compiled(function)
+    for seed in range(40):
+        assert_same(function, *CASES[function](np.random.default_rng(seed)), run=run)
+
+
+@pytest.mark.parametrize("function", CASES, ids=name_of)
+def test_instructions_and_numpy_give_the_same_bits(function: Any) -> None:
+    check(function)
+
+
+DEPENDENT = [
+    "coder.likely_of",
+    "reader.get_row",
+    "writer.note_row",
+    "vectors.moves_lanes",
+    "symbols.prior_row",
+    "sgd.multiply_add",
+]
+
+
+def test_they_do_on_a_processor_that_has_none_of_the_new_instructions() -> None:
+    """Those where the text depends on the processor, with NumPy's side of it."""
+    program = f"""
+from psnode.codecs.kernels.llvm.values import has, rounds_once
+from tests.codecs import test_llvm as test
+assert not has("avx512bw") and not has("avx512vbmi2")
+for function in test.CASES:
+    if test.name_of(function) in {DEPENDENT}:
+        test.check(function)
+        print(test.name_of(function))
+"""
+    environment = os.environ | {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+    done = subprocess.run([sys.executable, "-c", program], cwd=PACKAGE.parent, env=environment, capture_output=True, text=True)
+    assert (done.returncode, sorted(done.stdout.split())) == (0, sorted(DEPENDENT)), done.stderr
+
+
+def pairs(*dtypes: Any) -> list[tuple[Any, ...]]:
+    return [(dtype, dtype) for dtype in dtypes]
+
+
+# Operations of vectors: dtypes of their operands, and the operation.
+OPERATIONS: dict[str, tuple[list[tuple[Any, ...]], Callable[..., Any]]] = {
+    "+": (pairs(I16, U16, I32, U32), operator.add),
+    "-": (pairs(I16, U16, U32), operator.sub),
+    "*": (pairs(U32, I16), operator.mul),
+    "&": (pairs(U32), operator.and_),
+    "|": (pairs(U16), operator.or_),
+    "^": (pairs(I16, U32), operator.xor),
+    "<": (pairs(I16, U16, I32, U32), lambda a, b: ops.select(a < b, a, 0)),
+    ">=": (pairs(I16, U32), lambda a, b: ops.select(a >= b, a, b)),
+    "==": (pairs(I32, U32), lambda a, b: ops.select((a & 3) == (b & 3), a, b)),
+    "masks": (pairs(U16), lambda a, b: ops.select((a < b) & (a >= 9), a, b)),
+    "<< constant": ([(I16,), (U16,), (U32,)], lambda a: a << 6),
+    ">> constant": ([(I16,), (U16,), (I32,), (U32,)], lambda a: a >> 7),
+    ">> lanes": (pairs(I16, U32), lambda a, b: a >> (b & 15)),
+    "+ constants": ([(U16,)], lambda a: np.arange(ROW, dtype=U16) + a),
+    "negative": ([(I16,), (I32,), (U32,)], lambda a: -a),
+    "absolute": ([(I16,), (I32,)], ops.absolute),
+    "minimum": (pairs(I16, U16, U32), ops.minimum),
+    "maximum": (pairs(I16, U16), ops.maximum),
+    "maximum with a constant": ([(I16,)], lambda a: ops.maximum(a, -32767)),
+    "add_saturated": (pairs(I16, U16), ops.add_saturated),
+    "subtract_saturated": ([(I16,), (U16,)], lambda a: ops.subtract_saturated(645, a)),
+    "view": ([(I16,)], lambda a: a.view(U16) >> 3),
+    "wider": ([(U16,)], lambda a: a.astype(U32)),
+    "wider, signed": ([(I16,)], lambda a: a.astype(I32)),
+    "narrower": ([(U32,), (I32,)], lambda a: a.astype(U16)),
+    "a mask as numbers": (pairs(U32), lambda a, b: (a < b).astype(U32)),
+    "rotate_left": ([(U16,), (U32,)], lambda a: ops.rotate_left(a, 13)),
+    "unpacked and packed": (pairs(U32), lambda a, b: ops.select(ops.unpacked(ops.packed(a < b)), a, b)),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations_and_numpy_give_the_same_bits(name: str) -> None:
+    choices, operation = OPERATIONS[name]
+
+    @instructions
+    def one(out: Any, a: Any) -> None:
+        ops.store(out, 0, operation(ops.load(a, 0, ROW)))
+
+    @instructions
+    def two(out: Any, a: Any, b: Any) -> None:
+        ops.store(out, 0, operation(ops.load(a, 0, ROW), ops.load(b, 0, ROW)))
+
+    for dtypes in choices:
+        function = one if len(dtypes) == 1 else two
+        run = compiled(function)
+        for seed in range(40):
+            rng = np.random.default_rng(seed)
+            assert_same(function, np.zeros(4 * ROW, np.uint8), *(hard(dtype, ROW, rng) for dtype in dtypes), run=run)
+
+
+@pytest.mark.skipif(not ops.moves(), reason="no instructions that move lanes")
+def test_lanes_that_move_do_so_in_numpy_too() -> None:
+    @instructions
+    def both(out: Any, other: Any, a: Any, mask: np.uint32) -> None:
+        row = ops.load(a, 0, ROW)
+        ops.store(out, 0, ops.compress(row, ops.unpacked(mask)))
+        ops.store(other, 0, ops.expand(row, ops.unpacked(mask)))
+
+    run = compiled(both)
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        assert_same(both, np.ones(ROW, U16), np.ones(ROW, U16), hard(U16, ROW, rng), word(U32, rng), run=run)
+
+
+def test_numpys_multiply_add_is_rounded_once() -> None:
+    """Against exact arithmetic, with denormal results, and with sums that are halfway in float32 but for a last bit far below."""
+    rng = np.random.default_rng(4)
+    size = 2000
+    a, b = ((1 + rng.integers(0, 1 << 12, size) * 2.0**-11).astype(F32) for _ in range(2))
+    scale = 2.0 ** rng.integers(-149, 80, size)
+    c = (rng.integers(-(1 << 24), 1 << 24, size) * 2.0 ** rng.integers(-60, 10, size) * scale).astype(F32)
+    a = (a * scale).astype(F32)
+    a[:100], b[:100] = 1 + 2.0**-12, 1 + 2.0**-12  # the product is 1 + 2^-11 + 2^-24
+    c[:100] = rng.choice([-1.0, 1.0], 100) * 2.0 ** rng.integers(-149, -50, 100)
+    with np.errstate(all="ignore"):
+        found = ops.fma(a, b, c)
+        doubled = (a.astype(np.float64) * b + c).astype(F32)
+    for i in range(size):
+        exact = Fraction(float(a[i])) * Fraction(float(b[i])) + Fraction(float(c[i]))
+        near = [F32(float(exact))]
+        near += [np.nextafter(near[0], F32(np.inf)), np.nextafter(near[0], F32(-np.inf))]
+        errors = [abs(Fraction(float(value)) - exact) for value in near]
+        best = [value for value, error in zip(near, errors, strict=True) if error == min(errors)]
+        even = [value for value in best if value.view(U32) % 2 == 0]
+        assert found[i] == (best if len(best) == 1 else even)[0], i
+    assert np.count_nonzero(found != a * b + c) > 50
+    assert np.count_nonzero(found != doubled) > 30  # float64 alone would not do
+
+
+def test_floats_are_read_at_their_address() -> None:
+    x = np.random.default_rng(5).standard_normal(9).astype(F32)
+
+    @njit
+    def read(address: int, size: int) -> Any:
+        return carray(floats_at(address), size).copy()
+
+    equivalent = carray(plain(floats_at)(x.ctypes.data + 4), 8)
+    assert bits_of(read(x.ctypes.data + 4, 8)) == bits_of(equivalent) == bits_of(x[1:])
+
+
+def test_wide_vectors_change_no_sum() -> None:
+    def add(x: Any, y: Any) -> None:
+        wide()
+        for i in range(x.size):
+            x[i] += y[i] * x[i]
+
+    rng = np.random.default_rng(6)
+    x, y = rng.standard_normal((2, 1000)).astype(F32)
+    expected = x.copy()
+    for i in range(x.size):
+        expected[i] += y[i] * expected[i]
+    njit(add)(x, y)
+    assert bits_of(x) == bits_of(expected)
+    plain(wide)()
