@@ -21,7 +21,7 @@ from psnode.codecs.polarcodes.layout import Superblock
 from psnode.codecs.polarcodes.reader import reader
 from psnode.codecs.polarcodes.stream import aligned_rows, random_words
 from psnode.codecs.polarcodes.symbols import CELL_BITS
-from psnode.codecs.polarcodes.trees import decode_level, encode_level
+from psnode.codecs.polarcodes.trees import Shared, Trees, decode_level, encode_level
 from psnode.codecs.polarcodes.vectors import LANES
 from psnode.codecs.polarcodes.writer import finish_writing, writer
 
@@ -68,8 +68,9 @@ class Bench:
                 args = self.tables.prior[level], self.cells, CELL_BITS, self.prior
                 stages.time(f"encode: priors {level}", symbols.look_up_priors, *args)
             noise = stages.time(f"encode: random words {level}", random_words, self.key, self.block, level, steps)
-            trees = steps.encode, self.post, self.prior, self.bits, noise, logistic(), chances(), out, self.rows, LANES
-            stages.time(f"encode: trees and coder {level}", encode_level, *trees, _ENDLESS, 4 * _ENDLESS)
+            trees, shared = Trees(self.post, self.prior, self.bits), Shared(noise, logistic(), chances())
+            writing = steps.encode, trees, shared, out, self.rows, LANES, _ENDLESS, 4 * _ENDLESS
+            stages.time(f"encode: trees and coder {level}", encode_level, *writing)
             raw.append(self.rows[: steps.raw].copy())
             stages.time(f"encode: symbols {level}", symbols.mark, self.cells, self.bits, CELL_BITS + level)
         stages.time("encode: fit", symbols.inner_products, self.x, scale, self.cells, CELL_BITS, self.count, LANES)
@@ -85,8 +86,9 @@ class Bench:
                     f"decode: priors {level}", symbols.look_up_priors, self.tables.prior[level], self.cells, 0, self.prior
                 )
             noise = stages.time(f"decode: random words {level}", random_words, self.key, self.block, level, steps)
-            trees = steps.decode, self.prior, self.bits, noise, logistic(), chances(), source, raw[level], LANES
-            stages.time(f"decode: trees and coder {level}", decode_level, *trees)
+            shared = Shared(noise, logistic(), chances())
+            reading = steps.decode, self.prior, self.bits, shared, source, raw[level], LANES
+            stages.time(f"decode: trees and coder {level}", decode_level, *reading)
             stages.time(f"decode: symbols {level}", symbols.mark, self.cells, self.bits, level)
         half = np.float32(designs.CHANNELS[self.block.rate].step / 2)
         stages.time("decode: values", symbols.values_of, self.cells, 0, self.count, half, out, LANES)

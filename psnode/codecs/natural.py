@@ -23,6 +23,8 @@ from psnode.codecs.base import NOTHING, Bytes, Codes, Floats, Shape, Sink, Sourc
 from psnode.codecs.kernels import powers as kernels
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
 from psnode.codecs.kernels.planes import BLOCK, packed_nbytes
+from psnode.codecs.kernels.powers import Coded, Grid
+from psnode.codecs.rng import Draws
 from psnode.codecs.sources import leaves_error, operands
 from psnode.codecs.stages import Quantiser, Symbols, codes_like
 from psnode.codecs.table import number_of
@@ -53,15 +55,14 @@ class Natural(Quantiser):
         x, error = operands(source, sink)
         top, exponents = _range(x)
         used = _FIELDS + packed_nbytes(x.size, (2 * exponents).bit_length())
-        self._quantise(x, top, exponents, key, body[_FIELDS:used], _NO_BYTES, error)
+        self._quantise(x, top, exponents, key, Coded(body[_FIELDS:used], _NO_BYTES), error)
         body[:2].view(np.int16)[0] = top
         body[2:_FIELDS].view(np.uint16)[0] = exponents
         return used
 
-    def _quantise(self, x: Floats, top: int, exponents: int, key: Words, packed: Bytes, symbols: Codes, error: Floats) -> None:
-        settings = max(exponents - 1, 0), (2 * exponents).bit_length(), _whole(x.size), kernels.GIVEN
-        stream = number_of(self.id)
-        kernels.encode(x.reshape(-1), *settings, _norm(top, exponents), key, stream, packed, symbols, error)
+    def _quantise(self, x: Floats, top: int, exponents: int, key: Words, coded: Coded, error: Floats) -> None:
+        draws = Draws(key, number_of(self.id))
+        kernels.encode(x.reshape(-1), _grid(exponents, x.size), kernels.GIVEN, _norm(top, exponents), draws, coded, error)
 
     def _decode(self, body: Bytes, out: Floats) -> None:
         self._read(body, out, np.float32(1), False)
@@ -74,13 +75,7 @@ class Natural(Quantiser):
         bits = (2 * exponents).bit_length()
         if body.size != _FIELDS + packed_nbytes(out.size, bits):
             raise PayloadError(f"natural: a body of {body.size} bytes cannot hold {out.size} codes of {bits} bits")
-        self._expand(top, exponents, body[_FIELDS:], readonly(_NO_BYTES), out.reshape(-1), weight, add)
-
-    def _expand(
-        self, top: int, exponents: int, packed: Bytes, symbols: Codes, out: Floats, weight: np.float32, add: bool
-    ) -> None:
-        settings = max(exponents - 1, 0), (2 * exponents).bit_length(), _whole(out.size)
-        kernels.decode(*settings, _norm(top, exponents), packed, symbols, out, weight, add)
+        _expand(top, exponents, Coded(body[_FIELDS:], readonly(_NO_BYTES)), out.reshape(-1), weight, add)
 
     def _max_symbols(self, size: int) -> tuple[int, int, int]:
         return _FIELDS, size, 2 * MAX_EXPONENTS + 1
@@ -91,7 +86,7 @@ class Natural(Quantiser):
         side[:2].view(np.int16)[0] = top
         side[2:].view(np.uint16)[0] = exponents
         codes = codes_like(x.size, 2 * exponents + 1)
-        self._quantise(x, top, exponents, key, _NO_BYTES, codes, _NO_FLOATS)
+        self._quantise(x, top, exponents, key, Coded(_NO_BYTES, codes), _NO_FLOATS)
         return Symbols(side, codes, 2 * exponents + 1)
 
     def _read_side(self, side: Bytes, size: int) -> tuple[int, int]:
@@ -101,12 +96,16 @@ class Natural(Quantiser):
         return size, 2 * exponents + 1
 
     def _from_symbols(self, side: Bytes, codes: Codes, out: Floats) -> None:
-        self._expand(*_fields(side), side[:0], readonly(codes), out, np.float32(1), False)
+        _expand(*_fields(side), Coded(side[:0], readonly(codes)), out, np.float32(1), False)
 
 
-def _whole(size: int) -> int:
+def _expand(top: int, exponents: int, coded: Coded, out: Floats, weight: np.float32, add: bool) -> None:
+    kernels.decode(_grid(exponents, out.size), _norm(top, exponents), coded, out, weight, add)
+
+
+def _grid(exponents: int, size: int) -> Grid:
     """One bucket for all."""
-    return -(-size // BLOCK) * BLOCK
+    return Grid(max(exponents - 1, 0), (2 * exponents).bit_length(), -(-size // BLOCK) * BLOCK)
 
 
 def _norm(top: int, exponents: int) -> np.ndarray:

@@ -27,7 +27,9 @@ from psnode.codecs.bounds import check_choice, check_integer
 from psnode.codecs.kernels import powers as kernels
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
 from psnode.codecs.kernels.planes import BLOCK, packed_nbytes
+from psnode.codecs.kernels.powers import Coded, Grid
 from psnode.codecs.norm import norm_of_buckets
+from psnode.codecs.rng import Draws
 from psnode.codecs.sources import leaves_error, operands
 from psnode.codecs.stages import Quantiser, Symbols, codes_like
 from psnode.codecs.table import number_of
@@ -74,15 +76,15 @@ class Nuqsgd(Quantiser):
     def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
         x, error = operands(source, sink)
         side, used = _side_nbytes(x.size, self.bucket), self._max_body(x.shape)
-        self._quantise(x, key, body[:side], body[side:used], _NO_BYTES, error)
+        self._quantise(x, key, body[:side], Coded(body[side:used], _NO_BYTES), error)
         return used
 
-    def _quantise(self, x: Floats, key: Words, side: Bytes, *outputs: Any) -> None:
-        """Write the fields and norms to `side`, the rest to the last arguments of the kernel."""
+    def _quantise(self, x: Floats, key: Words, side: Bytes, coded: Coded, error: Floats) -> None:
+        """Write the fields and norms to `side`, the codes to `coded`."""
         norms = np.empty(-(-x.size // self.bucket))
         kind = kernels.L2 if self.norm == "l2" else kernels.MAX
-        settings = self.levels, _bits(self.levels), self.bucket, kind
-        if not kernels.encode(x.reshape(-1), *settings, norms, key, number_of(self.id), *outputs):
+        grid, draws = _grid(self.levels, self.bucket), Draws(key, number_of(self.id))
+        if not kernels.encode(x.reshape(-1), grid, kind, norms, draws, coded, error):
             raise_nonfinite(x)
         side[:_FIELDS].view(np.uint32)[:] = self.levels, self.bucket
         side[_FIELDS:].view(np.float32)[:] = norms
@@ -101,8 +103,8 @@ class Nuqsgd(Quantiser):
 
     def _read(self, body: Bytes, out: Floats, weight: np.float32, add: bool) -> None:
         levels, bucket, norms = _checked(body, out.size)
-        side, bits = _side_nbytes(out.size, bucket), _bits(levels)
-        kernels.decode(levels, bits, bucket, norms, body[side:], readonly(_NO_BYTES), out.reshape(-1), weight, add)
+        coded = Coded(body[_side_nbytes(out.size, bucket) :], readonly(_NO_BYTES))
+        kernels.decode(_grid(levels, bucket), norms, coded, out.reshape(-1), weight, add)
 
     def _max_symbols(self, size: int) -> tuple[int, int, int]:
         return _side_nbytes(size, self.bucket), size, 2 * self.levels + 3
@@ -110,7 +112,7 @@ class Nuqsgd(Quantiser):
     def _symbols(self, x: Floats, key: Words) -> Symbols:
         side_nbytes, count, alphabet = self._max_symbols(x.size)
         side, codes = np.empty(side_nbytes, np.uint8), codes_like(count, alphabet)
-        self._quantise(x, key, side, _NO_BYTES, codes, _NO_FLOATS)
+        self._quantise(x, key, side, Coded(_NO_BYTES, codes), _NO_FLOATS)
         return Symbols(side, codes, alphabet)
 
     def _read_side(self, side: Bytes, size: int) -> tuple[int, int]:
@@ -121,11 +123,16 @@ class Nuqsgd(Quantiser):
 
     def _from_symbols(self, side: Bytes, codes: Codes, out: Floats) -> None:
         levels, bucket, norms = _fields(side, out.size)
-        kernels.decode(levels, _bits(levels), bucket, norms, side[:0], readonly(codes), out, np.float32(1), False)
+        coded = Coded(side[:0], readonly(codes))
+        kernels.decode(_grid(levels, bucket), norms, coded, out, np.float32(1), False)
 
 
 def _bits(levels: int) -> int:
     return (2 * levels + 2).bit_length()
+
+
+def _grid(levels: int, bucket: int) -> Grid:
+    return Grid(levels, _bits(levels), bucket)
 
 
 def _side_nbytes(size: int, bucket: int) -> int:

@@ -8,6 +8,7 @@ stages of a chain share randomness.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,13 @@ from psnode.errors import CodecValueError
 BLOCK = 64  # calls that `fill` makes at a time
 HALF = 4 * BLOCK  # words they give: 16 bits for each of 512 coordinates
 _LOW = 0xFFFFFFFF
+
+
+class Draws(NamedTuple):
+    """The random words of a stage: two key words, and the number of its stream."""
+
+    key: Words
+    stream: int
 
 
 @inlined

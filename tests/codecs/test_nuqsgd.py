@@ -11,7 +11,7 @@ from psnode.codecs import Payload, get_codec
 from psnode.codecs.kernels.powers import quantise
 from psnode.codecs.nuqsgd import Nuqsgd
 from psnode.codecs.payload import header_nbytes
-from psnode.codecs.rng import Key
+from psnode.codecs.rng import Draws, Key
 from psnode.codecs.table import number_of
 from psnode.errors import CodecSpecError, PayloadError
 from tests.codecs.family import VALUES, Floats, gaussian, recorded, student
@@ -88,7 +88,7 @@ def test_where_sixteen_bits_end_in_a_tie_the_rest_of_the_value_decides(level: in
     v, r, codes, up = np.full(512, np.float32(value)), np.empty(512, np.float32), np.empty(512, np.uint32), 0
     for number in range(100):
         key = np.array([number, 9], np.uint64)
-        quantise(v, 1.0, 7, np.full(512, 65535 - 1000, np.uint32), key, number_of("nuqsgd"), 512 * number, r, codes)
+        quantise(v, 1.0, 7, np.full(512, 65535 - 1000, np.uint32), Draws(key, number_of("nuqsgd")), 512 * number, r, codes)
         low, high = (0 if level == 0 else 1 + 2 * (8 - level)), 1 + 2 * (7 - level)
         assert set(codes.tolist()) <= {low, high}
         up += int(np.count_nonzero(codes == high))

@@ -10,16 +10,17 @@ Buckets whose norm lies outside 2^-50..2^50, and blocks with values too small fo
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
-from psnode.codecs.arrays import Bytes, Codes, Float64s, Floats, Words, Words32
+from psnode.codecs.arrays import Bytes, Codes, Float64s, Floats, Words32
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.norms import NOT_FINITE, l2_norm, max_norm
 from psnode.codecs.kernels.packed import from_rows, pack_block, to_rows, unpack_block
 from psnode.codecs.kernels.planes import BLOCK, ROW
 from psnode.codecs.kernels.ties import chance
-from psnode.codecs.rng import HALF, fill
+from psnode.codecs.rng import HALF, Draws, fill
 
 GIVEN, L2, MAX = 0, 1, 2  # norms: known beforehand, or taken of every bucket
 TABLE = 512  # more than the codes there can be: s is at most 254
@@ -32,6 +33,21 @@ _UNIT = 65536.0
 _ENDS_IN_ONES = 0xFFFF
 
 
+class Grid(NamedTuple):
+    """The magnitudes of a bucket are 0 and 2^-s, ..., 1 of its norm; a code has `bits`; `bucket` is a multiple of 512."""
+
+    s: int
+    bits: int
+    bucket: int
+
+
+class Coded(NamedTuple):
+    """The codes of an array: packed, or as symbols. The other is empty."""
+
+    packed: Bytes
+    symbols: Codes
+
+
 @inlined
 def _binade(r: np.float32, bits: np.uint32, k: np.uint32, linear: np.float32, end: np.float32, least: np.uint32) -> np.uint32:
     """The bits of r (below 2^-s: of a number whose fraction r is of the lowest binade), and k 2^-16 of its binade added."""
@@ -41,7 +57,7 @@ def _binade(r: np.float32, bits: np.uint32, k: np.uint32, linear: np.float32, en
 
 
 @kernel
-def _careful_code(v: float, r: float, s: int, k: int, key: Words, stream: int, index: int) -> int:
+def _careful_code(v: float, r: float, s: int, k: int, draws: Draws, index: int) -> int:
     """The code of one coordinate from r = |v| / norm in float64, ties settled."""
     if r == 0.0:
         return 0
@@ -51,14 +67,14 @@ def _careful_code(v: float, r: float, s: int, k: int, key: Words, stream: int, i
     scaled = fraction * _UNIT
     whole = np.int64(scaled)
     t = whole + k
-    if t > _ENDS_IN_ONES or (t == _ENDS_IN_ONES and chance(scaled - np.float64(whole), key, stream, index)):
+    if t > _ENDS_IN_ONES or (t == _ENDS_IN_ONES and chance(scaled - np.float64(whole), draws.key, draws.stream, index)):
         level += 1
     return 1 + 2 * (s + 1 - level) + (v < 0) if level else 0
 
 
 @inlined
 def _vector_quantise(
-    v: Floats, r: Floats, s: int, linear: np.float32, k: Words32, key: Words, stream: int, start: int, codes: Words32
+    v: Floats, r: Floats, s: int, linear: np.float32, k: Words32, draws: Draws, start: int, codes: Words32
 ) -> None:
     """Codes of a block from r = |v| / norm, at most 1; `linear` = 2^(s + 16)."""
     bits = r.view(np.uint32)
@@ -77,7 +93,7 @@ def _vector_quantise(
     if ties >= tie:
         for i in range(BLOCK):
             if np.uint32(_binade(r[i], bits[i], k[i], linear, end, least) << np.uint32(9)) >= tie:
-                codes[i] = _careful_code(v[i], np.float64(r[i]), s, int(np.int64(k[i])), key, stream, start + i)
+                codes[i] = _careful_code(v[i], np.float64(r[i]), s, int(np.int64(k[i])), draws, start + i)
 
 
 @inlined
@@ -91,7 +107,7 @@ def _smallest(r: Floats) -> np.uint32:
 
 
 @kernel
-def quantise(v: Floats, norm: float, s: int, k: Words32, key: Words, stream: int, start: int, r: Floats, codes: Words32) -> None:
+def quantise(v: Floats, norm: float, s: int, k: Words32, draws: Draws, start: int, r: Floats, codes: Words32) -> None:
     """Codes of the 512 coordinates from `start` on, which are `v`. `r`: 512 of scratch."""
     if norm == 0:
         codes[:] = 0
@@ -101,10 +117,10 @@ def quantise(v: Floats, norm: float, s: int, k: Words32, key: Words, stream: int
         for i in range(BLOCK):
             r[i] = min(np.float32(abs(v[i]) * factor), np.float32(1))
         if s <= _DIRECT or _smallest(r) >= np.uint32(max(_ONE - (s << 23), 1 << 23)):
-            _vector_quantise(v, r, s, np.float32(2.0 ** min(s + 16, _DIRECT + 16)), k, key, stream, start, codes)
+            _vector_quantise(v, r, s, np.float32(2.0 ** min(s + 16, _DIRECT + 16)), k, draws, start, codes)
             return
     for i in range(BLOCK):
-        codes[i] = _careful_code(v[i], min(abs(np.float64(v[i])) / norm, 1.0), s, int(np.int64(k[i])), key, stream, start + i)
+        codes[i] = _careful_code(v[i], min(abs(np.float64(v[i])) / norm, 1.0), s, int(np.int64(k[i])), draws, start + i)
 
 
 @kernel
@@ -132,23 +148,13 @@ def _halves(words: Words32, k: Words32) -> None:
 
 
 @kernel
-def encode(
-    x: Floats,
-    s: int,
-    bits: int,
-    bucket: int,
-    kind: int,
-    norms: Float64s,
-    key: Words,
-    stream: int,
-    packed: Bytes,
-    symbols: Codes,
-    error: Floats,
-) -> bool:
-    """Quantise `x`; False if it is not finite. Outputs of size 0 are not wanted. `error`: x - decoded, may be x.
+def encode(x: Floats, grid: Grid, kind: int, norms: Float64s, draws: Draws, coded: Coded, error: Floats) -> bool:
+    """Quantise `x`; False if it is not finite. `norms`: one a bucket, read if `kind` is GIVEN, else written.
 
-    `norms`: one a bucket (a multiple of 512 coordinates), read if `kind` is GIVEN, else written.
+    `error`, unless it is empty, becomes x - decoded, and may be x.
     """
+    s, bits, bucket = grid
+    packed, symbols = coded
     words, k, codes = np.empty(HALF, np.uint32), np.empty(BLOCK, np.uint32), np.empty(BLOCK, np.uint32)
     v, r = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
     low, high, row = np.empty(BLOCK, np.uint8), np.empty(BLOCK, np.uint8), np.zeros(ROW, np.uint8)
@@ -168,9 +174,9 @@ def encode(
         v[part.size :] = 0
         for i in range(part.size):
             v[i] = part[i]
-        fill(words, key, stream, start // BLOCK * 64)
+        fill(words, draws.key, draws.stream, start // BLOCK * 64)
         _halves(words, k)
-        quantise(v, norms[b], s, k, key, stream, start, r, codes)
+        quantise(v, norms[b], s, k, draws, start, r, codes)
         if packed.size:
             to_rows(codes, low, high)
             used += pack_block(low, high, part.size, bits, row, packed[used:])
@@ -186,13 +192,10 @@ def encode(
 
 
 @kernel
-def decode(
-    s: int, bits: int, bucket: int, norms: Float64s, packed: Bytes, symbols: Codes, out: Floats, weight: np.float32, add: bool
-) -> None:
-    """out = decoded, or out += weight * decoded; from `symbols` if they are not empty, else from `packed`.
-
-    A code that encode does not write counts as 0.
-    """
+def decode(grid: Grid, norms: Float64s, coded: Coded, out: Floats, weight: np.float32, add: bool) -> None:
+    """out = decoded, or out += weight * decoded. A code that encode does not write counts as 0."""
+    s, bits, bucket = grid
+    packed, symbols = coded
     codes, table = np.zeros(BLOCK, np.uint32), np.zeros(TABLE, np.float32)
     low, high = np.zeros(ROW, np.uint8), np.zeros(ROW, np.uint8)
     used = 0

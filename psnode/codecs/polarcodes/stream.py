@@ -18,7 +18,7 @@ from psnode.codecs.polarcodes.layout import SCALED, Superblock
 from psnode.codecs.polarcodes.reader import ended_well, reader
 from psnode.codecs.polarcodes.schedule import Schedule
 from psnode.codecs.polarcodes.symbols import CELL_BITS
-from psnode.codecs.polarcodes.trees import decode_level, encode_level
+from psnode.codecs.polarcodes.trees import Shared, Trees, decode_level, encode_level
 from psnode.codecs.polarcodes.vectors import LANES
 from psnode.codecs.polarcodes.writer import finish_writing, writer
 
@@ -165,7 +165,8 @@ def write(
             if not steps.flat:
                 symbols.look_up_priors(tables.prior[level], here, CELL_BITS, prior[: 2 * here.size])
             noise = random_words(key, block, level, steps)
-            left = encode_level(steps.encode, post, prior, bits, noise, samples, table, out, rows, block.lanes, left, allowed)
+            shared, trees = Shared(noise, samples, table), Trees(post, prior, bits)
+            left = encode_level(steps.encode, trees, shared, out, rows, block.lanes, left, allowed)
             pack(rows, steps.raw, block.lanes, raw, at)
             at += steps.raw * block.lanes
             symbols.mark(here, bits[: 1 << block.log_length], CELL_BITS + level)
@@ -265,7 +266,7 @@ def read(
             unpack(raw, at, steps.raw, block.lanes, rows)
             at += steps.raw * block.lanes
             noise = random_words(key, block, level, steps)
-            decode_level(steps.decode, prior, bits, noise, samples, table, source, rows, block.lanes)
+            decode_level(steps.decode, prior, bits, Shared(noise, samples, table), source, rows, block.lanes)
             symbols.mark(here, bits[: 1 << block.log_length], level)
         for part, values, scale, start in zip(_parts(here, block), _pieces(out, block), own, _starts(block), strict=True):
             symbols.values_of(part, 0, count, np.float32(1) if rotated else scale, values, block.lanes)

@@ -6,6 +6,8 @@ given the values, coded with their prior, or raw where that is flat.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from psnode.codecs.arrays import Words16
@@ -21,6 +23,22 @@ _F_POST, _F_PRIOR, _G_POST, _G_PRIOR, _JOIN = kinds.F_POST, kinds.F_PRIOR, kinds
 _FROZEN_FLAT, _FREE_FLAT, _FREE = kinds.FROZEN_FLAT, kinds.FREE_FLAT, kinds.FREE
 _REPEAT_FLAT, _REPEAT = kinds.REPEAT_FLAT, kinds.REPEAT
 SAMPLES = 4096  # of the logistic distribution; a row of 32 begins at a random one
+
+
+class Trees(NamedTuple):
+    """LLRs of a level given the values, and by its prior alone, whose leaves are in rows N..2N-1; the bits decided."""
+
+    post: Llrs
+    prior: Llrs
+    bits: Masks
+
+
+class Shared(NamedTuple):
+    """Known to writer and reader: the random words of a level, samples of the logistic distribution, and the coder's table."""
+
+    noise: Masks
+    samples: Llrs
+    table: Words16
 
 
 @inlined
@@ -72,27 +90,18 @@ def _turn(n: int, s: int, bits: Masks, turned: np.uint32) -> None:
 
 @kernel
 def encode_level(
-    steps: np.ndarray,
-    post: Llrs,
-    prior: Llrs,
-    bits: Masks,
-    noise: Masks,
-    samples: Llrs,
-    table: Words16,
-    writer: Writer,
-    raw: Masks,
-    lanes: int,
-    left: int,
-    allowed: int,
+    steps: np.ndarray, trees: Trees, shared: Shared, writer: Writer, raw: Masks, lanes: int, left: int, allowed: int
 ) -> int:
-    """Decide bits[:N] of a level from the LLRs in rows N..2N-1 of `post` and `prior`.
+    """Decide bits[:N] of a level.
 
     Writes raw rows to `raw` and coded ones to the stream. `left`: rows to be coded from here on, weighted with their lanes;
     the rest is returned. Once 16 bits a word and `left` exceed `allowed`, the prior's likelier values are taken.
     """
     chances = np.empty(LANES, np.uint32)
     used = np.uint64((1 << lanes) - 1)
-    state, places, log, words = writer  # once: each time would count references
+    post, prior, bits = trees  # once: each time would count references
+    noise, samples, table = shared
+    state, places, log, words = writer
     drawn, filled = 0, 0
     for k in range(steps.shape[0]):
         kind, n, s = steps[k, 0], steps[k, 1], steps[k, 2]
@@ -136,20 +145,11 @@ def encode_level(
 
 
 @kernel
-def decode_level(
-    steps: np.ndarray,
-    prior: Llrs,
-    bits: Masks,
-    noise: Masks,
-    samples: Llrs,
-    table: Words16,
-    reader: Reader,
-    raw: Masks,
-    lanes: int,
-) -> None:
+def decode_level(steps: np.ndarray, prior: Llrs, bits: Masks, shared: Shared, reader: Reader, raw: Masks, lanes: int) -> None:
     """Overwrite bits[:N] of a level: the LLRs of its prior are in rows N..2N-1 of `prior`, its raw rows in `raw`."""
     chances = np.empty(LANES, np.uint32)
     used = np.uint64((1 << lanes) - 1)
+    noise, samples, table = shared
     state, place, words = reader
     drawn, filled = 0, 0
     for k in range(steps.shape[0]):
