@@ -4,7 +4,8 @@ The gradient of a segment lies in as many parts as the segment has tensors. A st
 the form of the codec that error feedback uses, and leaves the residual (`SegmentCoder.push`). It is timed on arrays that stay
 in the cache, and on copies taken in turn that do not; beside it, in the same run, a copy and a read of as much memory.
 
-Codecs take turns, once a repetition, and the best repetition counts: other programs only ever make one slower.
+Codecs take turns, once a repetition. Time is the processor's, and the best repetition counts: other programs only ever make one
+slower.
 """
 
 from __future__ import annotations
@@ -128,11 +129,11 @@ def _best(actions: dict[str, Callable[[], object]], repeats: int, seconds: float
 
 
 def _timed(action: Callable[[], object], calls: int) -> float:
-    """Nanoseconds of a call."""
-    begin = time.perf_counter_ns()
+    """Nanoseconds of this thread's processor time for a call."""
+    begin = time.thread_time_ns()
     for _ in range(calls):
         action()
-    return (time.perf_counter_ns() - begin) / calls
+    return (time.thread_time_ns() - begin) / calls
 
 
 def markdown(result: dict[str, Any]) -> str:
