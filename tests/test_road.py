@@ -45,7 +45,7 @@ UPLINK: dict[str, tuple[str, ...]] = {
     "onebit": ("Binary" + FED_BACK,),
     "signsgd": ("Binary" + PLAIN,),
     "signum": ("Binary" + PLAIN,),
-    "tbq": ("Tbq" + FED_BACK, SUM),  # its threshold follows the sum
+    "tbq": ("Tbq" + FED_BACK,),  # its threshold follows the sum, and is found in the sweep that adds
     "efsignsgd": ("Binary" + FED_BACK,),
     "randk": ("Selector" + FED_BACK, SUM),  # it searches nothing
     "graddrop": ("Selector" + FED_BACK,),
@@ -59,7 +59,10 @@ UPLINK: dict[str, tuple[str, ...]] = {
 }
 WITH_FEEDBACK = {
     "qsgd": ("Contractive" + FED_BACK, "Qsgd(Accumulated, InnerProducts)"),
-    "terngrad": ("Contractive" + FED_BACK, "TernGrad(Accumulated, InnerProducts)", SUM),
+    "qsgd:factors=true": ("Qsgd" + FED_BACK,),  # one sweep: the factors of all others follow the codes of the whole array
+    "terngrad": ("Contractive" + FED_BACK, "TernGrad(Accumulated, InnerProducts)"),
+    "minmax": ("Contractive" + FED_BACK, "MinMax(Accumulated, InnerProducts)"),
+    "dithered": ("Contractive" + FED_BACK, "Dithered(Accumulated, InnerProducts)"),
     "tbq:tau=0.01": ("Tbq" + FED_BACK,),
     "scaledsign:bucket=65536": ("Binary" + FED_BACK,),
 }
@@ -150,7 +153,21 @@ def remembered(folder: Path, workers: int) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    "spec", ["onebit", "scaledsign", "scaledsign:bucket=64", "tbq:tau=0.5", "qsgd", "terngrad", "lss", "topk"]
+    "spec",
+    [
+        "onebit",
+        "scaledsign",
+        "scaledsign:bucket=64",
+        "tbq:tau=0.5",
+        "tbq",
+        "qsgd",
+        "qsgd:factors=true",
+        "terngrad",
+        "minmax",
+        "dithered",
+        "lss",
+        "topk",
+    ],
 )
 def test_one_sweep_trains_to_the_same_bits_as_three(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All tensors in one segment where the codec allows it, so that gradients come in parts."""

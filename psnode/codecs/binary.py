@@ -16,10 +16,10 @@ import numpy as np
 
 from psnode.codecs.base import NOTHING, Bytes, Codes, Floats, Measured, Shape, Sink, Source, Words, readonly
 from psnode.codecs.kernels.finite import raise_nonfinite
-from psnode.codecs.kernels.parts import NO_PARTS, PartTable, table_of
+from psnode.codecs.kernels.parts import NO_PARTS, PartTable
 from psnode.codecs.kernels.signbits import apply
 from psnode.codecs.norm import norm_of_buckets
-from psnode.codecs.sources import NO_FLOATS, Accumulated, leaves_error, operands
+from psnode.codecs.sources import NO_FLOATS, leaves_error, operands
 from psnode.codecs.stages import Quantiser, Symbols
 from psnode.errors import PayloadError
 
@@ -65,9 +65,7 @@ class Binary(Quantiser):
         return sink is NOTHING or leaves_error(source, sink)
 
     def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
-        parts = NO_PARTS
-        if isinstance(source, Accumulated):
-            parts = table_of(source.take(), source.target.reshape(-1))
+        parts = source.table()
         x, error = operands(source, sink)
         used, start = self._max_body(source.shape), self._side_nbytes(x.size)
         side, bits = body[:start], body[start:used]

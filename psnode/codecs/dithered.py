@@ -32,8 +32,12 @@ import numpy as np
 from psnode.codecs.base import NOTHING, Bytes, Codes, Floats, Shape, Sink, Source, Words, readonly
 from psnode.codecs.bounds import check_integer, check_real
 from psnode.codecs.kernels import dithered_loops as loops
+from psnode.codecs.kernels.dithered_loops import Lattice
+from psnode.codecs.kernels.dots import Lost
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
 from psnode.codecs.kernels.planes import BLOCK, packed_nbytes
+from psnode.codecs.rng import Draws
+from psnode.codecs.sinks import InnerProducts
 from psnode.codecs.sources import leaves_error, operands
 from psnode.codecs.stages import Quantiser, Symbols, padded
 from psnode.codecs.table import number_of
@@ -46,7 +50,6 @@ MAX_WIDTH = 15
 _FIELDS = 24
 _COUNTS = 8
 _SURE_ESCAPE = 127  # integers whose code is 255 or more lie farther from 0
-_NO_FLOATS = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,22 +84,30 @@ class Dithered(Quantiser):
         return _FIELDS + 4 * buckets + padded(buckets) + packed_nbytes(size, bits)
 
     def _fuses(self, source: Source, sink: Sink) -> bool:
-        return sink is NOTHING or leaves_error(source, sink)
+        return sink is NOTHING or isinstance(sink, InnerProducts) or leaves_error(source, sink)
 
     def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
+        parts = source.table()
         x, error = operands(source, sink)
-        buckets = -(-x.size // self.bucket)
+        lost = Lost(error, sink.dots())
         self._write_fields(key, body)
-        scales, end = _FIELDS + 4 * buckets, _FIELDS + 4 * buckets + padded(buckets)
-        body[scales:end] = 0
-        rms, widths = body[_FIELDS:scales].view(np.float32), body[scales : scales + buckets]
-        used = loops.encode(x, *self._settings(), key, number_of(self.id), rms, widths, body[end:], error)
-        if used == loops.NOT_FINITE:
-            raise_nonfinite(x)
+        end = _end_of_scales(x.size, self.bucket)
+        body[_FIELDS:end] = 0
+        used, done = loops.encode(x, parts, self._lattice(), self._draws(key), _views(body, x.size, self.bucket), lost)
+        if done < x.size:
+            decoded = np.empty(done if error.size else 0, np.float32)
+            written = _views(readonly(body), x.size, self.bucket)
+            loops.decode(self._lattice(), self._draws(readonly(key)), written, decoded, np.float32(1), False)
+            source.refuse(int(parts.reached[0]), decoded)
+        if isinstance(sink, InnerProducts):
+            sink.record(*lost.dots.tolist())
         return end + used
 
-    def _settings(self) -> tuple[float, int]:
-        return float(np.float32(self.step)), self.bucket
+    def _lattice(self) -> Lattice:
+        return Lattice(float(np.float32(self.step)), self.bucket)
+
+    def _draws(self, key: Words) -> Draws:
+        return Draws(key, number_of(self.id))
 
     def _write_fields(self, key: Words, body: Bytes) -> None:
         body[:4].view(np.float32)[0] = self.step
@@ -112,13 +123,15 @@ class Dithered(Quantiser):
     def _read(self, body: Bytes, out: Floats, weight: np.float32, add: bool) -> None:
         step, bucket, key = _fields(body)
         buckets = -(-out.size // bucket)
-        scales, end = _FIELDS + 4 * buckets, _FIELDS + 4 * buckets + padded(buckets)
-        rms, widths = _scales(body[_FIELDS:scales], buckets), body[scales : scales + buckets]
+        scales, end = _FIELDS + 4 * buckets, _end_of_scales(out.size, bucket)
+        _check_scales(body[_FIELDS:scales], buckets)
+        widths = body[scales : scales + buckets]
         if body.size < end or body[scales + buckets : end].any() or int(widths.max()) > MAX_WIDTH:
             raise PayloadError(f"dithered: a body of {body.size} bytes ends inside its widths, or one exceeds {MAX_WIDTH}")
         if body.size != end + _packed_nbytes(out.size, bucket, widths):
             raise PayloadError(f"dithered: a body of {body.size} bytes cannot hold {out.size} codes with the widths it states")
-        loops.decode(step, bucket, key, number_of(self.id), rms, widths, body[end:], out.reshape(-1), weight, add)
+        views = _views(body, out.size, bucket)
+        loops.decode(Lattice(step, bucket), self._draws(key), views, out.reshape(-1), weight, add)
 
     def _max_symbols(self, size: int) -> tuple[int, int, int]:
         side = _FIELDS + _COUNTS + 4 * -(-size // self.bucket) + padded(2 * self._max_escapes(size))
@@ -134,7 +147,7 @@ class Dithered(Quantiser):
         self._write_fields(key, side)
         rms, escapes = side[_FIELDS + _COUNTS : start].view(np.float32), side[start:].view(np.int16)
         codes = np.empty(x.size, np.uint8)
-        found, top = loops.encode_symbols(x, *self._settings(), key, number_of(self.id), rms, codes, escapes)
+        found, top = loops.encode_symbols(x, self._lattice(), self._draws(key), rms, codes, escapes)
         if found == loops.NOT_FINITE:
             raise_nonfinite(x)
         side[_FIELDS : _FIELDS + _COUNTS].view(np.uint32)[:] = top + 1, found
@@ -148,7 +161,7 @@ class Dithered(Quantiser):
         alphabet, escapes = side[_FIELDS : _FIELDS + _COUNTS].view(np.uint32).tolist() if side.size >= start else (0, 0)
         if not 1 <= alphabet <= loops.ESCAPE + 1 or escapes > size or side.size != start + padded(2 * escapes):
             raise PayloadError(f"dithered: {side.size} bytes of side information for {size} coordinates, {alphabet=}, {escapes=}")
-        _scales(side[_FIELDS + _COUNTS : start], buckets)
+        _check_scales(side[_FIELDS + _COUNTS : start], buckets)
         if side[start + 2 * escapes :].any():
             raise PayloadError("dithered: the escaped integers are not padded with zeros")
         return size, alphabet
@@ -158,7 +171,8 @@ class Dithered(Quantiser):
         start = _FIELDS + _COUNTS + 4 * -(-out.size // bucket)
         escapes = side[start:].view(np.int16)[: int(side[_FIELDS + 4 : _FIELDS + _COUNTS].view(np.uint32)[0])]
         rms = side[_FIELDS + _COUNTS : start].view(np.float32)
-        used = loops.decode_symbols(step, bucket, key, number_of(self.id), rms, readonly(codes.view(np.uint8)), escapes, out)
+        symbols = readonly(codes.view(np.uint8))
+        used = loops.decode_symbols(Lattice(step, bucket), self._draws(key), rms, symbols, escapes, out)
         if used != escapes.size:
             raise PayloadError(f"dithered: {escapes.size} escaped integers do not fit the symbols")
 
@@ -173,11 +187,24 @@ def _fields(body: Bytes) -> tuple[float, int, Words]:
     return step, bucket, readonly(body[8:_FIELDS].copy().view(np.uint64))
 
 
-def _scales(data: Bytes, buckets: int) -> Floats:
-    """The root mean squares, finite and not negative."""
+def _end_of_scales(size: int, bucket: int) -> int:
+    """Offset of the codes in a body."""
+    buckets = -(-size // bucket)
+    return _FIELDS + 4 * buckets + padded(buckets)
+
+
+def _views(body: Bytes, size: int, bucket: int) -> loops.Body:
+    """The root mean squares, widths and codes of a body that is long enough."""
+    buckets = -(-size // bucket)
+    scales = _FIELDS + 4 * buckets
+    rms, widths = body[_FIELDS:scales].view(np.float32), body[scales : scales + buckets]
+    return loops.Body(rms, widths, body[_end_of_scales(size, bucket) :])
+
+
+def _check_scales(data: Bytes, buckets: int) -> None:
+    """PayloadError unless the root mean squares are finite and not negative."""
     if data.size != 4 * buckets or int(data.view(np.uint32).max()) >= INFINITY_BITS:
         raise PayloadError("dithered: a scale is missing, negative or not finite")
-    return data.view(np.float32)
 
 
 def _packed_nbytes(size: int, bucket: int, widths: Bytes) -> int:

@@ -15,17 +15,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from psnode.codecs.arrays import Words32
 from psnode.codecs.base import NOTHING, Bytes, Codes, Floats, Measured, Shape, Sink, Source, Words, readonly
 from psnode.codecs.kernels import minmax as kernels
+from psnode.codecs.kernels.dots import NOTHING_LOST, Lost
 from psnode.codecs.kernels.finite import raise_nonfinite
-from psnode.codecs.kernels.minmax import Levels
+from psnode.codecs.kernels.minmax import Cells, Levels
+from psnode.codecs.kernels.parts import NO_PARTS, PartTable
 from psnode.codecs.kernels.planes import packed_nbytes
-from psnode.codecs.kernels.stochastic import ROW, factor_of
+from psnode.codecs.kernels.stochastic import ROW, Rule, factor_of
+from psnode.codecs.rng import Draws
+from psnode.codecs.sinks import InnerProducts
 from psnode.codecs.sources import leaves_error, operands
 from psnode.codecs.stages import Quantiser, Symbols
 from psnode.codecs.table import number_of
@@ -37,7 +40,6 @@ _SIDE = 12
 _SMALL, _LARGE = 2.0**-64, 2.0**120
 _NO_WORDS = np.empty(0, np.uint32)
 _NO_BYTES = np.empty(0, np.uint8)
-_NO_FLOATS = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,26 +60,30 @@ class MinMax(Quantiser):
         return _SIDE + packed_nbytes(math.prod(shape), self.bits)
 
     def _fuses(self, source: Source, sink: Sink) -> bool:
-        return sink is NOTHING or leaves_error(source, sink)
+        return sink is NOTHING or isinstance(sink, InnerProducts) or leaves_error(source, sink)
 
     def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
-        found = operands(source, sink)
-        x, error = found
-        used = self._max_body(x.shape)
-        packed = _rows(body[_SIDE:used], x.size, self.bits)
-        self._quantise(x, key, body[:_SIDE], *packed, _NO_BYTES, error, found.apart)
+        parts = source.table()
+        x, error = operands(source, sink)
+        used, lost = self._max_body(x.shape), Lost(error, sink.dots())
+        cells = Cells(*_rows(body[_SIDE:used], x.size, self.bits), _NO_BYTES)
+        if not self._quantise(x, parts, key, body[:_SIDE], cells, lost):
+            source.refuse(int(parts.reached[0]))
+        if isinstance(sink, InnerProducts):
+            sink.record(*lost.dots.tolist())
         return used
 
-    def _quantise(self, x: Floats, key: Words, side: Bytes, *outputs: Any) -> None:
-        """Write bits and extremes to `side` and the codes to `outputs`, the last arguments of the kernel."""
+    def _quantise(self, x: Floats, parts: PartTable, key: Words, side: Bytes, cells: Cells, lost: Lost) -> bool:
+        """Write bits and extremes to `side`, and the codes; False if `x`, to whose memory `parts` are added, is not finite."""
         side[:4].view(np.uint32)[0] = self.bits
         ends = side[4:].view(np.float32)
-        if not kernels.extremes(x, ends):
-            raise_nonfinite(x)
+        if not kernels.extremes(x, parts, ends):
+            return False
         up = np.float32(_balance(ends))
         low, high = ends * up
-        factor = factor_of(high - low, 2**self.bits - 1)
-        kernels.encode(x, self.bits, up, low, factor, _levels(ends, self.bits), key, number_of(self.id), *outputs)
+        rule = Rule(low, factor_of(high - low, 2**self.bits - 1), 0)
+        kernels.encode(x, self.bits, rule, _levels(ends, self.bits), Draws(key, number_of(self.id)), cells, lost)
+        return True
 
     def _decode(self, body: Bytes, out: Floats) -> None:
         kernels.decode(*self._read(body, out.size), np.float32(1), out.reshape(-1), False)
@@ -110,7 +116,8 @@ class MinMax(Quantiser):
 
     def _symbols(self, x: Floats, key: Words) -> Symbols:
         side, codes = np.empty(_SIDE, np.uint8), np.empty(x.size, np.uint8)
-        self._quantise(x, key, side, _NO_WORDS, _NO_BYTES, codes, _NO_FLOATS, False)
+        if not self._quantise(x, NO_PARTS, key, side, Cells(_NO_WORDS, _NO_BYTES, codes), NOTHING_LOST):
+            raise_nonfinite(x)
         return Symbols(side, codes, 2**self.bits)
 
     def _read_side(self, side: Bytes, size: int) -> tuple[int, int]:

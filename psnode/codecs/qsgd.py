@@ -4,6 +4,10 @@ In a bucket with norm n, v is sent as level l = floor(s |v| / n), or l + 1 with 
 sign(v) l n / s. E decode = v; with the L2 norm and B coordinates a bucket E||decode - v||^2 <= min(B / s^2, sqrt(B) / s) ||v||^2.
 At most 1 + log2(s + 1) bits a coordinate, exactly that if s = 2^k - 1, and 32 bits a bucket.
 
+With factors, a bucket x that would decode to y has n <x, y> / <y, y> in the place of n: the multiple of y that is nearest to x,
+||x||^2 (1 - cos^2(x, y)) away. That is biased, and a contraction of every bucket, for error feedback: one sweep, where a single
+factor for all buckets takes two. The payload is that of any qsgd.
+
     body   uint32 levels s, uint32 bucket B
            float32 norm of every bucket
            codes l + s, signed l, of bit_length(2 s) bits: see psnode.codecs.kernels.planes
@@ -16,32 +20,34 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from psnode.codecs.arrays import Words32
 from psnode.codecs.base import NOTHING, Bytes, Codes, Floats, Measured, Shape, Sink, Source, Words, readonly
 from psnode.codecs.bounds import check_choice, check_integer
 from psnode.codecs.kernels import qsgd as kernels
+from psnode.codecs.kernels.dots import Lost
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
-from psnode.codecs.kernels.parts import NO_PARTS, table_of
+from psnode.codecs.kernels.parts import NO_PARTS, PartTable
 from psnode.codecs.kernels.planes import BLOCK, packed_nbytes
+from psnode.codecs.kernels.qsgd import Body, Form
+from psnode.codecs.kernels.qsgd_blocks import Grid
 from psnode.codecs.norm import norm_of_buckets
 from psnode.codecs.payload import MAX_COORDINATES
+from psnode.codecs.rng import Draws
 from psnode.codecs.sinks import InnerProducts
-from psnode.codecs.sources import Accumulated, Copied, leaves_error, operands
+from psnode.codecs.sources import NO_FLOATS, Copied, leaves_error, operands
+from psnode.codecs.spec import added_later
 from psnode.codecs.stages import Quantiser, Symbols, codes_like
 from psnode.codecs.table import number_of
 from psnode.codecs.traits import Traits
-from psnode.errors import PayloadError
+from psnode.errors import CodecSpecError, PayloadError
 
 MAX_LEVELS = 32767  # a level and 16 random bits fill an int32
 _FIELDS = 8
 _NO_BYTES = np.empty(0, np.uint8)
 _NO_WORDS = np.empty(0, np.uint32)
-_NO_FLOATS = np.empty(0, np.float32)
-_NO_DOTS = np.empty(0, np.float64)
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,48 +56,60 @@ class Qsgd(Quantiser):
 
     `levels`: non-zero magnitudes s, 1..32767. `bucket`: coordinates that share a norm; small ones cost bits, large ones
     variance. `norm`: l2, or max, which has less variance at the same s (no value lies far below the largest level) but is
-    less sparse.
+    less sparse. `factors`: scale every bucket to its least squared error, which is biased; `bucket` is then a multiple of 512.
     """
 
     levels: int = 15
     bucket: int = 512
     norm: Literal["l2", "max"] = "l2"
+    factors: bool = added_later(False)
 
     id = "qsgd"
-    traits = Traits(unbiased=True)
+
+    @property
+    def traits(self) -> Traits:
+        """Unbiased without factors."""
+        return Traits(unbiased=not self.factors)
 
     def __post_init__(self) -> None:
         """CodecSpecError for a value out of bounds."""
         check_integer(self, "levels", 1, MAX_LEVELS)
         check_integer(self, "bucket", 1, MAX_COORDINATES)
         check_choice(self, "norm", ("l2", "max"))
+        if self.factors and self.bucket % BLOCK:
+            raise CodecSpecError(f"qsgd: with factors the bucket must be a multiple of {BLOCK}, not {self.bucket}")
 
     def _max_body(self, shape: Shape) -> int:
         return _body_nbytes(math.prod(shape), self.levels, self.bucket)
 
     def _fuses(self, source: Source, sink: Sink) -> bool:
         if isinstance(sink, InnerProducts):
-            return not isinstance(source, Copied)
+            return not isinstance(source, Copied) and not self.factors
         return sink is NOTHING or leaves_error(source, sink)
 
     def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
-        parts = NO_PARTS
-        if isinstance(source, Accumulated) and isinstance(sink, InnerProducts):
-            parts = table_of(source.take(), source.target.reshape(-1))
+        parts = source.table()
         x, error = operands(source, sink)
-        used, dots = self._max_body(source.shape), np.zeros(2 if isinstance(sink, InnerProducts) else 0)
-        norms, packed, tail = _views(body[:used], x.size, self.levels, self.bucket)
-        if not self._quantise(x, key, body, norms, packed, tail, _NO_BYTES, error, dots, parts):
-            source.refuse(int(parts.reached[0]))
+        used, lost = self._max_body(source.shape), self._lost(error, sink)
+        body[:_FIELDS].view(np.uint32)[:] = self.levels, self.bucket
+        done = self._quantise(x, parts, key, _views(body[:used], x.size, self.levels, self.bucket), lost)
+        if done < x.size:
+            decoded = np.empty(done if error.size else 0, np.float32)
+            written = _views(readonly(body[:used]), x.size, self.levels, self.bucket)
+            kernels.decode(_grid(self.levels, self.bucket), written, decoded, np.float32(1), False)
+            source.refuse(int(parts.reached[0]), decoded)
         if isinstance(sink, InnerProducts):
-            sink.record(*dots.tolist())
+            sink.record(*lost.dots.tolist())
         return used
 
-    def _quantise(self, x: Floats, key: Words, side: Bytes, *outputs: Any) -> bool:
-        """Write the fields to `side` and the rest to `outputs`, the last arguments of the kernel; whether x is finite."""
-        side[:_FIELDS].view(np.uint32)[:] = self.levels, self.bucket
-        settings = self.levels, _bits(self.levels), self.bucket, self.norm == "l2"
-        return kernels.encode(x, *settings, key, number_of(self.id), *outputs)
+    def _lost(self, error: Floats, sink: Sink) -> Lost:
+        """The outputs of the kernel beside the payload; with factors it needs scratch for inner products."""
+        return Lost(error, np.zeros(2) if self.factors else sink.dots())
+
+    def _quantise(self, x: Floats, parts: PartTable, key: Words, out: Body, lost: Lost) -> int:
+        """Write norms and codes; the coordinates done, fewer than all if `x`, to which `parts` are added, is not finite."""
+        form, draws = Form(self.norm == "l2", self.factors), Draws(key, number_of(self.id))
+        return kernels.encode(x, parts, _grid(self.levels, self.bucket), form, draws, out, lost)
 
     def _decode(self, body: Bytes, out: Floats) -> None:
         self._read(body, out, np.float32(1), False)
@@ -103,14 +121,12 @@ class Qsgd(Quantiser):
         """From the norms of the buckets, which no decoded magnitude exceeds."""
         size = math.prod(shape)
         levels, bucket = _checked(body, size)
-        norms, _, _ = _views(body, size, levels, bucket)
+        norms = _views(body, size, levels, bucket).norms
         return Measured(norm_of_buckets(norms, bucket, size), lambda out, weight: self._read(body, out, weight, True))
 
     def _read(self, body: Bytes, out: Floats, weight: np.float32, add: bool) -> None:
         levels, bucket = _checked(body, out.size)
-        norms, packed, tail = _views(body, out.size, levels, bucket)
-        codes = readonly(_NO_BYTES)
-        kernels.decode(levels, _bits(levels), bucket, norms, packed, tail, codes, out.reshape(-1), weight, add)
+        kernels.decode(_grid(levels, bucket), _views(body, out.size, levels, bucket), out.reshape(-1), weight, add)
 
     def _max_symbols(self, size: int) -> tuple[int, int, int]:
         return _FIELDS + 4 * -(-size // self.bucket), size, 2 * self.levels + 1
@@ -118,9 +134,10 @@ class Qsgd(Quantiser):
     def _symbols(self, x: Floats, key: Words) -> Symbols:
         side_nbytes, count, alphabet = self._max_symbols(x.size)
         side = np.empty(side_nbytes, np.uint8)
+        side[:_FIELDS].view(np.uint32)[:] = self.levels, self.bucket
         codes = codes_like(count, alphabet)
-        norms = side[_FIELDS:].view(np.float32)
-        if not self._quantise(x, key, side, norms, _NO_WORDS, _NO_BYTES, codes, _NO_FLOATS, _NO_DOTS, NO_PARTS):
+        out = Body(side[_FIELDS:].view(np.float32), _NO_WORDS, _NO_BYTES, codes)
+        if self._quantise(x, NO_PARTS, key, out, self._lost(NO_FLOATS, NOTHING)) < x.size:
             raise_nonfinite(x)
         return Symbols(side, codes, alphabet)
 
@@ -132,13 +149,16 @@ class Qsgd(Quantiser):
 
     def _from_symbols(self, side: Bytes, codes: Codes, out: Floats) -> None:
         levels, bucket = _fields(side, out.size)
-        norms, packed, tail = side[_FIELDS:].view(np.float32), readonly(_NO_WORDS), readonly(_NO_BYTES)
-        one = np.float32(1)
-        kernels.decode(levels, _bits(levels), bucket, norms, packed, tail, readonly(codes), out, one, False)
+        body = Body(side[_FIELDS:].view(np.float32), readonly(_NO_WORDS), readonly(_NO_BYTES), readonly(codes))
+        kernels.decode(_grid(levels, bucket), body, out, np.float32(1), False)
 
 
 def _bits(levels: int) -> int:
     return (2 * levels).bit_length()
+
+
+def _grid(levels: int, bucket: int) -> Grid:
+    return Grid(levels, _bits(levels), bucket)
 
 
 def _body_nbytes(size: int, levels: int, bucket: int) -> int:
@@ -166,8 +186,9 @@ def _checked(body: Bytes, size: int) -> tuple[int, int]:
     return levels, bucket
 
 
-def _views(body: Bytes, size: int, levels: int, bucket: int) -> tuple[Floats, Words32, Bytes]:
-    """The norms, the packed full blocks and the packed last block of a body that has the right length."""
+def _views(body: Bytes, size: int, levels: int, bucket: int) -> Body:
+    """The norms and codes of a body that has the right length."""
     start = _FIELDS + 4 * -(-size // bucket)
     end = start + size // BLOCK * (BLOCK // 8) * _bits(levels)
-    return body[_FIELDS:start].view(np.float32), body[start:end].view(np.uint32), body[end:]
+    symbols = body[:0]  # read-only where the body is
+    return Body(body[_FIELDS:start].view(np.float32), body[start:end].view(np.uint32), body[end:], symbols)

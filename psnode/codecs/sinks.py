@@ -12,12 +12,18 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
+
 from psnode.codecs.arguments import check_target
-from psnode.codecs.arrays import Floats
+from psnode.codecs.arrays import Float64s, Floats
 
 
 class Sink:
     """Use of the decoded values; this class itself makes none."""
+
+    def dots(self) -> Float64s:
+        """Zeros to which a kernel adds <x, y> and <y, y>; none if they are not wanted."""
+        return np.zeros(0)
 
 
 NOTHING = Sink()
@@ -50,6 +56,9 @@ class InnerProducts(Sink):
 
     xy: float = 0.0
     yy: float = 0.0
+
+    def dots(self) -> Float64s:
+        return np.zeros(2)
 
     def record(self, xy: float, yy: float) -> None:
         """Take the inner products down."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from psnode.codecs.arguments import check_parts, check_target, in_c_order
 from psnode.codecs.arrays import Floats, Parts, Shape, readonly
 from psnode.codecs.sinks import Sink, Subtracted
 from psnode.errors import CodecValueError, NonFinitePartError
+
+if TYPE_CHECKING:
+    from psnode.codecs.kernels.parts import PartTable
 
 NO_FLOATS = np.empty(0, np.float32)
 _DOUBT = 2.0**-22  # the two operations err by less than half of that
@@ -43,6 +46,12 @@ class Source(ABC):
     def made(self) -> Source:
         """The source of the same values once they lie in memory."""
         return Values(self.array())
+
+    def table(self) -> PartTable:
+        """The parts that are still to be added to the memory of the values, for a kernel that adds them; none otherwise."""
+        from psnode.codecs.kernels.parts import NO_PARTS
+
+        return NO_PARTS
 
     def refuse(self, reached: int = 0, decoded: Floats = NO_FLOATS) -> NoReturn:
         """Raise NonFiniteGradientError for the first value that is not finite, of which there is one."""
@@ -87,11 +96,16 @@ class Accumulated(Source):
         self.is_added = True
         return parts
 
+    def table(self) -> PartTable:
+        from psnode.codecs.kernels.parts import table_of
+
+        return table_of(self.take(), self.target.reshape(-1))
+
     def array(self) -> Floats:
         if not self.is_added:
-            from psnode.codecs.kernels.parts import NOT_FINITE, add_parts, table_of
+            from psnode.codecs.kernels.parts import NOT_FINITE, add_parts
 
-            table = table_of(self.take(), self.target.reshape(-1))
+            table = self.table()
             if add_parts(table, 0, 0, self.size) == NOT_FINITE:
                 self.refuse(int(table.reached[0]))
         return readonly(self.target)

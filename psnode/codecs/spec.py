@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from psnode.errors import CodecSpecError
 
 _WRAPPER = "contractive("
+_LATER = "added later"
 _WORDS = {int: "an integer", float: "a number", bool: "true or false"}
 
 
@@ -30,8 +31,9 @@ class Stage(NamedTuple):
 
     @classmethod
     def of(cls, name: str, codec: Any) -> Stage:
-        """The stage whose settings are all fields of the dataclass `codec`."""
-        return cls(name, {field.name: _show(getattr(codec, field.name)) for field in dataclasses.fields(codec)})
+        """The stage whose settings are the fields of the dataclass `codec`, but those of `added_later` at their default."""
+        values = {field: getattr(codec, field.name) for field in dataclasses.fields(codec)}
+        return cls(name, {f.name: _show(value) for f, value in values.items() if _LATER not in f.metadata or value != f.default})
 
     def __str__(self) -> str:
         return f"{self.id}:{','.join(f'{key}={value}' for key, value in self.settings.items())}".removesuffix(":")
@@ -122,6 +124,11 @@ def _value(owner: str, key: str, text: str, kind: Any) -> Any:
         wanted = " or ".join(words for option, words in _WORDS.items() if option in options)
         raise CodecSpecError(f"{owner}: {key}={text!r} is not {wanted}")
     return text
+
+
+def added_later(default: Any) -> Any:
+    """A field of a codec that specs written before it lack: it is shown where it differs from `default`, so they stay equal."""
+    return dataclasses.field(default=default, metadata={_LATER: True})
 
 
 def _show(value: object) -> str:

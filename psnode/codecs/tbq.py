@@ -24,10 +24,10 @@ from psnode.codecs.bounds import check_real
 from psnode.codecs.kernels import tbq as kernels
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
 from psnode.codecs.kernels.moments import root_mean_square
-from psnode.codecs.kernels.parts import NO_PARTS, table_of
+from psnode.codecs.kernels.parts import NO_PARTS, PartTable
 from psnode.codecs.kernels.ternary import write
 from psnode.codecs.kernels.trits import DIGITS
-from psnode.codecs.sources import Accumulated, leaves_error, operands
+from psnode.codecs.sources import leaves_error, operands
 from psnode.codecs.stages import Quantiser, Symbols
 from psnode.codecs.traits import Traits
 from psnode.errors import PayloadError
@@ -63,25 +63,28 @@ class Tbq(Quantiser):
         return sink is NOTHING or leaves_error(source, sink)
 
     def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
-        parts = NO_PARTS
-        if isinstance(source, Accumulated) and self.tau is not None:
-            parts = table_of(source.take(), source.target.reshape(-1))
+        parts = source.table()
         found = operands(source, sink)
         x, error = found
-        tau, threshold = self._thresholds(x, body[:_SIDE])
+        tau, threshold = self._thresholds(x, parts, body[:_SIDE])
+        if np.isnan(threshold):
+            source.refuse(int(parts.reached[0]))
         blocks = body[_SIDE:]
-        used, done = kernels.encode(x, parts, tau, threshold, blocks, error, found.apart)
+        used, done = kernels.encode(x, parts if self.tau else NO_PARTS, tau, threshold, blocks, error, found.apart)
         if done < x.size:
             decoded = np.empty(done if error.size else 0, np.float32)
             kernels.decode(readonly(blocks), tau, decoded, False)
             source.refuse(int(parts.reached[0]), decoded)
         return _SIDE + used
 
-    def _thresholds(self, x: Floats, side: Bytes) -> tuple[np.float32, np.float32]:
-        """tau, written to `side`, and the number that magnitudes are compared with."""
-        tau = np.float32(SHARE * root_mean_square(x) if self.tau is None else self.tau)
+    def _thresholds(self, x: Floats, parts: PartTable, side: Bytes) -> tuple[np.float32, np.float32]:
+        """tau, written to `side`, and the number that magnitudes are compared with: NaN if `x` or a part is not finite.
+
+        Where tau follows the array the `parts` are added to the memory of `x` beforehand.
+        """
+        tau = np.float32(SHARE * root_mean_square(x, parts) if self.tau is None else self.tau)
         if tau < 0:
-            raise_nonfinite(x)
+            return tau, np.float32(np.nan)
         side.view(np.float32)[0] = tau
         return tau, tau or np.float32(np.inf)
 
@@ -104,7 +107,8 @@ class Tbq(Quantiser):
 
     def _symbols(self, x: Floats, key: Words) -> Symbols:
         side, codes = np.empty(_SIDE, np.uint8), np.empty(x.size, np.uint8)
-        if not kernels.to_digits(x, self._thresholds(x, side)[1], codes):
+        threshold = self._thresholds(x, NO_PARTS, side)[1]
+        if np.isnan(threshold) or not kernels.to_digits(x, threshold, codes):
             raise_nonfinite(x)
         return Symbols(side, codes, 3)
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -26,11 +25,16 @@ from psnode.codecs.base import NOTHING, Bytes, Codec, Codes, Floats, Measured, S
 from psnode.codecs.bounds import check_real
 from psnode.codecs.contractive import Contractive
 from psnode.codecs.kernels import ternary as kernels
+from psnode.codecs.kernels.dots import NOTHING_LOST, Lost
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
 from psnode.codecs.kernels.moments import root_mean_square
-from psnode.codecs.kernels.norms import max_norm
+from psnode.codecs.kernels.norms import NOT_FINITE
+from psnode.codecs.kernels.parts import NO_PARTS, PartTable
 from psnode.codecs.kernels.stochastic import factor_of
+from psnode.codecs.kernels.sums import max_of_sum
+from psnode.codecs.kernels.ternary import Digits, Scale
 from psnode.codecs.kernels.trits import DIGITS
+from psnode.codecs.rng import Draws
 from psnode.codecs.sinks import InnerProducts
 from psnode.codecs.sources import leaves_error, operands
 from psnode.codecs.stages import Quantiser, Symbols
@@ -42,8 +46,6 @@ _SIDE = 4
 _MAX_CLIP = 1000
 _SMALL = 2.0**-64
 _NO_BYTES = np.empty(0, np.uint8)
-_NO_FLOATS = np.empty(0, np.float32)
-_NO_DOTS = np.empty(0, np.float64)
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,29 +76,32 @@ class TernGrad(Quantiser):
         return sink is NOTHING or isinstance(sink, InnerProducts) or leaves_error(source, sink)
 
     def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
-        found = operands(source, sink)
-        x, error = found
-        used, dots = self._max_body(x.shape), np.zeros(2 if isinstance(sink, InnerProducts) else 0)
-        self._quantise(x, key, body[:_SIDE], body[_SIDE:used], _NO_BYTES, error, found.apart, dots)
+        parts = source.table()
+        x, error = operands(source, sink)
+        used, lost = self._max_body(x.shape), Lost(error, sink.dots())
+        if not self._quantise(x, parts, key, body[:_SIDE], Digits(body[_SIDE:used], _NO_BYTES), lost):
+            source.refuse(int(parts.reached[0]))
         if isinstance(sink, InnerProducts):
-            if np.isfinite(dots).all():
+            if np.isfinite(lost.dots).all():
                 scale = float(body[:_SIDE].view(np.float32)[0])
-                sink.record(scale * float(dots[0]), scale * scale * float(dots[1]))
+                sink.record(scale * float(lost.dots[0]), scale * scale * float(lost.dots[1]))
             else:  # float32 overflowed
                 self._apply(sink, source, readonly(body[:used]))
         return used
 
-    def _quantise(self, x: Floats, key: Words, side: Bytes, *outputs: Any) -> None:
-        """Write s to `side` and the digits to `outputs`, the last arguments of the kernel."""
-        top = max_norm(x)
-        if top < 0:
-            raise_nonfinite(x)
+    def _quantise(self, x: Floats, parts: PartTable, key: Words, side: Bytes, digits: Digits, lost: Lost) -> bool:
+        """Write s to `side`, and the digits; False if `x`, to whose memory `parts` are added beforehand, is not finite."""
+        top = max_of_sum(x, parts)
+        if top == NOT_FINITE:
+            return False
         scale = np.float32(top)
         if self.clip:
             scale = np.float32(min(self.clip * root_mean_square(x), top))
         side.view(np.float32)[0] = scale
         up = np.float32(2.0**64 if scale < _SMALL else 1)
-        kernels.encode(x, scale, up, factor_of(scale * up, 1), bool(scale < top), key, number_of(self.id), *outputs)
+        grid = Scale(scale, up, factor_of(scale * up, 1), bool(scale < top))
+        kernels.encode(x, grid, Draws(key, number_of(self.id)), digits, lost)
+        return True
 
     def _decode(self, body: Bytes, out: Floats) -> None:
         kernels.decode(*self._read(body, out.size), out.reshape(-1), False)
@@ -123,7 +128,8 @@ class TernGrad(Quantiser):
 
     def _symbols(self, x: Floats, key: Words) -> Symbols:
         side, codes = np.empty(_SIDE, np.uint8), np.empty(x.size, np.uint8)
-        self._quantise(x, key, side, _NO_BYTES, codes, _NO_FLOATS, False, _NO_DOTS)
+        if not self._quantise(x, NO_PARTS, key, side, Digits(_NO_BYTES, codes), NOTHING_LOST):
+            raise_nonfinite(x)
         return Symbols(side, codes, 3)
 
     def _read_side(self, side: Bytes, size: int) -> tuple[int, int]:

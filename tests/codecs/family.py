@@ -19,6 +19,8 @@ VARIANTS = [
     "qsgd:levels=1",
     "qsgd:levels=2,bucket=7,norm=max",
     "qsgd:levels=255,bucket=100000",
+    "qsgd:factors=true",
+    "qsgd:levels=300,bucket=1024,factors=true+zstd",
     "qsgd+zstd",
     "qsgd:levels=300+zstd",
     "bf16+zstd",

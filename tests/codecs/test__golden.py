@@ -27,6 +27,7 @@ SPECS = {
     "qsgd": "qsgd",
     "qsgd-ternary": "qsgd:levels=1,bucket=7,norm=max",
     "qsgd-wide": "qsgd:levels=300,bucket=1000",
+    "qsgd-factors": "qsgd:factors=true",
     "qsgd-zstd": "qsgd+zstd",
     "qsgd-wide-zstd": "qsgd:levels=300+zstd",
     "qsgd-ans": "qsgd+ans",

@@ -10,7 +10,15 @@ from psnode.codecs.rng import Key
 from psnode.errors import PayloadError
 from tests.codecs.family import gaussian, student
 
-SPECS = ["qsgd:levels=1", "qsgd", "qsgd:levels=2,bucket=7,norm=max", "qsgd:levels=300", "qsgd+zstd"]
+SPECS = [
+    "qsgd:levels=1",
+    "qsgd",
+    "qsgd:levels=2,bucket=7,norm=max",
+    "qsgd:levels=300",
+    "qsgd+zstd",
+    "minmax",
+    "dithered:bucket=512",
+]
 
 
 @pytest.mark.parametrize("spec", SPECS)

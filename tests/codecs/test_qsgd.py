@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -174,9 +175,56 @@ def test_every_code_is_next_to_its_value(x: np.ndarray, levels: int, bucket: int
     assert (decoded.astype(np.float64) * x >= 0).all()
 
 
+FITTED = ["qsgd", "qsgd:norm=max,levels=3", "qsgd:bucket=1024", "qsgd:levels=300,bucket=1536", "qsgd:levels=1,bucket=65536"]
+
+
+@pytest.mark.parametrize("spec", FITTED)
+@pytest.mark.parametrize("scale", [1.0, 1e-6, 1e-30, 1e30])
+def test_factors_scale_every_bucket_to_its_least_squared_error(spec: str, scale: float) -> None:
+    """The payload is that of the unbiased form but for the norms: <x, y> / <y, y> times as large, in NumPy from its decoded y."""
+    x = (student(5003) * scale).astype(np.float32)
+    x[1536:2048] = 0
+    plain = get_codec(spec)
+    fitted = replace(plain, factors=True)
+    payload, unbiased = fitted.encode(x, Key.derive(3)), plain.encode(x, Key.derive(3))
+    _, bucket, norms, codes = parts_of(payload)
+    np.testing.assert_array_equal(codes, parts_of(unbiased)[3])
+    y = plain.decode(unbiased).astype(np.float64)
+    for b, norm in enumerate(parts_of(unbiased)[2]):
+        here = slice(b * bucket, (b + 1) * bucket)
+        products, squares = np.dot(x[here], y[here]), np.dot(y[here], y[here])
+        assert norms[b] == pytest.approx(norm * products / squares if squares else 0, rel=1e-5)
+        left = np.linalg.norm(x[here] - fitted.decode(payload)[here].astype(np.float64))
+        assert left <= np.linalg.norm(x[here].astype(np.float64)) * (1 + 1e-6)
+    np.testing.assert_array_equal(plain.decode(payload), fitted.decode(payload))
+
+
+@pytest.mark.parametrize("spec", FITTED)
+def test_the_error_of_fitted_buckets_is_left_behind_to_the_bit(spec: str) -> None:
+    """Over the memory of x, and in memory of its own; ordinary norms and extreme ones, and a bucket without a gradient."""
+    codec, x = replace(get_codec(spec), factors=True), student(70_003)
+    x[512:1024] = 0
+    x[3000:5000] *= np.float32(1e-25)
+    x[10_000] = 1e30
+    apart, over = np.empty_like(x), x.copy()
+    payload = codec.encode(x, Key.derive(1), error=apart)
+    assert codec.encode(over, Key.derive(1), error=over) == payload
+    np.testing.assert_array_equal(apart, x - codec.decode(payload))
+    np.testing.assert_array_equal(over, apart)
+
+
+def test_the_form_with_factors_is_biased_and_its_own_contractive_form() -> None:
+    codec = get_codec("qsgd:factors=true")
+    assert repr(codec) == "qsgd:levels=15,bucket=512,norm=l2,factors=true"
+    assert not codec.unbiased
+    assert codec.contractive() == codec
+    assert repr(get_codec("qsgd:factors=false")) == "qsgd:levels=15,bucket=512,norm=l2"  # as recorded before there were factors
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
+        ("qsgd:bucket=700,factors=true", "multiple of 512, not 700"),
         ("qsgd:levels=0", r"levels=0 must be an integer in 1\.\.32767"),
         ("qsgd:levels=32768", "levels=32768"),
         ("qsgd:bucket=0", "bucket=0"),

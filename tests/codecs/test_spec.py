@@ -70,7 +70,10 @@ def test_space_around_parts_is_ignored() -> None:
         ("qsgd:levels=", "levels='' is not an integer"),
         ("contractive(qsgd", "closing parenthesis"),
         ("qsgf", r"unknown codec 'qsgf' \(did you mean qsgd\?\): valid are .*identity"),
-        ("qsgd:levls=3", r"unknown parameter of codec qsgd: 'levls' \(did you mean levels\?\): valid are bucket, levels, norm"),
+        (
+            "qsgd:levls=3",
+            r"unknown parameter of codec qsgd: 'levls' \(did you mean levels\?\): valid are bucket, factors, levels, norm",
+        ),
         ("identity:x=1", "valid are none"),
         ("contractive(contractive(qsgd))", "unknown codec"),
         ("chain", "unknown codec"),

@@ -6,17 +6,21 @@ own; then those of the last block, if it is not full, in their order.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
-from psnode.codecs.arrays import Bytes, Floats, Words, Words32
+from psnode.codecs.arrays import Bytes, Floats, Words32
 from psnode.codecs.kernels.dithered import QUARTER, block_dither, by_class, from_codes, quantise, reconstruct, to_codes
+from psnode.codecs.kernels.dots import Lost, add_inner_products
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, wide
 from psnode.codecs.kernels.norms import l2_norm
 from psnode.codecs.kernels.packed import from_rows, pack_block, to_rows, unpack_block
+from psnode.codecs.kernels.parts import PartTable, add_parts
 from psnode.codecs.kernels.planes import BLOCK, ROW
-from psnode.codecs.rng import HALF
+from psnode.codecs.rng import HALF, Draws
 
 Int16s = npt.NDArray[np.int16]
 
@@ -24,6 +28,21 @@ NOT_FINITE = -1
 NOT_VALID = -1
 ESCAPE = 255  # the symbol of an integer whose code does not fit into a byte
 _TINIEST = float(np.finfo(np.float32).smallest_subnormal)
+
+
+class Lattice(NamedTuple):
+    """Distance of the points in units of a bucket's root mean square, and the coordinates of a bucket, a multiple of 512."""
+
+    step: float
+    bucket: int
+
+
+class Body(NamedTuple):
+    """The root mean square and the bits of a code of every bucket, and the codes, packed."""
+
+    rms: Floats
+    widths: Bytes
+    packed: Bytes
 
 
 @kernel
@@ -59,60 +78,59 @@ def _store(y: Floats, out: Floats, weight: np.float32, add: bool) -> None:
 
 
 @kernel
-def encode(
-    x: Floats, step: float, bucket: int, key: Words, stream: int, rms: Floats, widths: Bytes, packed: Bytes, error: Floats
-) -> int:
-    """Write the parts of the body, return the bytes of `packed` used, or NOT_FINITE. `error`, if not empty, gets x - decoded."""
+def encode(x: Floats, parts: PartTable, lattice: Lattice, draws: Draws, body: Body, lost: Lost) -> tuple[int, int]:
+    """Write the body; the bytes of `packed` used, and the coordinates done: all of them unless one is not finite.
+
+    `parts` are added to their target, the memory of `x`, beforehand, bucket by bucket. The error is there for those done.
+    """
     wide()
     words, orders, k = np.empty(HALF, np.uint32), np.empty(QUARTER, np.uint32), np.empty(BLOCK, np.uint32)
     q, codes = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.uint32)
-    v, y, scratch = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.empty(BLOCK + 64, np.float32)
-    low, high, row = np.empty(bucket, np.uint8), np.empty(bucket, np.uint8), np.zeros(ROW, np.uint8)
-    used = 0
-    for b in range(rms.size):
-        first = b * bucket
-        size = min(bucket, x.size - first)
-        rms[b] = bucket_rms(x[first : first + size], scratch)
-        if rms[b] < 0:
-            return NOT_FINITE
-        delta = step * np.float64(rms[b])
+    v, y, scratch = np.empty(BLOCK, np.float32), np.empty(2 * BLOCK, np.float32), np.empty(BLOCK + 64, np.float32)
+    low, high, row = np.empty(lattice.bucket, np.uint8), np.empty(lattice.bucket, np.uint8), np.zeros(ROW, np.uint8)
+    used = cursor = 0
+    for b in range(body.rms.size):
+        first = b * lattice.bucket
+        stop = min(first + lattice.bucket, x.size)
+        if parts.starts.size:
+            cursor = add_parts(parts, cursor, first, stop)
+            if cursor < 0:
+                return used, first
+        body.rms[b] = bucket_rms(x[first:stop], scratch)
+        if body.rms[b] < 0:
+            return used, first
+        delta = lattice.step * np.float64(body.rms[b])
         top = np.uint32(0)
-        for start in range(first, first + size, BLOCK):
-            end = min(start + BLOCK, first + size)
+        for start in range(first, stop, BLOCK):
+            end = min(start + BLOCK, stop)
             fetch_row(x, start + AHEAD)
             _load(x[start:end], v)
-            block_dither(key, stream, start // BLOCK, words, orders, k)
-            quantise(v, delta, k, key, stream, start, q)
+            block_dither(draws.key, draws.stream, start // BLOCK, words, orders, k)
+            quantise(v, delta, k, draws.key, draws.stream, start, q)
             top = max(top, to_codes(q, k, codes))
             to_rows(codes, low[start - first : start - first + BLOCK], high[start - first : start - first + BLOCK])
-            if error.size:
-                reconstruct(q, delta, k, y)
-                part = error[start:end]
-                for i in range(part.size):
-                    part[i] = v[i] - y[i]
+            if lost.error.size:
+                reconstruct(q, delta, k, y[:BLOCK])
+                left = lost.error[start:end]
+                for i in range(left.size):
+                    left[i] = v[i] - y[i]
+            if lost.dots.size:
+                even = start // (2 * BLOCK) * 2 * BLOCK
+                reconstruct(q, delta, k, y[start - even : start - even + BLOCK])
+                if start > even or end == x.size:
+                    add_inner_products(x[even:end], y[: end - even], lost.dots)
         bits = 0
         while top >> np.uint32(bits):
             bits += 1
-        widths[b] = bits
-        for start in range(0, size, BLOCK):
-            count = min(BLOCK, size - start)
-            used += pack_block(low[start : start + BLOCK], high[start : start + BLOCK], count, bits, row, packed[used:])
-    return used
+        body.widths[b] = bits
+        for start in range(0, stop - first, BLOCK):
+            count = min(BLOCK, stop - first - start)
+            used += pack_block(low[start : start + BLOCK], high[start : start + BLOCK], count, bits, row, body.packed[used:])
+    return used, x.size
 
 
 @kernel
-def decode(
-    step: float,
-    bucket: int,
-    key: Words,
-    stream: int,
-    rms: Floats,
-    widths: Bytes,
-    packed: Bytes,
-    out: Floats,
-    weight: np.float32,
-    add: bool,
-) -> None:
+def decode(lattice: Lattice, draws: Draws, body: Body, out: Floats, weight: np.float32, add: bool) -> None:
     """out = decoded, or out += weight * decoded. `packed` has the length that `widths` ask for."""
     wide()
     words, orders, k = np.empty(HALF, np.uint32), np.empty(QUARTER, np.uint32), np.empty(BLOCK, np.uint32)
@@ -122,13 +140,13 @@ def decode(
     for start in range(0, out.size, BLOCK):
         fetch_row_to_write(out, start + AHEAD)
         part = out[start : start + BLOCK]
-        b = start // bucket
-        bits = int(np.int64(widths[b]))
-        used += unpack_block(packed[used:], part.size, bits, low, high)
+        b = start // lattice.bucket
+        bits = int(np.int64(body.widths[b]))
+        used += unpack_block(body.packed[used:], part.size, bits, low, high)
         from_rows(low, high, codes)
-        block_dither(key, stream, start // BLOCK, words, orders, k)
+        block_dither(draws.key, draws.stream, start // BLOCK, words, orders, k)
         from_codes(codes, k, q)
-        reconstruct(q, step * np.float64(rms[b]), k, y)
+        reconstruct(q, lattice.step * np.float64(body.rms[b]), k, y)
         _store(y, part, weight, add)
 
 
@@ -155,9 +173,7 @@ def _gather(symbols: Bytes, orders: Words32, block: int, run: int, codes: Words3
 
 
 @kernel
-def encode_symbols(
-    x: Floats, step: float, bucket: int, key: Words, stream: int, rms: Floats, symbols: Bytes, escapes: Int16s
-) -> tuple[int, int]:
+def encode_symbols(x: Floats, lattice: Lattice, draws: Draws, rms: Floats, symbols: Bytes, escapes: Int16s) -> tuple[int, int]:
     """Write a symbol a coordinate; the number of escaped integers, or NOT_FINITE, and the largest symbol."""
     wide()
     words, orders, k = np.empty(HALF, np.uint32), np.empty(QUARTER, np.uint32), np.empty(BLOCK, np.uint32)
@@ -167,16 +183,16 @@ def encode_symbols(
     found = 0
     top = np.uint32(0)
     for start in range(0, x.size, BLOCK):
-        b = start // bucket
-        if start == b * bucket:
-            rms[b] = bucket_rms(x[start : start + bucket], scratch)
+        b = start // lattice.bucket
+        if start == b * lattice.bucket:
+            rms[b] = bucket_rms(x[start : start + lattice.bucket], scratch)
             if rms[b] < 0:
                 return NOT_FINITE, 0
         fetch_row(x, start + AHEAD)
         part = x[start : start + BLOCK]
         _load(part, v)
-        block_dither(key, stream, start // BLOCK, words, orders, k)
-        quantise(v, step * np.float64(rms[b]), k, key, stream, start, q)
+        block_dither(draws.key, draws.stream, start // BLOCK, words, orders, k)
+        quantise(v, lattice.step * np.float64(rms[b]), k, draws.key, draws.stream, start, q)
         largest = to_codes(q, k, codes)
         if largest >= ESCAPE:
             for i in range(BLOCK):
@@ -194,9 +210,7 @@ def encode_symbols(
 
 
 @kernel
-def decode_symbols(
-    step: float, bucket: int, key: Words, stream: int, rms: Floats, symbols: Bytes, escapes: Int16s, out: Floats
-) -> int:
+def decode_symbols(lattice: Lattice, draws: Draws, rms: Floats, symbols: Bytes, escapes: Int16s, out: Floats) -> int:
     """Overwrite `out`; the number of escaped integers used, or NOT_VALID if there are too few."""
     wide()
     words, orders, k = np.empty(HALF, np.uint32), np.empty(QUARTER, np.uint32), np.empty(BLOCK, np.uint32)
@@ -206,7 +220,7 @@ def decode_symbols(
     for start in range(0, out.size, BLOCK):
         fetch_row_to_write(out, start + AHEAD)
         part = out[start : start + BLOCK]
-        block_dither(key, stream, start // BLOCK, words, orders, k)
+        block_dither(draws.key, draws.stream, start // BLOCK, words, orders, k)
         if part.size == BLOCK:
             _gather(symbols, orders, start // BLOCK, run, codes)
         else:
@@ -224,6 +238,6 @@ def decode_symbols(
                         return NOT_VALID
                     q[i] = escapes[used]
                     used += 1
-        reconstruct(q, step * np.float64(rms[start // bucket]), k, y)
+        reconstruct(q, lattice.step * np.float64(rms[start // lattice.bucket]), k, y)
         _store(y, part, np.float32(1), False)
     return used

@@ -6,12 +6,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from psnode.codecs.arrays import Bytes, Codes, Floats, Words, Words32
+from psnode.codecs.arrays import Bytes, Codes, Floats, Words32
+from psnode.codecs.kernels.dots import Lost, add_inner_products
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import AHEAD, fetch_row_to_write, wide
+from psnode.codecs.kernels.parts import NOT_FINITE, PartTable, add_parts
 from psnode.codecs.kernels.planes import pack_row, pack_tail, unpack_row, unpack_tail
-from psnode.codecs.kernels.stochastic import ROW, round_rows
-from psnode.codecs.rng import HALF
+from psnode.codecs.kernels.stochastic import ROW, Rule, round_rows
+from psnode.codecs.kernels.sums import STRETCH
+from psnode.codecs.rng import HALF, Draws
 
 BLOCK = 4 * ROW
 _CELLS = ROW // 4
@@ -27,6 +30,14 @@ class Levels(NamedTuple):
     back: np.float32
 
 
+class Cells(NamedTuple):
+    """Codes of an array: packed, full rows and the rest apart, or one a byte. Those not wanted are empty."""
+
+    packed: Words32
+    tail: Bytes
+    codes: Codes
+
+
 @inlined
 def _ordered(bits: np.int32) -> np.int32:
     """An integer that is ordered as the float32 with `bits` is; its own inverse."""
@@ -34,15 +45,25 @@ def _ordered(bits: np.int32) -> np.int32:
 
 
 @kernel
-def extremes(x: Floats, ends: Floats) -> bool:
-    """ends = least and greatest value of `x`; whether all are finite."""
+def extremes(x: Floats, parts: PartTable, ends: Floats) -> bool:
+    """ends = least and greatest value of `x`; whether all are finite.
+
+    `parts` are added to their target, the memory of `x`, beforehand; False if one is not finite.
+    """
     wide()
-    values = x.view(np.int32)
+    bits = x.view(np.int32)
     low, high = np.int32(_MAGNITUDE), np.int32(~_MAGNITUDE)
-    for i in range(values.size):
-        place = _ordered(values[i])
-        low = min(low, place)
-        high = max(high, place)
+    cursor = 0
+    for start in range(0, x.size, STRETCH):
+        if parts.starts.size:
+            cursor = add_parts(parts, cursor, start, min(start + STRETCH, x.size))
+            if cursor == NOT_FINITE:
+                return False
+        values = bits[start : start + STRETCH]
+        for i in range(values.size):
+            place = _ordered(values[i])
+            low = min(low, place)
+            high = max(high, place)
     cells = ends.view(np.int32)
     cells[0], cells[1] = _ordered(low), _ordered(high)
     return bool(np.int32(~_INFINITE) < low and high < np.int32(_INFINITE))
@@ -98,38 +119,37 @@ def _unpack(packed: Words32, tail: Bytes, count: int, bits: int, cells: Words32)
 
 
 @kernel
-def encode(
-    x: Floats, bits: int, up: np.float32, shift: np.float32, factor: np.float32, levels: Levels, key: Words, stream: int,
-    packed: Words32, tail: Bytes, codes: Codes, error: Floats, copy: bool,
-) -> None:  # fmt: skip
-    """Codes of `x` to `packed` and `tail`, or to `codes`; an unwanted output is empty. error = x - decoded, or empty.
-
-    (v up - shift) factor is the code that v should have, times 2^16. `copy`: the memory of `error` is not that of `x`.
-    """
+def encode(x: Floats, bits: int, rule: Rule, levels: Levels, draws: Draws, out: Cells, lost: Lost) -> None:
+    """Write codes of `bits` bits of `x`: `rule` makes them of values times 1 / levels.back."""
     wide()
+    error, up = lost.error, np.float32(np.float32(1) / levels.back)
+    copies = error.ctypes.data != x.ctypes.data
     words, row = np.empty(HALF, np.uint32), np.empty(BLOCK, np.float32)
     cells = np.zeros(BLOCK // 4 + 2, np.uint32)
     code = cells.view(np.uint8)
     for start in range(0, x.size, BLOCK):
         v = x[start : start + BLOCK]
         if up == 1 and v.size == BLOCK:
-            round_rows(v, shift, factor, 0, key, stream, start, words, code)
+            round_rows(v, rule, draws, start, words, code)
         else:
-            row[v.size :] = shift
+            row[v.size :] = rule.shift
             for i in range(v.size):
                 row[i] = v[i] * up
-            round_rows(row, shift, factor, 0, key, stream, start, words, code)
+            round_rows(row, rule, draws, start, words, code)
+        if lost.dots.size:
+            write(code, levels, row[: v.size])
+            add_inner_products(v, row[: v.size], lost.dots)
         if error.size:
-            lost = error[start : start + BLOCK]
-            for at in range(0, lost.size, ROW):
-                fetch_row_to_write(lost, at + BLOCK)
-            if copy:
-                lost[:] = v
-            add(code, levels, np.float32(-1), lost)
-        if codes.size:
-            codes[start : start + BLOCK] = code[: v.size]
+            left = error[start : start + BLOCK]
+            for at in range(0, left.size, ROW):
+                fetch_row_to_write(left, at + BLOCK)
+            if copies:
+                left[:] = v
+            add(code, levels, np.float32(-1), left)
+        if out.codes.size:
+            out.codes[start : start + BLOCK] = code[: v.size]
         else:
-            _pack(cells, v.size, bits, packed[start // 32 * bits :], tail)
+            _pack(cells, v.size, bits, out.packed[start // 32 * bits :], out.tail)
 
 
 @kernel

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.arrays import Floats
+from psnode.codecs.arrays import Floats, Words32
 from psnode.codecs.kernels.jit import inlined, kernel
 
 CHUNK = 512
 NOT_FINITE = -1.0
 _LARGEST = float(np.finfo(np.float32).max)
-_SAFE_LOW = 2.0**-120
-_SAFE_HIGH = 2.0**120
+SAFE_LOW = 2.0**-120
+SAFE_HIGH = 2.0**120
 
 
 @inlined
@@ -51,18 +51,28 @@ def _careful_l2(v: Floats) -> float:
     return float(min(max(np.sqrt(total), top), _LARGEST))
 
 
-@kernel
-def max_norm(v: Floats) -> float:
-    """The largest magnitude in `v`, or NOT_FINITE."""
-    bits = v.view(np.uint32)
-    top = np.uint32(0)
+@inlined
+def top_bits(bits: Words32, top: np.uint32) -> np.uint32:
+    """The greater of `top` and the largest magnitude, seen as an integer, of float32 values with `bits`."""
     for i in range(bits.size):
         top = max(top, np.uint32(bits[i] & np.uint32(0x7FFFFFFF)))
+    return top
+
+
+@kernel
+def magnitude_of(top: np.uint32) -> float:
+    """The magnitude with the bits `top`, or NOT_FINITE."""
     if top >= np.uint32(0x7F800000):
         return NOT_FINITE
     cell = np.empty(1, np.uint32)
     cell[0] = top
     return float(cell.view(np.float32)[0])
+
+
+@kernel
+def max_norm(v: Floats) -> float:
+    """The largest magnitude in `v`, or NOT_FINITE."""
+    return float(magnitude_of(top_bits(v.view(np.uint32), np.uint32(0))))
 
 
 @kernel
@@ -81,7 +91,7 @@ def l2_norm(v: Floats, scratch: Floats) -> float:
         for i in range(last.size):
             rest[i] = last[i]
         total += np.float64(inner_512(rest, rest, scratch))
-    if _SAFE_LOW <= total <= _SAFE_HIGH:
+    if SAFE_LOW <= total <= SAFE_HIGH:
         return float(np.sqrt(total))
     if total == 0 and max_norm(v) == 0:
         return 0.0

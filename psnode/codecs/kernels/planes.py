@@ -11,6 +11,8 @@ codes as one uint32, in which no field crosses its byte.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from psnode.codecs.arrays import Bytes, Words32
@@ -22,11 +24,27 @@ _STEP = BLOCK // 32  # uint32 words in a plane of width 1
 _ONES = 0x01010101
 
 
+class Rows(NamedTuple):
+    """The low and the high bytes of the codes of a block, as bytes and four at a time."""
+
+    low: Bytes
+    low_words: Words32
+    high: Bytes
+    high_words: Words32
+
+
 def packed_nbytes(count: int, bits: int) -> int:
     """Bytes that `count` codes of `bits` bits (1..16) take."""
     rest = count % BLOCK
     widths = [8] * (bits // 8) + [width for width in (4, 2, 1) if bits % 8 & width]
     return count // BLOCK * (BLOCK // 8) * bits + sum(-(-rest * width // 8) for width in widths)
+
+
+@inlined
+def new_rows() -> Rows:
+    """Rows of zeros."""
+    low, high = np.zeros(ROW // 4, np.uint32), np.zeros(ROW // 4, np.uint32)
+    return Rows(low.view(np.uint8), low, high.view(np.uint8), high)
 
 
 @inlined
@@ -154,56 +172,36 @@ def unpack_tail(data: Bytes, count: int, bits: int, codes: Bytes) -> int:
 
 
 @inlined
-def pack_codes(
-    codes: Words32,
-    count: int,
-    bits: int,
-    low: Bytes,
-    low_words: Words32,
-    high: Bytes,
-    high_words: Words32,
-    packed: Words32,
-    tail: Bytes,
-) -> None:
-    """Codes of `bits` <= 16 bits, one a word, to `packed` if count is 512, else to `tail`. Two rows of scratch."""
+def pack_codes(codes: Words32, count: int, bits: int, rows: Rows, packed: Words32, tail: Bytes) -> None:
+    """Codes of `bits` <= 16 bits, one a word, to `packed` if count is 512, else to `tail`."""
     for i in range(BLOCK):
-        low[i] = np.uint8(codes[i])
+        rows.low[i] = np.uint8(codes[i])
     if bits > 8:
         for i in range(BLOCK):
-            high[i] = np.uint8(codes[i] >> np.uint32(8))
+            rows.high[i] = np.uint8(codes[i] >> np.uint32(8))
     if count == BLOCK:
-        pack_row(low_words, min(bits, 8), packed)
+        pack_row(rows.low_words, min(bits, 8), packed)
         if bits > 8:
-            pack_row(high_words, bits - 8, packed[8 * _STEP :])
+            pack_row(rows.high_words, bits - 8, packed[8 * _STEP :])
     else:
-        used = pack_tail(low, count, min(bits, 8), tail)
+        used = pack_tail(rows.low, count, min(bits, 8), tail)
         if bits > 8:
-            pack_tail(high, count, bits - 8, tail[used:])
+            pack_tail(rows.high, count, bits - 8, tail[used:])
 
 
 @inlined
-def unpack_codes(
-    codes: Words32,
-    count: int,
-    bits: int,
-    low: Bytes,
-    low_words: Words32,
-    high: Bytes,
-    high_words: Words32,
-    packed: Words32,
-    tail: Bytes,
-) -> None:
+def unpack_codes(codes: Words32, count: int, bits: int, rows: Rows, packed: Words32, tail: Bytes) -> None:
     """Inverse of pack_codes; overwrites all 512 codes."""
     if count == BLOCK:
-        unpack_row(packed, min(bits, 8), low_words)
+        unpack_row(packed, min(bits, 8), rows.low_words)
         if bits > 8:
-            unpack_row(packed[8 * _STEP :], bits - 8, high_words)
+            unpack_row(packed[8 * _STEP :], bits - 8, rows.high_words)
     else:
-        used = unpack_tail(tail, count, min(bits, 8), low)
+        used = unpack_tail(tail, count, min(bits, 8), rows.low)
         if bits > 8:
-            unpack_tail(tail[used:], count, bits - 8, high)
+            unpack_tail(tail[used:], count, bits - 8, rows.high)
     for i in range(BLOCK):
-        codes[i] = np.uint32(low[i])
+        codes[i] = np.uint32(rows.low[i])
     if bits > 8:
         for i in range(BLOCK):
-            codes[i] |= np.uint32(high[i]) << np.uint32(8)
+            codes[i] |= np.uint32(rows.high[i]) << np.uint32(8)

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from psnode.codecs.arrays import Bytes, Codes, Float64s, Floats, Words, Words32
+from psnode.codecs.arrays import Bytes, Codes, Float64s, Floats, Words32
+from psnode.codecs.kernels.dots import Lost
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, wide
 from psnode.codecs.kernels.norms import fold, inner_512, l2_norm, max_norm
-from psnode.codecs.kernels.parts import PartTable, add_parts
-from psnode.codecs.kernels.planes import BLOCK, ROW, pack_codes, pack_row, unpack_codes, unpack_row
+from psnode.codecs.kernels.parts import NOT_FINITE, PartTable, add_parts
+from psnode.codecs.kernels.planes import BLOCK, pack_codes, pack_row, unpack_codes, unpack_row
 from psnode.codecs.kernels.qsgd_blocks import (
+    Grid,
+    Room,
+    Span,
     add_values_plain,
     factor_of,
     is_plain,
+    least_norm,
+    new_room,
     quantise,
     quantise_plain,
     settle_ties_plain,
@@ -21,7 +29,7 @@ from psnode.codecs.kernels.qsgd_blocks import (
     values,
     values_plain,
 )
-from psnode.codecs.rng import HALF, fill
+from psnode.codecs.rng import Draws, fill
 
 
 @inlined
@@ -82,130 +90,154 @@ def _lose_plain(v: Floats, low: Bytes, levels: int, step: np.float32, in_place: 
     add_values_plain(low, levels, step, np.float32(-1), lost)
 
 
-@kernel
-def encode(
-    x: Floats,
-    levels: int,
-    bits: int,
-    bucket: int,
-    l2: bool,
-    key: Words,
-    stream: int,
-    norms: Floats,
-    packed: Words32,
-    tail: Bytes,
-    symbols: Codes,
-    error: Floats,
-    dots: Float64s,
-    parts: PartTable,
-) -> bool:
-    """Quantise `x`; False if it is not finite. Outputs of size 0 are not wanted: one of `packed`/`tail` and `symbols` is, and
-    at most one of `error` and `dots`.
+class Form(NamedTuple):
+    """The norm of a bucket: L2, or the largest magnitude; `fits`: times the factor that leaves the least squared error."""
 
-    norms: one a bucket. packed, tail: the full blocks and the last, incomplete one. error: x - decoded, may be x. dots:
-    <x, y> and <y, y>, float64, added to. `parts` are added to their target, the memory of `x`, beforehand.
+    l2: bool
+    fits: bool
+
+
+class Body(NamedTuple):
+    """The norms of the buckets, and the codes: packed, the full blocks and the last one apart, or as symbols. The others are
+    empty.
+    """
+
+    norms: Floats
+    packed: Words32
+    tail: Bytes
+    symbols: Codes
+
+
+@kernel
+def _code_any(part: Floats, span: Span, grid: Grid, draws: Draws, body: Body, room: Room) -> None:
+    """Codes of any block to room.codes, and from there to the body."""
+    fill(room.words, draws.key, draws.stream, span.start // BLOCK * 64)
+    room.scales[span.size :] = 0
+    _load(part, room.v)
+    quantise(body.norms, span, grid, draws, room)
+    for i in range(min(span.size, body.symbols.size)):
+        body.symbols[span.start + i] = room.codes[i]
+    if not body.symbols.size:
+        pack_codes(room.codes, span.size, grid.bits, room.rows, body.packed[span.start // 32 * grid.bits :], body.tail)
+
+
+@kernel
+def _lose_any(lost: Floats, span: Span, grid: Grid, norms: Floats, dots: Float64s, room: Room) -> None:
+    """Add to `dots` if they are wanted, else lost = v - values of any block."""
+    ordinary = values(norms, span, grid, room)
+    if dots.size:
+        _add_dots(room.v, room.y, room.lanes, ordinary, dots)
+    else:
+        _subtract(room.v, room.y, lost)
+
+
+@kernel
+def _lose_bucket(x: Floats, first: int, stop: int, grid: Grid, body: Body, error: Floats, room: Room) -> None:
+    """error = x - decoded of coordinates first..stop-1, `first` a multiple of 512."""
+    lost = error[first:stop]
+    if error.ctypes.data != x.ctypes.data:
+        lost[:] = x[first:stop]
+    _read(grid, body, first, np.float32(-1), True, lost, room)
+
+
+@kernel
+def encode(x: Floats, parts: PartTable, grid: Grid, form: Form, draws: Draws, body: Body, lost: Lost) -> int:
+    """Quantise `x`, to whose memory `parts` are added beforehand; the coordinates done: all of them if they are finite.
+
+    The error is there for those. At most one output of `lost` is wanted; where norms are fitted, the dots are scratch, zeros.
+    Tuples of arrays are taken apart before the loop: handing one to a function for every block counts references to its arrays.
     """
     wide()
-    words, codes, ends = np.empty(HALF, np.uint32), np.zeros(BLOCK, np.uint32), np.zeros(BLOCK, np.uint32)
-    low_words, high_words = np.zeros(ROW // 4, np.uint32), np.zeros(ROW // 4, np.uint32)
-    low, high = low_words.view(np.uint8), high_words.view(np.uint8)
-    v, y, scales = np.zeros(BLOCK, np.float32), np.zeros(BLOCK, np.float32), np.zeros(BLOCK, np.float32)
-    scratch = np.empty(BLOCK + 64, np.float32)
+    room = new_room()
+    words, low, low_words, v, lanes = room.words, room.rows.low, room.rows.low_words, room.v, room.lanes
+    norms, packed, symbols, error, dots = body.norms, body.packed, body.symbols, lost.error, lost.dots
+    levels, bits, bucket = grid.levels, grid.bits, grid.bucket
     in_place = error.ctypes.data == x.ctypes.data
-    known = cursor = 0
+    known, cursor, norm = 0, 0, 0.0
     for start in range(0, x.size, BLOCK):
         fetch_row(x, start + AHEAD)
         if error.size:
             fetch_row_to_write(error, start + AHEAD)
-        count = min(BLOCK, x.size - start)
-        while known * bucket < start + count:
+        end = min(start + BLOCK, x.size)
+        while known * bucket < end:
             if parts.starts.size:
                 cursor = add_parts(parts, cursor, known * bucket, min((known + 1) * bucket, x.size))
-                if cursor < 0:
-                    return False
-            members = x[known * bucket : min((known + 1) * bucket, x.size)]
-            norm = l2_norm(members, scratch) if l2 else max_norm(members)
-            if norm < 0:
-                return False
+            if cursor != NOT_FINITE:
+                members = x[known * bucket : min((known + 1) * bucket, x.size)]
+                norm = l2_norm(members, lanes) if form.l2 else max_norm(members)
+            if cursor == NOT_FINITE or norm < 0:
+                return start // bucket * bucket if form.fits else start
             norms[known] = norm
             known += 1
-        part = x[start : start + count]
-        first = norms[start // bucket]
-        plain = is_plain(start, count, bits, bucket, norms)
-        if plain and first == 0:  # a layer that had no gradient: zeros need no random bits
-            low[:BLOCK] = levels
-        else:
-            fill(words, key, stream, start // BLOCK * 64)
-        if plain and first > 0 and not quantise_plain(part, factor_of(first, levels), levels, words, low):
-            settle_ties_plain(part, factor_of(first, levels), levels, words, key, stream, start, low)
-        if plain and symbols.size:
-            symbols[start : start + BLOCK] = low[:BLOCK]
-        elif plain:
-            pack_row(low_words, bits, packed[start // 32 * bits :])
-        else:
-            scales[count:] = 0
-            _load(part, v)
-            quantise(v, norms, start, count, bucket, levels, words, key, stream, scales, ends, codes)
-            for i in range(min(count, symbols.size)):
-                symbols[start + i] = codes[i]
-            if not symbols.size:
-                pack_codes(codes, count, bits, low, low_words, high, high_words, packed[start // 32 * bits :], tail)
-        if dots.size and plain:
-            _add_dots_plain(part, low, levels, step_of(first, levels), scratch, v, dots)
-        elif error.size and plain:
-            _lose_plain(part, low, levels, step_of(first, levels), in_place, error[start : start + count])
-        elif error.size or dots.size:
-            ordinary = values(codes, norms, start, count, bucket, levels, scales, y)
-            if error.size:
-                _subtract(v, y, error[start : start + count])
+        part, b, span = x[start:end], start // bucket, Span(start, end - start)
+        first = norms[b]
+        plain = is_plain(span, grid, norms)
+        if plain:
+            if first == 0:  # a layer that had no gradient: zeros need no random bits
+                low[:BLOCK] = levels
+            else:
+                fill(words, draws.key, draws.stream, start // BLOCK * 64)
+                if not quantise_plain(part, factor_of(first, levels), levels, words, low):
+                    settle_ties_plain(part, factor_of(first, levels), levels, words, draws, start, low)
+            if symbols.size:
+                symbols[start : start + BLOCK] = low[:BLOCK]
+            else:
+                pack_row(low_words, bits, packed[start // 32 * bits :])
             if dots.size:
-                _add_dots(v, y, scratch, ordinary, dots)
-    return True
+                _add_dots_plain(part, low, levels, step_of(first, levels), lanes, v, dots)
+            elif error.size:
+                _lose_plain(part, low, levels, step_of(first, levels), in_place, error[start:end])
+        else:
+            _code_any(part, span, grid, draws, body, room)
+            if dots.size or error.size:
+                _lose_any(error[start:end], span, grid, norms, dots, room)
+        if form.fits and (end % bucket == 0 or end == x.size):
+            norms[b] = least_norm(first, dots)
+            dots[:] = 0
+            if error.size and bucket == BLOCK and plain and is_plain(span, grid, norms):
+                _lose_plain(part, low, levels, step_of(norms[b], levels), in_place, error[start:end])
+            elif error.size:
+                _lose_bucket(x, b * bucket, end, grid, body, error, room)
+    return x.size
 
 
 @kernel
-def decode(
-    levels: int,
-    bits: int,
-    bucket: int,
-    norms: Floats,
-    packed: Words32,
-    tail: Bytes,
-    symbols: Codes,
-    out: Floats,
-    weight: np.float32,
-    add: bool,
-) -> None:
-    """out = decoded, or out += weight * decoded; from `symbols` if it is not empty, else from `packed` and `tail`."""
-    codes = np.zeros(BLOCK, np.uint32)
-    low_words, high_words = np.zeros(ROW // 4, np.uint32), np.zeros(ROW // 4, np.uint32)
-    low, high = low_words.view(np.uint8), high_words.view(np.uint8)
-    y, steps = np.empty(BLOCK, np.float32), np.zeros(BLOCK, np.float32)
-    for start in range(0, out.size, BLOCK):
-        fetch_row_to_write(out, start + AHEAD)
-        count = min(BLOCK, out.size - start)
-        part = out[start : start + count]
-        if is_plain(start, count, bits, bucket, norms):
-            step = step_of(norms[start // bucket], levels)
+def _read(grid: Grid, body: Body, first: int, weight: np.float32, adding: bool, out: Floats, room: Room) -> None:
+    """out = decoded coordinates from `first` on, a multiple of 512, or out += weight * decoded."""
+    norms, packed, symbols, low, low_words = body.norms, body.packed, body.symbols, room.rows.low, room.rows.low_words
+    codes, y, levels, bits = room.codes, room.y, grid.levels, grid.bits
+    for at in range(0, out.size, BLOCK):
+        fetch_row_to_write(out, at + AHEAD)
+        start = first + at
+        span = Span(start, min(BLOCK, out.size - at))
+        part = out[at : at + span.size]
+        if is_plain(span, grid, norms):
+            step = step_of(norms[start // grid.bucket], levels)
             if symbols.size:
                 for i in range(BLOCK):
                     low[i] = np.uint8(symbols[start + i])
             else:
                 unpack_row(packed[start // 32 * bits :], bits, low_words)
-            if add:
+            if adding:
                 add_values_plain(low, levels, step, weight, part)
             else:
                 values_plain(low, levels, step, part)
             continue
         if symbols.size:
-            for i in range(count):
+            for i in range(span.size):
                 codes[i] = symbols[start + i]
         else:
-            unpack_codes(codes, count, bits, low, low_words, high, high_words, packed[start // 32 * bits :], tail)
-        values(codes, norms, start, count, bucket, levels, steps, y)
-        if add:
-            for i in range(count):
+            unpack_codes(codes, span.size, bits, room.rows, packed[start // 32 * bits :], body.tail)
+        values(norms, span, grid, room)
+        if adding:
+            for i in range(span.size):
                 part[i] += weight * y[i]
         else:
-            for i in range(count):
+            for i in range(span.size):
                 part[i] = y[i]
+
+
+@kernel
+def decode(grid: Grid, body: Body, out: Floats, weight: np.float32, adding: bool) -> None:
+    """out = decoded, or out += weight * decoded; from the symbols unless they are empty."""
+    _read(grid, body, 0, weight, adding, out, new_room())

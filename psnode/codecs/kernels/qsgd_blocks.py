@@ -10,13 +10,15 @@ is full, belongs to one bucket with an ordinary norm, and has codes of one byte:
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from psnode.codecs.arrays import Bytes, Floats, Words, Words32
+from psnode.codecs.arrays import Bytes, Float64s, Floats, Words32
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.kernels.planes import BLOCK
+from psnode.codecs.kernels.planes import BLOCK, Rows, new_rows
 from psnode.codecs.kernels.ties import chance
-from psnode.codecs.rng import HALF
+from psnode.codecs.rng import HALF, Draws
 
 _LOW_NORM = 2.0**-50
 _HIGH_NORM = 2.0**50
@@ -25,16 +27,61 @@ _UNIT = 65536.0
 _ONES = 0xFFFF
 
 
+class Grid(NamedTuple):
+    """Levels s, bits of a code, and coordinates that share a norm."""
+
+    levels: int
+    bits: int
+    bucket: int
+
+
+class Span(NamedTuple):
+    """The coordinates start..start+size-1 of a block."""
+
+    start: int
+    size: int
+
+
+class Room(NamedTuple):
+    """Scratch for a block: random words, codes, their random ends, rows of bytes, values, decoded ones, factors or steps, and
+    576 values for sums.
+    """
+
+    words: Words32
+    codes: Words32
+    ends: Words32
+    rows: Rows
+    v: Floats
+    y: Floats
+    scales: Floats
+    lanes: Floats
+
+
+@inlined
+def new_room() -> Room:
+    """Scratch for one thread."""
+    words, codes, ends = np.empty(HALF, np.uint32), np.zeros(BLOCK, np.uint32), np.zeros(BLOCK, np.uint32)
+    v, y, scales = np.zeros(BLOCK, np.float32), np.zeros(BLOCK, np.float32), np.zeros(BLOCK, np.float32)
+    return Room(words, codes, ends, new_rows(), v, y, scales, np.empty(BLOCK + 64, np.float32))
+
+
 @inlined
 def _ordinary(norm: np.float32) -> bool:
     return bool(norm == 0 or _LOW_NORM <= norm <= _HIGH_NORM)
 
 
 @inlined
-def is_plain(start: int, count: int, bits: int, bucket: int, norms: Floats) -> bool:
-    """True if the block of coordinates start..start+count-1 is plain."""
-    b = start // bucket
-    return count == BLOCK and bits <= 8 and (b + 1) * bucket >= start + BLOCK and _ordinary(norms[b])
+def is_plain(span: Span, grid: Grid, norms: Floats) -> bool:
+    """True if the block is plain."""
+    b = span.start // grid.bucket
+    inside = (b + 1) * grid.bucket >= span.start + BLOCK
+    return bool(span.size == BLOCK and grid.bits <= 8 and inside and _ordinary(norms[b]))
+
+
+@inlined
+def least_norm(norm: np.float32, dots: Float64s) -> np.float32:
+    """`norm` times <x, y> / <y, y>, which are `dots` of a bucket x and its decoded y; 0 if y is."""
+    return np.float32(min(np.float64(norm) * (dots[0] / dots[1]), _LARGEST)) if dots[1] > 0 else np.float32(0)
 
 
 @inlined
@@ -73,16 +120,14 @@ def quantise_plain(v: Floats, factor: np.float32, levels: int, words: Words32, l
 
 
 @kernel
-def settle_ties_plain(
-    v: Floats, factor: np.float32, levels: int, words: Words32, key: Words, stream: int, start: int, low: Bytes
-) -> None:
+def settle_ties_plain(v: Floats, factor: np.float32, levels: int, words: Words32, draws: Draws, start: int, low: Bytes) -> None:
     """Let further random bits decide where `quantise_plain` met a tie; the block begins at coordinate `start`."""
     top = np.float32(levels * _UNIT)
     for i in range(BLOCK):
         word = np.uint32(words[i] & np.uint32(_ONES)) if i < HALF else np.uint32(words[i - HALF] >> np.uint32(16))
         if _fixed_point(v[i], factor, top, np.uint32(levels << 16), word) & np.uint32(_ONES) == np.uint32(_ONES):
             a = np.float64(min(max(v[i] * factor, -top), top))
-            if chance(a - np.floor(a), key, stream, start + i):
+            if chance(a - np.floor(a), draws.key, draws.stream, start + i):
                 low[i] += np.uint8(1)
 
 
@@ -103,16 +148,16 @@ def add_values_plain(low: Bytes, levels: int, step: np.float32, weight: np.float
 
 
 @inlined
-def _spread(norms: Floats, start: int, count: int, bucket: int, levels: int, encoding: bool, out: Floats) -> bool:
+def _spread(norms: Floats, span: Span, grid: Grid, encoding: bool, out: Floats) -> bool:
     """The factor or step of every coordinate, 0 where the norm is not ordinary; whether all norms are."""
     ordinary = True
     at = 0
-    while at < count:
-        b = (start + at) // bucket
-        end = min((b + 1) * bucket - start, count)
+    while at < span.size:
+        b = (span.start + at) // grid.bucket
+        end = min((b + 1) * grid.bucket - span.start, span.size)
         scale = np.float32(0)
         if _ordinary(norms[b]):
-            scale = factor_of(norms[b], levels) if encoding else step_of(norms[b], levels)
+            scale = factor_of(norms[b], grid.levels) if encoding else step_of(norms[b], grid.levels)
         else:
             ordinary = False
         part = out[at:end]
@@ -123,24 +168,12 @@ def _spread(norms: Floats, start: int, count: int, bucket: int, levels: int, enc
 
 
 @kernel
-def quantise(
-    v: Floats,
-    norms: Floats,
-    start: int,
-    count: int,
-    bucket: int,
-    levels: int,
-    words: Words32,
-    key: Words,
-    stream: int,
-    factors: Floats,
-    ends: Words32,
-    codes: Words32,
-) -> None:
-    """Codes of any block. `v` and `factors` (scratch) are zero beyond `count`, so the codes there stand for zero."""
-    ordinary = _spread(norms, start, count, bucket, levels, True, factors)
-    top = np.float32(levels * _UNIT)
-    zero = np.uint32(levels << 16)
+def quantise(norms: Floats, span: Span, grid: Grid, draws: Draws, room: Room) -> None:
+    """Codes of any block, whose values are in room.v. They and room.scales are zero beyond it, so the codes there mean zero."""
+    v, factors, ends, codes, words = room.v, room.scales, room.ends, room.codes, room.words
+    ordinary = _spread(norms, span, grid, True, factors)
+    top = np.float32(grid.levels * _UNIT)
+    zero = np.uint32(grid.levels << 16)
     worst = np.uint32(0)
     for i in range(HALF):
         t = _fixed_point(v[i], factors[i], top, zero, words[i] & np.uint32(_ONES))
@@ -151,53 +184,43 @@ def quantise(
         ends[HALF + i] = u & np.uint32(_ONES)
         worst = max(worst, max(ends[i], ends[HALF + i]))
     if worst == _ONES:
-        for i in range(count):
+        for i in range(span.size):
             if ends[i] == _ONES:
                 a = np.float64(min(max(v[i] * factors[i], -top), top))
-                if chance(a - np.floor(a), key, stream, start + i):
+                if chance(a - np.floor(a), draws.key, draws.stream, span.start + i):
                     codes[i] += np.uint32(1)
     if not ordinary:
-        _quantise_wide(v, norms, start, count, bucket, levels, words, key, stream, codes)
+        _quantise_wide(norms, span, grid, draws, room)
 
 
 @kernel
-def _quantise_wide(
-    v: Floats,
-    norms: Floats,
-    start: int,
-    count: int,
-    bucket: int,
-    levels: int,
-    words: Words32,
-    key: Words,
-    stream: int,
-    codes: Words32,
-) -> None:
+def _quantise_wide(norms: Floats, span: Span, grid: Grid, draws: Draws, room: Room) -> None:
     """Codes of those coordinates of a block whose norm is not ordinary, in float64."""
-    top = levels * _UNIT
-    for i in range(count):
-        norm = norms[(start + i) // bucket]
+    top = grid.levels * _UNIT
+    for i in range(span.size):
+        norm = norms[(span.start + i) // grid.bucket]
         if not _ordinary(norm):
-            a = min(max(np.float64(v[i]) * (top / np.float64(norm)), -top), top)
+            a = min(max(np.float64(room.v[i]) * (top / np.float64(norm)), -top), top)
             whole = np.floor(a)
-            half = (words[i % HALF] >> (16 * (i // HALF))) & _ONES
-            t = np.int64(whole) + np.int64(half) + (levels << 16)
-            if t & _ONES == _ONES and chance(a - whole, key, stream, start + i):
+            half = (room.words[i % HALF] >> (16 * (i // HALF))) & _ONES
+            t = np.int64(whole) + np.int64(half) + (grid.levels << 16)
+            if t & _ONES == _ONES and chance(a - whole, draws.key, draws.stream, span.start + i):
                 t += 1
-            codes[i] = t >> 16
+            room.codes[i] = t >> 16
 
 
 @kernel
-def values(codes: Words32, norms: Floats, start: int, count: int, bucket: int, levels: int, steps: Floats, y: Floats) -> bool:
-    """Codes of any block to values; whether all norms are ordinary. `steps`: scratch."""
-    ordinary = _spread(norms, start, count, bucket, levels, False, steps)
-    s = np.int32(levels)
+def values(norms: Floats, span: Span, grid: Grid, room: Room) -> bool:
+    """room.y: the values of the codes of any block; whether all norms are ordinary."""
+    codes, steps, y = room.codes, room.scales, room.y
+    ordinary = _spread(norms, span, grid, False, steps)
+    s = np.int32(grid.levels)
     for i in range(BLOCK):
         y[i] = np.float32(min(np.int32(np.int32(codes[i]) - s), s)) * steps[i]
     if not ordinary:
-        for i in range(count):
-            norm = norms[(start + i) // bucket]
+        for i in range(span.size):
+            norm = norms[(span.start + i) // grid.bucket]
             if not _ordinary(norm):
-                q = float(min(int(codes[i]) - levels, levels))
-                y[i] = np.float32(min(max(q * np.float64(norm) / levels, -_LARGEST), _LARGEST))
+                q = float(min(int(codes[i]) - grid.levels, grid.levels))
+                y[i] = np.float32(min(max(q * np.float64(norm) / grid.levels, -_LARGEST), _LARGEST))
     return ordinary

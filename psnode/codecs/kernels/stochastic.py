@@ -7,19 +7,29 @@ exactly a = (v - shift) factor as float32 arithmetic has it.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from psnode.codecs.arrays import Bytes, Floats, Words, Words32
+from psnode.codecs.arrays import Bytes, Floats, Words32
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import AHEAD, fetch_row, wide
 from psnode.codecs.kernels.ties import chance
-from psnode.codecs.rng import BLOCK, fill
+from psnode.codecs.rng import BLOCK, Draws, fill
 
 ROW = 512
 UNIT = 2**16
 _HALF = ROW // 2
 _ONES = UNIT - 1
 _SIXTEEN = 16
+
+
+class Rule(NamedTuple):
+    """A value v is rounded to floor((v - shift) factor / 2^16 + U) - lowest."""
+
+    shift: np.float32
+    factor: np.float32
+    lowest: int
 
 
 def factor_of(span: np.float32, steps: int) -> np.float32:
@@ -33,18 +43,19 @@ def factor_of(span: np.float32, steps: int) -> np.float32:
 
 
 @inlined
-def _fixed_point(value: np.float32, shift: np.float32, factor: np.float32, zero: np.uint32, random: np.uint32) -> np.uint32:
-    return np.uint32(np.uint32(np.int32(np.floor((value - shift) * factor))) + zero + random)
+def _fixed_point(value: np.float32, rule: Rule, random: np.uint32) -> np.uint32:
+    zero = np.uint32(-rule.lowest * UNIT)
+    return np.uint32(np.uint32(np.int32(np.floor((value - rule.shift) * rule.factor))) + zero + random)
 
 
 @inlined
-def _round_row(v: Floats, shift: np.float32, factor: np.float32, zero: np.uint32, words: Words32, codes: Bytes) -> bool:
+def _round_row(v: Floats, rule: Rule, words: Words32, codes: Bytes) -> bool:
     """Codes of 512 values; whether there is a tie. Coordinate i < 256 takes the low half of words[i], i + 256 the high one."""
     ones, sixteen = np.uint32(_ONES), np.uint32(_SIXTEEN)
     worst = np.uint32(0)
     for i in range(_HALF):
-        t = _fixed_point(v[i], shift, factor, zero, words[i] & ones)
-        u = _fixed_point(v[_HALF + i], shift, factor, zero, words[i] >> sixteen)
+        t = _fixed_point(v[i], rule, words[i] & ones)
+        u = _fixed_point(v[_HALF + i], rule, words[i] >> sixteen)
         worst = max(worst, max(np.uint32(t & ones), np.uint32(u & ones)))
         codes[i] = np.uint8(t >> sixteen)
         codes[_HALF + i] = np.uint8(u >> sixteen)
@@ -52,32 +63,25 @@ def _round_row(v: Floats, shift: np.float32, factor: np.float32, zero: np.uint32
 
 
 @kernel
-def _settle_ties(
-    v: Floats, shift: np.float32, factor: np.float32, zero: np.uint32, words: Words32, key: Words, stream: int, first: int,
-    codes: Bytes,
-) -> None:  # fmt: skip
+def _settle_ties(v: Floats, rule: Rule, draws: Draws, first: int, words: Words32, codes: Bytes) -> None:
     for i in range(ROW):
         word = np.uint32(words[i] & np.uint32(_ONES)) if i < _HALF else np.uint32(words[i - _HALF] >> np.uint32(_SIXTEEN))
-        if _fixed_point(v[i], shift, factor, zero, word) & np.uint32(_ONES) == np.uint32(_ONES):
-            a = np.float64((v[i] - shift) * factor)
-            if chance(a - np.floor(a), key, stream, first + i):
+        if _fixed_point(v[i], rule, word) & np.uint32(_ONES) == np.uint32(_ONES):
+            a = np.float64((v[i] - rule.shift) * rule.factor)
+            if chance(a - np.floor(a), draws.key, draws.stream, first + i):
                 codes[i] += np.uint8(1)
 
 
 @kernel
-def round_rows(
-    v: Floats, shift: np.float32, factor: np.float32, lowest: int, key: Words, stream: int, first: int, words: Words32,
-    codes: Bytes,
-) -> None:  # fmt: skip
-    """codes = floor((v - shift) factor / 2^16 + U) - lowest, in 0..255, of full rows; the first begins at coordinate `first`.
+def round_rows(v: Floats, rule: Rule, draws: Draws, first: int, words: Words32, codes: Bytes) -> None:
+    """Round full rows to `codes`, which `rule` makes 0..255; the first begins at coordinate `first`.
 
     Row n of the array takes the words of calls 64 n .. 64 n + 63. `words`: scratch, 256.
     """
     wide()
-    zero = np.uint32(-lowest * UNIT)
     for start in range(0, v.size, ROW):
         fetch_row(v, start + AHEAD)
-        fill(words, key, stream, (first + start) // ROW * BLOCK)
+        fill(words, draws.key, draws.stream, (first + start) // ROW * BLOCK)
         row, place = v[start : start + ROW], codes[start : start + ROW]
-        if _round_row(row, shift, factor, zero, words, place):
-            _settle_ties(row, shift, factor, zero, words, key, stream, first + start, place)
+        if _round_row(row, rule, words, place):
+            _settle_ties(row, rule, draws, first + start, words, place)

@@ -2,55 +2,69 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from psnode.codecs.arrays import Bytes, Codes, Float64s, Floats, Words
+from psnode.codecs.arrays import Bytes, Codes, Float64s, Floats
+from psnode.codecs.kernels.dots import Lost
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import AHEAD, fetch_row_to_write, wide
 from psnode.codecs.kernels.norms import inner_512
-from psnode.codecs.kernels.stochastic import ROW, round_rows
+from psnode.codecs.kernels.stochastic import ROW, Rule, round_rows
 from psnode.codecs.kernels.trits import DIGITS, is_packed, pack, unpack
-from psnode.codecs.rng import HALF
+from psnode.codecs.rng import HALF, Draws
 
 BLOCK = DIGITS * ROW
 
 
-@kernel
-def encode(
-    x: Floats, scale: np.float32, up: np.float32, factor: np.float32, clip: bool, key: Words, stream: int,
-    packed: Bytes, codes: Codes, error: Floats, copy: bool, dots: Float64s,
-) -> None:  # fmt: skip
-    """Digits 0, 1, 2 of `x` to `packed` or `codes`, the other of which is empty; error = x - decoded, or empty.
+class Scale(NamedTuple):
+    """A value v is cut off at +-scale if `clips`; |v| up factor is then its chance of a digit other than 1, times 2^16."""
 
-    A value v is cut off at +-scale if `clip`, and |v| up factor is its chance of a digit other than 1, times 2^16. `copy`: the
-    memory of `error` is not that of `x`. dots, or empty: <x, d> and <d, d> of d = digits - 1 are added.
-    """
-    nothing = np.float32(0)
+    scale: np.float32
+    up: np.float32
+    factor: np.float32
+    clips: bool
+
+
+class Digits(NamedTuple):
+    """Digits 0, 1, 2 of an array, packed or one a byte: the other is empty."""
+
+    packed: Bytes
+    codes: Codes
+
+
+@kernel
+def encode(x: Floats, grid: Scale, draws: Draws, digits_of_x: Digits, lost: Lost) -> None:
+    """Write the digits of `x`. The dots are those of the digits - 1 in the place of the decoded values."""
+    packed, codes, error = digits_of_x.packed, digits_of_x.codes, lost.error
+    rule = Rule(np.float32(0), grid.factor, -1)
+    copies = error.ctypes.data != x.ctypes.data
     words, row = np.empty(HALF, np.uint32), np.empty(BLOCK, np.float32)
     digits = np.empty(BLOCK, np.uint8)
     for start in range(0, x.size, BLOCK):
         block = x[start : start + BLOCK]
-        if clip or block.size < BLOCK or up != 1:
+        if grid.clips or block.size < BLOCK or grid.up != 1:
             row[block.size :] = 0
             for i in range(block.size):
-                row[i] = min(max(block[i], -scale), scale) * up
-            round_rows(row, nothing, factor, -1, key, stream, start, words, digits)
+                row[i] = min(max(block[i], -grid.scale), grid.scale) * grid.up
+            round_rows(row, rule, draws, start, words, digits)
             digits[block.size :] = 0
         else:
-            round_rows(block, nothing, factor, -1, key, stream, start, words, digits)
+            round_rows(block, rule, draws, start, words, digits)
         if codes.size:
             codes[start : start + BLOCK] = digits[: block.size]
         else:
             pack(digits, packed[start // DIGITS : (start + BLOCK) // DIGITS])
-        if dots.size:
-            _add_dots(block, digits, row, dots)
+        if lost.dots.size:
+            _add_dots(block, digits, row, lost.dots)
         if error.size:
-            lost = error[start : start + BLOCK]
-            for at in range(0, lost.size, ROW):
-                fetch_row_to_write(lost, at + BLOCK)
-            if copy:
-                lost[:] = block
-            add(digits, -scale, lost)
+            left = error[start : start + BLOCK]
+            for at in range(0, left.size, ROW):
+                fetch_row_to_write(left, at + BLOCK)
+            if copies:
+                left[:] = block
+            add(digits, -grid.scale, left)
 
 
 @kernel

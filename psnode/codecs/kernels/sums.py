@@ -1,0 +1,48 @@
+"""Norms of a sum, found in the sweep that adds its parts: a stretch is looked at while it is in the first-level cache."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from psnode.codecs.arrays import Floats
+from psnode.codecs.kernels.jit import kernel
+from psnode.codecs.kernels.memory import wide
+from psnode.codecs.kernels.norms import CHUNK, SAFE_HIGH, SAFE_LOW, inner_512, l2_norm, magnitude_of, top_bits
+from psnode.codecs.kernels.parts import NOT_FINITE, ROW, PartTable, add_parts
+
+STRETCH = 4 * ROW
+
+
+@kernel
+def max_of_sum(x: Floats, parts: PartTable) -> float:
+    """The largest magnitude in `x`, to whose memory `parts` are added beforehand; NOT_FINITE if it or a part is not finite."""
+    wide()
+    bits, top = x.view(np.uint32), np.uint32(0)
+    cursor = 0
+    for start in range(0, x.size, STRETCH):
+        if parts.starts.size:
+            cursor = add_parts(parts, cursor, start, min(start + STRETCH, x.size))
+            if cursor == NOT_FINITE:
+                return float(NOT_FINITE)
+        top = top_bits(bits[start : start + STRETCH], top)
+    return float(magnitude_of(top))
+
+
+@kernel
+def l2_of_sum(x: Floats, parts: PartTable) -> float:
+    """The norm of `x` as by l2_norm; `parts` and NOT_FINITE: as above."""
+    wide()
+    scratch, rest = np.empty(CHUNK + 64, np.float32), np.zeros(CHUNK, np.float32)
+    total, cursor, full = 0.0, 0, x.size // CHUNK * CHUNK
+    for start in range(0, x.size, STRETCH):
+        if parts.starts.size:
+            cursor = add_parts(parts, cursor, start, min(start + STRETCH, x.size))
+            if cursor == NOT_FINITE:
+                return float(NOT_FINITE)
+        for row in range(start, min(start + STRETCH, full), CHUNK):
+            part = x[row : row + CHUNK]
+            total += np.float64(inner_512(part, part, scratch))
+    if full < x.size:
+        rest[: x.size - full] = x[full:]
+        total += np.float64(inner_512(rest, rest, scratch))
+    return float(np.sqrt(total)) if SAFE_LOW <= total <= SAFE_HIGH else float(l2_norm(x, scratch))
