@@ -59,6 +59,7 @@ TABLE: Mapping[str, str] = {
     "codecs/kernels/sign*": f"codecs/test_sign.py codecs/test_scaledsign.py codecs/test_onebit.py {_GOLDEN}",
     "codecs/kernels/stochastic*": f"codecs/test_terngrad.py codecs/test_minmax.py {_GOLDEN}",
     "codecs/kernels/tbq*": f"codecs/test_tbq.py {_GOLDEN}",
+    "codecs/kernels/sums*": f"codecs/test_tbq.py codecs/test_terngrad.py codecs/test__contract.py {_GOLDEN}",
     "codecs/kernels/ternary*": f"codecs/test_terngrad.py codecs/test_tbq.py {_GOLDEN}",
     "codecs/kernels/threefry*": f"codecs/test_rng.py {_GOLDEN}",
     "codecs/kernels/ties*": f"codecs/test_qsgd.py codecs/test_terngrad.py codecs/test_nuqsgd.py codecs/test_dithered.py "
