@@ -31,7 +31,7 @@ def test_a_step_adds_the_gradient_and_leaves_the_residual() -> None:
 
 
 def test_all_codecs_are_used_in_their_contractive_forms() -> None:
-    """What is left is less than there was, for each of them; qsgd with one level would blow it up."""
+    """Each leaves less than there was; qsgd with one level would blow it up."""
     gradient = gaussian(SIZE).flat
     for spec in (*CODECS, "qsgd:levels=1"):
         steps = _Steps(spec, Rotation(gradient, 0), SIZE)
