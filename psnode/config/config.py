@@ -68,10 +68,7 @@ class Config:
     )
     nesterov: bool = option(False, "Nesterov's form of the momentum.", needs=("optimizer", "sgd"))
     weight_decay: float = option(0.0, "L2 penalty (decoupled with adamw).", minimum=0)
-    clip_grad_norm: float | None = option(
-        None, "Scale the mean gradient of all tensors to at most this norm. Weights then move when the last gradient is there.",
-        above=0, before=None,
-    )  # fmt: skip
+    clip_grad_norm: float | None = option(None, "Largest norm of the mean gradient of all tensors.", above=0, before=None)
     lr_schedule: str = option(
         "constant", "How the learning rate changes.", choices=("constant", "shrink", "multistep", "cosine", "poly")
     )
