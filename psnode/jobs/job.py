@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NoReturn
 
 import psnode
 from psnode.config import Config
@@ -100,7 +101,7 @@ def _run_mpi(config: Config, task: Task | None) -> int:
     finally:
         transport.close()
         if not transport.clean:
-            leave_at_once(code)
+            _leave_at_once(code)
     return code
 
 
@@ -117,14 +118,19 @@ def _take_part(transport: Transport, config: Config, task: Task | None) -> int:
     return work(transport, config, make, hello(), contextlib.nullcontext())
 
 
-def leave_at_once(code: int) -> None:
-    """End without MPI_Finalize, which can hang when a rank is lost."""
+def _leave_at_once(code: int) -> None:
+    """Say what the error under way is, if there is one, and end."""
     error = sys.exception()
     if isinstance(error, PsnodeError):
         _LOG.error("error: %s", error)
         code = error.exit_code
     elif error is not None:
         _LOG.error("an unexpected end", exc_info=error)
+    exit_without_mpi(code)
+
+
+def exit_without_mpi(code: int) -> NoReturn:
+    """End without MPI_Finalize, which can hang when a rank is lost."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -15,7 +15,6 @@ import atexit
 import contextlib
 import json
 import logging
-import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Self
 from psnode.config.logs import shown
 from psnode.errors import ConfigurationError, PsnodeError, TransportError, in_one_line
 from psnode.exchange.routes import MASTER, Layout
-from psnode.jobs.job import hello, limit_threads, signals
+from psnode.jobs.job import exit_without_mpi, hello, limit_threads, signals
 from psnode.jobs.session_settings import configured
 from psnode.protocol.channel import TAG, FrameChannel, RemoteFailureError
 from psnode.protocol.wire import Kind
@@ -275,8 +274,6 @@ def _brief(error: BaseException) -> BaseException:
 
 
 def _leave(code: int) -> None:
-    """End without MPI_Finalize, which can hang when a rank is lost."""
+    """End behind the program's own last lines; 1 if it ended with an exception."""
     logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code or int(getattr(sys, "last_value", None) is not None))
+    exit_without_mpi(code or int(getattr(sys, "last_value", None) is not None))
