@@ -77,7 +77,7 @@ def test_books_that_were_not_read_in_time_are_no_result() -> None:
 def test_a_job_and_its_floor_are_measured_by_role(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("mpi4py")
     path = tmp_path / "threads.json"
-    command = ["bench", "threads", "--network", "FC", "--dataset", "digits", "-n", "2", "--batch-size", "4", "--steps", "120"]
+    command = ["bench", "threads", "--network", "FC", "--dataset", "digits", "-n", "2", "--batch-size", "4", "--steps", "400"]
     assert main([*command, "--warmup", "2", "--rounds", "1", "--json", str(path)]) == 0
     [found] = json.loads(path.read_text())["rounds"]
     used = found["job"]["threads"]
