@@ -24,14 +24,13 @@ from psnode.protocol.messages import plain
 from psnode.records import checkpoint
 from psnode.records.branches import branch
 from psnode.records.directory import saved_config, saved_run
-from psnode.records.metrics import METRICS, SUMMARY, TENSORBOARD, read_records, scalars, write_atomically
+from psnode.records.metrics import EVALUATIONS, METRICS, SUMMARY, TENSORBOARD, read_records, scalars, write_atomically
 from psnode.task import Batch, Data, Task
 from psnode.tasks.device import choose_device, to_device
 from psnode.tasks.load import make_task
 
 _LOG = logging.getLogger(__name__)
 
-EVALUATIONS = "evaluations.jsonl"
 _STOPPED = 75  # summary.json: the run is to be continued
 _ATTEMPTS = 3  # readings of a checkpoint that looks broken: a network file system may lag
 

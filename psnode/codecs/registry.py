@@ -54,6 +54,18 @@ def codec_of(parsed: Spec) -> Codec:
     return codec.contractive() if parsed.wrapped else codec
 
 
+def brief(codec: Codec) -> str:
+    """A shorter spec of a codec: settings are left out as long as get_codec makes an equal one of the rest."""
+    found = codec.spec
+    for index, stage in enumerate(found.stages):
+        for name in stage.settings:
+            kept = {key: value for key, value in found.stages[index].settings.items() if key != name}
+            stages = (*found.stages[:index], stage._replace(settings=kept), *found.stages[index + 1 :])
+            if codec_of(found._replace(stages=stages)) == codec:
+                found = found._replace(stages=stages)
+    return str(found)
+
+
 def decoder_of(payload: Payload) -> Codec:
     """A codec that decodes `payload`, found by the ids in it."""
     wrapped = payload.stages[0] in table.WRAPPERS

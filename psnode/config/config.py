@@ -192,6 +192,7 @@ class Config:
     local: int | None = option(
         None, "Master and so many workers in this process, without MPI.", metavar="P", minimum=1, maximum=256, free=True
     )
+    quiet: bool = option(False, "Say nothing but warnings and errors.", free=True, before=False)
     debug: bool = option(False, "Show the traceback of every error, also of those that psnode tells in one line.", free=True)
 
     def __post_init__(self) -> None:

@@ -38,3 +38,15 @@ def shown(rank: int = 0) -> Iterator[None]:
     finally:
         _ROOT.removeHandler(handler)
         _ROOT.setLevel(level)
+
+
+@contextmanager
+def hushed(quiet: bool) -> Iterator[None]:
+    """Let nothing below a warning into the log while inside, if `quiet`."""
+    level = _ROOT.level
+    if quiet:
+        _ROOT.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        _ROOT.setLevel(level)

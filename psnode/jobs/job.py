@@ -17,7 +17,7 @@ import psnode
 from psnode.config import Config
 from psnode.config.cores import usable_cores
 from psnode.config.extensions import load_codec
-from psnode.config.logs import shown
+from psnode.config.logs import hushed, shown
 from psnode.errors import ConfigurationError, PsnodeError
 from psnode.exchange.routes import MASTER
 from psnode.protocol.channel import TAG, StopRequest
@@ -47,7 +47,7 @@ def run(config: Config, task: Task | None = None) -> int:
         raise ConfigurationError("--local runs all workers in one process: leave it out, or leave out mpirun")
     config = replace(config, threads=config.threads or default_threads(config))
     limit_threads(config.threads)
-    with shown(here.rank if (here := place()) is not None else 0):
+    with shown(here.rank if (here := place()) is not None else 0), hushed(config.quiet):
         return _run_local(config, task) if config.local is not None else _run_mpi(config, task)
 
 

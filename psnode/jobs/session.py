@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from psnode.config.logs import shown
+from psnode.config.logs import hushed, shown
 from psnode.errors import ConfigurationError, PsnodeError, TransportError, in_one_line
 from psnode.exchange.routes import MASTER, Layout
 from psnode.jobs.job import exit_without_mpi, hello, limit_threads, signals
@@ -91,6 +91,7 @@ class Session:
 
         limit_threads(self._config.threads)
         self._stack.enter_context(shown(self.rank))
+        self._stack.enter_context(hushed(self._config.quiet))
         try:
             self._transport = mpi.start()
         except PsnodeError as error:

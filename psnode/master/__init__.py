@@ -22,11 +22,13 @@ from psnode.master.agreement import among, require_one_version, what_to_send
 from psnode.master.applied import applied_before
 from psnode.master.autotune import group_bytes_for
 from psnode.master.checkpointing import PendingCheckpoints
+from psnode.master.closing import tell_of_the_result
 from psnode.master.downlink_notice import DownlinkNotice
 from psnode.master.events import Events
 from psnode.master.heartbeat import Heartbeat
 from psnode.master.job_state import QUORUM, JobState
 from psnode.master.loop import Master
+from psnode.master.opening import tell_of_the_bytes, tell_of_the_run
 from psnode.master.progress import Fanout, progress
 from psnode.master.recorder import StepRecorder
 from psnode.master.resuming import tell_of_the_start
@@ -118,15 +120,16 @@ def _run(
     run, plan = _planned(link, run, model, {rank: ready[rank] for rank in workers}, sharding, events)
     replanning.check(run.resume_point, plan)
     recipients = routes_of(layout, plan)[0].heirs(MASTER)
+    tell_of_the_run(run, plan, ready, workers, sharding)
     config, tracer = run.config, Tracer(0, enabled=run.config.timeline)
     with Shard(plan, config, run.scheme, model, link, rule, sharding.rate, recipients, tracer, constraint=constraint) as shard:
         shard.take_up(run.resume_point.checkpoint)
         behind = _start(link, run, plan, ready, model, sharding, len(workers))
         clock = Clock()
         recorder = StepRecorder(len(workers), sharding.epochs.steps, step, sharding.epochs.shift)
-        view = progress(plan.size, step, sharding.last_step, config.log_interval)
+        views = [] if config.quiet else [progress(plan.size, step, sharding.last_step, config.log_interval)]
         log = RunLog(run.path, tensorboard=config.tensorboard is not False)
-        with Fanout(log, view, DownlinkNotice(run.scheme, recorder, len(workers))) as observer:
+        with Fanout(log, *views, DownlinkNotice(run.scheme, recorder, len(workers))) as observer:
             master = Master(
                 link=link,
                 config=config,
@@ -146,6 +149,7 @@ def _run(
                 behind=behind,
             )
             shard.warm_up()
+            tell_of_the_bytes(plan, run.scheme, len(workers))
             _serve(master, ready[workers[0]].waits)
     if config.timeline:
         names = {0: "master", **{rank: f"worker {rank}" for rank in ranks}}
@@ -225,7 +229,8 @@ def _end(master: Master) -> int:
         raise RemoteFailureError(0, Failure(f"{failure}: {saved}", failure.exit_code))
     asked = master.job_state.stop_reason
     early = (asked == QUORUM and code == 75) or (asked == ENOUGH and code == 0 and master.version < master.sharding.last_step)
-    _summarise(master, master.run, str(asked) if early else _REASONS.get(code, "completed"), code)
+    summary = _summarise(master, master.run, str(asked) if early else _REASONS.get(code, "completed"), code)
+    tell_of_the_result(master.run, summary, len(master.workers), master.sharding.last_step)
     _tell_of_the_end(master)
     master.link.send((*master.workers, *master.spares), Kind.END)
     return code
@@ -254,9 +259,11 @@ def _exit_code(master: Master) -> int:
     return 130 if master.job_state.stop_reason == "SIGINT" else 75
 
 
-def _summarise(master: Master, run: RunDirectory, reason: str, code: int) -> None:
+def _summarise(master: Master, run: RunDirectory, reason: str, code: int) -> Summary:
     found = _summary(run, master.version, reason, code, master.shard.plan.size)
-    replace(found, final_loss=master.final_loss, model_hash=master.shard.digest()).write(run.path)
+    found = replace(found, final_loss=master.final_loss, model_hash=master.shard.digest())
+    found.write(run.path)
+    return found
 
 
 def _summary(run: RunDirectory, steps: int, reason: str, code: int, coordinates: int) -> Summary:

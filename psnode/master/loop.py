@@ -12,6 +12,7 @@ from psnode.exchange.shard.backlog import Backlog
 from psnode.exchange.shard.events import GroupClosed, NotApplied, Refused
 from psnode.exchange.shard.shard import Shard
 from psnode.master.checkpointing import PendingCheckpoints
+from psnode.master.closing import tell_of_the_stop
 from psnode.master.divergence import diverged
 from psnode.master.events import Events
 from psnode.master.job_state import JobState
@@ -24,7 +25,7 @@ from psnode.master.sharding import Sharding
 from psnode.master.soundness import Soundness
 from psnode.master.timeouts import RoundTimer, patience_of
 from psnode.master.turn import Turn
-from psnode.protocol.channel import FrameChannel, RemoteFailureError, StopRequest
+from psnode.protocol.channel import ENOUGH, FrameChannel, RemoteFailureError, StopRequest
 from psnode.protocol.messages import Report, plain
 from psnode.protocol.wire import HEADER_BYTES, Flag, Frame, Kind
 from psnode.records.directory import RunDirectory
@@ -147,7 +148,7 @@ class Master:
                 self._membership.on_overdue(self._missing_traces())
             case Frame(kind=Kind.STOP_REQUEST):
                 self._count_up(event)
-                self.job_state.request(plain(bytes(event.body).decode("ascii", "replace")))
+                self._stop(plain(bytes(event.body).decode("ascii", "replace")))
             case Frame(kind=Kind.ASK):
                 self._turn.hear_answer(event.sender, event.version)
             case Frame(sender=rank) if rank not in self._members.live:
@@ -166,9 +167,14 @@ class Master:
             case NotApplied():
                 self.events.tell("not applied", self.version, None, event.reason)
             case StopRequest():
-                self.job_state.request(event.reason)
+                self._stop(event.reason)
             case Frame():
                 raise WireError(f"the master does not expect {event.kind.name} frames", event.sender)
+
+    def _stop(self, reason: str) -> None:
+        if self.job_state.stop_reason is None and reason != ENOUGH:
+            tell_of_the_stop(reason)
+        self.job_state.request(reason)
 
     def _hear(self, frame: Frame) -> None:
         computed = frame.kind in (Kind.GRADIENT, Kind.REPORT, Kind.SKIP_STEP)

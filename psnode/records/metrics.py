@@ -27,6 +27,7 @@ _LOG = logging.getLogger(__name__)
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 TENSORBOARD = "tensorboard"
+EVALUATIONS = "evaluations.jsonl"
 
 
 @dataclass(frozen=True)
@@ -85,12 +86,21 @@ class Summary:
 
 def peak_memory() -> int | None:
     """The highest resident memory of this process so far, in bytes; None where the system does not tell."""
+    return _memory("VmHWM:")
+
+
+def resident_memory() -> int | None:
+    """The resident memory of this process, in bytes; None where the system does not tell."""
+    return _memory("VmRSS:")
+
+
+def _memory(line_of: str) -> int | None:
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:
         return None
     # unlike getrusage's, this does not begin with that of the process which started this one
-    found = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
+    found = [line.split()[1] for line in status.splitlines() if line.startswith(line_of)]
     return 1024 * int(found[0]) if found else None
 
 

@@ -1,0 +1,102 @@
+"""Lines at the end of a run: what it did, what that took, where the weights are, and what to type next."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+from psnode.config import Config
+from psnode.config.names import PASSED
+from psnode.errors import PsnodeError
+from psnode.master.table import amount, counted, tell
+from psnode.records import checkpoint
+from psnode.records.directory import RunDirectory
+from psnode.records.metrics import EVALUATIONS, Summary, read_records
+from psnode.transport.mpi.environment import place
+
+__all__ = ["amount", "tell_of_the_result", "tell_of_the_stop"]
+
+_LOG = logging.getLogger(__name__)
+_NAMES = {"SIGINT": "Ctrl-C", "interrupted": "Ctrl-C"}
+
+
+def tell_of_the_stop(reason: str) -> None:
+    """Tell that a request to stop has been heard."""
+    name = _NAMES.get(reason, reason)
+    again = "; again: end at once" if name == "Ctrl-C" else ""
+    _LOG.info("%s: finishing this step and its checkpoint%s", name, again)
+
+
+def tell_of_the_result(run: RunDirectory, summary: Summary, workers: int, last: int) -> None:
+    """Tell what the run did. `last`: the step after which it is complete."""
+    config, directory = run.config, run.config.directory
+    rows = [("stopped" if summary.exit_code else "done", _done(run, summary, last))]
+    sent = summary.uplink_bytes + summary.downlink_bytes
+    if (ratio := summary.compression_ratio) is not None:
+        times = f"{ratio:.1f} times less than float32" if ratio >= 1 else "more than float32: the headers of small frames"
+        rows.append(("sent", f"{amount(sent)} instead of {amount(ratio * sent)}: {times}"))
+    evaluated = _evaluated(run.path, summary.steps)
+    if evaluated is not None:
+        rows.append(("evaluated", _result(evaluated)))
+    newest = checkpoint.latest(run.path)
+    if newest is not None:
+        rows.append(("weights", str(directory / checkpoint.CHECKPOINTS / newest.name / checkpoint.MODEL)))
+    if command := _next(config, summary, workers, evaluated=evaluated is not None):
+        rows.append(("next", command))
+    tell(_LOG, rows)
+
+
+def _done(run: RunDirectory, summary: Summary, last: int) -> str:
+    before = run.resume_point.step
+    steps = summary.steps - before
+    if not steps and not summary.exit_code:
+        return f"nothing: it had its {counted(before, 'step')}; raise --max-steps or --epochs"
+    loss = "" if summary.final_loss is None else f"; loss {summary.final_loss:.4f}"
+    if summary.exit_code:
+        why = _NAMES.get(summary.stop_reason, summary.stop_reason)
+        return f"by {why} after step {summary.steps:,} of {last:,}{loss}"
+    if before:
+        return f"{counted(steps, 'step')} of {summary.steps:,}; {_duration(summary.seconds)} with those before{loss}"
+    return f"{counted(steps, 'step')} in {_duration(summary.seconds)}{loss}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _evaluated(directory: Path, step: int) -> dict[str, Any] | None:
+    """The newest evaluation of a checkpoint of the run, if there is one."""
+    try:
+        found = [record for record in read_records(directory / EVALUATIONS) if record["step"] <= step]
+    except PsnodeError:
+        return None
+    return found[-1] if found else None
+
+
+def _result(record: dict[str, Any]) -> str:
+    shown = [f"{name} {100 * record[name]:.2f} %" for name in ("top1",) if isinstance(record.get(name), float)]
+    loss = [f"loss {record['loss']:.4f}"] if isinstance(record.get("loss"), float) else []
+    return f"step {record['step']}: {', '.join([*loss, *shown])}"
+
+
+def _next(config: Config, summary: Summary, workers: int, *, evaluated: bool) -> str:
+    """The command that follows; empty where the program's own loop or task decides that."""
+    if config.task is not None and config.task.startswith(PASSED):
+        return "start the program again with resume=True" if summary.exit_code else ""
+    words = ["--train-dir", str(config.directory)]
+    if config.task is not None:
+        words += ["--task", os.path.relpath(config.task) if os.sep in config.task else config.task]
+    if not summary.exit_code and not evaluated:
+        return shlex.join(["psnode", "evaluate", *words])
+    more: list[str] = []
+    if not summary.exit_code:
+        flag, number = ("--max-steps", 2 * summary.steps) if config.max_steps else ("--epochs", 2 * (config.epochs or 10))
+        more = [flag, str(number)]
+    start = ["psnode", "launch", "-n", str(workers), "--", "train"] if place() else ["psnode", "train"]
+    local = [] if config.local is None else ["--local", str(config.local)]
+    return shlex.join([*start, *local, "--resume", *more, *words])

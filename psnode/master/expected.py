@@ -1,0 +1,51 @@
+"""Bytes that a step will take, before there is one: payloads of normal values, scaled to the sizes of the plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from psnode.codecs import Codec, get_codec
+from psnode.codecs.rng import Key
+from psnode.config.names import DENSE
+from psnode.config.scheme import Scheme
+from psnode.feedback import get_feedback
+from psnode.plan.groups import Plan, Segment, downlink_codecs
+from psnode.protocol.wire import HEADER_BYTES
+
+_MOST = 1 << 20  # coordinates that are coded to learn a codec's size
+
+
+def step_bytes(plan: Plan, scheme: Scheme) -> tuple[float, float]:
+    """Expected bytes of a worker's gradients up, and of the weights down to one worker, with the headers of their frames.
+
+    Exact for codecs whose payloads have one size; for the others as with normal values, behind the warm-up of a ratio.
+    """
+    form, headers = get_feedback(scheme.feedback).form, HEADER_BYTES * len(plan.groups)
+    up = [form(get_codec(segment.codec)) for segment in plan.segments]
+    down = downlink_codecs(plan, scheme.downlink)
+    weights = 4.0 * plan.size if down is None or scheme.downlink == DENSE else _total(plan.segments, down)
+    return headers + _total(plan.segments, up), headers + weights
+
+
+def _total(segments: Iterable[Segment], codecs: Iterable[Codec]) -> float:
+    by_codec: dict[str, tuple[Codec, list[Segment]]] = {}
+    for segment, codec in zip(segments, codecs, strict=True):
+        by_codec.setdefault(repr(codec), (codec, []))[1].append(segment)
+    return sum(
+        _share(codec, found) * sum(codec.max_nbytes(segment.shape) for segment in found) for codec, found in by_codec.values()
+    )
+
+
+def _share(codec: Codec, segments: list[Segment]) -> float:
+    """Bytes of a payload over the most that it may have, in the largest of `segments` that is not too large."""
+    if codec.lossless:
+        return 1.0
+    found = max((segment for segment in segments if segment.size <= _MOST), key=lambda segment: segment.size, default=None)
+    shape = (_MOST,) if found is None and not codec.shaped else (found or min(segments, key=lambda s: s.size)).shape
+    if not math.prod(shape):
+        return 1.0
+    values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    return codec.encode(values, Key.derive(0)).nbytes / codec.max_nbytes(shape)

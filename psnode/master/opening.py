@@ -1,0 +1,104 @@
+"""Lines at the start of a run: what is trained by whom, what crosses the links, and where it is written."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from psnode.codecs import get_codec
+from psnode.codecs.registry import brief
+from psnode.config import Config
+from psnode.config.names import DENSE, PASSED
+from psnode.config.scheme import Scheme
+from psnode.exchange.machine import Machine
+from psnode.feedback import get_feedback
+from psnode.master.expected import step_bytes
+from psnode.master.sharding import Sharding
+from psnode.master.table import amount, counted, tell
+from psnode.plan.groups import Plan
+from psnode.protocol.messages import Ready
+from psnode.records.checkpoint import MANIFEST
+from psnode.records.directory import RunDirectory
+from psnode.records.metrics import resident_memory
+
+_LOG = logging.getLogger(__name__)
+
+
+def tell_of_the_run(
+    run: RunDirectory, plan: Plan, ready: Mapping[int, Ready], workers: Sequence[int], sharding: Sharding
+) -> None:
+    """Tell what is about to be trained. `ready`: the answers of all ranks; `workers`: those that compute."""
+    config, first = run.config, ready[workers[0]]
+    rows = _resumed(run, sharding.last_step)
+    rows.append(("model", f"{_model(config)}, {counted(plan.size, 'parameter')}, {counted(first.examples, 'example')}"))
+    rows.append(("workers", _workers(config, [ready[rank].host for rank in workers])))
+    rows.append(("steps", f"{sharding.last_step:,}; {sharding.epochs.steps:,} are an epoch"))
+    rows.append(("scheme", _scheme(run.scheme, config)))
+    rows.append(("memory", _memory(config, plan, run.scheme, len(workers))))
+    rows.append(("directory", f"{config.directory}, {_checkpoints(config)}"))
+    tell(_LOG, rows)
+
+
+def tell_of_the_bytes(plan: Plan, scheme: Scheme, workers: int) -> None:
+    """Tell how many bytes a step of so many `workers` is going to take. Kernels should be there: it codes something."""
+    up, down = (workers * nbytes for nbytes in step_bytes(plan, scheme))
+    dense = 4.0 * plan.size * workers
+    times = 2 * dense / (up + down)
+    ratio = f" ({times:.0f} x)" if times >= 9.5 else f" ({times:.1f} x)" if times >= 1.05 else ""
+    tell(_LOG, [("a step", f"about {amount(up)} up, {amount(down)} down; float32 {amount(dense)} each{ratio}")])
+
+
+def _resumed(run: RunDirectory, last: int) -> list[tuple[str, str]]:
+    if not run.config.resume:
+        return []
+    found = run.resume_point.checkpoint
+    if found is None:
+        return [("resumed", f"at the beginning: {run.config.directory} has no checkpoint yet")]
+    written = time.strftime("%Y-%m-%d %H:%M", time.localtime((found.path / MANIFEST).stat().st_mtime))
+    return [("resumed", f"after step {found.step:,} of {last:,}; checkpoint of {written}")]
+
+
+def _model(config: Config) -> str:
+    if config.task is None:
+        return f"{config.network} on {config.dataset}"
+    return config.task.removeprefix(PASSED) if config.task.startswith(PASSED) else Path(config.task).name
+
+
+def _workers(config: Config, hosts: Sequence[str]) -> str:
+    on = "this host" if set(hosts) == {Machine.here().host} else counted(len(set(hosts)), "host")
+    device = "CUDA where there is a device" if config.enable_gpu else "CPU"
+    factors = [len(hosts), *([config.batches_per_step] if config.batches_per_step > 1 else []), config.batch_size]
+    batch = f"{' x '.join(map(str, factors))} = {counted(math.prod(factors), 'example')} a step"
+    return f"{batch}; {on}, {device}, {counted(config.threads, 'thread')} each"
+
+
+def _scheme(scheme: Scheme, config: Config) -> str:
+    down = DENSE if scheme.downlink == DENSE else brief(get_codec(scheme.downlink))
+    feedback = "" if scheme.feedback == "none" else f" with feedback {scheme.feedback}"
+    return f"{scheme.name}, lr {config.lr:g}; up {brief(get_codec(scheme.codec))}{feedback}; down {down}"
+
+
+def _memory(config: Config, plan: Plan, scheme: Scheme, workers: int) -> str:
+    """A prediction: what this process holds now, which has imported all and built the model, and the vectors of the exchange."""
+    now, vector = resident_memory(), 4 * plan.size
+    if now is None:
+        return f"{amount(_masters(config, scheme) * vector)} for the master beside the libraries and the model"
+    master = _masters(config, scheme) * vector
+    worker = (3 + len(get_feedback(scheme.feedback).init(0))) * vector  # gradients, as torch has them and laid out, and y
+    if config.local is not None:
+        return f"about {amount(now + master + workers * worker)} in this process, and activations"
+    return f"about {amount(now + master)} for the master; {amount(now + worker)} and activations for each worker"
+
+
+def _masters(config: Config, scheme: Scheme) -> int:
+    """Vectors of the model's size that the master holds: x, the sum, y, frames on their way, and the optimizer's memories."""
+    memories = 2 if config.optimizer != "sgd" else int(scheme.momentum > 0)
+    return 3 + (2 if scheme.downlink != DENSE else 0) + memories
+
+
+def _checkpoints(config: Config) -> str:
+    often = f"a checkpoint every {config.eval_freq} steps" if config.eval_freq else "a checkpoint at the end"
+    return f"{often}, the last {config.keep_last} kept" if config.keep_last else often
