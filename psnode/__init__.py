@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     import torch
@@ -40,6 +40,7 @@ def session(
     *,
     train_dir: Path | str,
     constrain: Callable[[torch.nn.Module], None] | None = None,
+    parameter_groups: Sequence[Mapping[str, Any]] = (),
     **settings: Any,
 ) -> Session:
     """A session in which the program's own loop trains `model` on the parameter server (docs/own-loop.md).
@@ -49,7 +50,7 @@ def session(
     """
     from psnode.jobs.session import Session
 
-    return Session(model, train_dir=train_dir, constrain=constrain, **settings)
+    return Session(model, train_dir=train_dir, constrain=constrain, parameter_groups=parameter_groups, **settings)
 
 
 def __getattr__(name: str) -> Any:

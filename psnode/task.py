@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -91,6 +91,15 @@ class Task(ABC):
         Called on the master alone, without gradients, after each update of all weights; workers receive the result.
         A model whose forward pass writes its own weights is refused: such writes belong here.
         """
+
+    def parameter_groups(self, model: torch.nn.Module) -> Sequence[Mapping[str, Any]]:
+        """Parameters with settings of their own, as torch.optim takes them: dictionaries with "params" and what they override.
+
+        "params" are parameters of `model` or their names; overridden may be lr (or lr_factor, times that of the run),
+        weight_decay, momentum, nesterov, betas, beta2 and eps. Every trained parameter is in one group, or there is none at all:
+        then all go by the run's settings. Called on the master alone.
+        """
+        return []
 
     @property
     def constrains(self) -> bool:

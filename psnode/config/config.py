@@ -51,6 +51,10 @@ class Config:
     )
     seed: int = option(1, "Where every random number comes from.", minimum=0, maximum=2**63 - 1)
     enable_gpu: bool = option(False, "Compute on CUDA where there is a device.")
+    precision: str = option(
+        "fp32", "Type that workers' forward and backward passes compute in; bf16 is torch.autocast, over weights of float32.",
+        choices=("fp32", "bf16", "fp16"), before="fp32",
+    )  # fmt: skip
     threads: int = option(0, "Compute threads a rank; auto: cores divided by ranks on the host.", minimum=0, words={"auto": 0})
 
     # how it is optimised
@@ -67,7 +71,17 @@ class Config:
         maximum=0.9999,
     )
     nesterov: bool = option(False, "Nesterov's form of the momentum.", needs=("optimizer", "sgd"))
+    beta2: float = option(
+        0.999, "Adam's second beta.", minimum=0, maximum=0.999999, needs=("optimizer", ("adam", "adamw")), before=0.999
+    )
+    eps: float = option(
+        1e-8, "Term in Adam's denominator.", minimum=0, maximum=1, needs=("optimizer", ("adam", "adamw")), before=1e-8
+    )
     weight_decay: float = option(0.0, "L2 penalty (decoupled with adamw).", minimum=0)
+    no_decay: tuple[str, ...] = option(
+        (), "Parameters without --weight-decay: those of norm layers, biases, embeddings, all of one dimension or none.",
+        metavar="norm,bias,embedding,1d", choices=("norm", "bias", "embedding", "1d"), before=(),
+    )  # fmt: skip
     clip_grad_norm: float | None = option(None, "Largest norm of the mean gradient of all tensors.", above=0, before=None)
     lr_schedule: str = option(
         "constant", "How the learning rate changes.", choices=("constant", "shrink", "multistep", "cosine", "poly")
@@ -205,8 +219,9 @@ class Config:
             needs, is_set = setting.rules.needs, getattr(self, setting.name) != setting.default or setting.name in given
             if needs is not None and is_set and not self.applies(setting):
                 name, value = needs
+                wanted = value if isinstance(value, str) else " or ".join(value)
                 raise ConfigurationError(
-                    f"{setting.flag} needs {settings()[name].flag} {value}, not {getattr(self, name)}: drop one of the two"
+                    f"{setting.flag} needs {settings()[name].flag} {wanted}, not {getattr(self, name)}: drop one of the two"
                 )
         for name in _BUILT_IN:
             if self.task and (name in given or getattr(self, name) != settings()[name].default):
@@ -218,6 +233,13 @@ class Config:
             raise ConfigurationError(f"--synthetic-shape must be channels,height,width, not {self.synthetic_shape}")
         if self.nesterov and self.momentum == 0:
             raise ConfigurationError("--nesterov needs --momentum above 0: drop one of the two")
+        if self.precision == "fp16":
+            raise ConfigurationError(
+                "--precision fp16 needs a GradScaler, but gradients leave a worker before it could unscale them or skip a step: "
+                "use bf16, whose range is that of float32"
+            )
+        if self.no_decay and not self.weight_decay:
+            raise ConfigurationError("--no-decay needs --weight-decay above 0: drop one of the two")
         if self.download and self.data_dir is None:
             raise ConfigurationError("--download needs --data-dir: name the directory to fetch into")
         self.task_options()
@@ -301,7 +323,10 @@ class Config:
     def applies(self, setting: Setting) -> bool:
         """True if the settings that `setting` needs have the values that it needs."""
         needs = setting.rules.needs
-        return needs is None or str(getattr(self, needs[0])).casefold() == needs[1]
+        if needs is None:
+            return True
+        name, value = needs
+        return str(getattr(self, name)).casefold() in ((value,) if isinstance(value, str) else value)
 
     def digest(self) -> int:
         """xxh3_64 of the canonical JSON of the settings that decide how a run goes."""

@@ -38,7 +38,7 @@ class Rules:
     pattern   regular expression for a text, unless that is empty
     minimum, maximum   inclusive;  above: an exclusive lower bound
     words     spellings of values, such as auto for 0; these are accepted beside the bounds
-    needs     (field, value): the setting means something only if that field has that value
+    needs     (field, value): the setting means something only if that field has that value, or one of several
     implies   naming the setting is enough to choose `needs`
     free      may differ when a run is resumed, and is no part of the job's digest
     replans   may differ when a run is resumed, which then gets a plan by rule

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import torch
 
     from psnode.task import Batch
-    from psnode.tasks.own_loop import Constraint
+    from psnode.tasks.own_loop import Constraint, ParameterGroups
     from psnode.transport.base import Transport
     from psnode.worker.stepwise import StepwiseWorker
 
@@ -51,7 +51,8 @@ class Session:
     """One rank's part of a job whose loop is the program's own; a context manager.
 
     `settings` are those of `psnode train`, by their names in Config; `constrain(model)` keeps the weights where they have to be
-    after each update, as Task.constrain. When the block ends, the model of every rank holds what the last checkpoint holds.
+    after each update, as Task.constrain; `parameter_groups` are as torch.optim takes them (Task.parameter_groups). When the
+    block ends, the model of every rank holds what the last checkpoint holds.
     """
 
     def __init__(
@@ -60,12 +61,13 @@ class Session:
         *,
         train_dir: Path | str,
         constrain: Constraint | None = None,
+        parameter_groups: ParameterGroups = (),
         **settings: Any,
     ) -> None:
         here = place()
         if here is None or here.size < 2:
             raise ConfigurationError("a session needs a master and at least one worker: mpirun -n 3 python PROGRAM")
-        self._model, self._constraint = model, constrain
+        self._model, self._constraint, self._groups = model, constrain, parameter_groups
         self._config = configured(model, {**settings, "train_dir": Path(train_dir)}, here)
         self.rank, self.size = here
         self._stack = contextlib.ExitStack()
@@ -172,7 +174,7 @@ class Session:
             data = Streamed(loader, steps * taken)
             if config.resume and self.is_master:
                 _LOG.warning("the batches are an iterable's, which begins anew: they are not those of an unbroken run")
-        task = OwnLoop(self._model, data, self._constraint)
+        task = OwnLoop(self._model, data, self._constraint, self._groups)
         if self.is_master:
             from psnode.master import lead
 

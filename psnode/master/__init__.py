@@ -7,6 +7,7 @@ import errno
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 
@@ -46,6 +47,7 @@ from psnode.records.metrics import METRICS, RunLog, Summary, compression_ratio, 
 from psnode.records.timeline import Tracer, write_timeline
 from psnode.task import Task
 from psnode.tasks import inventory
+from psnode.tasks.parameter_groups import ParameterGroup, groups_of, recorded, refuse_other_groups
 from psnode.transport.barrier import gather_hello
 from psnode.transport.base import Transport
 from psnode.transport.clock import Clock
@@ -95,7 +97,10 @@ def _lead(link: FrameChannel, config: Config, make_task: Callable[[Config], Task
     with claim(config) as run:
         try:
             constraint = task.constrain if task.constrains else None
-            return _run(link, run, model, statistics, layout, constraint)
+            groups = groups_of(task.parameter_groups(model), model, run.config)
+            if config.resume:
+                refuse_other_groups(groups, run.resume_point.parameter_groups)
+            return _run(link, run, model, statistics, layout, constraint, groups)
         except StoppedError as error:  # before it began: whoever watches the directory learns why nothing comes
             _summary(run, error.step, _REASONS[error.exit_code], error.exit_code, 0).write(run.path)
             raise
@@ -108,6 +113,7 @@ def _run(
     statistics: dict[str, str],
     layout: Layout,
     constraint: Constraint | None,
+    groups: tuple[ParameterGroup, ...],
 ) -> int:
     """Gather the ranks, agree on a plan, put the shard and the master together, and serve."""
     ranks, workers = layout.readers, layout.computing
@@ -122,9 +128,12 @@ def _run(
     recipients = routes_of(layout, plan)[0].heirs(MASTER)
     tell_of_the_run(run, plan, ready, workers, sharding)
     config, tracer = run.config, Tracer(0, enabled=run.config.timeline)
-    with Shard(plan, config, run.scheme, model, link, rule, sharding.rate, recipients, tracer, constraint=constraint) as shard:
+    with Shard(
+        plan, config, run.scheme, model, link, rule, sharding.rate, recipients, tracer, constraint=constraint,
+        parameter_groups=groups,
+    ) as shard:  # fmt: skip
         shard.take_up(run.resume_point.checkpoint)
-        behind = _start(link, run, plan, ready, model, sharding, len(workers))
+        behind = _start(link, run, plan, ready, model, sharding, len(workers), recorded(groups))
         clock = Clock()
         recorder = StepRecorder(len(workers), sharding.epochs.steps, step, sharding.epochs.shift)
         views = [] if config.quiet else [progress(plan.size, step, sharding.last_step, config.log_interval)]
@@ -184,11 +193,12 @@ def _start(
     model: torch.nn.Module,
     sharding: Sharding,
     workers: int,
+    parameter_groups: list[dict[str, Any]],
 ) -> tuple[int, ...]:
     """Record the plan and hand it out, with the state of a run that goes on; returns the ranks that need the weights sent."""
     lacking = what_to_send(ready, model, run.resume_point.checkpoint)
     job = job_digest(run.config, run.scheme, plan, run.mark)
-    run.begin(plan, workers)
+    run.begin(plan, workers, parameter_groups)
     _write_machines(run, ready)
     send_start(
         link, run, plan, ready, sharding.epochs,

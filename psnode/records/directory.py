@@ -44,7 +44,7 @@ class ResumePoint:
     """Start of a resumed run: its plan and scheme, its latest checkpoint if there is one, and its parts so far.
 
     `plan` is None where the run gets another one, for the `changes` of its settings. `first_plan` is that by which the run's
-    checkpoints of layout 1 were written.
+    checkpoints of layout 1 were written. `parameter_groups`: as config.json records them.
     """
 
     checkpoint: checkpoint.Checkpoint | None = None
@@ -53,6 +53,7 @@ class ResumePoint:
     scheme: Scheme | None = None
     first_plan: Plan | None = None
     changes: tuple[str, ...] = ()
+    parameter_groups: tuple[dict[str, Any], ...] = ()
 
     @property
     def step(self) -> int:
@@ -94,7 +95,7 @@ class RunDirectory:
         """The facts by which a checkpoint of this start of the job is known from those of branches that were left."""
         return {BEGUN: f"{xxhash.xxh3_64_intdigest(self.mark.encode()):016x}", SINCE: self.resume_point.step}
 
-    def begin(self, plan: Plan, workers: int) -> None:
+    def begin(self, plan: Plan, workers: int, parameter_groups: Sequence[dict[str, Any]] = ()) -> None:
         """Drop records of steps that come again, half-written files and the earlier summary; write config.json."""
         staging.sweep(self.path)
         cut_after(self.path / METRICS, self.resume_point.step)
@@ -108,6 +109,8 @@ class RunDirectory:
             "plan": plan.to_dict(),
             "versions": _versions(),
         }
+        if parameter_groups:
+            content["parameter_groups"] = parameter_groups
         first = self.resume_point.first_plan
         if first is not None and first != plan:
             content["first_plan"] = first.to_dict()
@@ -221,7 +224,8 @@ def _resumed(path: Path, config: Config) -> tuple[Config, ResumePoint]:
     if found is not None:
         found.verify()
     totals(path / METRICS, found.step if found else 0)
-    return config, ResumePoint(found, None if changes else plan, parts, scheme, first, changes)
+    groups = _intact(path, lambda saved: _parameter_groups(saved.get("parameter_groups", [])))
+    return config, ResumePoint(found, None if changes else plan, parts, scheme, first, changes, groups)
 
 
 def _saved_scheme(path: Path, config: Config) -> Scheme:
@@ -236,6 +240,17 @@ def _parts(saved: Any) -> tuple[Generation, ...]:
     if not parts or firsts != sorted({0, *firsts}) or any(part.workers < 1 for part in parts):
         raise ValueError(f"its parts are {saved}")
     return parts
+
+
+def _parameter_groups(saved: Any) -> tuple[dict[str, Any], ...]:
+    """The recorded parameter groups: settings of the tensors named by `params`."""
+    if not isinstance(saved, list) or any(not isinstance(group, dict) or not _are_names(group.get("params")) for group in saved):
+        raise ValueError(f"its parameter_groups are {str(saved)[:60]}")
+    return tuple(saved)
+
+
+def _are_names(found: Any) -> bool:
+    return isinstance(found, list) and all(isinstance(name, str) for name in found)
 
 
 def _versions() -> dict[str, str]:

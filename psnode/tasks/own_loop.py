@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from psnode.errors import ConfigurationError
@@ -12,14 +12,17 @@ if TYPE_CHECKING:
     import torch
 
 Constraint = Callable[["torch.nn.Module"], None]
+ParameterGroups = Sequence[Mapping[str, Any]]
 
 
 class OwnLoop(Task):
-    """The task of psnode.session. `constraint`: as Task.constrain."""
+    """The task of psnode.session. `constraint`: as Task.constrain; `groups`: what Task.parameter_groups returns."""
 
-    def __init__(self, model: torch.nn.Module, data: Data | None, constraint: Constraint | None) -> None:
+    def __init__(
+        self, model: torch.nn.Module, data: Data | None, constraint: Constraint | None, groups: ParameterGroups = ()
+    ) -> None:
         super().__init__()
-        self._model, self._data, self._constraint = model, data, constraint
+        self._model, self._data, self._constraint, self._groups = model, data, constraint, groups
 
     def model(self) -> torch.nn.Module:
         """The program's model itself."""
@@ -46,6 +49,10 @@ class OwnLoop(Task):
         """Apply the program's constraint."""
         if self._constraint is not None:
             self._constraint(model)
+
+    def parameter_groups(self, model: torch.nn.Module) -> ParameterGroups:
+        """The program's groups."""
+        return self._groups
 
     @property
     def constrains(self) -> bool:

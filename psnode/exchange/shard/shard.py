@@ -34,6 +34,7 @@ from psnode.protocol.wire import Frame
 from psnode.records import checkpoint, layout
 from psnode.records.checkpoint import Checkpoint
 from psnode.records.timeline import Tracer
+from psnode.tasks.parameter_groups import ParameterGroup
 
 Tensors = dict[str, torch.Tensor]
 
@@ -73,6 +74,7 @@ class Shard:
         tracer: Tracer,
         *,
         constraint: Constraint | None = None,
+        parameter_groups: Sequence[ParameterGroup] = (),
     ) -> None:
         self.model = model
         self.rule = rule
@@ -80,7 +82,7 @@ class Shard:
         self._rate = rate
         self._version = 0
         self._watch = Stopwatch()
-        self._parameters = Parameters(model, plan, config, scheme.momentum, scheme.gathering)
+        self._parameters = Parameters(model, plan, config, scheme.momentum, scheme.gathering, parameter_groups)
         self._downlink = Downlink(scheme.downlink, self._parameters.weights.numpy(), plan, link, recipients, seed=config.seed)
         self._lanes = GroupExecutor(link.inbox, lane_count(len(plan.groups)))
         self._norm = GlobalNorm(config.clip_grad_norm, len(plan.groups)) if config.clip_grad_norm is not None else None

@@ -1,0 +1,170 @@
+"""Parameter groups: parameters that go by settings of their own, given as torch.optim takes them.
+
+    [{"params": [model.head.weight], "lr": 0.1}, {"params": ["body.weight", "body.bias"], "weight_decay": 0.0}]
+
+`params` are parameters, or their names in the state dict. The rest of a dictionary overrides settings of the run. `lr` is the
+rate before the schedule, which multiplies that of every group by the same factor, as torch's schedulers do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from psnode.config import Config
+from psnode.config.options import nearest
+from psnode.config.resolve import resolve
+from psnode.errors import ConfigurationError
+
+_SETTINGS = ("momentum", "nesterov", "weight_decay", "beta2", "eps")
+_RATES = ("lr", "lr_factor")
+_KEYS = (*_RATES, *_SETTINGS, "betas")
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Trained parameters `names`, in the order of the state dict, with `settings` in the place of those of the run.
+
+    Their learning rate is `lr_factor` times that of the run.
+    """
+
+    names: tuple[str, ...]
+    settings: Mapping[str, Any]
+    lr_factor: float = 1.0
+
+    def config(self, config: Config) -> Config:
+        """The settings of the run with those of the group in their place."""
+        return replace(config, **self.settings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The group as config.json records it."""
+        return {"params": list(self.names), "lr_factor": self.lr_factor, **self.settings}
+
+
+def groups_of(asked: Sequence[Mapping[str, Any]] | None, model: nn.Module, config: Config) -> tuple[ParameterGroup, ...]:
+    """The groups of `model` that a task `asked` for, or those of --no-decay; none if all parameters go by the run's settings.
+
+    Frozen parameters are left out. ConfigurationError for groups that torch.optim would not take, or that leave a trained
+    parameter out, and for settings that the run could not have. `config.lr` is resolved.
+    """
+    if not asked:
+        return _without_decay(model, config) if config.no_decay else ()
+    if config.no_decay:
+        raise ConfigurationError("--no-decay and the task's parameter_groups both say what decays: leave one of the two out")
+    taken: dict[str, int] = {}
+    found = []
+    for index, group in enumerate(asked):
+        names = _names(group, index, model)
+        if twice := [name for name in names if name in taken]:
+            raise ConfigurationError(f"parameter {twice[0]} is in two parameter groups: it has one")
+        taken |= dict.fromkeys(names, index)
+        found.append(_group(group, index, names, config))
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    if missing := [name for name in trained if name not in taken]:
+        raise ConfigurationError(
+            f"parameter {missing[0]} is in no parameter group, and torch.optim would not train it: add it to one, or freeze it"
+        )
+    ordered = [replace(group, names=tuple(name for name in trained if name in group.names)) for group in found]
+    return tuple(group for group in ordered if group.names)
+
+
+def recorded(groups: Iterable[ParameterGroup]) -> list[dict[str, Any]]:
+    """The groups as config.json records them."""
+    return [group.to_dict() for group in groups]
+
+
+def refuse_other_groups(now: Iterable[ParameterGroup], before: Sequence[Mapping[str, Any]]) -> None:
+    """ConfigurationError, by the first parameter, if a run is resumed with other groups than the recorded ones."""
+    old, new = _by_name(before), _by_name(recorded(now))
+    for name in sorted({*old, *new}):
+        if old.get(name) != new.get(name):
+            raise ConfigurationError(
+                f"--resume needs the parameter groups of the run: {name} had {_shown(old.get(name))} there and has "
+                f"{_shown(new.get(name))} now"
+            )
+
+
+def _by_name(groups: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Settings by parameter, without those that change nothing."""
+    found: dict[str, dict[str, Any]] = {}
+    for group in groups:
+        own = {key: value for key, value in group.items() if key != "params" and (key, value) != ("lr_factor", 1.0)}
+        found |= {name: own for name in group["params"] if own}
+    return found
+
+
+def _shown(settings: Mapping[str, Any] | None) -> str:
+    return ", ".join(f"{key} {value:g}" for key, value in (settings or {}).items()) or "the settings of all"
+
+
+def _names(group: Mapping[str, Any], index: int, model: nn.Module) -> list[str]:
+    """Canonical names of the trained parameters that a group holds."""
+    if not isinstance(group, Mapping) or "params" not in group:
+        raise ConfigurationError(f'parameter group {index} is to be a dictionary with "params", as torch.optim takes it')
+    known = {id(parameter): name for name, parameter in model.named_parameters()}
+    aliases = dict(model.named_parameters(remove_duplicate=False))
+    members = group["params"]
+    found = []
+    for member in [members] if isinstance(members, (str, torch.Tensor)) else list(members):
+        parameter = member[1] if isinstance(member, tuple) and len(member) == 2 else member
+        parameter = aliases.get(parameter) if isinstance(parameter, str) else parameter
+        if not isinstance(parameter, torch.Tensor) or id(parameter) not in known:
+            what = f"{member!r}{nearest(member, aliases)}" if isinstance(member, str) else f"a {type(member).__name__}"
+            raise ConfigurationError(f"parameter group {index} holds {what}, which is no parameter of the model or its name")
+        if parameter.requires_grad:
+            found.append(known[id(parameter)])
+    return found
+
+
+def _group(group: Mapping[str, Any], index: int, names: Sequence[str], config: Config) -> ParameterGroup:
+    """A group with its settings checked by the rules of the run's own."""
+    asked = {key: value for key, value in group.items() if key != "params"}
+    if unknown := [key for key in asked if key not in _KEYS]:
+        raise ConfigurationError(f"parameter group {index} has no setting {unknown[0]!r}{nearest(unknown[0], _KEYS)}")
+    if "betas" in asked:
+        asked["momentum"], asked["beta2"] = asked.pop("betas")
+    settings = {key: asked[key] for key in _SETTINGS if key in asked}
+    try:
+        factor = _factor(asked, config)
+        checked = replace(config, **settings)
+        checked.validate(settings)
+        resolve(checked)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"parameter group {index}: {error}") from error
+    return ParameterGroup(tuple(names), {key: getattr(checked, key) for key in settings}, factor)
+
+
+def _factor(asked: Mapping[str, Any], config: Config) -> float:
+    if "lr" in asked and "lr_factor" in asked:
+        raise ConfigurationError("lr and lr_factor both say its learning rate: leave one of the two out")
+    assert config.lr is not None
+    rate = replace(config, lr=asked["lr"]).lr if "lr" in asked else replace(config, lr=asked.get("lr_factor", 1.0)).lr
+    assert rate is not None
+    return rate / config.lr if "lr" in asked else rate
+
+
+def _without_decay(model: nn.Module, config: Config) -> tuple[ParameterGroup, ...]:
+    """Two groups: what --no-decay names, and the rest. ConfigurationError if it names nothing of the model."""
+    spared = set()
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if any(_KINDS[kind](module, name, parameter) for kind in config.no_decay):
+                spared.add(id(parameter))
+    trained = [(name, id(parameter)) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    without = tuple(name for name, key in trained if key in spared)
+    if not without:
+        raise ConfigurationError(f"--no-decay {','.join(config.no_decay)} names nothing that the model trains: leave it out")
+    rest = tuple(name for name, key in trained if key not in spared)
+    return (*((ParameterGroup(rest, {}),) if rest else ()), ParameterGroup(without, {"weight_decay": 0.0}))
+
+
+_KINDS: Mapping[str, Callable[[nn.Module, str, nn.Parameter], bool]] = {
+    "norm": lambda module, name, parameter: "norm" in type(module).__name__.casefold(),
+    "bias": lambda module, name, parameter: "bias" in name.rpartition(".")[2].casefold(),
+    "embedding": lambda module, name, parameter: isinstance(module, (nn.Embedding, nn.EmbeddingBag)),
+    "1d": lambda module, name, parameter: parameter.dim() <= 1,
+}
