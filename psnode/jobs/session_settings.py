@@ -32,6 +32,7 @@ _NOT_HERE = {
     "synthetic_classes": "the data come from the loader of s.batches",
     "synthetic_examples": "the data come from the loader of s.batches",
     "test_batch_size": "the program evaluates its model itself",
+    "precision": "the loop enters torch.autocast itself",
     "batch_size": "it is that of the loader of s.batches",
 }
 
@@ -52,6 +53,8 @@ def configured(model: torch.nn.Module, given: Mapping[str, Any], here: Place) ->
     config = load({"task": f"{PASSED}{type(model).__name__}", "overlap": False, **given}, os.environ)
     if config.local is not None:
         raise ConfigurationError(f"local has no meaning in a session: {_NOT_HERE['local']}")
+    if config.precision != "fp32":
+        raise ConfigurationError(f"precision has no meaning in a session: {_NOT_HERE['precision']}")
     if config.codec:
         load_codec(config.codec)
     if "min_workers" not in given and known["min_workers"].variable not in os.environ:  # nor is it that of the run to resume

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 from psnode.errors import ConfigurationError
 from psnode.task import Batch
@@ -41,3 +42,17 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     if isinstance(batch, (tuple, list)):
         return type(batch)(to_device(value, device) for value in batch)
     return batch
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+    """A context in which forward passes compute in `precision`, fp32 or bf16; their backward passes follow, outside of it.
+
+    ConfigurationError for a device that has no bf16.
+    """
+    import torch
+
+    if precision == "fp32":
+        return nullcontext()
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        raise ConfigurationError(f"--precision bf16 is not supported by {torch.cuda.get_device_name(device)}: leave it out")
+    return torch.autocast(device.type, torch.bfloat16)

@@ -16,7 +16,7 @@ from torch import nn
 from psnode.errors import ConfigurationError, NonFiniteLossError
 from psnode.protocol.messages import unreportable
 from psnode.task import Batch, Task
-from psnode.tasks.device import to_device
+from psnode.tasks.device import autocast, to_device
 from psnode.worker.backward_hooks import BackwardWatch
 
 _DROPOUT = 2  # purpose in the seed of torch's generator
@@ -61,11 +61,20 @@ def number(name: Any, metric: Any) -> float:
 class Computation:
     """Runs batches through the model so that gradients accumulate; hooks see the last backward pass of a step.
 
-    `torch_lock` is held while torch computes: workers that are threads of one process share torch's generator.
+    `torch_lock` is held while torch computes: workers that are threads of one process share torch's generator. Forward passes
+    compute in `precision`, fp32 or bf16.
     """
 
     def __init__(
-        self, task: Task, model: nn.Module, device: torch.device, *, rank: int, seed: int, torch_lock: AbstractContextManager[Any]
+        self,
+        task: Task,
+        model: nn.Module,
+        device: torch.device,
+        *,
+        rank: int,
+        seed: int,
+        torch_lock: AbstractContextManager[Any],
+        precision: str = "fp32",
     ) -> None:
         self._task = task
         self._model = model
@@ -73,6 +82,7 @@ class Computation:
         self._rank = rank
         self._seed = seed
         self._torch_lock = torch_lock
+        self._autocast = autocast(precision, device)
         self._trains = [(name, parameter, parameter.requires_grad) for name, parameter in model.named_parameters()]
 
     def loss(self, batch: Batch, watch: AbstractContextManager[Any] | None) -> float:
@@ -81,7 +91,7 @@ class Computation:
             seed_torch(self._seed, self._rank, 0, self._device)
             self._model.train()
             batch = to_device(batch, self._device)
-            with watch or nullcontext():
+            with self._autocast, watch or nullcontext():
                 loss, _ = self._task.loss(self._model, batch)
             return float(loss.detach())
 
@@ -107,7 +117,7 @@ class Computation:
             total, samples, sums = 0.0, 0, dict[str, float]()
             for index, batch in enumerate(batches):
                 batch = to_device(batch, self._device)
-                with first_forward if first_forward is not None and index == 0 else nullcontext():
+                with self._autocast, first_forward if first_forward is not None and index == 0 else nullcontext():
                     loss, outputs = self._task.loss(self._model, batch)
                 if settled is not None and index == 0 and not settled():
                     return None
