@@ -1,0 +1,73 @@
+"""Compile the kernels of all codecs, each in one process alone, in as many processes as there are cores.
+
+    scripts/compile_kernels.py
+
+The tests and the ranks of a job that find a kernel uncompiled compile it all at once, each for itself. A process ends after a few
+codecs: the compiler keeps some ten megabytes of every kernel. Kernels that are in the cache are loaded, which takes seconds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import product
+from multiprocessing import get_context
+
+import numpy as np
+
+from psnode.codecs import Codec, Payload, available, get_codec
+from psnode.codecs.rng import Key
+from psnode.codecs.sinks import NOTHING, Added, InnerProducts, Sink, Subtracted
+from psnode.codecs.sources import Accumulated, Copied, Difference, Source, Values
+
+KEY = Key.derive(1)
+SHAPE = (40, 60)
+SIZE = SHAPE[0] * SHAPE[1]
+CHAINS = ("qsgd+ans", "qsgd+rice", "svd+qsgd", "topk+lss+ans", "topk+sketchml+ans", "randk+bf16", "bf16+zstd")
+
+
+def sources(x: np.ndarray) -> Iterator[Source]:
+    """One of each kind."""
+    yield Values(x)
+    yield Accumulated([(0, x.reshape(-1)[:700]), (900, x.reshape(-1)[900:])], x.copy())
+    yield Copied(x, np.empty_like(x))
+    yield Difference(x, np.zeros_like(x))
+
+
+def sinks() -> tuple[Sink, ...]:
+    """One of each kind."""
+    return NOTHING, Subtracted(np.zeros(SHAPE, np.float32)), Added(np.zeros(SHAPE, np.float32)), InnerProducts()
+
+
+def use(codec: Codec) -> None:
+    """Call every kernel of `codec`, with arrays that may be written and with such that may not."""
+    x = np.random.default_rng(1).standard_normal(SHAPE).astype(np.float32)
+    for number, sink in product(range(4), sinks()):
+        codec.encode(list(sources(x))[number], KEY, sink=sink)
+    error, out = np.empty_like(x), np.zeros_like(x)
+    made = codec.encode(x, KEY, error=error, out=np.empty(codec.max_nbytes(SHAPE), np.uint8))
+    for payload in (made, Payload.from_bytes(made.to_bytes())):
+        codec.decode_add(payload, codec.decode(payload), 0.5)
+        codec.decode_add(payload, out, 1.0)
+        codec.support(payload)
+    if codec.linear:
+        codec.merge([made, made])
+
+
+def compile_all(spec: str) -> None:
+    """Use a codec and the form of it that error feedback uses."""
+    codec = get_codec(spec)
+    for form in dict.fromkeys((codec, codec.contractive())):
+        use(form)
+
+
+def main() -> None:
+    """Codecs first, then chains of them, whose own kernels are few."""
+    processes = len(os.sched_getaffinity(0))
+    with get_context("spawn").Pool(processes, maxtasksperchild=4) as pool:
+        for specs in (available(), CHAINS):
+            list(pool.imap_unordered(compile_all, specs))  # the next one is begun by whoever is free
+
+
+if __name__ == "__main__":
+    main()
