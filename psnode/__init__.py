@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from psnode.config import Config
+    from psnode.config.schedules import OwnRate
     from psnode.jobs.session import Session
     from psnode.task import Task
 
@@ -41,6 +42,7 @@ def session(
     train_dir: Path | str,
     constrain: Callable[[torch.nn.Module], None] | None = None,
     parameter_groups: Sequence[Mapping[str, Any]] = (),
+    learning_rate: OwnRate | None = None,
     **settings: Any,
 ) -> Session:
     """A session in which the program's own loop trains `model` on the parameter server (docs/own-loop.md).
@@ -50,7 +52,14 @@ def session(
     """
     from psnode.jobs.session import Session
 
-    return Session(model, train_dir=train_dir, constrain=constrain, parameter_groups=parameter_groups, **settings)
+    return Session(
+        model,
+        train_dir=train_dir,
+        constrain=constrain,
+        parameter_groups=parameter_groups,
+        learning_rate=learning_rate,
+        **settings,
+    )
 
 
 def __getattr__(name: str) -> Any:

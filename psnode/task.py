@@ -23,6 +23,8 @@ from psnode.errors import ConfigurationError, in_one_line
 if TYPE_CHECKING:
     import torch
 
+    from psnode.config.schedules import OwnRate
+
 # A batch is whatever Data.batch returns and the Task's own methods understand; tensors inside tuples, lists
 # and dicts are moved to the training device.
 Batch = Any
@@ -100,6 +102,19 @@ class Task(ABC):
         then all go by the run's settings. Called on the master alone.
         """
         return []
+
+    def learning_rate(self, step: int, *, lr: float, steps_per_epoch: int, total_steps: int) -> float:
+        """The learning rate at `step`, from 0 on, with --lr-schedule task: a pure function, the same on every rank.
+
+        lr: --lr. total_steps: after them the run is complete. A run that goes on with another number of workers counts both on
+        as if it had always had these; a warm-up (--warmup-steps) comes on top.
+        """
+        raise NotImplementedError
+
+    @property
+    def own_rate(self) -> OwnRate | None:
+        """`learning_rate`, if there is one."""
+        return None if type(self).learning_rate is Task.learning_rate else self.learning_rate
 
     @property
     def constrains(self) -> bool:

@@ -84,20 +84,46 @@ class Config:
     )  # fmt: skip
     clip_grad_norm: float | None = option(None, "Largest norm of the mean gradient of all tensors.", above=0, before=None)
     lr_schedule: str = option(
-        "constant", "How the learning rate changes.", choices=("constant", "shrink", "multistep", "cosine", "poly")
-    )
+        "constant", "How the learning rate changes; task: by Task.learning_rate.",
+        choices=("constant", "shrink", "multistep", "cosine", "poly", "wsd", "onecycle", "task"),
+    )  # fmt: skip
     lr_shrinkage: float = option(
         0.95, "Factor an epoch of the shrink schedule.", above=0, maximum=1, needs=("lr_schedule", "shrink"), implies=True
     )
+    lr_shrink_steps: int | None = option(
+        None, "Steps after which the shrink schedule multiplies, instead of an epoch.", minimum=1,
+        needs=("lr_schedule", "shrink"), implies=True, before=None,
+    )  # fmt: skip
     lr_milestones: tuple[int, ...] = option(
         (), "Epochs after which multistep multiplies by --lr-gamma.", metavar="E1,E2,...", minimum=1,
         needs=("lr_schedule", "multistep"), implies=True,
+    )  # fmt: skip
+    lr_milestone_steps: tuple[int, ...] = option(
+        (), "The same in steps.", metavar="S1,S2,...", minimum=1, needs=("lr_schedule", "multistep"), implies=True, before=(),
     )  # fmt: skip
     lr_gamma: float = option(
         0.1, "Factor at each milestone.", above=0, maximum=1, needs=("lr_schedule", "multistep"), implies=True
     )
     lr_power: float = option(1.0, "Exponent of the poly schedule.", above=0, needs=("lr_schedule", "poly"), implies=True)
+    lr_decay_epochs: float | None = option(
+        None, "Epochs of linear decay at the end of wsd (warm-up, stable, decay); default: a tenth of the run.",
+        above=0, needs=("lr_schedule", "wsd"), implies=True, before=None,
+    )  # fmt: skip
+    lr_decay_steps: int | None = option(
+        None, "The same in steps.", minimum=1, needs=("lr_schedule", "wsd"), implies=True, before=None
+    )
+    lr_start_factor: float = option(
+        0.04, "What onecycle begins with, times --lr.", above=0, maximum=1, needs=("lr_schedule", "onecycle"), before=0.04
+    )
+    lr_peak: float = option(
+        0.3, "Part of the run after which onecycle is at --lr.", above=0, maximum=1, needs=("lr_schedule", "onecycle"), before=0.3
+    )
+    lr_end_factor: float = option(
+        0.0, "What cosine, poly, wsd and onecycle end with, times --lr.", minimum=0, maximum=1,
+        needs=("lr_schedule", ("cosine", "poly", "wsd", "onecycle")), before=0.0,
+    )  # fmt: skip
     warmup_epochs: float = option(0.0, "Epochs of linear warm-up before the schedule.", minimum=0)
+    warmup_steps: int = option(0, "The same in steps.", minimum=0, before=0)
     max_steps: int | None = option(None, "Stop after so many updates.", minimum=1, free=True)
     epochs: int | None = option(
         None, f"Stop after so many passes over the data; the first of both ends the run; given neither: {DEFAULT_EPOCHS} epochs.",
@@ -226,9 +252,7 @@ class Config:
         for name in _BUILT_IN:
             if self.task and (name in given or getattr(self, name) != settings()[name].default):
                 raise ConfigurationError(f"{settings()[name].flag} has no meaning with --task: hand the task a --task-option")
-        rising = tuple(sorted(set(self.lr_milestones)))
-        if self.lr_schedule == "multistep" and (not rising or rising != self.lr_milestones):
-            raise ConfigurationError("--lr-milestones must be rising epochs such as 30,60,90 for the multistep schedule")
+        self._check_schedule()
         if len(self.synthetic_shape) != 3:
             raise ConfigurationError(f"--synthetic-shape must be channels,height,width, not {self.synthetic_shape}")
         if self.nesterov and self.momentum == 0:
@@ -249,6 +273,24 @@ class Config:
                     "--spares has no meaning with --local, whose workers cannot be lost: drop one of the two"
                 )
             self.check_workers(self.local)
+
+    def _check_schedule(self) -> None:
+        """Refuse settings of the learning rate that contradict each other."""
+        milestones = self.lr_milestone_steps or self.lr_milestones
+        rising = tuple(sorted(set(milestones)))
+        if self.lr_schedule == "multistep" and (not rising or rising != milestones):
+            flag, what = ("--lr-milestone-steps", "steps") if self.lr_milestone_steps else ("--lr-milestones", "epochs")
+            raise ConfigurationError(f"{flag} must be rising {what} such as 30,60,90 for the multistep schedule")
+        for epochs, steps in (("lr_milestones", "lr_milestone_steps"), ("lr_decay_epochs", "lr_decay_steps")):
+            if getattr(self, epochs) and getattr(self, steps):
+                flags = [settings()[name].flag for name in (epochs, steps)]
+                raise ConfigurationError(
+                    f"{flags[0]} and {flags[1]} say the same in epochs and in steps: leave one of the two out"
+                )
+        if self.warmup_epochs and self.warmup_steps:
+            raise ConfigurationError("--warmup-epochs and --warmup-steps both say how long it takes: leave one of the two out")
+        if self.lr_schedule == "onecycle" and (self.warmup_epochs or self.warmup_steps):
+            raise ConfigurationError("--lr-schedule onecycle has a warm-up of its own, until --lr-peak: leave the other one out")
 
     def check_workers(self, workers: int) -> None:
         """Refuse a job of `workers` workers that the settings cannot mean."""

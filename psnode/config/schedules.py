@@ -1,6 +1,7 @@
 """Schedules: pure functions from a step to a value.
 
-Step t is 0 for the first update of a run. The values here are learning rates; `staircase` also serves ratios.
+Step t is 0 for the first update of a run. The values here are learning rates; `staircase` also serves ratios. Schedules that end
+with the run end at `end` times their value.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ import bisect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Protocol
 
 from psnode.config import Config
+from psnode.errors import ConfigurationError
 
 Schedule = Callable[[int], float]
 
@@ -30,14 +33,41 @@ def multistep(value: float, factor: float, milestones: Sequence[int]) -> Schedul
     return lambda step: value * factor ** bisect.bisect_right(milestones, step)
 
 
-def cosine(value: float, total_steps: int) -> Schedule:
-    """Half a cosine from `value` to 0 over `total_steps` (Loshchilov & Hutter, SGDR, ICLR 2017, eq. 5, one period)."""
-    return lambda step: value * (1 + math.cos(math.pi * min(step, total_steps) / total_steps)) / 2
+def cosine(value: float, total_steps: int, end: float = 0.0) -> Schedule:
+    """Half a cosine from `value` to its end over `total_steps` (Loshchilov & Hutter, SGDR, ICLR 2017, eq. 5, one period)."""
+    fall = value if not end else value * (1 - end)
+    return lambda step: value * end + fall * (1 + math.cos(math.pi * min(step, total_steps) / total_steps)) / 2
 
 
-def poly(value: float, power: float, total_steps: int) -> Schedule:
-    """`value` (1 - t/total)^power; 0 from `total_steps` on."""
-    return lambda step: value * (1 - min(step, total_steps) / total_steps) ** power
+def poly(value: float, power: float, total_steps: int, end: float = 0.0) -> Schedule:
+    """The end plus the rest of `value` times (1 - t/total)^power; the end from `total_steps` on."""
+    return lambda step: value * end + value * (1 - end) * (1 - min(step, total_steps) / total_steps) ** power
+
+
+def wsd(value: float, decay_steps: int, total_steps: int, end: float = 0.0) -> Schedule:
+    """`value`, then a line to its end over the last `decay_steps` (Hu et al., MiniCPM, arXiv:2404.06395, section 4)."""
+    decay_steps = max(1, min(decay_steps, total_steps))
+    return lambda step: value * (1 - (1 - end) * min(1.0, max(0, step - total_steps + decay_steps) / decay_steps))
+
+
+def onecycle(value: float, total_steps: int, peak: float, start: float, end: float = 0.0) -> Schedule:
+    """Half cosines from `start` times `value` up to it at `peak` of the steps, and down to its end with the last one.
+
+    Smith and Topin, "Super-convergence", arXiv:1708.07120; the steps are those of torch.optim.lr_scheduler.OneCycleLR.
+    """
+    top, last = max(0.0, peak * total_steps - 1), total_steps - 1
+
+    def rate(step: int) -> float:
+        if step < top:
+            return _annealed(value * start, value, step / top)
+        return _annealed(value, value * end, min(1.0, (step - top) / (last - top)) if last > top else 0.0)
+
+    return rate
+
+
+def _annealed(first: float, last: float, part: float) -> float:
+    """Half a cosine from `first` to `last`, at `part` of the way."""
+    return last + (first - last) / 2 * (1 + math.cos(math.pi * part))
 
 
 def warmup(schedule: Schedule, steps: int, shift: int = 0) -> Schedule:
@@ -69,22 +99,39 @@ def _constant(config: Config, steps_per_epoch: int, shift: int) -> Schedule:
 
 
 def _shrink(config: Config, steps_per_epoch: int, shift: int) -> Schedule:
+    if config.lr_shrink_steps is not None:
+        return shrink(_lr(config), config.lr_shrinkage, config.lr_shrink_steps)
     return moved(shrink(_lr(config), config.lr_shrinkage, steps_per_epoch), shift)
 
 
 def _multistep(config: Config, steps_per_epoch: int, shift: int) -> Schedule:
+    if config.lr_milestone_steps:
+        return multistep(_lr(config), config.lr_gamma, config.lr_milestone_steps)
     milestones = [epoch * steps_per_epoch for epoch in config.lr_milestones]
     return moved(multistep(_lr(config), config.lr_gamma, milestones), shift)
 
 
 def _cosine(config: Config, steps_per_epoch: int, shift: int) -> Schedule:
     total, shift = _end(config, steps_per_epoch, shift)
-    return moved(cosine(_lr(config), total), shift)
+    return moved(cosine(_lr(config), total, config.lr_end_factor), shift)
 
 
 def _poly(config: Config, steps_per_epoch: int, shift: int) -> Schedule:
     total, shift = _end(config, steps_per_epoch, shift)
-    return moved(poly(_lr(config), config.lr_power, total), shift)
+    return moved(poly(_lr(config), config.lr_power, total, config.lr_end_factor), shift)
+
+
+def _wsd(config: Config, steps_per_epoch: int, shift: int) -> Schedule:
+    total, shift = _end(config, steps_per_epoch, shift)
+    decay = config.lr_decay_steps
+    if decay is None:
+        decay = round(0.1 * total if config.lr_decay_epochs is None else config.lr_decay_epochs * steps_per_epoch)
+    return moved(wsd(_lr(config), decay, total, config.lr_end_factor), shift)
+
+
+def _onecycle(config: Config, steps_per_epoch: int, shift: int) -> Schedule:
+    total, shift = _end(config, steps_per_epoch, shift)
+    return moved(onecycle(_lr(config), total, config.lr_peak, config.lr_start_factor, config.lr_end_factor), shift)
 
 
 def _end(config: Config, steps_per_epoch: int, shift: int) -> tuple[int, int]:
@@ -94,14 +141,55 @@ def _end(config: Config, steps_per_epoch: int, shift: int) -> tuple[int, int]:
 
 
 SCHEDULES: Mapping[str, Callable[[Config, int, int], Schedule]] = MappingProxyType(
-    {"constant": _constant, "shrink": _shrink, "multistep": _multistep, "cosine": _cosine, "poly": _poly}
+    {
+        "constant": _constant,
+        "shrink": _shrink,
+        "multistep": _multistep,
+        "cosine": _cosine,
+        "poly": _poly,
+        "wsd": _wsd,
+        "onecycle": _onecycle,
+    }
 )
+OWN = "task"
 
 
-def learning_rate(config: Config, steps_per_epoch: int, shift: int = 0) -> Schedule:
+class OwnRate(Protocol):
+    """Task.learning_rate."""
+
+    def __call__(self, step: int, *, lr: float, steps_per_epoch: int, total_steps: int) -> float:
+        """The learning rate at a step."""
+
+
+def learning_rate(config: Config, steps_per_epoch: int, shift: int = 0, own: OwnRate | None = None) -> Schedule:
     """The learning rate that `config` asks for, warm-up included, at each step of epochs `steps_per_epoch` long.
 
-    After t steps (t + shift) / steps_per_epoch epochs are over (psnode.records.generations).
+    After t steps (t + shift) / steps_per_epoch epochs are over (psnode.records.generations). `own`: the schedule of the task.
     """
-    schedule = SCHEDULES[config.lr_schedule](config, steps_per_epoch, shift)
+    if config.lr_schedule == OWN:
+        if own is None:
+            raise ConfigurationError(
+                "--lr-schedule task needs a schedule of the task's own: write Task.learning_rate, or pass learning_rate to it"
+            )
+        schedule = _own(config, steps_per_epoch, shift, own)
+    else:
+        schedule = SCHEDULES[config.lr_schedule](config, steps_per_epoch, shift)
+    if config.warmup_steps:
+        return warmup(schedule, config.warmup_steps)
     return warmup(schedule, round(config.warmup_epochs * steps_per_epoch), shift)
+
+
+def _own(config: Config, steps_per_epoch: int, shift: int, own: OwnRate) -> Schedule:
+    total, shift = _end(config, steps_per_epoch, shift)
+
+    def rate(step: int) -> float:
+        found = own(step, lr=_lr(config), steps_per_epoch=steps_per_epoch, total_steps=total)
+        try:
+            value = float(found)
+        except (TypeError, ValueError, RuntimeError):
+            value = math.nan
+        if not 0 <= value < math.inf:
+            raise ConfigurationError(f"the task's learning rate of step {step} is {found!r}: it must be a number from 0 on")
+        return value
+
+    return moved(rate, shift)

@@ -26,7 +26,7 @@ from psnode.config.logs import hushed, shown
 from psnode.errors import ConfigurationError, PsnodeError, TransportError, in_one_line
 from psnode.exchange.routes import MASTER, Layout
 from psnode.jobs.job import exit_without_mpi, hello, limit_threads, signals
-from psnode.jobs.session_settings import configured
+from psnode.jobs.session_settings import configured, with_own_rate
 from psnode.protocol.channel import TAG, FrameChannel, RemoteFailureError
 from psnode.protocol.wire import Kind
 from psnode.records import checkpoint, tensorfile
@@ -37,6 +37,7 @@ from psnode.transport.mpi.environment import place
 if TYPE_CHECKING:
     import torch
 
+    from psnode.config.schedules import OwnRate
     from psnode.task import Batch
     from psnode.tasks.own_loop import Constraint, ParameterGroups
     from psnode.transport.base import Transport
@@ -51,8 +52,9 @@ class Session:
     """One rank's part of a job whose loop is the program's own; a context manager.
 
     `settings` are those of `psnode train`, by their names in Config; `constrain(model)` keeps the weights where they have to be
-    after each update, as Task.constrain; `parameter_groups` are as torch.optim takes them (Task.parameter_groups). When the
-    block ends, the model of every rank holds what the last checkpoint holds.
+    after each update, as Task.constrain; `parameter_groups` are as torch.optim takes them (Task.parameter_groups);
+    `learning_rate(step, lr=, steps_per_epoch=, total_steps=)` is a schedule of one's own (Task.learning_rate). When the block
+    ends, the model of every rank holds what the last checkpoint holds.
     """
 
     def __init__(
@@ -62,11 +64,15 @@ class Session:
         train_dir: Path | str,
         constrain: Constraint | None = None,
         parameter_groups: ParameterGroups = (),
+        learning_rate: OwnRate | None = None,
         **settings: Any,
     ) -> None:
         here = place()
         if here is None or here.size < 2:
             raise ConfigurationError("a session needs a master and at least one worker: mpirun -n 3 python PROGRAM")
+        if learning_rate is not None:
+            settings = with_own_rate(settings)
+        self._rate = learning_rate
         self._model, self._constraint, self._groups = model, constrain, parameter_groups
         self._config = configured(model, {**settings, "train_dir": Path(train_dir)}, here)
         self.rank, self.size = here
@@ -174,7 +180,7 @@ class Session:
             data = Streamed(loader, steps * taken)
             if config.resume and self.is_master:
                 _LOG.warning("the batches are an iterable's, which begins anew: they are not those of an unbroken run")
-        task = OwnLoop(self._model, data, self._constraint, self._groups)
+        task = OwnLoop(self._model, data, self._constraint, self._groups, self._rate)
         if self.is_master:
             from psnode.master import lead
 

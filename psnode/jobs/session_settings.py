@@ -12,6 +12,7 @@ from psnode.config.extensions import load_codec
 from psnode.config.load import load
 from psnode.config.names import PASSED
 from psnode.config.options import nearest
+from psnode.config.schedules import OWN
 from psnode.errors import ConfigurationError
 from psnode.jobs.job import default_threads
 from psnode.plan.groups import DEFAULT_GROUP_BYTES
@@ -35,6 +36,15 @@ _NOT_HERE = {
     "precision": "the loop enters torch.autocast itself",
     "batch_size": "it is that of the loader of s.batches",
 }
+
+
+def with_own_rate(given: Mapping[str, Any]) -> dict[str, Any]:
+    """`given` settings of a session with a schedule of its own. ConfigurationError if they name another one."""
+    if given.get("lr_schedule", OWN) != OWN:
+        raise ConfigurationError(
+            f"learning_rate is the session's schedule, and lr_schedule is {given['lr_schedule']}: leave one of the two out"
+        )
+    return {**given, "lr_schedule": OWN}
 
 
 def configured(model: torch.nn.Module, given: Mapping[str, Any], here: Place) -> Config:

@@ -16,7 +16,6 @@ from psnode.errors import CheckpointError, PsnodeError, StoppedError
 from psnode.exchange.machine import Machine
 from psnode.exchange.routes import MASTER, Layout, routes_of
 from psnode.exchange.shard.consistency import rule_of
-from psnode.exchange.shard.optimizer import Constraint
 from psnode.exchange.shard.shard import Shard
 from psnode.master import replanning
 from psnode.master.agreement import among, require_one_version, what_to_send
@@ -96,11 +95,10 @@ def _lead(link: FrameChannel, config: Config, make_task: Callable[[Config], Task
     inventory.check(model, statistics)
     with claim(config) as run:
         try:
-            constraint = task.constrain if task.constrains else None
             groups = groups_of(task.parameter_groups(model), model, run.config)
             if config.resume:
                 refuse_other_groups(groups, run.resume_point.parameter_groups)
-            return _run(link, run, model, statistics, layout, constraint, groups)
+            return _run(link, run, task, model, statistics, layout, groups)
         except StoppedError as error:  # before it began: whoever watches the directory learns why nothing comes
             _summary(run, error.step, _REASONS[error.exit_code], error.exit_code, 0).write(run.path)
             raise
@@ -109,10 +107,10 @@ def _lead(link: FrameChannel, config: Config, make_task: Callable[[Config], Task
 def _run(
     link: FrameChannel,
     run: RunDirectory,
+    task: Task,
     model: torch.nn.Module,
     statistics: dict[str, str],
     layout: Layout,
-    constraint: Constraint | None,
     groups: tuple[ParameterGroup, ...],
 ) -> int:
     """Gather the ranks, agree on a plan, put the shard and the master together, and serve."""
@@ -121,13 +119,14 @@ def _run(
     ready = gather_ready(link, run, ranks, 5 * run.config.pause_deadline)
     applied = applied_before(rule, run.resume_point.checkpoint)
     examples, step = ready[workers[0]].examples, run.resume_point.step
-    sharding = Sharding(run.config, examples, workers, run.parts(len(workers)), applied, version=step)
+    sharding = Sharding(run.config, examples, workers, run.parts(len(workers)), applied, version=step, own_rate=task.own_rate)
     events = Events(run.path)
     run, plan = _planned(link, run, model, {rank: ready[rank] for rank in workers}, sharding, events)
     replanning.check(run.resume_point, plan)
     recipients = routes_of(layout, plan)[0].heirs(MASTER)
     tell_of_the_run(run, plan, ready, workers, sharding)
     config, tracer = run.config, Tracer(0, enabled=run.config.timeline)
+    constraint = task.constrain if task.constrains else None
     with Shard(
         plan, config, run.scheme, model, link, rule, sharding.rate, recipients, tracer, constraint=constraint,
         parameter_groups=groups,
@@ -178,7 +177,8 @@ def _planned(
     if run.resume_point.plan is not None:
         return run, run.resume_point.plan
     size = group_bytes_for(
-        link, run.config, run.scheme, model, ready, steps=sharding.last_step, epoch=sharding.epochs.steps,
+        link, run.config, run.scheme, model, ready,
+        steps=sharding.last_step, epoch=sharding.epochs.steps, lr=sharding.schedule(0),
         tell=lambda reason: events.tell("calibrated", 0, reason=reason),
     )  # fmt: skip
     run = replace(run, config=replace(run.config, group_bytes=size))

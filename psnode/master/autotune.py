@@ -12,7 +12,6 @@ from dataclasses import replace
 import torch
 
 from psnode.config import Config
-from psnode.config.schedules import learning_rate
 from psnode.config.scheme import Scheme
 from psnode.master.startup import plan_for
 from psnode.master.trial_run import ROUNDS, TrialRun
@@ -36,9 +35,12 @@ def group_bytes_for(
     *,
     steps: int,
     epoch: int,
+    lr: float,
     tell: Callable[[str], None],
 ) -> int:
-    """--group-bytes for a run of `steps`, `epoch` of them an epoch: as configured, else the default or the rehearsals' choice.
+    """--group-bytes for a run of `steps`, `epoch` of them an epoch, with the learning rate `lr`.
+
+    As configured, else the default or the rehearsals' choice.
 
     Short runs, models that make one group, and workers of one process, which take turns, get the default. `tell` hears how long
     which sizes took.
@@ -49,7 +51,6 @@ def group_bytes_for(
     whole = 4 * plan_for(answer, scheme, config).size
     if config.local is not None or steps < FEWEST_STEPS or whole <= SMALL_MODEL_BYTES:
         return DEFAULT_GROUP_BYTES
-    lr = learning_rate(config, epoch)(0)
     rehearsed: dict[Plan, float] = {}
 
     def seconds(group_bytes: int) -> float:

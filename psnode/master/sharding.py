@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from psnode.config import Config
-from psnode.config.schedules import learning_rate
+from psnode.config.schedules import OwnRate, learning_rate
 from psnode.master.applied import Applied
 from psnode.master.startup import Epochs, epochs_of
 from psnode.protocol.messages import Reshard
@@ -18,7 +18,7 @@ _NEVER = 1 << 53
 class Sharding:
     """The shares of the run's last part: those of `ranks`, in this order, of `examples`.
 
-    `parts` of the run, where its `epochs` stand by them, and the learning rate's `schedule`.
+    `own_rate`: the task's schedule. `parts` of the run, where its `epochs` stand by them, and the learning rate's `schedule`.
 
     Where a version may stand for any number of gradients, epochs stand by those that were `applied`, from the start of the run
     on: all epochs are then counted in gradients, and the shift is the number that versions lack.
@@ -35,8 +35,9 @@ class Sharding:
         parts: Sequence[Generation],
         applied: Applied | None = None,
         version: int = 0,
+        own_rate: OwnRate | None = None,
     ) -> None:
-        self._config = config
+        self._config, self._own_rate = config, own_rate
         self._examples = examples
         self.ranks = tuple(ranks)
         self._rates: dict[int, float] = {}  # by version
@@ -58,7 +59,7 @@ class Sharding:
         if self.applied is not None:
             gradients = self._examples // (self._config.batch_size * self._config.batches_per_step)
             self.epochs = Epochs(gradients, self.applied.gradients - self._version, self.epochs.sample_shift)
-        self.schedule = learning_rate(self._config, self.epochs.steps, self.epochs.shift)
+        self.schedule = learning_rate(self._config, self.epochs.steps, self.epochs.shift, self._own_rate)
 
     def count(self, version: int, contributors: Iterable[tuple[int, int]]) -> None:
         """`version` is complete, by the gradients of `contributors`, each a rank and a step of its own."""

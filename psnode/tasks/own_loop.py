@@ -11,18 +11,27 @@ from psnode.task import Batch, Data, Task
 if TYPE_CHECKING:
     import torch
 
+    from psnode.config.schedules import OwnRate
+
 Constraint = Callable[["torch.nn.Module"], None]
 ParameterGroups = Sequence[Mapping[str, Any]]
 
 
 class OwnLoop(Task):
-    """The task of psnode.session. `constraint`: as Task.constrain; `groups`: what Task.parameter_groups returns."""
+    """The task of psnode.session. `constraint`: as Task.constrain; `groups`: what Task.parameter_groups returns; `rate`: as
+    Task.learning_rate."""
 
     def __init__(
-        self, model: torch.nn.Module, data: Data | None, constraint: Constraint | None, groups: ParameterGroups = ()
+        self,
+        model: torch.nn.Module,
+        data: Data | None,
+        constraint: Constraint | None,
+        groups: ParameterGroups = (),
+        rate: OwnRate | None = None,
     ) -> None:
         super().__init__()
         self._model, self._data, self._constraint, self._groups = model, data, constraint, groups
+        self._rate = rate
 
     def model(self) -> torch.nn.Module:
         """The program's model itself."""
@@ -53,6 +62,11 @@ class OwnLoop(Task):
     def parameter_groups(self, model: torch.nn.Module) -> ParameterGroups:
         """The program's groups."""
         return self._groups
+
+    @property
+    def own_rate(self) -> OwnRate | None:
+        """The program's schedule, if there is one."""
+        return self._rate
 
     @property
     def constrains(self) -> bool:

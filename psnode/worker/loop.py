@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from psnode.config import Config
-from psnode.config.schedules import learning_rate
+from psnode.config.schedules import OwnRate, learning_rate
 from psnode.exchange.gradients import Gradients
 from psnode.exchange.receiver import Receiver
 from psnode.exchange.replica import Replica
@@ -61,6 +61,7 @@ class Worker:
     share: Share
     deal: Callable[[Reshard, int, Share | None], Share]  # this rank's part of a deal, behind a version and another share
     tracer: Tracer
+    own_rate: OwnRate | None = None  # Task.learning_rate
     _void: list[Batch] | None = None  # of a step that was begun and not taken
 
     def train(self) -> None:
@@ -193,7 +194,7 @@ class Worker:
 
     def _count_epochs(self, shift: int) -> None:
         """From here on steps count epochs from `shift`."""
-        lr = learning_rate(self.config, self._steps_per_epoch, shift)
+        lr = learning_rate(self.config, self._steps_per_epoch, shift, self.own_rate)
         self.sender.reschedule(lr, self._steps_per_epoch, shift, self._workers)
 
     def _stand_by(self, flags: Flag) -> Flag:

@@ -13,7 +13,7 @@ import torch
 
 from psnode.config import Config
 from psnode.config.extensions import load_codec
-from psnode.config.schedules import learning_rate
+from psnode.config.schedules import OwnRate, learning_rate
 from psnode.config.scheme import Scheme
 from psnode.exchange.gradients import Gradients
 from psnode.exchange.machine import Machine
@@ -59,6 +59,7 @@ class WorkerContext:
     sampler: Sampler
     computation: Computation
     patience: float
+    own_rate: OwnRate | None = None  # Task.learning_rate
 
     def next_start(self) -> Start:
         """The next PLAN; frames carry its job from here on."""
@@ -97,7 +98,7 @@ class WorkerContext:
             [route.up(link.rank) for route in routes],
             gradients,
             seed=config.seed,
-            lr=learning_rate(config, start.steps_per_epoch, start.shift),
+            lr=learning_rate(config, start.steps_per_epoch, start.shift, self.own_rate),
             steps_per_epoch=start.steps_per_epoch,
             shift=start.shift,
             workers=self.sampler.workers,
@@ -130,6 +131,7 @@ class WorkerContext:
             share=Share.behind(self.data, sampler, finished, start.last_step - start.step),
             deal=self.deal,
             tracer=tracer,
+            own_rate=self.own_rate,
         )
 
     def deal(self, deal: Reshard, version: int, before: Share | None) -> Share:
@@ -201,7 +203,18 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
     )
     link.send(MASTER, Kind.READY, ready.to_bytes())
     context = WorkerContext(
-        link, config, Scheme.from_dict(setup.scheme), directory, device, model, data, layout, sampler, computation, patience
+        link,
+        config,
+        Scheme.from_dict(setup.scheme),
+        directory,
+        device,
+        model,
+        data,
+        layout,
+        sampler,
+        computation,
+        patience,
+        task.own_rate,
     )
     while (start := context.next_start()).rehearsal:
         context.rehearse(start)

@@ -57,7 +57,10 @@ def test_what_needs_no_rehearsal_is_decided_without_the_workers(
     config = Config(scheme="dense", **changed)
     ready = {1: Ready([["w", [rows, 1000]]], None, 100, False)}
     nobody = cast(FrameChannel, None)
-    assert group_bytes_for(nobody, config, resolve(config), nn.Module(), ready, steps=steps, epoch=10, tell=print) == expected
+    assert (
+        group_bytes_for(nobody, config, resolve(config), nn.Module(), ready, steps=steps, epoch=10, lr=0.1, tell=print)
+        == expected
+    )
 
 
 class HeardError(Exception):
@@ -83,7 +86,8 @@ def test_a_rehearsal_runs_its_passes_as_the_run_will(late: list[str], waits: str
     ready = {2: Ready([["w", [2000, 1000]]], None, 100, False), 1: seen_first}
     with pytest.raises(HeardError):
         group_bytes_for(
-            cast(FrameChannel, link), config, resolve(config), nn.Module(), ready, steps=FEWEST_STEPS, epoch=10, tell=print
+            cast(FrameChannel, link), config, resolve(config), nn.Module(), ready,
+            steps=FEWEST_STEPS, epoch=10, lr=0.1, tell=print,
         )  # fmt: skip
     start = Start.from_bytes(link.body)
     assert (start.rehearsal, start.late, start.waits) == (True, late, bool(waits))

@@ -7,6 +7,7 @@ session_program.py DIRECTORY JSON: `settings` of the session, and what is specia
     die       [rank, step]: be killed there
     augment   draw noise for every example
     dropout   have a layer of it
+    halve     have a schedule of the program's own: half the rate after every so many steps
     workers   processes of the DataLoader
 
 Each rank leaves rank-R.json: the examples that it drew at each step, its weights' digest, updates.
@@ -64,7 +65,10 @@ def main(folder: Path, plan: dict[str, Any]) -> None:
     data, model = Points(plan.get("augment", False)), network(plan.get("dropout", 0.0))
     loader = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True, num_workers=plan.get("workers", 0))
     drawn = []
-    with psnode.session(model, train_dir=folder / "run", tensorboard=False, threads=1, **plan["settings"]) as s:
+    own = {}
+    if halve := plan.get("halve"):
+        own = {"learning_rate": lambda step, lr, **known: lr * 0.5 ** (step // halve)}
+    with psnode.session(model, train_dir=folder / "run", tensorboard=False, threads=1, **own, **plan["settings"]) as s:
         for indices, x, y in s.batches(loader):
             print(f"rank {s.rank} at {s.version}", flush=True)
             if [s.rank, s.version] == plan.get("fail"):

@@ -1,4 +1,4 @@
-"""Parameter groups in real MPI jobs: under overlap, and in a session."""
+"""Parameter groups in real MPI jobs: under overlap, and in a session with a schedule of its own."""
 
 from __future__ import annotations
 
@@ -36,20 +36,22 @@ def test_a_job_that_overlaps_ends_with_the_weights_of_one_that_does_not(mpirun: 
     assert all(name.endswith("bias") for name in groups[1]["params"])
 
 
-def test_a_session_takes_groups_as_torch_does(mpirun: Any, tmp_path: Path) -> None:
+def test_a_session_takes_groups_and_a_schedule_of_its_own_as_torch_does(mpirun: Any, tmp_path: Path) -> None:
     groups = [{"params": ["0.weight", "3.weight"], "lr": 0.05}, {"params": ["0.bias", "3.bias"], "weight_decay": 0.0}]
     settings = {"scheme": "dense", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "max_steps": 6, "parameter_groups": groups}
-    job = mpirun(3, [PROGRAM, tmp_path, json.dumps({"settings": settings})])
+    job = mpirun(3, [PROGRAM, tmp_path, json.dumps({"settings": settings, "halve": 2})])
     assert job.code == 0, job
     drawn = [json.loads((tmp_path / f"rank-{rank}.json").read_bytes())["drawn"] for rank in (1, 2)]
     model, data = network(), Points()
     named = dict(model.named_parameters())
     theirs = [{**group, "params": [named[name] for name in group["params"]]} for group in groups]
     optimizer = torch.optim.SGD(theirs, 0.1, momentum=0.9, weight_decay=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
     for one, two in zip(*drawn, strict=True):
         optimizer.zero_grad()
         functional.cross_entropy(model(data.x[one + two]), data.y[one + two]).backward()
         optimizer.step()
+        schedule.step()
     newest = tmp_path / "run" / "checkpoints" / "step-00000006" / "model.safetensors"
     from safetensors.torch import load_file
 
