@@ -150,14 +150,17 @@ class Session:
         self._worker.stop()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        code = 0 if error is None else 1
+        code = 0 if error is None else _code_of(error)
         try:
             if error is None:
                 self._require_end()
+            elif self._worker is not None and self._worker.over:  # the job has ended well, and nobody listens any more
+                with contextlib.suppress(PsnodeError, SystemExit):
+                    self._finish()
             elif not self._over:
                 self._tell(error)
         except SystemExit as left:
-            code = left.code if isinstance(left.code, int) else 1
+            code = _code_of(left)
             raise
         finally:
             self._close(code)
@@ -280,6 +283,13 @@ class Session:
 def _brief(error: BaseException) -> BaseException:
     """`error` without its traceback, which the rank itself shows."""
     return error if isinstance(error, PsnodeError) else PsnodeError(in_one_line(error))
+
+
+def _code_of(error: BaseException) -> int:
+    """The exit code of a program that ends with `error`."""
+    if not isinstance(error, SystemExit):
+        return 1
+    return error.code if isinstance(error.code, int) else int(error.code is not None)
 
 
 def _leave(code: int) -> None:

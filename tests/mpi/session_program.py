@@ -3,6 +3,7 @@
 session_program.py DIRECTORY JSON: `settings` of the session, and what is special about the loop:
 
     fail      [rank, step]: raise an exception there
+    fail_behind  the same, once the step is taken
     leave     [rank, step]: break off the loop there
     die       [rank, step]: be killed there
     augment   draw noise for every example
@@ -80,6 +81,8 @@ def main(folder: Path, plan: dict[str, Any]) -> None:
             loss = functional.cross_entropy(output, y)
             loss.backward()
             s.step(loss, {"top1": int((output.argmax(1) == y).sum())})
+            if [s.rank, s.version] == plan.get("fail_behind"):
+                raise ValueError("the program's own mistake")
             if [s.rank, s.version] == plan.get("leave"):
                 break
     found = {

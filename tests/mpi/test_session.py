@@ -125,6 +125,15 @@ def test_a_mistake_on_one_worker_ends_the_job_in_one_line_behind_a_checkpoint(mp
     assert saved(tmp_path / "run")
 
 
+def test_a_mistake_behind_the_last_step_shows_its_traceback_of_a_run_that_is_completed(mpirun: Any, tmp_path: Path) -> None:
+    plan = {"settings": {**DENSE, "max_steps": 3, "eval_freq": 0}, "fail_behind": [2, 3]}
+    job = mpirun(3, [PROGRAM, tmp_path, json.dumps(plan)])
+    assert job.code == 1, job
+    assert "ValueError: the program's own mistake" in job.err
+    assert "psnode: error" not in job.err
+    assert json.loads((tmp_path / "run" / "summary.json").read_bytes())["stop_reason"] == "completed"
+
+
 def test_a_loop_that_is_left_early_ends_the_job_in_one_line(mpirun: Any, tmp_path: Path) -> None:
     plan = {"settings": {**DENSE, "max_steps": 500, "eval_freq": 0}, "leave": [1, 3]}
     job = mpirun(3, [PROGRAM, tmp_path, json.dumps(plan)])
@@ -156,6 +165,16 @@ def test_a_signal_leaves_a_checkpoint_and_ends_every_rank_with_75(mpirun: Any, t
     assert (ended["stop_reason"], ended["exit_code"]) == ("signal", 75)
     assert (tmp_path / "run" / "checkpoints" / f"step-{ended['steps']:08d}").is_dir()
     assert not list(tmp_path.glob("rank-*.json"))  # what stands behind the block does not run
+
+
+def test_a_signal_after_a_death_ends_the_ranks_that_are_left_with_75(mpirun: Any, tmp_path: Path) -> None:
+    plan = {"settings": {**DENSE, "max_steps": 100_000, "eval_freq": 0, "min_workers": 1}, "die": [2, 3]}
+    job = mpirun.start(3, [PROGRAM, tmp_path, json.dumps(plan)], fault_tolerant=True)
+    job.wait_for("rank 1 at 6")
+    job.process.send_signal(signal.SIGUSR1)
+    done = job.wait(300)
+    assert done.code == 75, done
+    assert json.loads((tmp_path / "run" / "summary.json").read_bytes())["stop_reason"] == "signal"
 
 
 def test_the_example_trains_and_tells_of_the_same_model_on_every_rank(mpirun: Any, tmp_path: Path) -> None:
