@@ -37,6 +37,7 @@ from psnode.transport.mpi.environment import place
 if TYPE_CHECKING:
     import torch
 
+    from psnode.config import Config
     from psnode.config.schedules import OwnRate
     from psnode.task import Batch
     from psnode.tasks.own_loop import Constraint, ParameterGroups
@@ -167,7 +168,7 @@ class Session:
 
     def _begin(self, loader: Iterable[Batch], steps_per_epoch: int | None) -> None:
         """Agree with the other ranks on everything; on rank 0 serve until the end."""
-        from psnode.tasks.data.loader import Dealt, Streamed, is_map_style, length_of
+        from psnode.tasks.data.loader import Dealt, Streamed, is_map_style, steps_in
         from psnode.tasks.own_loop import OwnLoop
 
         assert self._transport is not None
@@ -176,27 +177,35 @@ class Session:
         self._config = config = replace(config, batch_size=batch)
         data: Dealt | Streamed
         if dealt is not None:
+            if steps_per_epoch is not None:
+                raise ConfigurationError("steps_per_epoch is for iterables: the examples of this loader say how long an epoch is")
             data = dealt
         else:
-            steps = steps_per_epoch or length_of(loader) // config.batches_per_step
+            steps = steps_in(loader, config.batches_per_step, steps_per_epoch)
             taken = batch * config.batches_per_step * len(Layout.of(self.size, config.spares).computing)
             data = Streamed(loader, steps * taken)
             if config.resume and self.is_master:
                 _LOG.warning("the batches are an iterable's, which begins anew: they are not those of an unbroken run")
         task = OwnLoop(self._model, data, self._constraint, self._groups, self._rate)
+
+        def agree(agreed: Config) -> OwnLoop:
+            if dealt is not None and batch != agreed.batch_size:
+                raise ConfigurationError(
+                    f"the loader has batch_size={batch} here and {agreed.batch_size} on rank 0: it must be the same"
+                )
+            return task
+
         if self.is_master:
             from psnode.master import lead
 
             self._leads = True
-            code = lead(self._transport, config, lambda agreed: task, hello())
+            code = lead(self._transport, config, agree, hello())
             self._hand_out(code)
             return
         from psnode.worker.startup import join
         from psnode.worker.stepwise import StepwiseWorker
 
-        worker = join(
-            self._link, 5 * config.pause_deadline + config.start_deadline, lambda agreed: task, contextlib.nullcontext()
-        )
+        worker = join(self._link, 5 * config.pause_deadline + config.start_deadline, agree, contextlib.nullcontext())
         self._worker = StepwiseWorker(worker)
 
     def _hand_out(self, code: int) -> None:

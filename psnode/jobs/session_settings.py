@@ -52,6 +52,15 @@ def configured(model: torch.nn.Module, given: Mapping[str, Any], here: Place) ->
 
     ConfigurationError for a name that is no setting, or one that has no meaning in a session.
     """
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigurationError(f"a session trains a torch.nn.Module, not a {type(model).__name__}")
+    if "optimizer" in given and not isinstance(given["optimizer"], str):
+        raise ConfigurationError(
+            f"optimizer is a name in a session, such as sgd, not an object of {type(given['optimizer']).__name__}: rank 0 makes "
+            "it, of that name with the settings lr, momentum, weight_decay and nesterov"
+        )
     known = settings()
     for name in given:
         if name not in known:

@@ -263,11 +263,11 @@ def unreportable(samples: object, metrics: Mapping[Any, Any]) -> str:
     if not _is_integer(samples) or cast(int, samples) < 0:
         return f"Task.size must return a whole number of examples, not {samples!a}"
     if len(metrics) > _MOST_METRICS:
-        return f"Task.metrics returns {len(metrics)} metrics, the most are {_MOST_METRICS}: leave some out"
+        return f"{len(metrics)} metrics of a batch are more than {_MOST_METRICS}: leave some out"
     for item in metrics.items():
         if not _is_metric(item):
             return (
-                f"Task.metrics: the name of a metric is a text of at most {_LONGEST_NAME} characters, no controls among them, "
+                f"the name of a metric is a text of at most {_LONGEST_NAME} characters, no controls among them, "
                 f"and its sum a number: not {ascii(item[0])[:_SHOWN]}: {ascii(item[1])[:_SHOWN]}"
             )
     return ""

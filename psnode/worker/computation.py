@@ -55,7 +55,7 @@ def number(name: Any, metric: Any) -> float:
     try:
         return float(metric)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise ConfigurationError(f"Task.metrics: {name!a} is no number: {error}") from error
+        raise ConfigurationError(f"metric {name!a} is no number: {error}") from error
 
 
 class Computation:

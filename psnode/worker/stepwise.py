@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from psnode.errors import ConfigurationError, NonFiniteLossError
+from psnode.errors import ConfigurationError, NonFiniteLossError, in_one_line
 from psnode.exchange.routes import MASTER
 from psnode.protocol.channel import ENOUGH
 from psnode.protocol.messages import unreportable
@@ -69,7 +69,7 @@ class StepwiseWorker:
         """
         if not self._pending or self._passes is None:
             raise ConfigurationError("s.step() without a batch: call it once for each batch of s.batches, after loss.backward()")
-        value = None if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+        value = None if loss is None else _scalar(loss)
         if value is not None and not math.isfinite(value):
             raise NonFiniteLossError(value, self._worker.link.rank, self._passes.step)
         sums = {name: number(name, metric) for name, metric in metrics.items()}
@@ -125,6 +125,15 @@ class StepwiseWorker:
                 "or sum the losses, or accumulate with batches_per_step=K; give checkpoint() use_reentrant=False"
             )
         hooks.flush()
+
+
+def _scalar(loss: torch.Tensor | float) -> float:
+    try:
+        return float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigurationError(
+            f"the loss of s.step must be one number, the mean over the batch: {in_one_line(error)}"
+        ) from error
 
 
 def together(outcomes: list[Outcome]) -> Outcome:

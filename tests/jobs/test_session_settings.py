@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 import psnode
@@ -59,12 +60,21 @@ def test_a_resumed_session_needs_the_workers_that_it_has_now(tmp_path: Path) -> 
         ({"network": "FC"}, r"network has no meaning"),
         ({"overlap": True}, r"overlap has no meaning"),
         ({"lr": -1.0}, r"--lr"),
+        (
+            {"optimizer": torch.optim.SGD([torch.zeros(1)])},
+            r"optimizer is a name in a session, .*, not an object of SGD: rank 0 makes it",
+        ),
     ],
 )
 def test_what_has_no_meaning_is_refused_in_one_line(tmp_path: Path, given: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigurationError, match=text) as caught:
         config(tmp_path, **given)
     assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_module_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"a session trains a torch\.nn\.Module, not a list"):
+        configured([nn.Linear(2, 2)], {"train_dir": tmp_path}, Place(1, 4))  # type: ignore[arg-type]  # the mistake
 
 
 def test_a_program_that_no_launcher_started_is_told_how(tmp_path: Path) -> None:

@@ -177,6 +177,38 @@ def test_a_signal_after_a_death_ends_the_ranks_that_are_left_with_75(mpirun: Any
     assert json.loads((tmp_path / "run" / "summary.json").read_bytes())["stop_reason"] == "signal"
 
 
+AGAIN = """
+import pathlib, sys
+import torch
+import psnode
+from tests.mpi.session_program import Points, network
+
+def begin_another():
+    try:
+        psnode.session(network(), train_dir=folder / "other").__enter__()
+    except SystemExit as end:
+        print("refused with", end.code)
+
+folder, model = pathlib.Path(sys.argv[1]), network()
+loader = torch.utils.data.DataLoader(Points(), batch_size=8, shuffle=True)
+with psnode.session(model, train_dir=folder / "run", scheme="dense", lr=0.1, max_steps=2, threads=1, tensorboard=False) as s:
+    begin_another()
+    for _, x, y in s.batches(loader):
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        s.step()
+begin_another()
+"""
+
+
+def test_another_session_in_the_same_program_is_refused_in_a_line(mpirun: Any, tmp_path: Path) -> None:
+    job = mpirun(2, ["-c", AGAIN, tmp_path])
+    assert job.code == 0, job
+    assert job.out.count("refused with 2") == 4  # twice on each rank
+    assert job.err.count("error: this process takes part in a job already") == 2
+    assert job.err.count("error: MPI has ended in this process and cannot begin again") == 2
+    assert not (tmp_path / "other").exists()
+
+
 def test_the_example_trains_and_tells_of_the_same_model_on_every_rank(mpirun: Any, tmp_path: Path) -> None:
     job = mpirun(3, [EXAMPLE, tmp_path / "run"])
     assert job.code == 0, job

@@ -183,6 +183,11 @@ def frozen(worker: StepwiseWorker, model: nn.Module) -> None:
     worker.step(None, {})
 
 
+def no_scalar(worker: StepwiseWorker, model: nn.Module) -> None:
+    loss_of(model, worker.draw()).backward()
+    worker.step(torch.ones(2), {})
+
+
 def no_metric(worker: StepwiseWorker, model: nn.Module) -> None:
     loss_of(model, worker.draw()).backward()
     worker.step(None, {"top1": "many"})
@@ -198,7 +203,8 @@ def no_metric(worker: StepwiseWorker, model: nn.Module) -> None:
         (early_gradient, r"parameter used\.weight has a gradient before the step's own"),
         (written, r"parameter used\.weight"),
         (frozen, r"parameter used\.bias was frozen"),
-        (no_metric, r"'top1' is no number"),
+        (no_metric, r"metric 'top1' is no number"),
+        (no_scalar, r"the loss of s\.step must be one number, the mean over the batch"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )

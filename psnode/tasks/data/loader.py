@@ -128,17 +128,31 @@ def length_of(loader: Iterable[Batch]) -> int:
     try:
         found = len(loader)  # type: ignore[arg-type]  # the question
     except TypeError:
-        found = 0
-    if not found:
         raise ConfigurationError(
             "the iterable has no length, by which epochs are counted: say s.batches(iterable, steps_per_epoch=N)"
+        ) from None
+    if not found:
+        raise ConfigurationError("the iterable has no batches: its length is 0")
+    return found
+
+
+def steps_in(loader: Iterable[Batch], batches_per_step: int, stated: int | None) -> int:
+    """Steps of an epoch of an iterable: as `stated`, or by its length. ConfigurationError if there is none."""
+    if stated is not None:
+        if isinstance(stated, bool) or not isinstance(stated, int) or stated < 1:
+            raise ConfigurationError(f"steps_per_epoch must be a whole number of at least 1, not {stated!r}")
+        return stated
+    if not (found := length_of(loader) // batches_per_step):
+        raise ConfigurationError(
+            f"the iterable has fewer batches ({length_of(loader)}) than batches_per_step ({batches_per_step})"
         )
     return found
 
 
 def _shuffles(loader: DataLoader[Any]) -> bool:
     plain = type(loader.batch_sampler) is torch.utils.data.BatchSampler
-    return plain and type(loader.sampler) is RandomSampler and not loader.sampler.replacement
+    sampler = loader.sampler
+    return plain and type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(sampler.data_source)
 
 
 def _drawn(sampler: Sampler, finished: int, last: int) -> Iterator[Drawn]:

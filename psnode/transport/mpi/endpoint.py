@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 DEFAULT_POOL_BYTES = 256 << 20
 _ABORT_SECONDS = 2.0
+_THREAD = "psnode-mpi"
 
 
 def start(*, seconds: float = 60.0, piece_bytes: int = DEFAULT_PIECE_BYTES, pool_bytes: int = DEFAULT_POOL_BYTES) -> MpiTransport:
@@ -38,13 +39,22 @@ def start(*, seconds: float = 60.0, piece_bytes: int = DEFAULT_PIECE_BYTES, pool
         MissingRanksError, DeadlineExceededError: some rank has not called MPI_Init in time; named if all are on this host.
             Leave with `os._exit`: nothing can end that call.
         TransportError: MPI cannot be initialised or was initialised without thread support.
-        ConfigurationError: mpi4py is not installed, or an argument is out of bounds.
+        ConfigurationError: mpi4py is not installed, an argument is out of bounds, or MPI has begun here before and cannot again.
     """
     if not 1 <= piece_bytes <= DEFAULT_PIECE_BYTES:
         raise ConfigurationError(f"piece_bytes is {piece_bytes}: choose 1..{DEFAULT_PIECE_BYTES}")
-    inboxes, pool = Inboxes(), Pool(pool_bytes)
-    body = MpiThread(_load(), inboxes, pool, piece_bytes)
-    thread = threading.Thread(target=body.run, name="psnode-mpi", daemon=True)
+    inboxes, pool, mpi = Inboxes(), Pool(pool_bytes), _load()
+    if any(thread.name == _THREAD for thread in threading.enumerate()):
+        raise ConfigurationError(
+            "this process takes part in a job already: a program has one session, or one psnode.run, at a time"
+        )
+    if mpi.Is_finalized():
+        raise ConfigurationError(
+            "MPI has ended in this process and cannot begin again: a program has one session, or one psnode.run, unless it "
+            "initialises MPI itself (from mpi4py import MPI)"
+        )
+    body = MpiThread(mpi, inboxes, pool, piece_bytes)
+    thread = threading.Thread(target=body.run, name=_THREAD, daemon=True)
     thread.start()
     if not body.started.wait(seconds):
         if absent := body.absent():

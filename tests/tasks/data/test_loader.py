@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
 from psnode.errors import ConfigurationError
-from psnode.tasks.data.loader import Dealt, Streamed, is_map_style, length_of
+from psnode.tasks.data.loader import Dealt, Streamed, is_map_style, steps_in
 from psnode.tasks.data.sampler import Sampler, permutation
 
 
@@ -66,8 +66,14 @@ def test_a_collate_function_and_a_data_set_that_reads_batches_are_kept() -> None
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"sampler": RandomSampler(Noisy(), replacement=True)}, {"sampler": range(20)}, {"batch_size": None}],
-    ids=["in order", "with replacement", "own sampler", "single examples"],
+    [
+        {},
+        {"sampler": RandomSampler(Noisy(), replacement=True)},
+        {"sampler": range(20)},
+        {"batch_size": None},
+        {"sampler": RandomSampler(Noisy(), num_samples=9)},
+    ],
+    ids=["in order", "with replacement", "own sampler", "single examples", "some of the examples"],
 )
 def test_a_loader_that_draws_in_another_way_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="shuffle=True"):
@@ -95,7 +101,24 @@ def test_what_has_indices_and_what_has_a_length() -> None:
     assert is_map_style(DataLoader(numbers, batch_size=2))
     assert not is_map_style(DataLoader(Stream(), batch_size=2))
     assert not is_map_style([1, 2])
-    assert length_of(DataLoader(numbers, batch_size=2)) == 3
+    assert steps_in(DataLoader(numbers, batch_size=2), 1, None) == 3
+    assert steps_in(DataLoader(numbers, batch_size=2), 2, None) == 1
+    assert steps_in(itertools.count(), 2, 7) == 7
     for endless in (itertools.count(), DataLoader(Stream(), batch_size=2)):
         with pytest.raises(ConfigurationError, match="steps_per_epoch=N"):
-            length_of(endless)
+            steps_in(endless, 1, None)
+
+
+@pytest.mark.parametrize(
+    ("loader", "stated", "text"),
+    [
+        ([1, 2], 0, "steps_per_epoch must be a whole number of at least 1, not 0"),
+        ([1, 2], -3, "steps_per_epoch must be a whole number of at least 1, not -3"),
+        ([1, 2], 1.5, "steps_per_epoch must be a whole number of at least 1, not 1.5"),
+        ([], None, "the iterable has no batches"),
+        ([1], None, r"fewer batches \(1\) than batches_per_step \(2\)"),
+    ],
+)
+def test_an_epoch_without_steps_is_refused(loader: list[int], stated: Any, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        steps_in(loader, 2, stated)
