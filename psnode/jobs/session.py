@@ -186,7 +186,8 @@ class Session:
             data = Streamed(loader, steps * taken)
             if config.resume and self.is_master:
                 _LOG.warning("the batches are an iterable's, which begins anew: they are not those of an unbroken run")
-        task = OwnLoop(self._model, data, self._constraint, self._groups, self._rate)
+        examples = batch if dealt is not None else 0
+        task = OwnLoop(self._model, data, self._constraint, self._groups, self._rate, examples=examples)
 
         def agree(agreed: Config) -> OwnLoop:
             if dealt is not None and batch != agreed.batch_size:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from psnode.errors import ConfigurationError
@@ -30,7 +32,7 @@ def choose_device(enable_gpu: bool, local_rank: int = 0) -> torch.device:
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """`batch` with its tensors, also those inside tuples, lists and dicts, on `device`."""
+    """`batch` with its tensors, also those inside tuples, lists and mappings, on `device`."""
     import torch
 
     if isinstance(batch, torch.Tensor):
@@ -39,6 +41,10 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
         return {key: to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(to_device(value, device) for value in batch))
+    if isinstance(batch, MutableMapping):
+        found = copy(batch)
+        found.update((key, to_device(value, device)) for key, value in batch.items())
+        return found
     if isinstance(batch, (tuple, list)):
         return type(batch)(to_device(value, device) for value in batch)
     return batch

@@ -19,7 +19,7 @@ ParameterGroups = Sequence[Mapping[str, Any]]
 
 class OwnLoop(Task):
     """The task of psnode.session. `constraint`: as Task.constrain; `groups`: what Task.parameter_groups returns; `rate`: as
-    Task.learning_rate."""
+    Task.learning_rate; `examples`: those of a batch, if that is known."""
 
     def __init__(
         self,
@@ -28,10 +28,12 @@ class OwnLoop(Task):
         constraint: Constraint | None,
         groups: ParameterGroups = (),
         rate: OwnRate | None = None,
+        *,
+        examples: int = 0,
     ) -> None:
         super().__init__()
         self._model, self._data, self._constraint, self._groups = model, data, constraint, groups
-        self._rate = rate
+        self._rate, self._examples = rate, examples
 
     def model(self) -> torch.nn.Module:
         """The program's model itself."""
@@ -51,8 +53,8 @@ class OwnLoop(Task):
         raise ConfigurationError("the run was trained by a loop of its own, which alone knows its loss")
 
     def size(self, batch: Batch) -> int:
-        """The length of the first tensor in `batch`, 1 if there is none."""
-        return length(batch) or 1
+        """Number of examples in `batch`, as far as its loader tells; else the length of its first tensor, 1 if there is none."""
+        return self._examples or length(batch) or 1
 
     def constrain(self, model: torch.nn.Module) -> None:
         """Apply the program's constraint."""
@@ -75,12 +77,12 @@ class OwnLoop(Task):
 
 
 def length(batch: Batch) -> int | None:
-    """Length of the first tensor with dimensions in `batch`, also inside tuples, lists and dicts."""
+    """Length of the first tensor with dimensions in `batch`, also inside tuples, lists and mappings."""
     import torch
 
     if isinstance(batch, torch.Tensor):
         return len(batch) if batch.dim() else None
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         return length(list(batch.values()))
     if isinstance(batch, (tuple, list)):
         return next((found for part in batch if (found := length(part)) is not None), None)

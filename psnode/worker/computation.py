@@ -131,7 +131,7 @@ class Computation:
                 if hooks is not None:
                     hooks.flush()
                 total += value / len(batches)
-                samples += whole(self._task.size(batch))
+                samples += self.size(batch)
                 with torch.no_grad():
                     for name, metric in self._task.metrics(outputs, batch).items():
                         key = str(name) if isinstance(name, int) else name  # as JSON has it
@@ -139,6 +139,10 @@ class Computation:
             if problem := unreportable(samples, sums):
                 raise ConfigurationError(problem)
             return Outcome(total, samples, sums, time.perf_counter() - start)
+
+    def size(self, batch: Batch) -> int:
+        """Number of examples in `batch`, by the task."""
+        return whole(self._task.size(batch))
 
     def check_trained(self, step: int) -> None:
         """ConfigurationError if a parameter was frozen or unfrozen since the start: the plan holds those trained then."""

@@ -16,7 +16,6 @@ from psnode.protocol.messages import unreportable
 from psnode.protocol.wire import Kind
 from psnode.task import Batch
 from psnode.tasks.device import to_device
-from psnode.tasks.own_loop import length
 from psnode.worker.computation import Outcome, number, seed_torch
 from psnode.worker.loop import Passes, Worker
 
@@ -59,7 +58,7 @@ class StepwiseWorker:
             seed_torch(self._worker.config.seed, self._worker.link.rank, step, self._device)
         if len(self._outcomes) == len(batches) - 1:
             self._worker.hooks.arm()
-        self._size = length(batches[len(self._outcomes)]) or 1
+        self._size = self._worker.computation.size(batches[len(self._outcomes)])
         return to_device(batches[len(self._outcomes)], self._device)
 
     def step(self, loss: torch.Tensor | float | None, metrics: Mapping[str, Any]) -> bool:

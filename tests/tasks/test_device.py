@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import UserDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from psnode.exchange.device_copies import SideStream
 from psnode.exchange.gradients import Gradients
 from psnode.exchange.replica import Replica, describe, trainable
 from psnode.plan.groups import make_plan
-from psnode.tasks.device import choose_device
+from psnode.tasks.device import choose_device, to_device
 from psnode.transport.loopback import loopback_group
 from psnode.transport.mpi.environment import local_rank
 from psnode.transport.mpi.thread import _local_rank
@@ -24,6 +25,15 @@ from psnode.worker.computation import seed_torch
 
 OMPI = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8"}
 SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8"}
+
+
+def test_a_batch_that_is_a_mapping_of_its_own_kind_is_moved_too() -> None:
+    batch = UserDict(x=torch.ones(2), names=["a"], pair=(torch.ones(1), 3))  # as a Hugging Face BatchEncoding is one
+    moved = to_device(batch, torch.device("meta"))
+    assert isinstance(moved, UserDict)
+    assert (moved["x"].device.type, moved["pair"][0].device.type) == ("meta", "meta")
+    assert (moved["names"], moved["pair"][1]) == (["a"], 3)
+    assert batch["x"].device.type == "cpu"
 
 
 @pytest.mark.parametrize(

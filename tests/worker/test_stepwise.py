@@ -6,6 +6,7 @@ import contextlib
 import copy
 import json
 import threading
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,13 @@ def test_losses_need_not_be_told_and_no_checkpoint_is_judged_then(tmp_path: Path
     facts = [checkpoint.Checkpoint.open(path).facts for path in checkpoint.complete(tmp_path)]
     assert [fact["step"] for fact in facts] == [2, 4, 6]
     assert [fact["sound"] for fact in facts] == [None] * 3
+
+
+def test_examples_of_a_batch_are_the_loaders_or_those_of_its_first_tensor() -> None:
+    image = torch.zeros(3, 8, 8)
+    assert OwnLoop(Net(), None, None, examples=5).size([[image] * 5, {}]) == 5  # as detection collates: a tensor's length is 3
+    assert OwnLoop(Net(), None, None).size(UserDict(ids=torch.zeros(4, 7))) == 4
+    assert OwnLoop(Net(), None, None).size(("no", "tensor")) == 1
 
 
 def test_a_run_may_be_ended_early_by_the_program(tmp_path: Path) -> None:
