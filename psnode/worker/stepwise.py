@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from psnode.errors import ConfigurationError, NonFiniteLossError, in_one_line
 from psnode.exchange.routes import MASTER
@@ -34,6 +35,8 @@ class StepwiseWorker:
         self._outcomes: list[Outcome] = []  # of the batches of this step so far
         self._passes: Passes | None = None
         self._go_on(next(self._steps, None))
+        self._trained = {id(parameter) for parameter in worker.replica.parameters.values()}
+        self._optimizers = register_optimizer_step_pre_hook(self._refuse_other_optimizers)
 
     @property
     def version(self) -> int:
@@ -89,6 +92,7 @@ class StepwiseWorker:
 
     def close(self) -> None:
         """End the threads, and take the hooks off the model."""
+        self._optimizers.remove()
         self._steps.close()
         self._worker.close()
 
@@ -111,6 +115,14 @@ class StepwiseWorker:
                     f"parameter {name} has a gradient before the step's own: a backward pass that is to count belongs "
                     "between a batch of s.batches and its s.step(), and no other"
                 )
+
+    def _refuse_other_optimizers(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """An optimizer sees no gradient of the session's parameters: without a word it would do nothing."""
+        if any(id(parameter) in self._trained for group in optimizer.param_groups for parameter in group["params"]):
+            raise ConfigurationError(
+                f"an optimizer of the program's own ({type(optimizer).__name__}) steps over parameters of the session, whose "
+                "gradients have left: remove its step(), and say optimizer, lr, momentum, weight_decay to the session"
+            )
 
     def _finish_backward(self) -> None:
         assert self._passes is not None

@@ -138,6 +138,21 @@ def test_examples_of_a_batch_are_the_loaders_or_those_of_its_first_tensor() -> N
     assert OwnLoop(Net(), None, None).size(("no", "tensor")) == 1
 
 
+def test_an_optimizer_of_another_model_steps_beside_the_session_and_of_this_one_behind_it(tmp_path: Path) -> None:
+    model, other = Net(), Net()
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    with stepping(tmp_path, model, max_steps=1) as worker:
+        batch = worker.draw()
+        (loss_of(model, batch) + loss_of(other, batch)).backward()
+        optimizer.step()
+        worker.step(None, {})
+    before = [parameter.detach().clone() for parameter in (model.used.weight, other.used.weight, Net().used.weight)]
+    assert not torch.equal(before[1], before[2])
+    loss_of(model, batches()[0]).backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert not torch.equal(model.used.weight, before[0])
+
+
 def test_a_run_may_be_ended_early_by_the_program(tmp_path: Path) -> None:
     model = Net()
     with stepping(tmp_path, model, max_steps=100) as worker:
@@ -191,6 +206,13 @@ def frozen(worker: StepwiseWorker, model: nn.Module) -> None:
     worker.step(None, {})
 
 
+def other_optimizer(worker: StepwiseWorker, model: nn.Module) -> None:
+    optimizer = torch.optim.Adam(model.parameters())
+    loss_of(model, worker.draw()).backward()
+    optimizer.step()
+    worker.step(None, {})
+
+
 def no_scalar(worker: StepwiseWorker, model: nn.Module) -> None:
     loss_of(model, worker.draw()).backward()
     worker.step(torch.ones(2), {})
@@ -211,6 +233,7 @@ def no_metric(worker: StepwiseWorker, model: nn.Module) -> None:
         (early_gradient, r"parameter used\.weight has a gradient before the step's own"),
         (written, r"parameter used\.weight"),
         (frozen, r"parameter used\.bias was frozen"),
+        (other_optimizer, r"an optimizer of the program's own \(Adam\) steps .* remove its step\(\)"),
         (no_metric, r"metric 'top1' is no number"),
         (no_scalar, r"the loss of s\.step must be one number, the mean over the batch"),
     ],
