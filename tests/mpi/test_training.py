@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +57,6 @@ def alive(text: str) -> list[int]:
     return found
 
 
-def test_a_job_over_mpi_ends_as_the_same_job_in_one_process(mpirun: Any, tmp_path: Path) -> None:
-    flags = ["--scheme", "atomo", "--max-steps", "12", "--eval-freq", "4"]
-    done = mpirun(4, [*TRAIN, *flags, "--train-dir", tmp_path / "mpi"])
-    assert done.code == 0, done
-    assert run(local(tmp_path / "local", scheme="atomo", max_steps=12)) == 0
-    assert summary(tmp_path / "mpi")["model_hash"] == summary(tmp_path / "local")["model_hash"]
-    for direction in ("uplink_bytes", "downlink_bytes"):  # reports hold timings, whose length in JSON varies
-        assert summary(tmp_path / "mpi")[direction] == pytest.approx(summary(tmp_path / "local")[direction], rel=0.001)
-
-
 @pytest.mark.parametrize(
     ("scheme", "feedback", "killed_at"),
     [("identity", "none", 1), ("qsgd", "none", 7), ("atomo", "none", 8), ("qsgd", "ef", 13), ("atomo", "ef", 18)],
@@ -76,16 +65,16 @@ def test_a_killed_job_resumes_to_the_same_weights(
     mpirun: Any, tmp_path: Path, scheme: str, feedback: str, killed_at: int
 ) -> None:
     flags = [*TRAIN, "--scheme", scheme, "--feedback", feedback, "--max-steps", "20", "--eval-freq", "4"]
-    run(local(tmp_path / "whole", scheme=scheme, feedback=feedback, max_steps=20))
-    job = mpirun.start(4, [*flags, "--train-dir", tmp_path / "killed"])
+    run(local(tmp_path / "whole", local=2, scheme=scheme, feedback=feedback, max_steps=20))
+    job = mpirun.start(3, [*flags, "--train-dir", tmp_path / "killed"])
     job.wait_for(f"step {killed_at}/")
     job.kill()
     assert not (tmp_path / "killed" / "summary.json").exists()
     if killed_at == 18:
-        resumed = mpirun(4, [*flags, "--train-dir", tmp_path / "killed", "--resume"])
+        resumed = mpirun(3, [*flags, "--train-dir", tmp_path / "killed", "--resume"])
         assert resumed.code == 0, resumed
     else:  # without three more imports of PyTorch
-        assert run(local(tmp_path / "killed", scheme=scheme, feedback=feedback, max_steps=20, resume=True)) == 0
+        assert run(local(tmp_path / "killed", local=2, scheme=scheme, feedback=feedback, max_steps=20, resume=True)) == 0
     assert summary(tmp_path / "killed")["model_hash"] == summary(tmp_path / "whole")["model_hash"]
     steps = [json.loads(line)["step"] for line in (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(1, 21))
@@ -99,7 +88,7 @@ def test_a_signal_to_the_master_leaves_a_checkpoint_to_go_on_from(
     mpirun: Any, tmp_path: Path, number: int, code: int, reason: str
 ) -> None:
     flags = [*TRAIN, "--max-steps", "200", "--eval-freq", "1000", "--train-dir", tmp_path / "run"]
-    job = mpirun.start(3, flags)
+    job = mpirun.start(2, flags)
     job.wait_for("step 5/")
     os.kill(job.rank_pids()[0], number)
     done = job.wait(300)
@@ -108,16 +97,15 @@ def test_a_signal_to_the_master_leaves_a_checkpoint_to_go_on_from(
     assert ended["stop_reason"] == reason
     assert 5 <= ended["steps"] < 200
     assert (tmp_path / "run" / "checkpoints" / f"step-{ended['steps']:08d}").is_dir()
-    more = local(tmp_path / "run", local=2, max_steps=ended["steps"] + 3, eval_freq=1000, resume=True)
+    more = local(tmp_path / "run", local=1, max_steps=ended["steps"] + 3, eval_freq=1000, resume=True)
     assert run(more) == 0
     assert summary(tmp_path / "run")["steps"] == ended["steps"] + 3
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-def test_a_signal_to_one_rank_stops_the_job_with_a_checkpoint(rank: int, mpirun: Any, tmp_path: Path) -> None:
-    job = mpirun.start(3, [*TRAIN, "--max-steps", "200", "--eval-freq", "1000", "--train-dir", tmp_path / "run"])
+def test_a_signal_to_a_worker_stops_the_job_with_a_checkpoint(mpirun: Any, tmp_path: Path) -> None:
+    job = mpirun.start(2, [*TRAIN, "--max-steps", "200", "--eval-freq", "1000", "--train-dir", tmp_path / "run"])
     job.wait_for("step 5/")
-    os.kill(job.rank_pids()[rank], signal.SIGTERM)
+    os.kill(job.rank_pids()[1], signal.SIGTERM)
     assert job.wait(300).code == 75
     assert summary(tmp_path / "run")["stop_reason"] == "signal"
 
@@ -126,8 +114,7 @@ def test_a_signal_to_one_rank_stops_the_job_with_a_checkpoint(rank: int, mpirun:
 BAD = [
     (["--unknown-flag"], 2, "--unknown-flag"),  # as the command line is read
     (["--lr", "fast"], 2, "--lr"),
-    (["--network", "VGG11", "--dataset", "digits"], 2, "at least 32x32"),  # as the task is made
-    (["--dataset", "mnist", "--data-dir", "nowhere"], 2, "--data-dir"),
+    (["--dataset", "mnist", "--data-dir", "nowhere"], 2, "--data-dir"),  # as the task is made
     (["--num-aggregate", "1"], 2, "--num-aggregate"),  # by the number of workers
     (["--lr", "1e12"], 4, "rank"),  # by the training
 ]
@@ -191,28 +178,14 @@ def test_the_others_end_as_they_should_when_one_worker_has_raised_an_exception(m
     assert "5 of 5 rounds were not of all 2 workers" in done.out + done.err
 
 
-def test_a_rank_that_does_not_answer_is_named(mpirun: Any, tmp_path: Path) -> None:
-    job = mpirun.start(3, [*TRAIN, "--max-steps", "100000", "--deadline", "3", "--train-dir", tmp_path / "run"])
-    job.wait_for("step 5/")
-    stopped = job.rank_pids()[1]
-    os.kill(stopped, signal.SIGSTOP)
-    end = time.monotonic() + 300
-    while "rank 1 suspended" not in "".join(job.output()) and time.monotonic() < end:
-        time.sleep(0.1)
-    out, err = job.output()
-    assert "rank 1 suspended: not heard of for 3.0 s" in out + err
-    os.kill(stopped, signal.SIGCONT)
-    job.kill()
-
-
-def test_the_evaluator_follows_a_run_and_ends_with_it(mpirun: Any, tmp_path: Path) -> None:
-    train_dir = tmp_path / "run"
+def test_a_job_over_mpi_is_followed_by_the_evaluator_and_ends_as_the_same_job_in_one_process(mpirun: Any, tmp_path: Path) -> None:
+    train_dir = tmp_path / "mpi"
     evaluator = subprocess.Popen(
         [sys.executable, "-m", "psnode", "evaluate", "--train-dir", str(train_dir), "--interval", "0.1", "--patience", "30"],
         stdout=subprocess.PIPE,
         text=True,
     )
-    done = mpirun(3, [*TRAIN, "--max-steps", "20", "--eval-freq", "6", "--train-dir", train_dir])
+    done = mpirun(4, [*TRAIN, "--scheme", "atomo", "--max-steps", "20", "--eval-freq", "6", "--train-dir", train_dir])
     assert done.code == 0, done
     out, _ = evaluator.communicate(timeout=300)
     assert evaluator.returncode == 0
@@ -220,6 +193,11 @@ def test_the_evaluator_follows_a_run_and_ends_with_it(mpirun: Any, tmp_path: Pat
     assert [record["step"] for record in evaluated] == [6, 12, 18, 20]
     assert all(record["examples"] == 360 and 0 <= record["top1"] <= record["top5"] <= 1 for record in evaluated)
     assert out.count("top1") == 4
+
+    assert run(local(tmp_path / "local", scheme="atomo", max_steps=20, eval_freq=6)) == 0
+    assert summary(train_dir)["model_hash"] == summary(tmp_path / "local")["model_hash"]
+    for direction in ("uplink_bytes", "downlink_bytes"):  # reports hold timings, whose length in JSON varies
+        assert summary(train_dir)[direction] == pytest.approx(summary(tmp_path / "local")[direction], rel=0.001)
 
 
 def test_a_task_of_ones_own_runs_from_python(mpirun: Any, tmp_path: Path) -> None:
@@ -233,7 +211,7 @@ def test_a_task_of_ones_own_runs_from_python(mpirun: Any, tmp_path: Path) -> Non
         f"    config = psnode.Config(max_steps=5, train_dir={str(tmp_path / 'run')!r}, tensorboard=False)\n"
         "    sys.exit(psnode.run(task, config))\n"
     )
-    done = mpirun(3, [program], timeout=300)
+    done = mpirun(2, [program], timeout=300)
     assert done.code == 0, done
     assert summary(tmp_path / "run")["steps"] == 5
 
@@ -253,22 +231,21 @@ def test_workers_that_do_not_see_the_directory_send_their_state(mpirun: Any, tmp
     )
     train_dir = tmp_path / "hidden" / "run"
     flags = [*TRAIN, "--scheme", "qsgd", "--feedback", "ef", "--eval-freq", "4"]
-    run(local(tmp_path / "whole", scheme="qsgd", feedback="ef", max_steps=10))
-    first = mpirun(4, [wrapper, *flags, "--max-steps", "6", "--train-dir", train_dir])
+    run(local(tmp_path / "whole", local=2, scheme="qsgd", feedback="ef", max_steps=10))
+    first = mpirun(3, [wrapper, *flags, "--max-steps", "6", "--train-dir", train_dir])
     assert first.code == 0, first
     assert sorted(path.name for path in (train_dir / "checkpoints" / "step-00000006").glob("worker-*")) == [
         "worker-001.safetensors",
         "worker-002.safetensors",
-        "worker-003.safetensors",
     ]
-    second = mpirun(4, [wrapper, *flags, "--max-steps", "10", "--train-dir", train_dir, "--resume"])
+    second = mpirun(3, [wrapper, *flags, "--max-steps", "10", "--train-dir", train_dir, "--resume"])
     assert second.code == 0, second
     assert summary(train_dir)["model_hash"] == summary(tmp_path / "whole")["model_hash"]
 
 
 def test_launch_runs_a_job_and_returns_its_exit_code(tmp_path: Path) -> None:
     flags = ["--max-steps", "3", "--batch-size", "8", "--threads", "1", "--no-tensorboard", "--train-dir", str(tmp_path / "run")]
-    command = [sys.executable, "-m", "psnode", "launch", "-n", "2", "--", "train", *flags]
+    command = [sys.executable, "-m", "psnode", "launch", "-n", "1", "--", "train", *flags]
     for code in (0, 2):  # the second time the directory holds a run
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == code, done.stdout + done.stderr
