@@ -16,7 +16,6 @@ from psnode.bench import convergence
 from psnode.bench.convergence import markdown, run
 from psnode.errors import PsnodeError
 
-pytestmark = pytest.mark.serial
 COMMON = "--max-steps 6 --batch-size 8 --threads 1 --no-tensorboard"
 
 
@@ -32,6 +31,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convergence, "_psnode", psnode)
 
 
+@pytest.mark.serial
 def test_a_row_is_what_the_run_left_behind(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     result = run(["qsgd --lr 0.05"], COMMON, workers=2, seeds=[3], output=tmp_path, local=False)
@@ -47,6 +47,7 @@ def test_a_row_is_what_the_run_left_behind(tmp_path: Path) -> None:
     assert "| qsgd --lr 0.05 | 0.05 |" in markdown(result)
 
 
+@pytest.mark.serial
 def test_a_run_that_fails_is_reported(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     with pytest.raises(PsnodeError, match="exit code 2"):
@@ -101,8 +102,8 @@ def test_a_run_that_was_stopped_goes_on_and_one_with_other_settings_is_refused(t
 @pytest.mark.usefixtures("in_this_process")
 def test_schemes_keep_up_with_dense(tmp_path: Path) -> None:
     """On 360 test images the accuracy of one run has a standard deviation of about 1 point."""
-    common = "--max-steps 160 --batch-size 8 --lr 0.02 --lr-schedule cosine --threads 1 --no-tensorboard"
-    result = run(["dense", "qsgd", "efsignsgd --lr 0.2"], common, workers=4, seeds=[1], output=tmp_path, local=True)
+    common = "--max-steps 160 --batch-size 16 --lr 0.02 --lr-schedule cosine --threads 1 --no-tensorboard"
+    result = run(["dense", "qsgd", "efsignsgd --lr 0.2"], common, workers=2, seeds=[1], output=tmp_path, local=True)
     dense, *coded = result["rows"]
     assert dense["top1"] > 0.9
     for row in coded:
