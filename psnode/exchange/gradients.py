@@ -8,8 +8,14 @@ import torch
 from torch import nn
 
 from psnode.codecs.arrays import Floats, Parts
+from psnode.errors import ConfigurationError
 from psnode.exchange.device_copies import Coming, Fetch, SideStream
 from psnode.plan.groups import Plan
+
+
+def sparse_gradients(name: str) -> ConfigurationError:
+    """Error for a parameter whose gradients are no dense tensors."""
+    return ConfigurationError(f"parameter {name} has sparse gradients: use a dense embedding (sparse=False)")
 
 
 class Gradients:
@@ -39,6 +45,8 @@ class Gradients:
         """
         parameter, place = self._parameters[name], self._places[name]
         gradient, parameter.grad = parameter.grad, None
+        if gradient is not None and gradient.layout is not torch.strided:
+            raise sparse_gradients(name)
         if gradient is None:
             self._taken[name] = None
         elif self._fetch is None:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from psnode.errors import ConfigurationError
+from psnode.exchange.gradients import sparse_gradients
 from psnode.plan.groups import Plan
 
 
@@ -166,7 +167,7 @@ def finish_times(parameters: Mapping[str, nn.Parameter], backward: Callable[[Bac
     def hook(name: str) -> Callable[[torch.Tensor], None]:
         def record(parameter: torch.Tensor) -> None:
             if parameter.grad is not None and parameter.grad.layout is not torch.strided:
-                raise ConfigurationError(f"parameter {name} has sparse gradients: use a dense embedding (sparse=False)")
+                raise sparse_gradients(name)
             if parameter.is_cuda:
                 torch.cuda.synchronize(parameter.device)
             times[name] = times.get(name, 0) + 1

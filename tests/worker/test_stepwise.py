@@ -213,6 +213,11 @@ def other_optimizer(worker: StepwiseWorker, model: nn.Module) -> None:
     worker.step(None, {})
 
 
+def sparse_gradient(worker: StepwiseWorker, model: nn.Module) -> None:
+    worker.draw()
+    functional.embedding(torch.tensor([0]), model.get_parameter("used.weight"), sparse=True).sum().backward()  # type: ignore[no-untyped-call]
+
+
 def no_scalar(worker: StepwiseWorker, model: nn.Module) -> None:
     loss_of(model, worker.draw()).backward()
     worker.step(torch.ones(2), {})
@@ -234,6 +239,7 @@ def no_metric(worker: StepwiseWorker, model: nn.Module) -> None:
         (written, r"parameter used\.weight"),
         (frozen, r"parameter used\.bias was frozen"),
         (other_optimizer, r"an optimizer of the program's own \(Adam\) steps .* remove its step\(\)"),
+        (sparse_gradient, r"parameter used\.weight has sparse gradients: use a dense embedding"),
         (no_metric, r"metric 'top1' is no number"),
         (no_scalar, r"the loss of s\.step must be one number, the mean over the batch"),
     ],
