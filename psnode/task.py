@@ -117,6 +117,11 @@ class Task(ABC):
         return None if type(self).learning_rate is Task.learning_rate else self.learning_rate
 
     @property
+    def steps_per_epoch(self) -> int | None:
+        """Steps of an epoch, however many workers take them; None: as many as deal all examples among the workers."""
+        return None
+
+    @property
     def constrains(self) -> bool:
         """True if `constrain` does anything."""
         return type(self).constrain is not Task.constrain

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from psnode.config import Config
     from psnode.config.schedules import OwnRate
     from psnode.task import Batch
-    from psnode.tasks.own_loop import Constraint, ParameterGroups
+    from psnode.tasks.own_loop import Constraint, OwnLoop, ParameterGroups
     from psnode.transport.base import Transport
     from psnode.worker.stepwise import StepwiseWorker
 
@@ -168,31 +168,19 @@ class Session:
 
     def _begin(self, loader: Iterable[Batch], steps_per_epoch: int | None) -> None:
         """Agree with the other ranks on everything; on rank 0 serve until the end."""
-        from psnode.tasks.data.loader import Dealt, Streamed, is_map_style, steps_in
-        from psnode.tasks.own_loop import OwnLoop
+        from psnode.jobs.session_data import batch_size, own_loop
 
         assert self._transport is not None
-        config, dealt = self._config, Dealt(loader) if is_map_style(loader) else None
-        batch = dealt.batch_size if dealt is not None else getattr(loader, "batch_size", None) or 1
-        self._config = config = replace(config, batch_size=batch)
-        data: Dealt | Streamed
-        if dealt is not None:
-            if steps_per_epoch is not None:
-                raise ConfigurationError("steps_per_epoch is for iterables: the examples of this loader say how long an epoch is")
-            data = dealt
-        else:
-            steps = steps_in(loader, config.batches_per_step, steps_per_epoch)
-            taken = batch * config.batches_per_step * len(Layout.of(self.size, config.spares).computing)
-            data = Streamed(loader, steps * taken)
-            if config.resume and self.is_master:
-                _LOG.warning("the batches are an iterable's, which begins anew: they are not those of an unbroken run")
-        examples = batch if dealt is not None else 0
-        task = OwnLoop(self._model, data, self._constraint, self._groups, self._rate, examples=examples)
+        self._config = config = replace(self._config, batch_size=batch_size(loader))
+        workers = len(Layout.of(self.size, config.spares).computing)
+        task = own_loop(self._model, loader, steps_per_epoch, config, workers, self._constraint, self._groups, self._rate)
+        if config.resume and self.is_master and task.steps_per_epoch is not None:
+            _LOG.warning("the batches are an iterable's, which begins anew: they are not those of an unbroken run")
 
         def agree(agreed: Config) -> OwnLoop:
-            if dealt is not None and batch != agreed.batch_size:
+            if task.steps_per_epoch is None and config.batch_size != agreed.batch_size:
                 raise ConfigurationError(
-                    f"the loader has batch_size={batch} here and {agreed.batch_size} on rank 0: it must be the same"
+                    f"the loader has batch_size={config.batch_size} here and {agreed.batch_size} on rank 0: it must be the same"
                 )
             return task
 

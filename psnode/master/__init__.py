@@ -119,7 +119,10 @@ def _run(
     ready = gather_ready(link, run, ranks, 5 * run.config.pause_deadline)
     applied = applied_before(rule, run.resume_point.checkpoint)
     examples, step = ready[workers[0]].examples, run.resume_point.step
-    sharding = Sharding(run.config, examples, workers, run.parts(len(workers)), applied, version=step, own_rate=task.own_rate)
+    sharding = Sharding(
+        run.config, examples, workers, run.parts(len(workers)), applied, version=step, own_rate=task.own_rate,
+        steps=task.steps_per_epoch,
+    )  # fmt: skip
     events = Events(run.path)
     run, plan = _planned(link, run, model, {rank: ready[rank] for rank in workers}, sharding, events)
     replanning.check(run.resume_point, plan)

@@ -18,7 +18,8 @@ _NEVER = 1 << 53
 class Sharding:
     """The shares of the run's last part: those of `ranks`, in this order, of `examples`.
 
-    `own_rate`: the task's schedule. `parts` of the run, where its `epochs` stand by them, and the learning rate's `schedule`.
+    `own_rate`: the task's schedule; `steps`: those of an epoch, where the data are no examples to deal. `parts` of the run, where
+    its `epochs` stand by them, and the learning rate's `schedule`.
 
     Where a version may stand for any number of gradients, epochs stand by those that were `applied`, from the start of the run
     on: all epochs are then counted in gradients, and the shift is the number that versions lack.
@@ -36,8 +37,9 @@ class Sharding:
         applied: Applied | None = None,
         version: int = 0,
         own_rate: OwnRate | None = None,
+        steps: int | None = None,
     ) -> None:
-        self._config, self._own_rate = config, own_rate
+        self._config, self._own_rate, self._steps = config, own_rate, steps
         self._examples = examples
         self.ranks = tuple(ranks)
         self._rates: dict[int, float] = {}  # by version
@@ -56,6 +58,8 @@ class Sharding:
     def _take(self, parts: Sequence[Generation]) -> None:
         self.parts = tuple(parts)
         self.epochs = epochs_of(self._config, self.parts, self._examples)
+        if self.applied is None and self._steps is not None:
+            self.epochs = Epochs(self._steps, 0, self.epochs.sample_shift)
         if self.applied is not None:
             gradients = self._examples // (self._config.batch_size * self._config.batches_per_step)
             self.epochs = Epochs(gradients, self.applied.gradients - self._version, self.epochs.sample_shift)

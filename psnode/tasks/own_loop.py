@@ -19,7 +19,7 @@ ParameterGroups = Sequence[Mapping[str, Any]]
 
 class OwnLoop(Task):
     """The task of psnode.session. `constraint`: as Task.constrain; `groups`: what Task.parameter_groups returns; `rate`: as
-    Task.learning_rate; `examples`: those of a batch, if that is known."""
+    Task.learning_rate; `examples`: those of a batch, if that is known; `steps`: as Task.steps_per_epoch."""
 
     def __init__(
         self,
@@ -30,10 +30,11 @@ class OwnLoop(Task):
         rate: OwnRate | None = None,
         *,
         examples: int = 0,
+        steps: int | None = None,
     ) -> None:
         super().__init__()
         self._model, self._data, self._constraint, self._groups = model, data, constraint, groups
-        self._rate, self._examples = rate, examples
+        self._rate, self._examples, self._steps = rate, examples, steps
 
     def model(self) -> torch.nn.Module:
         """The program's model itself."""
@@ -69,6 +70,11 @@ class OwnLoop(Task):
     def own_rate(self) -> OwnRate | None:
         """The program's schedule, if there is one."""
         return self._rate
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Steps of an epoch of an iterable."""
+        return self._steps
 
     @property
     def constrains(self) -> bool:

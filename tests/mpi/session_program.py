@@ -10,6 +10,7 @@ session_program.py DIRECTORY JSON: `settings` of the session, and what is specia
     dropout   have a layer of it
     halve     have a schedule of the program's own: half the rate after every so many steps
     workers   processes of the DataLoader
+    stream    an IterableDataset's loader, with so many steps an epoch
 
 Each rank leaves rank-R.json: the examples that it drew at each step, its weights' digest, updates.
 """
@@ -50,6 +51,15 @@ class Points(torch.utils.data.Dataset[Any]):
         return index, self.x[index] + noise, self.y[index]
 
 
+class Stream(torch.utils.data.IterableDataset[Any]):
+    """Points of a rank: others on every one."""
+
+    def __iter__(self) -> Any:
+        rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+        data = Points()
+        return (data[index] for index in range(rank, EXAMPLES, 4))
+
+
 def network(dropout: float = 0.0) -> nn.Module:
     """The same on every rank."""
     torch.manual_seed(11)
@@ -65,12 +75,14 @@ def digest(model: nn.Module) -> str:
 def main(folder: Path, plan: dict[str, Any]) -> None:
     data, model = Points(plan.get("augment", False)), network(plan.get("dropout", 0.0))
     loader = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True, num_workers=plan.get("workers", 0))
+    if stream := plan.get("stream"):
+        loader = torch.utils.data.DataLoader(Stream(), batch_size=8)
     drawn = []
     own = {}
     if halve := plan.get("halve"):
         own = {"learning_rate": lambda step, lr, **known: lr * 0.5 ** (step // halve)}
     with psnode.session(model, train_dir=folder / "run", tensorboard=False, threads=1, **own, **plan["settings"]) as s:
-        for indices, x, y in s.batches(loader):
+        for indices, x, y in s.batches(loader, steps_per_epoch=stream):
             print(f"rank {s.rank} at {s.version}", flush=True)
             if [s.rank, s.version] == plan.get("fail"):
                 raise ValueError("the program's own mistake")

@@ -112,6 +112,22 @@ def test_a_coded_session_ends_with_equal_replicas_and_resumes_to_the_bit(mpirun:
         assert first[rank]["drawn"] + second[rank]["drawn"] == whole[rank]["drawn"]
 
 
+def test_epochs_of_an_iterable_are_the_stated_steps_also_for_another_number_of_workers(mpirun: Any, tmp_path: Path) -> None:
+    settings = {**DENSE, "eval_freq": 0, "epochs": 3}
+    first = train(mpirun, tmp_path, {**settings, "max_steps": 8}, stream=4)
+    assert [each["version"] for each in first] == [8] * 3
+    for rank in (1, 2):  # two batches of 8, over and over
+        assert first[rank]["drawn"] == [list(range(rank, 32, 4)), list(range(32 + rank, 64, 4))] * 4
+    plan = {"settings": {**settings, "max_steps": None, "resume": True}, "stream": 4}
+    job = mpirun(2, [PROGRAM, tmp_path, json.dumps(plan)])
+    assert job.code == 0, job
+    assert "the batches are an iterable's, which begins anew" in job.err
+    found = json.loads((tmp_path / "rank-1.json").read_bytes())
+    assert found["version"] == 12
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [record["epoch"] for record in records] == [step / 4 for step in range(1, 13)]
+
+
 def test_a_mistake_on_one_worker_ends_the_job_in_one_line_behind_a_checkpoint(mpirun: Any, tmp_path: Path) -> None:
     plan = {"settings": {**DENSE, "max_steps": 500, "eval_freq": 100}, "fail": [2, 3]}
     job = mpirun(3, [PROGRAM, tmp_path, json.dumps(plan)])

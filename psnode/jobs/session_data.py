@@ -1,0 +1,43 @@
+"""Data of a session: what its loader says of batches and epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from psnode.config import Config
+from psnode.errors import ConfigurationError
+from psnode.task import Batch
+from psnode.tasks.data.loader import Dealt, Streamed, is_map_style, steps_in
+from psnode.tasks.own_loop import Constraint, OwnLoop, ParameterGroups
+
+if TYPE_CHECKING:
+    import torch
+
+    from psnode.config.schedules import OwnRate
+
+
+def batch_size(loader: Iterable[Batch]) -> int:
+    """Examples of a batch, as the loader says; 1 if it does not."""
+    return getattr(loader, "batch_size", None) or 1
+
+
+def own_loop(
+    model: torch.nn.Module,
+    loader: Iterable[Batch],
+    steps_per_epoch: int | None,
+    config: Config,
+    workers: int,
+    constraint: Constraint | None,
+    groups: ParameterGroups,
+    rate: OwnRate | None,
+) -> OwnLoop:
+    """The task of a loop over `loader` on `workers` ranks. ConfigurationError for a loader that does not say enough."""
+    if is_map_style(loader):
+        dealt = Dealt(loader)
+        if steps_per_epoch is not None:
+            raise ConfigurationError("steps_per_epoch is for iterables: the examples of this loader say how long an epoch is")
+        return OwnLoop(model, dealt, constraint, groups, rate, examples=dealt.batch_size)
+    steps = steps_in(loader, config.batches_per_step, steps_per_epoch)
+    streamed = Streamed(loader, steps * workers * config.batch_size * config.batches_per_step)
+    return OwnLoop(model, streamed, constraint, groups, rate, steps=steps)
