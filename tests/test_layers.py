@@ -146,7 +146,7 @@ def test_the_kind_of_consistency_is_asked_for_in_one_place() -> None:
 def test_the_master_reaches_the_data_plane_through_the_shard() -> None:
     """Routes, the rule, the shard, its events with the types in them, and the backlog; no part that a shard is made of."""
     shard = {"routes", "shard", "consistency", "events", "backlog"}
-    names = {"clipping.Clipped", "machine.Machine"}
+    names = {"clipping.Clipped", "machine.Machine", "compilation.prepare", "replica.describe"}
     reached = {
         f"{node.module.rpartition('.')[2]}.{alias.name}"
         for path in (PACKAGE / "master").rglob("*.py")

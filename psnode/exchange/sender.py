@@ -15,7 +15,6 @@ import torch
 from psnode.codecs import Codec, Payload
 from psnode.codecs.arrays import Bytes
 from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
-from psnode.codecs.rng import Key
 from psnode.codecs.sources import restore
 from psnode.config.schedules import Schedule
 from psnode.config.scheme import Scheme
@@ -85,15 +84,6 @@ class GradientSender:
         self._idle = threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, name=f"encode-{link.rank}", daemon=True)
         self._thread.start()
-
-    def warm_up(self) -> None:
-        """Compile the kernels by coding zeros, without touching any memory."""
-        smallest: dict[str, SegmentCoder] = {}
-        for coder in sorted((c for coders in self._coders for c in coders), key=lambda coder: coder.segment.size):
-            smallest.setdefault(coder.segment.codec, coder)
-        for coder in smallest.values():
-            zeros = np.zeros(coder.segment.shape, np.float32)
-            coder.feedback.push(zeros, coder.feedback.init(zeros.size), coder.codec(0), Key.derive(0))
 
     def begin(self, step: int, version: int, *, measure: bool) -> None:
         """The groups to come belong to `step` and were computed on weights of `version`.

@@ -7,13 +7,16 @@ import errno
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from psnode.config import Config
 from psnode.errors import CheckpointError, PsnodeError, StoppedError
+from psnode.exchange.compilation import prepare
 from psnode.exchange.machine import Machine
+from psnode.exchange.replica import describe
 from psnode.exchange.routes import MASTER, Layout, routes_of
 from psnode.exchange.shard.consistency import rule_of
 from psnode.exchange.shard.shard import Shard
@@ -35,7 +38,7 @@ from psnode.master.resuming import tell_of_the_start
 from psnode.master.sharding import Sharding
 from psnode.master.soundness import Soundness
 from psnode.master.startup import gather_ready, job_digest, plan_for, send_start
-from psnode.plan.groups import Plan
+from psnode.plan.groups import Plan, plan_of
 from psnode.protocol.channel import ENOUGH, FrameChannel, RemoteFailureError
 from psnode.protocol.messages import Failure, Ready
 from psnode.protocol.wire import Kind
@@ -116,7 +119,8 @@ def _run(
     """Gather the ranks, agree on a plan, put the shard and the master together, and serve."""
     ranks, workers = layout.readers, layout.computing
     rule = rule_of(run.config, len(workers))
-    ready = gather_ready(link, run, ranks, 5 * run.config.pause_deadline)
+    kernels = partial(prepare, plan_of(describe(model), run.scheme, run.config), run.scheme, run.config)
+    ready = gather_ready(link, run, ranks, 5 * run.config.pause_deadline, kernels)
     applied = applied_before(rule, run.resume_point.checkpoint)
     examples, step = ready[workers[0]].examples, run.resume_point.step
     sharding = Sharding(
@@ -159,7 +163,6 @@ def _run(
                 history=History(run.path) if config.record_history else None,
                 behind=behind,
             )
-            shard.warm_up()
             tell_of_the_bytes(plan, run.scheme, len(workers))
             _serve(master, ready[workers[0]].waits)
     if config.timeline:

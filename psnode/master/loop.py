@@ -76,6 +76,7 @@ class Master:
         CheckpointError if the disk does not take that one.
         """
         self._prepare()
+        self.recorder.begin()
         self._finish_round(first=True)
         while not (self.job_state.stopping and not self.pending and not self._missing_traces()):
             event = self._next_event()

@@ -48,6 +48,10 @@ class StepRecorder:
         self._loss: float | None = None
         self.first = (0, 0)  # bytes up and down of the first step's own frames, once its record is made
 
+    def begin(self) -> None:
+        """The first round is about to be opened: its time is counted from here."""
+        self._last_close = time.perf_counter()
+
     def count_epochs(self, steps: int, shift: int) -> None:
         """From here on an epoch has so many steps, and steps are counted from `shift`."""
         self._steps_per_epoch, self._shift = steps, shift

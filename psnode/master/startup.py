@@ -15,7 +15,7 @@ from psnode.config.scheme import Scheme
 from psnode.errors import ConfigurationError, DeadlineExceededError, StoppedError
 from psnode.exchange.shard.consistency import gradients_a_round
 from psnode.master.agreement import Lacking, among, besides, hand_out, messages
-from psnode.plan.groups import DEFAULT_GROUP_BYTES, Plan, Tensor, make_plan
+from psnode.plan.groups import Plan, Tensor, plan_of
 from psnode.protocol.channel import FrameChannel, StopRequest
 from psnode.protocol.messages import Ready, Setup, Start, plain
 from psnode.protocol.wire import Frame, Kind
@@ -28,14 +28,17 @@ from psnode.task import Task
 MakeTask = Callable[[Config], Task]
 
 
-def gather_ready(link: FrameChannel, run: RunDirectory, workers: Sequence[int], patience: float) -> dict[int, Ready]:
-    """Hand the configuration down and wait until every worker has built its model and data.
+def gather_ready(
+    link: FrameChannel, run: RunDirectory, workers: Sequence[int], patience: float, meanwhile: Callable[[], None] = lambda: None
+) -> dict[int, Ready]:
+    """Hand the configuration down, do `meanwhile`, and wait until every worker has built its model and data.
 
     ConfigurationError if they do not agree on the model or on the number of examples, StoppedError if one of the ranks is asked
     to stop.
     """
     setup = Setup(run.config.to_dict(), run.scheme.to_dict(), str(run.path), run.mark)
     link.send(workers, Kind.CONFIG, setup.to_bytes())
+    meanwhile()
     found: dict[int, Ready] = {}
     end = time.monotonic() + patience
     while len(found) < len(workers):
@@ -68,13 +71,7 @@ def plan_for(ready: Ready, scheme: Scheme, config: Config) -> Plan:
     """The plan by rule, in the order in which worker 1 saw gradients finish."""
     shapes = {name: tuple(shape) for name, shape in ready.tensors}
     order = ready.order if ready.order is not None else list(shapes)
-    return make_plan(
-        [Tensor(name, shapes[name]) for name in order],
-        scheme.codec,
-        group_by=config.group_by,  # type: ignore[arg-type]  # its choices are the literals
-        group_bytes=config.group_bytes or DEFAULT_GROUP_BYTES,
-        min_compress_bytes=config.min_compress_bytes,
-    )
+    return plan_of([Tensor(name, shapes[name]) for name in order], scheme, config)
 
 
 def job_digest(config: Config, scheme: Scheme, plan: Plan, mark: str) -> int:

@@ -50,7 +50,6 @@ class TrialRun:
         self._link.send(self._workers, Kind.PLAN, start.to_bytes())
         config, rule, tracer = replace(self._config, norm_cap=0.0), Synchronous(len(self._workers)), Tracer(0, enabled=False)
         with Shard(self._plan, config, self._scheme, self._model, self._link, rule, constant(lr), self._workers, tracer) as shard:
-            shard.warm_up()
             seconds = median(self._rounds(shard))
         self._model.load_state_dict(before)
         return seconds

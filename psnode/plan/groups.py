@@ -15,7 +15,9 @@ from typing import Any, Literal
 
 from psnode.codecs import Codec, get_codec
 from psnode.codecs.rng import Key
+from psnode.config import Config
 from psnode.config.names import DENSE
+from psnode.config.scheme import Scheme
 from psnode.errors import ConfigurationError
 
 GroupBy = Literal["layer", "bytes", "model"]
@@ -203,6 +205,17 @@ def make_plan(
                 index += 1
             groups.append(Group(len(groups), tuple(segments)))
     return Plan(tuple(ordered), tuple(groups))
+
+
+def plan_of(tensors: Sequence[Tensor], scheme: Scheme, config: Config) -> Plan:
+    """The plan of `tensors` that `scheme` and the settings say."""
+    return make_plan(
+        tensors,
+        scheme.codec,
+        group_by=config.group_by,  # type: ignore[arg-type]  # its choices are the literals
+        group_bytes=config.group_bytes or DEFAULT_GROUP_BYTES,
+        min_compress_bytes=config.min_compress_bytes,
+    )
 
 
 def _codec_for(tensor: Tensor, spec: str, min_compress_bytes: int) -> str:

@@ -15,6 +15,7 @@ from psnode.config import Config
 from psnode.config.extensions import load_codec
 from psnode.config.schedules import OwnRate, learning_rate
 from psnode.config.scheme import Scheme
+from psnode.exchange.compilation import prepare
 from psnode.exchange.gradients import Gradients
 from psnode.exchange.machine import Machine
 from psnode.exchange.receiver import Receiver
@@ -22,7 +23,7 @@ from psnode.exchange.replica import Replica, describe
 from psnode.exchange.routes import MASTER, Layout, routes_of
 from psnode.exchange.sender import GradientSender
 from psnode.exchange.shard.consistency import Rule, rule_of
-from psnode.plan.groups import Plan, downlink_codecs
+from psnode.plan.groups import Plan, downlink_codecs, plan_of
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Ready, Reshard, Setup, Start
 from psnode.protocol.wire import Kind
@@ -107,7 +108,6 @@ class WorkerContext:
         if start.restore is not None:
             tensors = _restore(start, link, self.directory, replica, sender, self.patience)
             finished = resumed(tensors, sampler, start.step, moves=rule.rounds_go_on)
-        sender.warm_up()
         tracer = Tracer(link.rank, enabled=config.timeline)
         receiver = Receiver(
             link, plan, replica, [route.down(link.rank) for route in routes], downlink_codecs(plan, scheme.downlink), tracer,
@@ -186,6 +186,9 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
             )  # fmt: skip
     directory = _shared(Path(setup.train_dir), setup.mark)
     tensors = [[tensor.name, list(tensor.shape)] for tensor in describe(model)]
+    if config.local is None:  # else the master has done so
+        scheme = Scheme.from_dict(setup.scheme)
+        prepare(plan_of(describe(model), scheme, config), scheme, config)
     link.forward_requests(MASTER)  # the master waits for us and nothing else
     contents = inventory.contents(model)
     machine = Machine.here()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from psnode.codecs.sinks import Added
 from psnode.codecs.sources import Difference
 from psnode.errors import CheckpointError
 from psnode.exchange.outgoing import OutgoingFrames
-from psnode.plan.groups import Group, Plan, Segment, downlink_codecs
+from psnode.plan.groups import Group, Plan, downlink_codecs
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Kind
@@ -61,12 +61,6 @@ class Downlink:
                 raise CheckpointError(f"the checkpoint's replica does not fit this network: {key} is missing or of another size")
             part.copy_(tensors[key])
 
-    def warm_up(self) -> None:
-        """Compile the kernels, without touching y."""
-        for segment, codec in smallest(self._segments, self._codecs or ()):
-            change = np.random.default_rng(0).standard_normal(segment.shape).astype(np.float32)
-            _move(codec, change, np.zeros_like(change), Key.derive(0))
-
     def send(self, group: Group, version: int) -> int:
         """Send the group's part of `version` to every worker; the bytes of all frames. One thread a group at a time."""
         if self._codecs is None:
@@ -100,11 +94,3 @@ class Downlink:
 def _move(codec: Codec, x: Floats, y: Floats, key: Key, out: Bytes | None = None, scratch: Floats | None = None) -> Payload:
     """Code x - y and move y by the decoded values."""
     return codec.encode(Difference(x, y, scratch), key, sink=Added(y), out=out)
-
-
-def smallest(segments: Iterable[Segment], codecs: Iterable[Codec]) -> list[tuple[Segment, Codec]]:
-    """Every codec once, with the smallest of its segments, enough to compile all kernels."""
-    found: dict[str, tuple[Segment, Codec]] = {}
-    for segment, codec in sorted(zip(segments, codecs, strict=False), key=lambda pair: pair[0].size):
-        found.setdefault(repr(codec), (segment, codec))
-    return list(found.values())

@@ -95,11 +95,3 @@ def limits(plan: Plan, scheme: Scheme) -> list[int]:
         max(form(phase).max_nbytes(segment.shape) for phase in phases(get_codec(segment.codec), scheme.ratio_warmup))
         for segment in plan.segments
     ]
-
-
-def warm_up(codec: Codec, payload: Payload) -> None:
-    """Compile the kernels that measure a payload of `codec`, with weights of both kinds."""
-    measured = codec.measure(payload)
-    sums = np.zeros(payload.size, np.float32)
-    for weight in (1.0, 0.3):
-        measured.add(sums, np.float32(weight))

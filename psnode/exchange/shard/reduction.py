@@ -11,7 +11,6 @@ import torch
 
 from psnode.codecs import Payload, get_codec
 from psnode.codecs.arrays import Floats
-from psnode.codecs.kernels.dots import inner_products
 from psnode.codecs.kernels.finite import all_finite
 from psnode.codecs.rng import Key
 from psnode.config.effects import MAJORITY
@@ -19,13 +18,13 @@ from psnode.config.scheme import Scheme
 from psnode.errors import CodecError, NormError, WireError
 from psnode.exchange.shard.aggregator import get_aggregator
 from psnode.exchange.shard.clipping import Clipped, Clipping
-from psnode.exchange.shard.downlink import Downlink, smallest
+from psnode.exchange.shard.downlink import Downlink
 from psnode.exchange.shard.events import GroupClosed, NotApplied, Refused
 from psnode.exchange.shard.executor import GroupExecutor
 from psnode.exchange.shard.global_norm import GlobalNorm, Summed
 from psnode.exchange.shard.norms import Norms, pack, unpack
 from psnode.exchange.shard.optimizer import Constraint, Parameters
-from psnode.exchange.shard.pushes import Part, Push, Reader, limits, warm_up
+from psnode.exchange.shard.pushes import Part, Push, Reader, limits
 from psnode.exchange.stopwatch import Stopwatch
 from psnode.feedback import get_feedback
 from psnode.plan.groups import Group, Plan
@@ -94,17 +93,6 @@ class Reduction:
         self._suspects: list[list[tuple[Frame, float]]] = [[] for _ in plan.groups]  # with their weights
         self._covered = [list(plan.covering(group.start, group.stop).values()) for group in plan.groups]
         self._remembers = feedback.memory is not None
-
-    def warm_up(self) -> None:
-        """Compile the kernels, without touching any memory."""
-        for segment, codec in smallest(self._plan.segments, self._codecs):
-            gradient = np.random.default_rng(0).standard_normal(segment.shape).astype(np.float32)
-            payload = codec.encode(gradient, Key.derive(0))
-            warm_up(codec, payload)
-            self._aggregator.add(codec, payload, gradient.reshape(-1))
-            self._aggregator.finish(gradient.reshape(-1), 1, Key.derive(0))
-            inner_products(gradient.reshape(-1), gradient.reshape(-1))
-        self._downlink.warm_up()
 
     def add(self, frame: Frame, weight: float = 1.0) -> None:
         """Queue a gradient frame's payloads for addition, each times `weight`: one weight a step."""

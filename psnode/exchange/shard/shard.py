@@ -102,10 +102,6 @@ class Shard:
         by_rank = config.aggregate_order == "rank"
         self._rounds = Rounds(len(plan.groups), rule, by_rank=by_rank, add=self._add, close=self._close)
 
-    def warm_up(self) -> None:
-        """Compile the kernels, without touching any memory."""
-        self._reduction.warm_up()
-
     def __enter__(self) -> Self:
         return self
 

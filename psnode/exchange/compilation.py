@@ -1,0 +1,204 @@
+"""Kernels of a step, compiled before the first one, once on a machine: in processes side by side, and cached on disk.
+
+A step is made of pieces, each with kernels of its own: gradients are coded and added, weights are updated, coded and read. A
+piece is run on a few values of the kind that it will meet. Numba loads what is cached; what is not is compiled by processes
+that import neither torch nor MPI. One rank of a host does so, and the others wait for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numba.core.event as numba_events
+from filelock import BaseFileLock, FileLock
+from numba.core.caching import NullCache
+
+import psnode
+from psnode.codecs import get_codec
+from psnode.codecs.kernels.finite import add_scaled
+from psnode.codecs.registry import brief
+from psnode.config import Config
+from psnode.config.cores import usable_cores
+from psnode.config.scheme import Scheme
+from psnode.exchange.pieces import Piece, pieces_of, run_piece
+from psnode.plan.groups import IDENTITY, Plan
+
+_LOG = logging.getLogger(__name__)
+
+_COMPILES = "numba:compile"
+_PATIENCE = 600.0  # seconds that another rank of this host may take
+_LOCK = ".psnode-kernels.lock"
+
+
+class _ColdError(Exception):
+    """A kernel is not in the cache."""
+
+
+class _Watch(numba_events.Listener):
+    """Counts the kernels that this thread compiles, those inside others left out; with `refuses` it raises _ColdError instead."""
+
+    def __init__(self, *, refuses: bool) -> None:
+        self.count = 0
+        self._refuses, self._thread, self._depth = refuses, threading.get_ident(), 0
+
+    def on_start(self, event: Any) -> None:
+        """A kernel is about to be compiled."""
+        if threading.get_ident() != self._thread:
+            return
+        if self._refuses:
+            raise _ColdError
+        self.count += not self._depth
+        self._depth += 1
+
+    def on_end(self, event: Any) -> None:
+        """A kernel is compiled, or could not be."""
+        if threading.get_ident() == self._thread:
+            self._depth -= not self._refuses
+
+
+@contextlib.contextmanager
+def watched(*, refuses: bool = False) -> Iterator[_Watch]:
+    """Watch what is compiled while inside."""
+    watch = _Watch(refuses=refuses)
+    numba_events.register(_COMPILES, watch)  # type: ignore[no-untyped-call]
+    try:
+        yield watch
+    finally:
+        numba_events.unregister(_COMPILES, watch)  # type: ignore[no-untyped-call]
+
+
+def prepare(plan: Plan, scheme: Scheme, config: Config) -> None:
+    """Have all kernels that a step by `plan` needs, and tell what is compiled for it."""
+    pieces = pieces_of(plan, scheme, config)
+    if missing := [piece for piece in pieces if not _is_cached(piece)]:
+        with _alone():
+            missing = [piece for piece in missing if not _is_cached(piece)]
+            if missing:
+                _compile(missing)
+
+
+def _is_cached(piece: Piece) -> bool:
+    """True if nothing had to be compiled for `piece`, all kernels of which are loaded then."""
+    try:
+        with watched(refuses=True):
+            run_piece(piece)
+    except _ColdError:
+        return False
+    return True
+
+
+def _compile(pieces: Sequence[Piece]) -> None:
+    start, count = time.perf_counter(), 0
+    _LOG.info("compiling kernels, once on this machine, for %d pieces of a step", len(pieces))
+    for done, (piece, kernels) in enumerate(_compiled(pieces), 1):
+        count += kernels
+        if piece.codec != IDENTITY:
+            _LOG.info("compiling kernels: %d of %d: %s, %s", done, len(pieces), piece.what, brief(get_codec(piece.codec)))
+    with watched() as watch:
+        for piece in pieces:
+            run_piece(piece)
+    _LOG.info("compiled %d kernels in %.1f s", count + watch.count, time.perf_counter() - start)
+
+
+def _compiled(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, int]]:
+    """Each piece as it is compiled, and the number of its kernels."""
+    jobs = _jobs(pieces)
+    processes = min(len(jobs), usable_cores())
+    if processes < 2 or _nothing_is_kept():
+        for piece in pieces:
+            with watched() as watch:
+                run_piece(piece)
+            yield piece, watch.count
+        return
+    done: queue.SimpleQueue[tuple[Piece, int]] = queue.SimpleQueue()
+    waiting: queue.SimpleQueue[Sequence[Piece]] = queue.SimpleQueue()
+    for job in jobs:
+        waiting.put(job)
+    children = [_child() for _ in range(processes)]
+    try:
+        for child in children:
+            threading.Thread(target=_feed, args=(child, waiting, done), daemon=True).start()
+        for _ in pieces:
+            yield done.get()
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
+
+
+def _jobs(pieces: Sequence[Piece]) -> list[list[Piece]]:
+    """The pieces that share stages of codecs, and with them kernels, together: side by side both would be compiled twice."""
+    jobs: list[tuple[set[str], list[Piece]]] = []
+    for piece in pieces:
+        ids = {stage.id for stage in get_codec(piece.codec).spec.stages}
+        akin = [job for job in jobs if job[0] & ids]
+        joined = ids.union(*(names for names, _ in akin)), [*(each for _, job in akin for each in job), piece]
+        jobs = [*(job for job in jobs if not job[0] & ids), joined]
+    return [job for _, job in jobs]
+
+
+def _feed(
+    child: subprocess.Popen[str], waiting: queue.SimpleQueue[Sequence[Piece]], done: queue.SimpleQueue[tuple[Piece, int]]
+) -> None:
+    """Have a child compile the pieces of waiting jobs. One that it cannot compile counts as done."""
+    assert child.stdin is not None and child.stdout is not None
+    with contextlib.suppress(queue.Empty):
+        while True:
+            for piece in waiting.get_nowait():
+                kernels = 0
+                with contextlib.suppress(OSError, ValueError):
+                    child.stdin.write(json.dumps(piece) + "\n")
+                    child.stdin.flush()
+                    kernels = int(child.stdout.readline() or 0)
+                done.put((piece, kernels))
+
+
+def _child() -> subprocess.Popen[str]:
+    paths = [str(Path(psnode.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    command = [sys.executable, "-c", "from psnode.exchange.compilation import serve; serve()"]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )  # fmt: skip
+
+
+def serve() -> None:
+    """Compile pieces that come in, a line each, and answer with the number of kernels."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    for line in sys.stdin:
+        with watched() as watch, contextlib.suppress(Exception):  # the parent meets it again
+            run_piece(Piece.parse(json.loads(line)))
+        print(watch.count, flush=True)
+
+
+def _nothing_is_kept() -> bool:
+    """True if compiled kernels are not cached: others may write into the cache (psnode.codecs.kernels.jit), or Numba is off."""
+    return isinstance(getattr(add_scaled, "_cache", NullCache()), NullCache)
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Wait until no other process of this host compiles for the same cache; where it cannot be locked, go on all the same."""
+    lock: BaseFileLock | None = None
+    dispatcher: Any = add_scaled
+    with contextlib.suppress(OSError, AttributeError):  # Timeout is an OSError
+        place = Path(dispatcher._cache.cache_path)
+        lock = FileLock(place / _LOCK, timeout=_PATIENCE, fallback_to_soft=False)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.release()

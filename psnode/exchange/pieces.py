@@ -1,0 +1,159 @@
+"""Pieces of a step, each with kernels of its own, and runs of them on a few values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from psnode.codecs import Codec, get_codec
+from psnode.codecs.arrays import Floats, Parts
+from psnode.codecs.kernels.dots import inner_products
+from psnode.codecs.kernels.finite import all_finite
+from psnode.codecs.rng import Key
+from psnode.codecs.sinks import Added
+from psnode.codecs.sources import Difference
+from psnode.config import Config
+from psnode.config.names import DENSE
+from psnode.config.ratios import phases
+from psnode.config.scheme import Scheme
+from psnode.exchange.segment_coder import SegmentCoder
+from psnode.exchange.shard.aggregator import get_aggregator
+from psnode.exchange.shard.sgd import descend, descend_beside
+from psnode.feedback import Context, get_feedback
+from psnode.plan.groups import IDENTITY, Plan, Segment, downlink_codecs
+
+_MOST = 1 << 20  # values
+CODED, ADDED, UPDATED, MOVED, READ = "gradients coded", "gradients added", "weights updated", "weights coded", "weights read"
+
+
+class Piece(NamedTuple):
+    """One of the things above, done to segments of `shapes` with `codec`; `rule`: what else decides how.
+
+    That is the feedback rule of gradients that are coded, and the aggregator too of those that are added; of an update by SGD
+    momentum, weight decay, Nesterov's form, and True if the decay is gathered beside a momentum of the senders.
+    """
+
+    what: str
+    codec: str
+    shapes: tuple[tuple[int, ...], ...]
+    rule: tuple[Any, ...] = ()
+
+    @classmethod
+    def parse(cls, fields: Sequence[Any]) -> Self:
+        """A piece that was written as JSON."""
+        what, codec, shapes, rule = fields
+        return cls(what, codec, tuple(tuple(shape) for shape in shapes), tuple(rule))
+
+
+def pieces_of(plan: Plan, scheme: Scheme, config: Config) -> list[Piece]:
+    """All pieces of a step by `plan`: those with most to compile first, as far as that is known."""
+    up = [get_codec(segment.codec) for segment in plan.segments]
+    down = downlink_codecs(plan, scheme.downlink) if scheme.downlink != DENSE else None
+    moved = _by_codec(plan.segments, [get_codec(IDENTITY)] * len(up) if down is None else down)
+    coded = _by_codec(plan.segments, up)
+    for codec, shapes in list(coded.items()):  # a larger ratio may be coded in another way
+        coded.setdefault(repr(phases(get_codec(codec), scheme.ratio_warmup)[0]), shapes)
+    found = [Piece(CODED, codec, shapes, (scheme.feedback, scheme.clips)) for codec, shapes in coded.items()]
+    found += [Piece(MOVED, codec, shapes, (down is not None,)) for codec, shapes in moved.items()]
+    found += [Piece(ADDED, codec, shapes, (scheme.feedback, scheme.aggregator)) for codec, shapes in coded.items()]
+    found += [Piece(READ, codec, shapes, (down is not None,)) for codec, shapes in moved.items()]
+    if config.optimizer == "sgd":
+        gathering = scheme.gathering if config.weight_decay else None
+        rule = (config.weight_decay, config.nesterov) if gathering is None else (config.weight_decay, gathering.nesterov)
+        found.append(Piece(UPDATED, IDENTITY, ((2,),), (scheme.momentum, *rule, gathering is not None)))
+    return found
+
+
+def _by_codec(segments: Iterable[Segment], codecs: Iterable[Codec]) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """By codec the shapes of the smallest segment and of the largest that is not too large: small arrays may go other ways."""
+    found: dict[str, list[tuple[int, ...]]] = {}
+    for segment, codec in sorted(zip(segments, codecs, strict=True), key=lambda pair: (pair[1].id == IDENTITY, pair[0].size)):
+        if segment.size:
+            found.setdefault(repr(codec), []).append(segment.shape)
+    return {codec: _ends(shapes, get_codec(codec)) for codec, shapes in found.items()}
+
+
+def _ends(shapes: list[tuple[int, ...]], codec: Codec) -> tuple[tuple[int, ...], ...]:
+    fitting = [shape for shape in shapes if math.prod(shape) <= _MOST]
+    if len(fitting) < len(shapes) and not codec.shaped:
+        fitting.append((_MOST,))
+    fitting = fitting or shapes[:1]
+    return tuple(dict.fromkeys((fitting[0], fitting[-1])))
+
+
+def run_piece(piece: Piece) -> None:
+    """Do it, on normal values."""
+    for shape in piece.shapes:
+        values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+        _RUN[piece.what](piece, values)
+
+
+class _Laid:
+    """A gradient as psnode.exchange.gradients lays it out, of two tensors."""
+
+    def __init__(self, values: Floats) -> None:
+        self._values = values.reshape(-1)
+
+    def parts(self, start: int, stop: int) -> Parts:
+        middle = (start + stop) // 2
+        return [(0, self._values[start:middle]), (middle - start, self._values[middle:stop])]
+
+    def flat(self, start: int, stop: int) -> Floats:
+        return self._values[start:stop]
+
+
+def _code(piece: Piece, values: Floats) -> None:
+    rule, clipped = piece.rule
+    coder = SegmentCoder(Segment(0, piece.codec, 0, values.shape), get_feedback(rule), clipped=clipped)
+    codec, out, key = coder.codec(0), np.empty(coder.max_nbytes, np.uint8), Key.derive(0)
+    all_finite(values.reshape(-1))
+    gradient, payload = coder.push(_Laid(values), codec, key, out, Context(2, 1.0))
+    coder.feedback.lost(gradient, coder.state, codec.decode(payload))
+
+
+def _add(piece: Piece, values: Floats) -> None:
+    rule, name = get_feedback(piece.rule[0]), piece.rule[1]
+    codec, aggregator = rule.form(get_codec(piece.codec)), get_aggregator(name)
+    payload, total = codec.encode(values, Key.derive(0)), np.zeros(values.size, np.float32)
+    measured = codec.measure(payload, np.empty(values.size, np.float32))
+    aggregator.add_measured(codec, payload, measured, total)
+    if aggregator.merges and rule.merges(codec):
+        aggregator.add(codec, codec.merge([payload, payload]), total)
+    aggregator.finish(total, 1, Key.derive(0))
+    inner_products(total, total)
+
+
+def _update(piece: Piece, values: Floats) -> None:
+    momentum, decay, nesterov, beside = piece.rule
+    velocity, total = np.zeros(values.size if momentum or beside else 0, np.float32), values.copy()
+    if beside:
+        descend_beside(values, velocity, total, factor=1.0, lr=0.1, decay=decay, momentum=momentum, nesterov=nesterov)
+    else:
+        descend(values, velocity, total, factor=1.0, lr=0.1, momentum=momentum, weight_decay=decay, nesterov=nesterov)
+
+
+def _move(piece: Piece, values: Floats) -> None:
+    codec = get_codec(piece.codec)
+    if piece.rule[0]:
+        y = np.zeros_like(values)
+        codec.encode(Difference(values, y, np.empty(values.size, np.float32)), Key.derive(0), sink=Added(y))
+    else:
+        codec.encode(values.reshape(-1), Key.derive(0))
+
+
+def _read(piece: Piece, values: Floats) -> None:
+    codec = get_codec(piece.codec)
+    payload = codec.encode(values, Key.derive(0))
+    if piece.rule[0]:
+        codec.decode_add(payload, values)
+    else:
+        codec.decode(payload, out=values)
+
+
+_RUN: Mapping[str, Callable[[Piece, Floats], None]] = MappingProxyType(
+    {CODED: _code, ADDED: _add, UPDATED: _update, MOVED: _move, READ: _read}
+)

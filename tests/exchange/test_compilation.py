@@ -1,0 +1,115 @@
+"""Kernels are there before the first step: all that a run needs, told while they are compiled, and compiled once."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psnode.config import Config
+from psnode.config.resolve import resolve
+from psnode.exchange.compilation import _jobs
+from psnode.exchange.pieces import Piece, pieces_of, run_piece
+from psnode.master.recorder import StepRecorder
+from psnode.plan.groups import Tensor, plan_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# prepares a run, takes its steps, and prints the specialisations that were loaded or compiled in these only
+PROGRAM = """
+import json, sys
+from psnode.config import Config
+from psnode.config.resolve import resolve
+from psnode.exchange.compilation import prepare
+from psnode.exchange.replica import describe
+from psnode.jobs.job import run
+from psnode.plan.groups import plan_of
+from psnode.tasks.load import make_task
+
+def there():
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("psnode")]
+    members = [member for module in modules for member in vars(module).values()]
+    kernels = [member for member in members if hasattr(member, "overloads") and hasattr(member, "py_func")]
+    return {f"{kernel.py_func.__name__}{types}" for kernel in kernels for types in kernel.overloads}
+
+fields = json.loads(sys.argv[1])
+config = Config(local=2, max_steps=3, log_interval=1, quiet=True, tensorboard=False, threads=1, **fields)
+scheme = resolve(config)
+prepare(plan_of(describe(make_task(config).model()), scheme, config), scheme, config)
+before = there()
+assert run(config) == 0
+print(json.dumps(sorted(there() - before)))
+"""
+
+
+def python(program: str, *args: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    return subprocess.run([sys.executable, "-c", program, *args], capture_output=True, text=True, env=env, check=False)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"scheme": "atomo"},
+        {"scheme": "dgc", "weight_decay": 0.01},
+        {"scheme": "qsgd", "downlink": "dense", "clip_grad_norm": 1.0, "nesterov": True},
+    ],
+    ids=lambda fields: "-".join(map(str, fields.values())),
+)
+def test_no_step_needs_a_kernel_that_was_not_prepared(fields: dict[str, Any], tmp_path: Path) -> None:
+    done = python(PROGRAM, json.dumps({**fields, "train_dir": str(tmp_path)}))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+def test_a_cold_cache_is_filled_once_and_told(tmp_path: Path) -> None:
+    """The cheapest scheme: some kernels of a second or two."""
+    program = "from psnode.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
+    told = []
+    for name in ("first", "second"):
+        args = ["--local", "1", "--scheme", "dense", "--max-steps", "1", "--no-tensorboard", "--train-dir", str(tmp_path / name)]
+        done = python(program, "train", *args, NUMBA_CACHE_DIR=str(tmp_path / "cache"))
+        assert done.returncode == 0, done.stderr
+        told.append([line for line in done.stderr.splitlines() if "compil" in line])
+    assert told[0][0].startswith("psnode: compiling kernels, once on this machine, for ")
+    assert re.fullmatch(r"psnode: compiled \d+ kernels in [\d.]+ s", told[0][-1])
+    assert told[1] == []
+
+
+def pieces(scheme: str) -> list[Piece]:
+    config = Config(scheme=scheme, lr=0.1)
+    found = resolve(config)
+    return pieces_of(plan_of([Tensor("a", (64, 128)), Tensor("b", (8,))], found, config), found, config)
+
+
+@pytest.mark.parametrize("scheme", ["dense", "atomo", "dgc", "topk", "efsignsgd"])
+def test_pieces_survive_the_way_to_a_child_and_can_be_run_there(scheme: str) -> None:
+    for piece in pieces(scheme):
+        copy = Piece.parse(json.loads(json.dumps(piece)))
+        assert copy == piece
+        run_piece(copy)
+
+
+def test_pieces_that_share_stages_are_compiled_one_after_the_other() -> None:
+    jobs = _jobs(pieces("atomo"))
+    assert [{piece.codec.partition(":")[0] for piece in job} for job in jobs] == [{"svd"}, {"topk"}, {"identity"}]
+    assert len(_jobs(pieces("topk"))) == 2
+    assert sum(map(len, jobs)) == len(pieces("atomo"))
+
+
+def test_the_first_step_does_not_take_the_time_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("psnode.master.recorder.time.perf_counter", lambda: now[0])
+    recorder = StepRecorder(0, 10, 0)
+    now[0] = 140.0  # kernels are compiled
+    recorder.begin()
+    now[0] = 140.5
+    recorder.close(1, 0.1, [], {})
+    [record] = recorder.due()
+    assert record.seconds.step == 0.5
