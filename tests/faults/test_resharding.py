@@ -22,12 +22,13 @@ from psnode.tasks.classification import Classification
 
 class Told:
     def __init__(self, data):
-        self.data = data
+        self.data, self.left = data, 25
         self.file = Path(__file__).with_name("drawn-" + os.environ["OMPI_COMM_WORLD_RANK"])
     def __len__(self):
         return len(self.data)
     def batch(self, indices, rng):
-        time.sleep(0.1)
+        self.left -= 1
+        time.sleep(0.1 * (self.left > 0))  # in the first epoch somebody is killed
         with self.file.open("a") as file:
             file.write(json.dumps(indices.tolist()) + "\\n")
         return self.data.batch(indices, rng)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -47,6 +48,7 @@ def test_a_stopped_worker_is_put_aside_and_let_in_again(launched: Launched, down
     job.process.send_signal(signal.SIGTERM)
     code, out = job.end()
     assert code == 75, out
+    assert re.search(r"rank 2 suspended: not heard of for \d+\.\d s", out), out
     told = [event["event"] for event in job.events() if event["rank"] == 2]
     assert told[:2] == ["suspended", "returned"]
     contributing = [record["contributing"] for record in job.records()]
@@ -74,7 +76,7 @@ def test_a_stall_of_nine_seconds_leaves_nobody_out_of_a_synchronous_run(launched
 
 def test_a_silent_worker_that_no_round_waits_for_is_put_aside_and_returns(launched: Launched) -> None:
     """Checkpoints are made without it meanwhile, in order, and it keeps none back when it has returned."""
-    rule = ["--consistency", "kofn", "--num-aggregate", "2", "--eval-freq", "20", "--pause-deadline", "12"]
+    rule = ["--consistency", "kofn", "--num-aggregate", "2", "--eval-freq", "20", "--deadline", "4", "--pause-deadline", "12"]
     job = launched(3, *FLAGS, *rule, "--max-steps", "1000000")
     job.wait_for_step(10)
     pid = job.pid(3)
