@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -102,6 +102,18 @@ class Task(ABC):
         then all go by the run's settings. Called on the master alone.
         """
         return []
+
+    def optimizer(self, name: str, parameter: torch.nn.Parameter) -> torch.optim.Optimizer:
+        """The optimizer of one trained tensor, with --optimizer task. Called on the master alone, for each tensor.
+
+        Its learning rate is the one before the schedule: a step has that times the schedule's value over --lr.
+        """
+        raise NotImplementedError
+
+    @property
+    def own_optimizer(self) -> Callable[[str, torch.nn.Parameter], torch.optim.Optimizer] | None:
+        """`optimizer`, if there is one."""
+        return None if type(self).optimizer is Task.optimizer else self.optimizer
 
     def learning_rate(self, step: int, *, lr: float, steps_per_epoch: int, total_steps: int) -> float:
         """The learning rate at `step`, from 0 on, with --lr-schedule task: a pure function, the same on every rank.

@@ -17,6 +17,11 @@ from psnode.config.options import ABSENT, Setting, nearest, option, settings_of
 from psnode.errors import ConfigurationError
 
 _BUILT_IN = ("network", "dataset", "data_dir", "download")  # settings of the built-in task
+# torch's optimizers that work coordinate by coordinate, those with two betas among them, and those of whole tensors
+WITH_BETAS = ("adam", "adamw", "nadam", "radam", "adamax")
+COORDINATEWISE = (*WITH_BETAS, "rmsprop", "adagrad", "adadelta")
+BY_TENSOR = ("adafactor", "asgd", "rprop")
+OWN = "task"
 DEFAULT_EPOCHS = 10  # enough for LeNet to pass 97 % on the embedded digits
 
 
@@ -58,7 +63,14 @@ class Config:
     threads: int = option(0, "Compute threads a rank; auto: cores divided by ranks on the host.", minimum=0, words={"auto": 0})
 
     # how it is optimised
-    optimizer: str = option("sgd", "The master's optimizer.", choices=("sgd", "adam", "adamw"))
+    optimizer: str = option(
+        "sgd", "The master's optimizer; task: by Task.optimizer, any of torch's or your own.",
+        choices=("sgd", *COORDINATEWISE, *BY_TENSOR, OWN),
+    )  # fmt: skip
+    optimizer_option: tuple[str, ...] = option(
+        (), "Any other argument of torch's optimizer; repeat for more.", metavar="KEY=VALUE", repeated=True,
+        needs=("optimizer", (*COORDINATEWISE, *BY_TENSOR)), before=(),
+    )  # fmt: skip
     lr: float | None = option(
         None, "Learning rate before the schedule; default: the scheme's, which is 0.01, 0.1 without momentum, or 0.0005 "
         "where it is what every coordinate moves by.",
@@ -66,17 +78,18 @@ class Config:
     )  # fmt: skip
     momentum: float | None = option(
         None,
-        "SGD's momentum, Adam's first beta; default: the scheme's, which is 0.9 unless the paper says 0.",
+        "Momentum of SGD and RMSprop, first beta of Adam's kind; default: the scheme's, which is 0.9 unless the paper says 0.",
         minimum=0,
         maximum=0.9999,
     )
     nesterov: bool = option(False, "Nesterov's form of the momentum.", needs=("optimizer", "sgd"))
     beta2: float = option(
-        0.999, "Adam's second beta.", minimum=0, maximum=0.999999, needs=("optimizer", ("adam", "adamw")), before=0.999
+        0.999, "The second beta of Adam's kind.", minimum=0, maximum=0.999999, needs=("optimizer", WITH_BETAS), before=0.999
     )
-    eps: float = option(
-        1e-8, "Term in Adam's denominator.", minimum=0, maximum=1, needs=("optimizer", ("adam", "adamw")), before=1e-8
-    )
+    eps: float | None = option(
+        None, "Term in the optimizer's denominator; default: torch's.", minimum=0, maximum=1,
+        needs=("optimizer", COORDINATEWISE), before=None,
+    )  # fmt: skip
     weight_decay: float = option(0.0, "L2 penalty (decoupled with adamw).", minimum=0)
     no_decay: tuple[str, ...] = option(
         (), "Parameters without --weight-decay: those of norm layers, biases, embeddings, all of one dimension or none.",
@@ -257,6 +270,7 @@ class Config:
             raise ConfigurationError(f"--synthetic-shape must be channels,height,width, not {self.synthetic_shape}")
         if self.nesterov and self.momentum == 0:
             raise ConfigurationError("--nesterov needs --momentum above 0: drop one of the two")
+        self._check_optimizer()
         if self.precision == "fp16":
             raise ConfigurationError(
                 "--precision fp16 needs a GradScaler, but gradients leave a worker before it could unscale them or skip a step: "
@@ -273,6 +287,15 @@ class Config:
                     "--spares has no meaning with --local, whose workers cannot be lost: drop one of the two"
                 )
             self.check_workers(self.local)
+
+    def _check_optimizer(self) -> None:
+        """Refuse settings that the optimizer does not have."""
+        if self.momentum is not None and self.optimizer not in ("sgd", "rmsprop", *WITH_BETAS):
+            raise ConfigurationError(f"--momentum has no meaning with --optimizer {self.optimizer}: leave it out")
+        if self.weight_decay and self.optimizer in ("rprop", OWN):
+            where = "say it in Task.optimizer" if self.optimizer == OWN else "leave it out"
+            raise ConfigurationError(f"--weight-decay has no meaning with --optimizer {self.optimizer}: {where}")
+        self.optimizer_options()
 
     def _check_schedule(self) -> None:
         """Refuse settings of the learning rate that contradict each other."""
@@ -312,14 +335,16 @@ class Config:
 
     def task_options(self) -> dict[str, str]:
         """`task_option` as a mapping."""
-        found: dict[str, str] = {}
-        for item in self.task_option:
-            key, equals, value = item.partition("=")
-            if not key or not equals or key in found:
-                problem = "names a key twice" if key in found else "must be KEY=VALUE"
-                raise ConfigurationError(f"--task-option {problem}, not {item!r}")
-            found[key] = value
-        return found
+        return _pairs("--task-option", self.task_option)
+
+    def optimizer_options(self) -> dict[str, str]:
+        """`optimizer_option` as a mapping."""
+        return _pairs("--optimizer-option", self.optimizer_option)
+
+    @property
+    def whole_tensors(self) -> bool:
+        """True if the optimizer has to see whole tensors, so that groups end where tensors do."""
+        return self.optimizer in (*BY_TENSOR, OWN)
 
     @property
     def directory(self) -> Path:
@@ -374,6 +399,18 @@ class Config:
         """xxh3_64 of the canonical JSON of the settings that decide how a run goes."""
         fields = {name: value for name, value in self.to_dict().items() if not settings()[name].rules.free}
         return xxhash.xxh3_64_intdigest(json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False).encode())
+
+
+def _pairs(flag: str, items: tuple[str, ...]) -> dict[str, str]:
+    """KEY=VALUE of each item. ConfigurationError for any other item, or a key that stands twice."""
+    found: dict[str, str] = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not key or not equals or key in found:
+            problem = "names a key twice" if key in found else "must be KEY=VALUE"
+            raise ConfigurationError(f"{flag} {problem}, not {item!r}")
+        found[key] = value
+    return found
 
 
 def plain(value: Any) -> Any:

@@ -94,9 +94,10 @@ def refuse_what_has_no_effect(config: Config, rule: Feedback, codec: Codec, aggr
             f"feedback {rule.id} forgets the momentum of what was sent, and {codec!r} sends every coordinate: use ef, with the "
             "master's momentum"
         )
-    if config.weight_decay and config.optimizer == "adam" and rule.gathering is not None:
+    if config.weight_decay and config.optimizer not in ("sgd", "adamw", "adafactor") and rule.gathering is not None:
         raise ConfigurationError(
-            f"--weight-decay with adam is gathered by its momentum, which is that of feedback {rule.id} here: use adamw, or sgd"
+            f"--weight-decay with {config.optimizer} is gathered by its momentum, which is that of feedback {rule.id} here: use "
+            "adamw, or sgd"
         )
     if codec.lossless and config.min_compress_bytes != settings()["min_compress_bytes"].default:
         raise ConfigurationError(f"--min-compress-bytes has no meaning for {codec!r}, which sends all tensors as they are")

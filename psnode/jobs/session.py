@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from psnode.config.config import OWN
 from psnode.config.logs import hushed, shown
 from psnode.errors import ConfigurationError, PsnodeError, TransportError, in_one_line
 from psnode.exchange.routes import MASTER, Layout
@@ -54,7 +55,8 @@ class Session:
 
     `settings` are those of `psnode train`, by their names in Config; `constrain(model)` keeps the weights where they have to be
     after each update, as Task.constrain; `parameter_groups` are as torch.optim takes them (Task.parameter_groups);
-    `learning_rate(step, lr=, steps_per_epoch=, total_steps=)` is a schedule of one's own (Task.learning_rate). When the block
+    `learning_rate(step, lr=, steps_per_epoch=, total_steps=)` is a schedule of one's own (Task.learning_rate), a function as
+    `optimizer` makes that of each tensor (Task.optimizer). When the block
     ends, the model of every rank holds what the last checkpoint holds.
     """
 
@@ -73,7 +75,9 @@ class Session:
             raise ConfigurationError("a session needs a master and at least one worker: mpirun -n 3 python PROGRAM")
         if learning_rate is not None:
             settings = with_own_rate(settings)
-        self._rate = learning_rate
+        self._rate, self._optimizer = learning_rate, None
+        if callable(optimizer := settings.get("optimizer")):
+            self._optimizer, settings = optimizer, {**settings, "optimizer": OWN}
         self._model, self._constraint, self._groups = model, constrain, parameter_groups
         self._config = configured(model, {**settings, "train_dir": Path(train_dir)}, here)
         self.rank, self.size = here
@@ -173,7 +177,9 @@ class Session:
         assert self._transport is not None
         self._config = config = replace(self._config, batch_size=batch_size(loader))
         workers = len(Layout.of(self.size, config.spares).computing)
-        task = own_loop(self._model, loader, steps_per_epoch, config, workers, self._constraint, self._groups, self._rate)
+        task = own_loop(
+            self._model, loader, steps_per_epoch, config, workers, self._constraint, self._groups, self._rate, self._optimizer
+        )
         if config.resume and self.is_master and task.steps_per_epoch is not None:
             _LOG.warning("the batches are an iterable's, which begins anew: they are not those of an unbroken run")
 

@@ -9,7 +9,7 @@ from psnode.config import Config
 from psnode.errors import ConfigurationError
 from psnode.task import Batch
 from psnode.tasks.data.loader import Dealt, Streamed, is_map_style, steps_in
-from psnode.tasks.own_loop import Constraint, OwnLoop, ParameterGroups
+from psnode.tasks.own_loop import Constraint, MakeOptimizer, OwnLoop, ParameterGroups
 
 if TYPE_CHECKING:
     import torch
@@ -31,13 +31,14 @@ def own_loop(
     constraint: Constraint | None,
     groups: ParameterGroups,
     rate: OwnRate | None,
+    optimizer: MakeOptimizer | None,
 ) -> OwnLoop:
     """The task of a loop over `loader` on `workers` ranks. ConfigurationError for a loader that does not say enough."""
     if is_map_style(loader):
         dealt = Dealt(loader)
         if steps_per_epoch is not None:
             raise ConfigurationError("steps_per_epoch is for iterables: the examples of this loader say how long an epoch is")
-        return OwnLoop(model, dealt, constraint, groups, rate, examples=dealt.batch_size)
+        return OwnLoop(model, dealt, constraint, groups, rate, optimizer, examples=dealt.batch_size)
     steps = steps_in(loader, config.batches_per_step, steps_per_epoch)
     streamed = Streamed(loader, steps * workers * config.batch_size * config.batches_per_step)
-    return OwnLoop(model, streamed, constraint, groups, rate, steps=steps)
+    return OwnLoop(model, streamed, constraint, groups, rate, optimizer, steps=steps)

@@ -49,6 +49,7 @@ from psnode.records.metrics import METRICS, RunLog, Summary, compression_ratio, 
 from psnode.records.timeline import Tracer, write_timeline
 from psnode.task import Task
 from psnode.tasks import inventory
+from psnode.tasks.optimizers import require_optimizer
 from psnode.tasks.parameter_groups import ParameterGroup, groups_of, recorded, refuse_other_groups
 from psnode.transport.barrier import gather_hello
 from psnode.transport.base import Transport
@@ -92,6 +93,7 @@ def _lead(link: FrameChannel, config: Config, make_task: Callable[[Config], Task
     layout = Layout.of(1 + len(ranks), config.spares)
     config.check_workers(layout.workers)
     task = make_task(config)
+    require_optimizer(config, own=task.own_optimizer is not None)
     torch.manual_seed(config.seed)
     model = task.model()
     statistics = task.statistics(model)
@@ -136,7 +138,7 @@ def _run(
     constraint = task.constrain if task.constrains else None
     with Shard(
         plan, config, run.scheme, model, link, rule, sharding.rate, recipients, tracer, constraint=constraint,
-        parameter_groups=groups,
+        parameter_groups=groups, own_optimizer=task.own_optimizer,
     ) as shard:  # fmt: skip
         shard.take_up(run.resume_point.checkpoint)
         behind = _start(link, run, plan, ready, model, sharding, len(workers), recorded(groups))

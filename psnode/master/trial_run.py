@@ -11,6 +11,7 @@ from statistics import median
 import torch
 
 from psnode.config import Config
+from psnode.config.config import OWN
 from psnode.config.schedules import constant
 from psnode.config.scheme import Scheme
 from psnode.errors import WireError
@@ -48,7 +49,10 @@ class TrialRun:
         )  # fmt: skip
         before = {name: value.clone() for name, value in self._model.state_dict().items()}
         self._link.send(self._workers, Kind.PLAN, start.to_bytes())
-        config, rule, tracer = replace(self._config, norm_cap=0.0), Synchronous(len(self._workers)), Tracer(0, enabled=False)
+        config = replace(self._config, norm_cap=0.0)
+        if config.optimizer == OWN:
+            config = replace(config, optimizer="sgd")  # whose own would remember these steps
+        rule, tracer = Synchronous(len(self._workers)), Tracer(0, enabled=False)
         with Shard(self._plan, config, self._scheme, self._model, self._link, rule, constant(lr), self._workers, tracer) as shard:
             seconds = median(self._rounds(shard))
         self._model.load_state_dict(before)

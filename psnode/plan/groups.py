@@ -176,13 +176,15 @@ def make_plan(
     group_by: GroupBy = "bytes",
     group_bytes: int = DEFAULT_GROUP_BYTES,
     min_compress_bytes: int = 4096,
+    whole_tensors: bool = False,
 ) -> Plan:
     """The plan by rule for `tensors`, given in the order in which their gradients finish.
 
     Tensors with one dimension or none, smaller than `min_compress_bytes`, or whose payload could be as large as
     they are (unless the codec is adaptive), travel as identity. Within a group the coded tensors come before the identity
     ones: each codec then sees one long run. No segment and no group of several has more than MAX_SEGMENT coordinates;
-    ConfigurationError for a larger tensor that the codec cannot take in pieces.
+    ConfigurationError for a larger tensor that the codec cannot take in pieces. With `whole_tensors` groups end where
+    tensors do.
     """
     if not tensors:
         raise ConfigurationError("the model has no trainable parameters")
@@ -197,7 +199,12 @@ def make_plan(
         shapes: list[tuple[str, tuple[int, ...]]] = []
         for spec, run in groupby(members, key=lambda tensor: chosen[tensor.name]):
             shapes += [(spec, shape) for shape in _cut(list(run), spec, limit)]
-        for piece in _partition(shapes, min(1.5 * limit, 4 * MAX_SEGMENT)):
+        if whole_tensors and sum(tensor.size for tensor in members) > MAX_SEGMENT:
+            raise ConfigurationError(
+                f"{members[0].name} is in a group of more than {MAX_SEGMENT} values, and the optimizer needs whole tensors: "
+                "choose another --optimizer, or --group-by bytes"
+            )
+        for piece in [shapes] if whole_tensors else _partition(shapes, min(1.5 * limit, 4 * MAX_SEGMENT)):
             segments = []
             for spec, shape in piece:
                 segments.append(Segment(index, spec, start, shape))
@@ -215,6 +222,7 @@ def plan_of(tensors: Sequence[Tensor], scheme: Scheme, config: Config) -> Plan:
         group_by=config.group_by,  # type: ignore[arg-type]  # its choices are the literals
         group_bytes=config.group_bytes or DEFAULT_GROUP_BYTES,
         min_compress_bytes=config.min_compress_bytes,
+        whole_tensors=config.whole_tensors,
     )
 
 

@@ -244,13 +244,14 @@ def _parts(saved: Any) -> tuple[Generation, ...]:
 
 def _parameter_groups(saved: Any) -> tuple[dict[str, Any], ...]:
     """The recorded parameter groups: settings of the tensors named by `params`."""
-    if not isinstance(saved, list) or any(not isinstance(group, dict) or not _are_names(group.get("params")) for group in saved):
+    if not isinstance(saved, list) or not all(isinstance(group, dict) and _is_group(**group) for group in saved):
         raise ValueError(f"its parameter_groups are {str(saved)[:60]}")
     return tuple(saved)
 
 
-def _are_names(found: Any) -> bool:
-    return isinstance(found, list) and all(isinstance(name, str) for name in found)
+def _is_group(params: Any = None, **settings: Any) -> bool:
+    names = isinstance(params, list) and all(isinstance(name, str) for name in params)
+    return names and all(isinstance(value, (int, float)) for value in settings.values())
 
 
 def _versions() -> dict[str, str]:

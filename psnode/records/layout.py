@@ -1,12 +1,15 @@
 """Names of state within a checkpoint: by tensor, so that groups and segments may change between writing and reading.
 
-    state/optimizer.safetensors   MEMORY/TENSOR             momentum_buffer; exp_avg, exp_avg_sq, step
+    state/optimizer.safetensors   MEMORY/TENSOR             momentum_buffer; exp_avg, exp_avg_sq, step; ...
+                                  MEMORY:TYPE/TENSOR        a number (bool, int, float) of an optimizer of whole tensors
+                                  @GROUP.KEY:TYPE/TENSOR    a number in its parameter group of that index
     state/replica.safetensors     replica/TENSOR
     state/norms.safetensors       RANK/RANGE                norms of the pushes of a group
     worker-003.safetensors        feedback/MEMORY/TENSOR    residual, momentum, velocity, average; rate
                                   feedback/codebook/RANGE   of a segment
 
-A memory is flat float32, in the order of the tensor's coordinates, however the tensor was cut. A `step` or a `rate` is one
+A memory is flat float32, in the order of the tensor's coordinates, however the tensor was cut; those of optimizers of whole
+tensors have the shapes and types that these give them. A `step` or a `rate` is one
 number a tensor, or one a coordinate where the groups or segments of that tensor disagree. A RANGE tells where a group or a
 segment begins and ends, each by the name of a tensor and an offset: another plan has that range, or it does not.
 

@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from psnode.config.schedules import OwnRate
 
 Constraint = Callable[["torch.nn.Module"], None]
+MakeOptimizer = Callable[[str, "torch.nn.Parameter"], "torch.optim.Optimizer"]
 ParameterGroups = Sequence[Mapping[str, Any]]
 
 
 class OwnLoop(Task):
-    """The task of psnode.session. `constraint`: as Task.constrain; `groups`: what Task.parameter_groups returns; `rate`: as
-    Task.learning_rate; `examples`: those of a batch, if that is known; `steps`: as Task.steps_per_epoch."""
+    """The task of psnode.session. `constraint`: as Task.constrain; `groups`: what Task.parameter_groups returns; `rate`,
+    `optimizer`: as Task.learning_rate and Task.optimizer; `examples`: those of a batch, if that is known; `steps`: as
+    Task.steps_per_epoch."""
 
     def __init__(
         self,
@@ -28,13 +30,14 @@ class OwnLoop(Task):
         constraint: Constraint | None,
         groups: ParameterGroups = (),
         rate: OwnRate | None = None,
+        optimizer: MakeOptimizer | None = None,
         *,
         examples: int = 0,
         steps: int | None = None,
     ) -> None:
         super().__init__()
         self._model, self._data, self._constraint, self._groups = model, data, constraint, groups
-        self._rate, self._examples, self._steps = rate, examples, steps
+        self._rate, self._optimizer, self._examples, self._steps = rate, optimizer, examples, steps
 
     def model(self) -> torch.nn.Module:
         """The program's model itself."""
@@ -65,6 +68,11 @@ class OwnLoop(Task):
     def parameter_groups(self, model: torch.nn.Module) -> ParameterGroups:
         """The program's groups."""
         return self._groups
+
+    @property
+    def own_optimizer(self) -> MakeOptimizer | None:
+        """The program's optimizer, if there is one."""
+        return self._optimizer
 
     @property
     def own_rate(self) -> OwnRate | None:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from psnode.config import Config
+from psnode.config.config import OWN
 from psnode.config.options import nearest
 from psnode.config.resolve import resolve
 from psnode.errors import ConfigurationError
@@ -53,6 +54,10 @@ def groups_of(asked: Sequence[Mapping[str, Any]] | None, model: nn.Module, confi
     """
     if not asked:
         return _without_decay(model, config) if config.no_decay else ()
+    if config.optimizer == OWN:
+        raise ConfigurationError(
+            "parameter_groups and Task.optimizer both say how tensors are optimised: leave one of the two out"
+        )
     if config.no_decay:
         raise ConfigurationError("--no-decay and the task's parameter_groups both say what decays: leave one of the two out")
     taken: dict[str, int] = {}

@@ -42,6 +42,7 @@ WITNESSES: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
     "lr": (0.02, {}),
     "momentum": (0.5, {}),
     "nesterov": (True, {}),
+    "optimizer_option": (("alpha=0.5",), {"optimizer": "rmsprop"}),
     "beta2": (0.9, {"optimizer": "adam"}),
     "eps": (0.1, {"optimizer": "adam"}),
     "weight_decay": (0.1, {}),

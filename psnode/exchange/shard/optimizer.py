@@ -13,6 +13,7 @@ from psnode.config import Config
 from psnode.errors import CheckpointError, ConfigurationError
 from psnode.exchange.shard.torch_updates import TorchUpdate
 from psnode.exchange.shard.updates import Descent, Pace, Update, stretches
+from psnode.exchange.shard.whole_updates import MakeOptimizer, WholeUpdate
 from psnode.feedback import Gathering
 from psnode.plan.groups import Plan
 from psnode.tasks.inventory import bits
@@ -24,9 +25,9 @@ Constraint = Callable[[nn.Module], None]  # Task.constrain
 class Parameters:
     """x as one flat float32 vector in the order of the plan; `model`'s trainable parameters become views of it.
 
-    Groups are updated apart from each other, each by the settings of the `parameter_groups` that its tensors belong to: all
-    optimizers that are offered work coordinate by coordinate. `gathering`: the momentum that the senders have gathered their
-    gradients into, which SGD's weight decay then has here.
+    Groups are updated apart from each other, each by the settings of the `parameter_groups` that its tensors belong to: the
+    optimizers work coordinate by coordinate, or tensor by tensor, as `own_optimizer` (Task.optimizer) does. `gathering`: the
+    momentum that the senders have gathered their gradients into, which SGD's weight decay then has here.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Parameters:
         momentum: float,
         gathering: Gathering | None = None,
         parameter_groups: Sequence[ParameterGroup] = (),
+        own_optimizer: MakeOptimizer | None = None,
     ) -> None:
         self.model = model
         self.plan = plan
@@ -53,12 +55,13 @@ class Parameters:
         for group in parameter_groups:
             of_tensors |= dict.fromkeys(group.names, len(paces))
             paces.append(Pace(group.config(config), group.settings.get("momentum", momentum), group.lr_factor))
-        parts = stretches(plan, of_tensors)
-        self._update: Update = (
-            Descent(self.weights, plan, paces, parts, gathering)
-            if config.optimizer == "sgd"
-            else TorchUpdate(self.weights, plan, paces, parts)
-        )
+        self._update: Update
+        if config.whole_tensors:
+            self._update = WholeUpdate(self.weights, plan, paces, of_tensors, own_optimizer)
+        elif config.optimizer == "sgd":
+            self._update = Descent(self.weights, plan, paces, stretches(plan, of_tensors), gathering)
+        else:
+            self._update = TorchUpdate(self.weights, plan, paces, stretches(plan, of_tensors))
 
     def update(self, group: int, total: Floats, factor: float, lr: float, idle: Sequence[slice] = ()) -> None:
         """One optimizer step on a group's weights with the gradient factor * `total`; clears `total` (float32, flat).

@@ -27,6 +27,7 @@ from psnode.exchange.shard.optimizer import Constraint, Parameters
 from psnode.exchange.shard.reduction import Reduction
 from psnode.exchange.shard.rounds import Rounds
 from psnode.exchange.shard.unapplied import pack, unpack
+from psnode.exchange.shard.whole_updates import MakeOptimizer
 from psnode.exchange.stopwatch import Stopwatch
 from psnode.plan.groups import Plan
 from psnode.protocol.channel import FrameChannel
@@ -75,6 +76,7 @@ class Shard:
         *,
         constraint: Constraint | None = None,
         parameter_groups: Sequence[ParameterGroup] = (),
+        own_optimizer: MakeOptimizer | None = None,
     ) -> None:
         self.model = model
         self.rule = rule
@@ -82,7 +84,7 @@ class Shard:
         self._rate = rate
         self._version = 0
         self._watch = Stopwatch()
-        self._parameters = Parameters(model, plan, config, scheme.momentum, scheme.gathering, parameter_groups)
+        self._parameters = Parameters(model, plan, config, scheme.momentum, scheme.gathering, parameter_groups, own_optimizer)
         self._downlink = Downlink(scheme.downlink, self._parameters.weights.numpy(), plan, link, recipients, seed=config.seed)
         self._lanes = GroupExecutor(link.inbox, lane_count(len(plan.groups)))
         self._norm = GlobalNorm(config.clip_grad_norm, len(plan.groups)) if config.clip_grad_norm is not None else None

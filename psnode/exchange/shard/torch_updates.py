@@ -1,10 +1,10 @@
-"""torch's optimizers on the master, one for each group, over ranges of coordinates."""
+"""torch's optimizers that work coordinate by coordinate: on the master one for each group, over ranges of coordinates."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -14,45 +14,59 @@ from psnode.exchange.shard.updates import Pace, Stretch, Tensors, Update
 from psnode.plan.groups import Plan
 from psnode.records import layout
 from psnode.records.layout import Run
+from psnode.tasks.optimizers import COORDINATEWISE, arguments, memories_of
 
-_ADAMS = ("exp_avg", "exp_avg_sq")  # as torch calls them
+
+class _Range(NamedTuple):
+    """Coordinates [start, stop) of one pace, as a parameter of an optimizer; `counts` of what was done to them."""
+
+    start: int
+    stop: int
+    pace: int
+    counts: Mapping[str, float]
+    parameter: nn.Parameter
 
 
 class TorchUpdate(Update):
-    """Adam and AdamW. A range has one count of steps, and one pace."""
+    """An optimizer of COORDINATEWISE. A range has one count of steps, and one pace."""
 
     def __init__(self, weights: torch.Tensor, plan: Plan, paces: Sequence[Pace], parts: Sequence[Sequence[Stretch]]) -> None:
         super().__init__(weights, plan, paces, parts)
-        self.memories = {name: torch.zeros(plan.size) for name in _ADAMS}
-        self._ranges: list[list[tuple[Stretch, nn.Parameter]]] = []
+        self._kind = COORDINATEWISE[paces[0].config.optimizer]
+        begin = {name: value for pace in paces for name, value in memories_of(pace.config).items()}
+        self.memories = {name: torch.full((plan.size,), value) for name, value in begin.items()}
+        self._ranges: list[list[_Range]] = []
         self._optimizers: list[torch.optim.Optimizer | None] = []
-        self._begin([Run(0, plan.size, 0)])
+        self._begin({name: [Run(0, plan.size, value)] for name, value in self._kind.counts.items()})
 
-    def _begin(self, runs: Sequence[Run]) -> None:
-        """Make the optimizers anew; each coordinate has been updated as often as `runs` say."""
-        self._ranges, self._optimizers = [], []
-        for parts in self.parts:
-            cut = [(part.pace, run) for part in parts for run in layout.within(runs, part)]
-            counted = [(Stretch(run.start, run.stop, pace), run.value) for pace, run in cut]
-            ranges = [(where, nn.Parameter(self.weights[where.start : where.stop])) for where, _ in counted]
-            self._ranges.append(ranges)
-            self._optimizers.append(self._over(ranges) if ranges else None)
-            for (where, parameter), (_, count) in zip(ranges, counted, strict=True):
-                memories = {name: vector[where.start : where.stop] for name, vector in self.memories.items()}
-                self._optimizers[-1].state[parameter] = {layout.STEP: torch.tensor(float(count)), **memories}  # type: ignore[union-attr]
+    def _begin(self, counts: Mapping[str, Sequence[Run]]) -> None:
+        """Make the optimizers anew, with the `counts` of each coordinate."""
+        self._ranges = [[each for part in parts for each in self._cut(part, counts)] for parts in self.parts]
+        self._optimizers = [self._over(ranges) if ranges else None for ranges in self._ranges]
+        for ranges, optimizer in zip(self._ranges, self._optimizers, strict=True):
+            for each in ranges if optimizer is not None else ():
+                numbers = {name: torch.tensor(float(value)) for name, value in each.counts.items()}
+                vectors = {name: vector[each.start : each.stop] for name, vector in self.memories.items()}
+                optimizer.state[each.parameter] = {**numbers, **vectors}  # type: ignore[union-attr]
 
-    def _over(self, ranges: Sequence[tuple[Stretch, nn.Parameter]]) -> torch.optim.Optimizer:
+    def _cut(self, part: Stretch, counts: Mapping[str, Sequence[Run]]) -> Iterator[_Range]:
+        """The pieces of `part` that have the same counts."""
+        pieces: list[tuple[Run, dict[str, float]]] = [(Run(part.start, part.stop, 0), {})]
+        for name, runs in counts.items():
+            pieces = [(run, {**had, name: run.value}) for piece, had in pieces for run in layout.within(runs, piece)]
+        for run, had in pieces:
+            yield _Range(run.start, run.stop, part.pace, had, nn.Parameter(self.weights[run.start : run.stop]))
+
+    def _over(self, ranges: Sequence[_Range]) -> torch.optim.Optimizer:
         groups = []
-        for index in sorted({where.pace for where, _ in ranges}):
+        for index in sorted({each.pace for each in ranges}):
             config, momentum, factor = self.paces[index]
-            own: dict[str, Any] = {"weight_decay": config.weight_decay, "betas": (momentum, config.beta2), "eps": config.eps}
-            groups.append({"params": [parameter for where, parameter in ranges if where.pace == index], "factor": factor, **own})
-        config = self.paces[0].config
-        kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
-        return kind(groups, lr=config.lr or 0.0, foreach=False)
+            members = [each.parameter for each in ranges if each.pace == index]
+            groups.append({"params": members, "factor": factor, **arguments(config, momentum)})
+        return self._kind.make(groups, lr=self.paces[0].config.lr or 0.0, foreach=False)  # type: ignore[call-arg]
 
     def step(self, group: int, total: Floats, factor: float, lr: float, idle: Sequence[slice]) -> None:
-        """Adam's count of steps is the range's, idle or not."""
+        """The count of steps is the range's, idle or not."""
         optimizer, begin = self._optimizers[group], self.plan.groups[group].start
         if optimizer is None:
             return
@@ -61,8 +75,8 @@ class TorchUpdate(Update):
             gradient = gradient.mul_(factor) if factor != 1 else gradient
             for each in optimizer.param_groups:
                 each["lr"] = lr * each["factor"]
-            for where, parameter in self._ranges[group]:
-                parameter.grad = gradient[where.start - begin : where.stop - begin]
+            for part in self._ranges[group]:
+                part.parameter.grad = gradient[part.start - begin : part.stop - begin]
             optimizer.step()
             optimizer.zero_grad()
             total[:] = 0
@@ -79,19 +93,22 @@ class TorchUpdate(Update):
                 vector[part] = value
 
     def state(self) -> Tensors:
-        """The memories, and the counts of steps, which are no views."""
-        runs = [
-            Run(where.start, where.stop, optimizer.state[parameter][layout.STEP].item())
-            for ranges, optimizer in zip(self._ranges, self._optimizers, strict=True)
-            if optimizer is not None
-            for where, parameter in ranges
-        ]
-        counts = layout.spread(self.plan, runs, torch.float32)
-        return super().state() | {f"{layout.STEP}/{key}": value for key, value in counts.items()}
+        """The memories, and the counts, which are no views."""
+        found = super().state()
+        for name in self._kind.counts:
+            runs = [
+                Run(each.start, each.stop, optimizer.state[each.parameter][name].item())
+                for ranges, optimizer in zip(self._ranges, self._optimizers, strict=True)
+                if optimizer is not None
+                for each in ranges
+            ]
+            found |= {f"{name}/{key}": value for key, value in layout.spread(self.plan, runs, torch.float32).items()}
+        return found
 
     def load(self, optimizer: Tensors) -> None:
         super().load(optimizer)
-        self._begin(layout.collected(self.plan, optimizer, f"{layout.STEP}/"))
+        if optimizer:
+            self._begin({name: layout.collected(self.plan, optimizer, f"{name}/") for name in self._kind.counts})
 
     def _counts(self, name: str) -> bool:
-        return name == layout.STEP
+        return name in self._kind.counts

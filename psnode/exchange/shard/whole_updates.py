@@ -1,0 +1,139 @@
+"""Optimizers of whole tensors on the master: one for each, torch's by name or the task's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from psnode.codecs.arrays import Floats
+from psnode.errors import CheckpointError, ConfigurationError, in_one_line
+from psnode.exchange.shard.updates import Pace, Tensors, Update
+from psnode.plan.groups import Plan
+from psnode.records import layout
+from psnode.tasks.optimizers import made
+
+MakeOptimizer = Callable[[str, nn.Parameter], torch.optim.Optimizer]  # Task.optimizer
+_NUMBERS: Mapping[str, type] = {"bool": bool, "int": int, "float": float}  # by the names that follow a memory's
+_OWN = "@"  # before the names of numbers that the optimizer keeps beside the tensor's state
+
+
+class _Own(NamedTuple):
+    """A tensor with its optimizer; the rates of its parameter groups are `factors` times the run's."""
+
+    name: str
+    start: int
+    stop: int
+    parameter: nn.Parameter
+    optimizer: torch.optim.Optimizer
+    factors: list[float]
+    begun: list[dict[str, Any]]  # what its parameter groups held at first
+
+
+class WholeUpdate(Update):
+    """An optimizer for each tensor, all of which lies in one group. A tensor without a gradient is passed over, as torch does.
+
+    `own`: the task's; else they are those of the paces, which `pace_of` tells by tensor.
+    """
+
+    def __init__(
+        self, weights: torch.Tensor, plan: Plan, paces: Sequence[Pace], pace_of: Mapping[str, int], own: MakeOptimizer | None
+    ) -> None:
+        super().__init__(weights, plan, paces, [])
+        shapes = {tensor.name: tensor.shape for tensor in plan.tensors}
+        whole = layout.places(plan)
+        self._tensors: list[list[_Own]] = []
+        for inside in layout.overlaps(plan, plan.groups):
+            if cut := [name for name, where in inside.items() if where != whole[name]]:
+                raise ConfigurationError(f"--optimizer {paces[0].config.optimizer} needs whole tensors, and {cut[0]} is cut")
+            self._tensors.append([])
+            for name, where in inside.items():
+                parameter = nn.Parameter(weights[where].view(shapes[name]))
+                pace = paces[pace_of.get(name, 0)]
+                optimizer, factors = _made(name, parameter, pace) if own is None else _taken(name, parameter, pace, own)
+                begun = [_numbers(group) for group in optimizer.param_groups]
+                self._tensors[-1].append(_Own(name, where.start, where.stop, parameter, optimizer, factors, begun))
+
+    def step(self, group: int, total: Floats, factor: float, lr: float, idle: Sequence[slice]) -> None:
+        begin, silent = self.plan.groups[group].start, {part.start for part in idle}
+        for own in self._tensors[group]:
+            if own.start - begin in silent:
+                continue
+            for each, part in zip(own.optimizer.param_groups, own.factors, strict=True):
+                each["lr"] = lr * part
+            gradient = torch.from_numpy(total[own.start - begin : own.stop - begin]) * factor
+            own.parameter.grad = gradient.view(own.parameter.shape)
+            try:
+                own.optimizer.step()
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise ConfigurationError(f"the optimizer of {own.name} cannot take a step: {in_one_line(error)}") from error
+            own.parameter.grad = None
+            for key, value in own.optimizer.state[own.parameter].items():
+                _require_plain(own, key, value)
+        total[:] = 0
+
+    def state(self) -> Tensors:
+        """Whatever the optimizers keep of their tensors, and numbers of theirs that have changed."""
+        found = {}
+        for own in (each for tensors in self._tensors for each in tensors):
+            for key, value in own.optimizer.state.get(own.parameter, {}).items():
+                if isinstance(value, torch.Tensor):
+                    found[f"{key}/{own.name}"] = value
+                elif value is not None:
+                    found[f"{key}:{type(value).__name__}/{own.name}"] = torch.tensor(value, dtype=_dtype(value))
+            for index, (group, begun) in enumerate(zip(own.optimizer.param_groups, own.begun, strict=True)):
+                for key, value in _numbers(group).items():
+                    if begun.get(key) != value:
+                        found[f"{_OWN}{index}.{key}:{type(value).__name__}/{own.name}"] = torch.tensor(value, dtype=_dtype(value))
+        return found
+
+    def load(self, optimizer: Tensors) -> None:
+        """Put the contents of `state` in place. CheckpointError for a tensor that this run does not have."""
+        named = {own.name: own for tensors in self._tensors for own in tensors}
+        for label, value in optimizer.items():
+            memory, _, tensor = label.partition("/")
+            key, _, kind = memory.partition(":")
+            own = named.get(tensor)
+            index, _, number = key.removeprefix(_OWN).partition(".")
+            if own is None or (key.startswith(_OWN) and not (index.isdecimal() and int(index) < len(own.begun))):
+                raise CheckpointError(f"the checkpoint's optimizer does not fit this run's: {label[:200]}")
+            content = _NUMBERS[kind](value.item()) if kind in _NUMBERS else value.clone()
+            if key.startswith(_OWN):
+                own.optimizer.param_groups[int(index)][number] = content
+            else:
+                own.optimizer.state[own.parameter][key] = content
+
+
+def _made(name: str, parameter: nn.Parameter, pace: Pace) -> tuple[torch.optim.Optimizer, list[float]]:
+    return made(pace.config, pace.momentum, parameter, (pace.config.lr or 0.0) * pace.factor), [pace.factor]
+
+
+def _taken(name: str, parameter: nn.Parameter, pace: Pace, own: MakeOptimizer) -> tuple[torch.optim.Optimizer, list[float]]:
+    """The task's optimizer; its rates are those before the schedule."""
+    optimizer = own(name, parameter)
+    held = optimizer.param_groups if isinstance(optimizer, torch.optim.Optimizer) else []
+    if [id(each) for group in held for each in group["params"]] != [id(parameter)]:
+        raise ConfigurationError(f"Task.optimizer is to return a torch.optim.Optimizer of {name}, which it was given, alone")
+    assert pace.config.lr is not None
+    return optimizer, [float(group["lr"]) / pace.config.lr for group in held]
+
+
+def _numbers(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers in a parameter group of torch's, but for the rate."""
+    return {key: value for key, value in group.items() if key != "lr" and type(value) in _NUMBERS.values()}
+
+
+def _dtype(value: float) -> torch.dtype:
+    return torch.float64 if isinstance(value, float) else torch.bool if isinstance(value, bool) else torch.int64
+
+
+def _require_plain(own: _Own, key: Any, value: Any) -> None:
+    """ConfigurationError for a memory that a checkpoint cannot hold."""
+    plain = value is None or isinstance(value, torch.Tensor) or type(value) in _NUMBERS.values()
+    if not plain or not isinstance(key, str) or not key.isidentifier():
+        raise ConfigurationError(
+            f"the optimizer of {own.name} keeps {str(key)[:60]!r}, a {type(value).__name__}: a checkpoint holds tensors and "
+            "numbers, under names"
+        )
