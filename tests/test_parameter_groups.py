@@ -15,7 +15,7 @@ from torch import nn
 
 import psnode
 from psnode.config import Config
-from psnode.errors import ConfigurationError
+from psnode.errors import CheckpointError, ConfigurationError
 from psnode.exchange.shard.optimizer import Parameters
 from psnode.plan.groups import Tensor, make_plan
 from psnode.records import checkpoint
@@ -198,6 +198,18 @@ def test_a_run_without_groups_is_not_resumed_with_some(tmp_path: Path) -> None:
     trained(tmp_path, Grouped(lambda model: []), max_steps=2, **SETTINGS["sgd"])
     with pytest.raises(ConfigurationError, match=r"head.bias had the settings of all there"):
         trained(tmp_path, Grouped(lambda model: by_kind(model, SETTINGS["sgd"])), resume=True, **SETTINGS["sgd"])
+
+
+@pytest.mark.parametrize(
+    "altered", [3, [3], [{"lr_factor": 1.0}], [{"params": 3}], [{"params": [["a"]]}], [{"params": [], "eps": "x"}]]
+)
+def test_a_record_that_somebody_altered_is_refused_in_a_line(altered: Any, tmp_path: Path) -> None:
+    task = Grouped(lambda model: by_kind(model, SETTINGS["sgd"]))
+    trained(tmp_path, task, max_steps=1, **SETTINGS["sgd"])
+    record = tmp_path / "config.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "parameter_groups": altered}))
+    with pytest.raises(CheckpointError, match=r"config.json cannot be used \(its parameter_groups are"):
+        trained(tmp_path, task, resume=True, **SETTINGS["sgd"])
 
 
 def refusals() -> Iterator[tuple[str, Callable[[Any], Any], dict[str, Any], str]]:
