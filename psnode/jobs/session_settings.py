@@ -59,7 +59,7 @@ def configured(model: torch.nn.Module, given: Mapping[str, Any], here: Place) ->
     if "optimizer" in given and not isinstance(given["optimizer"], str):
         raise ConfigurationError(
             f"optimizer is a name in a session, such as sgd, not an object of {type(given['optimizer']).__name__}: rank 0 makes "
-            "it, of that name with the settings lr, momentum, weight_decay and nesterov"
+            "it, of that name with lr, momentum, weight_decay, ..., or by a function f(name, parameter)"
         )
     known = settings()
     for name in given:
