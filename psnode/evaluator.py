@@ -24,7 +24,16 @@ from psnode.protocol.messages import plain
 from psnode.records import checkpoint
 from psnode.records.branches import branch
 from psnode.records.directory import saved_config, saved_run
-from psnode.records.metrics import EVALUATIONS, METRICS, SUMMARY, TENSORBOARD, read_records, scalars, write_atomically
+from psnode.records.metrics import (
+    EMA_EVALUATIONS,
+    EVALUATIONS,
+    METRICS,
+    SUMMARY,
+    TENSORBOARD,
+    read_records,
+    scalars,
+    write_atomically,
+)
 from psnode.task import Batch, Data, Task
 from psnode.tasks.device import choose_device, to_device
 from psnode.tasks.load import make_task
@@ -77,9 +86,16 @@ def evaluate(task: Task, model: nn.Module, data: Data, step: int, batch_size: in
 
 
 class Evaluator:
-    """Measures checkpoints of the run in `train_dir` and appends the results to its evaluations.jsonl."""
+    """Measures checkpoints of the run in `train_dir` and appends the results to its evaluations.jsonl.
 
-    def __init__(self, train_dir: Path, config: Config, task: Task | None, batch_size: int | None) -> None:
+    With `ema` their moving averages of the weights, in evaluations-ema.jsonl.
+    """
+
+    def __init__(self, train_dir: Path, config: Config, task: Task | None, batch_size: int | None, *, ema: bool = False) -> None:
+        if ema and config.ema_decay is None:
+            raise ConfigurationError(f"--ema measures moving averages, and the run in {train_dir} has none: it needs --ema-decay")
+        self._weights, self._tag = (checkpoint.EMA, "eval-ema") if ema else (checkpoint.MODEL, "eval")
+        self._results = train_dir / (EMA_EVALUATIONS if ema else EVALUATIONS)
         self._train_dir = train_dir
         self._device = choose_device(config.enable_gpu)
         self._batch_size = batch_size or config.test_batch_size
@@ -105,7 +121,7 @@ class Evaluator:
         models = {checkpoint.step_of(path): model for path, model in found.items()}
         left = {checkpoint.step_of(path) for path in checkpoint.complete(self._train_dir)} - models.keys()
         newest = max(models, default=math.inf)
-        records = list(read_records(self._train_dir / EVALUATIONS))
+        records = list(read_records(self._results))
         kept = [
             record
             for record in records
@@ -115,7 +131,7 @@ class Evaluator:
         ]
         if len(kept) < len(records):
             lines = "".join(json.dumps(record) + "\n" for record in kept)
-            write_atomically(self._train_dir / EVALUATIONS, lines.encode())
+            write_atomically(self._results, lines.encode())
         self._done = {record["step"] for record in kept}
         return found
 
@@ -126,7 +142,7 @@ class Evaluator:
         """
         found = checkpoint.Checkpoint.open(path)
         try:
-            self._model.load_state_dict(found.tensors(checkpoint.MODEL))
+            self._model.load_state_dict(found.tensors(self._weights))
         except RuntimeError as error:
             raise CheckpointError(
                 f"checkpoint {path} does not fit the network of config.json: {str(error).splitlines()[0]}"
@@ -140,12 +156,12 @@ class Evaluator:
         return result
 
     def _record(self, result: Evaluation) -> None:
-        with (self._train_dir / EVALUATIONS).open("ab", buffering=0) as file:
+        with self._results.open("ab", buffering=0) as file:
             file.write(json.dumps(asdict(result)).encode() + b"\n")
             os.fsync(file.fileno())
         if self._scalars is not None:
             for name, value in {"loss": result.loss, **result.metrics}.items():
-                self._scalars.add_scalar(f"eval/{name}", value, result.step)
+                self._scalars.add_scalar(f"{self._tag}/{name}", value, result.step)
         self._done.add(result.step)
 
     def measure_all(self) -> bool:
@@ -182,13 +198,15 @@ def follow(
     enable_gpu: bool = False,
     task: Task | str | None = None,
     trust_run: bool = False,
+    ema: bool = False,
 ) -> int:
     """Evaluate the checkpoints of the run in `train_dir` as they appear, until the run has ended; the exit code.
 
     `checkpoint`: only this one, a step or a path. `once`: only those that are there now. Wait `patience` seconds for a run that
     has not begun, and for one that stopped to be continued (75) or writes nothing without having ended. `interval`: seconds
     between looks. `task`: the run's task: the instance that a program handed to psnode.run, or FILE|MODULE as in --task,
-    which is executed; code that only the run's record names is executed only with `trust_run`. Exit code 5 if a checkpoint could
+    which is executed; code that only the run's record names is executed only with `trust_run`. `ema`: the
+    moving averages of the weights. Exit code 5 if a checkpoint could
     not be read. Raises ConfigurationError, CheckpointError, DeadlineExceededError.
     """
     _await_run(train_dir, 0.0 if once or checkpoint is not None else patience, interval)
@@ -196,7 +214,7 @@ def follow(
     check_trust(train_dir, config.to_dict(), () if task is None else ("task",), trusted=trust_run)
     if isinstance(task, str):
         config, task = replace(config, task=locate_task(task)), None
-    evaluator = Evaluator(train_dir, config, task, batch_size)
+    evaluator = Evaluator(train_dir, config, task, batch_size, ema=ema)
     try:
         if checkpoint is not None:
             evaluator.measure(_find(train_dir, checkpoint))

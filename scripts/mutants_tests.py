@@ -149,6 +149,7 @@ TABLE: Mapping[str, str] = {
     "master/members.py": f"master/test_members.py {_KILLED}",
     "exchange/shard/optimizer.py": f"exchange/shard/test_optimizer.py exchange/shard/test_sgd.py {_JOBS}",
     "exchange/shard/*updates.py": f"exchange/shard/test_optimizer.py test_parameter_groups.py test_optimizers.py {_JOBS}",
+    "exchange/shard/moving_average.py": "test_moving_average.py",
     "tasks/optimizers.py": "test_optimizers.py",
     "tasks/parameter_groups.py": "test_parameter_groups.py",
     "tasks/device.py": "tasks/test_device.py test_precision.py",

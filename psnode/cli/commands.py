@@ -188,6 +188,7 @@ def _launch_program(workers: int, command: list[str], mpirun_args: list[str], **
     "--task", metavar="FILE|MODULE", help="The task that the run trains, where it is none of psnode's own; is executed."
 )
 @click.option("--trust-run/--no-trust-run", default=False, help="Execute the task that the run's record names.")
+@click.option("--ema", is_flag=True, help="The moving averages of the weights, of a run with --ema-decay.")
 @debuggable
 def evaluate(train_dir: Path, follow: bool, **options: Any) -> int:
     """Evaluate each checkpoint of a run once, as they appear, and end when the run has ended."""

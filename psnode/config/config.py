@@ -96,6 +96,10 @@ class Config:
         metavar="norm,bias,embedding,1d", choices=("norm", "bias", "embedding", "1d"), before=(),
     )  # fmt: skip
     clip_grad_norm: float | None = option(None, "Largest norm of the mean gradient of all tensors.", above=0, before=None)
+    ema_decay: float | None = option(
+        None, "Keep a moving average of the weights with this decay in the checkpoints; psnode evaluate --ema measures it.",
+        above=0, maximum=0.999999, before=None,
+    )  # fmt: skip
     lr_schedule: str = option(
         "constant", "How the learning rate changes; task: by Task.learning_rate.",
         choices=("constant", "shrink", "multistep", "cosine", "poly", "wsd", "onecycle", "task"),

@@ -204,10 +204,12 @@ class PendingCheckpoints:
     def _publish(self, pending: _Pending) -> None:
         staged = pending.staged
         with self._tracer.span("checkpoint", step=staged.step):
-            weights, optimizer, replica = pending.state
+            weights, optimizer, replica, average = pending.state
             self._combine(staged.step, pending.states)
             staged.add_tensors(checkpoint.MODEL, {**weights, **self._means})
             staged.add_tensors(checkpoint.OPTIMIZER, optimizer)
+            if average:
+                staged.add_tensors(checkpoint.EMA, {**average, **self._means})
             if replica:
                 staged.add_tensors(checkpoint.REPLICA, replica)
             if pending.norms:

@@ -94,8 +94,9 @@ def _memory(config: Config, plan: Plan, scheme: Scheme, workers: int) -> str:
 
 
 def _masters(config: Config, scheme: Scheme) -> int:
-    """Vectors of the model's size that the master holds: x, the sum, y, frames on their way, and the optimizer's memories."""
+    """Vectors of the model's size that the master holds: x, the sum, y, frames sent, the optimizer's memories, an average."""
     memories = 2 if config.optimizer != "sgd" else int(scheme.momentum > 0)
+    memories += config.ema_decay is not None
     return 3 + (2 if scheme.downlink != DENSE else 0) + memories
 
 

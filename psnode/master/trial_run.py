@@ -49,7 +49,7 @@ class TrialRun:
         )  # fmt: skip
         before = {name: value.clone() for name, value in self._model.state_dict().items()}
         self._link.send(self._workers, Kind.PLAN, start.to_bytes())
-        config = replace(self._config, norm_cap=0.0)
+        config = replace(self._config, norm_cap=0.0, ema_decay=None)
         if config.optimizer == OWN:
             config = replace(config, optimizer="sgd")  # whose own would remember these steps
         rule, tracer = Synchronous(len(self._workers)), Tracer(0, enabled=False)

@@ -1,6 +1,7 @@
 """Checkpoints: directories that are complete or absent.
 
     checkpoints/step-00000100/     model.safetensors           weights and buffers, named as in the state dict
+                                   ema.safetensors             the same with moving averages of the weights, if there are any
                                    state/optimizer.safetensors the master's optimizer
                                    state/replica.safetensors   the workers' weights, if they differ from the master's
                                    state/waiting.safetensors   gradients that came and were not applied
@@ -41,6 +42,7 @@ LATEST = "latest"
 MARK = ".mark"  # a file of the run's directory by whose contents workers recognise it
 MANIFEST = "manifest.json"
 MODEL = "model.safetensors"
+EMA = "ema.safetensors"
 OPTIMIZER = "state/optimizer.safetensors"
 REPLICA = "state/replica.safetensors"
 WAITING = "state/waiting.safetensors"

@@ -28,6 +28,7 @@ METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 TENSORBOARD = "tensorboard"
 EVALUATIONS = "evaluations.jsonl"
+EMA_EVALUATIONS = "evaluations-ema.jsonl"
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from psnode.exchange.shard.downlink import Downlink
 from psnode.exchange.shard.events import GroupClosed, NotApplied, Refused
 from psnode.exchange.shard.executor import GroupExecutor
 from psnode.exchange.shard.global_norm import GlobalNorm, Summed
+from psnode.exchange.shard.moving_average import MovingAverage
 from psnode.exchange.shard.norms import Norms, pack, unpack
 from psnode.exchange.shard.optimizer import Constraint, Parameters
 from psnode.exchange.shard.pushes import Part, Push, Reader, limits
@@ -42,7 +43,7 @@ class Reduction:
 
     A `constraint` is put on the weights when all groups are updated; none is sent before. A push whose norm exceeds `norm_cap`
     times that of others (psnode.exchange.shard.norms) is refused; one that might is held back until its round closes. With a
-    `global_norm` no group is updated before all are summed.
+    `global_norm` no group is updated before all are summed. The `average` follows the weights.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Reduction:
         constraint: Constraint | None = None,
         norm_cap: float | None = None,
         global_norm: GlobalNorm | None = None,
+        average: MovingAverage | None = None,
     ) -> None:
         feedback = get_feedback(scheme.feedback)
         self._plan = plan
@@ -72,6 +74,7 @@ class Reduction:
         self._cap = None if scheme.aggregator == MAJORITY else norm_cap  # votes weigh the same
         self._constraint = constraint
         self._global_norm = global_norm
+        self._average = average
         self._closing = threading.Lock()
         self._updated: dict[int, tuple[Added, ...]] = {}  # groups that wait for the others, with the pushes added to them
         self._sum = np.zeros(plan.size, np.float32)
@@ -242,6 +245,9 @@ class Reduction:
         return [self._publish(group, version, everything[group.index]) for group in reversed(self._plan.groups)]
 
     def _publish(self, group: Group, version: int, added: tuple[Added, ...]) -> GroupClosed:
+        if self._average is not None:
+            with self._watch.timing("update"), self._tracer.span("average", group=group.index, version=version):
+                self._average.move(group.index)
         with self._watch.timing("downlink"), self._tracer.span("downlink", group=group.index, version=version):
             nbytes = self._downlink.send(group, version)
         return GroupClosed(group.index, version, nbytes, added, self._clipped[group.index])

@@ -23,6 +23,7 @@ from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.shard.downlink import Downlink
 from psnode.exchange.shard.executor import GroupExecutor, lane_count
 from psnode.exchange.shard.global_norm import GlobalNorm
+from psnode.exchange.shard.moving_average import MovingAverage
 from psnode.exchange.shard.optimizer import Constraint, Parameters
 from psnode.exchange.shard.reduction import Reduction
 from psnode.exchange.shard.rounds import Rounds
@@ -41,7 +42,8 @@ Tensors = dict[str, torch.Tensor]
 
 
 class ShardState(NamedTuple):
-    """Tensors of a checkpoint: the model with x, the optimizer's memories, and y (empty where y is x).
+    """Tensors of a checkpoint: the model with x, the optimizer's memories, y (empty where y is x), and the model with
+    its moving average (empty where there is none).
 
     Those of x, y and momenta are the shard's own memory, which later versions change. Names are as psnode.records.layout says.
     """
@@ -49,6 +51,7 @@ class ShardState(NamedTuple):
     model: Tensors
     optimizer: Tensors
     replica: Tensors
+    average: Tensors
 
     def copy(self) -> ShardState:
         """The same values in memory of their own."""
@@ -87,6 +90,7 @@ class Shard:
         self._parameters = Parameters(model, plan, config, scheme.momentum, scheme.gathering, parameter_groups, own_optimizer)
         self._downlink = Downlink(scheme.downlink, self._parameters.weights.numpy(), plan, link, recipients, seed=config.seed)
         self._lanes = GroupExecutor(link.inbox, lane_count(len(plan.groups)))
+        self._average = MovingAverage(self._parameters.weights, plan, config.ema_decay) if config.ema_decay is not None else None
         self._norm = GlobalNorm(config.clip_grad_norm, len(plan.groups)) if config.clip_grad_norm is not None else None
         self._reduction = Reduction(
             plan,
@@ -100,6 +104,7 @@ class Shard:
             constraint=constraint,
             norm_cap=config.norm_cap or None,
             global_norm=self._norm,
+            average=self._average,
         )
         by_rank = config.aggregate_order == "rank"
         self._rounds = Rounds(len(plan.groups), rule, by_rank=by_rank, add=self._add, close=self._close)
@@ -194,7 +199,8 @@ class Shard:
 
     def state(self) -> ShardState:
         """Model, optimizer and y, for a checkpoint. While no group is open."""
-        return ShardState(self.model.state_dict(), self._parameters.state(), self._downlink.state())
+        average = {} if self._average is None else self._average.state(self.model)
+        return ShardState(self.model.state_dict(), self._parameters.state(), self._downlink.state(), average)
 
     def norms(self) -> Tensors:
         """The norms that later pushes are compared with, for a checkpoint. While no group is open."""
@@ -209,6 +215,8 @@ class Shard:
         if found is None:
             return
         self._parameters.load(found.tensors(checkpoint.MODEL), layout.state_of(found, checkpoint.OPTIMIZER))
+        if self._average is not None and found.step:
+            self._average.load(found.tensors(checkpoint.EMA))
         if self._downlink.differs:
             self._downlink.load(layout.state_of(found, checkpoint.REPLICA))
         self._reduction.take_up(found)

@@ -1,0 +1,52 @@
+"""A moving average of the weights, for evaluation."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from psnode.errors import CheckpointError
+from psnode.plan.groups import Plan
+from psnode.records import layout
+
+Tensors = dict[str, torch.Tensor]
+
+
+class MovingAverage:
+    """The exponential moving average of x, flat in the order of the plan: decay * average + (1 - decay) * x after every version.
+
+    The first version is copied: as torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn(decay). Groups may be moved side
+    by side.
+    """
+
+    def __init__(self, weights: torch.Tensor, plan: Plan, decay: float) -> None:
+        self._weights, self._plan, self._decay = weights, plan, decay
+        self._average = weights.clone()
+        self._begun = [False] * len(plan.groups)
+
+    def move(self, group: int) -> None:
+        """A version of a group is complete."""
+        where = slice(self._plan.groups[group].start, self._plan.groups[group].stop)
+        if self._begun[group]:
+            self._average[where].lerp_(self._weights[where], 1 - self._decay)
+        else:
+            self._average[where] = self._weights[where]
+            self._begun[group] = True
+
+    def state(self, model: nn.Module) -> Tensors:
+        """The state dict of `model` with the averages, which are views, in the place of the trained weights."""
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        trained = {alias: names[id(parameter)] for alias, parameter in model.named_parameters(remove_duplicate=False)}
+        places, found = self._plan.slices(), model.state_dict()
+        for alias, name in trained.items():
+            if name in places and alias in found:
+                found[alias] = self._average[places[name]].view(found[alias].shape)
+        return found
+
+    def load(self, tensors: Tensors) -> None:
+        """Go on from the contents of `state`. CheckpointError if they do not fit."""
+        for name, where in layout.places(self._plan).items():
+            if name not in tensors or tensors[name].numel() != where.stop - where.start:
+                raise CheckpointError(f"the checkpoint's moving average does not fit this network: {name}")
+            self._average[where] = tensors[name].reshape(-1)
+        self._begun = [True] * len(self._begun)
