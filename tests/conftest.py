@@ -21,7 +21,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a 
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
-SERIAL = ("mpi", "net")  # folders whose tests start jobs of several processes: never two of them at once
+SERIAL, JOBS = "serial", "jobs"
+GROUPS = {"net": SERIAL, "mpi": JOBS}  # folders whose tests start jobs of several processes: never two of a group at once
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,11 +42,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Put the tests that start jobs into one group, which one worker of pytest-xdist runs (--dist loadgroup)."""
+    """Put the tests that start jobs into groups, each of which one worker of pytest-xdist runs (--dist loadgroup).
+
+    Two groups, so that no core is idle while the ranks of one job wait. Jobs of tests/mpi are judged by results alone.
+    """
     for item in items:
         folder = item.path.relative_to(ROOT / "tests").parts[0]
-        if folder in SERIAL or item.get_closest_marker("serial"):
-            item.add_marker(pytest.mark.xdist_group("serial"))
+        if group := GROUPS.get(folder, SERIAL if item.get_closest_marker("serial") else ""):
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(autouse=True)

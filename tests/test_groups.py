@@ -1,4 +1,4 @@
-"""Tests that start jobs of several processes do so one after another."""
+"""Tests that start jobs of several processes do so one after another, in two groups."""
 
 from __future__ import annotations
 
@@ -13,3 +13,5 @@ def test_a_serial_test_is_in_the_group_of_serial_tests(request: pytest.FixtureRe
     if "PYTEST_XDIST_WORKER" not in os.environ:
         pytest.skip("one process runs all tests")
     assert request.node.nodeid.endswith("@serial")
+    of_mpi = [item.nodeid for item in request.session.items if item.path.parent.name == "mpi"]
+    assert [each for each in of_mpi if not each.endswith("@jobs")] == []
