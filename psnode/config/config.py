@@ -58,7 +58,7 @@ class Config:
     enable_gpu: bool = option(False, "Compute on CUDA where there is a device.")
     precision: str = option(
         "fp32", "Type that workers' forward and backward passes compute in; bf16 is torch.autocast, over weights of float32.",
-        choices=("fp32", "bf16", "fp16"), before="fp32",
+        metavar="fp32|bf16", choices=("fp32", "bf16", "fp16"), before="fp32",
     )  # fmt: skip
     threads: int = option(0, "Compute threads a rank; auto: cores divided by ranks on the host.", minimum=0, words={"auto": 0})
 
@@ -90,7 +90,7 @@ class Config:
         None, "Term in the optimizer's denominator; default: torch's.", minimum=0, maximum=1,
         needs=("optimizer", COORDINATEWISE), before=None,
     )  # fmt: skip
-    weight_decay: float = option(0.0, "L2 penalty (decoupled with adamw).", minimum=0)
+    weight_decay: float = option(0.0, "L2 penalty (decoupled with adamw and adafactor).", minimum=0)
     no_decay: tuple[str, ...] = option(
         (), "Parameters without --weight-decay: those of norm layers, biases, embeddings, all of one dimension or none.",
         metavar="norm,bias,embedding,1d", choices=("norm", "bias", "embedding", "1d"), before=(),
