@@ -131,7 +131,7 @@ def _run(
     )  # fmt: skip
     events = Events(run.path)
     run, plan = _planned(link, run, model, {rank: ready[rank] for rank in workers}, sharding, events)
-    replanning.check(run.resume_point, plan)
+    replanning.check(run.resume_point, plan, ready[workers[0]].tensors)
     recipients = routes_of(layout, plan)[0].heirs(MASTER)
     tell_of_the_run(run, plan, ready, workers, sharding)
     config, tracer = run.config, Tracer(0, enabled=run.config.timeline)
