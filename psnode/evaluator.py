@@ -34,6 +34,7 @@ from psnode.records.metrics import (
     scalars,
     write_atomically,
 )
+from psnode.records.retention import reading
 from psnode.task import Batch, Data, Task
 from psnode.tasks.device import choose_device, to_device
 from psnode.tasks.load import make_task
@@ -140,9 +141,10 @@ class Evaluator:
 
         CheckpointError if it is broken or does not fit.
         """
-        found = checkpoint.Checkpoint.open(path)
         try:
-            self._model.load_state_dict(found.tensors(self._weights))
+            with reading(path):
+                found = checkpoint.Checkpoint.open(path)
+                self._model.load_state_dict(found.tensors(self._weights))
         except RuntimeError as error:
             raise CheckpointError(
                 f"checkpoint {path} does not fit the network of config.json: {str(error).splitlines()[0]}"

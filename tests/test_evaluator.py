@@ -24,7 +24,7 @@ from psnode.tasks.classification import Classification
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with checkpoints after steps 4, 8, 12 and 14."""
     train_dir = tmp_path_factory.mktemp("finished") / "run"
-    settings: dict[str, Any] = {"scheme": "dense", "local": 2, "threads": 1, "tensorboard": False}
+    settings: dict[str, Any] = {"scheme": "dense", "local": 2, "threads": 1, "tensorboard": False, "keep_last": 0}
     run(Config(train_dir=train_dir, max_steps=14, eval_freq=4, lr=0.05, **settings))
     return train_dir
 
@@ -123,7 +123,7 @@ def test_a_run_that_stopped_to_be_continued_is_waited_for(train_dir: Path) -> No
 def resumed_from(train_dir: Path, step: int, **settings: Any) -> None:
     """Go back to the checkpoint of `step` and take another way from there: with one worker."""
     (train_dir / "checkpoints" / "latest").write_text(f"step-{step:08d}\n")
-    same: dict[str, Any] = {"scheme": "dense", "threads": 1, "tensorboard": False, "lr": 0.05, "resume": True}
+    same: dict[str, Any] = {"scheme": "dense", "threads": 1, "tensorboard": False, "lr": 0.05, "resume": True, "keep_last": 0}
     run(Config(train_dir=train_dir, local=1, **same, **settings))
 
 

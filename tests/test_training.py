@@ -31,7 +31,7 @@ CODED = ["identity", "qsgd", "atomo"]
 
 
 def config(train_dir: Path, **changed: Any) -> Config:
-    settings = {"scheme": "identity", "batch_size": 8, "max_steps": 12, "eval_freq": 5, "local": 2, "lr": 0.02}
+    settings = {"keep_last": 0, "scheme": "identity", "batch_size": 8, "max_steps": 12, "eval_freq": 5, "local": 2, "lr": 0.02}
     settings |= {"threads": 1, "tensorboard": False}
     return Config(train_dir=train_dir, **{**settings, **changed})
 

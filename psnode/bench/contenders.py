@@ -128,7 +128,7 @@ class Psnode:
         task = "Exchange" if self.alone else "Metered"
         flags = {
             "--task": f"psnode.bench.marks:{task}", "--batch-size": ground.batch, "--lr": ground.lr, "--seed": ground.seed,
-            "--threads": 1, "--max-steps": ground.steps, "--eval-freq": ground.evaluate_every,
+            "--threads": 1, "--max-steps": ground.steps, "--eval-freq": ground.evaluate_every, "--keep-last": 0,
             "--log-interval": ground.steps + 1, "--train-dir": folder / "run",
         }  # fmt: skip
         return [

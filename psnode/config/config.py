@@ -234,7 +234,17 @@ class Config:
         None, "Where the run writes; default runs/NETWORK-DATASET-SCHEME.", metavar="DIR", free=True, aliases=("--model-dir",)
     )
     eval_freq: int = option(50, "Steps between checkpoints; 0: only at the end.", minimum=0, free=True)
-    keep_last: int = option(0, "Checkpoints to keep, and the newest that is known to be sound; 0: all.", minimum=0, free=True)
+    checkpoint_minutes: float = option(
+        0.0,
+        "Also a checkpoint when the last one is so many minutes old; 0: by --eval-freq alone.",
+        minimum=0,
+        free=True,
+        before=0.0,
+    )
+    keep_last: int = option(
+        3, "Checkpoints to keep, beside the newest that is known to be sound and the best that was evaluated; 0: all.",
+        minimum=0, free=True,
+    )  # fmt: skip
     resume: bool = option(False, "Go on from the last checkpoint in --train-dir.", free=True)
     trust_run: bool = option(
         False, "With --resume, execute the code that the recorded run names (--task) without its being named again.",

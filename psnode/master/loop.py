@@ -109,6 +109,7 @@ class Master:
             self.events, backlog,
         )  # fmt: skip
         self.job_state.version = self.run.resume_point.step
+        self._saved = self.clock.now()  # when the last checkpoint was begun
         self.shard.admit(self._members.live, self.version)
         self.pending.is_last = lambda version: self.job_state.stopping and version == self.version
         self.pending.doubt = lambda: self.soundness.doubt
@@ -228,9 +229,8 @@ class Master:
         if not first and self._turn.count(contributors):
             self.observer.extend(max(version, self.sharding.last_step))
         self.job_state.stopping = version >= self.sharding.last_step or (self.job_state.stop_reason is not None and not first)
-        every = self.config.eval_freq
         flags = Flag.STOP if self.job_state.stopping else Flag.NONE
-        due = not first and (self.job_state.stopping or (every and version % every == 0))
+        due = not first and self._is_due(version)
         if due and self._turn.begin_checkpoint(self.clock.now() + self._round.patience.hard_limit):
             self.soundness.await_(version)
             flags |= Flag.CHECKPOINT
@@ -257,6 +257,14 @@ class Master:
         if not self.job_state.stopping:
             self.shard.open(version)
             self._membership.suspend_silent()
+
+    def _is_due(self, version: int) -> bool:
+        """True if there is to be a checkpoint of `version`, the newest."""
+        every, now = self.config.eval_freq, self.clock.now()
+        old = 0 < 60 * self.config.checkpoint_minutes <= now - self._saved
+        due = self.job_state.stopping or old or (every > 0 and version % every == 0)
+        self._saved = now if due else self._saved
+        return due
 
     def _desert(self) -> None:
         """Nobody is left in the open round, and nothing was added to it: that makes no version, which would skip a batch."""

@@ -101,5 +101,7 @@ def _masters(config: Config, scheme: Scheme) -> int:
 
 
 def _checkpoints(config: Config) -> str:
-    often = f"a checkpoint every {config.eval_freq} steps" if config.eval_freq else "a checkpoint at the end"
+    every = [f"{config.eval_freq} steps"] if config.eval_freq else []
+    every += [f"{config.checkpoint_minutes:g} minutes"] if config.checkpoint_minutes else []
+    often = f"a checkpoint every {' or '.join(every)}" if every else "a checkpoint at the end"
     return f"{often}, the last {config.keep_last} kept" if config.keep_last else often

@@ -8,8 +8,10 @@ losses on its weights have not come. One without a word, of an earlier version o
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from psnode.protocol.messages import plain
 from psnode.records import checkpoint
 from psnode.records.branches import branch
 from psnode.records.checkpoint import Checkpoint
-from psnode.records.metrics import write_atomically
+from psnode.records.metrics import EVALUATIONS, read_records, write_atomically
 
 SOUND = "sound"
 REASON = "unsound"
@@ -78,22 +80,65 @@ def newest_not_unsound(train_dir: Path) -> Path | None:
 def prune(train_dir: Path, step: int, keep_last: int, workers: int = 0) -> None:
     """Delete all checkpoints up to `step` but the newest `keep_last` (0: none is deleted) that are not known to be unsound.
 
-    The newest that is known to be sound stays in any case, those of unknown soundness behind it, and the very newest. An older
-    one stays that has the part of one of ranks 1 to `workers` of which the newest that is not unsound has none.
+    The newest that is known to be sound stays in any case, those of unknown soundness behind it, and the very newest; the best
+    that was evaluated, and one that is being read. An older one stays that has the part of one of ranks 1 to `workers` of which
+    the newest that is not unsound has none.
     """
     if not keep_last:
         return
     found = {path: is_sound(path) for path in checkpoint.complete(train_dir) if checkpoint.step_of(path) <= step}
     candidates = [path for path, sound in found.items() if sound is not False]
     certain = [path for path, sound in found.items() if sound]
-    kept = {*candidates[-keep_last:], *certain[-1:], *list(found)[-1:]}
+    kept = {*candidates[-keep_last:], *certain[-1:], *list(found)[-1:], best_evaluated(train_dir)}
     lacking = _lacking(candidates[-1], workers) if candidates else ()
     last = checkpoint.step_of(certain[-1]) if certain else 0
     surpassed = [path for path, sound in found.items() if sound is False or checkpoint.step_of(path) < last]
     with contextlib.suppress(OSError):  # they are deleted next time
         for old in surpassed:
-            if old not in kept and not any((old / name).exists() for name in lacking):
+            if old not in kept and not any((old / name).exists() for name in lacking) and not _is_read(old):
                 checkpoint.remove(old)
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Keep a checkpoint from being deleted while inside, on this host and others, where the file system has locks."""
+    try:
+        file = (path / checkpoint.MANIFEST).open("rb")
+    except OSError:  # whoever reads it meets that again
+        yield
+        return
+    with contextlib.suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_SH)
+    try:
+        yield
+    finally:
+        file.close()
+
+
+def _is_read(path: Path) -> bool:
+    """True if somebody is `reading` it."""
+    try:
+        with (path / checkpoint.MANIFEST).open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def best_evaluated(train_dir: Path) -> Path | None:
+    """The checkpoint of the highest top1 that an evaluator found, or of the lowest loss where there is no accuracy, if any."""
+    best, found = (-math.inf, -math.inf), None
+    with contextlib.suppress(CheckpointError, OSError):
+        for record in read_records(train_dir / EVALUATIONS):
+            path = train_dir / checkpoint.CHECKPOINTS / checkpoint.step_directory(record["step"])
+            figures = record.get("top1"), record.get("loss")
+            accuracy, loss = (float(x) if isinstance(x, (int, float)) and math.isfinite(x) else None for x in figures)
+            score = (-math.inf, -math.inf) if loss is None else (-math.inf, -loss) if accuracy is None else (accuracy, 0.0)
+            if score >= best and loss is not None and path.is_dir():
+                best, found = score, path
+    return found
 
 
 def _lacking(path: Path, workers: int) -> Iterable[str]:

@@ -31,7 +31,7 @@ MAY_CHANGE = {
     "data_dir", "download", "test_batch_size", "max_steps", "epochs", "overlap", "comm_type", "start_deadline", "deadline",
     "pause_deadline", "stop_deadline", "spares",
     "hash_every", "min_workers", "train_dir", "eval_freq", "keep_last", "resume", "log_interval", "timeline", "tensorboard",
-    "local", "debug", "quiet", "record_history", "trust_run", "norm_cap",
+    "local", "debug", "quiet", "checkpoint_minutes", "record_history", "trust_run", "norm_cap",
 }  # fmt: skip
 
 MAKE_ANOTHER_PLAN = {"group_by", "group_bytes", "min_compress_bytes"}
@@ -217,7 +217,7 @@ def test_the_first_of_steps_and_epochs_ends_the_run(fields: dict[str, Any], expe
 
 def changed(setting: Setting) -> Any:
     """A value that is not the default."""
-    samples: dict[Any, Any] = {int: 3, float: 2.5 if setting.rules.above == 1 else 0.5, bool: True, str: "x", Path: Path("x")}
+    samples: dict[Any, Any] = {int: 4, float: 2.5 if setting.rules.above == 1 else 0.5, bool: True, str: "x", Path: Path("x")}
     others = [choice for choice in setting.rules.choices if choice != setting.default]
     if setting.rules.choices and not others:
         return None

@@ -26,7 +26,15 @@ from tests.faults.slowed import slowed
 
 def config(train_dir: Path, **changed: Any) -> Config:
     settings = {"scheme": "qsgd", "feedback": "ef", "batch_size": 8, "max_steps": 20, "eval_freq": 5, "local": 4, "lr": 0.02}
-    settings |= {"threads": 1, "tensorboard": False, "record_history": True, "hash_every": 1, "downlink": "bf16", "deadline": 60}
+    settings |= {
+        "keep_last": 0,
+        "threads": 1,
+        "tensorboard": False,
+        "record_history": True,
+        "hash_every": 1,
+        "downlink": "bf16",
+        "deadline": 60,
+    }
     return Config(train_dir=train_dir, **{**settings, **changed})
 
 

@@ -21,7 +21,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six steps, as if killed two steps after the checkpoint of the fourth, and three steps more."""
     train_dir = tmp_path_factory.mktemp("history") / "run"
     settings: dict[str, Any] = {
-        "scheme": "qsgd", "feedback": "ef", "batch_size": 8, "eval_freq": 2, "local": 2, "lr": 0.02, "threads": 1,
+        "scheme": "qsgd", "feedback": "ef", "batch_size": 8, "eval_freq": 2, "keep_last": 0, "local": 2, "lr": 0.02, "threads": 1,
         "tensorboard": False, "group_by": "layer", "record_history": True, "train_dir": train_dir,
     }  # fmt: skip
     run(Config(**settings, max_steps=6))

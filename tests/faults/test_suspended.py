@@ -76,7 +76,20 @@ def test_a_stall_of_nine_seconds_leaves_nobody_out_of_a_synchronous_run(launched
 
 def test_a_silent_worker_that_no_round_waits_for_is_put_aside_and_returns(launched: Launched) -> None:
     """Checkpoints are made without it meanwhile, in order, and it keeps none back when it has returned."""
-    rule = ["--consistency", "kofn", "--num-aggregate", "2", "--eval-freq", "20", "--deadline", "4", "--pause-deadline", "12"]
+    rule = [
+        "--consistency",
+        "kofn",
+        "--num-aggregate",
+        "2",
+        "--eval-freq",
+        "20",
+        "--keep-last",
+        "0",
+        "--deadline",
+        "4",
+        "--pause-deadline",
+        "12",
+    ]
     job = launched(3, *FLAGS, *rule, "--max-steps", "1000000")
     job.wait_for_step(10)
     pid = job.pid(3)

@@ -107,7 +107,15 @@ class Outcome(NamedTuple):
 
 def config(folder: Path, scheme: str, feedback: str, workers: int, **changed: Any) -> Config:
     settings: dict[str, Any] = {"momentum": 0.0, "lr": 1.0, "downlink": "dense", "batch_size": 1, "max_steps": STEPS}
-    settings |= {"local": workers, "threads": 1, "tensorboard": False, "eval_freq": 1, "hash_every": 0, "log_interval": 1000}
+    settings |= {
+        "local": workers,
+        "threads": 1,
+        "tensorboard": False,
+        "eval_freq": 1,
+        "keep_last": 0,
+        "hash_every": 0,
+        "log_interval": 1000,
+    }
     return Config(train_dir=folder, scheme=scheme, feedback=feedback, **{**settings, **changed})
 
 

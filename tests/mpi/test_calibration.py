@@ -52,10 +52,10 @@ def test_a_calibrated_run_is_the_run_with_what_was_chosen_and_resumes_with_it(mp
     auto, fixed = tmp_path / "auto", tmp_path / "fixed"
     config = Config(
         task=f"{tmp_path / 'task.py'}:Mine", batch_size=8, threads=1, lr=0.02, tensorboard=False, eval_freq=2, hash_every=1,
-        scheme="topk:ratio=0.02",
+        keep_last=0, scheme="topk:ratio=0.02",
     )  # fmt: skip
     flags = ["--task", config.task, "--batch-size", 8, "--threads", 1, "--lr", 0.02, "--no-tensorboard", "--eval-freq", 2]
-    flags += ["--hash-every", 1, "--scheme", config.scheme, "--train-dir", auto, "--max-steps", FEWEST_STEPS]
+    flags += ["--keep-last", 0, "--hash-every", 1, "--scheme", config.scheme, "--train-dir", auto, "--max-steps", FEWEST_STEPS]
     job = mpirun.start(3, ["-m", "psnode", "train", *flags])
     end = time.monotonic() + 300
     while not (auto / "checkpoints" / "latest").exists() and time.monotonic() < end and job.process.poll() is None:

@@ -185,7 +185,9 @@ def test_a_job_over_mpi_is_followed_by_the_evaluator_and_ends_as_the_same_job_in
         stdout=subprocess.PIPE,
         text=True,
     )
-    done = mpirun(4, [*TRAIN, "--scheme", "atomo", "--max-steps", "20", "--eval-freq", "6", "--train-dir", train_dir])
+    done = mpirun(
+        4, [*TRAIN, "--scheme", "atomo", "--max-steps", "20", "--eval-freq", "6", "--keep-last", "0", "--train-dir", train_dir]
+    )
     assert done.code == 0, done
     out, _ = evaluator.communicate(timeout=300)
     assert evaluator.returncode == 0

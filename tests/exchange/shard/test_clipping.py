@@ -84,6 +84,7 @@ def config(folder: Path, **changed: Any) -> Config:
         "threads": 1,
         "tensorboard": False,
         "eval_freq": 1,
+        "keep_last": 0,
         "log_interval": 1000,
         "max_steps": 1,
         "aggregator": CLIP,
