@@ -20,6 +20,7 @@ import click
 from psnode import __version__
 from psnode.cli.bench import bench
 from psnode.cli.debugging import debuggable, traced
+from psnode.cli.foreign import answer
 from psnode.config import Config, settings
 from psnode.config.logs import shown
 from psnode.config.options import click_option, nearest
@@ -200,13 +201,35 @@ def evaluate(train_dir: Path, follow: bool, **options: Any) -> int:
 app.add_command(bench)
 
 
-@app.command(short_help="List codecs and schemes.")
+@app.command(short_help="Write a run's weights to one file.")
+@click.argument("train_dir", type=click.Path(path_type=Path), metavar="RUN")
+@click.option(
+    "--output", type=click.Path(path_type=Path), metavar="FILE", help="A .safetensors or .pt file [RUN/model.safetensors]."
+)
+@click.option("--checkpoint", "which", metavar="STEP|best", help="That of a step, or the best evaluated one [the newest].")
+@debuggable
+def export(train_dir: Path, output: Path | None, which: str | None) -> int:
+    """Write the state dict of a checkpoint of RUN to one file, for load_state_dict or --init-from."""
+    from psnode.records.weights import export as write
+
+    output = output or train_dir / "model.safetensors"
+    step, count = write(train_dir, output, which)
+    click.echo(f"step {step}: {count} tensors, {output.stat().st_size / 1e6:.2f} MB in {output}")
+    return 0
+
+
+@app.command(short_help="List codecs and schemes, or explain one.")
+@click.argument("name", required=False, metavar="[NAME]")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def codecs(as_json: bool) -> int:
-    """Every codec with its traits, and every scheme."""
+def codecs(name: str | None, as_json: bool) -> int:
+    """Every codec with its traits, and every scheme; with NAME one of them in full: parameters, traits and learning-rate rule."""
     from psnode.cli import listing
 
-    if as_json:
+    if name is not None and as_json:
+        raise ConfigurationError("--json lists everything: leave out the name")
+    if name is not None:
+        listing.explain(name)
+    elif as_json:
         click.echo(json.dumps(listing.everything(), indent=2))
     else:
         listing.show()
@@ -228,7 +251,8 @@ def _usage(error: click.UsageError) -> str:
     path = error.ctx.command_path if error.ctx else "psnode"
     if isinstance(error, click.exceptions.NoSuchOption) and error.ctx:
         flags = [flag for parameter in error.ctx.command.params for flag in (*parameter.opts, *parameter.secondary_opts)]
-        return f"unknown option {error.option_name}{nearest(error.option_name, flags)} ({path} --help lists all of them)"
+        hint = (answer(error.option_name) if path.endswith("train") else "") or nearest(error.option_name, flags)
+        return f"unknown option {error.option_name}{hint} ({path} --help lists all of them)"
     if isinstance(error, click.exceptions.NoSuchCommand) and error.ctx and isinstance(error.ctx.command, click.Group):
         names = error.ctx.command.list_commands(error.ctx)
         return f"unknown command {error.command_name!r}: choose from {', '.join(names)}{nearest(error.command_name, names)}"

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import Any
+import re
+from typing import TYPE_CHECKING, Any
+
+import click
 
 from psnode.codecs import Codec, available, get_codec
-from psnode.config.schemes import SCHEMES
+from psnode.config.options import nearest
+from psnode.config.scheme import Scheme
+from psnode.config.schemes import NAMES, SCHEMES
+from psnode.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _TRAITS = ("unbiased", "lossless", "linear", "shaped", "sparse", "adaptive")
 _SIZE = 1 << 20
@@ -36,19 +45,80 @@ def _describe(codec: Codec) -> dict[str, Any]:
 
 
 def show() -> None:
-    """Print both tables."""
-    from rich.console import Console
+    """Print both tables, 80 columns wide or as wide as the terminal."""
+    found = everything()
+    codecs = _table("codec", "bits", "traits", "what it does")
+    for entry in found["codecs"]:
+        codecs.add_row(entry["id"], f"{entry['max_bits']:.3g}", _traits(entry), _short(entry["summary"]))
+    schemes = _table("scheme", "lr", "feedback", "what it does")
+    for entry in found["schemes"]:
+        schemes.add_row(entry["name"], f"{entry['lr']:g}", entry["feedback"].partition(":")[0], entry["summary"])
+    _print("Codecs: most bits a coordinate of a 1024 x 1024 matrix, at their defaults", codecs)
+    _print("Schemes: what --scheme takes; lr is the learning rate unless --lr is given", schemes)
+    click.echo("psnode codecs NAME explains one in full.")
+
+
+def explain(name: str) -> None:
+    """Print all about the codec and the scheme called `name`. ConfigurationError if there is neither."""
+    scheme = NAMES.get(name.casefold())
+    if scheme is None and name.partition(":")[0].partition("+")[0] not in available():
+        raise ConfigurationError(f"there is no codec or scheme {name!r}{nearest(name, [*available(), *NAMES])}")
+    if scheme is None or name in available():
+        _explain_codec(get_codec(name))
+    if scheme is not None:
+        _explain_scheme(scheme)
+
+
+def _explain_codec(codec: Codec) -> None:
+    entry, rows = _describe(codec), _table()
+    click.echo(f"codec {codec.id}\n\n{inspect.getdoc(inspect.getmodule(codec))}\n")
+    for stage in codec.spec.stages:
+        rows.add_row(f"parameters of {stage.id}", ", ".join(f"{key}={value}" for key, value in stage.settings.items()) or "none")
+    rows.add_row("traits", _traits(entry) or "none")
+    rows.add_row("bits", f"at most {entry['max_bits']:.3g} a coordinate of a 1024 x 1024 matrix")
+    users = [scheme.name for scheme in SCHEMES.values() if codec.id in re.split(r"[+:]", scheme.codec)]
+    rows.add_row("schemes", ", ".join(users) or "none: use it with --codec")
+    _print("", rows)
+
+
+def _explain_scheme(scheme: Scheme) -> None:
+    rows = _table()
+    click.echo(f"scheme {scheme.name}: {scheme.summary}\n")
+    rows.add_row("paper", scheme.paper)
+    rows.add_row("up", scheme.codec)
+    rows.add_row("down", scheme.downlink)
+    rows.add_row("feedback", scheme.feedback)
+    rows.add_row("aggregator", scheme.aggregator)
+    rows.add_row("momentum", f"{scheme.momentum:g}")
+    if scheme.ratio_warmup:
+        ladder = ", ".join(f"{ratio:g}" for ratio in scheme.ratio_warmup)
+        rows.add_row("warm-up", f"ratios {ladder}, {scheme.ratio_epochs:g} epochs each")
+    rows.add_row("learning rate", f"{scheme.lr:g} unless --lr is given; the rule: {scheme.rule}")
+    others = [alias for alias in scheme.aliases if alias != scheme.name]
+    if others:
+        rows.add_row("also called", ", ".join(others))
+    _print("", rows)
+
+
+def _short(summary: str) -> str:
+    """The use of a codec, without its name and what else there is to say: a module's first line up to its first full stop."""
+    return (summary.partition(": ")[2] or summary).partition(". ")[0].rstrip(".")
+
+
+def _traits(entry: dict[str, Any]) -> str:
+    return " ".join(["" if entry["unbiased"] else "biased", *(trait for trait in _TRAITS if entry[trait])]).strip()
+
+
+def _table(*titles: str) -> Table:
     from rich.table import Table
 
-    found = everything()
-    codecs = Table("codec", "default", "max bits", "traits", "what it does", title="Codecs", title_justify="left")
-    for entry in found["codecs"]:
-        traits = " ".join(["" if entry["unbiased"] else "biased", *(trait for trait in _TRAITS if entry[trait])]).strip()
-        codecs.add_row(entry["id"], entry["default"].partition(":")[2], f"{entry['max_bits']:.2f}", traits, entry["summary"])
-    schemes = Table("scheme", "codec", "feedback", "lr", "what it does", "paper", title="Schemes", title_justify="left")
-    for entry in found["schemes"]:
-        name = entry["name"] + "".join(f", {alias}" for alias in entry["aliases"] if alias != entry["name"])
-        schemes.add_row(name, entry["codec"], entry["feedback"], f"{entry['lr']:g}", entry["summary"], entry["paper"])
-    console = Console()
-    console.print(codecs)
-    console.print(schemes)
+    return Table(*titles, box=None, pad_edge=False, show_header=bool(titles))
+
+
+def _print(title: str, rows: Table) -> None:
+    from rich.console import Console
+
+    if title:
+        click.echo(title + "\n")
+    Console(highlight=False).print(rows)
+    click.echo()

@@ -55,6 +55,9 @@ class Config:
         1000, "Examples the evaluator takes at once.", minimum=1, free=True, aliases=("--eval-batch-size",)
     )
     seed: int = option(1, "Where every random number comes from.", minimum=0, maximum=2**63 - 1)
+    init_from: Path | None = option(
+        None, "Begin with the weights of a run, a checkpoint, or a safetensors file.", metavar="PATH", free=True, before=None
+    )
     enable_gpu: bool = option(False, "Compute on CUDA where there is a device.")
     precision: str = option(
         "fp32", "Type that workers' forward and backward passes compute in; bf16 is torch.autocast, over weights of float32.",
@@ -292,6 +295,8 @@ class Config:
             )
         if self.no_decay and not self.weight_decay:
             raise ConfigurationError("--no-decay needs --weight-decay above 0: drop one of the two")
+        if self.resume and "init_from" in given:
+            raise ConfigurationError("--init-from has no meaning with --resume, which takes the run's own weights: drop one")
         if self.download and self.data_dir is None:
             raise ConfigurationError("--download needs --data-dir: name the directory to fetch into")
         self.task_options()

@@ -50,6 +50,8 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
     # the record must mean the same to an evaluator that was started elsewhere
     if config.data_dir:
         config = replace(config, data_dir=config.data_dir.expanduser().absolute())
+    if config.init_from:
+        config = replace(config, init_from=config.init_from.expanduser().absolute())
     if config.codec:
         config = replace(config, codec=locate_codec(config.codec))
     return replace(config, task=locate_task(config.task)) if config.task else config

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from psnode.errors import ConfigurationError
 
@@ -268,6 +269,18 @@ def read_toml(path: Path, settings: Mapping[str, Setting], hint: str = "") -> di
     return found
 
 
+class _Word(click.types.StringParamType):
+    """Text whose accepted words a shell completes."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._words = [*rules.choices, *rules.words]
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The choices, and words for values, that begin with `incomplete`."""
+        found = [word for word in self._words if word.casefold().startswith(incomplete.casefold())]
+        return [CompletionItem(word) for word in found]
+
+
 def click_option(setting: Setting, text: str) -> click.Option:
     """The option of a command line; its help is `text` and the default.
 
@@ -285,4 +298,6 @@ def click_option(setting: Setting, text: str) -> click.Option:
 
     metavar = rules.metavar or "|".join(rules.choices) or setting.kind.__name__.upper()
     flags = [setting.flag, *rules.aliases]
-    return click.Option(flags, type=str, multiple=rules.repeated, default=None, metavar=metavar, help=text, callback=parsed)
+    return click.Option(
+        flags, type=_Word(rules), multiple=rules.repeated, default=None, metavar=metavar, help=text, callback=parsed
+    )

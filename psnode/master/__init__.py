@@ -47,6 +47,7 @@ from psnode.records.history import History
 from psnode.records.machines import write_machines
 from psnode.records.metrics import METRICS, RunLog, Summary, compression_ratio, losses, peak_memory, totals
 from psnode.records.timeline import Tracer, write_timeline
+from psnode.records.weights import initialise
 from psnode.task import Task
 from psnode.tasks import inventory
 from psnode.tasks.optimizers import require_optimizer
@@ -98,8 +99,12 @@ def _lead(link: FrameChannel, config: Config, make_task: Callable[[Config], Task
     model = task.model()
     statistics = task.statistics(model)
     inventory.check(model, statistics)
+    if config.init_from is not None and not config.resume:  # before the directory is made: it may be refused
+        initialise(model, config.init_from)
     with claim(config) as run:
         try:
+            if run.config.init_from is not None and config.resume and run.resume_point.checkpoint is None:
+                initialise(model, run.config.init_from)
             groups = groups_of(task.parameter_groups(model), model, run.config)
             if config.resume:
                 refuse_other_groups(groups, run.resume_point.parameter_groups)

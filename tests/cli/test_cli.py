@@ -17,11 +17,12 @@ import pytest
 
 from psnode import __version__
 from psnode.cli import app, main
+from psnode.cli.foreign import FOREIGN
 from psnode.config import settings
 
 Run = Callable[..., Any]  # the fixture `psnode`, which returns code, out and err
 
-COMMANDS = {"train", "launch", "evaluate", "bench", "codecs", "doctor"}
+COMMANDS = {"train", "launch", "evaluate", "export", "bench", "codecs", "doctor"}
 # the flags that users of ATOMO and ps_pytorch know
 KNOWN = [
     "--network", "--dataset", "--batch-size", "--test-batch-size", "--eval-batch-size", "--lr", "--momentum", "--lr-shrinkage",
@@ -85,8 +86,12 @@ def test_a_flag_is_made_of_every_setting_and_of_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("args", "parts"),
     [
-        (["trian"], ["unknown command 'trian'", "bench, codecs, doctor, evaluate, launch, train", "did you mean train"]),
+        (["trian"], ["unknown command 'trian'", "bench, codecs, doctor, evaluate, export, launch, train", "did you mean train"]),
         (["train", "--lrr", "1"], ["unknown option --lrr", "did you mean --lr"]),
+        (["train", "--device", "cuda"], ["unknown option --device: here it is --enable-gpu (psnode train --help"]),
+        (["train", "--max_grad_norm", "1"], ["unknown option --max_grad_norm: here it is --clip-grad-norm"]),
+        (["launch", "-n", "2", "--", "train", "--gradient-accumulation-steps", "4"], ["here it is --batches-per-step"]),
+        (["train", "--local-rank", "0"], ["unknown option --local-rank: nothing to set: mpirun tells every rank its place"]),
         (["train", "--lr"], ["--lr", "requires an argument"]),
         (["train", "--lr", "fast"], ["--lr must be a number above 0, not 'fast'", "leave it out"]),
         (["train", "--lr", "0"], ["--lr must be a number above 0"]),
@@ -201,10 +206,50 @@ def test_codecs_as_json_holds_codecs_with_traits_and_schemes(psnode: Run) -> Non
 
 
 def test_codecs_as_tables(here: Run) -> None:
-    done = here("codecs")
+    from psnode.codecs import available
+    from psnode.config.schemes import SCHEMES
+
+    done = here("codecs", env={"COLUMNS": "80"})
     assert done.code == 0
-    assert "atomo" in done.out
-    assert "NeurIPS 2018" in done.out
+    lines = done.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    first = [line.split()[0] for line in lines if line and not line.startswith(" ")]
+    assert [name for name in first if name in available()][: len(available())] == available()
+    assert first[-1 - len(SCHEMES) : -1] == list(SCHEMES)
+    assert "…" not in done.out
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("qsgd", ["codec qsgd", "Alistarh", "levels=15, bucket=512", "unbiased", "5.06", "scheme qsgd", "that of dense SGD"]),
+        ("signsgd", ["scheme signsgd", "majority", "0.0005 unless --lr is given; the rule: "]),
+        ("ATOMO", ["scheme atomo", "NeurIPS 2018", "svd", "learning rate"]),
+        ("topk:ratio=0.5", ["ratio=0.5", "biased sparse", "dgc"]),
+    ],
+)
+def test_one_codec_or_scheme_in_full(here: Run, name: str, parts: list[str]) -> None:
+    done = here("codecs", name)
+    assert done.code == 0, done
+    for part in parts:
+        assert part in done.out, (part, done.out)
+
+
+def test_an_unknown_codec_or_scheme_is_no_listing(here: Run) -> None:
+    refused(here("codecs", "qsgdd"), "there is no codec or scheme 'qsgdd'; did you mean qsgd?")
+    refused(here("codecs", "qsgd", "--json"), "--json lists everything")
+
+
+def test_answers_to_foreign_names_name_what_is_there(here: Run) -> None:
+    own = {flag for parameter in app.commands["train"].params for flag in (*parameter.opts, *parameter.secondary_opts)}
+    for name, told in FOREIGN.items():
+        assert name not in own, name
+        assert set(re.findall(r"--[a-z][a-z-]+", told)) <= own | {"--hostfile"}, (name, told)  # of launch
+
+
+def test_a_shell_completes_the_choices_of_a_setting(psnode: Run) -> None:
+    words = {"_PSNODE_COMPLETE": "bash_complete", "COMP_WORDS": "psnode train --optimizer a", "COMP_CWORD": "3"}
+    assert psnode(env=words).out.split() == ["plain,adam", "plain,adamw"]
 
 
 # not scipy: numba imports it where it is installed

@@ -1,0 +1,89 @@
+"""Weights alone: read from a checkpoint of any run for a model that begins with them, and written for use elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from psnode.errors import CheckpointError, ConfigurationError
+from psnode.records import checkpoint, tensorfile
+from psnode.records.checkpoint import Checkpoint
+from psnode.records.retention import best_evaluated
+
+if TYPE_CHECKING:
+    import torch
+
+_COMPILED = "_orig_mod."  # torch.compile puts it before the names of what it wraps
+_PICKLES = (".pt", ".pth")
+
+
+def initialise(model: torch.nn.Module, source: Path) -> None:
+    """Give `model` the weights and buffers of `source`: a run, a checkpoint of one, or a safetensors file of a state dict.
+
+    ConfigurationError if there are none, or they do not fit; CheckpointError if they are damaged.
+    """
+    found, own = _tensors(source), model.state_dict()
+    problems = [f"it lacks {name}" for name in own if name not in found]
+    problems += [f"it has {name}, which the network has not" for name in found if name not in own]
+    for name in own.keys() & found.keys():
+        if own[name].shape != found[name].shape or own[name].dtype != found[name].dtype:
+            there, here = (f"{value.dtype} of shape {tuple(value.shape)}" for value in (found[name], own[name]))
+            problems.append(f"{name} is {there} there and {here} in the network")
+    if problems:
+        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+        raise ConfigurationError(f"--init-from {source} does not fit the network: {problems[0]}{more}")
+    model.load_state_dict(found)
+
+
+def _tensors(source: Path) -> dict[str, torch.Tensor]:
+    if source.is_dir():
+        return (_of_run(source, None) if (source / checkpoint.CHECKPOINTS).is_dir() else Checkpoint.open(source)).tensors(
+            checkpoint.MODEL
+        )
+    try:
+        return tensorfile.parse(source.read_bytes(), str(source))
+    except OSError as error:
+        raise ConfigurationError(
+            f"--init-from {source} cannot be read ({error.strerror}): name a run, a checkpoint, or a safetensors file"
+        ) from error
+
+
+def _of_run(train_dir: Path, which: str | None) -> Checkpoint:
+    """The checkpoint of a run: its newest, or that of step `which`, or the best one that was evaluated."""
+    if which == "best":
+        path = best_evaluated(train_dir)
+        remedy = f"psnode evaluate --train-dir {train_dir} finds out"
+    elif which is None:
+        path, remedy = checkpoint.latest(train_dir), "train it further"
+    else:
+        path = train_dir / checkpoint.CHECKPOINTS / checkpoint.step_directory(int(which)) if which.isdecimal() else None
+        remedy = (
+            f"those there are {', '.join(str(checkpoint.step_of(found)) for found in checkpoint.complete(train_dir)) or 'none'}"
+        )
+    if path is None or not path.is_dir():
+        raise ConfigurationError(f"{train_dir} has no {which or 'newest'} checkpoint: {remedy}")
+    return Checkpoint.open(path)
+
+
+def export(train_dir: Path, output: Path, which: str | None) -> tuple[int, int]:
+    """Write the state dict of a run's checkpoint to `output`, .safetensors or .pt; its step, and the number of its tensors.
+
+    `which`: a step, `best`, or None for the newest. ConfigurationError, CheckpointError.
+    """
+    if output.suffix not in (".safetensors", *_PICKLES):
+        raise ConfigurationError(f"--output {output} must end in .safetensors, or in .pt for torch.load")
+    found = _of_run(train_dir, which)
+    tensors = {name.replace(_COMPILED, ""): value for name, value in found.tensors(checkpoint.MODEL).items()}
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = output.with_name(f".{output.name}.unfinished")
+        if output.suffix in _PICKLES:
+            import torch
+
+            torch.save(tensors, unfinished)
+        else:
+            tensorfile.write_tensors(unfinished, tensors)
+        unfinished.replace(output)
+    except OSError as error:
+        raise CheckpointError(f"{output} cannot be written: {error.strerror or error}") from error
+    return found.step, len(tensors)
