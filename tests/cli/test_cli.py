@@ -249,7 +249,9 @@ def test_answers_to_foreign_names_name_what_is_there(here: Run) -> None:
 
 def test_a_shell_completes_the_choices_of_a_setting(psnode: Run) -> None:
     words = {"_PSNODE_COMPLETE": "bash_complete", "COMP_WORDS": "psnode train --optimizer a", "COMP_CWORD": "3"}
-    assert psnode(env=words).out.split() == ["plain,adam", "plain,adamw"]
+    found = psnode(env=words).out.split()
+    assert {"plain,adam", "plain,adamw"} <= set(found)
+    assert all(line.startswith("plain,a") for line in found)
 
 
 # not scipy: numba imports it where it is installed
