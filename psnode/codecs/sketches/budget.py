@@ -19,19 +19,31 @@ from psnode.codecs.kernels import clustering
 _SQUARINGS = 12
 _LARGEST = 600.0
 _STEPS = 60
+_AHEAD = 4  # bisections whose 15 possible values are tried in one sweep
 
 
 def optimal(counts: Int64s, variances: Float64s, budget: int) -> Int64s:
     """The sizes with the least squared error for clusters of `counts` members with these variances."""
     n, s = counts.astype(np.float64), np.where(counts > 0, variances, 0.0)
     low, high = 0.0, float(s.max(initial=0.0))
-    for _ in range(_STEPS):  # of mu: the fewer buckets, the larger it is
-        middle = (low + high) / 2
-        if (_sizes_at(n, s, middle)).sum() > budget:
-            low = middle
-        else:
-            high = middle
-    return _rounded(_sizes_at(n, s, high), counts, budget)
+    for _ in range(_STEPS // _AHEAD):  # of mu: the fewer buckets, the larger it is
+        tree = _halvings(low, high)
+        sizes = _sizes_at(n, s, np.array([middle for _, middle, _ in tree]))
+        place = 0
+        for _ in range(_AHEAD):
+            many = float(sizes[place].sum()) > budget
+            low, high = (tree[place][1], high) if many else (low, tree[place][1])
+            place = 2 * place + 1 + many
+    return _rounded(_sizes_at(n, s, np.array([high]))[0], counts, budget)
+
+
+def _halvings(low: float, high: float) -> list[tuple[float, float, float]]:
+    """(low, middle, high) of all intervals that the next bisections may reach: the halves of interval k are 2k + 1 and 2k + 2."""
+    found = [(low, (low + high) / 2, high)]
+    for place in range(2 ** (_AHEAD - 1) - 1):
+        low, middle, high = found[place]
+        found += [(low, (low + middle) / 2, middle), (middle, (middle + high) / 2, high)]
+    return found
 
 
 def weighted(counts: Int64s, centres: Float64s, budget: int) -> Int64s:
@@ -43,15 +55,16 @@ def weighted(counts: Int64s, centres: Float64s, budget: int) -> Int64s:
     return _rounded(weights * (budget / whole) if whole else np.zeros(counts.size), counts, budget)
 
 
-def _sizes_at(n: Float64s, s: Float64s, mu: float) -> Float64s:
-    """n / r for s g(r) = mu, by bisection of r in 0 .. 600; 0 where s <= mu."""
-    target = np.where(s > mu, mu / np.where(s > mu, s, 1.0), 1.0)
-    low, high = np.zeros(n.size), np.full(n.size, _LARGEST)
+def _sizes_at(n: Float64s, s: Float64s, mu: Float64s) -> Float64s:
+    """n / r for s g(r) = mu, a row for each mu, by bisection of r in 0 .. 600; 0 where s <= mu."""
+    wanted = s > mu[:, None]
+    target = np.where(wanted, mu[:, None] / np.where(wanted, s, 1.0), 1.0)
+    low, high = np.zeros(target.shape), np.full(target.shape, _LARGEST)
     for _ in range(_STEPS):
         middle = (low + high) / 2
         above = 1 - (1 + middle) * _decay(middle) > target
         low, high = np.where(above, low, middle), np.where(above, middle, high)
-    return np.where(s > mu, n / np.maximum(high, 1.0), 0.0)
+    return np.where(wanted, n / np.maximum(high, 1.0), 0.0)
 
 
 def _decay(r: Float64s) -> Float64s:
