@@ -77,6 +77,13 @@ def test_a_coded_run_is_the_same_to_the_bit_where_it_is_resumed(tmp_path: Path) 
     assert all(torch.equal(again[name], weight) for name, weight in whole.items())
 
 
+def test_one_that_is_not_asked_for_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    trained(tmp_path, Paced(), lr_schedule="cosine", epochs=1)
+    assert "Task.learning_rate is not used: --lr-schedule is cosine, and task would use it" in capfd.readouterr().err
+    trained(tmp_path / "used", Paced(), epochs=STEPS)
+    assert "is not used" not in capfd.readouterr().err
+
+
 def test_it_is_asked_for_where_there_is_one_and_only_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="--lr-schedule task needs a schedule of the task's own"):
         trained(tmp_path, Trains(lambda: nn.Linear(WIDTH, CLASSES), EXAMPLES))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from psnode.config import Config
+from psnode.config.config import OWN
 from psnode.errors import CheckpointError, PsnodeError, StoppedError
 from psnode.exchange.compilation import prepare
 from psnode.exchange.machine import Machine
@@ -95,6 +96,7 @@ def _lead(link: FrameChannel, config: Config, make_task: Callable[[Config], Task
     config.check_workers(layout.workers)
     task = make_task(config)
     require_optimizer(config, own=task.own_optimizer is not None)
+    _tell_of_what_is_not_used(task, config)
     torch.manual_seed(config.seed)
     model = task.model()
     statistics = task.statistics(model)
@@ -112,6 +114,16 @@ def _lead(link: FrameChannel, config: Config, make_task: Callable[[Config], Task
         except StoppedError as error:  # before it began: whoever watches the directory learns why nothing comes
             _summary(run, error.step, _REASONS[error.exit_code], error.exit_code, 0).write(run.path)
             raise
+
+
+def _tell_of_what_is_not_used(task: Task, config: Config) -> None:
+    """Tell of an optimizer or a schedule that the task has and the settings do not ask for."""
+    for method, there, flag, chosen in (
+        ("optimizer", task.own_optimizer, "--optimizer", config.optimizer),
+        ("learning_rate", task.own_rate, "--lr-schedule", config.lr_schedule),
+    ):
+        if there is not None and chosen != OWN:
+            _LOG.warning("Task.%s is not used: %s is %s, and task would use it", method, flag, chosen)
 
 
 def _run(
