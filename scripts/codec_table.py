@@ -1,4 +1,4 @@
-"""Print the README's table of codecs, measured here: scripts/codec_table.py [--write]  (into README.md)."""
+"""Print the table of codecs in docs/codecs.md, measured here: scripts/codec_table.py [--write]  (into that page)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from psnode.codecs import get_codec
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "codecs.md"
 BEGIN, END = "<!-- codec table: begin -->\n", "<!-- codec table: end -->\n"
 REPEATS = 15
 
@@ -85,8 +85,8 @@ def main() -> None:
         lines.append(measured(row, values))
         print(lines[-1], flush=True)
     if "--write" in sys.argv[1:]:
-        head, _, rest = README.read_text().partition(BEGIN)
-        README.write_text(head + BEGIN + "\n".join(lines) + "\n" + END + rest.partition(END)[2])
+        head, _, rest = PAGE.read_text().partition(BEGIN)
+        PAGE.write_text(head + BEGIN + "\n".join(lines) + "\n" + END + rest.partition(END)[2])
 
 
 if __name__ == "__main__":

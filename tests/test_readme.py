@@ -58,7 +58,7 @@ def test_the_code_runs(program: str, tmp_path: Path) -> None:
     assert done.stdout == "5.06 bits a coordinate\n"
 
 
-TABLE = re.findall(r"^\| `([^`]+)` \| ([\d.]+) \| (.*?) \|", README, re.M)
+TABLE = re.findall(r"^\| `([^`]+)` \| ([\d.]+) \| (.*?) \|", (ROOT / "docs" / "codecs.md").read_text(), re.M)
 
 
 @pytest.mark.parametrize(("spec", "bits", "bias"), TABLE, ids=[row[0] for row in TABLE])
@@ -67,6 +67,20 @@ def test_the_table_says_what_the_codecs_say(spec: str, bits: str, bias: str) -> 
     assert bias == ("none, exact" if codec.lossless else "none" if codec.unbiased else "biased")
     shape = (512, 4608) if codec.shaped else (1 << 24,)
     assert float(bits) <= 8 * codec.max_nbytes(shape) / (512 * 4608 if codec.shaped else 1 << 24) * 1.01
+
+
+def test_the_table_has_every_codec() -> None:
+    from psnode.codecs import available
+
+    named = {re.split(r"[:+]", spec)[0] for spec, _, _ in TABLE}
+    assert len(TABLE) > 20 and named <= set(available())
+
+
+def test_the_first_screen_shows_a_result() -> None:
+    [figure] = re.findall(r"^!\[[^\]]+\]\(([^)]+)\)$", README, re.M)
+    assert (ROOT / figure).is_file()
+    assert README.index(figure) < README.index("## ")
+    assert "source .venv/bin/activate" in SCRIPTS[0]
 
 
 def test_every_link_leads_somewhere() -> None:
