@@ -225,6 +225,8 @@ def refusals() -> Iterator[tuple[str, Callable[[Any], Any], dict[str, Any], str]
     yield "unknown", all_with(wd=0.1), {}, "parameter group 0 has no setting 'wd'"
     yield "a negative rate", all_with(lr=-0.1), {}, "parameter group 0: --lr must be a number above 0"
     yield "two rates", all_with(lr=0.1, lr_factor=2.0), {}, "lr and lr_factor both"
+    yield "one beta", all_with(betas=0.9), {"optimizer": "adam"}, "parameter group 0: betas must be two numbers, not 0.9"
+    yield "nothing returned", lambda model: None, {}, "Task.parameter_groups returned None"
     yield "Adam's own", all_with(beta2=0.9), {}, "--beta2 needs --optimizer adam or adamw"
     yield "nesterov alone", all_with(nesterov=True, momentum=0.0), {}, "--nesterov needs --momentum above 0"
     yield "decay of votes", all_with(weight_decay=0.1), {"scheme": "signsgd"}, "a majority vote takes neither"

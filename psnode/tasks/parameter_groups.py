@@ -52,6 +52,8 @@ def groups_of(asked: Sequence[Mapping[str, Any]] | None, model: nn.Module, confi
     Frozen parameters are left out. ConfigurationError for groups that torch.optim would not take, or that leave a trained
     parameter out, and for settings that the run could not have. `config.lr` is resolved.
     """
+    if asked is None:
+        raise ConfigurationError("Task.parameter_groups returned None: it is to return a list of dictionaries")
     if not asked:
         return _without_decay(model, config) if config.no_decay else ()
     if config.optimizer == OWN:
@@ -131,7 +133,10 @@ def _group(group: Mapping[str, Any], index: int, names: Sequence[str], config: C
     if unknown := [key for key in asked if key not in _KEYS]:
         raise ConfigurationError(f"parameter group {index} has no setting {unknown[0]!r}{nearest(unknown[0], _KEYS)}")
     if "betas" in asked:
-        asked["momentum"], asked["beta2"] = asked.pop("betas")
+        betas = asked.pop("betas")
+        if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+            raise ConfigurationError(f"parameter group {index}: betas must be two numbers, not {betas!r}")
+        asked["momentum"], asked["beta2"] = betas
     settings = {key: asked[key] for key in _SETTINGS if key in asked}
     try:
         factor = _factor(asked, config)
