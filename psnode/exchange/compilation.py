@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +94,16 @@ def _is_cached(piece: Piece) -> bool:
     """True if nothing had to be compiled for `piece`, all kernels of which are loaded then."""
     try:
         with watched(refuses=True):
-            run_piece(piece)
+            _load(piece)
     except _ColdError:
         return False
     return True
+
+
+@cache
+def _load(piece: Piece) -> None:
+    """Run `piece`, once in a process: its kernels stay."""
+    run_piece(piece)
 
 
 def _compile(pieces: Sequence[Piece]) -> None:
@@ -108,7 +115,7 @@ def _compile(pieces: Sequence[Piece]) -> None:
             _LOG.info("compiling kernels: %d of %d: %s, %s", done, len(pieces), piece.what, brief(get_codec(piece.codec)))
     with watched() as watch:
         for piece in pieces:
-            run_piece(piece)
+            _load(piece)
     _LOG.info("compiled %d kernels in %.1f s", count + watch.count, time.perf_counter() - start)
 
 
