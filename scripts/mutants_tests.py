@@ -113,8 +113,10 @@ TABLE: Mapping[str, str] = {
     "records/journal.py": "records/test_journal.py faults/test_disk.py",
     "records/machines.py": "test_training.py::test_a_run_leaves_what_the_documentation_says",
     "records/metrics.py": f"records/test_metrics.py master/test_progress.py faults/test_disk.py {_JOBS}",
-    "records/retention.py": "records/test_checkpoint.py master/test_checkpointing.py test_soundness.py faults/test_disk.py",
+    "records/retention.py": "records/test_retention.py records/test_checkpoint.py master/test_checkpointing.py test_soundness.py "
+    "faults/test_disk.py",
     "records/timeline.py": "records/test_timeline.py",
+    "records/weights.py": "records/test_weights.py",
     "records/layout.py": "records/test_layout.py exchange/test_memories.py faults/test_other_plans.py",
     "records/staging.py": "records/test_staging.py records/test_checkpoint.py master/test_checkpointing.py "
     "master/test_late_parts.py faults/test_disk.py",
