@@ -71,6 +71,8 @@ def _workers(config: Config, hosts: Sequence[str]) -> str:
     on = "this host" if set(hosts) == {Machine.here().host} else counted(len(set(hosts)), "host")
     device = "CUDA where there is a device" if config.enable_gpu else "CPU"
     factors = [len(hosts), *([config.batches_per_step] if config.batches_per_step > 1 else []), config.batch_size]
+    if config.batch_size == 1 and (config.task or "").startswith(PASSED):  # a loop of one's own may not tell its batches' size
+        return f"{len(hosts)}; {on}, {device}, {counted(config.threads, 'thread')} each"
     batch = f"{' x '.join(map(str, factors))} = {counted(math.prod(factors), 'example')} a step"
     return f"{batch}; {on}, {device}, {counted(config.threads, 'thread')} each"
 

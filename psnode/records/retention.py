@@ -11,7 +11,7 @@ import contextlib
 import fcntl
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from psnode.records.metrics import EVALUATIONS, read_records, write_atomically
 
 SOUND = "sound"
 REASON = "unsound"
+_FIGURES = ("top1", "loss")  # of an evaluation
 _SHOWN = 500  # characters of a reason
 UNKNOWN: dict[str, Any] = {SOUND: None}  # as in a new manifest
 
@@ -133,12 +134,18 @@ def best_evaluated(train_dir: Path) -> Path | None:
     with contextlib.suppress(CheckpointError, OSError):
         for record in read_records(train_dir / EVALUATIONS):
             path = train_dir / checkpoint.CHECKPOINTS / checkpoint.step_directory(record["step"])
-            figures = record.get("top1"), record.get("loss")
-            accuracy, loss = (float(x) if isinstance(x, (int, float)) and math.isfinite(x) else None for x in figures)
-            score = (-math.inf, -math.inf) if loss is None else (-math.inf, -loss) if accuracy is None else (accuracy, 0.0)
-            if score >= best and loss is not None and path.is_dir():
+            score = _score(record)
+            if score is not None and score >= best and path.is_dir():
                 best, found = score, path
     return found
+
+
+def _score(record: Mapping[str, Any]) -> tuple[float, float] | None:
+    """A measure of an evaluation, higher for a better one; None if its figures are none."""
+    accuracy, loss = (value if isinstance(value, float) and math.isfinite(value) else None for value in map(record.get, _FIGURES))
+    if loss is None:
+        return None
+    return (-math.inf, -loss) if accuracy is None else (accuracy, 0.0)
 
 
 def _lacking(path: Path, workers: int) -> Iterable[str]:

@@ -36,8 +36,9 @@ def evaluated(train_dir: Path, *records: dict[str, Any]) -> None:
         ([{"step": 1, "loss": 0.5, "top1": None}, {"step": 2, "loss": 0.4, "top1": None}], [2, 4, 5]),
         ([{"step": 1, "loss": 0.5, "top1": 0.9}, {"step": 2, "loss": 0.6, "top1": 0.9}], [2, 4, 5]),
         ([{"step": 1, "loss": "?"}, {"step": 9, "loss": 0.1, "top1": 1.0}], [4, 5]),
+        ([{"step": 2, "loss": 0.5, "top1": 0.5}, {"step": 1, "loss": 10**400}], [2, 4, 5]),
     ],
-    ids=["none", "accuracy", "loss", "the later of two alike", "no figures, or of a step that is not there"],
+    ids=["none", "accuracy", "loss", "the later of two alike", "no figures, or of a step that is not there", "too large"],
 )
 def test_the_best_that_was_measured_stays_beside_the_newest(
     tmp_path: Path, records: list[dict[str, Any]], kept: list[int]
