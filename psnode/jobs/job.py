@@ -129,6 +129,13 @@ def _leave_at_once(code: int) -> None:
     exit_without_mpi(code)
 
 
+def exit_code_of(error: BaseException) -> int:
+    """The exit code of a program that ends with `error`."""
+    if not isinstance(error, SystemExit):
+        return 1
+    return error.code if isinstance(error.code, int) else int(error.code is not None)
+
+
 def exit_without_mpi(code: int) -> NoReturn:
     """End without MPI_Finalize, which can hang when a rank is lost."""
     sys.stdout.flush()

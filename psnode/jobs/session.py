@@ -26,7 +26,7 @@ from psnode.config.config import OWN
 from psnode.config.logs import hushed, shown
 from psnode.errors import ConfigurationError, PsnodeError, TransportError, in_one_line
 from psnode.exchange.routes import MASTER, Layout
-from psnode.jobs.job import exit_without_mpi, hello, limit_threads, signals
+from psnode.jobs.job import exit_code_of, exit_without_mpi, hello, limit_threads, signals
 from psnode.jobs.session_settings import configured, with_own_rate
 from psnode.protocol.channel import TAG, FrameChannel, RemoteFailureError
 from psnode.protocol.wire import Kind
@@ -73,6 +73,8 @@ class Session:
         here = place()
         if here is None or here.size < 2:
             raise ConfigurationError("a session needs a master and at least one worker: mpirun -n 3 python PROGRAM")
+        if constrain is not None and not callable(constrain):
+            raise ConfigurationError(f"constrain must be a function of the model, not {constrain!r}")
         if learning_rate is not None:
             settings = with_own_rate(settings)
         self._rate, self._optimizer = learning_rate, None
@@ -129,6 +131,8 @@ class Session:
         """
         if self._over:
             return
+        if self._transport is None:
+            raise ConfigurationError("the session has not begun: write `with psnode.session(...) as s:` around the loop")
         if self._loader is None:
             self._loader = loader
             self._begin(loader, steps_per_epoch)
@@ -155,7 +159,7 @@ class Session:
         self._worker.stop()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        code = 0 if error is None else _code_of(error)
+        code = 0 if error is None else exit_code_of(error)
         try:
             if error is None:
                 self._require_end()
@@ -165,7 +169,7 @@ class Session:
             elif not self._over:
                 self._tell(error)
         except SystemExit as left:
-            code = _code_of(left)
+            code = exit_code_of(left)
             raise
         finally:
             self._close(code)
@@ -287,13 +291,6 @@ class Session:
 def _brief(error: BaseException) -> BaseException:
     """`error` without its traceback, which the rank itself shows."""
     return error if isinstance(error, PsnodeError) else PsnodeError(in_one_line(error))
-
-
-def _code_of(error: BaseException) -> int:
-    """The exit code of a program that ends with `error`."""
-    if not isinstance(error, SystemExit):
-        return 1
-    return error.code if isinstance(error.code, int) else int(error.code is not None)
 
 
 def _leave(code: int) -> None:

@@ -99,7 +99,8 @@ def check(model: torch.nn.Module, statistics: Mapping[str, str]) -> None:
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(value):
             raise ConfigurationError(
-                f"{name} has no shape yet, as in torch's Lazy modules: call the model once, on an example, in Task.model()"
+                f"{name} has no shape yet, as in torch's Lazy modules: call the model once, on an example, in Task.model() "
+                "or before the session"
             )
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and not (finite := parameter.detach().isfinite()).all():

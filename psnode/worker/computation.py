@@ -150,5 +150,6 @@ class Computation:
             if parameter.requires_grad is not trained:
                 raise ConfigurationError(
                     f"parameter {name} was {'frozen' if trained else 'unfrozen'} before the backward pass of step {step}: what "
-                    "is trained is fixed for a run; set requires_grad in Task.model(), and begin another run for another choice"
+                    "is trained is fixed for a run; set requires_grad in Task.model() or before the session, and begin "
+                    "another run for another choice"
                 )

@@ -51,7 +51,10 @@ class StepwiseWorker:
     def draw(self) -> Batch | None:
         """The next batch, on the device; None when the run is over. ConfigurationError if the one before was passed over."""
         if self._pending:
-            raise ConfigurationError("a batch was passed over: each one of s.batches needs its loss.backward() and s.step()")
+            raise ConfigurationError(
+                "a batch was passed over: each one of s.batches needs its loss.backward() and s.step(); "
+                "batches_per_step=K sums several"
+            )
         if self._passes is None:
             return None
         step, batches, _ = self._passes

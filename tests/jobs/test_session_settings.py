@@ -72,6 +72,21 @@ def test_what_has_no_meaning_is_refused_in_one_line(tmp_path: Path, given: dict[
     assert "\n" not in str(caught.value)
 
 
+def test_a_session_without_its_block_is_told_to_write_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
+    session = psnode.session(nn.Linear(2, 2), train_dir=tmp_path, max_steps=1)
+    with pytest.raises(ConfigurationError, match=r"write `with psnode\.session\(\.\.\.\) as s:` around the loop"):
+        next(session.batches([torch.zeros(1)]))
+
+
+def test_a_constraint_that_cannot_be_called_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
+    with pytest.raises(ConfigurationError, match=r"constrain must be a function of the model, not 0\.5"):
+        psnode.session(nn.Linear(2, 2), train_dir=tmp_path, constrain=0.5)  # type: ignore[arg-type]  # the mistake
+
+
 def test_what_is_no_module_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"a session trains a torch\.nn\.Module, not a list"):
         configured([nn.Linear(2, 2)], {"train_dir": tmp_path}, Place(1, 4))  # type: ignore[arg-type]  # the mistake
