@@ -78,7 +78,7 @@ class Session:
         if learning_rate is not None:
             settings = with_own_rate(settings)
         self._rate, self._optimizer = learning_rate, None
-        if callable(optimizer := settings.get("optimizer")):
+        if callable(optimizer := settings.get("optimizer")) and not isinstance(optimizer, type):
             self._optimizer, settings = optimizer, {**settings, "optimizer": OWN}
         self._model, self._constraint, self._groups = model, constrain, parameter_groups
         self._config = configured(model, {**settings, "train_dir": Path(train_dir)}, here)

@@ -56,10 +56,11 @@ def configured(model: torch.nn.Module, given: Mapping[str, Any], here: Place) ->
 
     if not isinstance(model, torch.nn.Module):
         raise ConfigurationError(f"a session trains a torch.nn.Module, not a {type(model).__name__}")
-    if "optimizer" in given and not isinstance(given["optimizer"], str):
+    if "optimizer" in given and not isinstance(own := given["optimizer"], str):
+        found = f"the class {own.__name__}" if isinstance(own, type) else f"an object of {type(own).__name__}"
         raise ConfigurationError(
-            f"optimizer is a name in a session, such as sgd, not an object of {type(given['optimizer']).__name__}: rank 0 makes "
-            "it, of that name with lr, momentum, weight_decay, ..., or by a function f(name, parameter)"
+            f"optimizer is a name in a session, such as sgd, not {found}: rank 0 makes it, of that "
+            "name with lr, momentum, weight_decay, ..., or by a function f(name, parameter)"
         )
     known = settings()
     for name in given:

@@ -72,6 +72,15 @@ def test_what_has_no_meaning_is_refused_in_one_line(tmp_path: Path, given: dict[
     assert "\n" not in str(caught.value)
 
 
+def test_the_class_of_an_optimizer_is_not_taken_for_a_function_that_makes_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
+    with pytest.raises(ConfigurationError, match="not the class SGD: rank 0 makes it, of that name"):
+        psnode.session(nn.Linear(2, 2), train_dir=tmp_path, optimizer=torch.optim.SGD)
+
+
 def test_a_session_without_its_block_is_told_to_write_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
