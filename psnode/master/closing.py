@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shlex
@@ -25,7 +26,7 @@ _NAMES = {"SIGINT": "Ctrl-C", "interrupted": "Ctrl-C"}
 
 def tell_of_the_stop(reason: str) -> None:
     """Tell that a request to stop has been heard."""
-    name = _NAMES.get(reason, reason)
+    name = _NAMES.get(reason, f"asked to stop by {reason}")
     again = "; again: end at once" if name == "Ctrl-C" else ""
     _LOG.info("%s: finishing this step and its checkpoint%s", name, again)
 
@@ -41,7 +42,9 @@ def tell_of_the_result(run: RunDirectory, summary: Summary, workers: int, last: 
     evaluated = _evaluated(run.path, summary.steps)
     if evaluated is not None:
         rows.append(("evaluated", _result(evaluated)))
-    newest = checkpoint.latest(run.path)
+    newest = None
+    with contextlib.suppress(PsnodeError):
+        newest = checkpoint.latest(run.path)
     if newest is not None:
         rows.append(("weights", str(directory / checkpoint.CHECKPOINTS / newest.name / checkpoint.MODEL)))
     if command := _next(config, summary, workers, evaluated=evaluated is not None):

@@ -92,7 +92,7 @@ def _memory(config: Config, plan: Plan, scheme: Scheme, workers: int) -> str:
     worker = (3 + len(get_feedback(scheme.feedback).init(0))) * vector  # gradients, as torch has them and laid out, and y
     if config.local is not None:
         return f"about {amount(now + master + workers * worker)} in this process, and activations"
-    return f"about {amount(now + master)} for the master; {amount(now + worker)} and activations for each worker"
+    return f"about {amount(now + master)} for the master, {amount(now + worker)} and activations a worker"
 
 
 def _masters(config: Config, scheme: Scheme) -> int:

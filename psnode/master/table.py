@@ -19,11 +19,10 @@ def tell(log: logging.Logger, rows: Iterable[tuple[str, str]]) -> None:
 
 
 def amount(nbytes: float) -> str:
-    """Bytes in kB, MB or GB."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6)):
-        if nbytes >= size:
-            return f"{nbytes / size:.2f} {unit}" if nbytes < 10 * size else f"{nbytes / size:,.1f} {unit}"
-    return f"{nbytes / 1e3:.1f} kB"
+    """Bytes in kB, MB or GB, in three digits or more."""
+    unit, size = next((pair for pair in (("GB", 1e9), ("MB", 1e6)) if nbytes >= pair[1]), ("kB", 1e3))
+    number = nbytes / size
+    return f"{number:,.{2 if number < 10 else 1 if number < 100 else 0}f} {unit}"
 
 
 def counted(number: int, noun: str) -> str:
