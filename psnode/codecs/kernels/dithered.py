@@ -1,8 +1,8 @@
 """Dithering a block of 512 coordinates, in loops that LLVM vectorises.
 
-In units of step * rms, a is a coordinate and u = (k + 1/2) / 2^16 - 1/2 its dither, k uniform in 0..65535. q is the integer
-part of (2^16 a + k) / 2^16, and y = q - u. Where the 16 low bits of floor(2^16 a) + k are all ones, once in 2^16, the fraction of
-2^16 a decides against more random bits: as if the dither had them, whose mean the decoder subtracts.
+In units of step * rms, a is a coordinate and u = (k + 1/2) / 2^16 - 1/2 its dither, k uniform in 0..65535. q is 2^16 a rounded
+with k, and y = q - u. A tie of psnode.codecs.kernels.fixed_point is decided as if the dither had more bits, whose mean the
+decoder subtracts.
 
 Coordinates j, 128 + j, 256 + j and 384 + j of a block have their |u| in the four quarters of 0..1/2, in one of four orders (the
 class of coordinate 128 g + j is g xor r_j, r_j uniform in 0..3); signs and the other bits of u are independent.
@@ -16,20 +16,18 @@ import numpy as np
 import numpy.typing as npt
 
 from psnode.codecs.arrays import Floats, Words, Words32
+from psnode.codecs.kernels.fixed_point import ONES, UNIT, fixed_point, goes_up, is_tie
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import wide
 from psnode.codecs.kernels.planes import BLOCK
-from psnode.codecs.kernels.ties import chance
 from psnode.codecs.rng import fill
 
 Int32s = npt.NDArray[np.int32]
 
 QUARTER = BLOCK // 4
-_UNIT = 65536.0
 _LOW = 2.0**-50
 _HIGH = 2.0**50
 _LARGEST = float(np.finfo(np.float32).max)
-_ENDS_IN_ONES = 0xFFFF
 
 
 @inlined
@@ -56,30 +54,21 @@ def block_dither(key: Words, stream: int, block: int, words: Words32, orders: Wo
         k[3 * QUARTER + j] = _dither(np.uint32(b >> np.uint32(16)), np.uint32(r ^ np.uint32(3)))
 
 
-@inlined
-def _fixed_point(v: np.float32, factor: np.float32, k: np.uint32) -> np.uint32:
-    """floor(v factor) + k."""
-    return np.uint32(np.uint32(np.int32(np.floor(v * factor))) + k)
-
-
 @kernel
 def _settle_ties(v: Floats, factor: np.float32, k: Words32, key: Words, stream: int, start: int, q: Int32s) -> None:
     """Raise the integers whose further random bits say so."""
-    ones = np.uint32(_ENDS_IN_ONES)
     for i in range(BLOCK):
-        if np.uint32(_fixed_point(v[i], factor, k[i]) & ones) == ones:
-            a = np.float64(v[i] * factor)
-            if chance(a - np.floor(a), key, stream, start + i):
-                q[i] += np.int32(1)
+        a = v[i] * factor
+        if is_tie(fixed_point(a, np.uint32(0), k[i])) and goes_up(np.float64(a), key, stream, start + i):
+            q[i] += np.int32(1)
 
 
 @kernel
 def _careful_quantise(v: Floats, factor: float, k: Words32, key: Words, stream: int, start: int, q: Int32s) -> None:
     for i in range(BLOCK):
         a = np.float64(v[i]) * factor
-        whole = np.floor(a)
-        t = np.int64(whole) + np.int64(k[i])
-        if t & _ENDS_IN_ONES == _ENDS_IN_ONES and chance(a - whole, key, stream, start + i):
+        t = np.int64(np.floor(a)) + np.int64(k[i])
+        if t & ONES == ONES and goes_up(a, key, stream, start + i):
             t += 1
         q[i] = t >> 16
 
@@ -91,17 +80,17 @@ def quantise(v: Floats, delta: float, k: Words32, key: Words, stream: int, start
     if delta == 0:
         q[:] = 0
     elif _LOW <= delta <= _HIGH:
-        factor = np.float32(_UNIT / delta)
-        ones = np.uint32(_ENDS_IN_ONES)
+        factor = np.float32(UNIT / delta)
+        ones = np.uint32(ONES)
         worst = np.uint32(0)
         for i in range(BLOCK):
-            t = _fixed_point(v[i], factor, k[i])
+            t = fixed_point(v[i] * factor, np.uint32(0), k[i])
             worst = max(worst, np.uint32(t & ones))
             q[i] = np.int32(np.int32(t) >> np.int32(16))
         if worst == ones:
             _settle_ties(v, factor, k, key, stream, start, q)
     else:
-        _careful_quantise(v, _UNIT / delta, k, key, stream, start, q)
+        _careful_quantise(v, UNIT / delta, k, key, stream, start, q)
 
 
 @kernel
@@ -111,13 +100,13 @@ def reconstruct(q: Int32s, delta: float, k: Words32, y: Floats) -> None:
     if delta == 0:
         y[:] = np.float32(0)
     elif _LOW <= delta <= _HIGH:
-        unit = np.float32(delta / _UNIT)
+        unit = np.float32(delta / UNIT)
         for i in range(BLOCK):
             w = np.uint32(np.uint32(np.uint32(q[i]) << np.uint32(16)) + np.uint32(np.uint32(32768) - k[i]))
             y[i] = (np.float32(np.int32(w)) - np.float32(0.5)) * unit
     else:
         for i in range(BLOCK):
-            value = (np.float64(np.int64(q[i]) * 65536 + 32768 - np.int64(k[i])) - 0.5) * (delta / _UNIT)
+            value = (np.float64(np.int64(q[i]) * 65536 + 32768 - np.int64(k[i])) - 0.5) * (delta / UNIT)
             y[i] = np.float32(min(max(value, -_LARGEST), _LARGEST))
 
 

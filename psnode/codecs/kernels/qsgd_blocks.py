@@ -1,8 +1,7 @@
 """The arithmetic of qsgd on a block of 512 coordinates: simple loops over scratch in the first-level cache.
 
-A code is q + s, 0..2s, for the signed level q. In units of 2^-16, a = v s / norm and q is the integer part (towards minus
-infinity) of a + r with r uniform in 0..65535: 16 random bits. Where floor(a) + r ends in 16 ones, once in 2^16, the fraction of
-a in those units decides, against up to 128 more random bits: the expectation of q is exactly a.
+A code is q + s, 0..2s, for the signed level q: v s / norm rounded with the exact expectation, see
+psnode.codecs.kernels.fixed_point.
 
 An ordinary norm lies in 2^-50..2^50, or is 0. Other buckets are computed in float64, one coordinate at a time. A plain block
 is full, belongs to one bucket with an ordinary norm, and has codes of one byte: its loops are the fast ones.
@@ -15,16 +14,14 @@ from typing import NamedTuple
 import numpy as np
 
 from psnode.codecs.arrays import Bytes, Float64s, Floats, Words32
+from psnode.codecs.kernels.fixed_point import ONES, UNIT, fixed_point, goes_up, is_tie
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.planes import BLOCK, Rows, new_rows
-from psnode.codecs.kernels.ties import chance
 from psnode.codecs.rng import HALF, Draws
 
 _LOW_NORM = 2.0**-50
 _HIGH_NORM = 2.0**50
 _LARGEST = float(np.finfo(np.float32).max)
-_UNIT = 65536.0
-_ONES = 0xFFFF
 
 
 class Grid(NamedTuple):
@@ -87,7 +84,7 @@ def least_norm(norm: np.float32, dots: Float64s) -> np.float32:
 @inlined
 def factor_of(norm: np.float32, levels: int) -> np.float32:
     """s 2^16 / norm, 0 for norm 0."""
-    return np.float32(levels * _UNIT / np.float64(norm)) if norm > 0 else np.float32(0)
+    return np.float32(levels * UNIT / np.float64(norm)) if norm > 0 else np.float32(0)
 
 
 @inlined
@@ -97,38 +94,37 @@ def step_of(norm: np.float32, levels: int) -> np.float32:
 
 
 @inlined
-def _fixed_point(v: np.float32, factor: np.float32, top: np.float32, zero: np.uint32, random: np.uint32) -> np.uint32:
-    """floor(v factor) + zero + random, the product cut off at +-top."""
-    return np.uint32(np.uint32(np.int32(np.floor(min(max(v * factor, -top), top)))) + zero + random)
+def _scaled(v: np.float32, factor: np.float32, top: np.float32) -> np.float32:
+    """v factor, cut off at +-top."""
+    return min(max(v * factor, -top), top)
 
 
 @inlined
 def quantise_plain(v: Floats, factor: np.float32, levels: int, words: Words32, low: Bytes) -> bool:
     """Codes of a plain block; False if there was a tie. Coordinate i < 256 takes the low half of word i, i + 256 the high."""
-    top = np.float32(levels * _UNIT)
+    top = np.float32(levels * UNIT)
     zero = np.uint32(levels << 16)
-    ones = np.uint32(_ONES)
+    ones = np.uint32(ONES)
     sixteen = np.uint32(16)
     worst = np.uint32(0)
     for i in range(HALF):
-        t = _fixed_point(v[i], factor, top, zero, words[i] & ones)
-        u = _fixed_point(v[HALF + i], factor, top, zero, words[i] >> sixteen)
+        t = fixed_point(_scaled(v[i], factor, top), zero, words[i] & ones)
+        u = fixed_point(_scaled(v[HALF + i], factor, top), zero, words[i] >> sixteen)
         worst = max(worst, max(np.uint32(t & ones), np.uint32(u & ones)))
         low[i] = np.uint8(t >> sixteen)
         low[HALF + i] = np.uint8(u >> sixteen)
-    return bool(worst != _ONES)
+    return bool(worst != ONES)
 
 
 @kernel
 def settle_ties_plain(v: Floats, factor: np.float32, levels: int, words: Words32, draws: Draws, start: int, low: Bytes) -> None:
     """Let further random bits decide where `quantise_plain` met a tie; the block begins at coordinate `start`."""
-    top = np.float32(levels * _UNIT)
+    top = np.float32(levels * UNIT)
     for i in range(BLOCK):
-        word = np.uint32(words[i] & np.uint32(_ONES)) if i < HALF else np.uint32(words[i - HALF] >> np.uint32(16))
-        if _fixed_point(v[i], factor, top, np.uint32(levels << 16), word) & np.uint32(_ONES) == np.uint32(_ONES):
-            a = np.float64(min(max(v[i] * factor, -top), top))
-            if chance(a - np.floor(a), draws.key, draws.stream, start + i):
-                low[i] += np.uint8(1)
+        word = np.uint32(words[i] & np.uint32(ONES)) if i < HALF else np.uint32(words[i - HALF] >> np.uint32(16))
+        a = _scaled(v[i], factor, top)
+        if is_tie(fixed_point(a, np.uint32(levels << 16), word)) and goes_up(np.float64(a), draws.key, draws.stream, start + i):
+            low[i] += np.uint8(1)
 
 
 @inlined
@@ -172,23 +168,22 @@ def quantise(norms: Floats, span: Span, grid: Grid, draws: Draws, room: Room) ->
     """Codes of any block, whose values are in room.v. They and room.scales are zero beyond it, so the codes there mean zero."""
     v, factors, ends, codes, words = room.v, room.scales, room.ends, room.codes, room.words
     ordinary = _spread(norms, span, grid, True, factors)
-    top = np.float32(grid.levels * _UNIT)
+    top = np.float32(grid.levels * UNIT)
     zero = np.uint32(grid.levels << 16)
     worst = np.uint32(0)
     for i in range(HALF):
-        t = _fixed_point(v[i], factors[i], top, zero, words[i] & np.uint32(_ONES))
-        u = _fixed_point(v[HALF + i], factors[HALF + i], top, zero, words[i] >> np.uint32(16))
+        t = fixed_point(_scaled(v[i], factors[i], top), zero, words[i] & np.uint32(ONES))
+        u = fixed_point(_scaled(v[HALF + i], factors[HALF + i], top), zero, words[i] >> np.uint32(16))
         codes[i] = t >> np.uint32(16)
         codes[HALF + i] = u >> np.uint32(16)
-        ends[i] = t & np.uint32(_ONES)
-        ends[HALF + i] = u & np.uint32(_ONES)
+        ends[i] = t & np.uint32(ONES)
+        ends[HALF + i] = u & np.uint32(ONES)
         worst = max(worst, max(ends[i], ends[HALF + i]))
-    if worst == _ONES:
+    if worst == ONES:
         for i in range(span.size):
-            if ends[i] == _ONES:
-                a = np.float64(min(max(v[i] * factors[i], -top), top))
-                if chance(a - np.floor(a), draws.key, draws.stream, span.start + i):
-                    codes[i] += np.uint32(1)
+            a = np.float64(_scaled(v[i], factors[i], top))
+            if ends[i] == ONES and goes_up(a, draws.key, draws.stream, span.start + i):
+                codes[i] += np.uint32(1)
     if not ordinary:
         _quantise_wide(norms, span, grid, draws, room)
 
@@ -196,15 +191,14 @@ def quantise(norms: Floats, span: Span, grid: Grid, draws: Draws, room: Room) ->
 @kernel
 def _quantise_wide(norms: Floats, span: Span, grid: Grid, draws: Draws, room: Room) -> None:
     """Codes of those coordinates of a block whose norm is not ordinary, in float64."""
-    top = grid.levels * _UNIT
+    top = grid.levels * UNIT
     for i in range(span.size):
         norm = norms[(span.start + i) // grid.bucket]
         if not _ordinary(norm):
             a = min(max(np.float64(room.v[i]) * (top / np.float64(norm)), -top), top)
-            whole = np.floor(a)
-            half = (room.words[i % HALF] >> (16 * (i // HALF))) & _ONES
-            t = np.int64(whole) + np.int64(half) + (grid.levels << 16)
-            if t & _ONES == _ONES and chance(a - whole, draws.key, draws.stream, span.start + i):
+            half = (room.words[i % HALF] >> (16 * (i // HALF))) & ONES
+            t = np.int64(np.floor(a)) + np.int64(half) + (grid.levels << 16)
+            if t & ONES == ONES and goes_up(a, draws.key, draws.stream, span.start + i):
                 t += 1
             room.codes[i] = t >> 16
 

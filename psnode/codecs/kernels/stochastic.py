@@ -1,8 +1,5 @@
-"""Stochastic rounding of 512 coordinates at a time: floor(a + U), U uniform in [0, 1), which has the expectation a.
-
-With a in units of 2^-16, the code is the integer part of floor(a) + r, r uniform in 0..65535: 16 random bits. Where floor(a) + r
-ends in 16 ones, once in 2^16, the fraction of a in those units decides against up to 128 more random bits: the expectation is
-exactly a = (v - shift) factor as float32 arithmetic has it.
+"""Stochastic rounding of 512 coordinates at a time to codes of one byte: floor((v - shift) factor / 2^16 + U) - lowest, exactly
+unbiased for (v - shift) factor as float32 arithmetic has it. See psnode.codecs.kernels.fixed_point.
 """
 
 from __future__ import annotations
@@ -12,15 +9,13 @@ from typing import NamedTuple
 import numpy as np
 
 from psnode.codecs.arrays import Bytes, Floats, Words32
+from psnode.codecs.kernels.fixed_point import ONES, UNIT, fixed_point, goes_up, is_tie
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import AHEAD, fetch_row, wide
-from psnode.codecs.kernels.ties import chance
 from psnode.codecs.rng import BLOCK, Draws, fill
 
 ROW = 512
-UNIT = 2**16
 _HALF = ROW // 2
-_ONES = UNIT - 1
 _SIXTEEN = 16
 
 
@@ -43,18 +38,13 @@ def factor_of(span: np.float32, steps: int) -> np.float32:
 
 
 @inlined
-def _fixed_point(value: np.float32, shift: np.float32, factor: np.float32, zero: np.uint32, random: np.uint32) -> np.uint32:
-    return np.uint32(np.uint32(np.int32(np.floor((value - shift) * factor))) + zero + random)
-
-
-@inlined
 def _round_row(v: Floats, shift: np.float32, factor: np.float32, zero: np.uint32, words: Words32, codes: Bytes) -> bool:
     """Codes of 512 values; whether there is a tie. Coordinate i < 256 takes the low half of words[i], i + 256 the high one."""
-    ones, sixteen = np.uint32(_ONES), np.uint32(_SIXTEEN)
+    ones, sixteen = np.uint32(ONES), np.uint32(_SIXTEEN)
     worst = np.uint32(0)
     for i in range(_HALF):
-        t = _fixed_point(v[i], shift, factor, zero, words[i] & ones)
-        u = _fixed_point(v[_HALF + i], shift, factor, zero, words[i] >> sixteen)
+        t = fixed_point((v[i] - shift) * factor, zero, words[i] & ones)
+        u = fixed_point((v[_HALF + i] - shift) * factor, zero, words[i] >> sixteen)
         worst = max(worst, max(np.uint32(t & ones), np.uint32(u & ones)))
         codes[i] = np.uint8(t >> sixteen)
         codes[_HALF + i] = np.uint8(u >> sixteen)
@@ -66,11 +56,10 @@ def _settle_ties(
     v: Floats, shift: np.float32, factor: np.float32, zero: np.uint32, draws: Draws, first: int, words: Words32, codes: Bytes
 ) -> None:
     for i in range(ROW):
-        word = np.uint32(words[i] & np.uint32(_ONES)) if i < _HALF else np.uint32(words[i - _HALF] >> np.uint32(_SIXTEEN))
-        if _fixed_point(v[i], shift, factor, zero, word) & np.uint32(_ONES) == np.uint32(_ONES):
-            a = np.float64((v[i] - shift) * factor)
-            if chance(a - np.floor(a), draws.key, draws.stream, first + i):
-                codes[i] += np.uint8(1)
+        word = np.uint32(words[i] & np.uint32(ONES)) if i < _HALF else np.uint32(words[i - _HALF] >> np.uint32(_SIXTEEN))
+        a = (v[i] - shift) * factor
+        if is_tie(fixed_point(a, zero, word)) and goes_up(np.float64(a), draws.key, draws.stream, first + i):
+            codes[i] += np.uint8(1)
 
 
 @kernel
