@@ -16,7 +16,7 @@ import numpy as np
 
 from psnode.codecs.base import NOTHING, Bytes, Codes, Floats, Measured, Shape, Sink, Source, Words, readonly
 from psnode.codecs.kernels.finite import raise_nonfinite
-from psnode.codecs.kernels.parts import NO_PARTS, PartTable
+from psnode.codecs.kernels.parts import NO_PARTS, PartTable, reached
 from psnode.codecs.kernels.signbits import apply
 from psnode.codecs.norm import norm_of_buckets
 from psnode.codecs.sources import NO_FLOATS, leaves_error, operands
@@ -71,7 +71,7 @@ class Binary(Quantiser):
         side, bits = body[:start], body[start:used]
         signed = self._sign(x, parts, key, side, bits, error)
         if signed.done < x.size:
-            source.refuse(int(parts.reached[0]), self._beginning(side, bits, signed.done if error.size else 0))
+            source.refuse(reached(parts), self._beginning(side, bits, signed.done if error.size else 0))
         if signed.later and error.size:
             bucket, low, high = self._levels(readonly(side), x.size)
             apply(readonly(bits), bucket, readonly(-low), readonly(-high), x, error)

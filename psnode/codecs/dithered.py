@@ -35,6 +35,7 @@ from psnode.codecs.kernels import dithered_loops as loops
 from psnode.codecs.kernels.dithered_loops import Lattice
 from psnode.codecs.kernels.dots import Lost
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
+from psnode.codecs.kernels.parts import reached
 from psnode.codecs.kernels.planes import BLOCK, packed_nbytes
 from psnode.codecs.rng import Draws
 from psnode.codecs.sinks import InnerProducts
@@ -98,7 +99,7 @@ class Dithered(Quantiser):
             decoded = np.empty(done if error.size else 0, np.float32)
             written = _views(readonly(body), x.size, self.bucket)
             loops.decode(self._lattice(), self._draws(readonly(key)), written, decoded, np.float32(1), False)
-            source.refuse(int(parts.reached[0]), decoded)
+            source.refuse(reached(parts), decoded)
         if isinstance(sink, InnerProducts):
             sink.record(*lost.dots.tolist())
         return end + used

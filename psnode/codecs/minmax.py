@@ -24,7 +24,7 @@ from psnode.codecs.kernels import minmax as kernels
 from psnode.codecs.kernels.dots import NOTHING_LOST, Lost
 from psnode.codecs.kernels.finite import raise_nonfinite
 from psnode.codecs.kernels.minmax import Cells, Levels
-from psnode.codecs.kernels.parts import NO_PARTS, PartTable
+from psnode.codecs.kernels.parts import NO_PARTS, PartTable, reached
 from psnode.codecs.kernels.planes import packed_nbytes
 from psnode.codecs.kernels.stochastic import ROW, Rule, factor_of
 from psnode.codecs.rng import Draws
@@ -68,7 +68,7 @@ class MinMax(Quantiser):
         used, lost = self._max_body(x.shape), Lost(error, sink.dots())
         cells = Cells(*_rows(body[_SIDE:used], x.size, self.bits), _NO_BYTES)
         if not self._quantise(x, parts, key, body[:_SIDE], cells, lost):
-            source.refuse(int(parts.reached[0]))
+            source.refuse(reached(parts))
         if isinstance(sink, InnerProducts):
             sink.record(*lost.dots.tolist())
         return used

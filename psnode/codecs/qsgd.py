@@ -29,7 +29,7 @@ from psnode.codecs.bounds import check_choice, check_integer
 from psnode.codecs.kernels import qsgd as kernels
 from psnode.codecs.kernels.dots import Lost
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
-from psnode.codecs.kernels.parts import NO_PARTS, PartTable
+from psnode.codecs.kernels.parts import NO_PARTS, PartTable, reached
 from psnode.codecs.kernels.planes import BLOCK, packed_nbytes
 from psnode.codecs.kernels.qsgd import Body, Form
 from psnode.codecs.kernels.qsgd_blocks import Grid
@@ -97,7 +97,7 @@ class Qsgd(Quantiser):
             decoded = np.empty(done if error.size else 0, np.float32)
             written = _views(readonly(body[:used]), x.size, self.levels, self.bucket)
             kernels.decode(_grid(self.levels, self.bucket), written, decoded, np.float32(1), False)
-            source.refuse(int(parts.reached[0]), decoded)
+            source.refuse(reached(parts), decoded)
         if isinstance(sink, InnerProducts):
             sink.record(*lost.dots.tolist())
         return used

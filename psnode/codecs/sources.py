@@ -103,11 +103,11 @@ class Accumulated(Source):
 
     def array(self) -> Floats:
         if not self.is_added:
-            from psnode.codecs.kernels.parts import NOT_FINITE, add_parts
+            from psnode.codecs.kernels.parts import NOT_FINITE, add_parts, reached
 
             table = self.table()
             if add_parts(table, 0, 0, self.size) == NOT_FINITE:
-                self.refuse(int(table.reached[0]))
+                self.refuse(reached(table))
         return readonly(self.target)
 
     def made(self) -> Source:
@@ -198,7 +198,7 @@ def leaves_error(source: Source, sink: Sink) -> bool:
     """True if x - decoded is to lie in the target of `source` afterwards."""
     if not isinstance(sink, Subtracted) or not isinstance(source, (Accumulated, Copied)):
         return False
-    return sink.target.ctypes.data == source.target.ctypes.data
+    return sink.target is source.target or sink.target.ctypes.data == source.target.ctypes.data
 
 
 def operands(source: Source, sink: Sink) -> Operands:

@@ -24,7 +24,7 @@ from psnode.codecs.bounds import check_real
 from psnode.codecs.kernels import tbq as kernels
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
 from psnode.codecs.kernels.moments import root_mean_square
-from psnode.codecs.kernels.parts import NO_PARTS, PartTable
+from psnode.codecs.kernels.parts import NO_PARTS, PartTable, reached
 from psnode.codecs.kernels.ternary import write
 from psnode.codecs.kernels.trits import DIGITS
 from psnode.codecs.sources import leaves_error, operands
@@ -68,13 +68,13 @@ class Tbq(Quantiser):
         x, error = found
         tau, threshold = self._thresholds(x, parts, body[:_SIDE])
         if np.isnan(threshold):
-            source.refuse(int(parts.reached[0]))
+            source.refuse(reached(parts))
         blocks = body[_SIDE:]
         used, done = kernels.encode(x, parts if self.tau else NO_PARTS, tau, threshold, blocks, error, found.apart)
         if done < x.size:
             decoded = np.empty(done if error.size else 0, np.float32)
             kernels.decode(readonly(blocks), tau, decoded, False)
-            source.refuse(int(parts.reached[0]), decoded)
+            source.refuse(reached(parts), decoded)
         return _SIDE + used
 
     def _thresholds(self, x: Floats, parts: PartTable, side: Bytes) -> tuple[np.float32, np.float32]:

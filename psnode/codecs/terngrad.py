@@ -29,7 +29,7 @@ from psnode.codecs.kernels.dots import NOTHING_LOST, Lost
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
 from psnode.codecs.kernels.moments import root_mean_square
 from psnode.codecs.kernels.norms import NOT_FINITE
-from psnode.codecs.kernels.parts import NO_PARTS, PartTable
+from psnode.codecs.kernels.parts import NO_PARTS, PartTable, reached
 from psnode.codecs.kernels.stochastic import factor_of
 from psnode.codecs.kernels.sums import max_of_sum
 from psnode.codecs.kernels.ternary import Digits, Scale
@@ -80,7 +80,7 @@ class TernGrad(Quantiser):
         x, error = operands(source, sink)
         used, lost = self._max_body(x.shape), Lost(error, sink.dots())
         if not self._quantise(x, parts, key, body[:_SIDE], Digits(body[_SIDE:used], _NO_BYTES), lost):
-            source.refuse(int(parts.reached[0]))
+            source.refuse(reached(parts))
         if isinstance(sink, InnerProducts):
             if np.isfinite(lost.dots).all():
                 scale = float(body[:_SIDE].view(np.float32)[0])

@@ -92,7 +92,7 @@ def encode(x: Floats, parts: PartTable, lattice: Lattice, draws: Draws, body: Bo
     for b in range(body.rms.size):
         first = b * lattice.bucket
         stop = min(first + lattice.bucket, x.size)
-        if parts.starts.size:
+        if len(parts) > 1:
             cursor = add_parts(parts, cursor, first, stop)
             if cursor < 0:
                 return used, first

@@ -10,10 +10,9 @@ from psnode.codecs.arrays import Bytes, Codes, Floats, Words32
 from psnode.codecs.kernels.dots import Lost, add_inner_products
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import AHEAD, fetch_row_to_write, wide
-from psnode.codecs.kernels.parts import NOT_FINITE, PartTable, add_parts
+from psnode.codecs.kernels.parts import NOT_FINITE, STRETCH, PartTable, add_parts
 from psnode.codecs.kernels.planes import pack_row, pack_tail, unpack_row, unpack_tail
 from psnode.codecs.kernels.stochastic import ROW, Rule, round_rows
-from psnode.codecs.kernels.sums import STRETCH
 from psnode.codecs.rng import HALF, Draws
 
 BLOCK = 4 * ROW
@@ -55,7 +54,7 @@ def extremes(x: Floats, parts: PartTable, ends: Floats) -> bool:
     low, high = np.int32(_MAGNITUDE), np.int32(~_MAGNITUDE)
     cursor = 0
     for start in range(0, x.size, STRETCH):
-        if parts.starts.size:
+        if len(parts) > 1:
             cursor = add_parts(parts, cursor, start, min(start + STRETCH, x.size))
             if cursor == NOT_FINITE:
                 return False

@@ -6,45 +6,41 @@ at before it is added: of a part that is not finite nothing is added, and earlie
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
+import numpy.typing as npt
 from numba import carray  # type: ignore[attr-defined]
 
-from psnode.codecs.arrays import Floats, Indices, Parts
+from psnode.codecs.arrays import Floats, Parts
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.kernels.llvm.instructions import floats_at
 from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, wide
 
 ROW = 512
+STRETCH = 4 * ROW  # a good length for add_parts: it stays in the first-level cache
 NOT_FINITE = -1
 _INFINITY = 0x7F800000
 _MAGNITUDE = 0x7FFFFFFF
 
 
-class PartTable(NamedTuple):
-    """Parts that are to be added to `target` (flat).
-
-    Part k holds coordinates starts[k]..stops[k]-1, ascending, at addresses[k]. reached[0]: the coordinates below have been
-    added. Whoever has a table keeps the parts' memory alive.
-    """
-
-    starts: Indices
-    stops: Indices
-    addresses: Indices
-    target: Floats
-    reached: Indices
+# A table of parts that are to be added to a flat target. Row 0: the coordinates below the first number have been added, the
+# size of the target, its address. Rows 1, 2, ...: a part holds coordinates start..stop-1, ascending, at an address. Whoever
+# has a table keeps the memory alive. One array and no tuple of them: a kernel would count references to every one of those.
+PartTable = npt.NDArray[np.int64]
+_START, _STOP, _ADDRESS = range(3)
 
 
 def table_of(parts: Parts, target: Floats) -> PartTable:
     """The table of contiguous `parts` of the flat `target`."""
-    table = np.empty((3, len(parts)), np.int64)
-    for k, (place, part) in enumerate(parts):
-        table[:, k] = place, place + part.size, part.ctypes.data
-    return PartTable(table[0], table[1], table[2], target, np.zeros(1, np.int64))
+    rows = [(place, place + part.size, part.ctypes.data) for place, part in parts]
+    return np.array([(0, target.size, target.ctypes.data), *rows], np.int64)
 
 
 NO_PARTS = table_of((), np.empty(0, np.float32))
+
+
+def reached(parts: PartTable) -> int:
+    """Parts have been added to the coordinates below."""
+    return int(parts[0, 0])
 
 
 @kernel
@@ -55,13 +51,13 @@ def add_parts(parts: PartTable, first: int, start: int, stop: int) -> int:
     not finite; `reached` tells up to where has been added then.
     """
     wide()
-    while first < parts.starts.size and parts.starts[first] < stop:
-        begin = max(parts.starts[first], start)
-        end = min(parts.stops[first], stop)
+    while first + 1 < len(parts) and parts[first + 1, _START] < stop:
+        part = parts[first + 1]
+        begin, end = max(part[_START], start), min(part[_STOP], stop)
         if begin < end:
-            address = parts.addresses[first] + 4 * (begin - parts.starts[first])
-            values = carray(floats_at(address), end - begin)
-            bits, total = values.view(np.uint32), parts.target[begin:end]
+            values = carray(floats_at(part[_ADDRESS] + 4 * (begin - part[_START])), end - begin)
+            total = carray(floats_at(parts[0, _ADDRESS] + 4 * begin), end - begin)
+            bits = values.view(np.uint32)
             for row in range(0, end - begin, ROW):
                 fetch_row(values, row + AHEAD)
                 fetch_row_to_write(total, row + AHEAD)
@@ -74,8 +70,8 @@ def add_parts(parts: PartTable, first: int, start: int, stop: int) -> int:
                 here, there = values[row : row + ROW], total[row : row + ROW]
                 for i in range(here.size):
                     there[i] += here[i]
-                parts.reached[0] = begin + row + here.size
-        if parts.stops[first] > stop:
+                parts[0, 0] = begin + row + here.size
+        if part[_STOP] > stop:
             break
         first += 1
     return first

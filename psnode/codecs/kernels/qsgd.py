@@ -11,7 +11,7 @@ from psnode.codecs.kernels.dots import Lost
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, wide
 from psnode.codecs.kernels.norms import fold, inner_512, l2_norm, max_norm
-from psnode.codecs.kernels.parts import NOT_FINITE, PartTable, add_parts
+from psnode.codecs.kernels.parts import NOT_FINITE, STRETCH, PartTable, add_parts
 from psnode.codecs.kernels.planes import BLOCK, pack_codes, pack_row, unpack_codes, unpack_row
 from psnode.codecs.kernels.qsgd_blocks import (
     Grid,
@@ -153,15 +153,17 @@ def encode(x: Floats, parts: PartTable, grid: Grid, form: Form, draws: Draws, bo
     norms, packed, symbols, error, dots = body.norms, body.packed, body.symbols, lost.error, lost.dots
     levels, bits, bucket = grid.levels, grid.bits, grid.bucket
     in_place = error.ctypes.data == x.ctypes.data
-    known, cursor, norm = 0, 0, 0.0
+    known, cursor, norm, added = 0, 0, 0.0, 0 if len(parts) > 1 else x.size
     for start in range(0, x.size, BLOCK):
         fetch_row(x, start + AHEAD)
         if error.size:
             fetch_row_to_write(error, start + AHEAD)
         end = min(start + BLOCK, x.size)
         while known * bucket < end:
-            if parts.starts.size:
-                cursor = add_parts(parts, cursor, known * bucket, min((known + 1) * bucket, x.size))
+            if added < min((known + 1) * bucket, x.size):
+                stop = min(max((known + 1) * bucket, added + STRETCH), x.size)
+                cursor = add_parts(parts, cursor, added, stop)
+                added = stop
             if cursor != NOT_FINITE:
                 members = x[known * bucket : min((known + 1) * bucket, x.size)]
                 norm = l2_norm(members, lanes) if form.l2 else max_norm(members)

@@ -14,13 +14,12 @@ from psnode.codecs.kernels.finite import all_finite
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import AHEAD, fetch_row, wide
 from psnode.codecs.kernels.norms import fold
-from psnode.codecs.kernels.parts import NOT_FINITE, PartTable, add_parts
+from psnode.codecs.kernels.parts import NOT_FINITE, STRETCH, PartTable, add_parts
 from psnode.codecs.kernels.signbits import ROW, apply, count, pack_rest, pack_row, some, toss
 from psnode.codecs.rng import BLOCK, HALF, fill
 
 PIECE = 32 * HALF
 _LANES = 64
-_STRETCH = 4 * ROW  # parts are added so much at a time: it stays in the first-level cache
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -68,17 +67,17 @@ def _piece(x: Floats, parts: PartTable, cursor: int, base: int, bits: Bytes, zer
     wide()
     values = x.view(np.uint32)
     lanes[:] = 0
-    full, adding = x.size // ROW * ROW, parts.starts.size > 0
+    full, adding = x.size // ROW * ROW, len(parts) > 1
     for row in range(0, full, ROW):
         fetch_row(x, row + AHEAD)
-        if adding and row % _STRETCH == 0:
-            cursor = add_parts(parts, cursor, base + row, base + min(row + _STRETCH, x.size))
+        if adding and row % STRETCH == 0:
+            cursor = add_parts(parts, cursor, base + row, base + min(row + STRETCH, x.size))
             if cursor == NOT_FINITE:
                 return 0.0, cursor
         pack_row(values, row, bits, zero, row // 8)
         _add_magnitudes(x[row : row + ROW], lanes)
     if full < x.size:
-        if adding and full % _STRETCH == 0:
+        if adding and full % STRETCH == 0:
             cursor = add_parts(parts, cursor, base + full, base + x.size)
             if cursor == NOT_FINITE:
                 return 0.0, cursor
@@ -98,18 +97,18 @@ def _signed_piece(
     values = x.view(np.uint32)
     plus[:] = 0
     minus[:] = 0
-    full, adding = x.size // ROW * ROW, parts.starts.size > 0
+    full, adding = x.size // ROW * ROW, len(parts) > 1
     for row in range(0, full, ROW):
         fetch_row(x, row + AHEAD)
-        if adding and row % _STRETCH == 0:
-            cursor = add_parts(parts, cursor, base + row, base + min(row + _STRETCH, x.size))
+        if adding and row % STRETCH == 0:
+            cursor = add_parts(parts, cursor, base + row, base + min(row + STRETCH, x.size))
             if cursor == NOT_FINITE:
                 return 0.0, 0.0, cursor
         pack_row(values, row, bits, zero, row // 8)
         _add_positive(x[row : row + ROW], plus)
         _add_negative(x[row : row + ROW], minus)
     if full < x.size:
-        if adding and full % _STRETCH == 0:
+        if adding and full % STRETCH == 0:
             cursor = add_parts(parts, cursor, base + full, base + x.size)
             if cursor == NOT_FINITE:
                 return 0.0, 0.0, cursor

@@ -8,9 +8,7 @@ from psnode.codecs.arrays import Floats
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.kernels.memory import wide
 from psnode.codecs.kernels.norms import CHUNK, SAFE_HIGH, SAFE_LOW, inner_512, l2_norm, magnitude_of, top_bits
-from psnode.codecs.kernels.parts import NOT_FINITE, ROW, PartTable, add_parts
-
-STRETCH = 4 * ROW
+from psnode.codecs.kernels.parts import NOT_FINITE, STRETCH, PartTable, add_parts
 
 
 @kernel
@@ -20,7 +18,7 @@ def max_of_sum(x: Floats, parts: PartTable) -> float:
     bits, top = x.view(np.uint32), np.uint32(0)
     cursor = 0
     for start in range(0, x.size, STRETCH):
-        if parts.starts.size:
+        if len(parts) > 1:
             cursor = add_parts(parts, cursor, start, min(start + STRETCH, x.size))
             if cursor == NOT_FINITE:
                 return float(NOT_FINITE)
@@ -35,7 +33,7 @@ def l2_of_sum(x: Floats, parts: PartTable) -> float:
     scratch, rest = np.empty(CHUNK + 64, np.float32), np.zeros(CHUNK, np.float32)
     total, cursor, full = 0.0, 0, x.size // CHUNK * CHUNK
     for start in range(0, x.size, STRETCH):
-        if parts.starts.size:
+        if len(parts) > 1:
             cursor = add_parts(parts, cursor, start, min(start + STRETCH, x.size))
             if cursor == NOT_FINITE:
                 return float(NOT_FINITE)

@@ -89,7 +89,7 @@ def encode(
     limit = np.full(1, threshold, np.float32).view(np.uint32)[0]
     used = cursor = 0
     for start in range(0, x.size, BLOCK):
-        if parts.starts.size:
+        if len(parts) > 1:
             cursor = add_parts(parts, cursor, start, min(start + BLOCK, x.size))
             if cursor < 0:
                 return used, start
