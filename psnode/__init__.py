@@ -1,7 +1,10 @@
 """psnode: distributed training of PyTorch models over slow links, with coded gradients.
 
->>> import psnode
->>> psnode.run(MyTask(), psnode.Config(max_steps=100, local=2))
+A task of one's own, with a master and two workers as threads of this process:
+
+    psnode.run(MyTask(), psnode.Config(max_steps=100, local=2))
+
+A training loop of one's own, in an MPI job: see psnode.session. Codecs alone: see psnode.codecs.
 """
 
 from __future__ import annotations

@@ -1,0 +1,19 @@
+"""Examples in docstrings: they print what they say."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+MODULES = [path for path in sorted((ROOT / "psnode").rglob("*.py")) if ">>> " in path.read_text()]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_examples_print_what_they_say(path: Path) -> None:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    found = doctest.testmod(importlib.import_module(".".join(parts).removesuffix(".__init__")))
+    assert found.attempted > 0 and found.failed == 0
