@@ -30,7 +30,7 @@ def parse(content: bytes, source: str) -> dict[str, torch.Tensor]:
     from safetensors.torch import load
 
     try:
-        return _with_pairs(dict(load(content)), content)
+        return _whole(dict(load(content)), content)
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{source} is no readable safetensors file: {error}") from error
 
@@ -53,31 +53,51 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def _portable(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str] | None]:
-    """Tensors as the format can hold them: complex types that it lacks as pairs of real numbers, and a note of their names."""
+    """Tensors as the format can hold them, and its metadata.
+
+    Names of one tensor, as tied weights have, become one entry; the metadata has the name of that entry under each of the
+    others, as safetensors.torch.save_model writes it and load_model expects it. Complex types that the format lacks become pairs
+    of real numbers.
+    """
     import torch
 
-    apart = _without_aliases(tensors)
+    apart, metadata = _without_aliases(tensors)
     pairs = [name for name, value in apart.items() if value.is_complex() and value.dtype is not torch.complex64]
     values = {name: torch.view_as_real(value) if name in pairs else value for name, value in apart.items()}
-    return values, {_PAIRS: json.dumps(pairs)} if pairs else None
+    if pairs:
+        metadata[_PAIRS] = json.dumps(pairs)
+    return values, metadata or None
 
 
-def _with_pairs(tensors: dict[str, torch.Tensor], content: bytes) -> dict[str, torch.Tensor]:
-    """Undo `_portable`. ValueError, KeyError or RuntimeError if the note is not one."""
+def _whole(tensors: dict[str, torch.Tensor], content: bytes) -> dict[str, torch.Tensor]:
+    """Undo `_portable`. ValueError, KeyError or RuntimeError if the metadata are not such."""
     import torch
 
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    for name in json.loads(header.get("__metadata__", {}).get(_PAIRS, "[]")):
+    metadata = header.get("__metadata__", {})
+    for name in json.loads(metadata.get(_PAIRS, "[]")):
         tensors[str(name)] = torch.view_as_complex(tensors[str(name)])
+    entries = dict(tensors)
+    for name, entry in metadata.items():
+        if entry in entries and name != _PAIRS:
+            if name in entries:
+                raise ValueError(f"{name} is a tensor and another name of {entry}")
+            tensors[name] = entries[entry]
     return tensors
 
 
-def _without_aliases(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Contiguous tensors that share no memory: the format has no aliases, so every name of tied weights gets its copy."""
+def _without_aliases(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Contiguous tensors that share no memory, and other names of some: tensors that lie there in the same way."""
     apart: dict[str, torch.Tensor] = {}
-    seen = set[int]()
+    others: dict[str, str] = {}
+    owners: dict[int, str] = {}
     for name, tensor in tensors.items():
-        tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
-        apart[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
-        seen.add(tensor.data_ptr())
-    return apart
+        value = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        owner = owners.setdefault(value.data_ptr(), name) if value.numel() else name
+        if owner == name:
+            apart[name] = value
+        elif value.shape == apart[owner].shape and value.dtype == apart[owner].dtype and name != _PAIRS:
+            others[name] = owner
+        else:
+            apart[name] = value.clone()
+    return apart, others
