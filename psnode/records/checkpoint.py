@@ -10,7 +10,8 @@
                                    manifest.json               step, layout, and size and xxh3_128 of every file
     checkpoints/latest             the name of the newest one
 
-psnode.records.staging writes them, the manifest last; psnode.records.retention adds its verdict to that. One that goes is
+psnode.records.staging writes them, the manifest last, with the facts that psnode.master.checkpointing has gathered;
+psnode.records.retention adds its verdict to that. One that goes is
 renamed before anything of it is deleted. Their contents are tensors and
 JSON: reading one executes nothing. psnode.records.layout says how the state's tensors are named.
 """
