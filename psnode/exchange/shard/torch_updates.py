@@ -35,15 +35,15 @@ class TorchUpdate(Update):
         self._kind = COORDINATEWISE[paces[0].config.optimizer]
         begin = {name: value for pace in paces for name, value in memories_of(pace.config).items()}
         self.memories = {name: torch.full((plan.size,), value) for name, value in begin.items()}
-        self._ranges: list[list[_Range]] = []
-        self._optimizers: list[torch.optim.Optimizer | None] = []
+        self.ranges: list[list[_Range]] = []
+        self.optimizers: list[torch.optim.Optimizer | None] = []
         self._begin({name: [Run(0, plan.size, value)] for name, value in self._kind.counts.items()})
 
     def _begin(self, counts: Mapping[str, Sequence[Run]]) -> None:
         """Make the optimizers anew, with the `counts` of each coordinate."""
-        self._ranges = [[each for part in parts for each in self._cut(part, counts)] for parts in self.parts]
-        self._optimizers = [self._over(ranges) if ranges else None for ranges in self._ranges]
-        for ranges, optimizer in zip(self._ranges, self._optimizers, strict=True):
+        self.ranges = [[each for part in parts for each in self._cut(part, counts)] for parts in self.parts]
+        self.optimizers = [self._over(ranges) if ranges else None for ranges in self.ranges]
+        for ranges, optimizer in zip(self.ranges, self.optimizers, strict=True):
             for each in ranges if optimizer is not None else ():
                 numbers = {name: torch.tensor(float(value)) for name, value in each.counts.items()}
                 vectors = {name: vector[each.start : each.stop] for name, vector in self.memories.items()}
@@ -67,7 +67,7 @@ class TorchUpdate(Update):
 
     def step(self, group: int, total: Floats, factor: float, lr: float, idle: Sequence[slice]) -> None:
         """The count of steps is the range's, idle or not."""
-        optimizer, begin = self._optimizers[group], self.plan.groups[group].start
+        optimizer, begin = self.optimizers[group], self.plan.groups[group].start
         if optimizer is None:
             return
         with self._unmoved(group, idle):
@@ -75,7 +75,7 @@ class TorchUpdate(Update):
             gradient = gradient.mul_(factor) if factor != 1 else gradient
             for each in optimizer.param_groups:
                 each["lr"] = lr * each["factor"]
-            for part in self._ranges[group]:
+            for part in self.ranges[group]:
                 part.parameter.grad = gradient[part.start - begin : part.stop - begin]
             optimizer.step()
             optimizer.zero_grad()
@@ -98,7 +98,7 @@ class TorchUpdate(Update):
         for name in self._kind.counts:
             runs = [
                 Run(each.start, each.stop, optimizer.state[each.parameter][name].item())
-                for ranges, optimizer in zip(self._ranges, self._optimizers, strict=True)
+                for ranges, optimizer in zip(self.ranges, self.optimizers, strict=True)
                 if optimizer is not None
                 for each in ranges
             ]

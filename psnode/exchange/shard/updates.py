@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -115,12 +115,9 @@ class Descent(Update):
 
     def step(self, group: int, total: Floats, factor: float, lr: float, idle: Sequence[slice]) -> None:
         begin, x, velocity = self.plan.groups[group].start, self.weights.numpy(), self.memories.get(_VELOCITY, _NOTHING).numpy()
-        for part in _between(idle, total.size):
-            for start, stop, pace in self.parts[group]:
-                first, last = max(part.start, start - begin), min(part.stop, stop - begin)
-                if first < last:
-                    where, rate = slice(begin + first, begin + last), lr * self.paces[pace].factor
-                    self._steps[pace](x[where], velocity[where], total[first:last], factor=factor, lr=rate)
+        for each, part in moving(begin, total.size, self.parts[group], idle):
+            where, rate = slice(begin + part.start, begin + part.stop), lr * self.paces[each.pace].factor
+            self._steps[each.pace](x[where], velocity[where], total[part], factor=factor, lr=rate)
         for part in idle:
             total[part] = 0
 
@@ -133,7 +130,26 @@ def _descent(pace: Pace, gathering: Gathering | None) -> Callable[..., None]:
     return partial(descend, momentum=momentum, weight_decay=config.weight_decay, nesterov=config.nesterov)
 
 
+class _Range(Protocol):
+    @property
+    def start(self) -> int: ...
+    @property
+    def stop(self) -> int: ...
+
+
+R = TypeVar("R", bound=_Range)
+
+
+def moving(begin: int, size: int, ranges: Iterable[R], idle: Sequence[slice]) -> Iterator[tuple[R, slice]]:
+    """The parts of `ranges` that `idle`, in ascending order, leaves, each with its range: counted from `begin`, below `size`."""
+    for part in _between(idle, size):
+        for each in ranges:
+            first, last = max(part.start, each.start - begin), min(part.stop, each.stop - begin)
+            if first < last:
+                yield each, slice(first, last)
+
+
 def _between(idle: Sequence[slice], size: int) -> list[slice]:
-    """The ranges of 0..size-1 that `idle`, in ascending order, leaves."""
+    """The ranges of 0..size-1 that `idle` leaves."""
     edges = [0, *(edge for part in idle for edge in (part.start, part.stop)), size]
     return [slice(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop]

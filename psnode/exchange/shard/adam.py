@@ -1,0 +1,116 @@
+"""Adam and AdamW on the master in one pass over memory, where torch's take a pass for every term.
+
+Source: Kingma and Ba, "Adam", ICLR 2015; Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from psnode.codecs.arrays import Floats
+from psnode.codecs.kernels.jit import kernel
+from psnode.codecs.kernels.memory import wide
+from psnode.exchange.shard.sgd import multiply_add
+from psnode.exchange.shard.torch_updates import TorchUpdate
+from psnode.exchange.shard.updates import Pace, Stretch, moving
+from psnode.plan.groups import Plan
+
+_EPS = 1e-8  # torch's default
+
+
+class Moments(NamedTuple):
+    """Settings of one parameter group, named as torch.optim.AdamW names them; `decoupled`: AdamW's weight decay."""
+
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    decoupled: bool
+
+
+class _Coefficients(NamedTuple):
+    factor: np.float32
+    decay: np.float32  # of the gradient
+    shrink: np.float32  # of the weights, before the step
+    new1: np.float32  # 1 - beta1
+    beta2: np.float32
+    new2: np.float32
+    root: np.float32  # of 1 - beta2^count
+    eps: np.float32
+    rate: np.float32
+
+
+def adam(
+    x: Floats, mean: Floats, square: Floats, total: Floats, moments: Moments, *, factor: float, lr: float, count: int
+) -> None:
+    """Step number `count`, from 1, of torch.optim.Adam or AdamW on `x` with the gradient factor * total; clears `total`.
+
+        g = factor * total (+ weight_decay * x for Adam);  x = (1 - lr weight_decay) x for AdamW
+        mean = beta1 mean + (1 - beta1) g;  square = beta2 square + (1 - beta2) g^2
+        x = x - lr / (1 - beta1^count) mean / (sqrt(square / (1 - beta2^count)) + eps)
+
+    All flat float32 of one size. `mean` and `square` have the bits that torch gives them. Its square root is not always the
+    nearest float32 and this one is: a step differs from torch's by a few units in its last place.
+    """
+    beta1, beta2, eps, weight_decay, decoupled = moments
+    coefficients = _Coefficients(
+        np.float32(factor),
+        np.float32(0 if decoupled else weight_decay),
+        np.float32(1 - lr * weight_decay if decoupled else 1),
+        np.float32(1 - beta1),
+        np.float32(beta2),
+        np.float32(1 - beta2),
+        np.float32((1 - beta2**count) ** 0.5),
+        np.float32(eps),
+        np.float32(-lr / (1 - beta1**count)),
+    )
+    _adam(x, mean, square, total, coefficients)
+
+
+@kernel
+def _adam(x: Floats, mean: Floats, square: Floats, total: Floats, coefficients: _Coefficients) -> None:
+    """`coefficients` are taken apart before the loop, or it would not be one of vectors."""
+    wide()
+    factor, decay, shrink, new1, beta2, new2, root, eps, rate = coefficients
+    old1 = new1 - np.float32(1)
+    near = new1 < np.float32(0.5)  # torch interpolates from the nearer end
+    for i in range(x.size):
+        start = shrink * x[i]
+        g = multiply_add(decay, start, factor * total[i])
+        change = g - mean[i]
+        mean[i] = multiply_add(new1 if near else old1, change, mean[i] if near else g)
+        square[i] = multiply_add(new2 * g, g, beta2 * square[i])
+        x[i] = start + (rate * mean[i]) / (np.sqrt(square[i]) / root + eps)
+        total[i] = 0
+
+
+class AdamUpdate(TorchUpdate):
+    """Adam and AdamW without options of torch's own, in one pass; the state is that of torch's."""
+
+    def __init__(self, weights: torch.Tensor, plan: Plan, paces: Sequence[Pace], parts: Sequence[Sequence[Stretch]]) -> None:
+        super().__init__(weights, plan, paces, parts)
+        self._moments = [_moments(pace) for pace in paces]
+
+    def step(self, group: int, total: Floats, factor: float, lr: float, idle: Sequence[slice]) -> None:
+        """The count of steps is the range's, idle or not."""
+        optimizer, ranges, begin = self.optimizers[group], self.ranges[group], self.plan.groups[group].start
+        x, mean, square = (vector.numpy() for vector in (self.weights, *self.memories.values()))
+        for each in ranges if optimizer is not None else ():
+            optimizer.state[each.parameter]["step"] += 1  # type: ignore[union-attr]
+        for each, part in moving(begin, total.size, ranges, idle):
+            where, rate = slice(begin + part.start, begin + part.stop), lr * self.paces[each.pace].factor
+            count = int(optimizer.state[each.parameter]["step"])  # type: ignore[union-attr]
+            moments = self._moments[each.pace]
+            adam(x[where], mean[where], square[where], total[part], moments, factor=factor, lr=rate, count=count)
+        for part in idle:
+            total[part] = 0
+
+
+def _moments(pace: Pace) -> Moments:
+    config = pace.config
+    eps = _EPS if config.eps is None else config.eps
+    return Moments(pace.momentum, config.beta2, eps, config.weight_decay, config.optimizer == "adamw")
