@@ -10,8 +10,6 @@ slower.
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +22,7 @@ from psnode.bench.hardware import hardware, last_level_cache
 from psnode.bench.inputs import gaussian
 from psnode.bench.rotation import APART, Rotation, beyond_cache
 from psnode.bench.saving import save
+from psnode.bench.timing import best_in_turn
 from psnode.codecs import get_codec
 from psnode.codecs.arrays import Floats, Parts
 from psnode.exchange.segment_coder import SegmentCoder
@@ -109,31 +108,13 @@ def _place(specs: Sequence[str], size: int, repeats: int, seconds: float, copies
             failed[spec] = " ".join(f"{type(error).__name__}: {error}".split())
         else:
             actions[spec] = steps.take
-    best = {name: took / size for name, took in _best(actions, repeats, seconds).items()}
+    best = {name: took / size for name, took in best_in_turn(actions, repeats, seconds).items()}
     rows = [{"spec": spec, **(_row(best, spec) if spec in best else {"failed": failed[spec]})} for spec in specs]
     return {"size": size, **{f"{name}_gbps": 4 / best[name] for name in (COPY, READ)}, "rows": rows}
 
 
 def _row(best: dict[str, float], spec: str) -> dict[str, float]:
     return {"ns": best[spec], **{name: best[name] / best[spec] for name in (COPY, READ)}}
-
-
-def _best(actions: dict[str, Callable[[], object]], repeats: int, seconds: float) -> dict[str, float]:
-    """Nanoseconds of each action: the least over `repeats` of the mean over as many calls as take `seconds`; in turn."""
-    calls = {name: max(1, round(1e9 * seconds / max(_timed(action, 2), 1.0))) for name, action in actions.items()}
-    best = dict.fromkeys(actions, math.inf)
-    for _ in range(repeats):
-        for name, action in actions.items():
-            best[name] = min(best[name], _timed(action, calls[name]))
-    return best
-
-
-def _timed(action: Callable[[], object], calls: int) -> float:
-    """Nanoseconds of this thread's processor time for a call."""
-    begin = time.thread_time_ns()
-    for _ in range(calls):
-        action()
-    return (time.thread_time_ns() - begin) / calls
 
 
 def markdown(result: dict[str, Any]) -> str:

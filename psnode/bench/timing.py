@@ -1,7 +1,8 @@
-"""Repeated timing of a call, with quartiles."""
+"""Repeated timing of calls: one with quartiles, or the best of several in turn."""
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -21,3 +22,24 @@ def rate(action: Callable[[], object], nbytes: int, seconds: float, least: int =
         taken.append(max(time.perf_counter() - start, 1e-9))
     low, median, high = statistics.quantiles(taken, n=4)
     return {"median": nbytes / median / 1e9, "low": nbytes / high / 1e9, "high": nbytes / low / 1e9}
+
+
+def best_in_turn(actions: dict[str, Callable[[], object]], repeats: int, seconds: float) -> dict[str, float]:
+    """Nanoseconds of processor time of each action: the least over `repeats` of the mean over as many calls as take `seconds`.
+
+    Actions take turns, once a repetition: other programs only ever make one slower.
+    """
+    calls = {name: max(1, round(1e9 * seconds / max(_timed(action, 2), 1.0))) for name, action in actions.items()}
+    best = dict.fromkeys(actions, math.inf)
+    for _ in range(repeats):
+        for name, action in actions.items():
+            best[name] = min(best[name], _timed(action, calls[name]))
+    return best
+
+
+def _timed(action: Callable[[], object], calls: int) -> float:
+    """Nanoseconds of this thread's processor time for a call."""
+    begin = time.thread_time_ns()
+    for _ in range(calls):
+        action()
+    return (time.thread_time_ns() - begin) / calls

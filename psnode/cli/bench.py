@@ -31,6 +31,21 @@ def bench_transport(**options: Any) -> int:
     return measure(**options)
 
 
+@bench.command(name="updates", short_help="How long the master's optimizers take.")
+@click.option(
+    "--optimizer", "names", multiple=True, type=click.Choice(["sgd", "momentum", "adam", "adamw"]), help="Repeat; default: all."
+)
+@click.option("--size", type=click.IntRange(1), default=2**24, show_default=True, help="Parameters.")
+@click.option("--repeats", type=click.IntRange(1), default=9, show_default=True, help="The best of so many, in turn.")
+@shared.json_file
+@debuggable
+def bench_updates(**options: Any) -> int:
+    """A step of the master's optimizers on one core, beside torch's and beside a copy of as many bytes."""
+    from psnode.bench.updates import main as measure
+
+    return measure(**options)
+
+
 @bench.command(name="rounds", short_help="How long deciding over a gradient frame takes.")
 @click.option(
     "-n", "--workers", type=click.IntRange(1), multiple=True, metavar="P", help="Repeat for more; default: 4, 64, 256 and 1024."
