@@ -10,13 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-import psnode
 from psnode.config import Config
 from psnode.config.resolve import resolve
 from psnode.errors import ConfigurationError
-from psnode.records import checkpoint
 from tests.kinds.models import CLASSES, WIDTH
-from tests.kinds.task import Constrained, Points, loss_of
+from tests.kinds.task import Constrained, Points, loss_of, weights_after
 
 EXAMPLES, STEPS, SEED, LR = 16, 12, 3, 0.5
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -68,10 +66,7 @@ def trained(folder: Path, *, limit: float | None = None, **settings: Any) -> dic
     """Weights after the steps of two workers with half of the examples each."""
     known = {"scheme": "dense", "lr": LR, "seed": SEED, "batch_size": EXAMPLES // 2, "max_steps": STEPS, "local": 2}
     known |= {"group_by": "layer", "tensorboard": False, "threads": 1, "hash_every": 1, **settings}
-    assert psnode.run(Constrained(lambda: Net(limit), EXAMPLES), Config(train_dir=folder, **known)) == 0
-    newest = checkpoint.latest(folder)
-    assert newest is not None
-    return checkpoint.Checkpoint.open(newest).tensors(checkpoint.MODEL)
+    return weights_after(Constrained(lambda: Net(limit), EXAMPLES), Config(train_dir=folder, **known))
 
 
 def norms_in(folder: Path) -> list[float]:

@@ -11,19 +11,18 @@ import pytest
 import torch
 from torch import nn
 
-import psnode
 from psnode.config import Config, settings
 from psnode.config.resolve import resolve
 from psnode.errors import CheckpointError, ConfigurationError
 from psnode.exchange.shard.optimizer import Parameters
 from psnode.jobs import session
 from psnode.plan.groups import Tensor, make_plan
-from psnode.records import checkpoint, layout, tensorfile
+from psnode.records import layout, tensorfile
 from psnode.tasks.optimizers import require_optimizer
 from psnode.tasks.own_loop import OwnLoop
 from psnode.transport.mpi.environment import Place
 from tests.kinds.models import CLASSES, WIDTH
-from tests.kinds.task import Points, Trains, loss_of
+from tests.kinds.task import Points, Trains, loss_of, weights_after
 
 EXAMPLES, STEPS, SEED, LR = 16, 8, 3, 0.02
 Make = Callable[[str, nn.Parameter], torch.optim.Optimizer]
@@ -216,10 +215,7 @@ def trained(folder: Path, kind: str, **changed: Any) -> dict[str, torch.Tensor]:
     known = {"scheme": "dense", "lr": LR, "seed": SEED, "batch_size": EXAMPLES // 2, "max_steps": STEPS, "local": 2}
     known |= {"tensorboard": False, "threads": 1, "group_by": "layer", "eval_freq": 3, **asked(kind), **changed}
     task = Optimised(OWN[kind]) if kind in OWN else Trains(net, EXAMPLES)
-    assert psnode.run(task, Config(train_dir=folder, **known)) == 0
-    newest = checkpoint.latest(folder)
-    assert newest is not None
-    return checkpoint.Checkpoint.open(newest).tensors(checkpoint.MODEL)
+    return weights_after(task, Config(train_dir=folder, **known))
 
 
 @pytest.mark.parametrize("kind", ["nadam", "adafactor", "muon and adamw", "one of its own"])

@@ -14,9 +14,8 @@ import psnode
 from psnode.config import Config
 from psnode.errors import ConfigurationError
 from psnode.jobs.session_settings import with_own_rate
-from psnode.records import checkpoint
 from tests.kinds.models import CLASSES, WIDTH
-from tests.kinds.task import Points, Trains, loss_of
+from tests.kinds.task import Points, Trains, loss_of, weights_after
 
 EXAMPLES, STEPS, SEED, LR = 16, 9, 3, 0.2
 
@@ -54,10 +53,7 @@ def by_torch() -> dict[str, torch.Tensor]:
 def trained(folder: Path, task: psnode.Task, **settings: Any) -> dict[str, torch.Tensor]:
     known = {"scheme": "dense", "lr": LR, "momentum": 0.9, "seed": SEED, "batch_size": EXAMPLES // 2, "epochs": STEPS, "local": 2}
     known |= {"tensorboard": False, "threads": 1, "lr_schedule": "task", **settings}
-    assert psnode.run(task, Config(train_dir=folder, **known)) == 0
-    newest = checkpoint.latest(folder)
-    assert newest is not None
-    return checkpoint.Checkpoint.open(newest).tensors(checkpoint.MODEL)
+    return weights_after(task, Config(train_dir=folder, **known))
 
 
 def test_weights_are_those_of_torch_with_the_same_function(tmp_path: Path) -> None:

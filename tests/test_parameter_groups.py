@@ -18,10 +18,9 @@ from psnode.config import Config
 from psnode.errors import CheckpointError, ConfigurationError
 from psnode.exchange.shard.optimizer import Parameters
 from psnode.plan.groups import Tensor, make_plan
-from psnode.records import checkpoint
 from psnode.tasks.parameter_groups import groups_of
 from tests.kinds.models import CLASSES, WIDTH
-from tests.kinds.task import Points, Trains, loss_of
+from tests.kinds.task import Points, Trains, loss_of, weights_after
 
 EXAMPLES, STEPS, SEED, LR = 16, 9, 3, 0.2
 Groups = list[dict[str, Any]]
@@ -98,10 +97,7 @@ def trained(folder: Path, task: psnode.Task, **settings: Any) -> dict[str, torch
     """Weights after the steps of two workers with half of the examples each."""
     known = {"scheme": "dense", "lr": LR, "seed": SEED, "batch_size": EXAMPLES // 2, "max_steps": STEPS, "local": 2}
     known |= {"group_by": "layer", "tensorboard": False, "threads": 1, **settings}
-    assert psnode.run(task, Config(train_dir=folder, **known)) == 0
-    newest = checkpoint.latest(folder)
-    assert newest is not None
-    return checkpoint.Checkpoint.open(newest).tensors(checkpoint.MODEL)
+    return weights_after(task, Config(train_dir=folder, **known))
 
 
 @pytest.mark.parametrize("kind", SETTINGS)

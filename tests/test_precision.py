@@ -14,10 +14,9 @@ import psnode
 from psnode.config import Config
 from psnode.errors import ConfigurationError
 from psnode.jobs.session_settings import configured
-from psnode.records import checkpoint
 from psnode.transport.mpi.environment import Place
 from tests.kinds.models import CLASSES, WIDTH
-from tests.kinds.task import Points, Trains, loss_of
+from tests.kinds.task import Points, Trains, loss_of, weights_after
 
 EXAMPLES, STEPS, SEED, LR = 16, 6, 3, 0.1
 
@@ -54,10 +53,7 @@ def by_torch(dtype: torch.dtype, passes: int = 1) -> dict[str, torch.Tensor]:
 def trained(folder: Path, task: psnode.Task, **settings: Any) -> dict[str, torch.Tensor]:
     known = {"scheme": "dense", "lr": LR, "momentum": 0.9, "seed": SEED, "batch_size": EXAMPLES, "max_steps": STEPS, "local": 1}
     known |= {"tensorboard": False, "threads": 1, **settings}
-    assert psnode.run(task, Config(train_dir=folder, **known)) == 0
-    newest = checkpoint.latest(folder)
-    assert newest is not None
-    return checkpoint.Checkpoint.open(newest).tensors(checkpoint.MODEL)
+    return weights_after(task, Config(train_dir=folder, **known))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])

@@ -14,8 +14,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import psnode
+from psnode import Config
 from psnode.exchange.receiver import Receiver
 from psnode.exchange.shard.downlink import Downlink
+from psnode.records import checkpoint
 from psnode.task import Batch, Task
 from tests.kinds.models import CLASSES, WIDTH, Chain
 from tests.kinds.table import KINDS
@@ -41,6 +44,14 @@ def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """The model's own loss, or the cross entropy of its output."""
     own: Any = getattr(model, "loss", None)
     return own(x, y) if own is not None else functional.cross_entropy(model(x).float(), y)
+
+
+def weights_after(task: Task, config: Config) -> dict[str, torch.Tensor]:
+    """Tensors of the model that a whole run leaves in `config.train_dir`."""
+    assert psnode.run(task, config) == 0 and config.train_dir is not None
+    newest = checkpoint.latest(config.train_dir)
+    assert newest is not None
+    return checkpoint.Checkpoint.open(newest).tensors(checkpoint.MODEL)
 
 
 class Trains(Task):

@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import psnode
 from psnode.config import Config
 from psnode.errors import PsnodeError
-from psnode.records import checkpoint
 from psnode.worker.computation import seed_torch
 from tests.kinds.table import KINDS, REFUSED, Kind
-from tests.kinds.task import Constrained, Points, Trains, loss_of
+from tests.kinds.task import Constrained, Points, Trains, loss_of, weights_after
 
 EXAMPLES, STEPS, SEED, LR = 16, 20, 3, 0.05
 
@@ -44,10 +42,7 @@ def trained_by_psnode(kind: Kind, folder: Path) -> dict[str, torch.Tensor]:
     settings = {"lr": LR, "momentum": 0.0, "seed": SEED, "batch_size": EXAMPLES, "max_steps": STEPS, "local": 1, **kind.settings}
     config = Config(scheme="dense", tensorboard=False, threads=1, train_dir=folder, hash_every=1, **settings)
     task = (Constrained if hasattr(kind.make(), "constrain") else Trains)(kind.make, EXAMPLES * passes)
-    assert psnode.run(task, config) == 0
-    newest = checkpoint.latest(folder)
-    assert newest is not None
-    return checkpoint.Checkpoint.open(newest).tensors(checkpoint.MODEL)
+    return weights_after(task, config)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore::UserWarning")
