@@ -11,9 +11,8 @@
     checkpoints/latest             the name of the newest one
 
 psnode.records.staging writes them, the manifest last, with the facts that psnode.master.checkpointing has gathered;
-psnode.records.retention adds its verdict to that. One that goes is
-renamed before anything of it is deleted. Their contents are tensors and
-JSON: reading one executes nothing. psnode.records.layout says how the state's tensors are named.
+psnode.records.retention adds its verdict to that. One that goes is renamed before anything of it is deleted. Their contents are
+tensors and JSON: reading one executes nothing. psnode.records.layout says how the state's tensors are named.
 """
 
 from __future__ import annotations
