@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from psnode.cli import main
 from psnode.exchange.shard import reduction
-from psnode.exchange.shard.norms import Norms
+from psnode.exchange.shard.norm_cap import Norms
 
 FACTOR, TRIALS, PATIENCE, BEFORE, CAP = 100.0, 100, 60, 110, 10.0
 Round = dict[int, float]

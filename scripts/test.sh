@@ -3,7 +3,7 @@
 # then runs alone:
 #
 #   scripts/test.sh
-#   scripts/test.sh tests/config/test_config.py -k digest
+#   scripts/test.sh tests/config/test_train_settings.py -k digest
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/venv.sh

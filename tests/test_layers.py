@@ -146,7 +146,7 @@ def test_the_kind_of_consistency_is_asked_for_in_one_place() -> None:
 def test_the_master_reaches_the_data_plane_through_the_shard() -> None:
     """Routes, the rule, the shard, its events with the types in them, and the backlog; no part that a shard is made of."""
     shard = {"routes", "shard", "consistency", "events", "backlog"}
-    names = {"clipping.Clipped", "machine.Machine", "compilation.prepare", "replica.describe"}
+    names = {"median_clipping.Clipped", "machine.Machine", "compilation.prepare", "replica.describe"}
     reached = {
         f"{node.module.rpartition('.')[2]}.{alias.name}"
         for path in (PACKAGE / "master").rglob("*.py")
@@ -249,14 +249,21 @@ def test_packages_with_one_home(package: str) -> None:
 def test_the_cluster_tool_imports_one_leaf_of_psnode() -> None:
     """The declaration of settings, which imports the errors alone (docs/decisions/settings.md)."""
     found = {found.module for path in (ROOT / "tools").rglob("*.py") for found in imports_of(path)}
-    assert {module for module in found if module.split(".")[0] == "psnode"} == {"psnode.config.options"}
-    assert {found.module for found in OWN if found.path == PACKAGE / "config" / "options.py"} == {"psnode.errors"}
+    assert {module for module in found if module.split(".")[0] == "psnode"} == {"psnode.config.declaration"}
+    assert {found.module for found in OWN if found.path == PACKAGE / "config" / "declaration.py"} == {"psnode.errors"}
 
 
 def test_the_cluster_tool_loads_little_of_psnode() -> None:
     program = "import psnode_ec2.cli, sys; print(*sorted(name for name in sys.modules if name.split('.')[0] == 'psnode'))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    loaded = ["psnode", "psnode.config", "psnode.config.config", "psnode.config.names", "psnode.config.options", "psnode.errors"]
+    loaded = [
+        "psnode",
+        "psnode.config",
+        "psnode.config.declaration",
+        "psnode.config.names",
+        "psnode.config.train_settings",
+        "psnode.errors",
+    ]
     assert done.stdout.split() == loaded
 
 

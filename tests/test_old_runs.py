@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from psnode.config import Config, settings
-from psnode.config.options import ABSENT
+from psnode.config.declaration import ABSENT
 from psnode.config.resolve import resolve
 from psnode.records.directory import saved_config
 

@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol
 
 from psnode.bench.ddp_process import Communication, Program
 from psnode.config import settings
+from psnode.config.declaration import Setting, nearest
 from psnode.config.load import load
-from psnode.config.options import Setting, nearest
 from psnode.config.resolve import resolve
 from psnode.errors import ConfigurationError
 from psnode.jobs.launch import find_mpirun

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from psnode.bench.marks import Metered
 from psnode.codecs import get_codec
-from psnode.config.options import nearest
+from psnode.config.declaration import nearest
 from psnode.errors import ConfigurationError
 
 if TYPE_CHECKING:

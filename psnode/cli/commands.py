@@ -22,8 +22,8 @@ from psnode.cli.bench import bench
 from psnode.cli.debugging import debuggable, traced
 from psnode.cli.foreign import answer
 from psnode.config import Config, settings
+from psnode.config.declaration import click_option, nearest
 from psnode.config.logs import shown
-from psnode.config.options import click_option, nearest
 from psnode.errors import ConfigurationError, PsnodeError, in_one_line
 from psnode.transport.mpi.environment import place
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from psnode.codecs import Codec, available, get_codec
-from psnode.config.options import nearest
+from psnode.config.declaration import nearest
 from psnode.config.scheme import Scheme
 from psnode.config.schemes import NAMES, SCHEMES
 from psnode.errors import ConfigurationError

@@ -1,5 +1,5 @@
 """The configuration of a run: its fields, where their values come from, schemes and schedules."""
 
-from psnode.config.config import Config, settings
+from psnode.config.train_settings import Config, settings
 
 __all__ = ["Config", "settings"]

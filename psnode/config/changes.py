@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from psnode.config.config import Config, plain, settings
-from psnode.config.options import Setting
+from psnode.config.declaration import Setting
+from psnode.config.train_settings import Config, plain, settings
 
 
 def resume_conflicts(config: Config, saved: Config) -> list[str]:

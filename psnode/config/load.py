@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from psnode.config import Config, settings
+from psnode.config.declaration import nearest, read_toml
 from psnode.config.extensions import locate_codec
 from psnode.config.files import read_json
 from psnode.config.names import locate_task
-from psnode.config.options import nearest, read_toml
 from psnode.errors import ConfigurationError
 
 PREFIX = "PSNODE_"

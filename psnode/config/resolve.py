@@ -10,6 +10,7 @@ from psnode.codecs import Codec, get_codec
 from psnode.codecs.registry import codec_of
 from psnode.codecs.spec import Spec, Stage, parse
 from psnode.config import Config
+from psnode.config.declaration import nearest
 from psnode.config.effects import (
     DENSE_RATE,
     UNIT_RATE,
@@ -21,7 +22,6 @@ from psnode.config.effects import (
 )
 from psnode.config.extensions import load_codec
 from psnode.config.names import DENSE
-from psnode.config.options import nearest
 from psnode.config.ratios import ratio_of
 from psnode.config.scheme import BEFORE, Scheme
 from psnode.config.schemes import NAMES, SCHEMES, UNRECORDED

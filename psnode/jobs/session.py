@@ -22,8 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from psnode.config.config import OWN
 from psnode.config.logs import hushed, shown
+from psnode.config.train_settings import OWN
 from psnode.errors import ConfigurationError, PsnodeError, TransportError, in_one_line
 from psnode.exchange.routes import MASTER, Layout
 from psnode.jobs.job import exit_code_of, exit_without_mpi, hello, limit_threads, signals

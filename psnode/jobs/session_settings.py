@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from psnode.config import Config, settings
+from psnode.config.declaration import nearest
 from psnode.config.extensions import load_codec
 from psnode.config.load import load
 from psnode.config.names import PASSED
-from psnode.config.options import nearest
 from psnode.config.schedules import OWN
 from psnode.errors import ConfigurationError
 from psnode.jobs.job import default_threads

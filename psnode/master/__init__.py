@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from psnode.config import Config
-from psnode.config.config import OWN
+from psnode.config.train_settings import OWN
 from psnode.errors import CheckpointError, PsnodeError, StoppedError
 from psnode.exchange.compilation import prepare
 from psnode.exchange.machine import Machine
@@ -26,13 +26,13 @@ from psnode.master.agreement import among, require_one_version, what_to_send
 from psnode.master.applied import applied_before
 from psnode.master.autotune import group_bytes_for
 from psnode.master.checkpointing import PendingCheckpoints
-from psnode.master.closing import tell_of_the_result
-from psnode.master.downlink_notice import DownlinkNotice
 from psnode.master.events import Events
 from psnode.master.heartbeat import Heartbeat
 from psnode.master.job_state import QUORUM, JobState
+from psnode.master.lines.closing import tell_of_the_result
+from psnode.master.lines.downlink import DownlinkNotice
+from psnode.master.lines.opening import tell_of_the_bytes, tell_of_the_run
 from psnode.master.loop import Master
-from psnode.master.opening import tell_of_the_bytes, tell_of_the_run
 from psnode.master.progress import Fanout, progress
 from psnode.master.recorder import StepRecorder
 from psnode.master.resuming import tell_of_the_start

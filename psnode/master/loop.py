@@ -12,10 +12,11 @@ from psnode.exchange.shard.backlog import Backlog
 from psnode.exchange.shard.events import GroupClosed, NotApplied, Refused
 from psnode.exchange.shard.shard import Shard
 from psnode.master.checkpointing import PendingCheckpoints
-from psnode.master.closing import tell_of_the_stop
+from psnode.master.deadlines import RoundTimer, patience_of
 from psnode.master.divergence import diverged
 from psnode.master.events import Events
 from psnode.master.job_state import JobState
+from psnode.master.lines.closing import tell_of_the_stop
 from psnode.master.members import Members
 from psnode.master.membership import Membership
 from psnode.master.progress import Fanout
@@ -23,7 +24,6 @@ from psnode.master.recorder import StepRecorder
 from psnode.master.replica_hashes import ReplicaHashes
 from psnode.master.sharding import Sharding
 from psnode.master.soundness import Soundness
-from psnode.master.timeouts import RoundTimer, patience_of
 from psnode.master.turn import Turn
 from psnode.protocol.channel import ENOUGH, FrameChannel, RemoteFailureError, StopRequest
 from psnode.protocol.messages import Report, plain

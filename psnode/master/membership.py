@@ -10,11 +10,11 @@ from psnode.exchange.shard.backlog import Backlog
 from psnode.exchange.shard.events import Refused
 from psnode.exchange.shard.shard import Shard
 from psnode.master.checkpointing import PendingCheckpoints
+from psnode.master.deadlines import RoundTimer
 from psnode.master.events import Events
 from psnode.master.job_state import QUORUM, JobState
 from psnode.master.members import STRIKES, Members
 from psnode.master.recorder import StepRecorder
-from psnode.master.timeouts import RoundTimer
 from psnode.protocol.channel import FrameChannel, RemoteFailureError
 
 _STOP_AGAIN = 0.2  # of the stop deadline, for each thing that is left to do behind it

@@ -11,9 +11,9 @@ from statistics import median
 import torch
 
 from psnode.config import Config
-from psnode.config.config import OWN
 from psnode.config.schedules import constant
 from psnode.config.scheme import Scheme
+from psnode.config.train_settings import OWN
 from psnode.errors import WireError
 from psnode.exchange.shard.consistency import Synchronous
 from psnode.exchange.shard.events import GroupClosed, Refused

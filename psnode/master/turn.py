@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from psnode.exchange.shard.backlog import Backlog, Hold
-from psnode.exchange.shard.clipping import Clipped
+from psnode.exchange.shard.median_clipping import Clipped
 from psnode.exchange.shard.shard import Shard
 from psnode.master.checkpointing import PendingCheckpoints
 from psnode.master.events import Events

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from psnode.config import Config
-from psnode.config.config import OWN
+from psnode.config.train_settings import OWN
 from psnode.errors import ConfigurationError
 
 _ADAMS = ("exp_avg", "exp_avg_sq")  # as torch calls them

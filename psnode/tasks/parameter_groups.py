@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from psnode.config import Config
-from psnode.config.config import OWN
-from psnode.config.options import nearest
+from psnode.config.declaration import nearest
 from psnode.config.resolve import resolve
+from psnode.config.train_settings import OWN
 from psnode.errors import ConfigurationError
 
 _SETTINGS = ("momentum", "nesterov", "weight_decay", "beta2", "eps")

@@ -9,12 +9,12 @@ from torch import nn
 
 from psnode.config import Config
 from psnode.exchange.shard.backlog import Backlog
+from psnode.master.deadlines import AdaptiveTimeout, RoundTimer
 from psnode.master.events import Events
 from psnode.master.job_state import JobState
 from psnode.master.members import Members
 from psnode.master.membership import Membership
 from psnode.master.recorder import StepRecorder
-from psnode.master.timeouts import AdaptiveTimeout, RoundTimer
 from psnode.protocol.channel import FrameChannel
 from psnode.transport.clock import Clock
 from psnode.transport.loopback import loopback_group

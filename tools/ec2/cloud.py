@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from psnode.config.options import nearest
+from psnode.config.declaration import nearest
 from psnode_ec2 import errors
 from psnode_ec2.settings import Settings
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from psnode.config.options import Setting
+from psnode.config.declaration import Setting
 from psnode_ec2.settings import FIELDS
 
 _HEAD = """# A cluster for psnode on EC2. Every key is also a flag (--n-workers 4), and a flag wins. Money is in USD.

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from psnode.config.options import click_option
+from psnode.config.declaration import click_option
 from psnode_ec2.cloud import Cloud, progress
 from psnode_ec2.cluster import Cluster, cluster_of
 from psnode_ec2.ends import notice

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from psnode.config.options import nearest
+from psnode.config.declaration import nearest
 from psnode_ec2.cloud import Cloud
 from psnode_ec2.errors import ConfigurationError, NotOfferedError
 from psnode_ec2.settings import Settings

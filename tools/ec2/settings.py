@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from psnode.config.options import Voice, option, read_toml, settings_of
+from psnode.config.declaration import Voice, option, read_toml, settings_of
 from psnode_ec2.errors import CapError, ConfigurationError
 
 NAME = r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?"

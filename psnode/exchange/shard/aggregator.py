@@ -20,7 +20,7 @@ class Aggregator(ABC):
     """Adds payloads to an accumulator one by one; holds nothing itself.
 
     `merges`: whether payloads of a linear codec may be merged first, and their sum be added in their place.
-    `clips`: whether payloads are added with weights that all of the round decide on (psnode.exchange.shard.clipping).
+    `clips`: whether payloads are added with weights that all of the round decide on (psnode.exchange.shard.median_clipping).
     """
 
     merges: ClassVar[bool] = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from psnode.errors import PsnodeError
-from psnode.exchange.shard.clipping import Clipped
+from psnode.exchange.shard.median_clipping import Clipped
 from psnode.records.history import Added
 
 

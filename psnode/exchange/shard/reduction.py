@@ -17,13 +17,13 @@ from psnode.config.effects import MAJORITY
 from psnode.config.scheme import Scheme
 from psnode.errors import CodecError, NormError, WireError
 from psnode.exchange.shard.aggregator import get_aggregator
-from psnode.exchange.shard.clipping import Clipped, Clipping
 from psnode.exchange.shard.downlink import Downlink
 from psnode.exchange.shard.events import GroupClosed, NotApplied, Refused
 from psnode.exchange.shard.executor import GroupExecutor
-from psnode.exchange.shard.global_norm import GlobalNorm, Summed
+from psnode.exchange.shard.global_norm_clipping import GlobalNorm, Summed
+from psnode.exchange.shard.median_clipping import Clipped, Clipping
 from psnode.exchange.shard.moving_average import MovingAverage
-from psnode.exchange.shard.norms import Norms, pack, unpack
+from psnode.exchange.shard.norm_cap import Norms, pack, unpack
 from psnode.exchange.shard.optimizer import Constraint, Parameters
 from psnode.exchange.shard.pushes import Part, Push, Reader, limits
 from psnode.exchange.stopwatch import Stopwatch
@@ -42,7 +42,7 @@ class Reduction:
     """Adds frames to one accumulator as long as the model, updates and sends: in lanes, in the order of submission.
 
     A `constraint` is put on the weights when all groups are updated; none is sent before. A push whose norm exceeds `norm_cap`
-    times that of others (psnode.exchange.shard.norms) is refused; one that might is held back until its round closes. With a
+    times that of others (psnode.exchange.shard.norm_cap) is refused; one that might is held back until its round closes. With a
     `global_norm` no group is updated before all are summed. The `average` follows the weights.
     """
 

@@ -22,7 +22,7 @@ from psnode.config.scheme import Scheme
 from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.shard.downlink import Downlink
 from psnode.exchange.shard.executor import GroupExecutor, lane_count
-from psnode.exchange.shard.global_norm import GlobalNorm
+from psnode.exchange.shard.global_norm_clipping import GlobalNorm
 from psnode.exchange.shard.moving_average import MovingAverage
 from psnode.exchange.shard.optimizer import Constraint, Parameters
 from psnode.exchange.shard.reduction import Reduction

@@ -12,8 +12,8 @@ from typing import Any, Self
 
 import xxhash
 
+from psnode.config.declaration import ABSENT, Setting, nearest, option, settings_of
 from psnode.config.names import names_code, names_codec_file
-from psnode.config.options import ABSENT, Setting, nearest, option, settings_of
 from psnode.errors import ConfigurationError
 
 _BUILT_IN = ("network", "dataset", "data_dir", "download")  # settings of the built-in task

@@ -14,7 +14,7 @@ import torch
 from psnode.config import Config
 from psnode.config.resolve import resolve
 from psnode.errors import ConfigurationError
-from psnode.exchange.shard.clipping import factors
+from psnode.exchange.shard.median_clipping import factors
 from psnode.jobs.job import run
 from psnode.records import checkpoint
 from psnode.task import Task

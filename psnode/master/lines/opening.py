@@ -15,9 +15,9 @@ from psnode.config.names import DENSE, PASSED
 from psnode.config.scheme import Scheme
 from psnode.exchange.machine import Machine
 from psnode.feedback import get_feedback
-from psnode.master.expected import step_bytes
+from psnode.master.lines.columns import amount, counted, tell
+from psnode.master.lines.expected import step_bytes
 from psnode.master.sharding import Sharding
-from psnode.master.table import amount, counted, tell
 from psnode.plan.groups import Plan
 from psnode.protocol.messages import Ready
 from psnode.records.checkpoint import MANIFEST

@@ -9,7 +9,7 @@ import pytest
 
 from psnode.config import Config
 from psnode.exchange.shard.consistency import rule_of
-from psnode.master.timeouts import AdaptiveTimeout, patience_of
+from psnode.master.deadlines import AdaptiveTimeout, patience_of
 
 
 def adapted(rounds: list[float]) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from psnode.exchange.shard.norms import SHARE, WINDOW, Norms, median
+from psnode.exchange.shard.norm_cap import SHARE, WINDOW, Norms, median
 
 Round = dict[int, float]
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from psnode.config import Config, settings
 from psnode.config.changes import plan_changes, resume_conflicts
+from psnode.config.declaration import Setting
 from psnode.config.load import load
-from psnode.config.options import Setting
 from psnode.errors import ConfigurationError
 
 # scripts of users rely on these: a renamed or re-defaulted setting must be noticed

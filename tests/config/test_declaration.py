@@ -13,7 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from psnode.config.options import Voice, click_option, option, read_toml, settings_of
+from psnode.config.declaration import Voice, click_option, option, read_toml, settings_of
 from psnode.errors import ConfigurationError
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from psnode.config import Config
 from psnode.config.names import PASSED
 from psnode.errors import PsnodeError
-from psnode.master.table import amount, counted, tell
+from psnode.master.lines.columns import amount, counted, tell
 from psnode.records import checkpoint
 from psnode.records.directory import RunDirectory
 from psnode.records.metrics import EVALUATIONS, Summary, read_records
