@@ -17,7 +17,8 @@ from psnode.records.history import violations
 pytestmark = pytest.mark.serial
 
 Launched = Callable[..., Any]
-ASP = ["--consistency", "asp", "--scheme", "qsgd", "--feedback", "ef", "--record-history"]
+# with a high rate the losses of old gradients may speak against the last checkpoint, which is then not the newest
+ASP = ["--consistency", "asp", "--scheme", "qsgd", "--feedback", "ef", "--lr", "0.001", "--momentum", "0", "--record-history"]
 
 SLOW_DATA = """
 import time
