@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -50,6 +51,14 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
         folder = item.path.relative_to(ROOT / "tests").parts[0]
         if group := GROUPS.get(folder, SERIAL if item.get_closest_marker("serial") else ""):
             item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _free_memory() -> Iterator[None]:
+    """Give back what a module's tests have freed: a run in this process tells glibc to keep it (psnode.worker.malloc)."""
+    yield
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)
 
 
 @pytest.fixture(autouse=True)
