@@ -59,7 +59,7 @@ class Counting(torch.optim.Optimizer):
 
 
 def muon_and_adamw(name: str, parameter: nn.Parameter) -> torch.optim.Optimizer:
-    """What users of Muon do: matrices by it, the rest by AdamW with a rate of its own."""
+    """Muon as it is used: matrices by it, the rest by AdamW with a rate of its own."""
     if parameter.dim() == 2:
         return torch.optim.Muon([parameter], lr=3 * LR)
     return torch.optim.AdamW([parameter], lr=LR / 2, foreach=False)

@@ -1,4 +1,4 @@
-"""What transformers are trained with, all of it together: the loss of each step is that of a loop of plain PyTorch."""
+"""Settings that transformers are trained with, all together: the loss of each step is that of a loop of plain PyTorch."""
 
 from __future__ import annotations
 

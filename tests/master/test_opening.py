@@ -1,4 +1,4 @@
-"""What a run says before its first step and after its last, and whether it is true."""
+"""Lines that a run tells before its first step and after its last: they are true."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the newest three, the best one that an evaluator found, and one that is being read."""
+"""Checkpoints that stay: the newest three, the best one that an evaluator found, and one that is being read."""
 
 from __future__ import annotations
 

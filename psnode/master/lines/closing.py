@@ -1,4 +1,4 @@
-"""Lines at the end of a run: what it did, what that took, where the weights are, and what to type next."""
+"""Lines at the end of a run: steps, bytes, seconds, the place of the weights, and the command that follows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tell_of_the_stop(reason: str) -> None:
 
 
 def tell_of_the_result(run: RunDirectory, summary: Summary, workers: int, last: int) -> None:
-    """Tell what the run did. `last`: the step after which it is complete."""
+    """Tell of the run's steps. `last`: the step after which it is complete."""
     config, directory = run.config, run.config.directory
     rows = [("stopped" if summary.exit_code else "done", _done(run, summary, last))]
     sent = summary.uplink_bytes + summary.downlink_bytes

@@ -1,4 +1,4 @@
-"""Lines at the start of a run: what is trained by whom, what crosses the links, and where it is written."""
+"""Lines at the start of a run: the model, the workers, the bytes that cross the links, the directory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LOG = logging.getLogger(__name__)
 def tell_of_the_run(
     run: RunDirectory, plan: Plan, ready: Mapping[int, Ready], workers: Sequence[int], sharding: Sharding
 ) -> None:
-    """Tell what is about to be trained. `ready`: the answers of all ranks; `workers`: those that compute."""
+    """Tell of the run that is about to begin. `ready`: the answers of all ranks; `workers`: those that compute."""
     config, first = run.config, ready[workers[0]]
     rows = _resumed(run, sharding.last_step)
     rows.append(("model", f"{_model(config)}, {counted(plan.size, 'parameter')}, {counted(first.examples, 'example')}"))
