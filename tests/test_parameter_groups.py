@@ -50,7 +50,7 @@ class Net(nn.Module):
 
 
 def by_kind(model: Any, settings: dict[str, Any]) -> Groups:
-    """Groups as a user of torch.optim writes them: no decay on norms and biases, a head that learns faster and has less inertia."""
+    """Groups as torch.optim takes them: no decay on norms and biases, a head that learns faster and has less inertia."""
     own: dict[str, Any] = {"momentum": 0.5} if "optimizer" not in settings else {"betas": (0.5, 0.95), "eps": 1e-2}
     return [
         {"params": [model.inner.weight]},
