@@ -21,13 +21,15 @@ from psnode.config.names import DENSE
 from psnode.config.ratios import phases
 from psnode.config.scheme import Scheme
 from psnode.exchange.segment_coder import SegmentCoder
+from psnode.exchange.shard.adam import Moments, adam, in_one_pass
 from psnode.exchange.shard.aggregator import get_aggregator
 from psnode.exchange.shard.sgd import descend, descend_beside
 from psnode.feedback import Context, get_feedback
 from psnode.plan.groups import IDENTITY, Plan, Segment, downlink_codecs
 
 _MOST = 1 << 20  # values
-CODED, ADDED, UPDATED, MOVED, READ = "gradients coded", "gradients added", "weights updated", "weights coded", "weights read"
+CODED, ADDED, MOVED, READ = "gradients coded", "gradients added", "weights coded", "weights read"
+UPDATED, ADAM = "weights updated", "weights updated by Adam"
 
 
 class Piece(NamedTuple):
@@ -65,6 +67,8 @@ def pieces_of(plan: Plan, scheme: Scheme, config: Config) -> list[Piece]:
         gathering = scheme.gathering if config.weight_decay else None
         rule = (config.weight_decay, config.nesterov) if gathering is None else (config.weight_decay, gathering.nesterov)
         found.append(Piece(UPDATED, IDENTITY, ((2,),), (scheme.momentum, *rule, gathering is not None)))
+    elif in_one_pass(config):
+        found.append(Piece(ADAM, IDENTITY, ((2,),)))
     return found
 
 
@@ -136,6 +140,11 @@ def _update(piece: Piece, values: Floats) -> None:
         descend(values, velocity, total, factor=1.0, lr=0.1, momentum=momentum, weight_decay=decay, nesterov=nesterov)
 
 
+def _adam(piece: Piece, values: Floats) -> None:
+    mean, square, total = (np.zeros_like(values) for _ in range(3))
+    adam(values, mean, square, total, Moments(0.9, 0.999, 1e-8, 0.0, True), factor=1.0, lr=0.1, count=1)
+
+
 def _move(piece: Piece, values: Floats) -> None:
     codec = get_codec(piece.codec)
     if piece.rule[0]:
@@ -155,5 +164,5 @@ def _read(piece: Piece, values: Floats) -> None:
 
 
 _RUN: Mapping[str, Callable[[Piece, Floats], None]] = MappingProxyType(
-    {CODED: _code, ADDED: _add, UPDATED: _update, MOVED: _move, READ: _read}
+    {CODED: _code, ADDED: _add, UPDATED: _update, ADAM: _adam, MOVED: _move, READ: _read}
 )

@@ -59,6 +59,7 @@ def python(program: str, *args: str, **variables: str) -> subprocess.CompletedPr
         {"scheme": "atomo"},
         {"scheme": "dgc", "weight_decay": 0.01},
         {"scheme": "qsgd", "downlink": "dense", "clip_grad_norm": 1.0, "nesterov": True},
+        {"scheme": "dense", "optimizer": "adamw"},
     ],
     ids=lambda fields: "-".join(map(str, fields.values())),
 )

@@ -11,7 +11,8 @@ from torch import nn
 from psnode.codecs.arrays import Floats
 from psnode.config import Config
 from psnode.errors import CheckpointError, ConfigurationError
-from psnode.exchange.shard.adam import AdamUpdate
+from psnode.exchange.shard.adam import in_one_pass
+from psnode.exchange.shard.adam_update import AdamUpdate
 from psnode.exchange.shard.torch_updates import TorchUpdate
 from psnode.exchange.shard.updates import Descent, Pace, Update, stretches
 from psnode.exchange.shard.whole_updates import MakeOptimizer, WholeUpdate
@@ -62,8 +63,7 @@ class Parameters:
         elif config.optimizer == "sgd":
             self._update = Descent(self.weights, plan, paces, stretches(plan, of_tensors), gathering)
         else:
-            in_one_pass = config.optimizer in ("adam", "adamw") and not config.optimizer_option
-            kind = AdamUpdate if in_one_pass else TorchUpdate
+            kind = AdamUpdate if in_one_pass(config) else TorchUpdate
             self._update = kind(self.weights, plan, paces, stretches(plan, of_tensors))
 
     def update(self, group: int, total: Floats, factor: float, lr: float, idle: Sequence[slice] = ()) -> None:
