@@ -14,7 +14,7 @@ import torch
 
 from psnode.config import Config
 from psnode.jobs.job import run
-from psnode.master.lines.closing import amount
+from psnode.master.lines.columns import amount
 from psnode.tasks.classification import Classification
 
 COORDINATES = 431_080  # of LeNet

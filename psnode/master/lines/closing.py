@@ -18,8 +18,6 @@ from psnode.records.directory import RunDirectory
 from psnode.records.metrics import EVALUATIONS, Summary, read_records
 from psnode.transport.mpi.environment import place
 
-__all__ = ["amount", "tell_of_the_result", "tell_of_the_stop"]
-
 _LOG = logging.getLogger(__name__)
 _NAMES = {"SIGINT": "Ctrl-C", "interrupted": "Ctrl-C"}
 
