@@ -18,7 +18,7 @@ from psnode.errors import CheckpointError, ConfigurationError
 from psnode.evaluator import follow
 from psnode.records import checkpoint
 from tests.kinds.models import CLASSES, WIDTH
-from tests.kinds.task import Constrained, Points, loss_of
+from tests.kinds.task import Constrained, Points, loss_of, torch_steps
 
 EXAMPLES, STEPS, SEED, LR, DECAY = 16, 8, 3, 0.2, 0.7
 
@@ -46,13 +46,12 @@ def by_torch() -> AveragedModel:
     model = Net()
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
     optimizer = torch.optim.SGD(model.parameters(), LR, momentum=0.9)
-    batch = Points(EXAMPLES).batch(np.arange(EXAMPLES), None)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(model, *batch).backward()
-        optimizer.step()
+
+    def average_them() -> None:
         model.constrain()
         average.update_parameters(model)
+
+    torch_steps(model, optimizer, EXAMPLES, STEPS, average_them)
     return average
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,7 +14,7 @@ from psnode.config import Config
 from psnode.errors import ConfigurationError
 from psnode.jobs.session_settings import with_own_rate
 from tests.kinds.models import CLASSES, WIDTH
-from tests.kinds.task import Points, Trains, loss_of, weights_after
+from tests.kinds.task import Trains, torch_steps, weights_after
 
 EXAMPLES, STEPS, SEED, LR = 16, 9, 3, 0.2
 
@@ -41,13 +40,7 @@ def by_torch() -> dict[str, torch.Tensor]:
     model = Paced().model()
     optimizer = torch.optim.SGD(model.parameters(), LR, momentum=0.9)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-    batch = Points(EXAMPLES).batch(np.arange(EXAMPLES), None)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(model, *batch).backward()
-        optimizer.step()
-        schedule.step()
-    return {name: weight.detach() for name, weight in model.named_parameters()}
+    return torch_steps(model, optimizer, EXAMPLES, STEPS, schedule.step)
 
 
 def trained(folder: Path, task: psnode.Task, **settings: Any) -> dict[str, torch.Tensor]:

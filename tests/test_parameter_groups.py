@@ -20,7 +20,7 @@ from psnode.exchange.shard.optimizer import Parameters
 from psnode.plan.groups import Tensor, make_plan
 from psnode.tasks.parameter_groups import groups_of
 from tests.kinds.models import CLASSES, WIDTH
-from tests.kinds.task import Points, Trains, loss_of, weights_after
+from tests.kinds.task import Trains, torch_steps, weights_after
 
 EXAMPLES, STEPS, SEED, LR = 16, 9, 3, 0.2
 Groups = list[dict[str, Any]]
@@ -84,13 +84,7 @@ def by_torch(settings: dict[str, Any], groups: Callable[[Any], Groups], decay_of
     model = Net()
     optimizer = torchs(groups(model), settings)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, decay_of_rate)
-    batch = Points(EXAMPLES).batch(np.arange(EXAMPLES), None)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(model, *batch).backward()
-        optimizer.step()
-        schedule.step()
-    return {name: weight.detach() for name, weight in model.named_parameters()}
+    return torch_steps(model, optimizer, EXAMPLES, STEPS, schedule.step)
 
 
 def trained(folder: Path, task: psnode.Task, **settings: Any) -> dict[str, torch.Tensor]:

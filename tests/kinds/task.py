@@ -46,6 +46,19 @@ def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return own(x, y) if own is not None else functional.cross_entropy(model(x).float(), y)
 
 
+def torch_steps(
+    model: nn.Module, optimizer: torch.optim.Optimizer, examples: int, steps: int, then: Callable[[], object]
+) -> dict[str, torch.Tensor]:
+    """Parameters after `steps` of plain PyTorch on all of Points; `then` is called behind each."""
+    batch = Points(examples).batch(np.arange(examples), None)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, *batch).backward()
+        optimizer.step()
+        then()
+    return {name: weight.detach() for name, weight in model.named_parameters()}
+
+
 def weights_after(task: Task, config: Config) -> dict[str, torch.Tensor]:
     """Tensors of the model that a whole run leaves in `config.train_dir`."""
     assert psnode.run(task, config) == 0 and config.train_dir is not None
