@@ -193,32 +193,14 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
     contents = inventory.contents(model)
     machine = Machine.here()
     ready = Ready(
-        tensors,
-        None if found.backward is None else [[name, seconds] for name, seconds in found.backward.items()],
-        len(data),
-        directory is not None,
-        contents,
-        found.late,
-        found.waits,
-        machine.host,
-        machine.cores,
-        machine.arithmetic,
-    )
+        tensors, None if found.backward is None else [[name, seconds] for name, seconds in found.backward.items()], len(data),
+        directory is not None, contents, found.late, found.waits, machine.host, machine.cores, machine.arithmetic,
+    )  # fmt: skip
     link.send(MASTER, Kind.READY, ready.to_bytes())
     context = WorkerContext(
-        link,
-        config,
-        Scheme.from_dict(setup.scheme),
-        directory,
-        device,
-        model,
-        data,
-        layout,
-        sampler,
-        computation,
-        patience,
+        link, config, Scheme.from_dict(setup.scheme), directory, device, model, data, layout, sampler, computation, patience,
         task.own_rate,
-    )
+    )  # fmt: skip
     while (start := context.next_start()).rehearsal:
         context.rehearse(start)
     return context.worker(start)
