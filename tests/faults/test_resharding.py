@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,14 @@ from psnode.tasks.classification import Classification
 
 class Told:
     def __init__(self, data):
-        self.data, self.left = data, 25
+        self.data, self.drawn, self.gate = data, 0, Path(__file__).with_name("killed")
         self.file = Path(__file__).with_name("drawn-" + os.environ["OMPI_COMM_WORLD_RANK"])
     def __len__(self):
         return len(self.data)
     def batch(self, indices, rng):
-        self.left -= 1
-        time.sleep(0.1 * (self.left > 0))  # in the first epoch somebody is killed
+        self.drawn += 1
+        while self.drawn > 10 and not self.gate.exists():  # somebody is killed in the first epoch
+            time.sleep(0.01)
         with self.file.open("a") as file:
             file.write(json.dumps(indices.tolist()) + "\\n")
         return self.data.batch(indices, rng)
@@ -51,6 +53,10 @@ def test_the_others_take_a_killed_workers_examples_in_the_next_epoch(
     job = launched(3, *flags)
     job.wait_for_step(3)
     os.kill(job.pid(2), signal.SIGKILL)
+    end = time.monotonic() + 300
+    while not job.events() and time.monotonic() < end:
+        time.sleep(0.05)
+    (tmp_path / "killed").touch()
     code, out = job.end()
     assert code == 0, out
     assert [(event["event"], event["step"], event["rank"]) for event in job.events()[1:]] == [("resharded", 19, None)]
