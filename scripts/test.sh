@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/venv.sh
 
 venv=${PSNODE_VENV:-.venv}
-prepare_venv "$venv" train,mpi,bench,dev
+prepare_venv "$venv" train,mpi,bench,loggers,tune,docs,frameworks,dev
 bin=$venv/bin
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
