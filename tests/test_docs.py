@@ -148,6 +148,15 @@ def test_every_block_of_code_is_code(page: Path) -> None:
             subprocess.run(["bash", "-n", "-c", textwrap.dedent(block)], check=True)
 
 
+def test_every_page_has_a_place_in_the_navigation() -> None:
+    """Also without the programs that build the site, which refuse it otherwise."""
+    _, _, navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")
+    found = {str(page.relative_to(ROOT / "docs")) for page in PAGES if page.is_relative_to(ROOT / "docs")}
+    listed = set(re.findall(r"^ +- (?:.*: )?(\S+\.md)$", navigation, re.M))
+    missing = sorted(page for page in found - listed if not page.startswith(("decisions/", "results/")))
+    assert missing == [], "name the page under nav in mkdocs.yml"
+
+
 @pytest.mark.parametrize("package", ["exchange", "master", "worker"])
 def test_the_glossary_names_every_class(package: str) -> None:
     named = set(re.findall(r"\w+", (ROOT / "docs" / "glossary.md").read_text()))

@@ -30,7 +30,7 @@ from psnode.transport.mpi.environment import place
 _PRINTS = "psnode.print_config"  # in a context's meta
 _GRACE = 5.0  # seconds that rank 0 has to speak before the others do
 # the first setting of each part of `psnode train --help`
-_PARTS = {
+PARTS = {
     "task": "What is trained",
     "optimizer": "How it is optimised",
     "scheme": "What crosses the links",
@@ -46,9 +46,9 @@ class _Train(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         title, rows = "Options", list[tuple[str, str]]()
         for parameter in self.get_params(ctx):
-            if parameter.name in _PARTS:
+            if parameter.name in PARTS:
                 _write(formatter, title, rows)
-                title, rows = _PARTS[parameter.name], []
+                title, rows = PARTS[parameter.name], []
             if record := parameter.get_help_record(ctx):
                 rows.append(record)
         _write(formatter, title, rows)

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Build the site of README and docs into build/site (or the folder that --site-dir names). A link or an anchor that leads
+# nowhere, and a page that is in no navigation, fail.
+#
+#   scripts/docs.sh             build; build/site/index.html is the first page
+#   scripts/docs.sh --serve     build anew whenever a page changes, on http://127.0.0.1:8000
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/venv.sh
+
+venv=${PSNODE_VENV:-.venv}
+prepare_venv "$venv" docs
+export NO_MKDOCS_2_WARNING=1
+if [[ ${1:-} == --serve ]]; then
+    exec "$venv/bin/python" -m mkdocs serve --strict "${@:2}"
+fi
+exec "$venv/bin/python" -m mkdocs build --strict --quiet "$@"
