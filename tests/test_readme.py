@@ -77,7 +77,7 @@ def test_the_table_has_every_codec() -> None:
 
 
 def test_the_first_screen_shows_a_result() -> None:
-    [figure] = re.findall(r"^!\[[^\]]+\]\(([^)]+)\)$", README, re.M)
+    figure = re.findall(r"^!\[[^\]]+\]\(([^)]+)\)$", README, re.M)[0]
     assert (ROOT / figure).is_file()
     assert README.index(figure) < README.index("## ")
     assert "source .venv/bin/activate" in SCRIPTS[0]
