@@ -42,8 +42,10 @@ class Net(nn.Module):
             self.layers[0].weight.clamp_(-self.limit, self.limit)
 
 
-def by_torch(bound: float, settings: dict[str, Any], limit: float | None) -> tuple[dict[str, torch.Tensor], list[float]]:
-    """Weights after the steps, and the norm of the gradient in each."""
+def by_torch(
+    bound: float, settings: dict[str, Any], limit: float | None, *, previous: bool = False
+) -> tuple[dict[str, torch.Tensor], list[float]]:
+    """Weights after the steps, and the norm of the gradient in each. `previous`: a step but the first goes by the norm before."""
     torch.manual_seed(SEED)
     model = Net(limit)
     lr, momentum, decay = settings.get("lr", LR), settings["momentum"], settings.get("weight_decay", 0.0)
@@ -56,7 +58,9 @@ def by_torch(bound: float, settings: dict[str, Any], limit: float | None) -> tup
     for _ in range(STEPS):
         optimizer.zero_grad()
         loss_of(model, *batch).backward()
-        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), bound)))
+        norms.append(float(nn.utils.get_total_norm([weight.grad for weight in model.parameters() if weight.grad is not None])))
+        taken = norms[-2] if previous and len(norms) > 1 else norms[-1]
+        nn.utils.clip_grads_with_norm_(model.parameters(), bound, torch.tensor(taken))
         optimizer.step()
         model.constrain()
     return {name: weight.detach() for name, weight in model.named_parameters()}, norms
@@ -73,22 +77,25 @@ def norms_in(folder: Path) -> list[float]:
     return [json.loads(line)["gradient_norm"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.parametrize("estimate", ["exact", "previous"])
 @pytest.mark.parametrize("limit", [None, 0.2])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_weights_and_norms_are_those_of_torch(name: str, limit: float | None, tmp_path: Path) -> None:
+def test_weights_and_norms_are_those_of_torch(name: str, limit: float | None, estimate: str, tmp_path: Path) -> None:
     _, free = by_torch(1e6, OPTIMIZERS[name], limit)
     bound = sorted(free)[STEPS // 2]
-    expected, norms = by_torch(bound, OPTIMIZERS[name], limit)
+    expected, norms = by_torch(bound, OPTIMIZERS[name], limit, previous=estimate == "previous")
     assert min(norms) < bound < max(norms)  # some steps are clipped, some are not
-    found = trained(tmp_path / "run", limit=limit, clip_grad_norm=bound, **OPTIMIZERS[name])
+    found = trained(tmp_path / "run", limit=limit, clip_grad_norm=bound, clip_estimate=estimate, **OPTIMIZERS[name])
     assert norms_in(tmp_path / "run") == pytest.approx(norms, rel=1e-3)
     for key, weight in expected.items():
         torch.testing.assert_close(found[key], weight, rtol=1e-4, atol=1e-5, msg=lambda text, key=key: f"{key}: {text}")
 
 
-def test_a_coded_run_is_the_same_to_the_bit_where_it_is_resumed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("estimate", ["exact", "previous"])
+def test_a_coded_run_is_the_same_to_the_bit_where_it_is_resumed(estimate: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "scheme": "topk:ratio=0.1", "momentum": 0.9, "min_compress_bytes": 0, "clip_grad_norm": 0.05, "lr": 0.1,
+        "clip_estimate": estimate,
     }  # fmt: skip
     whole = trained(tmp_path / "whole", **settings)
     trained(tmp_path / "parts", **{**settings, "max_steps": 5})
@@ -97,6 +104,23 @@ def test_a_coded_run_is_the_same_to_the_bit_where_it_is_resumed(tmp_path: Path) 
     assert max(norms_in(tmp_path / "whole")) > 0.05
     for key, weight in whole.items():
         assert torch.equal(parts[key], weight), key
+
+
+def test_the_two_norms_are_not_the_same_rule(tmp_path: Path) -> None:
+    """A first step is clipped by its own norm, a later one by that before: with a bound below all norms they differ."""
+    bound = 0.5 * min(by_torch(1e6, OPTIMIZERS["sgd"], None)[1])
+    settings: dict[str, Any] = {**OPTIMIZERS["sgd"], "clip_grad_norm": bound}
+    exact = trained(tmp_path / "exact", max_steps=1, **settings)
+    first = trained(tmp_path / "first", max_steps=1, clip_estimate="previous", **settings)
+    assert all(torch.equal(first[key], weight) for key, weight in exact.items())
+    exact = trained(tmp_path / "exact2", max_steps=2, **settings)
+    second = trained(tmp_path / "second", max_steps=2, clip_estimate="previous", **settings)
+    assert not all(torch.equal(second[key], weight) for key, weight in exact.items())
+
+
+def test_an_estimate_without_a_bound_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="--clip-estimate needs --clip-grad-norm"):
+        Config(clip_estimate="previous").validate()
 
 
 def test_it_is_refused_where_no_gradient_comes_and_below_zero() -> None:

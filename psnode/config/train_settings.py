@@ -99,6 +99,11 @@ class Config:
         metavar="norm,bias,embedding,1d", choices=("norm", "bias", "embedding", "1d"), before=(),
     )  # fmt: skip
     clip_grad_norm: float | None = option(None, "Largest norm of the mean gradient of all tensors.", above=0, before=None)
+    clip_estimate: str = option(
+        "exact", "The norm that --clip-grad-norm goes by: exact, for which updates wait for the last group, or that of the "
+        "previous step.",
+        choices=("exact", "previous"), before="exact",
+    )  # fmt: skip
     ema_decay: float | None = option(
         None, "Keep a moving average of the weights with this decay in the checkpoints; psnode evaluate --ema measures it.",
         above=0, maximum=0.999999, before=None,
@@ -293,6 +298,8 @@ class Config:
                 "--precision fp16 needs a GradScaler, but gradients leave a worker before it could unscale them or skip a step: "
                 "use bf16, whose range is that of float32"
             )
+        if self.clip_grad_norm is None and self.clip_estimate != "exact":
+            raise ConfigurationError("--clip-estimate needs --clip-grad-norm: say the bound, or leave it out")
         if self.no_decay and not self.weight_decay:
             raise ConfigurationError("--no-decay needs --weight-decay above 0: drop one of the two")
         if self.resume and "init_from" in given:

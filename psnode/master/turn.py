@@ -54,7 +54,8 @@ class Turn:
 
     def begin_checkpoint(self, until: float) -> bool:
         """Begin the checkpoint of the version that is complete; False if none is to be. `until`: as of PendingCheckpoints."""
-        facts = {**retention.UNKNOWN, **(self.sharding.applied.facts() if self.sharding.applied is not None else {})}
+        applied = {} if self.sharding.applied is None else self.sharding.applied.facts()
+        facts = {**retention.UNKNOWN, **self.shard.facts(), **applied}
         return self.pending.begin(self.job_state.version, self.members.live, until, facts)
 
     def sent(self, nbytes: int) -> None:

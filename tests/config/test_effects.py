@@ -48,6 +48,7 @@ WITNESSES: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
     "weight_decay": (0.1, {}),
     "no_decay": (("bias",), {"weight_decay": 0.1}),
     "clip_grad_norm": (1e-3, {}),
+    "clip_estimate": ("previous", {"clip_grad_norm": 1e-3}),
     "lr_schedule": ("poly", {}),
     "lr_shrinkage": (0.5, {"lr_schedule": "shrink", "batch_size": 512, "local": 1}),
     "lr_shrink_steps": (1, {"lr_schedule": "shrink"}),

@@ -1,23 +1,28 @@
 """Clipping by the global norm: the mean gradient of all groups together is scaled to a norm of at most `bound`.
 
-The norm is known when the sum of the last group is; no weight moves before. The factor is that of torch.nn.utils.clip_grad_norm_:
+The factor is that of torch.nn.utils.clip_grad_norm_:
 
     min(1, bound / (norm + 1e-6))
 
-Pascanu, Mikolov, Bengio, "On the difficulty of training recurrent neural networks", ICML 2013, algorithm 1.
+Pascanu, Mikolov, Bengio, "On the difficulty of training recurrent neural networks", ICML 2013, algorithm 1. The norm is known
+when the sum of the last group is; no weight moves before. Or it is estimated by that of the version before, which is known
+when the first group is summed, so that groups need not wait for each other.
 """
 
 from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from psnode.codecs.arrays import Floats
 from psnode.codecs.kernels.dots import inner_products
+from psnode.errors import CheckpointError
 from psnode.records.history import Added
 
 _EPSILON = 1e-6
+_FACT = "gradient_norm"  # of a checkpoint's manifest
 
 
 class Summed(NamedTuple):
@@ -29,26 +34,46 @@ class Summed(NamedTuple):
 
 
 class GlobalNorm:
-    """Keeps the sums of the groups until all are there. Lanes may call it side by side; one version at a time.
+    """Finds the norm of all groups, and clips them. Lanes may call it side by side; one version at a time.
 
+    `estimated`: by the norm of the last version that had a gradient; a version before which there was none is clipped by its own.
     `norm`: L2 norm of the last mean gradient before it was clipped, nan before the first.
     """
 
-    def __init__(self, bound: float, groups: int) -> None:
+    def __init__(self, bound: float, groups: int, *, estimated: bool = False) -> None:
         self.norm = math.nan
         self._bound = bound
         self._groups = groups
+        self._estimated = estimated
+        self._estimate: float | None = None
         self._lock = threading.Lock()
         self._found: dict[int, tuple[Summed, float]] = {}
 
     def offer(self, group: int, gradient: Floats, summed: Summed) -> dict[int, Summed]:
-        """Take the sum of a group; returns those of all groups, clipped, once the last one is there."""
+        """Take the sum of a group; returns those that can be moved now, clipped: this one, or all once the last one is there."""
         square = summed.factor**2 * inner_products(gradient, gradient)[1]
         with self._lock:
+            estimate = self._estimate
             self._found[group] = summed, square
-            if len(self._found) < self._groups:
-                return {}
-            found, self._found = self._found, {}
-        self.norm = math.sqrt(sum(found[index][1] for index in sorted(found)))
-        clip = min(1.0, self._bound / (self.norm + _EPSILON))
-        return {index: each._replace(factor=each.factor * clip) for index, (each, _) in found.items()}
+            found = {group: summed} if estimate is not None else {}
+            if len(self._found) == self._groups:
+                self.norm = math.sqrt(sum(self._found[index][1] for index in sorted(self._found)))
+                found = found or {index: each for index, (each, _) in self._found.items()}
+                if self._estimated and any(each.added for each, _ in self._found.values()):
+                    self._estimate = self.norm
+                self._found = {}
+        clip = min(1.0, self._bound / ((self.norm if estimate is None else estimate) + _EPSILON))
+        return {index: each._replace(factor=each.factor * clip) for index, each in found.items()}
+
+    def facts(self) -> dict[str, float]:
+        """The estimate for the next version, for a checkpoint's manifest. While no group is open."""
+        return {} if self._estimate is None else {_FACT: self._estimate}
+
+    def take_up(self, facts: Mapping[str, object]) -> None:
+        """Go on from the facts of a checkpoint. CheckpointError if the estimate is none."""
+        found = facts.get(_FACT)
+        if found is None or not self._estimated:
+            return
+        if not isinstance(found, (int, float)) or isinstance(found, bool) or not 0 <= found < math.inf:
+            raise CheckpointError(f"the checkpoint's {_FACT} is {str(found)[:60]}, no norm")
+        self._estimate = float(found)

@@ -42,8 +42,8 @@ class Reduction:
     """Adds frames to one accumulator as long as the model, updates and sends: in lanes, in the order of submission.
 
     A `constraint` is put on the weights when all groups are updated; none is sent before. A push whose norm exceeds `norm_cap`
-    times that of others (psnode.exchange.shard.norm_cap) is refused; one that might is held back until its round closes. With a
-    `global_norm` no group is updated before all are summed. The `average` follows the weights.
+    times that of others (psnode.exchange.shard.norm_cap) is refused; one that might is held back until its round closes. A
+    `global_norm` clips the sums, and may hold them back until all are there. The `average` follows the weights.
     """
 
     def __init__(
@@ -206,9 +206,10 @@ class Reduction:
             return [*events, *self._move(group, version, lr, summed)]
         with self._watch.timing("update"), self._tracer.span("norm", group=group.index, version=version):
             clipped = self._global_norm.offer(group.index, self._sum[group.start : group.stop], summed)
+        own = clipped.pop(group.index, None)
         for index, each in clipped.items():
             self._lanes.submit(index, partial(self._move, self._plan.groups[index], version, lr, each))
-        return events
+        return events if own is None else [*events, *self._move(group, version, lr, own)]
 
     def _finish(self, group: Group, version: int) -> tuple[Summed, list[NotApplied]]:
         """The group's sum, complete; cleared if nothing was added or it is not finite."""

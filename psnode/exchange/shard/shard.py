@@ -91,7 +91,9 @@ class Shard:
         self._downlink = Downlink(scheme.downlink, self._parameters.weights.numpy(), plan, link, recipients, seed=config.seed)
         self._lanes = GroupExecutor(link.inbox, lane_count(len(plan.groups)))
         self._average = MovingAverage(self._parameters.weights, plan, config.ema_decay) if config.ema_decay is not None else None
-        self._norm = GlobalNorm(config.clip_grad_norm, len(plan.groups)) if config.clip_grad_norm is not None else None
+        self._norm = None
+        if config.clip_grad_norm is not None:
+            self._norm = GlobalNorm(config.clip_grad_norm, len(plan.groups), estimated=config.clip_estimate == "previous")
         self._reduction = Reduction(
             plan,
             scheme,
@@ -206,6 +208,10 @@ class Shard:
         """The norms that later pushes are compared with, for a checkpoint. While no group is open."""
         return self._reduction.norms()
 
+    def facts(self) -> dict[str, float]:
+        """What goes into a checkpoint's manifest. While no group is open."""
+        return {} if self._norm is None else self._norm.facts()
+
     def waiting(self) -> Tensors:
         """The gradients that have come and wait for the next round, for a checkpoint."""
         return pack(self._rounds.waiting)
@@ -219,6 +225,8 @@ class Shard:
             self._average.load(found.tensors(checkpoint.EMA))
         if self._downlink.differs:
             self._downlink.load(layout.state_of(found, checkpoint.REPLICA))
+        if self._norm is not None:
+            self._norm.take_up(found.facts)
         self._reduction.take_up(found)
         self._rounds.restore(unpack(found))
 

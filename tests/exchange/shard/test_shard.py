@@ -206,3 +206,52 @@ def test_a_stale_push_in_units_of_weights_counts_by_the_rate_that_it_was_compute
     assert ground.offer(2, stale, 0)
     ground.closed()
     np.testing.assert_allclose(ground.shard.replica, before - np.float32(0.2) * 2 * stale, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("estimate", ["previous", "exact"])
+def test_a_group_waits_for_the_others_if_it_is_clipped_by_their_norm_and_not_by_that_of_the_version_before(
+    make: Any, estimate: str
+) -> None:
+    ground = make(Synchronous(1), clip_grad_norm=0.5, clip_estimate=estimate, momentum=0.0)
+    ones = np.ones(ground.shard.plan.size, np.float32)
+    ground.shard.admit([1], 0)
+    for version, size in enumerate((1.0, 4.0)):
+        ground.shard.open(version)
+        assert ground.offer(1, np.float32(size) * ones, version)
+        ground.closed()
+        assert ground.shard.gradient_norm == pytest.approx(size * ones.size**0.5)
+    before = ground.shard.replica.copy()
+    ground.shard.open(2)
+    assert ground.shard.offer(ground._frame(1, 2 * ones, 2, 0))
+    ground.shard.__exit__(None, None, None)  # all that can be done is done
+    moved = before - ground.shard.replica
+    assert (ground.link.inbox.poll() is not None) == (estimate == "previous")
+    expected = 0.1 * 2 * 0.5 / (4 * ones.size**0.5) if estimate == "previous" else 0.0
+    group = ground.shard.plan.groups[0]
+    np.testing.assert_allclose(moved[group.start : group.stop], expected, rtol=1e-4, atol=1e-7)
+
+
+def test_a_version_without_a_gradient_tells_no_norm_of_the_next_one(make: Any) -> None:
+    ground = make(Synchronous(1), clip_grad_norm=0.5, clip_estimate="previous", momentum=0.0)
+    ones = np.ones(ground.shard.plan.size, np.float32)
+    ground.shard.admit([1], 0)
+    ground.shard.open(0)
+    ground.offer(1, ones, 0)
+    ground.closed()
+    estimate = ground.shard.facts()
+    ground.shard.open(1)
+    ground.shard.force()
+    ground.closed()
+    assert ground.shard.gradient_norm == 0
+    assert ground.shard.facts() == estimate == {"gradient_norm": pytest.approx(ones.size**0.5)}
+
+
+@pytest.mark.parametrize("norm", [-1.0, float("inf"), "large", True])
+def test_a_norm_in_a_manifest_that_is_none_is_refused(make: Any, tmp_path: Path, norm: object) -> None:
+    ground = make(Synchronous(1), clip_grad_norm=0.5, clip_estimate="previous")
+    state = ground.shard.state()
+    staged = StagedCheckpoint(tmp_path, 2)
+    staged.add_tensors(checkpoint.MODEL, state.model)
+    staged.add_tensors(checkpoint.OPTIMIZER, state.optimizer)
+    with pytest.raises(CheckpointError, match="no norm"):
+        ground.shard.take_up(Checkpoint.open(staged.publish({"workers": 1, "gradient_norm": norm})))
