@@ -142,6 +142,12 @@ def ec2(aws: Any, config: Path, capfd: pytest.CaptureFixture[str]) -> Callable[.
 
 
 @pytest.fixture
+def nodes(ec2: Callable[..., Finished], aws: Any, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A cluster that was launched, whose nodes are folders."""
+    return load("desk").launched(ec2, aws, config, tmp_path, monkeypatch)
+
+
+@pytest.fixture
 def api(aws: Any) -> Any:
     """boto3 itself, on the endpoint: EC2's own answers."""
     boto3 = pytest.importorskip("boto3")

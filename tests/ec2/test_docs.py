@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from psnode_ec2.cli import cli
-from psnode_ec2.example import rule, shown
-from psnode_ec2.settings import FIELDS
+from psnode_ec2.example import shown, spelled
+from psnode_ec2.settings import FIELDS, rule
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "ec2.md").read_text()
@@ -25,7 +25,7 @@ def settings_table() -> str:
 
 
 def _default(name: str) -> str:
-    value = FIELDS[name].default
+    value = spelled(FIELDS[name])
     return "" if value in ("", None, {}, ()) else f"`{shown(value)}`"
 
 

@@ -64,7 +64,7 @@ def jobs(home: Path) -> list[int]:
 
 
 def run(home: Path) -> subprocess.Popen[str]:
-    return started("start_job.sh", "work", "bin", "10.0.0.1", "psnode", "train", home=home, STARTED=str(home / "started"))
+    return started("start_job.sh", "work", "bin", "10.0.0.1", ".", "psnode", "train", home=home, STARTED=str(home / "started"))
 
 
 def test_of_three_runs_at_once_one_starts(node: Path) -> None:

@@ -9,11 +9,8 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -24,63 +21,8 @@ from psnode_ec2.keeping import keep
 from psnode_ec2.remote import Access
 from psnode_ec2.settings import Settings, load
 
-ROOT = Path(__file__).resolve().parents[2]
-# the node is the one whose host key is asked for; its shell gets the last word
-SSH = """#!/bin/bash
-for word; do
-    [[ $word != HostKeyAlias=* ]] || node=${word#*=}
-done
-mkdir -p "$NODES/$node"
-cd "$NODES/$node"
-HOME=$PWD exec bash -c "$word"
-"""
-KEY = "AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43  # 32 zeros
-CONSOLE = f"-----BEGIN SSH HOST KEY KEYS-----\nssh-ed25519 {KEY} root@node\n-----END SSH HOST KEY KEYS-----\n"
 
-
-class Nodes(NamedTuple):
-    """A cluster that was launched: `ec2` runs the tool in this process, `start` in one of its own; `home` is a node's."""
-
-    ec2: Callable[..., Any]
-    start: Callable[..., subprocess.Popen[str]]
-    home: Callable[[str], Path]
-
-
-@pytest.fixture
-def nodes(ec2: Callable[..., Any], aws: Any, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
-    def boot(action: str, form: dict[str, str], body: bytes) -> None:
-        if action == "RunInstances":
-            aws.consoles.update(dict.fromkeys(re.findall(r"<instanceId>(.*?)</instanceId>", body.decode()), CONSOLE))
-
-    aws.after = boot
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "ssh").write_text(SSH)
-    (tmp_path / "bin" / "ssh").chmod(0o755)
-    (tmp_path / "desk").mkdir()
-    monkeypatch.chdir(tmp_path / "desk")
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    monkeypatch.setenv("NODES", str(tmp_path / "nodes"))
-    assert ec2("launch", "--yes").code == 0
-    ids = dict(re.findall(r"^(\S+) +(i-\S+)", ec2("status").out, re.M))
-
-    def start(*words: object) -> subprocess.Popen[str]:
-        line = [sys.executable, "-m", "psnode_ec2", str(words[0]), "--config", str(config), *map(str, words[1:])]
-        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(line, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, start_new_session=True, **pipes)
-
-    def home(name: str) -> Path:
-        path = tmp_path / "nodes" / ids[name]
-        path.mkdir(parents=True, exist_ok=True)
-        return path
-
-    return Nodes(ec2, start, home)
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-def test_a_folder_that_is_copied_again_lies_where_it_lay(nodes: Nodes, tmp_path: Path) -> None:
+def test_a_folder_that_is_copied_again_lies_where_it_lay(nodes: Any, tmp_path: Path) -> None:
     source = tmp_path / "my data"
     (source / "a part").mkdir(parents=True)
     (source / "a part" / "x*?.bin").write_bytes(bytes(range(256)) * 1000)
@@ -99,13 +41,13 @@ def test_a_folder_that_is_copied_again_lies_where_it_lay(nodes: Nodes, tmp_path:
         Path("each/worker-0/data"),
         Path("each/worker-1/data"),
     ):
-        assert tree(copy) == tree(source)
+        assert nodes.tree(copy) == nodes.tree(source)
         assert (copy / "run.sh").stat().st_mode & 0o111
-    assert tree(Path("each")).keys() == {f"worker-{i}/data/{name}" for i in (0, 1) for name in tree(source)}
+    assert nodes.tree(Path("each")).keys() == {f"worker-{i}/data/{name}" for i in (0, 1) for name in nodes.tree(source)}
 
 
 @pytest.mark.parametrize("into", [True, False])
-def test_what_goes_into_a_folder_keeps_its_name(nodes: Nodes, into: bool) -> None:
+def test_what_goes_into_a_folder_keeps_its_name(nodes: Any, into: bool) -> None:
     """A file, and a folder: from the desk to the home of the master, and the other way."""
     desk, home = Path.cwd(), nodes.home("master")
     source, target = (desk, home) if into else (home, desk)
@@ -124,12 +66,12 @@ def test_what_goes_into_a_folder_keeps_its_name(nodes: Nodes, into: bool) -> Non
             (target / "here").mkdir()
             done = nodes.ec2("put", name, where) if into else nodes.ec2("get", name, where)
             assert done.code == 0, done.err
-            assert list(tree(target)) == [lies]
+            assert list(nodes.tree(target)) == [lies]
             for path in target.iterdir():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def test_a_copy_that_fails_says_where_and_why(nodes: Nodes) -> None:
+def test_a_copy_that_fails_says_where_and_why(nodes: Any) -> None:
     done = nodes.ec2("get", "no such", "x")
     assert done.code == 1
     assert done.err.strip().splitlines()[-1] == "psnode-ec2: error: master: get ended with code 1: no such does not exist"
@@ -145,7 +87,7 @@ def test_a_copy_that_fails_says_where_and_why(nodes: Nodes) -> None:
     assert re.search(r"error: file\S* cannot be written", done.err)
 
 
-def test_a_folder_with_a_link_to_itself_is_refused_before_anything_is_sent(nodes: Nodes) -> None:
+def test_a_folder_with_a_link_to_itself_is_refused_before_anything_is_sent(nodes: Any) -> None:
     for link in ("data/self", "data/a/b/up"):
         Path(link).parent.mkdir(parents=True, exist_ok=True)
         Path("data/x").write_text("x")
@@ -160,10 +102,10 @@ def test_a_folder_with_a_link_to_itself_is_refused_before_anything_is_sent(nodes
     Path("data/again").symlink_to("a")
     Path("data/a/b/y").write_text("y")
     assert nodes.ec2("put", "data", "copied").code == 0
-    assert set(tree(nodes.home("master") / "copied")) == {"x", "a/b/y", "beside/b/y", "again/b/y"}
+    assert set(nodes.tree(nodes.home("master") / "copied")) == {"x", "a/b/y", "beside/b/y", "again/b/y"}
 
 
-def test_the_private_key_does_not_leave_through_a_link(nodes: Nodes, keyfile: Path) -> None:
+def test_the_private_key_does_not_leave_through_a_link(nodes: Any, keyfile: Path) -> None:
     """In a folder that somebody else has made, for example."""
     folder = Path("theirs")
     folder.mkdir()
@@ -173,11 +115,11 @@ def test_the_private_key_does_not_leave_through_a_link(nodes: Nodes, keyfile: Pa
         done = nodes.ec2("put", what, "there")
         assert done.code == 2, done.err
         assert f"is your private key, {keyfile}, which stays on this machine" in done.err
-        sent = tree(nodes.home("master")).values()
+        sent = nodes.tree(nodes.home("master")).values()
         assert not [content for content in sent if b"PRIVATE KEY" in content]
 
 
-def test_a_folder_with_a_link_to_itself_does_not_come_back_without_end(nodes: Nodes) -> None:
+def test_a_folder_with_a_link_to_itself_does_not_come_back_without_end(nodes: Any) -> None:
     home = nodes.home("master")
     (home / "data").mkdir()
     (home / "data" / "x").write_text("x")
@@ -189,7 +131,7 @@ def test_a_folder_with_a_link_to_itself_does_not_come_back_without_end(nodes: No
 
 @pytest.mark.parametrize("package", ["psnode==1", "git+https://ada:t0ken@example.org/psnode.git@main"])
 def test_the_token_of_a_package_index_or_a_repository_stands_in_no_command_line(
-    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+    nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "https://ada:t0ken@example.org/it's/simple")
     venv = nodes.home("master") / "psnode" / ".venv" / "bin"
@@ -201,7 +143,7 @@ def test_the_token_of_a_package_index_or_a_repository_stands_in_no_command_line(
             (folder / program).write_text(f"#!/bin/bash\n{text}")
             (folder / program).chmod(0o755)
     ssh = tmp_path / "bin" / "ssh"
-    ssh.write_text(SSH.replace("mkdir -p", 'echo "$@" >>"$NODES.lines"\nmkdir -p', 1))
+    ssh.write_text(nodes.ssh.replace("mkdir -p", 'echo "$@" >>"$NODES.lines"\nmkdir -p', 1))
     shown = nodes.ec2("setup", "--dry-run", "--package", package)
     assert "PIP_INDEX_URL=... " in shown.out
     assert "t0ken" not in shown.out + shown.err
@@ -230,7 +172,7 @@ esac
 """
 
 
-def test_a_new_node_gets_the_versions_that_the_others_have(nodes: Nodes, tmp_path: Path) -> None:
+def test_a_new_node_gets_the_versions_that_the_others_have(nodes: Any, tmp_path: Path) -> None:
     def venv(name: str) -> Path:
         return nodes.home(name) / "psnode" / ".venv"
 
@@ -252,7 +194,7 @@ def test_a_new_node_gets_the_versions_that_the_others_have(nodes: Nodes, tmp_pat
     assert (venv("worker-1") / "constraints").read_text() == "numpy==2.0\n"
 
 
-def test_setup_sends_the_constraints_of_the_checkout(nodes: Nodes) -> None:
+def test_setup_sends_the_constraints_of_the_checkout(nodes: Any) -> None:
     shown = nodes.ec2("setup", "--dry-run")
     assert len(re.findall(r"would copy \S+/constraints.txt to \S+:psnode/constraints.txt", shown.out)) == 3
     assert "PSNODE_CONSTRAINTS=... " in shown.out
@@ -262,7 +204,7 @@ def test_setup_sends_the_constraints_of_the_checkout(nodes: Nodes) -> None:
     assert "constraints none.txt is no file" in done.err
 
 
-def test_the_workers_are_the_workers_when_the_master_is_gone(nodes: Nodes, api: Any) -> None:
+def test_the_workers_are_the_workers_when_the_master_is_gone(nodes: Any, api: Any) -> None:
     lost = re.search(r"^master +(\S+)", nodes.ec2("status").out, re.M)
     assert lost
     api.terminate_instances(InstanceIds=[lost[1]])
@@ -297,7 +239,7 @@ def test_ssh_takes_paths_with_spaces_and_signs_as_they_are(tmp_path: Path) -> No
     assert understood["stricthostkeychecking"] in ("true", "yes")
 
 
-def test_the_host_keys_of_many_nodes_reach_the_master(nodes: Nodes, tmp_path: Path) -> None:
+def test_the_host_keys_of_many_nodes_reach_the_master(nodes: Any, tmp_path: Path) -> None:
     """Three keys of 256 nodes: more than one word of a command line can hold."""
     lengths = {"ssh-rsa": 372, "ecdsa-sha2-nistp256": 140, "ssh-ed25519": 68}
     known = "".join(f"172.31.0.{n} {kind} {'A' * length}\n" for n in range(256) for kind, length in lengths.items())
@@ -311,7 +253,7 @@ def test_the_host_keys_of_many_nodes_reach_the_master(nodes: Nodes, tmp_path: Pa
     assert "Host 172.31.0.1 172.31.0.2\n" in (folder / "config").read_text()
 
 
-def job(nodes: Nodes, venv: str) -> Path:
+def job(nodes: Any, venv: str) -> Path:
     """Folder of a psnode that prints its words and goes on until it is told to end."""
     home = nodes.home("master")
     (home / venv / "bin").mkdir(parents=True)
@@ -323,14 +265,14 @@ def job(nodes: Nodes, venv: str) -> Path:
 
 
 @pytest.mark.parametrize("venv", ["", "envs/mine", "{home}/envs/yours"])
-def test_psnode_is_found_wherever_its_environment_is(nodes: Nodes, venv: str) -> None:
+def test_psnode_is_found_wherever_its_environment_is(nodes: Any, venv: str) -> None:
     venv = venv.format(home=nodes.home("master"))
     last = job(nodes, venv or "psnode/.venv")
     done = nodes.ec2("run", "--detach", *(["--remote-venv", venv] if venv else []), "--", "train", "--seed", 7)
     assert done.code == 0, done.err
-    wait_for(lambda: "train --seed 7" in (last / "log").read_text())
+    nodes.wait_for(lambda: "train --seed 7" in (last / "log").read_text())
     assert nodes.ec2("stop").code == 0
-    wait_for(lambda: (last / "code").exists())
+    nodes.wait_for(lambda: (last / "code").exists())
     assert (last / "code").read_text() == "75\n"
 
 
@@ -348,9 +290,7 @@ for _ in {1..600}; do sleep 0.1; done
 """
 
 
-def test_shutdown_stops_the_job_and_fetches_its_last_checkpoint_before_any_node_ends(
-    nodes: Nodes, aws: Any, config: Path
-) -> None:
+def test_shutdown_stops_the_job_and_fetches_its_last_checkpoint_before_any_node_ends(nodes: Any, aws: Any, config: Path) -> None:
     last = job(nodes, "psnode/.venv")
     home = nodes.home("master")
     (home / "psnode/.venv/bin/psnode").write_text(TRAINING)
@@ -362,13 +302,13 @@ def test_shutdown_stops_the_job_and_fetches_its_last_checkpoint_before_any_node_
         (folder / "config.json").write_text("{}")
     os.utime(home / "psnode/runs/zero/checkpoints/latest", (0, 0))
     assert nodes.ec2("run", "--detach", "--", "train").code == 0
-    wait_for((home / "psnode/runs/first/started").exists)
+    nodes.wait_for((home / "psnode/runs/first/started").exists)
     kept = config.parent / "state" / "kept"
     there: list[set[str]] = []
 
     def look(action: str, form: dict[str, str]) -> bool:
         if action == "TerminateInstances":
-            there.append({name.partition("/")[2] for name in tree(kept)})
+            there.append({name.partition("/")[2] for name in nodes.tree(kept)})
         return True
 
     aws.before = look
@@ -381,9 +321,7 @@ def test_shutdown_stops_the_job_and_fetches_its_last_checkpoint_before_any_node_
     assert f"the newest checkpoint, step-00000030 of {run}, is in {kept}" in done.err
 
 
-def test_nodes_whose_checkpoint_cannot_be_fetched_do_not_end_unless_it_is_discarded(
-    nodes: Nodes, aws: Any, tmp_path: Path
-) -> None:
+def test_nodes_whose_checkpoint_cannot_be_fetched_do_not_end_unless_it_is_discarded(nodes: Any, aws: Any, tmp_path: Path) -> None:
     (tmp_path / "bin" / "ssh").write_text("#!/bin/sh\necho 'Connection timed out' >&2\nexit 255\n")
     done = nodes.ec2("shutdown", "--yes")
     assert done.code == 1
@@ -394,7 +332,7 @@ def test_nodes_whose_checkpoint_cannot_be_fetched_do_not_end_unless_it_is_discar
     assert "0 of 3 nodes" in nodes.ec2("status").out
 
 
-def test_a_master_without_checkpoints_keeps_nobody_from_shutting_down(nodes: Nodes) -> None:
+def test_a_master_without_checkpoints_keeps_nobody_from_shutting_down(nodes: Any) -> None:
     done = nodes.ec2("shutdown", "--yes")
     assert done.code == 0, done.err
 
@@ -411,7 +349,7 @@ fi
 
 @pytest.mark.parametrize("place", ["{elsewhere}", "psnode/../../../../elsewhere", "runs/\x1b]0;title"])
 def test_a_node_does_not_say_where_on_this_machine_its_files_go(
-    nodes: Nodes, aws: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    nodes: Any, aws: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     elsewhere, loot = tmp_path / "elsewhere", tmp_path / "loot"
     for folder, text in ((elsewhere, "mine"), (loot, "theirs")):
@@ -433,7 +371,7 @@ def test_a_node_does_not_say_where_on_this_machine_its_files_go(
         assert "TerminateInstances" not in aws.actions()
 
 
-def test_a_master_that_is_stopped_does_not_end_with_what_it_holds(nodes: Nodes, aws: Any, api: Any) -> None:
+def test_a_master_that_is_stopped_does_not_end_with_what_it_holds(nodes: Any, aws: Any, api: Any) -> None:
     (master,) = re.findall(r"^master +(\S+)", nodes.ec2("status").out, re.M)
     api.stop_instances(InstanceIds=[master])
     done = nodes.ec2("shutdown", "--yes")
@@ -443,7 +381,7 @@ def test_a_master_that_is_stopped_does_not_end_with_what_it_holds(nodes: Nodes, 
     assert nodes.ec2("shutdown", "--yes", "--discard").code == 0
 
 
-def test_a_master_that_cannot_be_reached_does_not_end_with_what_it_holds(nodes: Nodes, aws: Any, config: Path) -> None:
+def test_a_master_that_cannot_be_reached_does_not_end_with_what_it_holds(nodes: Any, aws: Any, config: Path) -> None:
     settings = load(config, {})
     cluster = cluster_of(Cloud(settings), settings)
     found = cluster.nodes()
@@ -457,7 +395,7 @@ def test_a_master_that_cannot_be_reached_does_not_end_with_what_it_holds(nodes: 
         keep(cluster, settings, old)
 
 
-def test_shutdown_ends_what_it_has_shown(nodes: Nodes, aws: Any, api: Any, config: Path) -> None:
+def test_shutdown_ends_what_it_has_shown(nodes: Any, aws: Any, api: Any, config: Path) -> None:
     """Somebody else completes the cluster while the user is asked."""
     (first,) = re.findall(r"^worker-0 +(\S+)", nodes.ec2("status").out, re.M)
     api.terminate_instances(InstanceIds=[first])
@@ -480,7 +418,7 @@ def test_shutdown_ends_what_it_has_shown(nodes: Nodes, aws: Any, api: Any, confi
     assert "0 of 3 nodes" in nodes.ec2("status").out
 
 
-def test_who_stops_watching_a_job_leaves_it_alone(nodes: Nodes) -> None:
+def test_who_stops_watching_a_job_leaves_it_alone(nodes: Any) -> None:
     last = job(nodes, "psnode/.venv")
     assert nodes.ec2("run", "--detach", "--", "doctor").code == 0
     watching = nodes.start("logs", "--follow")
@@ -499,16 +437,16 @@ def test_who_stops_watching_a_job_leaves_it_alone(nodes: Nodes) -> None:
         assert nodes.ec2("stop").code == 0
         _, err = watching.communicate()
     assert err == ""
-    wait_for(lambda: (last / "code").exists())
+    nodes.wait_for(lambda: (last / "code").exists())
 
 
-def test_an_interrupt_ends_setup_and_what_it_waits_for(nodes: Nodes) -> None:
+def test_an_interrupt_ends_setup_and_what_it_waits_for(nodes: Any) -> None:
     slow = nodes.home("master").parents[1] / "bin" / "ssh"
-    slow.write_text(SSH.replace('HOME=$PWD exec bash -c "$word"', "echo $$ >pid.new\nmv pid.new pid\nexec sleep 600"))
+    slow.write_text(nodes.ssh.replace('HOME=$PWD exec bash -c "$word"', "echo $$ >pid.new\nmv pid.new pid\nexec sleep 600"))
     setup = nodes.start("setup", "--package", "psnode==1")
     files = [nodes.home(name) / "pid" for name in ("master", "worker-0", "worker-1")]
     try:
-        wait_for(lambda: all(file.exists() for file in files))
+        nodes.wait_for(lambda: all(file.exists() for file in files))
         setup.send_signal(signal.SIGINT)
         _, err = setup.communicate(timeout=60)
     finally:
@@ -520,10 +458,3 @@ def test_an_interrupt_ends_setup_and_what_it_waits_for(nodes: Nodes) -> None:
     for file in files:
         with pytest.raises(ProcessLookupError):
             os.kill(int(file.read_text()), 0)
-
-
-def wait_for(look: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not look():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.05)

@@ -26,6 +26,7 @@ class Metadata:
 
     def __init__(self) -> None:
         self.answer: tuple[int, bytes] | bytes = (404, b"")
+        self.recommended: tuple[int, bytes] = (404, b"")  # to leave
         self.asked = 0
         metadata = self
 
@@ -37,7 +38,8 @@ class Metadata:
                 self._serve()
 
             def _serve(self) -> None:
-                answer = metadata.answer if self.command == "GET" or isinstance(metadata.answer, bytes) else (200, b"token")
+                said = metadata.recommended if self.path.endswith("/events/recommendations/rebalance") else metadata.answer
+                answer = said if self.command == "GET" or isinstance(said, bytes) else (200, b"token")
                 if isinstance(answer, bytes):
                     self.wfile.write(answer)
                 else:
@@ -70,7 +72,9 @@ def wait_for(look: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_ranks_are_told_once_each_after_any_answer_and_those_that_begin_later_too(tmp_path: Path, metadata: Metadata) -> None:
+@pytest.fixture
+def started(tmp_path: Path, metadata: Metadata) -> Iterator[Callable[[int], Path]]:
+    """Starts the watcher (0), or a rank; returns the file of what that heard."""
     # other ranks of this user may run on this machine: those here have a name of their own
     name = f"psnode_of_{tmp_path.name}".encode()
     text = SOURCE.read_bytes().replace(rb"-m\0psnode\0train", rb"-m\0" + name + rb"\0train")
@@ -79,35 +83,63 @@ def test_ranks_are_told_once_each_after_any_answer_and_those_that_begin_later_to
     (tmp_path / f"{name.decode()}.py").write_text(RANK)
     processes = []
 
-    def start(*words: object, **env: str) -> None:
+    def start(number: int) -> Path:
+        heard = tmp_path / f"rank-{number}"
+        words = ["-m", name.decode(), "train", heard] if number else [tmp_path / "watch.py", tmp_path, "0.02"]
+        env = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": metadata.url, "PATH": "/usr/bin:/bin"}
         processes.append(subprocess.Popen([sys.executable, *map(str, words)], cwd=tmp_path, env=env))
+        return heard
 
-    def rank(number: int) -> Path:
-        start("-m", name.decode(), "train", tmp_path / f"rank-{number}", PATH="/usr/bin:/bin")
-        return tmp_path / f"rank-{number}"
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
 
-    try:
-        first = rank(1)
-        wait_for(first.exists)
-        metadata.answer = b"this is no HTTP\r\n\r\n"
-        start(tmp_path / "watch.py", tmp_path, "0.02", AWS_EC2_METADATA_SERVICE_ENDPOINT=metadata.url)
-        for answer in (metadata.answer, (500, b"later"), (404, b"")):
-            metadata.answer, asked = answer, metadata.asked
-            wait_for(lambda asked=asked: metadata.asked > asked + 3)  # type: ignore[misc]
-        assert first.read_text() == ""
-        metadata.answer = (200, b'{"action": "terminate"}')
+
+def test_ranks_are_told_once_each_after_any_answer_and_those_that_begin_later_too(
+    tmp_path: Path, metadata: Metadata, started: Callable[[int], Path]
+) -> None:
+    first = started(1)
+    wait_for(first.exists)
+    metadata.answer = b"this is no HTTP\r\n\r\n"
+    started(0)
+    for answer in (metadata.answer, (500, b"later"), (404, b"")):
+        metadata.answer, asked = answer, metadata.asked
+        wait_for(lambda asked=asked: metadata.asked > asked + 6)  # type: ignore[misc]
+    assert first.read_text() == ""
+    metadata.answer = (200, b'{"action": "terminate"}')
+    wait_for(lambda: first.read_text() == "TERM\n")
+    metadata.answer = (404, b"")
+    second = started(2)
+    wait_for(second.exists)
+    metadata.answer = (200, b'{"action": "terminate"}')
+    wait_for(lambda: second.read_text() == "TERM\n")
+    asked = metadata.asked
+    wait_for(lambda: metadata.asked > asked + 12)
+    assert first.read_text() == second.read_text() == "TERM\n"
+    (line,) = (tmp_path / "interruption.log").read_text().splitlines()
+    assert line.endswith(' spot/instance-action {"action": "terminate"}')
+
+
+@pytest.mark.parametrize("does", ["note", "stop"])
+def test_a_recommendation_to_leave_is_noted_and_stops_what_runs_then_if_it_is_to(
+    tmp_path: Path, metadata: Metadata, started: Callable[[int], Path], does: str
+) -> None:
+    (tmp_path / "rebalance").write_text(f"{does}\n")
+    first = started(1)
+    wait_for(first.exists)
+    started(0)
+    asked = metadata.asked
+    wait_for(lambda: metadata.asked > asked + 6)
+    metadata.recommended = (200, b'{"noticeTime": "2026-11-23T12:00:00Z"}')
+    wait_for((tmp_path / "interruption.log").exists)
+    if does == "stop":
         wait_for(lambda: first.read_text() == "TERM\n")
-        metadata.answer = (404, b"")
-        second = rank(2)
-        wait_for(second.exists)
-        metadata.answer = (200, b'{"action": "terminate"}')
-        wait_for(lambda: second.read_text() == "TERM\n")
-        asked = metadata.asked
-        wait_for(lambda: metadata.asked > asked + 6)
-        assert first.read_text() == second.read_text() == "TERM\n"
-        (line,) = (tmp_path / "interruption.log").read_text().splitlines()
-        assert line.endswith(' {"action": "terminate"}')
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    # a job that begins later goes on: the node may live for days
+    second = started(2)
+    wait_for(second.exists)
+    asked = metadata.asked
+    wait_for(lambda: metadata.asked > asked + 12)
+    assert (first.read_text(), second.read_text()) == ("TERM\n" if does == "stop" else "", "")
+    (line,) = (tmp_path / "interruption.log").read_text().splitlines()
+    assert line.endswith(' events/recommendations/rebalance {"noticeTime": "2026-11-23T12:00:00Z"}')

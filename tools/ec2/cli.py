@@ -19,7 +19,16 @@ from psnode_ec2.errors import Ec2Error, NoClusterError, OthersError
 from psnode_ec2.flags import Session, command
 
 
+def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value:
+        from psnode_ec2.preparing import version
+
+        click.echo(f"psnode-ec2 {version()}")
+        ctx.exit()
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version and exit.")
 def cli() -> None:
     """A cluster for psnode on EC2. Its resources are those that carry its tags; every command is safe to repeat."""
 
@@ -108,18 +117,20 @@ def _shutdown(session: Session, discard: bool) -> None:
 @command(
     cli,
     "get_hosts",
-    click.option("--directory", type=click.Path(path_type=Path), default=Path(), help="Where to write [here]."),
+    click.option("--directory", type=click.Path(path_type=Path), default=Path(), help="Where to write. [.]"),
 )
 def _get_hosts(session: Session, directory: Path) -> None:
     """Write hosts_address, hosts and hostfile: private addresses, the master's first."""
     from psnode_ec2.hosts import host_files, write_hosts
+    from psnode_ec2.ranks import slots
 
     nodes = session.cluster.complete(session.settings.n_workers)
+    counts = slots(session.cloud, session.settings, nodes)
     if session.cloud.dry_run:
-        for name, text in host_files(nodes).items():
+        for name, text in host_files(nodes, counts).items():
             click.echo(f"would write {directory / name}:\n{text}", nl=False)
         return
-    for path in write_hosts(nodes, directory):
+    for path in write_hosts(nodes, counts, directory):
         click.echo(path)
 
 
@@ -157,8 +168,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and leave with its exit code."""
     try:
         cli.main(arguments, prog_name="psnode-ec2", standalone_mode=False)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        sys.exit(2)
+    except click.ClickException as error:
+        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "psnode-ec2"
+        progress(f"psnode-ec2: error: {' '.join(error.format_message().split()).rstrip('.')}: see {where} --help")
         sys.exit(2)
     except click.Abort:
         progress("psnode-ec2: interrupted: status shows what there is; run the command again to go on, or shutdown")

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any
 
@@ -69,6 +70,20 @@ def send(way: Access, node: Node, local: Path, remote: str) -> None:
                     process.stdin.close()
         if process.returncode != 0:
             raise failure(node, "put", process.returncode, _text(stderr))
+
+
+def send_stream(way: Access, node: Node, script: str, arguments: Sequence[str], content: IO[bytes]) -> None:
+    """Run a script of this folder on `node` with `content` as its standard input. Raises RemoteError."""
+    line = way.line(node, _command(script, *arguments))
+    with tempfile.TemporaryFile() as stderr:
+        with way.children.started(line, stdin=subprocess.PIPE, stderr=stderr) as process:
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it will have said why
+                shutil.copyfileobj(content, process.stdin)
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+        if process.returncode != 0:
+            raise failure(node, script, process.returncode, _text(stderr))
 
 
 def _loop(folder: Path, within: frozenset[tuple[int, int]] = frozenset()) -> Path | None:

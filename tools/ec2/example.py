@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from psnode.config.declaration import Setting
-from psnode_ec2.settings import FIELDS
+from psnode_ec2.settings import FIELDS, rule
 
 _HEAD = """# A cluster for psnode on EC2. Every key is also a flag (--n-workers 4), and a flag wins. Money is in USD.
 # What is commented out shows the default, or an example where the default is nothing.
@@ -21,11 +21,6 @@ def example() -> str:
     return _HEAD + "".join(f"\n# {rule(setting)}\n{_line(setting)}\n" for setting in FIELDS.values())
 
 
-def rule(setting: Setting) -> str:
-    """Description and accepted values of a setting."""
-    return "; ".join(part for part in (setting.rules.help, " or ".join(setting.rules.choices) or setting.rules.range) if part)
-
-
 def shown(value: Any) -> str:
     """`value` in TOML."""
     if isinstance(value, Mapping):
@@ -35,8 +30,13 @@ def shown(value: Any) -> str:
     return json.dumps(str(value) if isinstance(value, Path) else value)
 
 
+def spelled(setting: Setting) -> Any:
+    """The default of a setting, by its word if it has one."""
+    return next((word for word, value in setting.rules.words.items() if value == setting.default), setting.default)
+
+
 def _line(setting: Setting) -> str:
-    value = setting.default
+    value = spelled(setting)
     if value in ("", None, {}) and setting.rules.example is not None:
         value = setting.rules.example
     text = f"{setting.name} = {shown('' if value is None else value)}"

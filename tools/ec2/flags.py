@@ -17,7 +17,7 @@ from psnode_ec2.cluster import Cluster, cluster_of
 from psnode_ec2.ends import notice
 from psnode_ec2.errors import DeclinedError
 from psnode_ec2.remote import Access, access
-from psnode_ec2.settings import FIELDS, Settings, load
+from psnode_ec2.settings import FIELDS, Settings, load, rule
 
 _DEFAULT_FILE = Path("cluster.toml")
 
@@ -51,6 +51,20 @@ class Session:
             raise DeclinedError("nothing was done")
 
 
+class _Command(click.Command):
+    """A command whose help shows its own options first, then the settings that all commands share."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        parts: dict[str, list[tuple[str, str]]] = {"Options": [], "Settings, each a key of cluster.toml too": []}
+        own, settings = parts.values()
+        for parameter in self.get_params(ctx):
+            if record := parameter.get_help_record(ctx):
+                (settings if parameter.name in FIELDS else own).append(record)
+        for title, rows in parts.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
 def command(
     group: click.Group, name: str, *parameters: Callable[..., Any], needs_name: bool = True
 ) -> Callable[[Callable[..., None]], None]:
@@ -70,8 +84,8 @@ def command(
         # click takes them from the last to the first
         for add in [*_common_flags(), *reversed(parameters)]:
             run = add(run)
-        made = click.command(name, help=function.__doc__)(run)
-        made.params += [click_option(setting, _sentence(setting.rules.help)) for setting in FIELDS.values()]
+        made = click.command(name, cls=_Command, help=function.__doc__)(run)
+        made.params += [click_option(setting, _sentence(rule(setting))) for setting in FIELDS.values()]
         group.add_command(made)
 
     return register
@@ -81,7 +95,7 @@ def _common_flags() -> list[Callable[..., Any]]:
     return [
         click.option("--yes", is_flag=True, help="Do not ask."),
         click.option("--dry-run", is_flag=True, help="Print the calls and commands; make only those that change nothing."),
-        click.option("--config", type=click.Path(path_type=Path), help="TOML file of settings [cluster.toml, if there is one]."),
+        click.option("--config", type=click.Path(path_type=Path), help="TOML file of settings. [cluster.toml, if there is one]"),
     ]
 
 

@@ -16,32 +16,40 @@ from psnode_ec2.cloud import progress
 from psnode_ec2.ends import notice, seconds_to_notice
 from psnode_ec2.errors import ConfigurationError
 from psnode_ec2.failures import failure
+from psnode_ec2.ranks import lines as ranks_by_node
 from psnode_ec2.remote import Access
 
 _TWO_MINUTES = 110  # from an interruption notice to the end of a node, less the time to hear of it
 
 
-def start(way: Access, command: Sequence[str]) -> str:
+def over_all(command: Sequence[str]) -> bool:
+    """True of a command that runs on all nodes, through `psnode launch`: training, or a program with a session."""
+    return bool(command) and (command[0] == "train" or command[0].endswith(".py"))
+
+
+def start(way: Access, command: Sequence[str], counts: Sequence[int], where: str = ".") -> str:
     """Start `psnode COMMAND...` and return the folder of the job, relative to remote_dir.
 
-    `train` runs on all nodes, through `psnode launch`; everything else on the master alone.
+    `train`, and a program, run on all nodes, with so many ranks on each as `counts` says; everything else on the master alone.
+    `where`: the folder in remote_dir in which it runs.
     Raises ConfigurationError, RemoteError (code 2: a job runs already).
     """
     if not command:
         raise ConfigurationError("run needs a command: run -- train --network LeNet")
     settings = way.settings
-    psnode = "psnode"
-    line = [psnode, *command]
-    if command[0] == "train":
+    line = ["psnode", *command]
+    if over_all(command):
         command = [*command, *_trust(command)]
+        up = "" if where == "." else "../"
         stop = ["--kill-after", str(_TWO_MINUTES)] if settings.method == "spot" else ["--kill-after", "60"]
-        line = [psnode, "launch", "-n", str(len(way.nodes) - 1), "--hostfile", "hosts_address", *stop, *_mpi(way), "--", *command]
+        ranks = ["-n", str(sum(counts) - 1), "--hostfile", f"{up}hosts_address", *stop, *_mpi(way, command, counts)]
+        line = ["psnode", "launch", *ranks, "--", *command]
     if any(node.spot for node in way.nodes):
         spot = [node for node in way.nodes if node.spot]
-        way.everywhere(spot, "start_watch.sh", settings.remote_dir, f"{settings.venv}/bin/python")
-    hosts = " ".join(node.private_address for node in way.nodes)
+        way.everywhere(spot, "start_watch.sh", settings.remote_dir, f"{settings.venv}/bin/python", settings.rebalance)
+    hosts = ",".join(ranks_by_node(way.nodes, counts))
     folder = f"{settings.venv}/bin"
-    return way.script(way.master, "start_job.sh", settings.remote_dir, folder, hosts, *line).strip() or "jobs/last"
+    return way.script(way.master, "start_job.sh", settings.remote_dir, folder, hosts, where, *line).strip() or "jobs/last"
 
 
 def _trust(command: Sequence[str]) -> list[str]:
@@ -50,12 +58,17 @@ def _trust(command: Sequence[str]) -> list[str]:
     return ["--trust-run"] if "--resume" in command and not said else []
 
 
-def _mpi(way: Access) -> list[str]:
-    """Only the interface that the nodes reach each other by: an image may have others, of containers for example."""
-    if way.settings.efa:
-        return []
-    network = common_network([node.private_address for node in way.nodes])
-    return [part for word in ("--mca", "btl_tcp_if_include", network) for part in ("--mpirun-arg", word)]
+def _mpi(way: Access, command: Sequence[str], counts: Sequence[int]) -> list[str]:
+    """Only the interface that the nodes reach each other by: an image may have others, of containers for example.
+
+    Spares come on top of the ranks that the nodes have places for, where those are numbered.
+    """
+    words = []
+    if not way.settings.efa:
+        words += ["--mca", "btl_tcp_if_include", common_network([node.private_address for node in way.nodes])]
+    if max(counts) > 1 and any(word.partition("=")[0] == "--spares" for word in command):
+        words += ["--map-by", "slot:OVERSUBSCRIBE"]
+    return [part for word in words for part in ("--mpirun-arg", word)]
 
 
 def common_network(addresses: Sequence[str]) -> str:

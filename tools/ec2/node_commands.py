@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import click
@@ -16,16 +17,24 @@ from psnode_ec2.remote import Access
 
 def add_to(cli: click.Group) -> None:
     """Register them."""
-    node = click.option("--node", default="master", help="master, worker-0, ..., an instance id, workers or all [master].")
+    node = click.option("--node", default="master", help="Of master, worker-0, ..., an instance id, workers or all. [master]")
     words = click.argument("words", nargs=-1)
     command(cli, "setup")(_setup)
-    command(cli, "run", click.option("--detach", is_flag=True, help="Do not wait for the end."), words)(_run)
+    command(
+        cli,
+        "run",
+        click.option("--detach", is_flag=True, help="Do not wait for the end."),
+        click.option(
+            "--sync", type=click.Path(path_type=Path), metavar="DIR", help="Copy this folder of code to all nodes, and run there."
+        ),
+        words,
+    )(_run)
     command(cli, "stop")(_stop)
     command(
         cli,
         "logs",
         click.option("--follow", is_flag=True, help="Until the job ends, with its exit code."),
-        click.option("--lines", default=50, type=click.IntRange(0), help="From the end [50]."),
+        click.option("--lines", default=50, type=click.IntRange(0), help="From the end. [50]"),
     )(_logs)
     command(cli, "ssh", node, words)(_ssh)
     command(cli, "put", node, click.argument("local", type=click.Path(path_type=Path)), click.argument("remote"))(_put)
@@ -40,12 +49,23 @@ def _setup(session: Session) -> None:
         prepare(session.way(complete=True), package)
 
 
-def _run(session: Session, detach: bool, words: tuple[str, ...]) -> None:
-    """Run psnode: `run -- train ...` over the cluster, any other command on the master. Ends with its exit code."""
-    from psnode_ec2 import jobs
+def _run(session: Session, detach: bool, sync: Path | None, words: tuple[str, ...]) -> None:
+    """Run psnode: `run -- train ...`, or a program with a session, over the cluster, any other command on the master.
 
-    way = session.way(complete=bool(words) and words[0] == "train")
-    job = jobs.start(way, words)
+    Ends with its exit code.
+    """
+    from psnode_ec2 import jobs
+    from psnode_ec2.ranks import slots
+    from psnode_ec2.worktree import CODE, pack, put_code
+
+    way = session.way(complete=jobs.over_all(words))
+    counts = slots(session.cloud, session.settings, way.nodes) if jobs.over_all(words) else [1] * len(way.nodes)
+    if sync:
+        with tempfile.TemporaryDirectory() as folder:
+            archive = Path(folder) / "code.tar"
+            pack(sync, archive, session.settings.keyfile)
+            put_code(way, archive)
+    job = jobs.start(way, words, counts, CODE if sync else ".")
     if not detach:
         sys.exit(jobs.follow(way, job))
     click.echo(job)

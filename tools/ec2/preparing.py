@@ -124,6 +124,15 @@ def constraints_of(settings: Settings) -> Path | None:
     return path if (not package or is_path(package)) and folder.is_dir() and path.is_file() else None
 
 
+def version() -> str:
+    """The version of this tool, which is psnode's."""
+    try:
+        return importlib.metadata.version("psnode")
+    except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
+        text = (_CHECKOUT / "psnode" / "__init__.py").read_text()
+        return str(re.findall(r'^__version__ = "(.+)"$', text, re.M)[0])
+
+
 @contextmanager
 def package_of(package: str, *, dry_run: bool) -> Iterator[str]:
     """Package to install: a wheel on this machine, built if `package` is a folder, or a requirement as it is.
@@ -131,7 +140,7 @@ def package_of(package: str, *, dry_run: bool) -> Iterator[str]:
     By default that is the checkout that this file is in, or, of an installed package, the same version.
     """
     if not package and not (_CHECKOUT / "setup.cfg").is_file():
-        package = f"psnode=={importlib.metadata.version('psnode')}"
+        package = f"psnode=={version()}"
     path = Path(package).expanduser() if package else _CHECKOUT
     if package and not is_path(package):
         shown, _ = without_secrets(package)

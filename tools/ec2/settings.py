@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from psnode.config.declaration import Voice, option, read_toml, settings_of
+from psnode.config.declaration import Setting, Voice, option, read_toml, settings_of
 from psnode_ec2.errors import CapError, ConfigurationError
 
 NAME = r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?"
 _LEAST_PRICE = 0.0001
 _WIDEST = {4: 8, 6: 16}  # ranges of addresses by version of IP: no network of one owner is larger
+AUTO = -1  # the word auto, where a number is expected
 TYPE = r"[a-z0-9-]+\.[a-z0-9-]+"
 
 
@@ -34,7 +35,22 @@ class Settings:
     availability_zone: str = option("", "the zone tried first; default: every zone that has the types", example="us-west-2b")
     fallback_zones: tuple[str, ...] = option((), "zones tried when the first has no room; the whole cluster moves")
     n_workers: int = option(2, "worker nodes; the master is one more", minimum=1, maximum=255)
+    workers_per_node: int = option(
+        AUTO, "workers on each worker node; auto: one for each of its GPUs, or one", minimum=1, maximum=64, words={"auto": AUTO}
+    )
+    workers_on_master: int = option(
+        0,
+        "workers beside rank 0 on the master; auto: one for each of its GPUs",
+        minimum=0,
+        maximum=64,
+        words={"auto": AUTO},
+    )
     method: str = option("on-demand", "how instances are bought", choices=("on-demand", "spot"))
+    rebalance: str = option(
+        "note",
+        "what a spot node does when EC2 says that it will perhaps want it back: note it, or stop the job with a checkpoint",
+        choices=("note", "stop"),
+    )
     spot_price: float = option(0.0, "the most to pay for a spot instance and hour; 0: up to the on-demand price", minimum=0)
     master_type: str = option("m5.2xlarge", "instance type of the master", pattern=TYPE)
     worker_type: str = option("m5.2xlarge", "instance type of the workers", pattern=TYPE)
@@ -142,6 +158,11 @@ def load(path: Path | None, flags: Mapping[str, Any], unnamed: str = "") -> Sett
     """
     file = read_toml(path, FIELDS, "; `export config` prints all of them") if path else {}
     return Settings(**{"name": unnamed, **file, **flags})
+
+
+def rule(setting: Setting) -> str:
+    """Description and accepted values of a setting."""
+    return "; ".join(part for part in (setting.rules.help, " or ".join(setting.rules.choices) or setting.rules.range) if part)
 
 
 def _address(name: str, text: str) -> None:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs on the master: starts a command that goes on when the connection ends. Prints the folder of the job.
 #
-#   start_job.sh DIR BIN HOSTS COMMAND...   BIN: the folder of psnode
+#   start_job.sh DIR BIN HOSTS WHERE COMMAND...   BIN: the folder of psnode; HOSTS: with commas; WHERE: the folder in DIR where the command runs
 set -euo pipefail
 [[ -x $2/psnode ]] || {
     echo "there is no psnode on this node: run setup" >&2
@@ -13,8 +13,8 @@ for folder in /opt/amazon/openmpi/bin /opt/amazon/openmpi5/bin; do
 done
 PATH=$(cd "$2" && pwd):$PATH
 cd "$1"
-hosts=$3
-shift 3
+hosts=$3 where=$4
+shift 4
 mkdir -p jobs
 # one start at a time
 exec 8>jobs/start.lock
@@ -24,7 +24,7 @@ if [[ -f jobs/last/lock ]] && ! flock -sn jobs/last/lock true; then
     echo "a job runs already (jobs/$(readlink jobs/last)): see it with logs --follow, end it with stop" >&2
     exit 2
 fi
-tr ' ' '\n' <<<"$hosts" >hosts_address
+tr , '\n' <<<"$hosts" >hosts_address
 job=$(date -u +%Y%m%dT%H%M%S)-$$
 mkdir -p "jobs/$job"
 printf '%q ' "$@" >"jobs/$job/command"
@@ -35,7 +35,8 @@ flock 9
 # shellcheck disable=SC2016 # for the other shell
 setsid bash -c '
     job=$1
-    shift
+    cd "$2"
+    shift 2
     "$@" >"$job/log" 2>&1 9>&- &
     pid=$!
     echo "$pid" >"$job/pid.new" && mv "$job/pid.new" "$job/pid"
@@ -46,7 +47,7 @@ setsid bash -c '
     kill $! 2>/dev/null || true
     wait $! 2>/dev/null || true
     echo "$code" >"$job/code.new" && mv "$job/code.new" "$job/code"
-' start_job "jobs/$job" "$@" </dev/null >/dev/null 2>&1 8>&- &
+' start_job "$PWD/jobs/$job" "$where" "$@" </dev/null >/dev/null 2>&1 8>&- &
 for _ in {1..100}; do
     [[ ! -f jobs/$job/pid ]] || break
     sleep 0.05

@@ -1,0 +1,65 @@
+"""One style of help in every command, and one line for every error of the command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import click
+import pytest
+
+import psnode
+from psnode_ec2.cli import cli
+from psnode_ec2.settings import FIELDS
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_every_option_says_its_default_and_its_choices(name: str) -> None:
+    command = cli.commands[name]
+    assert command.help
+    assert command.help.rstrip().endswith(".")
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and parameter.name != "help":
+            text = parameter.help or ""
+            assert re.search(r"^[A-Z].*\.( \[[^\]]+\])?$", text, re.S), (parameter.name, text)
+            setting = FIELDS.get(str(parameter.name))
+            default = setting.default if setting else parameter.default
+            if default not in (None, False, "", (), {}) and default is not click.core.UNSET:  # type: ignore[attr-defined]
+                assert text.endswith("]"), (parameter.name, text)
+            for choice in setting.rules.choices if setting else ():
+                assert choice in text
+
+
+def test_the_help_shows_what_is_the_commands_own_first(ec2: Callable[..., Any]) -> None:
+    shown = ec2("logs", "--help").out
+    assert shown.index("--follow") < shown.index("Settings, each a key of cluster.toml too") < shown.index("--n-workers")
+    assert "How instances are bought; on-demand or spot. [on-demand]" in " ".join(shown.split())
+
+
+def test_the_version_is_psnodes(capfd: pytest.CaptureFixture[str]) -> None:
+    from psnode_ec2.cli import main
+
+    main(["--version"])
+    assert capfd.readouterr().out == f"psnode-ec2 {psnode.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["lunch"], "No such command 'lunch'"),
+        (["launch", "--n-worker", "3"], "No such option '--n-worker'"),
+        (["logs", "--lines", "many"], "Invalid value for '--lines'"),
+        (["put", "x"], "Missing argument 'REMOTE'"),
+    ],
+)
+def test_a_word_that_is_not_understood_is_one_line(words: list[str], line: str, capfd: pytest.CaptureFixture[str]) -> None:
+    from psnode_ec2.cli import main
+
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    (told,) = capfd.readouterr().err.splitlines()
+    assert told.startswith("psnode-ec2: error: ")
+    assert line in told
+    assert told.endswith("--help")

@@ -1,0 +1,46 @@
+"""Ranks of a job by node: rank 0 on the master's, workers by GPUs, or as many as the settings say.
+
+mpirun fills the nodes in this order, so that the ranks of a node are neighbours; the local rank of each chooses its GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from psnode_ec2.cloud import Cloud
+from psnode_ec2.cluster import Node
+from psnode_ec2.errors import ConfigurationError
+from psnode_ec2.settings import AUTO, Settings
+
+
+def slots(cloud: Cloud, settings: Settings, nodes: Sequence[Node]) -> list[int]:
+    """Ranks for each of `nodes`, rank 0 among the master's. Raises ConfigurationError if nobody computes."""
+    asked = {node.type for node in nodes if _wanted(settings, node) == AUTO}
+    gpus = gpus_of(cloud, sorted(asked)) if asked else {}
+    found = []
+    for node in nodes:
+        workers = _wanted(settings, node)
+        if workers == AUTO:
+            # of a worker's node without a GPU one rank takes all cores
+            workers = gpus.get(node.type, 0) or int(node.role != "master")
+        found.append(workers + (node.role == "master"))
+    if sum(found) < 2:
+        raise ConfigurationError("no node has a worker: set workers_per_node")
+    return found
+
+
+def lines(nodes: Sequence[Node], counts: Sequence[int]) -> list[str]:
+    """A line of a hostfile for each node that has ranks. Without a number where each has one: spares then find room as well."""
+    if all(count == 1 for count in counts):
+        return [node.private_address for node in nodes]
+    return [f"{node.private_address} slots={count}" for node, count in zip(nodes, counts, strict=True) if count]
+
+
+def gpus_of(cloud: Cloud, types: Sequence[str]) -> dict[str, int]:
+    """The number of GPUs by instance type."""
+    found = cloud.ask("describe_instance_types", InstanceTypes=list(types))["InstanceTypes"]
+    return {each["InstanceType"]: sum(gpu["Count"] for gpu in each.get("GpuInfo", {}).get("Gpus", [])) for each in found}
+
+
+def _wanted(settings: Settings, node: Node) -> int:
+    return settings.workers_on_master if node.role == "master" else settings.workers_per_node
