@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
+from collections.abc import Mapping
 from statistics import median
 from types import TracebackType
 from typing import Protocol, Self
@@ -43,9 +44,14 @@ class _Figures:
         self._seconds.append(record.seconds.step)
         self._bytes.append(record.uplink_bytes + record.downlink_bytes)
         ratio = compression_ratio(self._coordinates, record.workers * len(self._bytes), sum(self._bytes))
-        accuracy = f"  top1 {100 * record.metrics['top1']:5.1f} %" if "top1" in record.metrics else ""
         loss = "" if record.loss is None else f"loss {record.loss:.4f}"
-        return f"{loss}{accuracy}  {1e3 * median(self._seconds):.1f} ms/step  ratio {ratio or 0:.1f}"
+        return f"{loss}{_metrics(record.metrics)}  {1e3 * median(self._seconds):.1f} ms/step  ratio {ratio or 0:.1f}"
+
+
+def _metrics(metrics: Mapping[str, float]) -> str:
+    """All of the task's metrics, top1 in per cent and alone where there is top5 as well."""
+    shown = {name: value for name, value in metrics.items() if name != "top5" or "top1" not in metrics}
+    return "".join(f"  top1 {100 * value:5.1f} %" if name == "top1" else f"  {name} {value:.4g}" for name, value in shown.items())
 
 
 class Bar:

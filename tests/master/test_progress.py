@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from psnode.master.progress import Fanout, Lines
@@ -21,6 +23,15 @@ def test_every_tenth_step_the_first_and_the_last_have_a_line(capsys: pytest.Capt
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines] == ["1/23", "10/23", "20/23", "23/23"]
     assert lines[1] == "step 10/23  epoch 1.00  loss 2.5000  top1  25.0 %  20.0 ms/step  ratio 8.0"
+
+
+def test_metrics_that_psnode_does_not_know_are_shown_by_their_names(capsys: pytest.CaptureFixture[str]) -> None:
+    view = Lines(1000, 1, 10)
+    view.write(replace(record(1), metrics={"bits_per_character": 2.34567, "top1": 0.5, "top5": 0.75}))
+    view.write(replace(record(1), metrics={"top5": 0.75}))
+    first, second = capsys.readouterr().out.splitlines()
+    assert "loss 2.5000  bits_per_character 2.346  top1  50.0 %  20.0 ms/step" in first
+    assert "loss 2.5000  top5 0.75  20.0 ms/step" in second
 
 
 def test_a_run_that_becomes_longer_says_so_to_all_who_watch(capsys: pytest.CaptureFixture[str]) -> None:

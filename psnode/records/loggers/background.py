@@ -1,0 +1,70 @@
+"""A logger on a thread of its own: whoever logs never waits, and meets none of its errors."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+from psnode.errors import in_one_line
+from psnode.records.loggers.base import Logger
+
+_LOG = logging.getLogger(__name__)
+
+_WAITING = 10_000  # calls: some minutes of fast steps
+_PATIENCE = 60.0  # seconds for what still waits when the run has ended
+
+
+class Background:
+    """The logger that `make` makes, on a thread. Calls that find `waiting` others before them are dropped; the first is told."""
+
+    def __init__(self, name: str, make: Callable[[], Logger], waiting: int = _WAITING) -> None:
+        self._name = name
+        self._calls: queue.Queue[Callable[[Logger], None] | None] = queue.Queue(waiting)
+        self._dropped = 0
+        self._failed = False
+        self._thread = threading.Thread(target=self._serve, args=(make,), name=f"log to {name}", daemon=True)
+        self._thread.start()
+
+    def put(self, call: Callable[[Logger], None]) -> None:
+        """Have `call` done with the logger after all earlier ones."""
+        if self._failed:
+            return
+        try:
+            self._calls.put_nowait(call)
+        except queue.Full:
+            if not self._dropped:
+                _LOG.warning("%s is slower than the steps: some are not logged there", self._name)
+            self._dropped += 1
+
+    def close(self, patience: float = _PATIENCE) -> None:
+        """Wait until all calls are done, `patience` seconds at most."""
+        try:
+            self._calls.put(None, timeout=patience)
+        except queue.Full:
+            pass
+        else:
+            self._thread.join(patience)
+        if self._thread.is_alive():
+            _LOG.warning("%s is not done after %g s: its last records are not waited for", self._name, patience)
+        if self._dropped:
+            _LOG.warning("%d calls of %s were left out, since it was slow", self._dropped, self._name)
+
+    def _serve(self, make: Callable[[], Logger]) -> None:
+        try:
+            logger = make()
+            while (call := self._calls.get()) is not None:
+                call(logger)
+        except (Exception, SystemExit) as error:
+            self._failed = True
+            _LOG.warning("nothing more is logged to %s: %s", self._name, in_one_line(error))
+            self._drain()
+
+    def _drain(self) -> None:
+        """Empty the queue: nothing waits for a logger that failed."""
+        try:
+            while True:
+                self._calls.get_nowait()
+        except queue.Empty:
+            pass

@@ -1,0 +1,150 @@
+"""The loggers that the settings choose, as one observer of a run."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from psnode.config import Config
+from psnode.config.extensions import import_class
+from psnode.config.files import read_json
+from psnode.config.load import to_toml
+from psnode.config.names import CODEC_FILE, choose
+from psnode.errors import ConfigurationError
+from psnode.records.loggers.background import Background
+from psnode.records.loggers.base import Logger, Run
+from psnode.records.loggers.points import points
+from psnode.records.metrics import SUMMARY, StepRecord, write_atomically
+
+_LOG = logging.getLogger(__name__)
+
+LOGGERS = "loggers.json"  # in the run's directory: by which id the loggers know the run
+_GROUP = "psnode.loggers"  # of the entry points of installed packages
+_OWN = {  # package -> class in this one
+    "tensorboard": "to_tensorboard:TensorBoard",
+    "wandb": "to_wandb:WandB",
+    "mlflow": "to_mlflow:MLflow",
+    "trackio": "to_trackio:Trackio",
+}
+
+
+def chosen(config: Config) -> dict[str, Callable[[], Logger]]:
+    """The makers of the loggers of `config` by name; a file that --log-to names is executed.
+
+    ConfigurationError for a name that is none, and for a package that is not there.
+    """
+    names = list(config.log_to)
+    if config.tensorboard or (config.tensorboard is None and importlib.util.find_spec("tensorboard")):
+        names.append("tensorboard")
+    return dict(map(_maker, dict.fromkeys(names)))
+
+
+def _maker(name: str) -> tuple[str, Callable[[], Logger]]:
+    if CODEC_FILE in name:
+        file, _, attribute = name.rpartition(":")
+        return name, import_class(Path(file), attribute, "logger")
+    offered = {point.name: point for point in entry_points(group=_GROUP)}
+    name = choose("logger", name, [*_OWN, *offered], ", and path/to/logger.py:NAME for one of your own")
+    if name in offered:
+        return name, offered[name].load()
+    if importlib.util.find_spec(name) is None:
+        raise ConfigurationError(
+            f"--log-to {name} needs the package {name}: pip install '.[loggers]' in psnode's clone, or leave it out"
+        )
+    module, _, attribute = _OWN[name].partition(":")
+    return name, lambda: getattr(import_module(f"psnode.records.loggers.{module}"), attribute)()
+
+
+class Observer:
+    """Hands what a run records to its loggers, each of which has a thread of its own. They are made when the run begins."""
+
+    def __init__(self, makers: Mapping[str, Callable[[], Logger]], directory: Path) -> None:
+        self._makers = makers
+        self._directory = directory
+        self._threads: list[Background] = []
+        self._before: list[Callable[[Logger], None]] = []
+        self._evaluates = False
+
+    def begin(self, config: Config, step: int = 0, *, evaluates: bool = False) -> None:
+        """The run of `config` goes on after `step`, or its evaluator has something to say. Only the first call counts."""
+        if self._threads or not self._makers:
+            return
+        self._evaluates = evaluates
+        run = Run(self._directory, _id(self._directory), config.stated(), to_toml(config), step, evaluates)
+        self._threads = [Background(name, make) for name, make in self._makers.items()]
+        self._put(lambda logger: logger.begin(run))
+        for call in self._before:
+            self._put(call)
+        self._before = []
+
+    def write(self, record: StepRecord) -> None:
+        """One step is finished."""
+        self.scalars(record.step, dict(points(record)))
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Figures of a step by tag."""
+        self._put(lambda logger: logger.scalars(step, values))
+
+    def event(self, step: int, text: str) -> None:
+        """Something happened beside the steps."""
+        if self._threads or not self._makers:
+            self._put(lambda logger: logger.event(step, text))
+        else:
+            self._before.append(lambda logger: logger.event(step, text))
+
+    def extend(self, last: int) -> None:
+        """Nothing to log: a record says where it stands, not where the run ends."""
+
+    def close(self) -> None:
+        """No step comes any more; the summary may."""
+
+    def end(self) -> None:
+        """Hand over the run's summary, if there is one, and wait for the loggers, but not for ever."""
+        summary = None if self._evaluates or not self._threads else _summary(self._directory)
+        self._put(lambda logger: logger.end(summary))
+        for thread in self._threads:
+            thread.close()
+        self._threads = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.end()
+
+    def _put(self, call: Callable[[Logger], None]) -> None:
+        for thread in self._threads:
+            thread.put(call)
+
+
+def _summary(directory: Path) -> dict[str, Any] | None:
+    try:
+        return dict(read_json(directory / SUMMARY))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _id(directory: Path) -> str:
+    """The id in the run's directory, or a new one that is written there if the disk takes it."""
+    path = directory / LOGGERS
+    try:
+        found = read_json(path)["id"]
+        if re.fullmatch(r"[0-9a-f]{12}", found):
+            return str(found)
+    except (OSError, ValueError, TypeError, KeyError):
+        pass
+    new = secrets.token_hex(6)
+    try:
+        write_atomically(path, json.dumps({"id": new}).encode() + b"\n")
+    except OSError as error:
+        _LOG.warning("%s cannot be written: %s: a resumed run will be another one for its loggers", path, error.strerror)
+    return new

@@ -1,0 +1,41 @@
+"""Trackio: its local store (TRACKIO_DIR), or the Space or server that its own variables name; shown by `trackio show`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from psnode.records.loggers.base import Run
+
+_PROJECT = "psnode"  # where TRACKIO_PROJECT does not say
+
+
+class Trackio:
+    """A run of Trackio by directory and id, which the evaluator, and the run when it is resumed, continue."""
+
+    def begin(self, run: Run) -> None:
+        """Begin or continue."""
+        import trackio
+
+        self._run = trackio.init(
+            project=os.environ.get("TRACKIO_PROJECT", _PROJECT),
+            name=f"{run.name}-{run.id}",
+            config=dict(run.settings),
+            resume="allow",
+            embed=False,
+        )
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Figures with their step."""
+        self._run.log(dict(values), step=step)
+
+    def event(self, step: int, text: str) -> None:
+        """An alert, which the dashboard lists."""
+        self._run.alert(text.partition(":")[0], text, step=step)
+
+    def end(self, summary: Mapping[str, Any] | None) -> None:
+        """The summary as figures of the last step."""
+        if summary is not None:
+            self._run.log({f"run/{name}": value for name, value in summary.items()}, step=int(summary["steps"]))
+        self._run.finish()  # type: ignore[no-untyped-call]
