@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,14 @@ from psnode.protocol.messages import plain
 from psnode.records import checkpoint
 from psnode.records.branches import branch
 from psnode.records.directory import saved_config, saved_run
+from psnode.records.loggers.base import Logger
+from psnode.records.loggers.observer import Observer, chosen
 from psnode.records.metrics import (
     EMA_EVALUATIONS,
     EVALUATIONS,
     METRICS,
     SUMMARY,
-    TENSORBOARD,
     read_records,
-    scalars,
     write_atomically,
 )
 from psnode.records.retention import reading
@@ -104,7 +105,8 @@ class Evaluator:
         self._data = self._task.eval_data()
         torch.manual_seed(config.seed)
         self._model = self._task.model().to(self._device)
-        self._scalars = scalars(train_dir / TENSORBOARD) if config.tensorboard is not False else None
+        self._loggers = Observer(_loggers(config), train_dir.absolute())
+        self._config = config
         self._done = set[int]()
         self._failures: dict[str, int] = {}
 
@@ -161,9 +163,9 @@ class Evaluator:
         with self._results.open("ab", buffering=0) as file:
             file.write(json.dumps(asdict(result)).encode() + b"\n")
             os.fsync(file.fileno())
-        if self._scalars is not None:
-            for name, value in {"loss": result.loss, **result.metrics}.items():
-                self._scalars.add_scalar(f"{self._tag}/{name}", value, result.step)
+        self._loggers.begin(self._config, result.step, evaluates=True)
+        figures = {"loss": result.loss, **result.metrics}
+        self._loggers.scalars(result.step, {f"{self._tag}/{name}": value for name, value in figures.items()})
         self._done.add(result.step)
 
     def measure_all(self) -> bool:
@@ -184,9 +186,8 @@ class Evaluator:
         return any(count >= _ATTEMPTS for count in self._failures.values())
 
     def close(self) -> None:
-        """Flush the scalars."""
-        if self._scalars is not None:
-            self._scalars.close()
+        """Nothing is measured any more: the loggers flush what they have."""
+        self._loggers.end()
 
 
 def follow(
@@ -238,6 +239,15 @@ def follow(
             f"the run in {train_dir} has written nothing for {patience:g} s and has not ended: it was killed, or raise --patience"
         )
     return CheckpointError.exit_code if evaluator.broken else 0
+
+
+def _loggers(config: Config) -> dict[str, Callable[[], Logger]]:
+    """The makers of the run's loggers; none where one cannot be made here: the measurements are in the run's own file."""
+    try:
+        return chosen(config)
+    except ConfigurationError as error:
+        _LOG.warning("evaluations are in %s alone: %s", EVALUATIONS, error)
+        return {}
 
 
 def _written(train_dir: Path) -> int:

@@ -24,8 +24,11 @@ State = Literal["ok", "missing", "optional"]
 _SECONDS = 60.0
 _MIN_PYTHON = (3, 11)
 _BASE = ("numpy", "numba", "click", "rich", "crc32c", "xxhash", "zstandard")
-_OPTIONAL = {"tensorboard": "train", "torchvision": "train", "cupy-cuda13x": "gpu", "boto3": "ec2"}
-_OPTIONAL |= {"matplotlib": "bench"}
+_OPTIONAL = {
+    "tensorboard": "train", "torchvision": "train", "cupy-cuda13x": "gpu", "boto3": "ec2", "wandb": "loggers",
+    "mlflow-skinny": "loggers", "trackio": "loggers", "optuna": "tune",
+    "matplotlib": "bench",
+}  # fmt: skip
 
 _MPI = """
 import json, mpi4py

@@ -30,6 +30,7 @@ _ANSWERS: Mapping[str, str] = MappingProxyType(
         "--save-steps --save-freq --checkpoint-interval --save-every --eval-steps --eval-interval": "--eval-freq",
         "--save-total-limit --keep --max-checkpoints": "--keep-last",
         "--logging-steps --log-every --print-freq": "--log-interval",
+        "--wandb --use-wandb --mlflow --trackio --report-to --logger --tracker": "--log-to wandb,mlflow,trackio",
         "--resume-from-checkpoint --resume-from --checkpoint": "--resume, with the run's --train-dir",
         "--pretrained --load --weights --init --finetune-from": "--init-from",
         "--compression --compressor --compress --grad-compression": "--scheme",

@@ -1,4 +1,4 @@
-"""Code of the user's own: modules by the path of their file, and codecs in such files."""
+"""Code of the user's own: modules by the path of their file, and codecs and loggers in such files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from psnode.config.names import CODEC_FILE, names_codec_file, names_file
 from psnode.errors import ConfigurationError, in_one_line
@@ -27,7 +27,8 @@ class _Named(NamedTuple):
 def import_file(path: Path, kind: str) -> ModuleType:
     """The module in a file, executed now. Its directory is added to the end of sys.path, so that it can import its neighbours.
 
-    `kind`: "task" or "codec", for messages. ConfigurationError names the missing file, or the error that the code raised.
+    `kind`: "task", "codec" or "logger", for messages. ConfigurationError names the missing file, or the error that the code
+    raised.
     """
     if not path.is_file():
         raise ConfigurationError(f"{kind} file {path} does not exist: check the path, or name a module as package.module")
@@ -81,11 +82,17 @@ def _taken_apart(spec: str) -> _Named:
 def _loaded(file: Path, name: str) -> type[Codec]:
     from psnode.codecs import register
 
-    module = import_file(file, "codec")
-    found = getattr(module, name, None)
-    if found is None:
-        own = [key for key, value in vars(module).items() if isinstance(value, type) and value.__module__ == module.__name__]
-        raise ConfigurationError(f"codec file {file} has no class {name!r}: it has {', '.join(sorted(own)) or 'none'}")
+    found = import_class(file, name, "codec")
     register(found)
     codec: type[Codec] = found
     return codec
+
+
+def import_class(file: Path, name: str, kind: str) -> Any:
+    """The class `name` of a file, executed now. ConfigurationError as `import_file`, or if the file has none of that name."""
+    module = import_file(file, kind)
+    found = getattr(module, name, None)
+    if found is None:
+        own = [key for key, value in vars(module).items() if isinstance(value, type) and value.__module__ == module.__name__]
+        raise ConfigurationError(f"{kind} file {file} has no class {name!r}: it has {', '.join(sorted(own)) or 'none'}")
+    return found

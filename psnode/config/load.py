@@ -15,7 +15,7 @@ from psnode.config import Config, settings
 from psnode.config.declaration import nearest, read_toml
 from psnode.config.extensions import locate_codec
 from psnode.config.files import read_json
-from psnode.config.names import locate_task
+from psnode.config.names import locate_logger, locate_task
 from psnode.errors import ConfigurationError
 
 PREFIX = "PSNODE_"
@@ -54,6 +54,8 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
         config = replace(config, init_from=config.init_from.expanduser().absolute())
     if config.codec:
         config = replace(config, codec=locate_codec(config.codec))
+    if config.log_to:
+        config = replace(config, log_to=tuple(map(locate_logger, config.log_to)))
     return replace(config, task=locate_task(config.task)) if config.task else config
 
 

@@ -70,12 +70,22 @@ def names_code(value: str | None) -> bool:
     return value is not None and not value.startswith(PASSED)
 
 
-CODEC_FILE = ".py:"  # in FILE:NAME, a codec in a file
+CODEC_FILE = ".py:"  # in FILE:NAME, a class in a file
 
 
 def names_codec_file(spec: str | None) -> bool:
     """True if the spec of a codec begins with FILE:NAME."""
     return spec is not None and CODEC_FILE in spec
+
+
+def names_logger_file(names: Iterable[str] | None) -> bool:
+    """True if one of the loggers is FILE:NAME."""
+    return any(CODEC_FILE in name for name in names or ())
+
+
+def locate_logger(name: str) -> str:
+    """`name` of --log-to such that it means the same from any directory: the path of a file made absolute."""
+    return str(Path(name).expanduser().absolute()) if CODEC_FILE in name else name
 
 
 def names_file(source: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Self
 import xxhash
 
 from psnode.config.declaration import ABSENT, Setting, nearest, option, settings_of
-from psnode.config.names import names_code, names_codec_file
+from psnode.config.names import names_code, names_codec_file, names_logger_file
 from psnode.errors import ConfigurationError
 
 _BUILT_IN = ("network", "dataset", "data_dir", "download")  # settings of the built-in task
@@ -261,7 +261,11 @@ class Config:
     log_interval: int = option(10, "Steps between lines of progress.", minimum=1, free=True)
     timeline: bool = option(False, "Write timeline.json, a Chrome trace of every rank.", free=True)
     record_history: bool = option(False, "Write history.jsonl: which gradients made each version of the weights.", free=True)
-    tensorboard: bool | None = option(None, "Write TensorBoard scalars; default: if the package is there.", free=True)
+    tensorboard: bool | None = option(None, "Write for TensorBoard; default: if the package is there.", free=True)
+    log_to: tuple[str, ...] = option(
+        (), "Also log the run to these; one of your own is path/to/logger.py:NAME.", metavar="wandb,mlflow,trackio",
+        names_code=names_logger_file, free=True, before=(),
+    )  # fmt: skip
 
     # how it is run
     local: int | None = option(
@@ -304,6 +308,8 @@ class Config:
             raise ConfigurationError("--no-decay needs --weight-decay above 0: drop one of the two")
         if self.resume and "init_from" in given:
             raise ConfigurationError("--init-from has no meaning with --resume, which takes the run's own weights: drop one")
+        if "tensorboard" in self.log_to and self.tensorboard is False:
+            raise ConfigurationError("--log-to tensorboard and --no-tensorboard contradict each other: drop one of the two")
         if self.download and self.data_dir is None:
             raise ConfigurationError("--download needs --data-dir: name the directory to fetch into")
         self.task_options()

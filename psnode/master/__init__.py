@@ -45,6 +45,7 @@ from psnode.protocol.messages import Failure, Ready
 from psnode.protocol.wire import Kind
 from psnode.records.directory import RunDirectory, claim
 from psnode.records.history import History
+from psnode.records.loggers.observer import Observer, chosen
 from psnode.records.machines import write_machines
 from psnode.records.metrics import METRICS, RunLog, Summary, compression_ratio, losses, peak_memory, totals
 from psnode.records.timeline import Tracer, write_timeline
@@ -103,14 +104,15 @@ def _lead(link: FrameChannel, config: Config, make_task: Callable[[Config], Task
     inventory.check(model, statistics)
     if config.init_from is not None and not config.resume:  # before the directory is made: it may be refused
         initialise(model, config.init_from)
-    with claim(config) as run:
+    makers = chosen(config)
+    with claim(config) as run, Observer(makers, run.path) as loggers:
         try:
             if run.config.init_from is not None and config.resume and run.resume_point.checkpoint is None:
                 initialise(model, run.config.init_from)
             groups = groups_of(task.parameter_groups(model), model, run.config)
             if config.resume:
                 refuse_other_groups(groups, run.resume_point.parameter_groups)
-            return _run(link, run, task, model, statistics, layout, groups)
+            return _run(link, run, task, model, statistics, layout, groups, loggers)
         except StoppedError as error:  # before it began: whoever watches the directory learns why nothing comes
             _summary(run, error.step, _REASONS[error.exit_code], error.exit_code, 0).write(run.path)
             raise
@@ -118,12 +120,12 @@ def _lead(link: FrameChannel, config: Config, make_task: Callable[[Config], Task
 
 def _tell_of_what_is_not_used(task: Task, config: Config) -> None:
     """Tell of an optimizer or a schedule that the task has and the settings do not ask for."""
-    for method, there, flag, chosen in (
+    for method, there, flag, setting in (
         ("optimizer", task.own_optimizer, "--optimizer", config.optimizer),
         ("learning_rate", task.own_rate, "--lr-schedule", config.lr_schedule),
     ):
-        if there is not None and chosen != OWN:
-            _LOG.warning("Task.%s is not used: %s is %s, and task would use it", method, flag, chosen)
+        if there is not None and setting != OWN:
+            _LOG.warning("Task.%s is not used: %s is %s, and task would use it", method, flag, setting)
 
 
 def _run(
@@ -134,6 +136,7 @@ def _run(
     statistics: dict[str, str],
     layout: Layout,
     groups: tuple[ParameterGroup, ...],
+    loggers: Observer,
 ) -> int:
     """Gather the ranks, agree on a plan, put the shard and the master together, and serve."""
     ranks, workers = layout.readers, layout.computing
@@ -146,7 +149,7 @@ def _run(
         run.config, examples, workers, run.parts(len(workers)), applied, version=step, own_rate=task.own_rate,
         steps=task.steps_per_epoch,
     )  # fmt: skip
-    events = Events(run.path)
+    events = Events(run.path, loggers.event)
     run, plan = _planned(link, run, model, {rank: ready[rank] for rank in workers}, sharding, events)
     replanning.check(run.resume_point, plan, ready[workers[0]].tensors)
     recipients = routes_of(layout, plan)[0].heirs(MASTER)
@@ -162,8 +165,8 @@ def _run(
         clock = Clock()
         recorder = StepRecorder(len(workers), sharding.epochs.steps, step, sharding.epochs.shift)
         views = [] if config.quiet else [progress(plan.size, step, sharding.last_step, config.log_interval)]
-        log = RunLog(run.path, tensorboard=config.tensorboard is not False)
-        with Fanout(log, *views, DownlinkNotice(run.scheme, recorder, len(workers))) as observer:
+        loggers.begin(config, step)
+        with Fanout(RunLog(run.path), loggers, *views, DownlinkNotice(run.scheme, recorder, len(workers))) as observer:
             master = Master(
                 link=link,
                 config=config,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 _LOG = logging.getLogger(__name__)
@@ -14,15 +15,21 @@ _LEVELS = dict.fromkeys(["calibrated", "learning rate", "promoted", "resharded",
 
 
 class Events:
-    """Appends to the run's events.jsonl: seconds since 1970, finished updates, the event, its rank, and its reason."""
+    """Appends to the run's events.jsonl: seconds since 1970, finished updates, the event, its rank, and its reason.
 
-    def __init__(self, directory: Path) -> None:
+    `also` is told each event with its step, in words.
+    """
+
+    def __init__(self, directory: Path, also: Callable[[int, str], None] | None = None) -> None:
         self._path = directory / EVENTS
+        self._also = also
 
     def tell(self, event: str, step: int, rank: int | None = None, reason: str = "") -> None:
         """One event. A full disk is no reason to stop: the line on standard error remains."""
-        who = "" if rank is None else f"rank {rank} "
-        _LOG.log(_LEVELS.get(event, logging.WARNING), "step %d: %s%s%s", step, who, event, f": {reason}" if reason else "")
+        text = f"{'' if rank is None else f'rank {rank} '}{event}{f': {reason}' if reason else ''}"
+        _LOG.log(_LEVELS.get(event, logging.WARNING), "step %d: %s", step, text)
+        if self._also is not None:
+            self._also(step, text)
         record = {"time": time.time(), "step": step, "event": event, "rank": rank, "reason": reason}
         try:
             with self._path.open("ab", buffering=0) as file:

@@ -1,4 +1,4 @@
-"""Records of a run: metrics.jsonl, summary.json, TensorBoard scalars.
+"""Records of a run: metrics.jsonl, summary.json.
 
 psnode.master.recorder assembles the record of a step. Rank 0 writes one
 line a finished update; a reader may follow the file while it grows.
@@ -9,24 +9,20 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import logging
 import math
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from psnode.config.files import RECORD_BYTES, open_plain, parse_json, require_plain
 from psnode.errors import CheckpointError
 from psnode.records.journal import Journal
 
-_LOG = logging.getLogger(__name__)
-
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
-TENSORBOARD = "tensorboard"
 EVALUATIONS = "evaluations.jsonl"
 EMA_EVALUATIONS = "evaluations-ema.jsonl"
 
@@ -210,43 +206,15 @@ def cut_after(path: Path, step: int) -> None:
         write_atomically(path, "".join(line + "\n" for line in kept).encode())
 
 
-class Scalars(Protocol):
-    """Destination of scalars beside the JSON lines."""
-
-    def add_scalar(self, tag: str, data: float, step: int) -> None:
-        """Record one point."""
-
-    def close(self) -> None:
-        """Flush and leave."""
-
-
-def scalars(directory: Path) -> Scalars | None:
-    """A TensorBoard writer into `directory`, or None where the package is missing."""
-    try:
-        from tensorboard.summary import Writer
-    except ImportError:
-        return None
-    writer: Scalars = Writer(str(directory))
-    return writer
-
-
 class RunLog:
-    """Appends step records to metrics.jsonl and, if `tensorboard`, the same scalars to TensorBoard, while the disk takes them."""
+    """Appends step records to metrics.jsonl, while the disk takes them."""
 
-    def __init__(self, directory: Path, *, tensorboard: bool) -> None:
+    def __init__(self, directory: Path) -> None:
         self._journal = Journal(directory / METRICS)
-        self._scalars = scalars(directory / TENSORBOARD) if tensorboard else None
 
     def write(self, record: StepRecord) -> None:
         """One line, at once visible to readers."""
         self._journal.append(json.dumps(asdict(record)).encode())
-        if self._scalars is not None:
-            try:
-                for tag, value in _points(record):
-                    self._scalars.add_scalar(tag, value, record.step)
-            except OSError as error:
-                _LOG.warning("step %d: no more scalars for TensorBoard: %s", record.step, error)
-                self._scalars = None
 
     def extend(self, last: int) -> None:
         """Nothing to write: a record says where it stands, not where the run ends."""
@@ -254,30 +222,9 @@ class RunLog:
     def close(self) -> None:
         """Flush everything to disk."""
         self._journal.close()
-        if self._scalars is not None:
-            with contextlib.suppress(OSError):  # the records are whole without them
-                self._scalars.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-def _points(record: StepRecord) -> Iterator[tuple[str, float]]:
-    if record.loss is not None:
-        yield "train/loss", record.loss
-    yield "train/lr", record.lr
-    yield "train/samples_per_second", record.samples_per_second
-    for name, value in record.metrics.items():
-        yield f"train/{name}", value
-    if record.gradient_norm is not None:
-        yield "train/gradient_norm", record.gradient_norm
-    yield "comm/bytes_up", record.uplink_bytes
-    yield "comm/bytes_down", record.downlink_bytes
-    yield "comm/dropped", record.dropped
-    if record.relative_error is not None:
-        yield "comm/relative_error", record.relative_error
-    for name, value in asdict(record.seconds).items():
-        yield f"time/{name}", value

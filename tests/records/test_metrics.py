@@ -45,26 +45,14 @@ def record(step: int, up: int = 100, down: int = 200) -> StepRecord:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    with RunLog(tmp_path, tensorboard=False) as log:
+    with RunLog(tmp_path) as log:
         for step in (1, 2, 3):
             log.write(record(step))
             assert [entry["step"] for entry in read_records(tmp_path / METRICS)] == list(range(1, step + 1))
 
 
-def test_tensorboard_gets_the_same_scalars(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    with RunLog(tmp_path, tensorboard=True) as log:
-        log.write(record(1))
-        log.write(record(2, up=77))
-    found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    tags = set(found.Tags()["scalars"] + found.Tags()["tensors"])
-    assert {"train/loss", "train/top1", "comm/bytes_up", "comm/bytes_down", "time/encode"} <= tags
-
-
 def test_records_after_a_step_are_cut(tmp_path: Path) -> None:
-    with RunLog(tmp_path, tensorboard=False) as log:
+    with RunLog(tmp_path) as log:
         for step in range(1, 8):
             log.write(record(step))
     cut_after(tmp_path / METRICS, 4)
@@ -72,7 +60,7 @@ def test_records_after_a_step_are_cut(tmp_path: Path) -> None:
 
 
 def test_a_torn_last_line_is_left_out_and_cut(tmp_path: Path) -> None:
-    with RunLog(tmp_path, tensorboard=False) as log:
+    with RunLog(tmp_path) as log:
         log.write(record(1))
     with (tmp_path / METRICS).open("ab") as file:
         file.write(b'{"step": 2, "ep')
@@ -87,7 +75,7 @@ def test_cutting_where_nothing_was_written_is_nothing(tmp_path: Path) -> None:
 
 
 def test_totals_are_those_up_to_a_step_and_change_nothing(tmp_path: Path) -> None:
-    with RunLog(tmp_path, tensorboard=False) as log:
+    with RunLog(tmp_path) as log:
         for step in range(1, 8):
             log.write(record(step))
     before = (tmp_path / METRICS).read_bytes()
@@ -99,7 +87,7 @@ def test_totals_are_those_up_to_a_step_and_change_nothing(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("line", [b"garbage", b"\xff\xfe", b"[1]", b"{}", b'{"step": "1"}', b""])
 def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: bytes) -> None:
-    with RunLog(tmp_path, tensorboard=False) as log:
+    with RunLog(tmp_path) as log:
         log.write(record(1))
     with (tmp_path / METRICS).open("ab") as file:
         file.write(line + b"\n")
