@@ -81,6 +81,8 @@ def refuse_what_has_no_effect(config: Config, rule: Feedback, codec: Codec, aggr
     if config.clip_grad_norm is not None and (aggregator == MAJORITY or rule.gathering is not None):
         sent = "votes" if aggregator == MAJORITY else f"momenta (feedback {rule.id})"
         raise ConfigurationError(f"--clip-grad-norm bounds a gradient, and the workers send {sent}: leave it out")
+    if config.weighted_mean and (why := _without_weight(rule, codec, aggregator)):
+        raise ConfigurationError(f"--weighted-mean weighs gradients, and {why}: leave it out")
     if aggregator == MAJORITY and rule.memory is not None:
         raise ConfigurationError(
             f"feedback {rule.id} remembers what a gradient is owed, and a majority vote pays nobody's: use none or ema"
@@ -101,6 +103,17 @@ def refuse_what_has_no_effect(config: Config, rule: Feedback, codec: Codec, aggr
         )
     if codec.lossless and config.min_compress_bytes != settings()["min_compress_bytes"].default:
         raise ConfigurationError(f"--min-compress-bytes has no meaning for {codec!r}, which sends all tensors as they are")
+
+
+def _without_weight(rule: Feedback, codec: Codec, aggregator: str) -> str:
+    """Why a worker's push cannot count more than another's; empty if it can."""
+    if aggregator == MAJORITY:
+        return "all votes weigh the same"
+    if aggregator == CLIPPED:
+        return f"--aggregator {CLIPPED} takes a push that is larger than the others for a lie"
+    if rule.gathering is not None:
+        return f"feedback {rule.id} sends momenta, which are of many batches"
+    return f"{codec!r} sends nothing of their size" if moves_by_rate(rule, codec, aggregator) else ""
 
 
 def _refuse_to_clip(config: Config, rule: Feedback, codec: Codec) -> None:

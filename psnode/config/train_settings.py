@@ -156,6 +156,10 @@ class Config:
     )  # fmt: skip
     batches_per_step: int = option(1, "Backward passes whose mean gradient makes one step.", minimum=1)
 
+    weighted_mean: bool = option(
+        False, "Weigh every gradient by what its loss is a mean over (Task.size), tokens say, instead of all alike.", before=False
+    )
+
     # communication
     scheme: str = option(
         "atomo", "A paper's combination, NAME[:k=v,...][+STAGE]; parameters and stages go to its codec.", aliases=("--code",)
@@ -377,6 +381,11 @@ class Config:
     def whole_tensors(self) -> bool:
         """True if the optimizer has to see whole tensors, so that groups end where tensors do."""
         return self.optimizer in (*BY_TENSOR, OWN)
+
+    @property
+    def weight_unit(self) -> int | None:
+        """The weight of a gradient that counts as one, under --weighted-mean; None: every gradient counts as one."""
+        return self.batch_size * self.batches_per_step if self.weighted_mean else None
 
     @property
     def directory(self) -> Path:

@@ -76,6 +76,7 @@ class GradientSender:
         self._version = 0
         self._seconds = 0.0
         self._nbytes = 0
+        self.weight: int | None = None  # of the step in the mean, if gradients have one; before the first group is pushed
         self._lost: tuple[float, float] | None = None
         self._skipped: NonFiniteGradientError | None = None
         self._skips = 0  # steps in a row
@@ -90,6 +91,7 @@ class GradientSender:
 
         `measure`: decode every payload once more, for `relative_error`.
         """
+        self.weight = None
         self._step, self._version, self._seconds = step, version, 0.0
         self._nbytes = 0
         self._sent = {}
@@ -141,7 +143,7 @@ class GradientSender:
                 frame, payloads = sent
                 coders = self._coders[index]
                 parts = wire.split_group(frame[wire.HEADER_BYTES :], payloads)
-                for coder, data in zip(coders, parts, strict=False):  # the list of absent tensors comes last
+                for coder, data in zip(coders, parts, strict=False):  # absent tensors and the weight come last
                     _put_back(coder, coder.codec(self._phase, step), Payload.from_bytes(data), float(np.float32(1) - factor))
 
     @property
@@ -183,8 +185,10 @@ class GradientSender:
         codecs = [coder.codec(self._phase, self._step) for coder in coders]
         absent = self._gradients.absent(group.start, group.stop)
         mark = wire.pack_groups(absent, len(self._plan.covering(group.start, group.stop))) if absent else b""
-        room = sum(wire.padded(coder.max_nbytes) for coder in coders) + wire.padded(len(mark))
-        frame = self._frames.begin(group.index, len(coders) + bool(mark), room)
+        weight = b"" if self.weight is None else wire.pack_weight(self.weight)
+        more = [part for part in (mark, weight) if part]
+        room = sum(wire.padded(coder.max_nbytes) for coder in coders) + sum(wire.padded(len(part)) for part in more)
+        frame = self._frames.begin(group.index, len(coders) + len(more), room)
         done: list[tuple[SegmentCoder, Codec, Payload]] = []
         try:
             pairs = list(zip(coders, codecs, strict=True))
@@ -204,12 +208,14 @@ class GradientSender:
             self._skipped = NonFinitePartError(segment.start + error.index, error.value)
             self._link.send(MASTER, Kind.SKIP_STEP, str(self._skipped).encode(), step=self._step, version=self._version)
             return
-        if mark:
-            frame.room[: len(mark)] = np.frombuffer(mark, np.uint8)
-            frame.take(len(mark))
-        flags, target = Flag.PARTIAL if mark else Flag.NONE, self._targets[group.index]
-        sealed = self._frames.send(group.index, frame, target, Kind.GRADIENT, self._step, self._version, flags)
-        self._sent[group.index] = sealed, len(coders) + bool(mark)
+        for part in more:
+            frame.room[: len(part)] = np.frombuffer(part, np.uint8)
+            frame.take(len(part))
+        flags = (Flag.PARTIAL if mark else Flag.NONE) | (Flag.WEIGHED if weight else Flag.NONE)
+        sealed = self._frames.send(
+            group.index, frame, self._targets[group.index], Kind.GRADIENT, self._step, self._version, flags
+        )
+        self._sent[group.index] = sealed, len(coders) + len(more)
         self._nbytes += sealed.size
 
     def _check(self, segment: Segment) -> None:

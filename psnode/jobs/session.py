@@ -142,11 +142,21 @@ class Session:
             yield batch
         self._finish()
 
+    def backward(self, loss: torch.Tensor, weight: int | None = None) -> None:
+        """`loss.backward()` with the part that the batch has in its step: one of batches_per_step, or by weight (weighted_mean).
+
+        `loss`: a mean over `weight` examples or tokens, a whole number; by default over the batch's examples. ConfigurationError
+        for a weight where all gradients count alike.
+        """
+        if self._worker is None:
+            raise ConfigurationError("s.backward() belongs into a loop over s.batches(loader), which runs on workers alone")
+        self._worker.backward(loss, weight)
+
     def step(self, loss: torch.Tensor | float | None = None, metrics: Mapping[str, Any] | None = None) -> bool:
         """Have the gradients of the batch's backward pass applied, and return when the model has the new weights.
 
         `loss`, a mean over the batch, and `metrics`, sums over it, go into the records. False while batches are accumulated
-        (batches_per_step), which needs `loss / batches_per_step` in the backward pass.
+        (batches_per_step), which needs `s.backward(loss)`, or `loss / batches_per_step` in the backward pass.
         """
         if self._worker is None:
             raise ConfigurationError("s.step() belongs into a loop over s.batches(loader), which runs on workers alone")

@@ -31,11 +31,13 @@ class _Round:
 class StepRecorder:
     """Collects the figures of each step; a step's record is due once its round is closed and all reports are in.
 
-    Frames that belong to no step count in the next record that is made: the sums over all records are all bytes.
+    Frames that belong to no step count in the next record that is made: the sums over all records are all bytes. `weighted`: a
+    record's loss is the mean over samples, not over workers.
     """
 
-    def __init__(self, workers: int, steps_per_epoch: int, step: int, shift: int = 0) -> None:
+    def __init__(self, workers: int, steps_per_epoch: int, step: int, shift: int = 0, *, weighted: bool = False) -> None:
         self._workers = workers
+        self._weighted = weighted
         self._steps_per_epoch = steps_per_epoch
         self._shift = shift
         self._rounds: dict[int, _Round] = defaultdict(_Round)
@@ -123,8 +125,7 @@ class StepRecorder:
     def _record(self, step: int, entry: _Round) -> StepRecord:
         found = [self._reports[rank].get(own) for rank, own in sorted(entry.contributors)]
         reports = [report for report in found if report is not None]
-        told = [report.loss for report in reports if report.loss is not None]
-        self._loss = fmean(told) if told else self._loss
+        self._loss = self._mean_loss(reports)
         samples = sum(report.samples for report in reports)
         seconds = (entry.closed or 0.0) - self._last_close
         self._last_close = entry.closed or 0.0
@@ -158,6 +159,13 @@ class StepRecorder:
             },
             gradient_norm=entry.gradient_norm,
         )
+
+    def _mean_loss(self, reports: Sequence[Report]) -> float | None:
+        """The mean of the losses that were told, as gradients count in theirs; else the last one known."""
+        told = [(report.loss, report.samples if self._weighted else 1) for report in reports if report.loss is not None]
+        if not sum(weight for _, weight in told):
+            return self._loss
+        return fmean([loss for loss, _ in told], [weight for _, weight in told])
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -16,7 +16,7 @@
 
 The body of a group frame is a count n, n payload lengths (both uint32), then the n payloads, each padded with zeros to a
 multiple of 4 bytes so that float32 bodies stay aligned. GRADIENT and DELTA hold a payload a segment, GRADIENT with PARTIAL one
-more; WEIGHTS holds one for the group.
+more, and with WEIGHED another; WEIGHTS holds one for the group.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ MAGIC = b"PSND"
 PROTOCOL = 1
 _FIELDS = struct.Struct("<4sBBHIIQQQQ")
 _CHECKSUM = struct.Struct("<I")
+_WEIGHT = struct.Struct("<Q")
+MOST_WEIGHT = 1 << 53  # larger ones have no float64
 HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
 _GIL_RELEASE_BYTES = 1 << 16
 
@@ -77,6 +79,7 @@ class Flag(IntFlag):
     WRITTEN = 8  # STATE: memories and buffers lie in the run's directory, here are the buffers alone
     PARTIAL = 16  # GRADIENT: the last payload marks tensors that have no gradient in this step
     HOLD = 32  # ASK: no version follows before your answer, and then all weights
+    WEIGHED = 64  # GRADIENT: the last payload is its weight in the mean
 
 
 def _nothing() -> None:
@@ -249,8 +252,23 @@ def unpack_factors(body: Bytes, count: int, source: int | None = None) -> dict[i
     return {int(group): np.float32(values[group]) for group in np.flatnonzero(values < 1)}
 
 
+def pack_weight(weight: int) -> bytes:
+    """A gradient's weight as the last payload of its frames: uint64."""
+    return _WEIGHT.pack(weight)
+
+
+def unpack_weight(body: Bytes, source: int | None = None) -> int:
+    """Inverse of pack_weight. WireError unless it is a whole number from 0 to 2^53."""
+    if body.size != _WEIGHT.size:
+        raise WireError(f"{body.size} bytes are no weight of a gradient", source)
+    weight: int = _WEIGHT.unpack(bytes(body))[0]
+    if weight > MOST_WEIGHT:
+        raise WireError(f"the weight of a gradient is {weight}, more than {MOST_WEIGHT}", source)
+    return weight
+
+
 _KINDS = frozenset(Kind)
-_KNOWN_FLAGS = int(Flag.CHECKPOINT | Flag.STOP | Flag.SPARE | Flag.WRITTEN | Flag.PARTIAL | Flag.HOLD)
+_KNOWN_FLAGS = int(Flag.CHECKPOINT | Flag.STOP | Flag.SPARE | Flag.WRITTEN | Flag.PARTIAL | Flag.HOLD | Flag.WEIGHED)
 
 
 def checksum(buffer: Bytes) -> int:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,7 @@ class Computation:
     """Runs batches through the model so that gradients accumulate; hooks see the last backward pass of a step.
 
     `torch_lock` is held while torch computes: workers that are threads of one process share torch's generator. Forward passes
-    compute in `precision`, fp32 or bf16.
+    compute in `precision`, fp32 or bf16. A batch counts in a step by its size over `weight_unit`, if there is one.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class Computation:
         seed: int,
         torch_lock: AbstractContextManager[Any],
         precision: str = "fp32",
+        weight_unit: int | None = None,
     ) -> None:
         self._task = task
         self._model = model
@@ -83,6 +84,7 @@ class Computation:
         self._seed = seed
         self._torch_lock = torch_lock
         self._autocast = autocast(precision, device)
+        self._unit = weight_unit
         self._trains = [(name, parameter, parameter.requires_grad) for name, parameter in model.named_parameters()]
 
     def loss(self, batch: Batch, watch: AbstractContextManager[Any] | None) -> float:
@@ -104,7 +106,8 @@ class Computation:
         first_forward: AbstractContextManager[Any] | None = None,
         settled: Callable[[], bool] | None = None,
     ) -> Outcome | None:
-        """Passes over all `batches`; the gradients' sum is the gradient of the mean of their losses.
+        """Passes over all `batches`; the gradients' sum is the gradient of the mean of their losses, or, with a `weight_unit`, of
+        the sum over their examples divided by that.
 
         The first forward pass runs inside `first_forward`; after it `settled` says whether the step is to be taken, and
         if not, None is returned. Raises NonFiniteLossError before the backward pass of a loss that is not finite,
@@ -114,7 +117,7 @@ class Computation:
             start = time.perf_counter()
             seed_torch(self._seed, self._rank, step, self._device)
             self._model.train()
-            total, samples, sums = 0.0, 0, dict[str, float]()
+            found, sums = list[Outcome](), dict[str, float]()
             for index, batch in enumerate(batches):
                 batch = to_device(batch, self._device)
                 with self._autocast, first_forward if first_forward is not None and index == 0 else nullcontext():
@@ -127,18 +130,44 @@ class Computation:
                 self.check_trained(step)
                 if hooks is not None and index == len(batches) - 1:
                     hooks.arm()
-                (loss / len(batches) if len(batches) > 1 else loss).backward()  # type: ignore[no-untyped-call]
+                size = self.size(batch)
+                self.share_of(loss, size, len(batches)).backward()  # type: ignore[no-untyped-call]
                 if hooks is not None:
                     hooks.flush()
-                total += value / len(batches)
-                samples += self.size(batch)
+                found.append(Outcome(value, size, {}, 0.0))
                 with torch.no_grad():
                     for name, metric in self._task.metrics(outputs, batch).items():
                         key = str(name) if isinstance(name, int) else name  # as JSON has it
                         sums[key] = sums.get(key, 0.0) + number(key, metric)
-            if problem := unreportable(samples, sums):
+            outcome = self.together(found)
+            if problem := unreportable(outcome.samples, sums):
                 raise ConfigurationError(problem)
-            return Outcome(total, samples, sums, time.perf_counter() - start)
+            return replace(outcome, metrics=sums, seconds=time.perf_counter() - start)
+
+    def weight(self, batches: Sequence[Batch]) -> int | None:
+        """The weight of a step over `batches` in the mean; None if all steps weigh the same."""
+        return None if self._unit is None else sum(map(self.size, batches))
+
+    def share_of(self, loss: torch.Tensor, size: int, batches: int) -> torch.Tensor:
+        """The part of a batch's mean `loss` over `size` examples in that of a step of so many `batches`."""
+        if self._unit is not None:
+            return loss * (size / self._unit)
+        return loss / batches if batches > 1 else loss
+
+    def together(self, outcomes: Sequence[Outcome]) -> Outcome:
+        """Outcome of the passes of one step: the mean of the losses that were told, as batches count, and sums of the rest."""
+        told = [(found.loss, found.samples if self._unit is not None else 1) for found in outcomes if found.loss is not None]
+        sums: dict[str, float] = {}
+        for found in outcomes:
+            for name, metric in found.metrics.items():
+                sums[name] = sums.get(name, 0.0) + metric
+        weight = sum(weight for _, weight in told)
+        return Outcome(
+            sum(loss * weight for loss, weight in told) / max(weight, 1) if told else None,
+            sum(found.samples for found in outcomes),
+            sums,
+            sum(found.seconds for found in outcomes),
+        )
 
     def size(self, batch: Batch) -> int:
         """Number of examples in `batch`, by the task."""

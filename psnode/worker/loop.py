@@ -149,6 +149,7 @@ class Worker:
                 self._count_epochs(self.receiver.applied - version)
             # not before: until then unused groups of the last gradient can return to the residuals
             self.sender.begin(step, version, measure=step % self.config.log_interval == 0)
+            self.sender.weight = self.computation.weight(batches)
             return True
 
         marks = self.replica.marks() if compared else {}

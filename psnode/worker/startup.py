@@ -173,8 +173,9 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
         place, workers = layout.place(link.rank), layout.workers
         sampler = Sampler(len(data), place, workers, config.batch_size, config.batches_per_step, config.seed)
         computation = Computation(
-            task, model, device, rank=link.rank, seed=config.seed, torch_lock=torch_lock, precision=config.precision
-        )
+            task, model, device, rank=link.rank, seed=config.seed, torch_lock=torch_lock, precision=config.precision,
+            weight_unit=config.weight_unit,
+        )  # fmt: skip
         agreed = set() if config.resume else inventory.persistent_buffers(model) - statistics.keys()
         found = Findings(None, [], "")
         if isinstance(task, OwnLoop):

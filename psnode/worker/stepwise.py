@@ -17,7 +17,7 @@ from psnode.protocol.messages import unreportable
 from psnode.protocol.wire import Kind
 from psnode.task import Batch
 from psnode.tasks.device import to_device
-from psnode.worker.computation import Outcome, number, seed_torch
+from psnode.worker.computation import Outcome, number, seed_torch, whole
 from psnode.worker.loop import Passes, Worker
 
 
@@ -58,7 +58,7 @@ class StepwiseWorker:
         if self._passes is None:
             return None
         step, batches, _ = self._passes
-        self._pending, self._begun = True, time.perf_counter()
+        self._pending, self._weighed, self._begun = True, False, time.perf_counter()
         if not self._outcomes:
             self._refuse_early_gradients()
             seed_torch(self._worker.config.seed, self._worker.link.rank, step, self._device)
@@ -67,6 +67,26 @@ class StepwiseWorker:
         self._size = self._worker.computation.size(batches[len(self._outcomes)])
         return to_device(batches[len(self._outcomes)], self._device)
 
+    def backward(self, loss: torch.Tensor, weight: int | None) -> None:
+        """The backward pass of a batch's mean `loss`, with the part that it has in the step's.
+
+        `weight`: what the loss is a mean over, by default the batch's examples.
+        """
+        if not self._pending or self._passes is None:
+            raise ConfigurationError("s.backward() without a batch: call it once for each batch of s.batches")
+        weighed = self._worker.config.weighted_mean
+        if weight is not None and not weighed:
+            raise ConfigurationError(
+                "a weight has no meaning in this session, whose gradients count alike: say weighted_mean=True"
+            )
+        if weighed:
+            self._size = self._size if weight is None else whole(weight)
+            if problem := unreportable(self._size, {}):
+                raise ConfigurationError(problem)
+            self._worker.sender.weight = self._size + sum(found.samples for found in self._outcomes)
+        self._weighed = True
+        self._worker.computation.share_of(loss, self._size, len(self._passes.batches)).backward()  # type: ignore[no-untyped-call]
+
     def step(self, loss: torch.Tensor | float | None, metrics: Mapping[str, Any]) -> bool:
         """The backward pass over the batch is done: after the last of a step send what is left, and wait for the next weights.
 
@@ -74,6 +94,11 @@ class StepwiseWorker:
         """
         if not self._pending or self._passes is None:
             raise ConfigurationError("s.step() without a batch: call it once for each batch of s.batches, after loss.backward()")
+        if self._worker.config.weighted_mean and not self._weighed:
+            raise ConfigurationError(
+                "with weighted_mean=True a loss is to be weighed before its gradients leave: s.backward(loss, weight=n) in the "
+                "place of loss.backward()"
+            )
         value = None if loss is None else _scalar(loss)
         if value is not None and not math.isfinite(value):
             raise NonFiniteLossError(value, self._worker.link.rank, self._passes.step)
@@ -85,7 +110,7 @@ class StepwiseWorker:
         if len(self._outcomes) < len(self._passes.batches):
             return False
         self._finish_backward()
-        outcome, self._outcomes = together(self._outcomes), []
+        outcome, self._outcomes = self._worker.computation.together(self._outcomes), []
         self._go_on(self._sent(outcome))
         return True
 
@@ -148,18 +173,3 @@ def _scalar(loss: torch.Tensor | float) -> float:
         raise ConfigurationError(
             f"the loss of s.step must be one number, the mean over the batch: {in_one_line(error)}"
         ) from error
-
-
-def together(outcomes: list[Outcome]) -> Outcome:
-    """Outcome of the passes of one step: the mean of the losses that were told, sums of the rest."""
-    losses = [found.loss for found in outcomes if found.loss is not None]
-    sums: dict[str, float] = {}
-    for found in outcomes:
-        for name, metric in found.metrics.items():
-            sums[name] = sums.get(name, 0.0) + metric
-    return Outcome(
-        sum(losses) / len(losses) if losses else None,
-        sum(found.samples for found in outcomes),
-        sums,
-        sum(found.seconds for found in outcomes),
-    )

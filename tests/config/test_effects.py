@@ -81,6 +81,7 @@ WITNESSES: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
     "staleness": (3, {"consistency": "ssp", "staleness": 0}),
 }
 EXCEPTIONS = {
+    "weighted_mean": "the same where all batches are full: tests/test_weighted_mean.py",
     "task": "another model and other data altogether: tests/test_task.py",
     "task_option": "for the task to use or to refuse",
     "enable_gpu": "the same sums on another device",

@@ -269,3 +269,70 @@ def test_a_loss_that_is_not_finite_is_told_with_rank_and_step(tmp_path: Path) ->
 
     with pytest.raises(NonFiniteLossError, match="loss is nan on rank 1 at step 1"):
         run()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_weighed_steps_are_those_of_plain_sgd_on_the_joined_examples(tmp_path: Path, count: int) -> None:
+    """The first n examples of a batch count, another n in each."""
+    counts, plain, model, steps = [4, 1, 3, 2, 1, 4], Net(), Net(), 6 // count
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for step in range(steps):
+        chosen = list(zip(batches(), counts, strict=True))[count * step : count * step + count]
+        joined = [torch.cat([batch[part][:n] for batch, n in chosen]) for part in (0, 1)]
+        optimizer.zero_grad()
+        loss = loss_of(plain, joined)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    with stepping(tmp_path, model, batches_per_step=count, max_steps=steps, weighted_mean=True) as worker:
+        for n in counts:
+            batch = worker.draw()
+            assert batch is not None
+            loss = loss_of(model, [part[:n] for part in batch])
+            worker.backward(loss, n)
+            worker.step(loss, {})
+        assert worker.draw() is None
+    for name, weight in plain.named_parameters():
+        torch.testing.assert_close(dict(model.named_parameters())[name].detach(), weight.detach(), rtol=1e-5, atol=1e-6)
+    assert [record["loss"] for record in read_records(tmp_path / "metrics.jsonl")] == pytest.approx(losses, rel=1e-5)
+
+
+def test_a_backward_pass_without_weights_accumulates_by_itself(tmp_path: Path) -> None:
+    """s.backward(loss) is (loss / batches_per_step).backward()."""
+    found = []
+    for own in (True, False):
+        model = Net()
+        with stepping(tmp_path / str(own), model, batches_per_step=2, max_steps=3) as worker:
+            while (batch := worker.draw()) is not None:
+                loss = loss_of(model, batch)
+                worker.backward(loss, None) if own else (loss / 2).backward()
+                worker.step(loss, {})
+        found.append([weight.detach().clone() for weight in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("weighted", "weight", "why"),
+    [(True, 1.5, "whole number"), (True, -1, "whole number"), (True, "all", "whole number"), (False, 3, "weighted_mean=True")],
+)
+def test_weights_that_cannot_be_are_refused(tmp_path: Path, weighted: bool, weight: Any, why: str) -> None:
+    model = Net()
+    with (
+        pytest.raises(PsnodeError, match=why),
+        stepping(tmp_path, model, weighted_mean=weighted, max_steps=1) as worker,
+    ):
+        worker.backward(loss_of(model, worker.draw()), weight)
+
+
+def test_a_plain_backward_pass_in_a_weighted_session_is_refused(tmp_path: Path) -> None:
+    model = Net()
+
+    def run() -> None:
+        with stepping(tmp_path, model, weighted_mean=True) as worker:
+            loss = loss_of(model, worker.draw())
+            loss.backward()
+            worker.step(loss, {})
+
+    with pytest.raises(PsnodeError, match=r"s\.backward\(loss, weight=n\)"):
+        run()

@@ -35,8 +35,8 @@ class Aggregator(ABC):
         self.add(codec, payload, out, weight)
 
     @abstractmethod
-    def finish(self, out: Floats, count: int, rng: RandomSource | None = None) -> float:
-        """Turn the accumulator of `count` workers into the gradient to apply, but for a factor, which is returned.
+    def finish(self, out: Floats, count: float, rng: RandomSource | None = None) -> float:
+        """Turn the accumulator of `count` gradients into the gradient to apply, but for a factor, which is returned.
 
         Chance is `rng`'s.
         """
@@ -53,7 +53,7 @@ class Mean(Aggregator):
     def add_measured(self, codec: Codec, payload: Payload, measured: Measured, out: Floats, weight: float = 1.0) -> None:
         measured.add(out, np.float32(weight))
 
-    def finish(self, out: Floats, count: int, rng: RandomSource | None = None) -> float:
+    def finish(self, out: Floats, count: float, rng: RandomSource | None = None) -> float:
         return 1 / count
 
 
@@ -81,7 +81,7 @@ class Majority(Aggregator):
             votes = codec.decode(payload).reshape(-1)
             out += np.sign(votes, out=votes)
 
-    def finish(self, out: Floats, count: int, rng: RandomSource | None = None) -> float:
+    def finish(self, out: Floats, count: float, rng: RandomSource | None = None) -> float:
         if rng is None:
             raise TypeError("a majority vote needs rng: ties must not fall alike in every step")
         sign = Sign()

@@ -14,7 +14,7 @@ from psnode.codecs.arrays import Floats
 from psnode.codecs.base import Measured
 from psnode.config.ratios import phases
 from psnode.config.scheme import Scheme
-from psnode.errors import PayloadError
+from psnode.errors import PayloadError, WireError
 from psnode.feedback import get_feedback
 from psnode.plan.groups import ALL, Group, Plan, Segment, gradient_key
 from psnode.protocol import wire
@@ -30,21 +30,26 @@ class Part(NamedTuple):
 
 
 class Push(NamedTuple):
-    """A worker's gradient of a group. `norm`: of all parts together, as of Measured; `absent`: tensors that had no gradient."""
+    """A worker's gradient of a group. `norm`: of all parts together, as of Measured; `absent`: tensors that had no gradient;
+    `counts_as`: how many gradients of the usual weight it stands for in the mean."""
 
     norm: float
     parts: tuple[Part, ...]
     absent: frozenset[int]
+    counts_as: float = 1.0
 
 
 class Reader:
-    """Reads gradient frames. `sizes`: the most bytes of each segment's payload; `merges`: which segments travel as sketches.
+    """Reads gradient frames. `sizes`: the most bytes of each segment's payload; `merges`: which segments travel as sketches;
+    `unit`: the usual weight of a gradient, None where frames state none.
 
     For several threads, each of which is done with a push before it reads the next: decoded parts lie in memory of the thread.
     """
 
-    def __init__(self, plan: Plan, codecs: Sequence[Codec], sizes: Sequence[int], merges: Sequence[bool], seed: int) -> None:
-        self._codecs, self._limits, self._merges, self._seed = codecs, sizes, merges, seed
+    def __init__(
+        self, plan: Plan, codecs: Sequence[Codec], sizes: Sequence[int], merges: Sequence[bool], seed: int, unit: int | None
+    ) -> None:
+        self._codecs, self._limits, self._merges, self._seed, self._unit = codecs, sizes, merges, seed, unit
         self._covered = [len(plan.covering(group.start, group.stop)) for group in plan.groups]
         self._rooms = threading.local()
 
@@ -52,7 +57,11 @@ class Reader:
         """All of a frame, which must live as long as the push is used. PayloadError or WireError if a part of it is none."""
         absent = frozenset[int]()
         marked = Flag.PARTIAL in frame.flags
-        bodies = wire.split_group(frame.body, len(group.segments) + marked, frame.sender)
+        weighed = Flag.WEIGHED in frame.flags
+        if weighed != (self._unit is not None):
+            raise WireError(f"rank {frame.sender} sent a gradient {'with' if weighed else 'without'} a weight", frame.sender)
+        bodies = wire.split_group(frame.body, len(group.segments) + marked + weighed, frame.sender)
+        count = wire.unpack_weight(bodies.pop(), frame.sender) / self._unit if self._unit is not None else 1.0
         if marked:
             absent = frozenset(wire.unpack_groups(bodies.pop(), self._covered[group.index], frame.sender))
         room = self._room(group.stop - group.start)
@@ -61,7 +70,7 @@ class Reader:
             payload = self._payload(segment, body, group, frame)
             there = room[segment.start - group.start : segment.stop - group.start]
             parts.append(Part(segment, payload, self._codecs[segment.index].measure(payload, there)))
-        return Push(math.sqrt(sum(part.measured.norm**2 for part in parts)), tuple(parts), absent)
+        return Push(math.sqrt(sum(part.measured.norm**2 for part in parts)), tuple(parts), absent, count)
 
     def _payload(self, segment: Segment, body: wire.Bytes, group: Group, frame: Frame) -> Payload:
         payload = Payload.from_bytes(body)

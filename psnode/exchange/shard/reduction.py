@@ -43,7 +43,8 @@ class Reduction:
 
     A `constraint` is put on the weights when all groups are updated; none is sent before. A push whose norm exceeds `norm_cap`
     times that of others (psnode.exchange.shard.norm_cap) is refused; one that might is held back until its round closes. A
-    `global_norm` clips the sums, and may hold them back until all are there. The `average` follows the weights.
+    `global_norm` clips the sums, and may hold them back until all are there. Frames
+    state a weight if there is a `weight_unit`. The `average` follows the weights.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Reduction:
         norm_cap: float | None = None,
         global_norm: GlobalNorm | None = None,
         average: MovingAverage | None = None,
+        weight_unit: int | None = None,
     ) -> None:
         feedback = get_feedback(scheme.feedback)
         self._plan = plan
@@ -88,8 +90,9 @@ class Reduction:
         self._clipped: list[tuple[Clipped, ...]] = [()] * len(plan.groups)  # of the rounds that are being closed
         self.rescales = feedback.rescales
         self._added: list[list[Added]] = [[] for _ in plan.groups]
+        self._counts: list[list[float]] = [[] for _ in plan.groups]  # beside them: for how many gradients each stands
         self._absent: list[list[frozenset[int]]] = [[] for _ in plan.groups]  # beside them: tensors that had no gradient there
-        self._reader = Reader(plan, self._codecs, limits(plan, scheme), self._merges, seed)
+        self._reader = Reader(plan, self._codecs, limits(plan, scheme), self._merges, seed, weight_unit)
         self._norms = [Norms(self._cap) for _ in plan.groups]
         self._accepted: list[list[tuple[int, float]]] = [[] for _ in plan.groups]  # norms of added pushes, by rank
         self._most = [0.0] * len(plan.groups)  # no coordinate of a group's sum is larger
@@ -146,6 +149,7 @@ class Reduction:
         self._most[group.index] += abs(weight) * push.norm
         self._accepted[group.index].append((frame.sender, push.norm))
         self._added[group.index].append(Added(frame.sender, frame.step, frame.version))
+        self._counts[group.index].append(push.counts_as)
         self._absent[group.index].append(push.absent)
 
     def _judge(self, group: Group) -> list[Refused]:
@@ -213,18 +217,20 @@ class Reduction:
 
     def _finish(self, group: Group, version: int) -> tuple[Summed, list[NotApplied]]:
         """The group's sum, complete; cleared if nothing was added or it is not finite."""
-        added, absent, sound = self._take(group)
+        added, count, absent, sound = self._take(group)
         gradient = self._sum[group.start : group.stop]
         problems = []
         if not sound:
             problems = [NotApplied(group.index, tuple(each.rank for each in added))]
             added, absent = (), frozenset()
+        if not count:  # the losses of all counted nothing: no mean
+            added = ()
         idle = self._idle(group, gradient, absent)
         factor = 1.0
         with self._watch.timing("update"), self._tracer.span("finish", group=group.index, version=version):
             if added:
                 key = Key.derive(self._seed, _PURPOSE, 0, version, group.index, 0)
-                factor = self._aggregator.finish(gradient, len(added), key)
+                factor = self._aggregator.finish(gradient, count, key)
             else:
                 gradient[:] = 0
         return Summed(added, factor, idle), problems
@@ -266,9 +272,12 @@ class Reduction:
                 found.append(where)
         return found
 
-    def _take(self, group: Group) -> tuple[tuple[Added, ...], frozenset[int], bool]:
-        """The gradients that the group's sum holds, the tensors that all of them lack, and whether the sum is finite."""
+    def _take(self, group: Group) -> tuple[tuple[Added, ...], float, frozenset[int], bool]:
+        """The gradients that the group's sum holds, for how many they stand, the tensors that all of them lack, and whether
+        the sum is finite.
+        """
         added, self._added[group.index] = tuple(self._added[group.index]), []
+        counts, self._counts[group.index] = self._counts[group.index], []
         absent, self._absent[group.index] = self._absent[group.index], []
         most, self._most[group.index] = self._most[group.index], 0.0
         try:
@@ -277,4 +286,4 @@ class Reduction:
         except CodecError:  # merged payloads say no more who sent them
             most = math.inf
         sound = most <= _LARGEST or (most < math.inf and all_finite(self._sum[group.start : group.stop]))
-        return added, frozenset.intersection(*absent) if absent else frozenset(), sound
+        return added, sum(counts), frozenset.intersection(*absent) if absent else frozenset(), sound

@@ -107,6 +107,7 @@ class Shard:
             norm_cap=config.norm_cap or None,
             global_norm=self._norm,
             average=self._average,
+            weight_unit=config.weight_unit,
         )
         by_rank = config.aggregate_order == "rank"
         self._rounds = Rounds(len(plan.groups), rule, by_rank=by_rank, add=self._add, close=self._close)
