@@ -1,8 +1,9 @@
 """Goodput in Mbit/s between two emulated hosts; scripts/netlab.sh runs it on both.
 
-goodput.py send|receive ADDRESS BYTES      ADDRESS: the receiver's; BYTES: how many to time
+goodput.py send|receive ADDRESS BYTES START      ADDRESS: the receiver's; BYTES: how many to time
 
-The receiver prints the rate at which BYTES came after a head start that uses up the bursts of two shapers.
+The receiver prints the rate at which BYTES came after START bytes, which use up the bursts of two shapers and let TCP's window
+grow.
 """
 
 import socket
@@ -10,7 +11,6 @@ import sys
 import time
 
 PORT = 5001
-HEAD_START = 640 << 10  # two bursts of 256 KiB, and some
 SECONDS = 30.0
 
 
@@ -31,8 +31,8 @@ def send(address: str, size: int) -> None:
     link.close()
 
 
-def receive(address: str) -> float:
-    """Mbit/s after the head start, until the sender closes."""
+def receive(address: str, start: int) -> float:
+    """Mbit/s after the first `start` bytes, until the sender closes."""
     with socket.create_server((address, PORT)) as server:
         server.settimeout(SECONDS)
         link, _ = server.accept()
@@ -41,15 +41,15 @@ def receive(address: str) -> float:
     got, marks = 0, list[tuple[float, int]]()
     while count := link.recv_into(block):
         got += count
-        if got >= HEAD_START:
+        if got >= start:
             marks.append((time.perf_counter(), got))
     (began, first), (ended, last) = marks[0], marks[-1]
     return (last - first) * 8e-6 / (ended - began)
 
 
 if __name__ == "__main__":
-    role, where, timed = sys.argv[1:]
+    role, where, timed, first = sys.argv[1:]
     if role == "send":
-        send(where, HEAD_START + int(timed))
+        send(where, int(first) + int(timed))
     else:
-        print(f"{receive(where):.1f}")
+        print(f"{receive(where, int(first)):.1f}")

@@ -5,7 +5,10 @@
 #   scripts/netlab.sh [--hosts N] [--rate RATE] [--counters FILE] [--each] -- COMMAND [ARG...]
 #
 #   --hosts N        how many [3]
-#   --rate RATE      of every link, each way: 100mbit, 1gbit, ...; none: as fast as this machine is [100mbit]
+#   --rate RATE[,ROUND_TRIP[,wireguard]]
+#                    of every link, each way: 100mbit, 1gbit, ...; none: as fast as this machine is [100mbit]. ROUND_TRIP: how
+#                    long a packet from host to host and its answer are under way, 80ms for instance. wireguard: ranks talk
+#                    to each other in a WireGuard network of all hosts, 10.78.0.0/24
 #   --counters FILE  write what the hosts' interfaces counted, before and after COMMAND, as JSON
 #   --each           run COMMAND on every host, with RANK, WORLD_SIZE, MASTER_ADDR, ... as torch.distributed wants them;
 #                    without it once, beside the hosts, where every mpirun starts its ranks on them, one a host
@@ -30,7 +33,7 @@ sweep() {
         done
         ip netns delete "$host" 2>/dev/null || true
     done
-    rm -rf -- "${TMPDIR:-/tmp}/$1".*
+    rm -rf -- "${TMPDIR:-/tmp}/$1".* "/run/wireguard/wg${1#netlab-}-"*.sock
 }
 
 # sweep_orphans: sweep the labs that were ended together with the process beside them. Who makes a lab holds a lock on its
@@ -65,7 +68,9 @@ done
 [[ $# -ge 2 ]] || refuse "no command: end the options with -- COMMAND"
 shift
 [[ $hosts =~ ^[1-9][0-9]{0,2}$ && $hosts -ge 2 && $hosts -le 250 ]] || refuse "--hosts must be 2 to 250, not $hosts"
-[[ $rate =~ ^([1-9][0-9]*[mg]bit|none)$ ]] || refuse "--rate must be such as 100mbit, 1gbit or none, not $rate"
+[[ $rate =~ ^([1-9][0-9]*[mg]bit|none)(,([1-9][0-9]{0,3})ms(,wireguard)?)?$ ]] ||
+    refuse "--rate must be such as 100mbit, none, 20mbit,80ms or 20mbit,80ms,wireguard, not $rate"
+link=$rate rate=${BASH_REMATCH[1]} round_trip=${BASH_REMATCH[3]} private=${BASH_REMATCH[4]}
 mbit=${rate/none/0}
 mbit=${mbit/gbit/000}
 mbit=${mbit%mbit}
@@ -73,6 +78,9 @@ mbit=${mbit%mbit}
 for tool in ip tc unshare setsid flock; do
     command -v $tool >/dev/null || refuse "there is no $tool: install iproute2 and util-linux"
 done
+[[ -z $round_trip || -c /dev/net/tun ]] || refuse "a round trip needs /dev/net/tun: let this container have it"
+[[ -z $private ]] || command -v wg >/dev/null || refuse "there is no wg: install wireguard-tools"
+python=("${PSNODE_PYTHON:-python3}" -I -S)
 
 # The names carry the process id and all devices lie inside the namespaces: no lab meets another, or the machine's own.
 lab=netlab-$$ switch=netlab-$$-0
@@ -93,7 +101,11 @@ make() {
     ip netns add "$host"
     ip netns exec "$host" sh -c 'f=/proc/sys/net/ipv6/conf/default/disable_ipv6; [ ! -e $f ] || echo 1 >$f'
     ip -n "$host" link set lo up
-    ip -n "$switch" link add name "port$1" type veth peer name eth0 netns "$host"
+    if [[ $round_trip ]]; then
+        ip -n "$switch" link set "far$1" netns "$host" name eth0
+    else
+        ip -n "$switch" link add name "port$1" type veth peer name eth0 netns "$host"
+    fi
     ip -n "$switch" link set "port$1" master switch up
     ip -n "$host" address add "10.77.0.$1/24" dev eth0
     ip -n "$host" link set eth0 up
@@ -103,11 +115,12 @@ make() {
 
 # goodput FROM TO: print the Mbit/s that TO gets from FROM once the shapers' bursts are used up.
 goodput() {
-    local python=("${PSNODE_PYTHON:-python3}" -I -S "${BASH_SOURCE[0]%/*}/goodput.py")
-    local timed=$((mbit ? mbit * 125000 / 2 : 128000000)) sender
-    ip netns exec "$lab-$1" "${python[@]}" send "10.77.0.$2" "$timed" 8<&- 9>&- &
+    local program=("${python[@]}" "${BASH_SOURCE[0]%/*}/goodput.py") sender
+    local timed=$((mbit ? mbit * 125000 / 2 : 128000000)) # bytes: half a second of them
+    local begin=$((640 * 1024 + 4 * mbit * 125 * ${round_trip:-0})) # two bursts of 256 KiB, and what a window takes to grow
+    ip netns exec "$lab-$1" "${program[@]}" send "10.77.0.$2" "$timed" "$begin" 8<&- 9>&- &
     sender=$!
-    ip netns exec "$lab-$2" "${python[@]}" receive "10.77.0.$2" "$timed" 8<&- 9>&-
+    ip netns exec "$lab-$2" "${program[@]}" receive "10.77.0.$2" "$timed" "$begin" 8<&- 9>&-
     wait "$sender"
 }
 
@@ -137,10 +150,25 @@ count() {
 
 # report BEFORE AFTER: both counts, the rate and what the links carried, as JSON.
 report() {
-    paste -d '|' <(echo "$1") <(echo "$2") | awk -F '|' -v rate="$rate" -v lab="$lab" -v carried="${carried[*]}" '
+    paste -d '|' <(echo "$1") <(echo "$2") | awk -F '|' -v rate="$link" -v lab="$lab" -v carried="${carried[*]}" '
         BEGIN {gsub(" ", ", ", carried); printf "{\"rate\": \"%s\", \"goodput_mbit\": [%s], \"hosts\": [", rate, carried}
         {printf "%s\n  {\"name\": \"%s-%d\", \"before\": %s, \"after\": %s}", (NR > 1 ? "," : ""), lab, NR, $1, $2}
         END {print "\n]}"}'
+}
+
+# join I KEYS...: host I in the private network of all hosts, whose private keys are files named 1, 2, ... in $work.
+join() {
+    local host=$lab-$1 device=wg${lab#netlab-}-$1 other
+    ip -n "$host" link add "$device" type wireguard 2>/dev/null ||
+        ip netns exec "$host" wireguard-go "$device" 8<&- 9>&- >/dev/null 2>&1 ||
+        refuse "this kernel has no WireGuard: load its module, or install wireguard-go"
+    ip netns exec "$host" wg set "$device" private-key "$work/$1" listen-port 51820
+    for ((other = 1; other <= hosts; other++)); do
+        ((other == $1)) || ip netns exec "$host" wg set "$device" peer "$(wg pubkey <"$work/$other")" \
+            endpoint "10.77.0.$other:51820" allowed-ips "10.78.0.$other/32"
+    done
+    ip -n "$host" address add "10.78.0.$1/24" dev "$device"
+    ip -n "$host" link set "$device" mtu 1420 up
 }
 
 declare -A running
@@ -184,6 +212,12 @@ shape "$switch" lo 2>/dev/null || refuse "this kernel does not shape with tbf: l
 ip -n "$switch" link add name switch type bridge
 ip -n "$switch" address add 10.77.0.254/24 dev switch
 ip -n "$switch" link set switch up
+if [[ $round_trip ]]; then
+    # a packet and its answer pass four links
+    each_way=$(awk -v ms="$round_trip" 'BEGIN {print ms / 4000}')
+    exec 7< <(exec ip netns exec "$switch" "${python[@]}" "${BASH_SOURCE[0]%/*}/delay.py" "$each_way" "$hosts" 8<&- 9>&-)
+    read -r -u 7 || refuse "this system makes no network devices: run it where root may"
+fi
 for ((i = 1; i <= hosts; i++)); do
     make $i
 done
@@ -191,7 +225,17 @@ carried=()
 for ((i = 1; i <= hosts; i++)); do
     verify $i $((i % hosts + 1))
 done
-echo "netlab: $hosts hosts, links of $rate, goodput ${carried[*]} Mbit/s" >&2
+network=10.77.0
+if [[ $private ]]; then
+    for ((i = 1; i <= hosts; i++)); do
+        (umask 077 && wg genkey >"$work/$i")
+    done
+    for ((i = 1; i <= hosts; i++)); do
+        join $i
+    done
+    network=10.78.0
+fi
+echo "netlab: $hosts hosts, links of $link, goodput ${carried[*]} Mbit/s" >&2
 before=$(count)
 
 set -m # what runs in the background then has a process group of its own, and heeds INT
@@ -200,9 +244,11 @@ for signal in INT TERM HUP USR1; do
     trap "forward $signal $((128 + $(kill -l $signal)))" $signal
 done
 if [[ $each ]]; then
-    export WORLD_SIZE=$hosts LOCAL_RANK=0 MASTER_ADDR=10.77.0.1 MASTER_PORT=29500 GLOO_SOCKET_IFNAME=eth0
+    export WORLD_SIZE=$hosts LOCAL_RANK=0 MASTER_ADDR=$network.1 MASTER_PORT=29500
     for ((i = 1; i <= hosts; i++)); do
-        RANK=$((i - 1)) begin "$lab-$i" "$@"
+        device=eth0
+        [[ -z $private ]] || device=wg$$-$i
+        RANK=$((i - 1)) GLOO_SOCKET_IFNAME=$device begin "$lab-$i" "$@"
     done
 else
     printf '%s slots=1\n' $(seq -f "$lab-%g" "$hosts") >"$work/hosts"
@@ -218,7 +264,7 @@ AGENT
     export PRTE_MCA_plm_ssh_agent=$work/agent PRTE_MCA_prte_default_hostfile=$work/hosts PRTE_MCA_prte_tmpdir_base=$work
     # bound to a core, as mpirun would do on every host, all ranks would share the machine's first
     export PRTE_MCA_hwloc_default_binding_policy=none
-    export OMPI_MCA_pml=ob1 OMPI_MCA_btl=tcp,self OMPI_MCA_btl_tcp_if_include=eth0
+    export OMPI_MCA_pml=ob1 OMPI_MCA_btl=tcp,self OMPI_MCA_btl_tcp_if_include=$network.0/24
     begin "$switch" "$@"
 fi
 code=0

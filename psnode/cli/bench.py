@@ -134,7 +134,14 @@ def bench_memory(**options: Any) -> int:
 @shared.batch_size
 @click.option("--lr", type=click.FloatRange(0, min_open=True), default=0.01, show_default=True, help="Of all of them.")
 @shared.seed
-@click.option("--rate", "rates", multiple=True, default=("100mbit",), show_default=True, help="Of the links, or none; repeat.")
+@click.option(
+    "--rate",
+    "rates",
+    multiple=True,
+    default=("100mbit",),
+    show_default=True,
+    help="Of the links, or none; or RATE,ROUND_TRIP[,wireguard]; repeat.",
+)
 @click.option("--scheme", "schemes", multiple=True, metavar="'NAME [FLAG VALUE]...'", help="Of psnode; repeat.")
 @click.option("--ddp", multiple=True, metavar="fp32|fp16|bf16|powersgd[:k=v,...]|psnode:CODEC", help="DDP's hook; repeat.")
 @click.option("--rounds", type=click.IntRange(1), default=1, show_default=True, help="How often everything is measured.")

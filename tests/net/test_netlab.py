@@ -35,6 +35,36 @@ else:
     print(got, time.perf_counter() - began)
 """
 
+# host 1 asks host 0, which answers with the round trip of that connection and what is said of the packets on its own card
+SECRET = "a gradient that nobody else may read"
+FAR = """
+import os, socket, sys, threading, time
+secret, own, size = sys.argv[1].encode(), os.environ["MASTER_ADDR"], 2_000_000
+def sniff(card, seen):
+    while frame := card.recv(1 << 17):
+        seen.append(frame)
+if os.environ["RANK"] == "0":
+    card, seen = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.ntohs(3)), []
+    card.bind(("eth0", 0))
+    threading.Thread(target=sniff, args=(card, seen), daemon=True).start()
+    with socket.create_server((own, 6000)) as server:
+        link, peer = server.accept()
+    got = b""
+    while more := link.recv(65536):
+        got += more
+    print(peer[0], got == secret * (size // len(secret)), any(secret in frame for frame in seen))
+else:
+    while True:
+        began = time.perf_counter()
+        try:
+            link = socket.create_connection((own, 6000))
+            break
+        except ConnectionRefusedError:
+            pass
+    print("connected", time.perf_counter() - began)
+    link.sendall(secret * (size // len(secret)))
+"""
+
 RANK = """
 import json, os, socket
 from mpi4py import MPI
@@ -110,6 +140,30 @@ def test_a_link_is_no_faster_than_asked_and_its_packets_carry_66_bytes_of_header
     assert all(0.8 * 20 < rate < 20.5 for rate in json.loads(counters.read_text())["goodput_mbit"])
 
 
+def far(done: Any) -> tuple[float, list[str]]:
+    """Seconds until hosts of FAR were connected; the peer's address, if the bytes are right, and if they were seen."""
+    assert done.code == 0, done
+    told = {line.split()[0] == "connected": line.split() for line in done.out.splitlines()}
+    return float(told[True][1]), told[False]
+
+
+def test_a_packet_and_its_answer_are_under_way_for_the_round_trip(netlab: Any) -> None:
+    """TCP is connected when the answer to its first packet is there."""
+    done = netlab("--hosts", 2, "--rate", "100mbit,60ms", "--each", "--", sys.executable, "-c", FAR, SECRET)
+    seconds, told = far(done)
+    assert seconds >= 0.060
+    assert told == ["10.77.0.2", "True", "True"]
+
+
+@pytest.mark.skipif(shutil.which("wg") is None, reason="no wg: install wireguard-tools")
+@pytest.mark.skipif(shutil.which("wireguard-go") is None, reason="no wireguard-go, which works without the kernel's module")
+def test_in_a_private_network_nothing_is_read_on_the_way(netlab: Any) -> None:
+    done = netlab("--hosts", 2, "--rate", "100mbit,20ms,wireguard", "--each", "--", sys.executable, "-c", FAR, SECRET)
+    seconds, told = far(done)
+    assert seconds >= 0.020
+    assert told == ["10.78.0.2", "True", "False"]
+
+
 def test_the_first_failure_ends_the_other_hosts_and_is_the_exit_code(netlab: Any) -> None:
     done = netlab("--hosts", 2, "--rate", "none", "--each", "--", "sh", "-c", "[ $RANK = 1 ] && exit 7; exec sleep 4711.5")
     assert done.code == 7
@@ -175,7 +229,9 @@ def test_nothing_is_left_when_the_command_fails(netlab: Any) -> None:
     [
         (["--hosts", "1", "--", "true"], "--hosts must be 2 to 250, not 1"),
         (["--hosts", "many", "--", "true"], "--hosts must be 2 to 250, not many"),
-        (["--rate", "100", "--", "true"], "--rate must be such as 100mbit, 1gbit or none, not 100"),
+        (["--rate", "100", "--", "true"], "--rate must be such as 100mbit, none, 20mbit,80ms or 20mbit,80ms,wireguard, not 100"),
+        (["--rate", "20mbit,wireguard", "--", "true"], "--rate must be such as"),
+        (["--rate", "20mbit,80", "--", "true"], "--rate must be such as"),
         (["--rate"], "--rate needs a value"),
         (["--host", "3", "--", "true"], "unknown option --host"),
         (["--hosts", "3"], "no command"),

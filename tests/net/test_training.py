@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,3 +42,19 @@ def test_the_books_agree_with_the_interfaces_and_the_weights_with_a_run_in_one_p
     assert run(here) == 0
     hashes = [json.loads((tmp_path / name / "summary.json").read_text())["model_hash"] for name in ("hosts", "here")]
     assert hashes[0] == hashes[1]
+
+
+def test_ranks_that_are_far_apart_train_in_a_private_network_as_in_one_process(netlab: Any, tmp_path: Path) -> None:
+    pytest.importorskip("mpi4py")
+    private = ",wireguard" if shutil.which("wg") and shutil.which("wireguard-go") else ""
+    flags = ["--max-steps", 3, "--network", "FC", "--scheme", "qsgd", "--downlink", "qsgd", "--train-dir", tmp_path / "hosts"]
+    rate = f"100mbit,40ms{private}"
+    done = netlab("--hosts", 3, "--rate", rate, "--", "mpirun", "-n", 3, sys.executable, *TRAIN, *flags)
+    assert done.code == 0, done
+    here = Config(
+        local=2, threads=1, max_steps=3, eval_freq=0, hash_every=5, tensorboard=False, network="FC", scheme="qsgd",
+        downlink="qsgd", train_dir=tmp_path / "here",
+    )  # fmt: skip
+    assert run(here) == 0
+    far, near = (json.loads((tmp_path / name / "summary.json").read_text())["model_hash"] for name in ("hosts", "here"))
+    assert far == near

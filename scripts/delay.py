@@ -1,0 +1,72 @@
+"""Links with a delay between emulated hosts; scripts/netlab.sh --rate RATE,ROUND_TRIP runs it in the namespace of its switch.
+
+delay.py SECONDS COUNT      COUNT pairs of devices, portI and farI: what one sends comes out of the other SECONDS later
+
+Prints a line when the devices are there, and forwards until one is removed; farI may be moved to another namespace meanwhile.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import select
+import struct
+import sys
+import time
+from collections import deque
+
+# linux/if_tun.h: a device of whole Ethernet frames, each behind a virtio_net_hdr, so that the kernel may hand over large TCP
+# segments in one piece, as between network cards that cut them
+_SET_DEVICE, _SET_OFFLOAD = 0x400454CA, 0x400454D0
+_TAP, _NO_INFORMATION, _VIRTIO_HEADER = 0x0002, 0x1000, 0x4000
+_CHECKSUM, _LARGE_IPV4, _LARGE_IPV6 = 1, 2, 4
+_LARGEST = 1 << 17  # bytes of a frame with its header
+
+
+def open_device(name: str) -> int:
+    """The descriptor of a new device `name` in this namespace."""
+    device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    fcntl.ioctl(device, _SET_DEVICE, struct.pack("16sH", name.encode(), _TAP | _NO_INFORMATION | _VIRTIO_HEADER))
+    fcntl.ioctl(device, _SET_OFFLOAD, _CHECKSUM | _LARGE_IPV4 | _LARGE_IPV6)
+    return device
+
+
+def forward(across: dict[int, int], seconds: float) -> None:
+    """Write what each device of `across` receives to its other end, `seconds` later, until a device is removed."""
+    waiting = {device: deque[tuple[float, bytes]]() for device in across}
+    while True:
+        due = min((queue[0][0] for queue in waiting.values() if queue), default=None)
+        readable, _, _ = select.select(list(across), [], [], None if due is None else max(0.0, due - time.monotonic()))
+        now = time.monotonic()
+        for device in readable:
+            try:
+                waiting[across[device]].append((now + seconds, os.read(device, _LARGEST)))
+            except OSError as error:
+                if error.errno == errno.EBADFD:
+                    return
+        for device, queue in waiting.items():
+            while queue and queue[0][0] <= now:
+                write(device, queue.popleft()[1])
+
+
+def write(device: int, frame: bytes) -> None:
+    """Write a frame; like any network, lose it where the device is down or has no room."""
+    try:
+        os.write(device, frame)
+    except OSError:
+        return
+
+
+def main(seconds: float, count: int) -> None:
+    """Make the devices, say so, and forward."""
+    across = dict[int, int]()
+    for number in range(1, count + 1):
+        near, far = open_device(f"port{number}"), open_device(f"far{number}")
+        across[near], across[far] = far, near
+    print("ready", flush=True)
+    forward(across, seconds)
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]), int(sys.argv[2]))
