@@ -1,9 +1,9 @@
 # psnode in a container: one of its ranks, or all of them on one machine. Build it in a checkout:
 #
 #   docker build -t psnode .
-#   docker run --rm psnode train --local 2 --scheme qsgd --max-steps 20
+#   docker run --rm --shm-size 1g psnode train --local 2 --scheme qsgd --max-steps 20
 #
-# On several machines it needs the host's network (--network host) and an sshd or another launcher to start the ranks.
+# docs/containers.md has volumes, several machines and Apptainer.
 FROM ubuntu:24.04
 ENV PSNODE_VENV=/opt/psnode
 WORKDIR /usr/src/psnode
@@ -19,5 +19,9 @@ RUN useradd --create-home ranks
 USER ranks
 WORKDIR /home/ranks
 ENV PATH=/opt/psnode/bin:$PATH
+# the kernels of the default scheme and of the quickstart's: compiled once, and not by every container
+RUN psnode train --local 2 --max-steps 2 --no-tensorboard --train-dir /tmp/first \
+    && psnode train --local 2 --max-steps 2 --no-tensorboard --scheme atomo --downlink qsgd --train-dir /tmp/second \
+    && rm -r /tmp/first /tmp/second
 ENTRYPOINT ["psnode"]
 CMD ["--help"]

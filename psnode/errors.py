@@ -34,6 +34,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
+def installing(extra: str) -> str:
+    """The command that installs what a part of psnode needs: in a clone, for no package of this name is published."""
+    return f"pip install '.[{extra}]' in a clone of psnode"
+
+
 class PsnodeError(Exception):
     """Root of the tree. `exit_code` is that of the process when nobody catches the error."""
 

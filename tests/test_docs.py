@@ -157,6 +157,15 @@ def test_every_page_has_a_place_in_the_navigation() -> None:
     assert missing == [], "name the page under nav in mkdocs.yml"
 
 
+def test_nobody_is_told_to_install_a_package_that_is_not_published() -> None:
+    """The name may be somebody else's one day: remedies and pages name the clone."""
+    sources = [*PAGES, *(path for folder in ("psnode", "tools", "examples", "scripts") for path in (ROOT / folder).rglob("*.*"))]
+    told = re.compile(r"pip install\s+(?:-\S+\s+)*[\"']?psnode")
+    texts = {path: path.read_text() for path in sources if path.suffix in (".md", ".py", ".sh", ".toml") and path.is_file()}
+    assert [str(path.relative_to(ROOT)) for path, text in texts.items() if told.search(text)] == []
+    assert told.search("pip install -U 'psnode[train]'") and not told.search("pip install '.[train]' in a clone of psnode")
+
+
 @pytest.mark.parametrize("package", ["exchange", "master", "worker"])
 def test_the_glossary_names_every_class(package: str) -> None:
     named = set(re.findall(r"\w+", (ROOT / "docs" / "glossary.md").read_text()))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from psnode.config.cores import usable_cores
-from psnode.errors import ConfigurationError
+from psnode.errors import ConfigurationError, installing
 from psnode.jobs.launch import find_mpirun
 
 State = Literal["ok", "missing", "optional"]
@@ -113,8 +113,8 @@ def _package(name: str, extra: str) -> Finding:
     try:
         return Finding(name, "ok", metadata.version(name))
     except metadata.PackageNotFoundError:
-        wanted = f"psnode[{extra}]" if extra else "psnode"
-        return Finding(name, "optional" if extra else "missing", "not installed", f"pip install '{wanted}'")
+        remedy = installing(extra) if extra else "pip install . in a clone of psnode"
+        return Finding(name, "optional" if extra else "missing", "not installed", remedy)
 
 
 def _cache() -> Finding:
@@ -134,7 +134,7 @@ def _cores() -> Finding:
 
 
 def _mpi() -> Iterator[Finding]:
-    install = "pip install 'psnode[mpi]', or build mpi4py against the system's MPI"
+    install = f"{installing('mpi')}, or build mpi4py against the system's MPI"
     found = _probe([sys.executable, "-c", _MPI])
     if "error" in found:
         yield Finding("MPI", "missing", found["error"], install)
@@ -174,7 +174,7 @@ def _mpi() -> Iterator[Finding]:
 
 
 def _torch() -> Iterator[Finding]:
-    install = "pip install 'psnode[train]'"
+    install = installing("train")
     found = _probe([sys.executable, "-c", _TORCH])
     if "error" in found:
         yield Finding("torch", "missing", found["error"], install)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from psnode.config.cores import usable_cores
-from psnode.errors import ConfigurationError, MissingRanksError, StoppedError
+from psnode.errors import ConfigurationError, MissingRanksError, StoppedError, installing
 from psnode.jobs.supervision import Ended, supervise
 from psnode.records.directory import CONFIG
 from psnode.records.metrics import SUMMARY
@@ -112,7 +112,7 @@ def find_mpirun() -> str:
     beside = Path(sys.executable).with_name("mpirun")
     found = str(beside) if beside.exists() else shutil.which("mpirun")
     if found is None:
-        raise ConfigurationError("there is no mpirun: pip install psnode[mpi], or put your MPI's on the PATH")
+        raise ConfigurationError(f"there is no mpirun: {installing('mpi')}, or put your MPI's on the PATH")
     return found
 
 

@@ -17,7 +17,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
-from psnode.errors import ConfigurationError
+from psnode.errors import ConfigurationError, installing
 
 _ONCE = threading.Lock()
 _SCHEMAS = {
@@ -30,7 +30,7 @@ def import_torchvision(submodule: str = "") -> Any:
     """The module torchvision, or `torchvision.<submodule>`. ConfigurationError if it is not installed."""
     spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None:
-        raise ConfigurationError("torchvision is not installed: pip install 'psnode[train]'")
+        raise ConfigurationError(f"torchvision is not installed: {installing('train')}")
     with _ONCE:
         _declare_missing(Path(spec.origin).parent)
     return importlib.import_module(f"torchvision.{submodule}" if submodule else "torchvision")

@@ -205,7 +205,7 @@ def _client(service: str, settings: Settings) -> Any:
         import botocore.config
         import botocore.exceptions
     except ImportError:
-        raise errors.ConfigurationError("boto3 is not installed: pip install 'psnode[ec2]'") from None
+        raise errors.ConfigurationError("boto3 is not installed: pip install '.[ec2]' in a clone of psnode") from None
     try:
         return _made(boto3, botocore.config, service, settings)
     except botocore.exceptions.ProfileNotFound:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from psnode.errors import ConfigurationError, DeadlineExceededError, MissingRanksError, TransportError
+from psnode.errors import ConfigurationError, DeadlineExceededError, MissingRanksError, TransportError, installing
 from psnode.transport.base import Arrival, Buffer, Inboxes, Pending, Transport
 from psnode.transport.mpi.pieces import DEFAULT_PIECE_BYTES
 from psnode.transport.mpi.thread import Call, MpiThread
@@ -70,13 +70,13 @@ def _load() -> Any:
     try:
         import mpi4py
     except ImportError as error:
-        raise ConfigurationError(f"mpi4py is not installed ({error}): pip install psnode[mpi]") from error
+        raise ConfigurationError(f"mpi4py is not installed ({error}): {installing('mpi')}") from error
     mpi4py.rc.initialize = False
     mpi4py.rc.finalize = False
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise ConfigurationError(f"mpi4py finds no MPI library ({error}): pip install psnode[mpi], or load your MPI") from error
+        raise ConfigurationError(f"mpi4py finds no MPI library ({error}): {installing('mpi')}, or load your MPI") from error
     return MPI
 
 
