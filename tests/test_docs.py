@@ -40,6 +40,21 @@ def commands(text: str) -> list[str]:
 EVERY = [pytest.param(command, id=f"{page.name}: {command[:60]}") for page in PAGES for command in commands(page.read_text())]
 
 
+# which tests run the Python of a page; README's: test_readme.py
+PYTHON = {
+    "README.md": ["test_readme.py"],
+    "ddp.md": ["test_page_code.py", "ddp/test_frameworks.py", "ddp/test_frameworks.py"],
+    "models.md": ["test_page_code.py"],
+    "optimising.md": ["test_page_code.py", "test_page_code.py", "test_page_code.py", "test_weighted_mean.py"],
+    "own-loop.md": ["mpi/test_session.py"],
+}
+
+
+def python_blocks(page: Path) -> list[str]:
+    """The blocks of Python in a page."""
+    return [textwrap.dedent(block) for _, kind, block in FENCE.findall(page.read_text()) if kind == "python"]
+
+
 def leaf(group: click.Group, words: list[str]) -> tuple[str, dict[str, Any]]:
     """The command that `words` name below `group`, and its parameters. UsageError if they cannot be parsed."""
     name, command, rest = group.resolve_command(click.Context(group), words)
@@ -146,6 +161,14 @@ def test_every_block_of_code_is_code(page: Path) -> None:
             ast.parse(textwrap.dedent(block))
         elif kind == "bash" and shutil.which("bash"):
             subprocess.run(["bash", "-n", "-c", textwrap.dedent(block)], check=True)
+
+
+def test_every_block_of_python_in_docs_has_a_test_that_runs_it() -> None:
+    found = {page.name: len(python_blocks(page)) for page in PAGES if page.parent.name not in ("results", "decisions")}
+    told = {page: len(tests) for page, tests in PYTHON.items()}
+    assert {page: count for page, count in found.items() if count and page != "CONTRIBUTING.md"} == told, (
+        "run it, and say so in PYTHON"
+    )
 
 
 def test_every_page_has_a_place_in_the_navigation() -> None:
