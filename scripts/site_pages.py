@@ -31,6 +31,7 @@ PLACES = {
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 MARK = re.compile(r"^<!-- made: ([\w-]+) -->$", re.M)
 LEXERS = {".py": "python", ".sh": "bash", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml", ".cfg": "ini", ".cff": "yaml"}
+UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n"
 CODE = re.compile(r"^( *)```.*?^\1```$", re.M | re.S)
 
 
@@ -71,7 +72,7 @@ def _shown(path: str) -> str:
     """A page with the text of a file, or a list of a folder's files."""
     here = ROOT / path
     if not here.is_dir():
-        return f"# {path}\n\n````{LEXERS.get(here.suffix, 'text')}\n{here.read_text().rstrip()}\n````\n"
+        return f"{UNSEARCHED}# {path}\n\n````{LEXERS.get(here.suffix, 'text')}\n{here.read_text().rstrip()}\n````\n"
     title = {"docs/results": "Results", "docs/decisions": "Decisions"}.get(path, path)
     pages = sorted(here.glob("*.md"), reverse=path == "docs/results")
     rows = [f"* [{_title(page)}]({page.name})" + (f" ({page.name[:10]})" if page.name[:4].isdigit() else "") for page in pages]

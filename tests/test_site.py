@@ -120,3 +120,5 @@ def test_the_references_name_what_there_is(site: Path, pages: dict[Path, Page]) 
 def test_what_is_searched_is_in_the_index(site: Path) -> None:
     index = (site / "search" / "search_index.json").read_text()
     assert "--staleness" in index and "psnode.ddp.comm_hook" in index
+    assert (site / "source" / "examples" / "own_loop.py.html").is_file()
+    assert "source/examples/own_loop.py" not in index  # whole files would come first for every word
