@@ -52,7 +52,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         "topk:ratio=0.001,sampled=true",
         "topk:ratio=0.1+qsgd:levels=7+ans",
     ),
-    "svd": ("svd", "svd:method=randomised", "svd+qsgd:levels=127+ans"),
+    "svd": ("svd", "svd:method=deflated", "svd:method=randomised", "svd+qsgd:levels=127+ans"),
     "lss": ("lss:bits=1", "lss", "lss:bits=3", "lss+ans", "lss:bits=4,rate=1+ans", "lss:bits=4,rate=2+ans", "lss:buckets=0.01"),
     "sketchml": (
         "sketchml",

@@ -30,7 +30,7 @@ _TABLE = (
         "Alistarh et al., QSGD, NeurIPS 2017", downlink="qsgd:levels=15,bucket=512",
     ),
     Scheme(
-        "atomo", "svd:rank=3", "a few singular triples, sampled with the least variance, unbiased",
+        "atomo", "svd:rank=3,method=deflated", "a few singular triples, sampled with the least variance, unbiased",
         "Wang et al., ATOMO, NeurIPS 2018", downlink=CHANGES,
     ),
     Scheme(
@@ -136,6 +136,7 @@ UNRECORDED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {name: {"downlink": DENSE} for name in _DENSE_BEFORE}
     | {name: {"downlink": DENSE, "momentum": 0.9, "lr": DENSE_RATE} for name in ("onebit", "tbq")}
     | {name: {"downlink": DENSE, "momentum": 0.9, "lr": DENSE_RATE, "feedback": "ef"} for name in ("efsignsgd", "randk")}
+    | {"atomo": {"downlink": DENSE, "codec": "svd:rank=3"}}
     | {"topk": {"feedback": "ef"}}
     | {"dgc": {"downlink": DENSE, "momentum": 0.0}}
 )

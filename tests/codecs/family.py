@@ -24,6 +24,7 @@ VARIANTS = [
     "qsgd+zstd",
     "qsgd:levels=300+zstd",
     "bf16+zstd",
+    "svd:method=deflated",
     "svd+qsgd",
     "svd:rank=1+fp16+zstd",
     "topk+qsgd:levels=7",

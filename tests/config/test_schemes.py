@@ -46,12 +46,12 @@ def test_names_of_the_baseline(name: str) -> None:
 
 
 def test_the_papers_defaults() -> None:
-    assert parameters(scheme="atomo") == get_codec("svd:rank=3")
+    assert parameters(scheme="atomo") == get_codec("svd:rank=3,method=deflated")
     assert parameters(scheme="qsgd") == get_codec("qsgd:levels=15,bucket=512,norm=l2")
 
 
 def test_parameters_of_a_scheme_go_to_its_codec() -> None:
-    assert parameters(scheme="atomo:rank=2") == get_codec("svd:rank=2")
+    assert parameters(scheme="atomo:rank=2,method=exact") == get_codec("svd:rank=2")
     assert parameters(scheme="qsgd:levels=3,norm=max") == get_codec("qsgd:levels=3,bucket=512,norm=max")
 
 
@@ -64,7 +64,7 @@ def test_stages_after_a_scheme_are_added_to_its_codec() -> None:
 @pytest.mark.parametrize(
     ("fields", "spec"),
     [
-        ({"scheme": "atomo", "svd_rank": 5}, "svd:rank=5"),
+        ({"scheme": "atomo", "svd_rank": 5}, "svd:rank=5,method=deflated"),
         ({"scheme": "atomo", "codec": "svd", "svd_rank": 5}, "svd:rank=5"),
         ({"scheme": "qsgd", "quantization_level": 2}, "qsgd:levels=3,bucket=512"),
         ({"scheme": "qsgd", "quantization_level": 4}, "qsgd:levels=15,bucket=512"),

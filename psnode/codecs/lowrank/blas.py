@@ -58,13 +58,18 @@ class _Limit:
 
 
 @cache
-def _limit() -> _Limit:
-    """The limit of numpy's OpenBLAS, whose symbols are renamed by some builds; one without effect if there is none."""
+def library() -> ctypes.CDLL:
+    """The extension module of numpy's linear algebra, through which symbols of the BLAS and LAPACK behind it are found."""
     from numpy.linalg import _umath_linalg
 
-    library = ctypes.CDLL(_umath_linalg.__file__)
+    return ctypes.CDLL(_umath_linalg.__file__)
+
+
+@cache
+def _limit() -> _Limit:
+    """The limit of numpy's OpenBLAS, whose symbols are renamed by some builds; one without effect if there is none."""
     for prefix, suffix in product(("scipy_", ""), ("64_", "_64", "")):
         name = f"{prefix}openblas_%s_num_threads{suffix}"
-        if hasattr(library, name % "get") and hasattr(library, name % "set"):
-            return _Limit(getattr(library, name % "get"), getattr(library, name % "set"))
+        if hasattr(library(), name % "get") and hasattr(library(), name % "set"):
+            return _Limit(getattr(library(), name % "get"), getattr(library(), name % "set"))
     return _Limit(lambda: 1, lambda _: None)

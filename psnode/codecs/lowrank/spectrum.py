@@ -60,6 +60,14 @@ class Core(NamedTuple):
         m, n = self.values.shape
         return bool(m > n)
 
+    def factors(self, short: Float64s, long: Float64s) -> tuple[Float64s, Float64s]:
+        """Factors (left, right) of terms, (k, m) and (k, n), from those of the core's short and long side, float64."""
+        inner_left, inner_right = (long, short) if self.tall else (short, long)
+        left, right = np.zeros((len(short), self.shape[0])), np.zeros((len(short), self.shape[1]))
+        left[:, self.rows] = inner_left
+        right[:, self.columns] = inner_right
+        return left, right
+
 
 @dataclass(frozen=True, slots=True)
 class Spectrum:
@@ -84,12 +92,11 @@ class Spectrum:
         indices = np.asarray(chosen, dtype=np.int64)
         short = self.vectors[indices]
         long = project(self.core, short) if self.products is None else self.products[indices]
-        inner_left, inner_right = (long, short) if self.core.tall else (short, long)
-        m, n = self.core.shape
-        left, right = np.zeros((indices.size, m)), np.zeros((indices.size, n))
-        left[:, self.core.rows] = inner_left
-        right[:, self.core.columns] = inner_right
-        return left, right
+        return self.core.factors(short, long)
+
+    def lengths(self) -> Float64s:
+        """The lengths of the terms themselves: here the values."""
+        return self.values
 
 
 def spectrum(matrix: Floats) -> Spectrum:
