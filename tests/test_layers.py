@@ -29,6 +29,7 @@ LAYERS = [
     {"exchange"},
     {"worker", "master", "evaluator"},
     {"jobs", "ddp"},
+    {"report"},
     {"bench"},
     {"cli", "__main__"},
 ]

@@ -21,6 +21,7 @@ from psnode import __version__
 from psnode.cli.bench import bench
 from psnode.cli.debugging import debuggable, traced
 from psnode.cli.foreign import answer
+from psnode.cli.runs import report, runs
 from psnode.config import Config, settings
 from psnode.config.declaration import click_option, nearest
 from psnode.config.logs import shown
@@ -199,6 +200,8 @@ def evaluate(train_dir: Path, follow: bool, **options: Any) -> int:
 
 
 app.add_command(bench)
+app.add_command(report)
+app.add_command(runs)
 
 
 @app.command(short_help="Write a run's weights to one file.")

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-_LOG = logging.getLogger(__name__)
+from psnode.records.metrics import EVENTS
 
-EVENTS = "events.jsonl"
+_LOG = logging.getLogger(__name__)
 _LEVELS = dict.fromkeys(["calibrated", "learning rate", "promoted", "resharded", "returned"], logging.INFO)
 
 

@@ -6,6 +6,7 @@ Files of an earlier part of the run are checked first and altered last: a job th
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import platform
 import secrets
@@ -22,7 +23,7 @@ from filelock import FileLock, Timeout
 import psnode
 from psnode.config import Config
 from psnode.config.changes import plan_changes, resume_conflicts
-from psnode.config.files import read_json, require_plain
+from psnode.config.files import open_plain, read_json, require_plain
 from psnode.config.resolve import resolve
 from psnode.config.scheme import Scheme
 from psnode.errors import CheckpointError, ConfigurationError, PsnodeError
@@ -176,6 +177,18 @@ def _lock(path: Path) -> FileLock:
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):  # file systems without locks
             raise
     return lock
+
+
+def at_work(path: Path) -> bool:
+    """True if a job holds the lock of the run in `path`; the file is neither made nor written."""
+    try:
+        with open_plain(path / _LOCK) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no lock, or a file system without any
+        return False
+    return False
 
 
 def saved_run(path: Path) -> dict[str, Any]:

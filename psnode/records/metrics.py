@@ -23,6 +23,7 @@ from psnode.records.journal import Journal
 
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
+EVENTS = "events.jsonl"
 EVALUATIONS = "evaluations.jsonl"
 EMA_EVALUATIONS = "evaluations-ema.jsonl"
 

@@ -22,7 +22,7 @@ from psnode.config import settings
 
 Run = Callable[..., Any]  # the fixture `psnode`, which returns code, out and err
 
-COMMANDS = {"train", "launch", "evaluate", "export", "bench", "codecs", "doctor"}
+COMMANDS = {"train", "launch", "evaluate", "export", "bench", "codecs", "doctor", "report", "runs"}
 # the flags that users of ATOMO and ps_pytorch know
 KNOWN = [
     "--network", "--dataset", "--batch-size", "--test-batch-size", "--eval-batch-size", "--lr", "--momentum", "--lr-shrinkage",

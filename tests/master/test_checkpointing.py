@@ -15,11 +15,12 @@ from psnode.config import Config
 from psnode.errors import WireError
 from psnode.exchange.shard.consistency import Synchronous
 from psnode.master.checkpointing import PendingCheckpoints
-from psnode.master.events import EVENTS, Events
+from psnode.master.events import Events
 from psnode.protocol import wire
 from psnode.protocol.wire import Frame, Kind
 from psnode.records import checkpoint, tensorfile
 from psnode.records.directory import claim
+from psnode.records.metrics import EVENTS
 from psnode.records.retention import UNKNOWN, is_sound
 from psnode.records.timeline import Tracer
 from tests.exchange.shard.small import small_shard

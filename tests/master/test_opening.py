@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from psnode.config import Config
+from psnode.config.amounts import amount
 from psnode.jobs.job import run
-from psnode.master.lines.columns import amount
 from psnode.tasks.classification import Classification
 
 COORDINATES = 431_080  # of LeNet

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from psnode.config import Config
+from psnode.config.amounts import amount, counted, duration
 from psnode.config.names import PASSED
 from psnode.errors import PsnodeError
-from psnode.master.lines.columns import amount, counted, tell
+from psnode.master.lines.columns import tell
 from psnode.records import checkpoint
 from psnode.records.directory import RunDirectory
 from psnode.records.metrics import EVALUATIONS, Summary, read_records
@@ -60,14 +61,8 @@ def _done(run: RunDirectory, summary: Summary, last: int) -> str:
         why = _NAMES.get(summary.stop_reason, summary.stop_reason)
         return f"by {why} after step {summary.steps:,} of {last:,}{loss}"
     if before:
-        return f"{counted(steps, 'step')} of {summary.steps:,}; {_duration(summary.seconds)} with those before{loss}"
-    return f"{counted(steps, 'step')} in {_duration(summary.seconds)}{loss}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+        return f"{counted(steps, 'step')} of {summary.steps:,}; {duration(summary.seconds)} with those before{loss}"
+    return f"{counted(steps, 'step')} in {duration(summary.seconds)}{loss}"
 
 
 def _evaluated(directory: Path, step: int) -> dict[str, Any] | None:

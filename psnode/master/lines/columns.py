@@ -16,15 +16,3 @@ def tell(log: logging.Logger, rows: Iterable[tuple[str, str]]) -> None:
         for line in textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False):
             log.info("%s", f"{label:{_LABEL}}{line}")
             label = ""
-
-
-def amount(nbytes: float) -> str:
-    """Bytes in kB, MB or GB, in three digits or more."""
-    unit, size = next((pair for pair in (("GB", 1e9), ("MB", 1e6)) if nbytes >= pair[1]), ("kB", 1e3))
-    number = nbytes / size
-    return f"{number:,.{2 if number < 10 else 1 if number < 100 else 0}f} {unit}"
-
-
-def counted(number: int, noun: str) -> str:
-    """`number` things."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

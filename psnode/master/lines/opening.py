@@ -11,11 +11,12 @@ from pathlib import Path
 from psnode.codecs import get_codec
 from psnode.codecs.registry import brief
 from psnode.config import Config
+from psnode.config.amounts import amount, counted
 from psnode.config.names import DENSE, PASSED
 from psnode.config.scheme import Scheme
 from psnode.exchange.machine import Machine
 from psnode.feedback import get_feedback
-from psnode.master.lines.columns import amount, counted, tell
+from psnode.master.lines.columns import tell
 from psnode.master.lines.expected import step_bytes
 from psnode.master.sharding import Sharding
 from psnode.plan.groups import Plan

@@ -1,0 +1,143 @@
+"""`psnode runs` and `psnode report`: what run directories tell, on the terminal and as a page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from psnode.cli.debugging import debuggable
+from psnode.config.amounts import amount, duration, proportion
+from psnode.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from psnode.report.run import Run
+
+RUNS = Path("runs")  # where runs are made unless --train-dir says otherwise
+_PATH = click.Path(path_type=Path)
+# what runs are sorted by, and if the most comes first
+_ORDERS: dict[str, tuple[Callable[[Run], Any], bool]] = {
+    "name": (lambda run: run.name, False),
+    "scheme": (lambda run: run.scheme.get("name"), False),
+    "steps": (lambda run: run.reached, True),
+    "loss": (lambda run: run.last("loss"), False),
+    "accuracy": (lambda run: run.best, True),
+    "sent": (lambda run: run.sent, False),
+    "ratio": (lambda run: run.ratio, True),
+    "time": (lambda run: run.steps.sum("seconds.step"), False),
+}
+
+
+@click.command(short_help="List and compare runs.")
+@click.argument("places", nargs=-1, type=_PATH, metavar="[DIR]...")
+@click.option("--sort", type=click.Choice(list(_ORDERS)), default="name", show_default=True, help="The best comes first.")
+@click.option("--reverse", is_flag=True, help="The other way round.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@debuggable
+def runs(places: tuple[Path, ...], sort: str, reverse: bool, as_json: bool) -> int:
+    """A line for every run in DIR and below [runs]: scheme, workers, steps, last loss, best accuracy, bytes, time and end."""
+    if not places and not RUNS.is_dir():
+        raise ConfigurationError(f"there is no directory {RUNS} here: name runs, or directories that hold some")
+    found = _ordered(_read(places or (RUNS,)), sort, reverse)
+    if as_json:
+        click.echo(json.dumps([_facts(run) for run in found], indent=2))
+    else:
+        _show(found)
+    return 0
+
+
+@click.command(short_help="Write a page about runs.")
+@click.argument("places", nargs=-1, required=True, type=_PATH, metavar="RUN...")
+@click.option("-o", "--output", type=_PATH, default=Path("report.html"), show_default=True, metavar="FILE", help="The page.")
+@debuggable
+def report(places: tuple[Path, ...], output: Path) -> int:
+    """One HTML file, which needs no network, about runs, or about all runs in directories.
+
+    Curves over steps, seconds and bytes, the parts of a step's time and its critical path, links, faults and events, plans, and
+    the differences between settings. Runs that are still going are shown as far as they have come.
+    """
+    from psnode.report.page import write
+
+    found = _read(places)
+    told = [len(run.problems) for run in found]
+    write(found, output)
+    for run, known in zip(found, told, strict=True):
+        for problem in run.problems[known:]:  # of the timelines, which the page reads
+            _tell(problem)
+    click.echo(f"{len(found)} run{'' if len(found) == 1 else 's'} in {output}")
+    return 0
+
+
+def _read(places: Sequence[Path]) -> list[Run]:
+    """All runs in `places`; a line on standard error for every file that cannot be used. ConfigurationError if there is none."""
+    from psnode.report.run import find, read_all
+
+    paths = find(places)
+    if not paths:
+        raise ConfigurationError(f"there is no run in {', '.join(map(str, places))}: name directories that hold some")
+    found = read_all(paths)
+    for run in found:
+        for problem in run.problems:
+            _tell(problem)
+    return found
+
+
+def _tell(problem: str) -> None:
+    from psnode.protocol.messages import plain
+
+    click.echo(f"psnode: {plain(' '.join(problem.split()))}", err=True)
+
+
+def _ordered(found: list[Run], sort: str, reverse: bool) -> list[Run]:
+    """By a quantity; runs that do not tell it are the last."""
+    key, most = _ORDERS[sort]
+    known = [run for run in found if key(run) is not None]
+    known.sort(key=lambda run: str(key(run)) if sort in ("name", "scheme") else key(run), reverse=most != reverse)
+    return known + [run for run in found if key(run) is None]
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    """A run's line in types that JSON has; None where it is not told."""
+    return {
+        "path": str(run.path),
+        "scheme": run.scheme.get("name"),
+        "workers": run.workers,
+        "steps": run.reached,
+        "loss": run.last("loss"),
+        "top1": run.best,
+        "uplink_bytes": int(run.steps.sum("uplink_bytes")),
+        "downlink_bytes": int(run.steps.sum("downlink_bytes")),
+        "compression_ratio": run.ratio,
+        "seconds": run.steps.sum("seconds.step"),
+        "ended": run.ended,
+        "problems": run.problems,
+    }
+
+
+def _show(found: Sequence[Run]) -> None:
+    """A table, 80 columns wide or as wide as the terminal."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from psnode.protocol.messages import plain
+
+    rows = Table(box=None, pad_edge=False, collapse_padding=True)
+    rows.add_column("run", overflow="fold", min_width=12)
+    rows.add_column("scheme", overflow="ellipsis", no_wrap=True, max_width=10)
+    for head in ("workers", "steps", "loss", "top1", "sent", "/ f32", "time"):
+        rows.add_column(head.replace("workers", "P"), justify="right", no_wrap=True)
+    rows.add_column("end", overflow="fold", max_width=9)
+    for run in found:
+        loss, best, ratio = run.last("loss"), run.best, run.ratio
+        cells = [
+            *(run.name, run.scheme.get("name"), run.workers, run.reached),
+            *(None if loss is None else f"{loss:.4f}", None if best is None else f"{100 * best:.2f}"),
+            *(amount(run.sent), None if ratio is None else proportion(ratio), duration(run.steps.sum("seconds.step")), run.ended),
+        ]
+        rows.add_row(*(Text("–" if cell is None else plain(str(cell))) for cell in cells))
+    Console(highlight=False).print(rows)
+    click.echo("P: workers; top1: best accuracy, %; / f32: bytes of float32 over those sent")

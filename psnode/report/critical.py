@@ -1,0 +1,192 @@
+"""The critical path of each step, from the spans of a timeline: which rank's work the end of the step waited for.
+
+A step is the time between the ends of two versions on the master. It is walked backward: the master's spans without a pause
+before its end; the worker whose gradient ended that pause; there its computation, and the wait for the weights before. The parts
+follow one another, so that they add up to the step. Clocks of hosts that disagree move time between neighbouring parts.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from psnode.report.steps import finite
+
+MASTER = 0
+PAUSE = 100e-6  # seconds; a shorter gap between the master's spans is no wait for a message
+_CLOSING = ("finish", "update", "downlink", "norm", "constrain", "average")
+PARTS = {
+    "wait": "weights on their way, and what else the worker waits for",
+    "other": "the worker between its spans",
+    "load": "taking the batch",
+    "apply": "putting the weights in place",
+    "forward_backward": "forward and backward",
+    "up": "coding what is left, and its way to the master",
+    "decode": "decoding and adding",
+    "update": "optimizer",
+    "downlink": "coding the weights, and handing them over",
+    "checkpoint": "checkpoint",
+    "between": "the master between its spans",
+}
+
+
+class Span(NamedTuple):
+    """A piece of work: seconds of the wall clock, and the whole numbers that came with it."""
+
+    rank: int
+    track: int
+    name: str
+    start: float
+    stop: float
+    facts: Mapping[str, Any]
+
+
+class Part(NamedTuple):
+    """A stretch of a step's critical path on `rank`; `name` as in PARTS."""
+
+    rank: int
+    name: str
+    start: float
+    stop: float
+
+
+@dataclass(frozen=True)
+class CriticalPath:
+    """The critical path of step `step` from `start` to `stop`.
+
+    `worker`: whose gradient the master waited for last; None if it was never idle.
+    """
+
+    step: int
+    start: float
+    stop: float
+    worker: int | None
+    parts: tuple[Part, ...]
+
+
+def spans_of(events: Iterable[Mapping[str, Any]]) -> list[Span]:
+    """The complete events of a Chrome trace, by their start; whatever is none is passed over."""
+    found = []
+    for event in events:
+        start, length, facts = finite(event.get("ts")), finite(event.get("dur")), event.get("args")
+        rank, name, track = event.get("pid"), event.get("name"), event.get("tid")
+        if event.get("ph") != "X" or start is None or length is None or length < 0 or not isinstance(name, str):
+            continue
+        if type(rank) is int and type(track) is int and 0 <= rank < 1 << 31 and isinstance(facts, dict):
+            found.append(Span(rank, track, name, start / 1e6, (start + length) / 1e6, facts))
+    return sorted(found, key=lambda span: span.start)
+
+
+def paths(spans: Sequence[Span]) -> list[CriticalPath]:
+    """The critical paths of all steps whose beginning and end the spans tell."""
+    ends = dict[int, float]()
+    for span in spans:
+        version = span.facts.get("version")
+        if span.rank == MASTER and span.name in _CLOSING and type(version) is int:
+            ends[version] = max(span.stop, ends.get(version, span.stop))
+    steps = [step for step in sorted(ends) if step - 1 in ends and ends[step] > ends[step - 1]]
+    windows = [(ends[step - 1], ends[step]) for step in steps]
+    master = _shared_out([span for span in spans if span.rank == MASTER], windows)
+    work = _by_step(spans)
+    return [_path(step, *window, inside, work) for step, window, inside in zip(steps, windows, master, strict=True)]
+
+
+def _by_step(spans: Sequence[Span]) -> dict[tuple[int, int], list[Span]]:
+    """The spans of each worker that lie in or just before its computation of each step."""
+    passes: dict[int, list[tuple[float, int]]] = defaultdict(list)
+    for span in spans:
+        step = span.facts.get("step")
+        if span.rank != MASTER and span.name == "forward_backward" and type(step) is int:
+            passes[span.rank].append((span.stop, step))
+    found: dict[tuple[int, int], list[Span]] = defaultdict(list)
+    for span in spans:
+        if span.rank in passes:
+            index = bisect.bisect_left(passes[span.rank], (span.stop,))
+            if index < len(passes[span.rank]):
+                found[span.rank, passes[span.rank][index][1]].append(span)
+    return found
+
+
+def _shared_out(spans: Sequence[Span], windows: Sequence[tuple[float, float]]) -> list[list[Span]]:
+    """The spans that lie in each window, in part or as a whole. Windows follow one another."""
+    found: list[list[Span]] = [[] for _ in windows]
+    for span in spans:
+        index = bisect.bisect_right(windows, span.start, key=lambda window: window[1])
+        while index < len(windows) and windows[index][0] < span.stop:
+            found[index].append(span)
+            index += 1
+    return found
+
+
+def _path(step: int, start: float, stop: float, master: list[Span], work: Mapping[tuple[int, int], list[Span]]) -> CriticalPath:
+    """Walk backward from `stop`: the master's last stretch without a pause, then the worker that ended the pause."""
+    begun, first = stop, None
+    for span in sorted(master, key=lambda span: span.stop, reverse=True):
+        if span.stop < begun - PAUSE and first is not None and "sender" in first.facts:
+            break
+        if span.start < begun:
+            begun, first = span.start, span
+    begun = max(begun, start)
+    sender = first.facts.get("sender") if first is not None and begun > start else None
+    if type(sender) is not int:
+        return CriticalPath(step, start, stop, None, tuple(_cover(MASTER, master, start, stop, "between")))
+    before = work.get((sender, step), [])
+    computed = min(max((span.stop for span in before if span.name == "forward_backward"), default=start), begun)
+    computed = max(computed, start)
+    parts = [
+        *_cover(sender, before, start, computed, "other"),
+        Part(sender, "up", computed, begun),
+        *_cover(MASTER, master, begun, stop, "between"),
+    ]
+    return CriticalPath(step, start, stop, sender, tuple(part for part in parts if part.stop > part.start))
+
+
+def _cover(rank: int, spans: Sequence[Span], start: float, stop: float, gap: str) -> list[Part]:
+    """Parts from `start` to `stop`, each with the innermost span there, which is the shortest; `gap` where there is none.
+
+    `spans`: by their start.
+    """
+    edges = sorted({start, stop, *(edge for span in spans for edge in (span.start, span.stop) if start < edge < stop)})
+    parts, over, index = list[Part](), list[Span](), 0
+    for a, b in pairwise(edges):
+        while index < len(spans) and spans[index].start <= a:
+            over.append(spans[index])
+            index += 1
+        over = [span for span in over if span.stop >= b]
+        shortest = min(over, key=lambda span: span.stop - span.start, default=None)
+        name = gap if shortest is None else _NAMES.get(shortest.name, shortest.name)
+        if parts and parts[-1].name == name:
+            parts[-1] = parts[-1]._replace(stop=b)
+        else:
+            parts.append(Part(rank, name, a, b))
+    return parts
+
+
+_NAMES = {"norm": "update", "finish": "decode", "constrain": "update", "average": "update", "drain": "wait"}
+
+
+def means(found: Sequence[CriticalPath]) -> dict[str, float]:
+    """Mean seconds of a step that each part takes on the critical path, in the order of PARTS, then what is not among them."""
+    sums: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+    for path in found:
+        for part in path.parts:
+            sums[part.name] = sums.get(part.name, 0.0) + part.stop - part.start
+    return {name: seconds / len(found) for name, seconds in sums.items() if seconds}
+
+
+def bounds(found: Sequence[CriticalPath]) -> dict[int, int]:
+    """Number of steps that waited for each rank: the worker whose gradient came last, or the master."""
+    counts: dict[int, int] = defaultdict(int)
+    for path in found:
+        counts[MASTER if path.worker is None else path.worker] += 1
+    return dict(sorted(counts.items()))
+
+
+def typical(found: Sequence[CriticalPath]) -> CriticalPath:
+    """The path whose step took the median time, or the next longer one."""
+    ordered = sorted(found, key=lambda path: path.stop - path.start)
+    return ordered[len(ordered) // 2]

@@ -1,0 +1,134 @@
+"""The curves of a report: which quantities of the runs are drawn, over steps, seconds and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+from xml.etree.ElementTree import Element
+
+import numpy as np
+
+from psnode.records.metrics import EMA_EVALUATIONS, EVALUATIONS
+from psnode.report.chart import LEFT, RIGHT, WIDTH, Line, axis_below, chart, scale_of
+from psnode.report.elements import e
+from psnode.report.run import Run
+from psnode.report.steps import AXES, Steps
+
+CALM = {"calibrated", "learning rate", "promoted", "resharded", "returned"}  # events that are told as news, not as warnings
+_MOST_METRICS = 12
+_MOST_MARKS = 400  # of a run's events
+_LANE = 22
+
+
+class Panel(NamedTuple):
+    """A quantity: a column of the steps, or of the evaluations if `evaluated`; its values are drawn times `factor`."""
+
+    title: str
+    column: str
+    unit: str = ""
+    evaluated: bool = False
+    factor: float = 1.0
+    zero: bool = False
+
+
+_AHEAD = (Panel("Training loss", "loss"), Panel("Test loss", "loss", evaluated=True))
+_BEHIND = (
+    Panel("Norm of what coding lost, relative", "relative_error", zero=True),
+    Panel("Norm of the gradient", "gradient_norm"),
+    Panel("Learning rate", "lr", zero=True),
+    Panel("Time of a step", "seconds.step", "s", zero=True),
+    Panel("Bytes up, a step", "uplink_bytes", "bytes", zero=True),
+    Panel("Bytes down, a step", "downlink_bytes", "bytes", zero=True),
+    Panel("Examples a second", "samples_per_second", zero=True),
+    Panel("Workers that contribute", "contributing", zero=True),
+    Panel("Gradient frames dropped", "dropped", zero=True),
+)
+_DULL = {"contributing": "workers", "dropped": ""}  # drawn only where it differs from another column, or from 0
+
+
+def panels(runs: Sequence[Run]) -> list[Panel]:
+    """Those that some run has values for."""
+    tests = _metrics(table for run in runs for table in run.evaluations.values())
+    if not any(name == "metrics.top1" for name in tests) and any(run.best is not None for run in runs):
+        tests = ["top1", *tests]
+    wanted = [*_AHEAD, *(_metric("Test", name, True) for name in tests)]
+    wanted += [_metric("Training", name, False) for name in _metrics(run.steps for run in runs)]
+    return [panel for panel in (*wanted, *_BEHIND) if any(_tells(run, panel) for run in runs)]
+
+
+def _metrics(tables: Iterator[Steps] | Sequence[Steps]) -> list[str]:
+    found = dict.fromkeys(name for table in tables for name in table.columns if name.startswith("metrics."))
+    return list(found)[:_MOST_METRICS]
+
+
+def _metric(kind: str, column: str, evaluated: bool) -> Panel:
+    name = column.removeprefix("metrics.")
+    if name in ("top1", "top5"):
+        return Panel(f"{kind} accuracy ({name})", column, "%", evaluated, 100.0)
+    return Panel(f"{kind} {name}", column, "", evaluated)
+
+
+def _tells(run: Run, panel: Panel) -> bool:
+    if panel.evaluated:
+        return any(table.known(panel.column).size for table in run.evaluations.values())
+    known = run.steps.known(panel.column)
+    if panel.column in _DULL:
+        usual = run.steps.column(_DULL[panel.column]) if _DULL[panel.column] else 0.0
+        return bool(np.any(np.nan_to_num(run.steps.column(panel.column) - usual)))
+    return bool(known.size)
+
+
+def figures(runs: Sequence[Run]) -> list[Element]:
+    """A figure for every panel, each with a picture an axis, of which the page shows one."""
+    made = []
+    for panel in panels(runs):
+        pictures = [
+            e("div", chart(panel.title, axis, _lines(runs, panel, axis), panel.unit, zero=panel.zero), class_=f"by-{axis}")
+            for axis in AXES
+        ]
+        unit = f", {panel.unit}" if panel.unit in ("%", "s") else ""
+        caption = e("figcaption", e("strong", panel.title + unit), e("output", class_="readout"))
+        made.append(e("figure", caption, *pictures))
+    return made
+
+
+def _lines(runs: Sequence[Run], panel: Panel, axis: str) -> list[Line]:
+    made = []
+    for number, run in enumerate(runs):
+        for file, table in (run.evaluations if panel.evaluated else {"": run.steps}).items():
+            curve = table.curve(panel.column)
+            if curve.steps.size:
+                label = f"{run.name} (moving average)" if file == EMA_EVALUATIONS else run.name
+                mean, low, high = (panel.factor * each for each in (curve.mean, curve.low, curve.high))
+                x = run.steps.place(axis, curve.steps)
+                made.append(Line(label, number, x, mean, low, high, marked=file == EVALUATIONS))
+    return made
+
+
+def strip(runs: Sequence[Run]) -> list[Element]:
+    """When the events of each run happened: a lane a run, a picture an axis."""
+    return [e("div", _lanes([run for run in runs if run.events], axis), class_=f"by-{axis}") for axis in AXES]
+
+
+def _lanes(runs: Sequence[Run], axis: str) -> Element:
+    height = _LANE * len(runs) + 44
+    reach = [float(run.steps.totals(axis)[-1]) for run in runs if len(run.steps)] or [1.0]
+    across = scale_of(reach, LEFT, WIDTH - RIGHT, by_end=True)
+    drawing = e("svg", e("title", f"Events over {axis}"), view_box=f"0 0 {WIDTH} {height}", role="img", class_="lanes")
+    for number, run in enumerate(runs):
+        y = _LANE * number + 6
+        drawing.append(e("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y + 8, y2=y + 8, class_="grid"))
+        drawing.append(e("text", _short(run.name), x=LEFT - 6, y=y + 12, class_="tick", text_anchor="end"))
+        events = run.events[:_MOST_MARKS]
+        for event, place in zip(events, run.steps.place(axis, [event["step"] for event in events]), strict=True):
+            name = str(event.get("event"))
+            x = f"{across.at(float(place)):.1f}"
+            mark = e("line", e("title", f"step {event['step']}: {name}"), x1=x, x2=x, y1=y, y2=y + 16)
+            mark.set("class", "calm" if name in CALM else "grave")
+            drawing.append(mark)
+    drawing.extend(axis_below(across, axis, height - 36))
+    return drawing
+
+
+def _short(name: str) -> str:
+    return name if len(name) < 10 else f"…{name[-8:]}"

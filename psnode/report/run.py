@@ -1,0 +1,196 @@
+"""A run as its directory tells it: whatever of it can be read, and a line for every file that cannot.
+
+Nothing that a directory holds is executed, followed out of it, or believed to be of a type: old, torn, foreign and hostile ones
+are read by the same code.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from psnode.config.files import read_json
+from psnode.config.scheme import Scheme
+from psnode.errors import ConfigurationError, PsnodeError
+from psnode.plan.groups import Plan
+from psnode.records.directory import CONFIG, at_work, saved_run
+from psnode.records.machines import MACHINES
+from psnode.records.metrics import EMA_EVALUATIONS, EVALUATIONS, EVENTS, METRICS, SUMMARY, compression_ratio, read_records
+from psnode.records.timeline import TIMELINE
+from psnode.report.steps import Steps, columns_of, finite
+
+_DEPTH = 6  # folders below the one that is searched
+_MOST_EVENTS = 10_000
+_MOST_TIMELINE = 1 << 27  # bytes
+_T = TypeVar("_T")
+
+
+@dataclass
+class Run:
+    """What is known of a run. `problems`: a line for each file that could not be used, which is then as if it were empty.
+
+    `settings` and `scheme` by name as recorded, `machines` by rank, `summary` empty until the run has ended.
+    """
+
+    path: Path
+    name: str
+    problems: list[str] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    scheme: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, Any] = field(default_factory=dict)
+    workers: int | None = None
+    plan: Plan | None = None
+    steps: Steps = field(default_factory=Steps)
+    evaluations: dict[str, Steps] = field(default_factory=dict)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    summary: dict[str, Any] = field(default_factory=dict)
+    machines: dict[str, Any] = field(default_factory=dict)
+    ended: str = ""
+
+    @property
+    def reached(self) -> int:
+        """The last finished update that is recorded."""
+        return int(self.steps.number[-1]) if len(self.steps) else 0
+
+    @property
+    def sent(self) -> float:
+        """Bytes of the whole job, both ways."""
+        return self.steps.sum("uplink_bytes", "downlink_bytes")
+
+    @property
+    def ratio(self) -> float | None:
+        """Bytes that float32 would have taken over those sent; None where it is not known."""
+        if self.plan is None:
+            return finite(self.summary.get("compression_ratio"))
+        return compression_ratio(self.plan.size, round(self.steps.sum("workers")), round(self.sent))
+
+    @property
+    def best(self) -> float | None:
+        """The best accuracy (top1) that an evaluator has measured, as a fraction."""
+        found = [value for table in self.evaluations.values() for value in table.known("top1")]
+        return max(found, default=None)
+
+    def last(self, name: str) -> float | None:
+        """The latest value of a quantity of the steps; None if there is none."""
+        known = self.steps.known(name)
+        return float(known[-1]) if known.size else None
+
+    def timeline(self) -> list[dict[str, Any]]:
+        """The spans of timeline.json; empty without one."""
+        content: Any = self._try(TIMELINE, lambda: read_json(self.path / TIMELINE, _MOST_TIMELINE), {})
+        events = content.get("traceEvents") if isinstance(content, dict) else None
+        return [event for event in events if isinstance(event, dict)] if isinstance(events, list) else []
+
+    def _try(self, file: str, read: Callable[[], _T], otherwise: _T) -> _T:
+        """What `read` finds, or `otherwise` and a line if it cannot; an absent file says nothing."""
+        try:
+            return read()
+        except FileNotFoundError:
+            return otherwise
+        except PsnodeError as error:
+            self.problems.append(str(error))
+        except (OSError, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            self.problems.append(f"{self.path / file} cannot be used: {reason}")
+        return otherwise
+
+
+def read(path: Path, name: str = "") -> Run:
+    """The run in `path`. ConfigurationError if there is none."""
+    if not any((path / file).exists() for file in (CONFIG, METRICS)):
+        raise ConfigurationError(f"{path} holds no run: it has neither {CONFIG} nor {METRICS}; name the directory of a run")
+    run = Run(path, name or path.resolve().name)
+    _read_config(run)
+    run.steps = _table(run, METRICS)
+    for file in (EVALUATIONS, EMA_EVALUATIONS):
+        table = _table(run, file)
+        if len(table):
+            run.evaluations[file] = table
+    run.events = run._try(EVENTS, lambda: list(itertools.islice(read_records(path / EVENTS), _MOST_EVENTS)), [])
+    run.summary = run._try(SUMMARY, lambda: _mapping(read_json(path / SUMMARY)), {})
+    run.machines = run._try(MACHINES, lambda: _mapping(read_json(path / MACHINES)), {})
+    run.ended = _ended(run)
+    return run
+
+
+def _read_config(run: Run) -> None:
+    saved: dict[str, Any] = run._try(CONFIG, lambda: saved_run(run.path), {})
+    if not saved:
+        return
+    run.settings = run._try(CONFIG, lambda: _mapping(saved["config"]), {})
+    run.scheme = run._try(CONFIG, lambda: _scheme(saved, run.settings), {})
+    run.versions = run._try(CONFIG, lambda: {"psnode": saved.get("psnode"), **_mapping(saved.get("versions", {}))}, {})
+    run.plan = run._try(CONFIG, lambda: Plan.from_dict(saved["plan"]), None)
+    run.workers = saved["workers"] if type(saved["workers"]) is int else None
+
+
+def _scheme(saved: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """The scheme as it was resolved; of runs that do not record it, what was asked for: resolving may execute a file."""
+    if "scheme" in saved:
+        return Scheme.from_dict(_mapping(saved["scheme"])).to_dict()
+    asked = {name: settings.get(name) for name in ("codec", "feedback", "aggregator", "downlink")}
+    return {"name": settings.get("scheme"), **asked}
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("it holds no object")
+    return value
+
+
+def _table(run: Run, file: str) -> Steps:
+    """The records of a file up to the first that is none."""
+    records: list[dict[str, Any]] = []
+    run._try(file, lambda: records.extend(_sane(read_records(run.path / file))), None)
+    return columns_of(records)
+
+
+def _sane(records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for record in records:
+        if not 0 <= record["step"] < 1 << 53:
+            raise ValueError("a step is out of range")
+        yield record
+
+
+def _ended(run: Run) -> str:
+    if run.summary:
+        reason, code = str(run.summary.get("stop_reason")), run.summary.get("exit_code")
+        return reason if code == 0 else f"{reason} (exit code {code})"
+    if at_work(run.path):
+        return "running"
+    return "killed or crashed" if len(run.steps) else "killed or starting"
+
+
+def find(places: Sequence[Path]) -> list[Path]:
+    """Directories of runs: each of `places` that is one, and those below the others, in order. Links are not followed.
+
+    ConfigurationError for a place that is no directory.
+    """
+    found: list[Path] = []
+    for place in places:
+        if not place.is_dir():
+            raise ConfigurationError(f"{place} is no directory: name runs, or directories that hold some")
+        for folder, folders, files in os.walk(place):
+            here = Path(folder)
+            if CONFIG in files or METRICS in files:
+                found.append(here)
+                folders.clear()
+            elif len(here.relative_to(place).parts) >= _DEPTH:
+                folders.clear()
+            folders.sort()
+    return list(dict.fromkeys(found))
+
+
+def read_all(paths: Sequence[Path]) -> list[Run]:
+    """The runs in `paths`, each named by the parts of its path in which they differ."""
+    resolved = [path.resolve() for path in paths]
+    if len(resolved) > 1:
+        common = Path(os.path.commonpath(resolved))
+        names = [str(path.relative_to(common)) for path in resolved]
+    else:
+        names = [path.name for path in resolved]
+    return [read(path, name if name != "." else path.name) for path, name in zip(resolved, names, strict=True)]

@@ -1,0 +1,95 @@
+"""`psnode runs`: a line a run, sorted, as a table of 80 columns or as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from psnode.cli import main
+from tests.report.conftest import CONFIG, lines, record, write_run
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three runs below runs/: the second has the best accuracy, the third none and the most bytes."""
+    scheme = CONFIG["scheme"] | {"name": "a-scheme-with-a-very-long-name"}
+    write_run(tmp_path / "runs/first", [record(k) for k in (1, 2, 3)])
+    write_run(tmp_path / "runs/second", [record(k, uplink_bytes=1) for k in (1, 2)], workers=3, scheme=scheme)
+    write_run(tmp_path / "runs/deeper/third", [record(1, uplink_bytes=10**9, loss=None)])
+    for name, top1 in (("first", 0.5), ("second", 0.75)):
+        lines(tmp_path / "runs" / name / "evaluations.jsonl", [{"step": 1, "loss": 1.0, "top1": top1}])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    return tmp_path / "runs"
+
+
+def test_every_run_has_a_line_of_eighty_columns(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert max(map(len, out)) <= 80
+    found = {line.split()[0]: line.split() for line in out}
+    assert found["first"][1:9] == ["qsgd", "2", "3", "0.3333", "50.00", "1.20", "kB", "4.00"]
+    assert found["second"][2:6] == ["3", "2", "0.5000", "75.00"]
+    assert found["deeper/third"][4:8] == ["–", "–", "1.00", "GB"]
+
+
+@pytest.mark.parametrize(
+    ("order", "names"),
+    [
+        (["name"], ["deeper/third", "first", "second"]),
+        (["accuracy"], ["second", "first", "deeper/third"]),
+        (["accuracy", "--reverse"], ["first", "second", "deeper/third"]),  # what is not told stays last
+        (["loss"], ["first", "second", "deeper/third"]),
+        (["sent"], ["second", "first", "deeper/third"]),
+        (["ratio"], ["second", "first", "deeper/third"]),
+        (["steps"], ["first", "second", "deeper/third"]),
+        (["time", "--reverse"], ["first", "second", "deeper/third"]),
+    ],
+)
+def test_the_best_comes_first(runs: Path, capsys: pytest.CaptureFixture[str], order: list[str], names: list[str]) -> None:
+    assert main(["runs", str(runs), "--json", "--sort", *order]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [str(Path(each["path"]).relative_to(runs)) for each in found] == names
+
+
+def test_json_has_what_the_records_say(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", str(runs / "first"), "--json"]) == 0
+    [found] = json.loads(capsys.readouterr().out)
+    assert found == {
+        "path": str(runs / "first"), "scheme": "qsgd", "workers": 2, "steps": 3, "loss": 1 / 3, "top1": 0.5,
+        "uplink_bytes": 900, "downlink_bytes": 300, "compression_ratio": 8 * 100 * 2 * 3 / 1200, "seconds": 6.0,
+        "ended": "killed or crashed", "problems": [],
+    }  # fmt: skip
+
+
+def test_a_damaged_run_is_told_and_the_others_are_listed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (runs / "first/config.json").write_text("{")
+    (runs / "second/metrics.jsonl").write_text("\x1b]0;title\x07\n")
+    assert main(["runs"]) == 0
+    done = capsys.readouterr()
+    assert len(done.err.splitlines()) == 2 and "\x1b" not in done.err
+    assert "deeper/third" in done.out and "second" in done.out
+
+
+@pytest.mark.parametrize(
+    "arguments", [["runs", "absent"], ["runs", "empty"], ["report", "absent"], ["report", "empty"], ["report"]]
+)
+def test_where_there_is_no_run_one_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert main(arguments) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("psnode: error: ") and told.count("\n") == 1
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_without_arguments_the_directory_runs_is_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["runs"]) == 2
+    assert "there is no directory runs here" in capsys.readouterr().err

@@ -1,0 +1,137 @@
+"""The page in a real browser: nothing is complained of, nothing is asked for, and the axis can be changed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socketserver
+import struct
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from psnode.report.page import render
+from psnode.report.run import read, read_all
+from tests.report.conftest import lines, record, write_run
+
+CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
+pytestmark = [
+    pytest.mark.serial,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: the page is not looked at in a browser"),
+]
+QUIET = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-default-apps", "--disable-extensions", "--hide-scrollbars",
+)  # fmt: skip
+CLICK = """<script>
+const seen = [];
+const visible = () => ["steps", "seconds", "bytes"].filter((axis) =>
+  [...document.querySelectorAll(".by-" + axis)].every((each) => getComputedStyle(each).display !== "none")).join("+");
+seen.push(visible());
+for (const axis of ["bytes", "seconds", "steps"]) {
+  document.querySelector(`label[for=axis-${axis}]`).click();
+  seen.push(visible() + location.hash);
+}
+document.body.dataset.seen = seen.join(" ");
+</script>"""
+
+
+class Seen(NamedTuple):
+    """What a browser made of a page: the document behind its scripts, lines of its console, hosts that it asked for."""
+
+    dom: str
+    console: list[str]
+    requests: list[str]
+
+
+class Proxy(socketserver.ThreadingTCPServer):
+    """Takes every request of a browser, keeps whom it was for, and answers none."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Request)
+        self.asked: list[str] = []
+
+
+class Request(socketserver.StreamRequestHandler):
+    server: Proxy
+
+    def handle(self) -> None:
+        words = self.rfile.readline(4096).decode("latin-1").split()
+        host = words[1].removeprefix("http://").split("/")[0].partition(":")[0] if len(words) > 1 else "?"
+        if not host.endswith((".google.com", ".googleapis.com", ".gvt1.com")):  # the browser's own, page or not
+            self.server.asked.append(host)
+
+
+@pytest.fixture
+def browse(tmp_path: Path) -> Callable[..., Seen]:
+    """Load a page from a file, with `place` behind the address. Requests to anywhere go to a proxy that takes note of them."""
+
+    def load(content: bytes, *flags: str, place: str = "") -> Seen:
+        file = tmp_path / "page.html"
+        file.write_bytes(content)
+        with Proxy() as proxy:
+            threading.Thread(target=proxy.serve_forever, daemon=True).start()
+            through = [f"--proxy-server=http://127.0.0.1:{proxy.server_address[1]}", "--proxy-bypass-list=<-loopback>"]
+            command = [str(CHROMIUM), *QUIET, *through, f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr"]
+            command += ["--virtual-time-budget=2000", *(flags or ("--dump-dom",)), f"{file.as_uri()}{place}"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
+            proxy.shutdown()
+        return Seen(done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line], proxy.asked)
+
+    return load
+
+
+def test_the_page_loads_without_a_complaint_or_a_request_and_takes_its_axis_from_the_address(
+    browse: Callable[..., Seen], trained: Path
+) -> None:
+    seen = browse(render([read(trained)]), place="#axis=bytes")
+    assert (seen.console, seen.requests) == ([], [])
+    assert re.search(r"<html[^>]* data-axis=\"bytes\"", seen.dom)  # its script has run, under its own policy
+
+
+def test_complaints_and_requests_would_be_seen(browse: Callable[..., Seen]) -> None:
+    seen = browse(b"<!DOCTYPE html><img src='http://example.invalid/x.png'><script>console.error('seen'); nothing()</script>")
+    assert any("seen" in line for line in seen.console) and any("nothing" in line for line in seen.console)
+    assert set(seen.requests) == {"example.invalid"}
+
+
+def test_a_hostile_run_runs_nothing_and_asks_for_nothing(browse: Callable[..., Seen], tmp_path: Path) -> None:
+    change = "document.body.dataset.evil=1"
+    evil = f"</script><script>{change}</script><img src=http://example.invalid/ onerror={change}>"
+    path = write_run(tmp_path / "run", [record(1, metrics={evil: 1}), record(2)], config={evil: evil})
+    lines(path / "events.jsonl", [{"step": 1, "event": evil, "reason": evil, "time": 0, "rank": None}])
+    seen = browse(render([read(path, evil)]))
+    assert (seen.console, seen.requests) == ([], [])
+    assert "<body>" in seen.dom and change in seen.dom
+
+
+def test_a_click_changes_the_axis_of_every_curve(browse: Callable[..., Seen], tmp_path: Path) -> None:
+    """In a copy of the page whose policy lets another script click."""
+    runs = read_all([write_run(tmp_path / name, [record(k) for k in (1, 2, 3)]) for name in ("one", "two")])
+    content = re.sub(r"<meta http-equiv=[^>]*>", "", render(runs).decode()).replace("</body>", f"{CLICK}</body>")
+    seen = browse(content.encode())
+    [told] = re.findall(r'data-seen="([^"]*)"', seen.dom)
+    assert told.split() == ["steps", "bytes#axis=bytes", "seconds#axis=seconds", "steps#axis=steps"]
+    assert seen.console == []
+
+
+def test_it_is_as_wide_as_a_telephone(browse: Callable[..., Seen], trained: Path) -> None:
+    """Nothing but the frames of tables is wider than the window."""
+    told = "<script>document.body.dataset.wide = document.documentElement.scrollWidth - innerWidth;</script>"
+    content = re.sub(r"<meta http-equiv=[^>]*>", "", render([read(trained)]).decode()).replace("</body>", f"{told}</body>")
+    seen = browse(content.encode(), "--window-size=500,900", "--dump-dom")
+    assert re.findall(r'data-wide="(-?\d+)"', seen.dom) == ["0"]
+
+
+def test_it_is_drawn(browse: Callable[..., Seen], trained: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "page.png"
+    browse(render([read(trained)]), "--window-size=1200,900", f"--screenshot={picture}")
+    content = picture.read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n" and struct.unpack(">II", content[16:24]) == (1200, 900)
+    assert len(content) > 20_000  # an empty page has a tenth of that
