@@ -28,7 +28,7 @@ from psnode.bench.inputs import Input
 from psnode.bench.quality import quality
 from psnode.bench.rate_distortion import Curve, curve
 from psnode.bench.rotation import APART, Rotation, beyond_cache
-from psnode.bench.saving import save
+from psnode.bench.saving import load, save
 from psnode.bench.timing import rate
 from psnode.codecs import Codec, Payload, available, get_codec
 from psnode.codecs.arrays import Bytes, Floats, Parts
@@ -197,12 +197,16 @@ def _allocated(codec: Codec, memory: Memory, size: int) -> dict[str, float]:
 
 def main(
     specs: Sequence[str], size: int, gradient: Path | None, seconds: float, copies: int | None, json_file: Path | None,
-    plot_file: Path | None,
+    plot_file: Path | None, earlier: Path | None = None,
 ) -> int:  # fmt: skip
-    """Measure, print a table an input, write JSON and the plot; the exit code. `copies`: MiB, None: by the cache."""
+    """Measure, print a table an input, write JSON and the plot; the exit code. `copies`: MiB, None: by the cache.
+
+    `earlier`: a result that takes the place of measuring.
+    """
     from psnode.bench.tables import show
 
-    result = run(specs, size, gradient, seconds, beyond_cache(last_level_cache()) if copies is None else copies << 20)
+    nbytes = beyond_cache(last_level_cache()) if copies is None else copies << 20
+    result = load(earlier) if earlier else run(specs, size, gradient, seconds, nbytes)
     show(result)
     save(result, json_file)
     if plot_file is not None:

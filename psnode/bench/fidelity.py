@@ -19,7 +19,7 @@ from psnode.bench.hardware import hardware
 from psnode.bench.inputs import Input
 from psnode.bench.quality import quality
 from psnode.bench.rate_distortion import curve
-from psnode.bench.saving import save
+from psnode.bench.saving import load, save
 from psnode.codecs import get_codec
 from psnode.codecs.rng import Key
 
@@ -105,9 +105,12 @@ def show(result: Mapping[str, Any]) -> None:
             )
 
 
-def main(specs: Sequence[str], size: int, gradient: Path | None, json_file: Path | None, plot_file: Path | None) -> int:
-    """Measure, print, write JSON and the plot; the exit code."""
-    result = run(specs, size, gradient)
+def main(
+    specs: Sequence[str], size: int, gradient: Path | None, json_file: Path | None, plot_file: Path | None,
+    earlier: Path | None = None,
+) -> int:  # fmt: skip
+    """Measure, print, write JSON and the plot; the exit code. `earlier`: a result that takes the place of measuring."""
+    result = load(earlier) if earlier else run(specs, size, gradient)
     show(result)
     save(result, json_file)
     if plot_file is not None:

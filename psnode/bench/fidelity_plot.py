@@ -14,6 +14,7 @@ from psnode.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _MOST_BITS = 3.4
 _FAMILIES = ("qsgd", "terngrad", "dithered", "lss", "topk", "polar")
@@ -43,29 +44,37 @@ def _quantised(step: float, zone: float) -> tuple[float, float]:
 
 def draw(result: Mapping[str, Any], path: Path) -> None:
     """Write it to `path`: the error over bits, and how far above R(D). ConfigurationError without matplotlib."""
+    figure = figure_of(result)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100)
+
+
+def figure_of(result: Mapping[str, Any]) -> Figure:
+    """The plot: two panels of the same points, under one legend. ConfigurationError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigurationError("--plot needs the package matplotlib: pip install matplotlib") from error
-    figure = Figure(figsize=(14, 6.5), layout="constrained")
+    figure = Figure(figsize=(13, 6.4), layout="constrained")
     whole, gap = figure.subplots(1, 2)
     rows = [row for row in result["sources"]["gaussian"]["rows"] if "decibels" in row and row["bits"] <= _MOST_BITS]
     for panel, above in (whole, False), (gap, True):
         _panel(panel, rows, above)
-    whole.set(ylabel="squared error in dB, unbiased codecs after the best factor", ylim=(-21, 0.5))
-    gap.set(ylabel="dB above the rate-distortion function", ylim=(0, 6))
-    whole.legend(fontsize=8)
-    figure.suptitle(f"N(0, 1), {result['sources']['gaussian']['size']:,} values, {result['date'][:10]}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100)
+    whole.set(ylabel="squared error in dB, unbiased codecs after the best factor")
+    gap.set(ylabel="dB above the rate-distortion function")
+    gap.set_ylim(bottom=-0.2)
+    lines, labels = whole.get_legend_handles_labels()
+    figure.legend(lines, labels, loc="outside lower center", ncols=len(labels), fontsize="small", frameon=False)
+    figure.suptitle(f"N(0, 1), {result['sources']['gaussian']['size']:,} values, {result['date'][:10]}", fontsize="medium")
+    return figure
 
 
 def _panel(panel: Axes, rows: list[Mapping[str, Any]], above: bool) -> None:
     bits = np.linspace(0.02, _MOST_BITS, 200)
     limit = -20 * math.log10(2) * bits
     scalar = 10 * np.log10(scalar_quantiser(bits))
-    panel.plot(bits, limit - above * limit, "k-", label="R(D)")
-    panel.plot(bits, scalar - above * limit, "k--", label="entropy-coded scalar quantiser, ideal coder")
+    panel.plot(bits, limit - above * limit, "k-", lw=1, label="R(D)")
+    panel.plot(bits, scalar - above * limit, "k--", lw=1, label="entropy-coded scalar quantiser, ideal coder")
     for number, family in enumerate(_FAMILIES):
         found = sorted(
             (row["bits"], row["decibels"]) for row in rows if row["spec"].partition(":")[0].partition("+")[0] == family
@@ -74,6 +83,6 @@ def _panel(panel: Axes, rows: list[Mapping[str, Any]], above: bool) -> None:
             x, y = np.array(found).T
             shift = 20 * math.log10(2) * x if above else np.zeros_like(x)
             style = "-o" if family == "polar" else "osD^v"[number % 5]
-            panel.plot(x, y + shift, style, color=f"C{number}", label=family)
+            panel.plot(x, y + shift, style, ms=5, color=f"C{number}", label=family)
     panel.set(xlabel="bits a value, all bytes of the payload", xlim=(0, _MOST_BITS))
     panel.grid(alpha=0.3)

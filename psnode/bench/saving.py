@@ -1,4 +1,4 @@
-"""The option `--json FILE` of every measurement."""
+"""The option `--json FILE` of every measurement, and `--from FILE` of those that draw."""
 
 from __future__ import annotations
 
@@ -6,9 +6,22 @@ import json
 from pathlib import Path
 from typing import Any
 
+from psnode.errors import ConfigurationError
+
 
 def save(result: Any, file: Path | None) -> None:
     """Write `result` as JSON to `file`, in a folder that is made if need be; None: do nothing."""
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def load(file: Path) -> dict[str, Any]:
+    """A result about codecs that `save` wrote: with `sources`, whose rows have a spec. ConfigurationError if it is none."""
+    try:
+        result = json.loads(file.read_bytes())
+        if not all("spec" in row for source in result["sources"].values() for row in source["rows"]):
+            raise ValueError("a row is of no codec")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ConfigurationError(f"--from {file} holds no such result ({error}): name a file of --json") from error
+    return dict(result)

@@ -31,6 +31,7 @@ def _codecs(text: str) -> Callable[[Any], Any]:
 @shared.copies
 @shared.json_file
 @click.option("--plot", "plot_file", type=click.Path(path_type=Path), help="Draw rate and distortion, as PNG and as SVG.")
+@shared.earlier
 @debuggable
 def bench_codecs(**options: Any) -> int:
     """Every codec on N(0,1), Student-t(3) and a recorded gradient, on one core, against memory and theory."""
@@ -64,6 +65,7 @@ def bench_feedback(**options: Any) -> int:
 @shared.gradient
 @shared.json_file
 @click.option("--plot", "plot_file", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw what was found on N(0,1).")
+@shared.earlier
 @debuggable
 def bench_fidelity(**options: Any) -> int:
     """Bits and squared error of every codec on N(0,1) and a recorded gradient, and polar's error at as many bits."""

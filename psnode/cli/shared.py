@@ -9,6 +9,9 @@ import click
 _FILE = click.Path(path_type=Path)
 
 json_file = click.option("--json", "json_file", type=_FILE, help="Also write the result to this file.")
+earlier = click.option(
+    "--from", "earlier", type=_FILE, metavar="FILE", help="Show and draw this result of --json; measure nothing."
+)
 output = click.option("--output", type=_FILE, required=True, help="Directory for the runs; those there are kept.")
 
 gradient = click.option("--gradient", type=_FILE, metavar="FILE", help="A file of bench record, measured too.")

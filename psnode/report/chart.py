@@ -82,7 +82,7 @@ def scale_of(values: Iterable[float], start: float, stop: float, *, zero: bool =
         return Scale(0.0, 1.0, start, stop)
     low, high = min(found), max(found)
     if low > 0 and high / low > (8.0 if by_end else _LOG_FROM):
-        return Scale(low / 30 if by_end else low, high, start, stop, log=True)
+        return Scale(low / 30 if by_end else low / 1.2, high if by_end else 1.2 * high, start, stop, log=True)
     low = 0.0 if (zero and low >= 0) or by_end else low
     if high <= low:
         low, high = (low - 0.5 * abs(low) - (low == 0), high + 0.5 * abs(high) + (high == 0))

@@ -15,7 +15,7 @@ from psnode.report.tables import named
 _WIDTH, _LEFT, _LANE = 940, 90, 20
 _MOST_LANES = 24
 _MOST_SPANS = 1500
-_TRACKS = ("forward_backward", "wait", "up", "decode", "update", "downlink", "apply", "checkpoint")
+_TRACKS = ("forward_backward", "wait", "up", "decode", "update", "downlink", "apply", "drain", "checkpoint")
 
 
 def section(runs: Sequence[Run]) -> list[Element]:

@@ -1,0 +1,99 @@
+"""Plots that can be read: one legend, names of the Pareto front alone, none over another, every point inside."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psnode.bench import fidelity_plot, plots
+from psnode.cli import main
+
+pytest.importorskip("matplotlib")
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    """Settings of seven families; the even ones lie on a line, the others above it."""
+    draws = np.random.default_rng(3)
+    made = []
+    for k in range(count):
+        bits = float(0.03 * 1.12**k)
+        error = float(np.exp(-bits)) * (1.0 if k % 2 == 0 else 1.5 + draws.random())
+        spec = f"family{k % 7}:parameter={k},another=1"
+        made.append({"spec": spec, "bits": bits, "error": error, "shrunk": error, "unbiased": k % 3 == 0})
+    return [*made, {"spec": "broken", "failed": "why"}, {"spec": "exact", "bits": 32.0, "error": 0.0, "shrunk": 0.0}]
+
+
+def result(count: int = 45) -> dict[str, Any]:
+    curve = {"bits": [0.1, 1.0, 5.0], "errors": [0.9, 0.25, 0.001]}
+    source = {"size": 1000, "zeros": 0.0, "curve": curve, "cached": {"median": 1.0}, "rows": rows(count)}
+    return {"cpu": "a processor", "cores": 2, "date": "2026-11-23T10:00:00", "sources": {"one": source, "two": source}}
+
+
+def test_the_front_is_what_nothing_beats() -> None:
+    shown = [row for row in rows(45) if "failed" not in row and row["error"] > 0 and row["bits"] <= 10]
+    beaten = [any(a["bits"] <= b["bits"] and a["shrunk"] < b["shrunk"] for a in shown) for b in shown]
+    assert plots.front(rows(45)) == [row for row, worse in zip(shown, beaten, strict=True) if not worse]
+
+
+def test_names_are_of_the_front_and_none_covers_another_or_a_point() -> None:
+    figure = plots.figure_of(result(30))
+    figure.draw_without_rendering()
+    front = {row["spec"] for row in plots.front(rows(30))}
+    assert len(figure.legends) == 1
+    assert not any(panel.get_legend() for panel in figure.axes)
+    for panel in figure.axes:
+        names = {text.get_text(): text.get_bbox_patch() for text in panel.texts}
+        assert set(names) <= front
+        assert len(names) >= 5
+        patches = [patch.get_window_extent() for patch in names.values() if patch is not None]
+        assert len(patches) == len(names)
+        assert not [pair for pair in itertools.combinations(patches, 2) if pair[0].overlaps(pair[1])]
+        assert (panel.get_xscale(), panel.get_yscale()) == ("log", "log")
+        assert_all_points_inside(panel)
+
+
+def assert_all_points_inside(panel: Any) -> None:
+    (left, right), (bottom, top) = sorted(panel.get_xlim()), sorted(panel.get_ylim())
+    for line in panel.lines:
+        if line.get_marker() != "None":
+            for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True):
+                assert left <= x <= right and bottom <= y <= top
+
+
+def fidelity() -> dict[str, Any]:
+    specs = ("qsgd:levels=3", "terngrad", "dithered:step=1", "lss:bits=2", "topk:ratio=0.1", "polar:rate=1")
+    made = [{"spec": spec, "bits": 0.4 + 0.5 * k, "decibels": -0.3 * k, "polar": 1.0, "more": 1.0, "shrunk": 0.9}
+            for k, spec in enumerate(specs)]  # fmt: skip
+    return {"date": "2026-11-23", "sources": {"gaussian": {"size": 1000, "zeros": 0.0, "rows": made}}}
+
+
+def test_both_halves_of_the_fidelity_plot_show_all_points_under_one_legend() -> None:
+    figure = fidelity_plot.figure_of(fidelity())
+    figure.draw_without_rendering()
+    assert len(figure.legends) == 1
+    for panel in figure.axes:
+        assert_all_points_inside(panel)
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels[2:] == ["qsgd", "terngrad", "dithered", "lss", "topk", "polar"]
+
+
+def test_an_earlier_result_is_drawn_without_measuring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, picture = tmp_path / "found.json", tmp_path / "plot.png"
+    file.write_text(json.dumps(fidelity()))
+    assert main(["bench", "fidelity", "--from", str(file), "--plot", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "1,000 values" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"sources": {"a": {"rows": [{}]}}}', '{"sources": 3}'])
+@pytest.mark.parametrize("kind", ["codecs", "fidelity"])
+def test_a_file_that_is_no_result_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, content: str) -> None:
+    file = tmp_path / "found.json"
+    file.write_text(content)
+    assert main(["bench", kind, "--from", str(file)]) == 2
+    assert "holds no such result" in capsys.readouterr().err
