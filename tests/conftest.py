@@ -23,7 +23,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a 
 
 ROOT = Path(__file__).resolve().parents[1]
 SERIAL, JOBS = "serial", "jobs"
-GROUPS = {"net": SERIAL, "mpi": JOBS}  # folders whose tests start jobs of several processes: never two of a group at once
+GROUPS = {
+    "net": SERIAL,
+    "mpi": JOBS,
+    "slurm": JOBS,
+}  # folders whose tests start jobs of several processes: never two of a group at once
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     """Put the tests that start jobs into groups, each of which one worker of pytest-xdist runs (--dist loadgroup).
 
-    Two groups, so that no core is idle while the ranks of one job wait. Jobs of tests/mpi are judged by results alone.
+    Two groups, so that no core is idle while the ranks of one job wait. The jobs of JOBS are judged by results alone.
     """
     for item in items:
         folder = item.path.relative_to(ROOT / "tests").parts[0]

@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 from psnode import __version__
+from psnode.cli.batch import exportable, show
 from psnode.cli.bench import bench
 from psnode.cli.debugging import debuggable, traced
 from psnode.cli.foreign import answer
@@ -139,17 +140,24 @@ app.add_command(
     help="How often to restart a job that died, with --resume.",
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- train ...|PROGRAM.py ...")
+@exportable
 @debuggable
-def launch(workers: int, mpirun_args: tuple[str, ...], command: tuple[str, ...], **options: Any) -> int:
+def launch(
+    workers: int, mpirun_args: tuple[str, ...], command: tuple[str, ...], batch: dict[str, Any] | None, **options: Any
+) -> int:
     """Run `psnode COMMAND` on a master and P workers through mpirun, with the options of a fault-tolerant job.
 
     PROGRAM.py with its arguments instead of a command: a program with a psnode.session.
     """
     if command[0].endswith(".py"):
+        if batch is not None:
+            raise ConfigurationError(
+                "--export needs a command of psnode, to know where a run goes on: write train, not a program"
+            )
         return _launch_program(workers, list(command), list(mpirun_args), **options)
     context = click.get_current_context().find_root()
     _, chosen, rest = app.resolve_command(context, list(command))
-    directory, spares = None, 0
+    config, directory, spares = None, None, 0
     if chosen is app.commands["train"]:  # refuse settings here that every rank would refuse
         config = _configure(**chosen.make_context("psnode train", rest).params)
         if config.local is not None:
@@ -157,6 +165,8 @@ def launch(workers: int, mpirun_args: tuple[str, ...], command: tuple[str, ...],
         directory, spares = config.directory, config.spares
     elif options["restarts"]:
         raise ConfigurationError("--restarts resumes a training run: it has no meaning for another command, leave it out")
+    if batch is not None:
+        return show(batch, workers, command, config, {**options, "mpirun_args": mpirun_args})
     from psnode.jobs.launch import launch as run_job
 
     return run_job(workers + spares, list(command), mpirun_args=list(mpirun_args), run_directory=directory, **options)

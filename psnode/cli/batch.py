@@ -1,0 +1,68 @@
+"""Options of `psnode launch --export slurm`, and the text that it prints instead of starting anything."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from psnode.config import Config
+from psnode.errors import ConfigurationError
+
+_OPTIONS = (
+    click.option("--workers-per-node", type=click.IntRange(1), metavar="N", help="Workers of a node [1]."),
+    click.option(
+        "--master", type=click.Choice(["beside", "apart"]), help="On the first node with workers, or on one of its own [beside]."
+    ),
+    click.option("--job-name", "name", metavar="NAME", help="In Slurm's queue [psnode]."),
+    click.option("--partition", metavar="NAME", help="Of Slurm."),
+    click.option("--account", metavar="NAME", help="Of Slurm."),
+    click.option("--time", metavar="TIME", help="At most so long, as sbatch takes it: 90, 4:00:00, 2-12."),
+    click.option("--gres", metavar="LIST", help="Of every node, such as gpu:4."),
+    click.option("--cpus-per-rank", type=click.IntRange(1), metavar="N", help="Cores of a rank."),
+    click.option("--starter", type=click.Choice(["mpirun", "srun"]), help="What starts the ranks; srun needs PMIx [mpirun]."),
+    click.option("--sbatch", "extra", multiple=True, metavar="OPTION", help="One more of sbatch, such as qos=long; repeat."),
+)
+_FLAGS = {"name": "--job-name", "extra": "--sbatch"}
+
+
+def exportable(function: Callable[..., int]) -> Callable[..., int]:
+    """Add --export and the options of a batch script, which reach `function` as `batch`; None without --export."""
+    names = ["workers_per_node", "master", "name", "partition", "account", "time", "gres", "cpus_per_rank", "starter", "extra"]
+
+    @functools.wraps(function)
+    def collected(export: str | None, **given: Any) -> int:
+        batch = {name: value for name in names if (value := given.pop(name)) not in (None, ())}
+        if export is None and batch:
+            flag = _FLAGS.get(next(iter(batch)), "--" + next(iter(batch)).replace("_", "-"))
+            raise ConfigurationError(f"{flag} is for a batch script: add --export slurm, or leave it out")
+        return function(batch=batch if export else None, **given)
+
+    described = click.option("--export", type=click.Choice(["slurm"]), help="Start nothing: print a batch script.")
+    for option in reversed((described, *_OPTIONS)):
+        collected = option(collected)
+    return collected
+
+
+def show(batch: dict[str, Any], workers: int, command: Sequence[str], config: Config | None, options: dict[str, Any]) -> int:
+    """Print the script for a `command` of psnode. `config`: of a training run, None of anything else."""
+    from psnode.jobs.slurm import BatchJob, batch_script
+
+    if config is None:
+        raise ConfigurationError("--export needs a training run: launch --export slurm -n P -- train --train-dir runs/first")
+    if config.train_dir is None:
+        raise ConfigurationError("--export needs --train-dir: a job that was stopped goes on there")
+    for option in ("hostfile", "restarts"):
+        if options[option]:
+            raise ConfigurationError(f"--{option} has no meaning with --export: Slurm chooses hosts, and queues the job again")
+    mpirun_args = options["mpirun_args"]
+    if mpirun_args and batch.get("starter") == "srun":
+        raise ConfigurationError("--mpirun-arg has no meaning with --starter srun: leave it out")
+    context = click.get_current_context()
+    if context.get_parameter_source("kill_after") is not click.core.ParameterSource.DEFAULT:
+        batch["kill_after"] = options["kill_after"]
+    job = BatchJob(workers, config.spares, **batch)
+    click.echo(batch_script(job, command, config.train_dir, mpirun_args), nl=False)
+    return 0
