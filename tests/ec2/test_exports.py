@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from psnode_ec2.errors import ConfigurationError
-from psnode_ec2.exports import export
+from psnode_ec2.exports import skypilot
 from psnode_ec2.settings import FIELDS, Settings, load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,57 +63,9 @@ def checker(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
     return shellcheck
 
 
-def test_the_slurm_script_asks_for_a_node_each_and_is_clean_shell(checker: Callable[[Path], None], tmp_path: Path) -> None:
-    text = export("slurm", Settings(name="many", n_workers=7, max_hours=48), TRAIN)
-    (tmp_path / "job.sh").write_text(text)
-    checker(tmp_path / "job.sh")
-    options = dict(re.findall(r"^#SBATCH --([a-z-]+)=(\S+)$", text, re.M))
-    assert (options["nodes"], options["ntasks-per-node"], options["time"]) == ("8", "1", "48:00:00")
-    # Slurm reads no option after the first command
-    assert text.rindex("#SBATCH") < text.index("set -euo pipefail")
-
-
-SLURM = """#!/usr/bin/env bash
-case $1 in
-show) printf 'localhost\\nlocalhost\\nlocalhost\\n' ;;
-requeue) echo "$2" >requeued ;;
-esac
-"""
-PSNODE = """#!/usr/bin/env bash
-printf '%s\\n' "$@" >arguments
-trap 'mkdir -p "runs/a run/checkpoints"; touch "runs/a run/checkpoints/latest"; exit 75' TERM
-touch started
-for _ in {1..200}; do sleep 0.1; done
-"""
-
-
-def test_the_slurm_script_requeues_a_job_that_was_stopped_and_resumes_it(tmp_path: Path) -> None:
-    """With stand-ins for scontrol and psnode: the script is under test."""
-    (tmp_path / "venv" / "bin").mkdir(parents=True)
-    for name, text in (("scontrol", SLURM), ("psnode", PSNODE)):
-        (tmp_path / "venv" / "bin" / name).write_text(text)
-        (tmp_path / "venv" / "bin" / name).chmod(0o755)
-    (tmp_path / "job.sh").write_text(export("slurm", Settings(name="many"), TRAIN))
-    env = {"PATH": "/usr/bin:/bin", "PSNODE_VENV": str(tmp_path / "venv"), "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_ID": "17"}
-    for resumed in (False, True):
-        (tmp_path / "started").unlink(missing_ok=True)
-        (tmp_path / "requeued").unlink(missing_ok=True)
-        job = subprocess.Popen(["bash", "job.sh"], cwd=tmp_path, env=env)
-        while not (tmp_path / "started").exists():
-            assert job.poll() is None
-        job.terminate()
-        assert job.wait(timeout=30) == 75
-        assert (tmp_path / "requeued").read_text() == "17\n"
-        words = (tmp_path / "arguments").read_text().splitlines()
-        assert words[:5] == ["launch", "-n", "2", "--hostfile", "hosts_address"]
-        assert ("--resume" in words) == resumed
-        assert words[words.index("--train-dir") + 1] == "runs/a run"
-    assert (tmp_path / "hosts_address").read_text().split() == ["localhost"] * 3
-
-
 def test_the_skypilot_task_is_yaml_of_the_right_fields_and_clean_shell(checker: Callable[[Path], None], tmp_path: Path) -> None:
     yaml = pytest.importorskip("yaml")
-    text = export("skypilot", Settings(name="many", n_workers=3, region="eu-west-1", method="spot"), TRAIN)
+    text = skypilot(Settings(name="many", n_workers=3, region="eu-west-1", method="spot"), TRAIN)
     task = yaml.safe_load(text)
     # the fields, and their types, as SkyPilot's documentation of a task has them
     assert {name: type(value) for name, value in task.items()} == {
@@ -132,4 +84,4 @@ def test_the_skypilot_task_is_yaml_of_the_right_fields_and_clean_shell(checker: 
 )
 def test_a_job_that_could_not_go_on_is_not_written(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        export("slurm", Settings(name="many"), words)
+        skypilot(Settings(name="many"), words)

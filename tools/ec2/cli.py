@@ -137,16 +137,16 @@ def _get_hosts(session: Session, directory: Path) -> None:
 @command(
     cli,
     "export",
-    click.argument("kind", type=click.Choice(["config", "slurm", "skypilot"])),
+    click.argument("kind", type=click.Choice(["config", "skypilot"])),
     click.argument("words", nargs=-1),
     needs_name=False,
 )
 def _export(session: Session, kind: str, words: tuple[str, ...]) -> None:
-    """Print a commented cluster.toml (config), or a job for another launcher: `export slurm -- train ...`."""
+    """Print a commented cluster.toml (config), or a job for another launcher: `export skypilot -- train ...`."""
     from psnode_ec2.example import example
-    from psnode_ec2.exports import export
+    from psnode_ec2.exports import skypilot
 
-    click.echo(example() if kind == "config" else export(kind, session.settings, words), nl=False)
+    click.echo(example() if kind == "config" else skypilot(session.settings, words), nl=False)
 
 
 node_commands.add_to(cli)

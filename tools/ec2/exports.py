@@ -1,4 +1,4 @@
-"""The same job for other launchers, for who outgrows this tool: a Slurm batch script, a SkyPilot task."""
+"""The same job for another launcher, for who outgrows this tool: a SkyPilot task."""
 
 from __future__ import annotations
 
@@ -11,69 +11,10 @@ from psnode_ec2.settings import Settings
 _STOP_SECONDS = 120  # from the signal to the end, enough for a checkpoint
 
 
-def export(kind: str, settings: Settings, words: Sequence[str]) -> str:
-    """The text for `kind`, slurm or skypilot, of a job `psnode WORDS...`. Raises ConfigurationError if it trains nothing."""
+def skypilot(settings: Settings, words: Sequence[str]) -> str:
+    """The task of a job `psnode WORDS...`. Raises ConfigurationError if it trains nothing."""
     if not words or words[0] != "train":
-        raise ConfigurationError("export needs a training command: export slurm -- train --network LeNet --train-dir runs/first")
-    return (_slurm if kind == "slurm" else _skypilot)(settings, words)
-
-
-def train_dir(words: Sequence[str]) -> str:
-    """Directory that the command writes to. Raises ConfigurationError if it does not say: a job that is to be resumed must
-    know.
-    """
-    for index, word in enumerate(words):
-        if word == "--train-dir" and index + 1 < len(words):
-            return words[index + 1]
-        if word.startswith("--train-dir="):
-            return word.partition("=")[2]
-    raise ConfigurationError("the command has no --train-dir: name one, for the job goes on there when it was stopped")
-
-
-def _launch(settings: Settings, words: Sequence[str]) -> str:
-    """Shell lines that start the job, or resume it where it has a checkpoint already."""
-    kept = [word for word in words[1:] if word != "--resume"]
-    return f"""resume=()
-[[ ! -e {shlex.quote(train_dir(words))}/checkpoints/latest ]] || resume=(--resume)
-psnode launch -n {settings.n_workers} --hostfile hosts_address --kill-after {_STOP_SECONDS - 10} -- \\
-    train {shlex.join(kept)} "${{resume[@]}}\""""
-
-
-def _slurm(settings: Settings, words: Sequence[str]) -> str:
-    hours = f"#SBATCH --time={settings.max_hours}:00:00\n" if settings.max_hours else ""
-    return f"""#!/usr/bin/env bash
-# A master and {settings.n_workers} workers, one a node. Submit it from a directory that all nodes share: sbatch FILE
-# Before a time limit and at a preemption psnode writes a checkpoint, and the job goes back to the queue.
-#SBATCH --job-name={settings.name}
-#SBATCH --nodes={settings.n_workers + 1}
-#SBATCH --ntasks-per-node=1
-#SBATCH --exclusive
-{hours}#SBATCH --signal=B:TERM@{_STOP_SECONDS}
-#SBATCH --requeue
-#SBATCH --open-mode=append
-#SBATCH --output={settings.name}-%j.log
-set -euo pipefail
-PATH=${{PSNODE_VENV:-$HOME/psnode/.venv}}/bin:$PATH
-# the batch script runs on the first node, which Slurm lists first: the master
-scontrol show hostnames "$SLURM_JOB_NODELIST" >hosts_address
-{_launch(settings, words)} &
-job=$!
-trap 'kill -TERM "$job"' TERM
-code=0
-wait "$job" || code=$?
-# a signal ends the wait, not the job
-while kill -0 "$job" 2>/dev/null; do
-    code=0
-    wait "$job" || code=$?
-done
-if [[ $code -eq 75 ]]; then
-    scontrol requeue "$SLURM_JOB_ID"
-fi
-exit "$code"
-"""
-
-
-def _skypilot(settings: Settings, words: Sequence[str]) -> str:
+        raise ConfigurationError("export needs a training command: export skypilot -- train --train-dir runs/first")
     setup = "scripts/pre_run.sh .\n"
     run = f"""[[ $SKYPILOT_NODE_RANK == 0 ]] || exit 0
 PATH=$HOME/psnode/.venv/bin:$PATH
@@ -96,6 +37,27 @@ setup: |
 run: |
 {_indented(run)}
 """
+
+
+def train_dir(words: Sequence[str]) -> str:
+    """Directory that the command writes to. Raises ConfigurationError if it does not say: a job that is to be resumed must
+    know.
+    """
+    for index, word in enumerate(words):
+        if word == "--train-dir" and index + 1 < len(words):
+            return words[index + 1]
+        if word.startswith("--train-dir="):
+            return word.partition("=")[2]
+    raise ConfigurationError("the command has no --train-dir: name one, for the job goes on there when it was stopped")
+
+
+def _launch(settings: Settings, words: Sequence[str]) -> str:
+    """Shell lines that start the job, or resume it where it has a checkpoint already."""
+    kept = [word for word in words[1:] if word != "--resume"]
+    return f"""resume=()
+[[ ! -e {shlex.quote(train_dir(words))}/checkpoints/latest ]] || resume=(--resume)
+psnode launch -n {settings.n_workers} --hostfile hosts_address --kill-after {_STOP_SECONDS - 10} -- \\
+    train {shlex.join(kept)} "${{resume[@]}}\""""
 
 
 def _indented(text: str) -> str:
