@@ -253,6 +253,16 @@ class Config:
         free=True,
         before=0.0,
     )
+    checkpoint_memory: int = option(
+        0, "Bytes that a rank may take while it writes a checkpoint beside the training, for what changes before it is written; "
+        "where they are used up, updates wait; auto: a quarter of what is free.",
+        minimum=0, words={"auto": 0}, free=True, before=0,
+    )  # fmt: skip
+    checkpoint_residuals: str = option(
+        "full", "What checkpoints hold of the workers' memories; with bf16 half the bytes, with none nothing of them: a run "
+        "that goes on then differs from an unbroken one, with bf16 by a rounding, with none by all that the workers owed.",
+        choices=("full", "bf16", "none"), free=True, before="full",
+    )  # fmt: skip
     keep_last: int = option(
         3, "Checkpoints to keep, beside the newest that is known to be sound and the best that was evaluated; 0: all.",
         minimum=0, free=True,

@@ -6,7 +6,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -70,6 +70,7 @@ class GradientSender:
             SegmentCoder, feedback=feedback, warmup=scheme.ratio_warmup, clipped=scheme.clips, memory=self._memories.vector
         )
         self._coders = [[kind(segment) for segment in group.segments] for group in plan.groups]
+        self.before_change: Callable[[int], None] = lambda group: None  # told that the memories of a group change next
         self._frames = OutgoingFrames(len(plan.groups), link)
         self._sent: dict[int, tuple[Bytes, int]] = {}  # the frames of this step and their numbers of payloads, by group
         self._step = 0
@@ -140,6 +141,7 @@ class GradientSender:
         """
         for index, factor in factors.items() if step == self._step else ():
             if (sent := self._sent.pop(index, None)) is not None:
+                self.before_change(index)
                 frame, payloads = sent
                 coders = self._coders[index]
                 parts = wire.split_group(frame[wire.HEADER_BYTES :], payloads)
@@ -164,6 +166,11 @@ class GradientSender:
     def state(self) -> dict[str, torch.Tensor]:
         """The memories of all segments, for a checkpoint: views, named by memory and tensor (psnode.records.layout)."""
         return self._memories.state([coder for coders in self._coders for coder in coders])
+
+    def memory(self) -> list[list[torch.Tensor]]:
+        """By group what a push, or what is given back, changes of `state`."""
+        arrays = ([array for coder in coders for array in (*coder.state.values(), coder.codebook)] for coders in self._coders)
+        return [[torch.from_numpy(array) for array in found] for found in arrays]
 
     def load_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Inverse of `state`, by whatever plan it was written. CheckpointError if it is of another model or feedback rule."""
@@ -190,6 +197,7 @@ class GradientSender:
         room = sum(wire.padded(coder.max_nbytes) for coder in coders) + sum(wire.padded(len(part)) for part in more)
         frame = self._frames.begin(group.index, len(coders) + len(more), room)
         done: list[tuple[SegmentCoder, Codec, Payload]] = []
+        self.before_change(group.index)
         try:
             pairs = list(zip(coders, codecs, strict=True))
             fitted = any(codec.traits.refit > 1 for codec in codecs)  # a codebook that was fitted stays

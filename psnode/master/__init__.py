@@ -174,7 +174,16 @@ def _run(
                 workers=workers,
                 spares=layout.waiting,
                 shard=shard,
-                pending=PendingCheckpoints(run, shard, tracer, events, workers=len(workers), job=link.job, statistics=statistics),
+                pending=PendingCheckpoints(
+                    run,
+                    shard,
+                    tracer,
+                    events,
+                    workers=len(workers),
+                    job=link.job,
+                    statistics=statistics,
+                    tell=link.inbox.post,
+                ),
                 recorder=recorder,
                 sharding=sharding,
                 observer=observer,
@@ -253,6 +262,7 @@ def _serve(master: Master, waits: str) -> None:
         raise
     finally:
         beat.close()
+        master.pending.close()
         if master.history is not None:
             master.history.close()
 

@@ -1,20 +1,23 @@
-"""Checkpoints that wait for workers' parts, and their publication in the order of versions."""
+"""Checkpoints that are begun and not published: whose parts they wait for, and their order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from psnode.errors import CheckpointError, WireError
-from psnode.exchange.shard.shard import Shard, ShardState
+from psnode.exchange.shard.shard import Shard
+from psnode.master.checkpoint_thread import CheckpointThread
+from psnode.master.draft import Draft
 from psnode.master.events import Events
-from psnode.master.soundness import first_not_finite, is_finite
 from psnode.master.statistics import combined
 from psnode.protocol.wire import Flag, Frame
-from psnode.records import checkpoint, layout, retention, staging, tensorfile
+from psnode.records import checkpoint, retention, staging, tensorfile
 from psnode.records.directory import RunDirectory
+from psnode.records.snapshot import Room, Snapshot
 from psnode.records.timeline import Tracer
 from psnode.tasks.inventory import batch_statistics, persistent_buffers
 
@@ -24,28 +27,28 @@ _MOST = 4
 
 @dataclass
 class _Pending:
-    """A checkpoint that waits for parts of `awaited`. `state`: the shard's; a copy where rounds go on, else it stands still.
+    """A checkpoint that waits for parts of `awaited`, or is `sealed` and waits for the disk.
 
     `until`: when the rounds that go on wait no longer for the rest.
     """
 
-    staged: staging.StagedCheckpoint
+    draft: Draft
     awaited: set[int]
-    state: ShardState
     until: float
     facts: Mapping[str, object]
-    norms: Tensors
     states: dict[int, Tensors] = field(default_factory=dict)
+    sealed: bool = False
 
 
 class PendingCheckpoints:
-    """The checkpoints that are begun and not published.
+    """The checkpoints that are begun and not published. For the master's main thread; a thread beside it writes.
 
     Who is to contribute is fixed when a checkpoint is begun; who returns later holds nothing of that version. None is
-    published before those of earlier versions, so that `latest` never moves back. Where rounds go on, weights may change
-    while parts are awaited, and are copied. `statistics`: how the buffers are combined of which each worker has
+    published before those of earlier versions, so that `latest` never moves back. Weights change while one is written
+    (psnode.records.snapshot). `statistics`: how the buffers are combined of which each worker has
     its own (psnode.tasks.inventory; None: batch norm's). One that the disk does not take is told and given up: the job goes on
-    without. An unsound one pushes no other one out (psnode.records.retention).
+    without. An unsound one pushes no other one out (psnode.records.retention). `tell` is called in that thread with events for
+    the main thread, which is to call `settle`.
     """
 
     def __init__(
@@ -58,13 +61,14 @@ class PendingCheckpoints:
         workers: int,
         job: int = 0,
         statistics: Mapping[str, str] | None = None,
+        tell: Callable[[object], None] = lambda event: None,
     ) -> None:
         self._run = run
         self._job = job
         self._shard = shard
         self._tracer = tracer
         self._events = events
-        self._refused: tuple[int, OSError] | None = None  # the newest version that could not be saved, and why
+        self._refused: tuple[int, Exception] | None = None  # the newest version that could not be saved, and why
         self._workers = workers
         self._rounds_go_on = shard.rule.rounds_go_on
         self._rules = batch_statistics(shard.model) if statistics is None else statistics
@@ -72,6 +76,10 @@ class PendingCheckpoints:
         self._means: Tensors = {}  # the mean of the workers' buffers, as last known
         self._means_of = run.resume_point.step  # the version that they are of
         self._pending: dict[int, _Pending] = {}  # by version, ascending
+        self._room = Room(run.config.checkpoint_memory)
+        self._thread = CheckpointThread(tell, tracer)
+        self._snapshots: tuple[Snapshot, ...] = ()
+        shard.before_change(self._protect)
         self.begun = (
             -1 if run.resume_point.checkpoint is None else run.resume_point.step
         )  # the newest version of which one was begun
@@ -80,7 +88,7 @@ class PendingCheckpoints:
         self._wrecked = set[int]()  # versions with values that are not finite
         self._unsound = set[int]()  # versions of which that was told
         own, trained = shard.model.state_dict(), shard.plan.slices()
-        meant = {name for name, value in own.items() if name not in trained and not is_finite(value)}  # masks, say
+        meant = {name for name, value in own.items() if name not in trained and not tensorfile.is_finite(value)}  # masks, say
         self._meant = frozenset(meant - self._rules.keys())
 
     def __len__(self) -> int:
@@ -90,6 +98,19 @@ class PendingCheckpoints:
     def missing(self) -> frozenset[int]:
         """The workers whose parts are awaited."""
         return frozenset(rank for pending in self._pending.values() for rank in pending.awaited)
+
+    @property
+    def in_flight(self) -> bool:
+        """True if another one is not to be begun yet: the last is not on the disk.
+
+        Where rounds go on, one of which all is written but late parts holds up none.
+        """
+        return self.writing or (bool(self._pending) and not self._rounds_go_on)
+
+    @property
+    def writing(self) -> bool:
+        """True if there is something that the disk has not taken yet."""
+        return self._thread.busy
 
     def awaiting(self, rank: int) -> list[int]:
         """The versions whose checkpoints wait for the part of `rank`, ascending."""
@@ -103,17 +124,19 @@ class PendingCheckpoints:
     def begin(self, version: int, ranks: Iterable[int], until: float, facts: Mapping[str, object] | None = None) -> bool:
         """Begin the checkpoint of `version`, the newest, with parts of `ranks`; False if there will be none.
 
-        `facts`: entries of its manifest about the run beside the number of workers.
+        While no group is open. `facts`: entries of its manifest about the run beside the number of workers.
         """
         self.begun = version
-        try:
-            staged = staging.StagedCheckpoint(self._run.path, version, self._job)
-        except OSError as error:
-            self._abandon(version, error)
-            return False
-        state = self._shard.state()
-        state = state.copy() if self._rounds_go_on else state
-        self._pending[version] = _Pending(staged, set(ranks), state, until, facts or {}, self._shard.norms())
+        with self._tracer.span("snapshot", step=version):
+            try:
+                staged = staging.StagedCheckpoint(self._run.path, version, self._job)
+            except OSError as error:
+                self._abandon(version, error)
+                return False
+            draft = Draft(staged, self._shard, self._room, self._meant)
+        self._pending[version] = _Pending(draft, set(ranks), until, facts or {})
+        self._snapshots = (*self._snapshots, draft.snapshot)
+        self._write(version, draft.write_state)
         return True
 
     def require(self, version: int) -> None:
@@ -121,13 +144,14 @@ class PendingCheckpoints:
         if self._refused is not None and self._refused[0] == version:
             error, newest = self._refused[1], checkpoint.latest(self._run.path)
             kept = f"the newest is {newest.name}" if newest else "there is none"
-            problem = f"the checkpoint of step {version} cannot be written ({error.strerror or error}), {kept}"
+            problem = f"the checkpoint of step {version} cannot be written ({_why(error)}), {kept}"
             raise CheckpointError(f"{problem}: make room in {self._run.path} and go on with --resume")
 
     def hurry(self, now: float) -> None:
         """Publish without the rest checkpoints that have waited too long while rounds went on, or keep too many copies."""
         for version, pending in list(self._pending.items()) if self._rounds_go_on else ():
-            if pending.awaited and (now > pending.until or len(self._pending) > _MOST):
+            waiting = sum(bool(each.awaited) for each in self._pending.values())
+            if pending.awaited and (now > pending.until or waiting > _MOST):
                 for rank in sorted(pending.awaited):
                     self._events.tell("left out", version, rank, "its part of the checkpoint has not come")
                 pending.awaited.clear()
@@ -144,16 +168,19 @@ class PendingCheckpoints:
         frame.release()
         try:
             tensors = tensorfile.parse(content, f"the state of rank {frame.sender}")
+            written = staging.told(tensors, frame.sender) if Flag.WRITTEN in frame.flags else None
         except CheckpointError as error:
             raise WireError(str(error), frame.sender) from error
         buffers = {key: value for key, value in tensors.items() if key.startswith("buffer/")}
         if odd := self._odd(buffers):
             raise WireError(f"the state of rank {frame.sender} holds {odd}", frame.sender)
         try:
-            if Flag.WRITTEN in frame.flags:
-                pending.staged.adopt(name)
+            if isinstance(written, OSError):
+                raise written
+            if written is not None:
+                pending.draft.staged.adopt(name, written)
             else:
-                pending.staged.add(name, content)
+                self._write(frame.step, partial(pending.draft.add, name, content))
         except FileNotFoundError:
             self._events.tell("left out", frame.step, frame.sender, "its part of the checkpoint is not where it has written it")
             pending.awaited.discard(frame.sender)
@@ -183,80 +210,104 @@ class PendingCheckpoints:
         self.publish()
 
     def publish(self) -> None:
-        """Publish complete checkpoints, up to the first that is not."""
-        while self._pending:
-            version = min(self._pending)
-            if self._pending[version].awaited:
+        """Have complete checkpoints published, up to the first that is not."""
+        for version, pending in list(self._pending.items()):
+            if pending.awaited:
                 return
-            try:
-                self._publish(self._pending[version])
-            except OSError as error:
+            if not pending.sealed:
+                pending.sealed = True
+                self._seal(version, pending)
+
+    def _seal(self, version: int, pending: _Pending) -> None:
+        self._combine(version, pending.states)
+        means, facts = self._means, {**pending.facts}
+        waiting = self._shard.waiting() if self.is_last(version) else {}
+        if facts.get(retention.SOUND, True) is None and (doubt := self.doubt()):
+            facts[retention.REASON] = doubt
+
+        def seal() -> str:
+            reason = pending.draft.seal(self._run, means, waiting, facts, self._workers)
+            if pending.draft.wreckage:
+                self._wrecked.add(version)
+            return reason
+
+        self._write(version, seal)
+
+    def settle(self) -> None:
+        """Follow what the thread has done since the last call."""
+        self._thread.settle()
+
+    def finish(self) -> None:
+        """Return when there is nothing left to write: what is still awaited is parts."""
+        while self._thread.busy:
+            self._thread.wait()
+            self.settle()
+
+    def close(self) -> None:
+        """Finish what waits for nothing but the disk, drop the rest, and end the thread."""
+        for version, pending in list(self._pending.items()):
+            if not pending.sealed:
+                self._drop(version)
+                self._thread.do(version, pending.draft.discard)
+        self.finish()
+        self._thread.close()
+
+    def _write(self, version: int, work: Callable[[], str | None]) -> None:
+        """Have a part of a checkpoint written; the last part, which publishes it, has the evidence against it as its result."""
+
+        def then(reason: str | None, error: Exception | None) -> None:
+            if version in self._pending and error is not None:
                 self._abandon(version, error)
-            else:
-                del self._pending[version]
+            elif version in self._pending and reason is not None:
+                self._drop(version)
+                if reason:
+                    self._tell_unsound(version, reason)
 
-    def _abandon(self, version: int, error: OSError) -> None:
-        self._events.tell("not saved", version, None, f"its checkpoint cannot be written: {error.strerror or error}")
+        self._thread.do(version, work, then)
+
+    def _drop(self, version: int) -> _Pending | None:
+        """Nobody waits for this checkpoint any more."""
+        pending = self._pending.pop(version, None)
+        if pending is not None:
+            pending.draft.snapshot.close()
+        self._snapshots = tuple(each.draft.snapshot for each in self._pending.values())
+        return pending
+
+    def _protect(self, group: int) -> None:
+        """`group` is about to change: its values go into what is being written first. Called in lanes."""
+        for snapshot in self._snapshots:
+            snapshot.protect(group)
+
+    def _abandon(self, version: int, error: Exception) -> None:
+        self._events.tell("not saved", version, None, f"its checkpoint cannot be written: {_why(error)}")
         self._refused = version, error
-        if (pending := self._pending.pop(version, None)) is not None:
-            pending.staged.discard()
-
-    def _publish(self, pending: _Pending) -> None:
-        staged = pending.staged
-        with self._tracer.span("checkpoint", step=staged.step):
-            weights, optimizer, replica, average = pending.state
-            self._combine(staged.step, pending.states)
-            staged.add_tensors(checkpoint.MODEL, {**weights, **self._means})
-            staged.add_tensors(checkpoint.OPTIMIZER, optimizer)
-            if average:
-                staged.add_tensors(checkpoint.EMA, {**average, **self._means})
-            if replica:
-                staged.add_tensors(checkpoint.REPLICA, replica)
-            if pending.norms:
-                staged.add_tensors(checkpoint.NORMS, pending.norms)
-            if self.is_last(staged.step) and (waiting := self._shard.waiting()):
-                staged.add_tensors(checkpoint.WAITING, waiting)
-            plan = layout.digest(self._shard.plan)
-            facts = {"workers": self._workers, "plan": plan, **self._run.origin, **pending.facts}
-            held = {name: value for name, value in {**weights, **self._means}.items() if name not in self._meant}
-            reason = self._wreckage(staged.step, held, optimizer, replica) or self._told_by_losses(facts)
-            if reason:
-                facts |= retention.verdict(reason)
-            staged.publish(facts, preferred=not reason)
-            if reason:
-                self._tell_unsound(staged.step, reason)
-            retention.prune(self._run.path, staged.step, self._run.config.keep_last, self._workers)
-
-    def _told_by_losses(self, facts: Mapping[str, object]) -> str:
-        """Evidence of the losses against a checkpoint: those on it if they have come, else the last one."""
-        return str(facts.get(retention.REASON, self.doubt() if facts.get(retention.SOUND, True) is None else ""))
-
-    def _wreckage(self, version: int, weights: Tensors, optimizer: Tensors, replica: Tensors) -> str:
-        """Tensors of a version that are not finite, for its manifest; empty if all are."""
-        found = first_not_finite(weights) or ("the workers' weights" if first_not_finite(replica) else None)
-        if found is None and (memory := first_not_finite(optimizer)) is not None:
-            found = f"the optimizer's memory {memory}"
-        if found is None:
-            return ""
-        self._wrecked.add(version)
-        return f"{found} is not finite"
+        if (pending := self._drop(version)) is not None:
+            self._thread.do(version, pending.draft.discard)
+            self.publish()
 
     def judge(self, version: int, reason: str) -> None:
         """The losses on `version` are known: it is sound, or unsound for a `reason`."""
-        if (pending := self._pending.get(version)) is not None:
+        pending = self._pending.get(version)
+        if pending is not None and not pending.sealed:
             pending.facts = {**pending.facts, **retention.verdict(reason)}
             return
+
+        def then(judged: str | None, error: Exception | None) -> None:
+            if error is not None:
+                self._events.tell("not judged", version, None, f"its manifest cannot be written: {error}")
+            elif judged:
+                self._tell_unsound(version, judged)
+
+        self._thread.do(version, lambda: self._judge(version, reason), then)
+
+    def _judge(self, version: int, reason: str) -> str | None:
+        """Write the verdict into the manifest, in the thread that publishes; None if there is none to write it into."""
         path = self._run.path / checkpoint.CHECKPOINTS / checkpoint.step_directory(version)
         if version in self._wrecked or not path.is_dir():
-            return
-        try:
-            retention.judge(path, reason)
-        except (OSError, CheckpointError) as error:
-            self._events.tell("not judged", version, None, f"its manifest cannot be written: {error}")
-            return
-        if reason:
-            self._tell_unsound(version, reason)
+            return None
+        retention.judge(path, reason)
         retention.prune(self._run.path, version, self._run.config.keep_last, self._workers)
+        return reason
 
     def _tell_unsound(self, version: int, reason: str) -> None:
         """One line a version, whatever else is found out about it."""
@@ -288,3 +339,7 @@ class PendingCheckpoints:
                     "a statistic is to be named in Task.statistics",
                 )  # fmt: skip
         return found
+
+
+def _why(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error)

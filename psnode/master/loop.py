@@ -11,6 +11,7 @@ from psnode.errors import DeadlineExceededError, PeerLostError, PsnodeError, Wir
 from psnode.exchange.shard.backlog import Backlog
 from psnode.exchange.shard.events import GroupClosed, NotApplied, Refused
 from psnode.exchange.shard.shard import Shard
+from psnode.master.checkpoint_thread import CheckpointNews
 from psnode.master.checkpointing import PendingCheckpoints
 from psnode.master.deadlines import RoundTimer, patience_of
 from psnode.master.divergence import diverged
@@ -77,7 +78,7 @@ class Master:
         """
         self._prepare()
         self.recorder.begin()
-        self._finish_round(first=True)
+        self._publish(first=True)
         while not (self.job_state.stopping and not self.pending and not self._missing_traces()):
             event = self._next_event()
             if isinstance(event, Frame):
@@ -88,14 +89,18 @@ class Master:
                 if error.source is None:
                     raise
                 self._membership.reject(error.source, error)
+            if self._held and not self.pending.in_flight:
+                self._publish()
             if not self._members.live and self.shard.untouched and not self.job_state.stopping:
                 self._desert()
             self._write_records()
+        self.pending.finish()
         self.pending.require(self.version)
 
     def _prepare(self) -> None:
         """Put together members, timers and messages of the rounds to come, and send weights to those who lack them."""
         self._hashes = ReplicaHashes(self.config.hash_every)
+        self._held = self._due = False  # a version waits to be published, until an earlier checkpoint is written; its own is due
         self._members = Members(self.workers, self.clock, self.spares)
         self._round = RoundTimer(patience_of(self.config, self.shard.rule), self.clock)
         self._added: list[tuple[Added, ...]] = [()] * len(self.shard.plan.groups)
@@ -147,7 +152,7 @@ class Master:
             case WireError():
                 raise event
             case _Overdue():
-                self._membership.on_overdue(self._missing_traces())
+                self._membership.on_overdue(self._missing_traces(), held=self._held)
             case Frame(kind=Kind.STOP_REQUEST):
                 self._count_up(event)
                 self._stop(plain(bytes(event.body).decode("ascii", "replace")))
@@ -166,6 +171,8 @@ class Master:
                 self.traces[event.sender] = parse_events(bytes(event.body), event.sender)
             case Frame(kind=Kind.SKIP_STEP):
                 self._on_skip(event)
+            case CheckpointNews():
+                self.pending.settle()
             case NotApplied():
                 self.events.tell("not applied", self.version, None, event.reason)
             case StopRequest():
@@ -220,24 +227,38 @@ class Master:
         self._unfinished.discard(event.group)
         if not self._unfinished:
             self.job_state.version += 1
-            self._finish_round()
+            self._complete()
 
-    def _finish_round(self, *, first: bool = False) -> None:
-        """Publish the version that is complete now, with word of the next one, and open its round."""
-        version = self.version
-        contributors = {(added.rank, added.step) for group in self._added for added in group}
-        if not first and self._turn.count(contributors):
-            self.observer.extend(max(version, self.sharding.last_step))
-        self.job_state.stopping = version >= self.sharding.last_step or (self.job_state.stop_reason is not None and not first)
+    def _complete(self) -> None:
+        """The version is complete: publish it, if it is to have a checkpoint when the one before is on the disk."""
+        if self._turn.count(self._contributors):
+            self.observer.extend(max(self.version, self.sharding.last_step))
+        self._due = self._is_due(self.version)
+        self._held = True
+        if not (self._due and self.pending.in_flight):
+            self._publish()
+
+    @property
+    def _contributors(self) -> set[tuple[int, int]]:
+        return {(added.rank, added.step) for group in self._added for added in group}
+
+    @property
+    def _is_over(self) -> bool:
+        return self.version >= self.sharding.last_step or self.job_state.stop_reason is not None
+
+    def _publish(self, *, first: bool = False) -> None:
+        """Publish the version that is complete, with word of the next one, and open its round."""
+        version, self._held = self.version, False
+        self.job_state.stopping = version >= self.sharding.last_step if first else self._is_over
         flags = Flag.STOP if self.job_state.stopping else Flag.NONE
-        due = not first and self._is_due(version)
+        due = not first and (self._due or self.job_state.stopping)
         if due and self._turn.begin_checkpoint(self.clock.now() + self._round.patience.hard_limit):
             self.soundness.await_(version)
             flags |= Flag.CHECKPOINT
         if not first:
             self.partial += any(len({added.rank for added in group}) < len(self.workers) for group in self._added)
             rate, norm = self.sharding.rate(version - 1), self.shard.gradient_norm
-            self.recorder.close(version, rate, contributors, self.shard.seconds(), norm)
+            self.recorder.close(version, rate, self._contributors, self.shard.seconds(), norm)
             self._write_records()
             if self.history is not None:
                 self.history.version(version, self.shard.digest(), self._added)
@@ -262,7 +283,7 @@ class Master:
         """True if there is to be a checkpoint of `version`, the newest."""
         every, now = self.config.eval_freq, self.clock.now()
         old = 0 < 60 * self.config.checkpoint_minutes <= now - self._saved
-        due = self.job_state.stopping or old or (every > 0 and version % every == 0)
+        due = self._is_over or old or (every > 0 and version % every == 0)
         self._saved = now if due else self._saved
         return due
 

@@ -36,21 +36,21 @@ class Membership:
     events: Events
     backlog: Backlog
 
-    def on_overdue(self, owing: frozenset[int]) -> None:
-        """Suspend the workers that hold up the round or a checkpoint; if too few would be left, after the longest deadline.
+    def on_overdue(self, owing: frozenset[int], *, held: bool) -> None:
+        """Suspend the workers that hold up the round; if too few would be left, after the longest deadline.
 
-        At once if a stop was asked for. `owing`: workers whose traces have not come.
+        At once if a stop was asked for. `owing`: workers whose traces have not come. `held`: what holds it up is a checkpoint.
         """
         live, late = self.members.live, self.round.taken
         hurried = self.job_state.late
         if hurried:
             self.job_state.stop_by += _STOP_AGAIN * self.config.stop_deadline
-        waiting = live & self.pending.missing
+        waiting = live & self.pending.missing if held or self.job_state.stopping else frozenset()
         if not self.job_state.stopping:
             waiting |= live & self.shard.missing
         elif not self.pending:
             waiting |= owing
-        if not waiting and not hurried and late > 2 * self.round.patience.hard_limit:
+        if not waiting and not hurried and not self.pending.writing and late > 2 * self.round.patience.hard_limit:
             raise TransportError(f"no round was finished within {late:.0f} s and no worker is to blame; go on with --resume")
         enough = len(live - waiting) + len(self.members.spares) >= max(1, self.config.min_workers)
         if waiting and (hurried or enough or late >= self.round.patience.hard_limit):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from psnode.master.events import Events
-from psnode.records.checkpoint import LATEST, Checkpoint, complete, step_of, worker_file
+from psnode.records.checkpoint import FULL, LATEST, NONE, RESIDUALS, Checkpoint, complete, step_of, worker_file
 from psnode.records.directory import RunDirectory
 from psnode.records.retention import why_unsound
+
+_FLAG = "--checkpoint-residuals"
 
 
 def tell_of_the_start(events: Events, run: RunDirectory, workers: range) -> None:
@@ -15,6 +17,11 @@ def tell_of_the_start(events: Events, run: RunDirectory, workers: range) -> None
     found = run.resume_point.checkpoint
     if found is not None:
         _tell_of_soundness(events, run, found)
+    if found is not None and (kept := found.facts.get(RESIDUALS, FULL)) != FULL:
+        how = "are empty: what they held is lost" if kept == NONE else "are rounded to bfloat16"
+        events.tell(
+            "begins anew" if kept == NONE else "rounded", found.step, None, f"the workers' memories {how} ({_FLAG} {kept})"
+        )
     if found is not None and run.resume_point.resharded(len(workers)):
         events.tell(
             "resharded",

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from statistics import fmean, median
-
-import torch
 
 RECENT = 100  # steps
 FACTOR = 10.0
 _FLOOR = 0.25  # of the run's first loss: late in training one hard example makes a batch's loss many times the median
 _LEAST = 5  # losses that make a median worth comparing with
-
-
-def first_not_finite(tensors: Mapping[str, torch.Tensor]) -> str | None:
-    """The name of the first of `tensors` that holds a value which is not finite; None if none does."""
-    return next((name for name, value in tensors.items() if not is_finite(value)), None)
-
-
-def is_finite(tensor: torch.Tensor) -> bool:
-    """True if all of a tensor is. Types of one byte are widened: not all of them can be asked."""
-    wide = tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
-    return bool(torch.isfinite(wide).all())
 
 
 class Soundness:

@@ -10,7 +10,7 @@
                                    manifest.json               step, layout, and size and xxh3_128 of every file
     checkpoints/latest             the name of the newest one
 
-psnode.records.staging writes them, the manifest last, with the facts that psnode.master.checkpointing has gathered;
+psnode.records.staging writes them, the manifest last, with the facts that psnode.master.draft has gathered;
 psnode.records.retention adds its verdict to that. One that goes is renamed before anything of it is deleted. Their contents are
 tensors and JSON: reading one executes nothing. psnode.records.layout says how the state's tensors are named.
 """
@@ -47,6 +47,7 @@ OPTIMIZER = "state/optimizer.safetensors"
 REPLICA = "state/replica.safetensors"
 WAITING = "state/waiting.safetensors"
 NORMS = "state/norms.safetensors"
+RESIDUALS, FULL, NONE = "residuals", "full", "none"  # in a manifest, unless it is full: --checkpoint-residuals
 LAYOUT = 2  # by tensor; a manifest without one is of layout 1, by group and segment
 PLACE = "data/place"  # in a worker's file: steps of its share that are taken, and among how many workers it was dealt
 _NAME = re.compile(r"step-(\d{8,})")

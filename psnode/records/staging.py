@@ -13,28 +13,33 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+import stat
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from psnode.config.files import delete
+from psnode.errors import CheckpointError
 from psnode.records.checkpoint import (
     CHECKPOINTS,
     LATEST,
     LAYOUT,
     MANIFEST,
-    digest,
     name_latest,
     remove,
     step_directory,
     worker_file,
 )
+from psnode.records.hashed_file import Entry, HashedFile
 from psnode.records.metrics import fsync_directory
-from psnode.records.tensorfile import write_tensors
+from psnode.records.tensorfile import Content, content_of, write_content
 
 if TYPE_CHECKING:
     import torch
 
+    from psnode.records.tensorfile import Read
+
+_BYTES, _DIGEST, _ERROR = "file/bytes", "file/xxh3_128", "file/errno"
 _UNFINISHED = re.compile(r"\.step-\d{8,}(\.[0-9a-f]{16})?(\.gone)?|\.latest\.\d+")
 
 
@@ -43,51 +48,82 @@ def _parts_path(train_dir: Path, step: int, job: int) -> Path:
     return train_dir / CHECKPOINTS / f".{step_directory(step)}.{job:016x}"
 
 
-def write_part(train_dir: Path, step: int, job: int, rank: int, tensors: Mapping[str, torch.Tensor]) -> None:
+def write_part(train_dir: Path, step: int, job: int, rank: int, content: Content, read: Read | None = None) -> Entry:
     """Write and fsync a worker's part of an unfinished checkpoint: all of it, or nothing that anybody takes for it.
 
-    FileNotFoundError if nobody waits for that checkpoint any more; OSError if the disk does not take it.
+    `read`: as of psnode.records.tensorfile. FileNotFoundError if nobody waits for that checkpoint any more; OSError if the disk
+    does not take it.
     """
     place = _parts_path(train_dir, step, job)
     unfinished = place / f".{worker_file(rank)}"
-    write_tensors(unfinished, tensors)
+    written = write_content(unfinished, content, read)
     unfinished.rename(place / worker_file(rank))
+    return written.entry
+
+
+def tell(found: Entry | OSError) -> dict[str, torch.Tensor]:
+    """Tensors of a message that tell of a written part, or why there is none."""
+    import torch
+
+    if isinstance(found, OSError):
+        return {_ERROR: torch.tensor([found.errno or 0])}
+    return {_BYTES: torch.tensor([found.nbytes]), _DIGEST: torch.tensor(list(bytes.fromhex(found.digest)), dtype=torch.uint8)}
+
+
+def told(tensors: Mapping[str, torch.Tensor], rank: int) -> Entry | OSError:
+    """Inverse of `tell`, of a message of `rank`. CheckpointError if it tells nothing."""
+    try:
+        if _ERROR in tensors:
+            number = int(tensors[_ERROR].item())
+            return OSError(number, f"rank {rank}: {os.strerror(number)}")
+        return Entry(int(tensors[_BYTES].item()), bytes(tensors[_DIGEST].tolist()).hex())
+    except (KeyError, ValueError, TypeError, RuntimeError, OverflowError) as error:
+        raise CheckpointError(f"the part of rank {rank} is not described: {error}") from error
 
 
 class StagedCheckpoint:
     """A checkpoint of `step` in the making, invisible to readers until `publish`. It will hold the files added or adopted.
 
-    `job`: that of the workers whose parts may be adopted.
+    `job`: that of the workers whose parts may be adopted. One thread at a time adds files.
     """
 
     def __init__(self, train_dir: Path, step: int, job: int = 0) -> None:
         self.step = step
+        self._train_dir = train_dir
         self._root = train_dir / CHECKPOINTS
         self._path = self._root / f".{step_directory(step)}"
         self._parts = _parts_path(train_dir, step, job)
-        self._names = set[str]()
+        self._entries: dict[str, Entry] = {}
         for path in (self._path, self._parts):
             delete(path)
             path.mkdir(parents=True)
-        fsync_directory(train_dir)
 
     def add(self, name: str, content: bytes) -> None:
         """Write file `name` (a relative path)."""
-        write_file(self._place(name), content)
+        self._entries[name] = write_file(self._place(name), content)
 
     def add_tensors(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
         """Write safetensors file `name` without a copy of the tensors in memory."""
-        write_tensors(self._place(name), tensors)
+        self.add_content(name, content_of(tensors))
 
-    def adopt(self, name: str) -> None:
-        """Take the part `name` that a worker has written. FileNotFoundError if it is not there."""
+    def add_content(
+        self, name: str, content: Content, read: Read | None = None, checked: Callable[[str], bool] | None = None
+    ) -> str | None:
+        """Write safetensors file `name`, as `tensorfile.write_content`; the first of the `checked` tensors that is not finite."""
+        self._entries[name], wrecked = write_content(self._place(name), content, read, checked)
+        return wrecked
+
+    def adopt(self, name: str, entry: Entry) -> None:
+        """Take the part `name` that a worker has written, and of which it says `entry`. FileNotFoundError if it is not there."""
+        found = (self._parts / name).lstat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size != entry.nbytes:
+            raise FileNotFoundError(f"{name} is not as long as it was said to be")
         (self._parts / name).rename(self._path / name)
-        self._names.add(name)
+        self._entries[name] = entry
 
     def _place(self, name: str) -> Path:
         path = self._path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._names.add(name)
         return path
 
     def publish(self, facts: Mapping[str, Any], *, preferred: bool = True) -> Path:
@@ -96,10 +132,7 @@ class StagedCheckpoint:
         OSError if it cannot be written: the one that was the latest then still is.
         """
         remove(self._parts)
-        files = {}
-        for name in sorted(self._names):
-            with (self._path / name).open("rb") as file:
-                files[name] = {"bytes": os.fstat(file.fileno()).st_size, "xxh3_128": digest(file)}
+        files = {name: {"bytes": entry.nbytes, "xxh3_128": entry.digest} for name, entry in sorted(self._entries.items())}
         manifest = {"step": self.step, "layout": LAYOUT, **facts, "files": files}
         write_file(self._path / MANIFEST, json.dumps(manifest, indent=2).encode())
         for directory in {path.parent for path in self._path.rglob("*")}:
@@ -107,7 +140,8 @@ class StagedCheckpoint:
         final = self._root / step_directory(self.step)
         remove(final)
         self._path.rename(final)
-        fsync_directory(self._root)
+        for directory in (self._root, self._train_dir):
+            fsync_directory(directory)
         if preferred or not (self._root / LATEST).exists():
             name_latest(final)
         return final
@@ -118,12 +152,11 @@ class StagedCheckpoint:
         delete(self._path)
 
 
-def write_file(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes) -> Entry:
     """Write and fsync one file of an unfinished checkpoint, into a directory that is there."""
-    with path.open("wb") as file:
+    with HashedFile(path, len(content)) as file:
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    return file.entry
 
 
 def sweep(train_dir: Path) -> None:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from psnode.errors import CheckpointError
+from psnode.records.hashed_file import Entry, HashedFile, Raw
+from psnode.records.snapshot import raw
 
 if TYPE_CHECKING:
     import torch
 
+    Read = Callable[[torch.Tensor, int, Raw], None]  # put the bytes of a tensor from a place on into an array
+
+_TYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "complex64": "C64", "int64": "I64", "int32": "I32",
+    "int16": "I16", "int8": "I8", "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ",
+}  # fmt: skip
 _PAIRS = "psnode.complex"  # in the metadata of a file: tensors that are pairs of real numbers there
 
 
@@ -35,21 +44,129 @@ def parse(content: bytes, source: str) -> dict[str, torch.Tensor]:
         raise CheckpointError(f"{source} is no readable safetensors file: {error}") from error
 
 
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write and fsync a safetensors file of an unfinished checkpoint, straight from the tensors' memory. OSError if it cannot."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
+class Content(NamedTuple):
+    """Tensors as a file holds them, under their names in the file, and its metadata. `halved`: memories stored as bfloat16."""
 
-    try:
-        values, metadata = _portable(tensors)
-        save_file(values, path, metadata)
-    except SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))
-        if number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    tensors: dict[str, torch.Tensor]
+    metadata: dict[str, str]
+    halved: frozenset[str] = frozenset()
+
+    def together(self, other: Content) -> Content:
+        """Both in one file. No name of one is in the other."""
+        pairs = [name for each in (self, other) for name in json.loads(each.metadata.get(_PAIRS, "[]"))]
+        metadata = {**self.metadata, **other.metadata, **({_PAIRS: json.dumps(pairs)} if pairs else {})}
+        return Content({**self.tensors, **other.tensors}, metadata, self.halved | other.halved)
+
+
+class Written(NamedTuple):
+    """A file that is on the disk: its entry in a manifest, and the first of its checked tensors that is not finite, if any."""
+
+    entry: Entry
+    wrecked: str | None
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> Written:
+    """Write and fsync a safetensors file of an unfinished checkpoint, straight from the tensors' memory. OSError if it cannot."""
+    return write_content(path, content_of(tensors))
+
+
+def write_content(
+    path: Path, content: Content, read: Read | None = None, checked: Callable[[str], bool] | None = None
+) -> Written:
+    """Write and fsync a safetensors file, hashed on the way. `read` tells the bytes of a tensor, which else lie in its memory.
+
+    Tensors whose name is to be `checked` are looked through for values that are not finite. OSError if it cannot be written.
+    """
+    header, order = _header(content)
+    size = len(header) + sum(_stored(content, name) for name in order)
+    wrecked = None
+    with HashedFile(path, size) as file:
+        file.write(header)
+        for name in order:
+            check = wrecked is None and checked is not None and checked(name)
+            if not _append(file, content.tensors[name], read or _held, halved=name in content.halved, check=check):
+                wrecked = name
+    return Written(file.entry, wrecked)
+
+
+def _append(file: HashedFile, tensor: torch.Tensor, read: Read, *, halved: bool, check: bool) -> bool:
+    """Write a tensor's values; False if some are not finite and that was to be found out."""
+    import torch
+
+    start, size, width, finite = 0, tensor.nbytes, tensor.element_size(), True
+    while start < size:
+        room = file.room()
+        if room.size < width:  # the end of a block is no place for half a value
+            values = np.empty(width, np.uint8)
+        elif halved:
+            values = np.empty(min(size - start, room.size // 4 * 4), np.uint8)
+        else:
+            values = room[: min(size - start, room.size // width * width)]
+        read(tensor, start, values)
+        finite = finite and not (check and not is_finite(torch.from_numpy(values).view(tensor.dtype)))
+        start += values.size
+        if halved:
+            file.write(torch.from_numpy(values).view(tensor.dtype).bfloat16().view(torch.uint8).numpy())
+        elif values.size <= room.size and values.base is room.base:
+            file.take(values.size)
+        else:
+            file.write(values)
+    return finite
+
+
+def _held(tensor: torch.Tensor, start: int, out: Raw) -> None:
+    """The bytes that lie in a tensor's memory."""
+    np.copyto(out, raw(tensor)[start : start + out.size])
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """True if all of a tensor is. Types of one byte are widened: not all of them can be asked."""
+    import torch
+
+    from psnode.codecs.kernels.finite import all_finite
+
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return True
+    if tensor.dtype is torch.float32 and tensor.is_contiguous() and tensor.device.type == "cpu":
+        return all_finite(tensor.detach().reshape(-1).numpy())
+    wide = tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
+    return bool(torch.isfinite(wide).all())
+
+
+def _header(content: Content) -> tuple[bytes, list[str]]:
+    """The beginning of a safetensors file, and the order of its tensors: the widest types first, so that all are aligned."""
+    import torch
+
+    types = {getattr(torch, name, None): kind for name, kind in _TYPES.items()}
+    stored = {name: torch.bfloat16 if name in content.halved else value.dtype for name, value in content.tensors.items()}
+    order = sorted(stored, key=lambda name: (-stored[name].itemsize, name))
+    fields: dict[str, object] = {"__metadata__": content.metadata} if content.metadata else {}
+    place = 0
+    for name in order:
+        if stored[name] not in types:
+            raise CheckpointError(f"{name} is {stored[name]}, which a safetensors file cannot hold: give it another type")
+        stop = place + _stored(content, name)
+        shape = list(content.tensors[name].shape)
+        fields[name] = {"dtype": types[stored[name]], "shape": shape, "data_offsets": [place, stop]}
+        place = stop
+    text = json.dumps(fields, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, order
+
+
+def _stored(content: Content, name: str) -> int:
+    """Bytes of a tensor in the file."""
+    value = content.tensors[name]
+    return 2 * value.numel() if name in content.halved else value.nbytes
+
+
+def content_of(tensors: Mapping[str, torch.Tensor], *, halved: Callable[[str], bool] | None = None) -> Content:
+    """Tensors as a file holds them: views of their memory where that is possible. Float32 ones to be `halved` lose bits there."""
+    import torch
+
+    values, metadata = _portable(tensors)
+    names = [name for name, value in values.items() if halved is not None and value.dtype is torch.float32 and halved(name)]
+    return Content(values, metadata or {}, frozenset(names))
 
 
 def _portable(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str] | None]:

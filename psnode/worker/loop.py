@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -21,11 +20,11 @@ from psnode.plan.groups import Plan
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Report, Reshard, Start
 from psnode.protocol.wire import Flag, Frame, Kind
-from psnode.records import staging, tensorfile
 from psnode.records.timeline import Tracer
 from psnode.task import Batch
 from psnode.worker.backward_hooks import GroupHooks
 from psnode.worker.computation import Computation, Outcome
+from psnode.worker.contribution import Contribution
 from psnode.worker.first_use import FirstUse
 from psnode.worker.share import Share
 
@@ -50,12 +49,12 @@ class Worker:
     rule: Rule
     plan: Plan
     start: Start
-    directory: Path | None  # the run's, if this rank sees it
     replica: Replica
     gradients: Gradients
     receiver: Receiver
     first_use: FirstUse | None  # None: a forward pass waits for all weights
     sender: GradientSender
+    contribution: Contribution
     hooks: GroupHooks
     computation: Computation
     share: Share
@@ -235,22 +234,9 @@ class Worker:
         self.link.send(MASTER, Kind.REPORT, report.to_bytes(), step=step, version=step - 1)
 
     def _contribute(self, step: int, buffers: dict[str, torch.Tensor]) -> None:
-        """This worker's part of the checkpoint: all of it into the shared directory, or to the master; buffers to the master."""
-        with self.tracer.span("checkpoint", step=step):
-            buffers = {f"buffer/{name}": value.cpu() for name, value in buffers.items()}
-            memories = {**self.sender.state(), **self.share.state()}
-            written = False
-            if self.directory is not None:
-                try:
-                    staging.write_part(self.directory, step, self.link.job, self.link.rank, {**memories, **buffers})
-                    written = True
-                except FileNotFoundError:
-                    return  # published without this part, or given up
-                except OSError:
-                    pass  # let the master try
-            content = tensorfile.dump(buffers if written else {**memories, **buffers})
-            flags = Flag.WRITTEN if written else Flag.NONE
-            self.link.send(MASTER, Kind.STATE, content, step=step, version=step, flags=flags)
+        """Begin this worker's part of the checkpoint."""
+        own = {f"buffer/{name}": value.cpu() for name, value in buffers.items()}
+        self.contribution.begin(step, {**self.share.state(), **own})
 
     def _leave(self) -> None:
         """Hand over the trace and wait for the master's word that everything is written."""
@@ -264,6 +250,7 @@ class Worker:
     def close(self) -> None:
         """End the threads."""
         self.share.batches.close()
+        self.contribution.close()
         self.sender.close()
         self.hooks.remove()
         if self.first_use is not None:

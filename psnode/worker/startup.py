@@ -36,6 +36,7 @@ from psnode.tasks.device import choose_device
 from psnode.tasks.own_loop import OwnLoop
 from psnode.worker.backward_hooks import GroupHooks
 from psnode.worker.computation import Computation
+from psnode.worker.contribution import Contribution
 from psnode.worker.first_use import FirstUse
 from psnode.worker.inspection import Findings, inspect, refuse_shared_memory
 from psnode.worker.loop import Worker
@@ -120,12 +121,14 @@ class WorkerContext:
             rule=rule,
             plan=plan,
             start=start,
-            directory=self.directory,
             replica=replica,
             gradients=gradients,
             receiver=receiver,
             first_use=FirstUse(self.model, receiver, replica.on_device) if early else None,
             sender=sender,
+            contribution=Contribution(
+                link, self.directory, sender, tracer, config.checkpoint_memory, config.checkpoint_residuals
+            ),
             hooks=GroupHooks(replica.parameters, plan, gradients.collect, sender.push, start.late),
             computation=self.computation,
             share=Share.behind(self.data, sampler, finished, start.last_step - start.step),

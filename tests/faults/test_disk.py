@@ -9,7 +9,8 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,16 @@ import torch
 import psnode
 from psnode.config import Config
 from psnode.errors import CheckpointError, ConfigurationError
+from psnode.master.events import Events
 from psnode.records import checkpoint, staging, tensorfile
 from psnode.records.checkpoint import Checkpoint
 from psnode.records.directory import claim
 from psnode.records.history import violations
 from psnode.records.metrics import read_records
 from psnode.records.retention import prune
+from psnode.records.snapshot import Raw, Room, Snapshot
 from psnode.records.staging import StagedCheckpoint
+from psnode.records.tensorfile import content_of
 from psnode.tasks.classification import Classification
 from tests.faults.traced import AVAILABLE, RAISED, Trace, traced
 
@@ -43,13 +47,44 @@ def weights(step: int) -> dict[str, torch.Tensor]:
 def publish(train_dir: Path, step: int) -> None:
     """All that a job writes of a checkpoint, by the functions that it uses."""
     draft = StagedCheckpoint(train_dir, step)
-    staging.write_part(train_dir, step, 0, 1, weights(step))
-    draft.adopt(checkpoint.worker_file(1))
+    parts = {name: weights(step)["w"] for name in (checkpoint.worker_file(1), checkpoint.MODEL, checkpoint.OPTIMIZER)}
+    training = Training(parts.values())
+    written = staging.write_part(train_dir, step, 0, 1, content_of({"w": parts[checkpoint.worker_file(1)]}), training.read)
+    draft.adopt(checkpoint.worker_file(1), written)
     draft.add(checkpoint.worker_file(2), tensorfile.dump(weights(step)))
-    draft.add_tensors(checkpoint.MODEL, weights(step))
-    draft.add_tensors(checkpoint.OPTIMIZER, weights(step))
+    for name in (checkpoint.MODEL, checkpoint.OPTIMIZER):
+        draft.add_content(name, content_of({"w": parts[name]}), training.read)
     draft.publish({"workers": 2})
     prune(train_dir, step, keep_last=1)
+    training.end()
+
+
+class Training:
+    """Another thread that goes on changing all of `tensors`: a first time amid the writing, again and again behind it."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._tensors = list(tensors)
+        self._snapshot = Snapshot(self._tensors, [[tensor] for tensor in self._tensors], Room(1 << 20))
+        self._goes_on, self._begun, self._over = threading.Event(), threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._train, daemon=True)
+        self._thread.start()
+
+    def read(self, tensor: torch.Tensor, start: int, out: Raw) -> None:
+        self._snapshot.read(tensor, start, out)
+        self._goes_on.set()
+        self._begun.wait()
+
+    def end(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _train(self) -> None:
+        self._goes_on.wait()
+        while not self._over.is_set():
+            for part, tensor in enumerate(self._tensors):
+                self._snapshot.protect(part)
+                tensor += 1
+            self._begun.set()
 
 
 @pytest.fixture
@@ -196,6 +231,7 @@ class Fills(Classification):
     def __init__(self, disk: Path, full: int, free: int | None) -> None:
         super().__init__("LeNet", "digits", seed=1)
         self.disk, self.full, self.free, self.step = disk, full, free, -1
+        self.told = threading.Event()
 
     def loss(self, model: torch.nn.Module, batch: Any) -> Any:
         loss, outputs = super().loss(model, batch)
@@ -208,6 +244,7 @@ class Fills(Classification):
         if self.step == self.full:
             fill(self.disk)
         if self.step == self.free:
+            self.told.wait()  # the checkpoint before is written beside the training
             (self.disk / "ballast").unlink()
 
 
@@ -229,10 +266,17 @@ def summary(train_dir: Path) -> dict[str, Any]:
 
 
 def test_a_run_goes_on_while_its_disk_is_full_and_is_complete_if_there_is_room_again(
-    large_disk: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    large_disk: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train_dir = large_disk / "run"
-    assert psnode.run(Fills(large_disk, full=6, free=30), config(train_dir, record_history=True)) == 0
+    train_dir, task, tell = large_disk / "run", Fills(large_disk, full=6, free=30), Events.tell
+
+    def told(self: Events, event: str, step: int, rank: int | None = None, reason: str = "") -> None:
+        tell(self, event, step, rank, reason)
+        if (event, step) == ("not saved", 28):
+            task.told.set()
+
+    monkeypatch.setattr(Events, "tell", told)
+    assert psnode.run(task, config(train_dir, record_history=True)) == 0
     assert [checkpoint.step_of(path) for path in checkpoint.complete(train_dir)] == [36, 40]
     assert [record["step"] for record in read_records(train_dir / "metrics.jsonl")] == list(range(1, 41))
     told = capfd.readouterr().err

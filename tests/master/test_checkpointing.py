@@ -14,6 +14,7 @@ from torch import nn
 from psnode.config import Config
 from psnode.errors import WireError
 from psnode.exchange.shard.consistency import Synchronous
+from psnode.exchange.shard.shard import Shard
 from psnode.master.checkpointing import PendingCheckpoints
 from psnode.master.events import Events
 from psnode.protocol import wire
@@ -31,6 +32,7 @@ class Bench:
     """Pending checkpoints of a small model with running statistics."""
 
     pending: PendingCheckpoints
+    shard: Shard
     model: nn.Module
     folder: Path
 
@@ -42,9 +44,11 @@ class Bench:
 
     @property
     def published(self) -> list[int]:
+        self.pending.finish()
         return [checkpoint.step_of(path) for path in checkpoint.complete(self.folder)]
 
     def tensors(self, version: int) -> dict[str, torch.Tensor]:
+        self.pending.finish()
         path = self.folder / checkpoint.CHECKPOINTS / checkpoint.step_directory(version)
         return checkpoint.Checkpoint.open(path).tensors(checkpoint.MODEL)
 
@@ -59,7 +63,7 @@ def bench(folder: Path, *, rounds_go_on: bool, keep_last: int = 0, mask: bool = 
         pass
     events = Events(folder)
     pending = PendingCheckpoints(run, shard, Tracer(0, enabled=False), events, workers=3)
-    return Bench(pending, model, folder)
+    return Bench(pending, shard, model, folder)
 
 
 def test_a_part_of_everybody_who_was_there_makes_a_checkpoint(tmp_path: Path) -> None:
@@ -159,6 +163,7 @@ def test_a_verdict_that_comes_before_the_last_part_holds_for_what_is_published_t
         found.pending.begin(version, [1], 1e9, UNKNOWN)
         found.pending.judge(version, reason)
         found.part(version, 1, 1.0)
+    found.pending.finish()
     assert [is_sound(path) for path in checkpoint.complete(tmp_path)] == [True, False]
     assert checkpoint.step_of(checkpoint.latest(tmp_path) or tmp_path) == 5
 
@@ -192,6 +197,7 @@ def test_weights_are_those_of_the_version_where_rounds_go_on(tmp_path: Path) -> 
     found = bench(tmp_path, rounds_go_on=True)
     before = found.model.state_dict()["0.weight"].clone()
     found.pending.begin(5, [1], 1e9)
+    found.shard._reduction.before_change(0)  # as a lane does
     with torch.no_grad():
         found.model[0].weight += 1  # type: ignore[index, operator]
     found.part(5, 1, 0.0)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from torch import nn
 
@@ -21,9 +20,11 @@ from psnode.protocol.wire import Flag, Frame, Kind
 from psnode.records import checkpoint, staging
 from psnode.records.checkpoint import Checkpoint
 from psnode.records.directory import claim
+from psnode.records.hashed_file import HashedFile
 from psnode.records.staging import StagedCheckpoint
+from psnode.records.tensorfile import content_of
 from psnode.records.timeline import Tracer
-from psnode.worker.loop import Worker
+from psnode.worker.contribution import Contribution
 from tests.exchange.shard.small import small_shard
 
 STEP = 5
@@ -50,13 +51,12 @@ def contribute(folder: Path, rank: int, sent: list[Frame]) -> None:
     def send(rank_to: int, kind: Kind, body: bytes, *, step: int, version: int, flags: Flag = Flag.NONE) -> None:
         sent.append(Frame(kind, flags, rank, 0, step, version, np.frombuffer(body, np.uint8)))
 
-    worker = object.__new__(Worker)
-    worker.link = SimpleNamespace(rank=rank, job=0, send=send)  # type: ignore[assignment]
-    worker.directory = folder
-    worker.tracer = Tracer(rank, enabled=False)
-    worker.sender = SimpleNamespace(state=lambda: memories(rank))  # type: ignore[assignment]
-    worker.share = SimpleNamespace(state=dict)  # type: ignore[assignment]
-    worker._contribute(STEP, {})
+    link, held = SimpleNamespace(rank=rank, job=0, send=send), memories(rank)
+    sender = SimpleNamespace(state=lambda: held, memory=lambda: [list(held.values())])
+    worker = Contribution(link, folder, sender, Tracer(rank, enabled=False), 0, "full")  # type: ignore[arg-type]
+    worker.begin(STEP, {})
+    worker.finish()
+    worker.close()
 
 
 def newest(folder: Path) -> Checkpoint:
@@ -88,6 +88,7 @@ def publish_without_the_second(folder: Path) -> Callable[[], None]:
 
     def go_on() -> None:
         found.give_up(2)
+        found.finish()
         assert len(found) == 0
 
     return go_on
@@ -104,7 +105,7 @@ def test_a_worker_that_wakes_up_while_the_checkpoint_is_written_is_no_part_of_it
             late.append(rank := 2)
             contribute(tmp_path, rank, [])
 
-    for module, name in ((StagedCheckpoint, "add_tensors"), (staging, "write_file"), (checkpoint, "write_atomically")):
+    for module, name in ((StagedCheckpoint, "add_content"), (staging, "write_file"), (checkpoint, "write_atomically")):
         own = getattr(module, name)
 
         def watched(
@@ -123,19 +124,17 @@ def test_a_worker_that_wakes_up_while_the_checkpoint_is_written_is_no_part_of_it
 
 @pytest.fixture
 def halves(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
-    """Whoever saves tensors does so by halves; between them the functions in the list are called, once."""
+    """Whoever writes a file does so by halves; between them the functions in the list are called, once."""
     between: list[Callable[[], None]] = []
+    own = HashedFile.take
 
-    def save(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-        content = safetensors.torch.save(tensors, metadata)
-        with Path(path).open("wb") as file:
-            file.write(content[: len(content) // 2])
-            file.flush()
-            while between:
-                between.pop()()
-            file.write(content[len(content) // 2 :])
+    def take(file: HashedFile, count: int) -> None:
+        own(file, count)
+        file._flush()
+        while between:
+            between.pop()()
 
-    monkeypatch.setattr(safetensors.torch, "save_file", save)
+    monkeypatch.setattr(HashedFile, "take", take)
     return between
 
 
@@ -161,6 +160,7 @@ def test_what_a_worker_could_not_write_whole_it_sends(tmp_path: Path, halves: li
     contribute(tmp_path, 2, sent)
     for frame in sent:
         found.take(frame)
+    found.finish()
     opened = newest(tmp_path)
     for rank in (1, 2):
         tensors = opened.tensors(checkpoint.worker_file(rank))
@@ -171,11 +171,11 @@ def test_a_writer_of_an_earlier_start_of_the_job_does_not_touch_what_this_one_wr
     for job in (7, 8):
         staging.sweep(tmp_path)
         draft = StagedCheckpoint(tmp_path, STEP, job)
-        staging.write_part(tmp_path, STEP, job, 1, memories(1))
-    staging.write_part(tmp_path, STEP, 8, 1, memories(1))
+        staging.write_part(tmp_path, STEP, job, 1, content_of(memories(1)))
+    written = staging.write_part(tmp_path, STEP, 8, 1, content_of(memories(1)))
     with pytest.raises(FileNotFoundError):
-        staging.write_part(tmp_path, STEP, 7, 1, {"feedback/residual/weight": torch.zeros(9)})
-    draft.adopt(checkpoint.worker_file(1))
+        staging.write_part(tmp_path, STEP, 7, 1, content_of({"feedback/residual/weight": torch.zeros(9)}))
+    draft.adopt(checkpoint.worker_file(1), written)
     draft.add_tensors(checkpoint.MODEL, {"w": torch.ones(3)})
     opened = Checkpoint.open(draft.publish({"workers": 1}))
     assert torch.equal(
@@ -193,4 +193,5 @@ def test_a_part_that_is_said_to_lie_there_and_does_not_is_left_out(tmp_path: Pat
         path.unlink()
     for frame in sent:
         found.take(frame)
+    found.finish()
     check(tmp_path)

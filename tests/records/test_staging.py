@@ -10,6 +10,7 @@ import torch
 from psnode.records import checkpoint, staging
 from psnode.records.checkpoint import Checkpoint
 from psnode.records.staging import StagedCheckpoint
+from psnode.records.tensorfile import content_of
 
 
 def published(train_dir: Path, step: int) -> Path:
@@ -29,9 +30,8 @@ def test_a_draft_is_invisible(tmp_path: Path) -> None:
 
 def test_what_nobody_decided_on_is_no_part_of_a_checkpoint(tmp_path: Path) -> None:
     draft = StagedCheckpoint(tmp_path, 3)
-    for rank in (1, 2):
-        staging.write_part(tmp_path, 3, 0, rank, {"w": torch.ones(3)})
-    draft.adopt("worker-001.safetensors")
+    first, _ = (staging.write_part(tmp_path, 3, 0, rank, content_of({"w": torch.ones(3)})) for rank in (1, 2))
+    draft.adopt("worker-001.safetensors", first)
     draft.add_tensors("model.safetensors", {"w": torch.ones(3)})
     found = Checkpoint.open(draft.publish({"workers": 2}))
     found.verify()

@@ -54,6 +54,10 @@ class Downlink:
             return {}
         return {f"replica/{name}": torch.from_numpy(self.replica[where]) for name, where in self._places.items()}
 
+    def memory(self, group: Group) -> torch.Tensor:
+        """The part of y that `send` changes."""
+        return torch.from_numpy(self.replica[group.start : group.stop])
+
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Inverse of `state`. CheckpointError if a tensor is missing or of another size."""
         for key, part in self.state().items():

@@ -33,6 +33,10 @@ class MovingAverage:
             self._average[where] = self._weights[where]
             self._begun[group] = True
 
+    def memory(self, group: int) -> torch.Tensor:
+        """The averages of a group, which `move` changes."""
+        return self._average[self._plan.groups[group].start : self._plan.groups[group].stop]
+
     def state(self, model: nn.Module) -> Tensors:
         """The state dict of `model` with the averages, which are views, in the place of the trained weights."""
         names = {id(parameter): name for name, parameter in model.named_parameters()}

@@ -99,6 +99,10 @@ class Parameters:
         """The optimizer's memories, named by memory and tensor (psnode.records.layout): views but for the counts of steps."""
         return self._update.state()
 
+    def memory(self, group: int) -> list[torch.Tensor]:
+        """The memory that an update of a group changes: x and the optimizer's memories."""
+        return self._update.memory(group)
+
     def load(self, weights: dict[str, torch.Tensor], optimizer: dict[str, torch.Tensor]) -> None:
         """Put the contents of model.safetensors and of `state` in place. CheckpointError if they do not fit."""
         expected = self.model.state_dict()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -77,6 +78,7 @@ class Reduction:
         self._constraint = constraint
         self._global_norm = global_norm
         self._average = average
+        self.before_change: Callable[[int], None] = lambda group: None  # told in a lane: x, y and memories of a group change next
         self._closing = threading.Lock()
         self._updated: dict[int, tuple[Added, ...]] = {}  # groups that wait for the others, with the pushes added to them
         self._sum = np.zeros(plan.size, np.float32)
@@ -237,6 +239,8 @@ class Reduction:
 
     def _move(self, group: Group, version: int, lr: float, summed: Summed) -> list[GroupClosed]:
         """Update a group's weights and send them, or all groups' when the last is updated if there is a constraint."""
+        with self._tracer.span("protect", group=group.index, version=version):
+            self.before_change(group.index)
         if summed.added:
             with self._watch.timing("update"), self._tracer.span("update", group=group.index, version=version):
                 self._parameters.update(group.index, self._sum[group.start : group.stop], summed.factor, lr, summed.idle)

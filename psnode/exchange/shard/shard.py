@@ -53,10 +53,6 @@ class ShardState(NamedTuple):
     replica: Tensors
     average: Tensors
 
-    def copy(self) -> ShardState:
-        """The same values in memory of their own."""
-        return ShardState(*({name: value.clone() for name, value in tensors.items()} for tensors in self))
-
 
 class Shard:
     """Open rounds of all groups of `plan`, their reduction, x with the optimizer, and y with its `recipients`.
@@ -94,6 +90,7 @@ class Shard:
         self._norm = None
         if config.clip_grad_norm is not None:
             self._norm = GlobalNorm(config.clip_grad_norm, len(plan.groups), estimated=config.clip_estimate == "previous")
+        self.constrained = constraint is not None
         self._reduction = Reduction(
             plan,
             scheme,
@@ -204,6 +201,22 @@ class Shard:
         """Model, optimizer and y, for a checkpoint. While no group is open."""
         average = {} if self._average is None else self._average.state(self.model)
         return ShardState(self.model.state_dict(), self._parameters.state(), self._downlink.state(), average)
+
+    def memory(self) -> list[list[torch.Tensor]]:
+        """By group what a later version changes of `state`; but for a constraint of the task, no tensor beside it changes."""
+        average = self._average
+        return [
+            [
+                *self._parameters.memory(group.index),
+                *([self._downlink.memory(group)] if self._downlink.differs else []),
+                *([average.memory(group.index)] if average is not None else []),
+            ]
+            for group in self.plan.groups
+        ]
+
+    def before_change(self, tell: Callable[[int], None]) -> None:
+        """From here on `tell` is called with every group that is about to change, in a lane, which it may hold up."""
+        self._reduction.before_change = tell
 
     def norms(self) -> Tensors:
         """The norms that later pushes are compared with, for a checkpoint. While no group is open."""

@@ -84,8 +84,7 @@ class TorchUpdate(Update):
     @contextlib.contextmanager
     def _unmoved(self, group: int, idle: Sequence[slice]) -> Iterator[None]:
         """Put weights and memories in `idle` back."""
-        where = slice(self.plan.groups[group].start, self.plan.groups[group].stop)
-        vectors = [vector[where] for vector in (self.weights, *self.memories.values())]
+        vectors = self.memory(group)
         before = [[vector[part].clone() for part in idle] for vector in vectors]
         yield
         for vector, values in zip(vectors, before, strict=True):

@@ -72,6 +72,11 @@ class Update(ABC):
         places = layout.places(self.plan)
         return {f"{name}/{key}": vector[where] for name, vector in self.memories.items() for key, where in places.items()}
 
+    def memory(self, group: int) -> list[torch.Tensor]:
+        """The memory that `step` changes of a group: weights and memories."""
+        where = slice(self.plan.groups[group].start, self.plan.groups[group].stop)
+        return [vector[where] for vector in (self.weights, *self.memories.values())]
+
     def load(self, optimizer: Tensors) -> None:
         """Put the contents of `state` in place. CheckpointError if they do not fit.
 

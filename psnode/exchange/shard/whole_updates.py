@@ -89,6 +89,10 @@ class WholeUpdate(Update):
                         found[f"{_OWN}{index}.{key}:{type(value).__name__}/{own.name}"] = torch.tensor(value, dtype=_dtype(value))
         return found
 
+    def memory(self, group: int) -> list[torch.Tensor]:
+        kept = (own.optimizer.state.get(own.parameter, {}).values() for own in self._tensors[group])
+        return [*super().memory(group), *(value for values in kept for value in values if isinstance(value, torch.Tensor))]
+
     def load(self, optimizer: Tensors) -> None:
         """Put the contents of `state` in place. CheckpointError for a tensor that this run does not have."""
         named = {own.name: own for tensors in self._tensors for own in tensors}
