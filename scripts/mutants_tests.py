@@ -121,7 +121,9 @@ TABLE: Mapping[str, str] = {
     "records/layout.py": "records/test_layout.py exchange/test_memories.py faults/test_other_plans.py",
     "records/staging.py": "records/test_staging.py records/test_checkpoint.py master/test_checkpointing.py "
     "master/test_late_parts.py faults/test_disk.py",
-    "records/tensorfile.py": "records/test_tensorfile.py records/test_checkpoint.py",
+    "records/tensorfile.py": "records/test_tensorfile.py records/test_hashed_file.py records/test_checkpoint.py",
+    "records/hashed_file.py": "records/test_hashed_file.py faults/test_disk.py",
+    "records/snapshot.py": "records/test_snapshot.py faults/test_disk.py",
     "records/checkpoint.py": "records/test_checkpoint.py master/test_checkpointing.py master/test_late_parts.py "
     "test_evaluator.py faults/test_disk.py",
     "master/applied.py": f"master/test_applied.py faults/test_counting.py {_JOBS}",

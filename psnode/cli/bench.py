@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,22 @@ def bench_memory(**options: Any) -> int:
     from psnode.bench.memory import main as measure
 
     return measure(**options)
+
+
+@bench.command(name="checkpoint", short_help="What a checkpoint of a large model costs its training.")
+@click.option("--model", type=click.Choice(["124m", "355m", "tiny"]), default="124m", show_default=True, help="GPT-2's shapes.")
+@click.option("-n", "--workers", type=click.IntRange(1), default=2, show_default=True, help="Workers of the job.")
+@click.option("--every", type=click.IntRange(1), default=12, show_default=True, help="Steps between checkpoints.")
+@click.option("--checkpoints", type=click.IntRange(1), default=3, show_default=True, help="How many are measured.")
+@click.option("--train", "flags", default="", metavar="FLAGS", help="More flags of train, as one text.")
+@click.option("--checkout", type=click.Path(path_type=Path, file_okay=False), help="Measure the psnode of this directory.")
+@shared.json_file
+@debuggable
+def bench_checkpoint(flags: str, **options: Any) -> int:
+    """Hold-up, slowdown, bytes and memory of checkpoints while a transformer is trained with AdamW and top-k both ways."""
+    from psnode.bench.checkpoint import main as measure
+
+    return measure(flags=shlex.split(flags), **options)
 
 
 @bench.command(name="peers", short_help="Against PyTorch DDP, on emulated hosts; needs root and a checkout.")

@@ -13,7 +13,8 @@ from psnode.exchange.shard.shard import Shard
 from psnode.master.checkpoint_thread import CheckpointThread
 from psnode.master.draft import Draft
 from psnode.master.events import Events
-from psnode.master.statistics import combined
+from psnode.master.statistics import combined, foreign
+from psnode.master.verdicts import Verdicts
 from psnode.protocol.wire import Flag, Frame
 from psnode.records import checkpoint, retention, staging, tensorfile
 from psnode.records.directory import RunDirectory
@@ -85,8 +86,7 @@ class PendingCheckpoints:
         )  # the newest version of which one was begun
         self.is_last: Callable[[int], bool] = lambda version: False  # no round follows a version: gradients may wait behind it
         self.doubt: Callable[[], str] = lambda: ""  # the evidence of the losses by now against the newest version
-        self._wrecked = set[int]()  # versions with values that are not finite
-        self._unsound = set[int]()  # versions of which that was told
+        self._verdicts = Verdicts(run, self._thread, events, workers)
         own, trained = shard.model.state_dict(), shard.plan.slices()
         meant = {name for name, value in own.items() if name not in trained and not tensorfile.is_finite(value)}  # masks, say
         self._meant = frozenset(meant - self._rules.keys())
@@ -172,7 +172,7 @@ class PendingCheckpoints:
         except CheckpointError as error:
             raise WireError(str(error), frame.sender) from error
         buffers = {key: value for key, value in tensors.items() if key.startswith("buffer/")}
-        if odd := self._odd(buffers):
+        if odd := foreign(buffers, self._shard.model):
             raise WireError(f"the state of rank {frame.sender} holds {odd}", frame.sender)
         try:
             if isinstance(written, OSError):
@@ -192,16 +192,6 @@ class PendingCheckpoints:
         pending.states[frame.sender] = buffers
         pending.awaited.discard(frame.sender)
         self.publish()
-
-    def _odd(self, buffers: Tensors) -> str | None:
-        """A buffer that the model does not have, or has with another dtype or shape, and its own."""
-        own = self._shard.model.state_dict()
-        known = {f"buffer/{name}": (own[name].dtype, own[name].shape) for name in persistent_buffers(self._shard.model)}
-        for key, value in buffers.items():
-            if known.get(key) != (value.dtype, value.shape):
-                has = "does not have" if key not in known else f"has as {known[key][0]} of shape {tuple(known[key][1])}"
-                return f"{key[:200]}, {value.dtype} of shape {tuple(value.shape)}, which the model {has}"
-        return None
 
     def give_up(self, rank: int) -> None:
         """Wait for no part of `rank` any more; those that it has contributed stay."""
@@ -228,7 +218,7 @@ class PendingCheckpoints:
         def seal() -> str:
             reason = pending.draft.seal(self._run, means, waiting, facts, self._workers)
             if pending.draft.wreckage:
-                self._wrecked.add(version)
+                self._verdicts.condemn(version)
             return reason
 
         self._write(version, seal)
@@ -261,7 +251,7 @@ class PendingCheckpoints:
             elif version in self._pending and reason is not None:
                 self._drop(version)
                 if reason:
-                    self._tell_unsound(version, reason)
+                    self._verdicts.tell(version, reason)
 
         self._thread.do(version, work, then)
 
@@ -290,34 +280,8 @@ class PendingCheckpoints:
         pending = self._pending.get(version)
         if pending is not None and not pending.sealed:
             pending.facts = {**pending.facts, **retention.verdict(reason)}
-            return
-
-        def then(judged: str | None, error: Exception | None) -> None:
-            if error is not None:
-                self._events.tell("not judged", version, None, f"its manifest cannot be written: {error}")
-            elif judged:
-                self._tell_unsound(version, judged)
-
-        self._thread.do(version, lambda: self._judge(version, reason), then)
-
-    def _judge(self, version: int, reason: str) -> str | None:
-        """Write the verdict into the manifest, in the thread that publishes; None if there is none to write it into."""
-        path = self._run.path / checkpoint.CHECKPOINTS / checkpoint.step_directory(version)
-        if version in self._wrecked or not path.is_dir():
-            return None
-        retention.judge(path, reason)
-        retention.prune(self._run.path, version, self._run.config.keep_last, self._workers)
-        return reason
-
-    def _tell_unsound(self, version: int, reason: str) -> None:
-        """One line a version, whatever else is found out about it."""
-        if version in self._unsound:
-            return
-        self._unsound.add(version)
-        newest = retention.newest_not_unsound(self._run.path)
-        step = version if newest is None else checkpoint.step_of(newest)
-        where = f"--resume goes on from step {step}" if step != version else "there is no other one yet"
-        self._events.tell("unsound", version, None, f"its checkpoint pushes no other one out: {reason}; {where}")
+        else:
+            self._verdicts.judge(version, reason)
 
     def _combine(self, version: int, states: Mapping[int, Tensors]) -> None:
         """Take the mean of the workers' buffers; tell if there are buffers, and nobody's have come."""

@@ -29,6 +29,10 @@ class JobState:
             self.stop_by = self._clock.now() + self._stop_deadline
         self.stop_reason = self.stop_reason or reason
 
+    def is_over(self, last_step: int) -> bool:
+        """True if no round is to follow the version, or was asked to."""
+        return self.version >= last_step or self.stop_reason is not None
+
     @property
     def late(self) -> bool:
         """True if nothing may be waited for any more."""

@@ -15,6 +15,7 @@ from psnode.master.checkpoint_thread import CheckpointNews
 from psnode.master.checkpointing import PendingCheckpoints
 from psnode.master.deadlines import RoundTimer, patience_of
 from psnode.master.divergence import diverged
+from psnode.master.dues import CheckpointDues
 from psnode.master.events import Events
 from psnode.master.job_state import JobState
 from psnode.master.lines.closing import tell_of_the_stop
@@ -114,7 +115,7 @@ class Master:
             self.events, backlog,
         )  # fmt: skip
         self.job_state.version = self.run.resume_point.step
-        self._saved = self.clock.now()  # when the last checkpoint was begun
+        self._dues = CheckpointDues(self.config, self.clock)
         self.shard.admit(self._members.live, self.version)
         self.pending.is_last = lambda version: self.job_state.stopping and version == self.version
         self.pending.doubt = lambda: self.soundness.doubt
@@ -233,7 +234,7 @@ class Master:
         """The version is complete: publish it, if it is to have a checkpoint when the one before is on the disk."""
         if self._turn.count(self._contributors):
             self.observer.extend(max(self.version, self.sharding.last_step))
-        self._due = self._is_due(self.version)
+        self._due = self._dues.is_due(self.version, last=self.job_state.is_over(self.sharding.last_step))
         self._held = True
         if not (self._due and self.pending.in_flight):
             self._publish()
@@ -242,14 +243,10 @@ class Master:
     def _contributors(self) -> set[tuple[int, int]]:
         return {(added.rank, added.step) for group in self._added for added in group}
 
-    @property
-    def _is_over(self) -> bool:
-        return self.version >= self.sharding.last_step or self.job_state.stop_reason is not None
-
     def _publish(self, *, first: bool = False) -> None:
         """Publish the version that is complete, with word of the next one, and open its round."""
         version, self._held = self.version, False
-        self.job_state.stopping = version >= self.sharding.last_step if first else self._is_over
+        self.job_state.stopping = version >= self.sharding.last_step if first else self.job_state.is_over(self.sharding.last_step)
         flags = Flag.STOP if self.job_state.stopping else Flag.NONE
         due = not first and (self._due or self.job_state.stopping)
         if due and self._turn.begin_checkpoint(self.clock.now() + self._round.patience.hard_limit):
@@ -271,21 +268,13 @@ class Master:
             if not first and self._turn.deal():
                 self.observer.extend(self.sharding.last_step)
         self._round.begin(pause=self._is_pause(flags))
-        self._turn.close(flags, {} if first else {rank: self._left_out(rank) for rank in self._members.live})
+        self._turn.close(flags, {} if first else self._turn.left_out(self._added))
         self._added = [()] * len(self.shard.plan.groups)
         self.pending.publish()
         self.pending.hurry(self.clock.now())
         if not self.job_state.stopping:
             self.shard.open(version)
             self._membership.suspend_silent()
-
-    def _is_due(self, version: int) -> bool:
-        """True if there is to be a checkpoint of `version`, the newest."""
-        every, now = self.config.eval_freq, self.clock.now()
-        old = 0 < 60 * self.config.checkpoint_minutes <= now - self._saved
-        due = self._is_over or old or (every > 0 and version % every == 0)
-        self._saved = now if due else self._saved
-        return due
 
     def _desert(self) -> None:
         """Nobody is left in the open round, and nothing was added to it: that makes no version, which would skip a batch."""
@@ -320,12 +309,6 @@ class Master:
 
     def _count_up(self, frame: Frame, step: int | None = None) -> None:
         self.recorder.up(HEADER_BYTES + frame.body.size, step)
-
-    def _left_out(self, rank: int) -> list[int]:
-        """The groups of the version's gradient of `rank` that were not used; none where they may be used later."""
-        if self.shard.rule.patient:
-            return []
-        return [group for group, added in enumerate(self._added) if all(rank != found.rank for found in added)]
 
     def _is_pause(self, flags: Flag) -> bool:
         """True if the round that follows is known to take longer."""

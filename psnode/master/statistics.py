@@ -32,3 +32,14 @@ def combined(states: Mapping[int, Tensors], rules: Mapping[str, str]) -> tuple[T
                 if any(other.dtype != held[0].dtype or inventory.bits(other) != inventory.bits(held[0]) for other in held[1:]):
                     differing.append(name)
     return found, differing
+
+
+def foreign(buffers: Tensors, model: torch.nn.Module) -> str | None:
+    """A buffer of a worker's part that `model` does not have, or has with another dtype or shape, and its own."""
+    own = model.state_dict()
+    known = {f"{_PREFIX}{name}": (own[name].dtype, own[name].shape) for name in inventory.persistent_buffers(model)}
+    for key, value in buffers.items():
+        if known.get(key) != (value.dtype, value.shape):
+            has = "does not have" if key not in known else f"has as {known[key][0]} of shape {tuple(known[key][1])}"
+            return f"{key[:200]}, {value.dtype} of shape {tuple(value.shape)}, which the model {has}"
+    return None

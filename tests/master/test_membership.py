@@ -44,9 +44,21 @@ def test_who_holds_up_the_open_round_is_put_aside(tmp_path: Path) -> None:
     for rank in (1, 3):
         found.shard.excuse(rank, 1)
     seconds[0] = 6.5
-    found.on_overdue(frozenset({1}))
+    found.on_overdue(frozenset({1}), held=False)
     assert found.members.live == {1, 3} and found.members.is_suspended(2)
     assert found.shard.missing == frozenset()
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_whose_part_of_a_checkpoint_is_missing_is_put_aside_if_that_holds_up_the_next_version(tmp_path: Path, held: bool) -> None:
+    seconds = [0.0]
+    found = membership(tmp_path, seconds)
+    for rank in (1, 2, 3):
+        found.shard.excuse(rank, 1)
+    found.pending.begin(1, [2], 0.0)
+    seconds[0] = 6.5
+    found.on_overdue(frozenset(), held=held)
+    assert found.members.is_suspended(2) == held and found.members.live == ({1, 3} if held else {1, 2, 3})
 
 
 @pytest.mark.parametrize("seconds_taken", [6.5, 110.0])
@@ -56,8 +68,8 @@ def test_behind_the_last_round_only_who_owes_something_is_put_aside(tmp_path: Pa
     found = membership(tmp_path, seconds)
     found.job_state.stopping = True
     seconds[0] = seconds_taken
-    found.on_overdue(frozenset({3}))
+    found.on_overdue(frozenset({3}), held=False)
     assert found.members.live == {1, 2}
     found.pending.begin(1, [1, 2], 0.0)
-    found.on_overdue(frozenset({1, 2}))
+    found.on_overdue(frozenset({1, 2}), held=False)
     assert found.members.live == ({1, 2} if seconds_taken < 100 else frozenset())
