@@ -137,6 +137,11 @@ TABLE: Mapping[str, str] = {
     "master/sharding.py": "master/test_sharding.py faults/test_other_workers.py faults/test_resharding.py",
     "master/divergence.py": f"faults/test_nonfinite.py faults/test_exceptions.py {_JOBS}",
     "exchange/shard/downlink.py": f"exchange/shard/test_shard.py {_JOBS}",
+    "master/draft.py": "master/test_checkpointing.py master/test_late_parts.py test_soundness.py faults/test_disk.py",
+    "master/verdicts.py": "master/test_checkpointing.py test_soundness.py",
+    "master/checkpoint_thread.py": "master/test_checkpointing.py faults/test_disk.py",
+    "master/dues.py": f"{_JOBS}",
+    "worker/contribution.py": f"master/test_late_parts.py worker/test_contribution.py {_JOBS}",
     "master/checkpointing.py": f"master/test_checkpointing.py master/test_late_parts.py master/test_statistics.py "
     f"faults/test_disk.py {_JOBS} "
     f"faults/test_consistencies.py {_KILLED}",
