@@ -140,7 +140,7 @@ TABLE: Mapping[str, str] = {
     "master/draft.py": "master/test_checkpointing.py master/test_late_parts.py test_soundness.py faults/test_disk.py",
     "master/verdicts.py": "master/test_checkpointing.py test_soundness.py",
     "master/checkpoint_thread.py": "master/test_checkpointing.py faults/test_disk.py",
-    "master/dues.py": f"{_JOBS}",
+    "master/dues.py": _JOBS,
     "worker/contribution.py": f"master/test_late_parts.py worker/test_contribution.py {_JOBS}",
     "master/checkpointing.py": f"master/test_checkpointing.py master/test_late_parts.py master/test_statistics.py "
     f"faults/test_disk.py {_JOBS} "

@@ -1,6 +1,6 @@
 """`psnode bench checkpoint`: what a checkpoint costs the training of a large model.
 
-A real job on this machine, `psnode launch -n W -- train` with GPT-2's shapes (psnode.bench.gpt2), AdamW and top-k both ways,
+A real job on this machine, `psnode launch -n W -- train` with GPT-2's shapes (psnode.tasks.gpt2), AdamW and top-k both ways,
 which makes a checkpoint now and then. Steps are timed by the workers' marks, from the beginning of a backward pass to that of
 the next one. Usual are the steps during which nothing of a checkpoint is going on. A checkpoint of step v falls into the time
 from the backward pass of v to that of v + 2: its hold-up is what these two steps take more than two usual ones. The steps
@@ -27,7 +27,7 @@ from psnode.records.checkpoint import CHECKPOINTS, MANIFEST, complete, step_of
 from psnode.records.metrics import SUMMARY
 
 SCHEME = "topk:ratio=0.005+fp16"
-_TASK = Path(__file__).with_name("gpt2.py")
+_TASK = Path(__file__).parents[1] / "tasks" / "gpt2.py"
 _WARM = 4  # steps before the first that counts: kernels, caches
 _COMMON = "--batch-size 1 --optimizer adamw --lr 1e-4 --keep-last 1 --no-tensorboard --hash-every 0 --log-interval 1000"
 
