@@ -83,7 +83,7 @@ class Communication(NamedTuple):
 class Program:
     """Settings of every process. `options`: of `Metered`; `batch`: examples a worker; `evaluate_every`: steps, 0: never.
 
-    `workers`: how many of the processes take part, the first ones; 0: all.
+    `cosine`: `lr` falls along half a cosine to 0. `workers`: how many of the processes take part, the first ones; 0: all.
 
     Checkpoints (named step-NNNNNNNN.safetensors, as the weights in psnode's) go to `directory`.
     """
@@ -98,6 +98,7 @@ class Program:
     seed: int = 1
     evaluate_every: int = 0
     workers: int = 0
+    cosine: bool = False
     deadline: float = 120.0
 
 
@@ -125,6 +126,7 @@ def train(program: Program) -> None:
     trained = wrap(model, Communication.parse(program.communication))
     # fused: the fastest of torch's three, about half of a step's update
     optimizer = torch.optim.SGD(model.parameters(), program.lr, momentum=program.momentum, fused=True)
+    falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, program.steps) if program.cosine else None
     computation = Computation(task, trained, torch.device("cpu"), rank=rank + 1, seed=program.seed, torch_lock=nullcontext())
     dist.barrier()
     with Prefetch(data, sampler, 0, program.steps) as batches:
@@ -132,6 +134,8 @@ def train(program: Program) -> None:
             optimizer.zero_grad()
             computation.run(step, batch, None)
             optimizer.step()
+            if falling is not None:
+                falling.step()
             if program.evaluate_every and (step % program.evaluate_every == 0 or step == program.steps):
                 save(model, Path(program.directory), step, dist)
     dist.barrier()

@@ -184,6 +184,27 @@ def bench_peers(schemes: tuple[str, ...], ddp: tuple[str, ...], **options: Any) 
     return peers.main(schemes=schemes or peers.SCHEMES, ddp=ddp or peers.PEERS, **options)
 
 
+@bench.command(name="hooks", short_help="Accuracy under DDP's communication hooks.")
+@shared.network
+@shared.dataset
+@shared.data_dir
+@click.option("--workers", type=click.IntRange(1), default=4, show_default=True, help="Processes on this host.")
+@shared.batch_size
+@click.option("--lr", type=click.FloatRange(0, min_open=True), default=0.01, show_default=True, help="At the beginning.")
+@click.option("--seed", "seeds", type=click.IntRange(0), multiple=True, default=(1,), show_default=True, help="Repeat for more.")
+@click.option("--ddp", "hooks", multiple=True, metavar="fp32|fp16|bf16|powersgd[:k=v,...]|psnode:CODEC", help="Repeat for more.")
+@click.option("--steps", type=click.IntRange(1), default=2400, show_default=True, help="Of each run.")
+@shared.json_file
+@debuggable
+def bench_hooks(hooks: tuple[str, ...], seeds: tuple[int, ...], **options: Any) -> int:
+    """Test accuracy of DDP under several hooks after the same steps, processes over the loopback; the first hook is what others
+    are compared with.
+    """
+    from psnode.bench import hooks as measured
+
+    return measured.main(hooks or measured.HOOKS, seeds, **options)
+
+
 @bench.command(name="threads", short_help="Processor time of a step by thread.")
 @shared.network
 @shared.dataset

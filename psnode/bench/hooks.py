@@ -1,0 +1,105 @@
+"""`psnode bench hooks`: test accuracy of DDP under several communications, after the same steps of the same training.
+
+Processes of this host over gloo's loopback, one thread each; the learning rate falls along half a cosine. Shards, batches and
+seeds are the same for all. How long a step takes is the matter of `psnode bench peers`, on links of a stated rate.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from psnode.bench.contenders import Ground
+from psnode.bench.ddp_process import Communication, Program
+from psnode.bench.hardware import hardware
+from psnode.bench.saving import save
+from psnode.bench.trial import accuracies
+from psnode.errors import TransportError
+
+HOOKS = ("fp32", "fp16", "powersgd:rank=2", "psnode:topk:ratio=0.005+fp16")
+
+
+def run(ground: Ground, hooks: Sequence[str], seeds: Sequence[int], seconds: float = 3600.0) -> dict[str, Any]:
+    """Test accuracy by hook and seed: `top1`, `mean`, and `behind`, by how many points of a percent it is below the first's.
+
+    Raises ConfigurationError for a communication that does not exist, TransportError if a process fails.
+    """
+    for hook in hooks:
+        Communication.parse(hook)
+    rows: list[dict[str, Any]] = []
+    for hook in hooks:
+        found = [_accuracy(replace(ground, seed=seed), hook, seconds) for seed in seeds]
+        rows.append({"hook": hook, "top1": found, "mean": statistics.fmean(found)})
+        print(f"{hook}: {', '.join(f'{100 * each:.2f}' for each in found)} %", file=sys.stderr, flush=True)
+    for row in rows:
+        row["behind"] = 100 * (rows[0]["mean"] - row["mean"])
+    return {**hardware(), "ground": asdict(ground), "seeds": list(seeds), "rows": rows}
+
+
+def _accuracy(ground: Ground, hook: str, seconds: float) -> float:
+    """The share of test examples that the weights after `ground.steps` steps get right."""
+    with tempfile.TemporaryDirectory(prefix="psnode-hooks-") as name:
+        folder = Path(name)
+        (folder / "marks").mkdir()
+        program = Program(
+            communication=hook, options=ground.task_options(folder / "marks"), directory=name, batch=ground.batch,
+            steps=ground.steps, lr=ground.lr, seed=ground.seed, evaluate_every=ground.steps, cosine=True,
+        )  # fmt: skip
+        (folder / "program.json").write_text(json.dumps(asdict(program)))
+        _train(folder / "program.json", ground.workers, seconds)
+        weights = {ground.steps: folder / f"step-{ground.steps:08}.safetensors"}
+        return accuracies(ground, weights)[ground.steps]
+
+
+def _train(program: Path, workers: int, seconds: float) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {"WORLD_SIZE": workers, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1, "LOCAL_RANK": 0}
+    shared |= {"GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-m", "psnode.bench.ddp_process", str(program)]
+    environments = [{**os.environ, **{k: str(v) for k, v in {**shared, "RANK": rank}.items()}} for rank in range(workers)]
+    processes = [subprocess.Popen(command, env=each, stdin=subprocess.DEVNULL) for each in environments]
+    try:
+        codes = [process.wait(seconds) for process in processes]
+    except subprocess.TimeoutExpired:
+        raise TransportError(f"no end within {seconds:g} s: take fewer --steps") from None
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    if any(codes):
+        raise TransportError(f"the processes ended with {codes}: see their messages above")
+
+
+def main(
+    hooks: Sequence[str], seeds: Sequence[int], *, data_dir: Path | None, batch_size: int, json_file: Path | None, **ground: Any
+) -> int:
+    """Measure, print a table, and write everything to `json_file`; returns the exit code 0."""
+    directory = None if data_dir is None else str(data_dir.expanduser().absolute())
+    result = run(Ground(data_dir=directory, batch=batch_size, **ground), hooks, seeds)
+    _show(result)
+    save(result, json_file)
+    return 0
+
+
+def _show(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    ground = result["ground"]
+    title = f"{ground['network']} on {ground['dataset']}, {ground['workers']} processes, {ground['steps']} steps"
+    table = Table("DDP's hook", *(f"seed {seed}, %" for seed in result["seeds"]), "mean, %", "behind, points", title=title)
+    for row in result["rows"]:
+        cells = [f"{100 * each:.2f}" for each in (*row["top1"], row["mean"])]
+        table.add_row(row["hook"], *cells, f"{row['behind']:.2f}")
+    Console().print(table)
