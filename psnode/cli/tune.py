@@ -1,0 +1,135 @@
+"""`psnode tune`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from psnode.cli.debugging import debuggable
+from psnode.cli.shared import configure
+from psnode.config import Config, settings
+from psnode.errors import ConfigurationError, PsnodeError
+
+if TYPE_CHECKING:
+    from psnode.jobs.tuning.space import Varied
+    from psnode.jobs.tuning.trial import Trial
+
+_OWN = ("--max-steps", "--epochs", "--train-dir", "--model-dir", "--resume")  # what tune says itself
+_SHAPED = ("cosine", "poly", "wsd", "onecycle", "task")  # schedules that know where a run ends
+_LOWER = ("loss", "train_loss")  # metrics of which less is better
+
+
+@click.command(short_help="Try settings, and tell the best.", context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--vary", multiple=True, required=True, metavar="NAME=V1,V2,...|LOW..HIGH",
+    help="A setting of train, or a parameter of the scheme's codec, and its values; repeat for more.",
+)  # fmt: skip
+@click.option("--steps", type=click.IntRange(1), required=True, help="Steps of a trial that goes to the end.")
+@click.option(
+    "--halving", type=click.IntRange(2), metavar="N", help="Compare early; the best one in N of the trials goes on each time."
+)
+@click.option(
+    "--trials", type=click.IntRange(1), default=20, show_default=True, help="How many are drawn where there is a range."
+)
+@click.option(
+    "--metric", default="loss", show_default=True, metavar="loss|top1|...|train_loss",
+    help="What counts: an evaluator's metric, or the mean loss of a trial's last tenth, which takes no evaluating.",
+)  # fmt: skip
+@click.option("--maximize/--minimize", default=None, help="What is better; default: less of a loss, more of anything else.")
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of what is drawn.")
+@click.option(
+    "--output", type=click.Path(path_type=Path), default=Path("runs/tune"), show_default=True, help="Directory for the runs."
+)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- [launch -n P -- train] OPTIONS OF TRAIN...")
+@debuggable
+def tune(vary: Sequence[str], command: tuple[str, ...], trials: int, as_json: bool, output: Path, **options: Any) -> int:
+    """Train with every combination of the values, each a job of its own, and print a table and the command of the best.
+
+    The same command given again, also after a kill, goes on with what is left. What failed is kept as such.
+
+    psnode tune --vary lr=0.1,0.05,0.01 --vary scheme=qsgd,topk --steps 200 -- --local 2 --network FC
+    """
+    from filelock import FileLock, Timeout
+
+    from psnode.jobs.tuning import space, table
+    from psnode.jobs.tuning.sweep import Sweep, run
+
+    metric = options["metric"].replace("-", "_")
+    maximize = options["maximize"] if options["maximize"] is not None else metric not in _LOWER
+    sweep = Sweep(options["steps"], metric, maximize, options["halving"] or 0, options["seed"])
+    varied = space.parse(vary)
+    maker = _Maker(command, output.absolute(), sweep.halving > 0)
+    maker.check(varied)
+    output.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(output / ".lock", timeout=0):
+            outcomes = run(varied, sweep, maker.make, trials, lambda line: click.echo(line, err=True))
+    except Timeout:
+        raise ConfigurationError(f"another sweep is at work in {output}: wait for its end or choose another --output") from None
+    if as_json:
+        click.echo(json.dumps(table.as_json(outcomes, metric), indent=2))
+    else:
+        table.show(outcomes, metric)
+    if table.best_of(outcomes) is None:
+        raise PsnodeError(f"no trial came to a result: each directory in {output} has an output.log")
+    return 0
+
+
+class _Maker:
+    """Makes trials of the words behind `--`."""
+
+    def __init__(self, command: Sequence[str], output: Path, halving: bool) -> None:
+        root = click.get_current_context().find_root()
+        assert isinstance(root.command, click.Group)
+        self._train = root.command.commands["train"]
+        words = [*command]
+        end = words.index("train") + 1 if words[:1] in (["train"], ["launch"]) and "train" in words else 0
+        if words[:1] == ["launch"] and not end:
+            raise ConfigurationError("tune runs trainings: write -- launch -n P -- train ...")
+        self._command, self._options = tuple(words[:end] or ["train"]), words[end:]
+        self._output, self._halving = output, halving
+        for word in self._options:
+            if word.split("=")[0] in _OWN:
+                raise ConfigurationError(f"tune sets {word.split('=')[0]} itself: leave it out")
+        config = self._config([])
+        self._scheme = config.scheme
+        if self._command == ("train",) and config.local is None:
+            raise ConfigurationError("each trial is a job: add --local P, or write -- launch -n P -- train ...")
+
+    def check(self, varied: Sequence[Varied]) -> None:
+        """Refuse what every trial, or one of the listed values, would be refused for."""
+        from psnode.jobs.tuning.space import grid
+
+        unused = {one.name for one in varied if one.name not in settings()}
+        listed = [one for one in varied if not one.is_range]
+        middle = {one.name: f"{one.low:g}" if not one.whole else f"{int(one.low)}" for one in varied if one.is_range}
+        for values in grid(listed):
+            unused -= self.make({**values, **middle}).values.keys()
+        if unused:
+            raise ConfigurationError(f"--vary {min(unused)}: no setting has that name, and no parameter of the schemes' codecs")
+
+    def make(self, values: dict[str, str]) -> Trial:
+        """The trial of `values`, without parameters that its codec does not have."""
+        from psnode.jobs.tuning.space import flags, parameters_of
+        from psnode.jobs.tuning.trial import Trial
+
+        known = {*settings(), *parameters_of(values.get("scheme", self._scheme))}
+        kept = {name: value for name, value in values.items() if name in known}
+        options = flags(kept, self._options, self._scheme)
+        config = self._config(options)
+        if self._halving and config.lr_schedule in _SHAPED:
+            raise ConfigurationError(
+                "--halving ends trials early, and "
+                f"--lr-schedule {config.lr_schedule} goes by where a run ends: leave one of the two out"
+            )
+        return Trial(kept, self._command, tuple(options), self._output)
+
+    def _config(self, options: Sequence[str]) -> Config:
+        """The settings of a trial; ConfigurationError for one that train would refuse."""
+        words = [*options] or [*self._options]
+        return configure(**self._train.make_context("psnode train", words).params)

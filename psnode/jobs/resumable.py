@@ -1,0 +1,86 @@
+"""Runs of `psnode` in processes of their own that are begun, or gone on with where an earlier command left them."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from psnode.config.files import read_json
+from psnode.errors import PsnodeError
+from psnode.records import checkpoint
+from psnode.records.metrics import SUMMARY
+
+_ASKED = "asked.json"  # in a run's directory: the arguments it was begun with
+_LOCK = ".lock"  # that of a run at work, as psnode.records.directory has it
+_PR_SET_PDEATHSIG = 1
+
+
+def begin(directory: Path, arguments: Sequence[str]) -> bool:
+    """Make `directory` ready for the run of `arguments`; True if it holds one that is to be resumed.
+
+    One that left no checkpoint is deleted. Waits for a process that is still at work there. PsnodeError if the directory holds
+    a run of other arguments.
+    """
+    asked = json.dumps(list(arguments))
+    if (directory / _ASKED).exists():
+        require_same(directory, arguments)
+        with FileLock(directory / _LOCK):
+            resumes = checkpoint.latest(directory) is not None
+        if resumes:
+            return True
+        shutil.rmtree(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / _ASKED).write_text(asked)
+    return False
+
+
+def require_same(directory: Path, arguments: Sequence[str]) -> None:
+    """PsnodeError if `directory` holds a run of other arguments."""
+    if (directory / _ASKED).exists() and (directory / _ASKED).read_text() != json.dumps(list(arguments)):
+        raise PsnodeError(f"{directory} holds a run with other settings: choose another --output")
+
+
+def finished(directory: Path) -> int:
+    """The steps of the run in `directory` if it has ended well, else 0."""
+    found = _summary(directory)
+    return int(found["steps"]) if found.get("exit_code") == 0 else 0
+
+
+def _summary(directory: Path) -> dict[str, Any]:
+    try:
+        return dict(read_json(directory / SUMMARY))
+    except FileNotFoundError:
+        return {}
+
+
+def run_psnode(arguments: Sequence[str], log: Path | None = None) -> int:
+    """Run `psnode ARGUMENTS` in a process of its own; returns its exit code. `log`: the file that its output is appended to.
+
+    The process is asked to stop when this one is killed, or the thread that called ends.
+    """
+    command = [sys.executable, "-m", "psnode", *arguments]
+    libc = ctypes.CDLL(None)  # loaded here: the child may only call what is there
+
+    def ask_when_orphaned() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    output = log.open("ab") if log is not None else None
+    try:
+        with subprocess.Popen(command, stdout=output, stderr=output, preexec_fn=ask_when_orphaned) as process:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:  # it got the same signal, and writes a checkpoint
+                process.wait()
+                raise
+    finally:
+        if output is not None:
+            output.close()

@@ -1,0 +1,1 @@
+"""`psnode tune`: many short trainings with different settings, and which of them did best."""

@@ -1,0 +1,56 @@
+"""Values drawn from ranges, by Optuna: the next ones follow from the seed, their number, and what the earlier ones led to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from psnode.errors import ConfigurationError
+from psnode.jobs.tuning.space import Varied
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+
+def draw(
+    varied: Sequence[Varied], earlier: Sequence[tuple[dict[str, str], float | None]], *, seed: int, maximize: bool, blind: int
+) -> dict[str, str]:
+    """Values for the next trial: at random for the first `blind`, then by a tree-structured Parzen estimator (Bergstra et al.,
+    NeurIPS 2011).
+
+    `earlier`: the trials so far with their results, None for one that failed.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise ConfigurationError(
+            "a range needs the package optuna: pip install '.[tune]' in psnode's clone, or list values"
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    sampler = optuna.samplers.TPESampler(seed=seed + 1_000_003 * len(earlier), n_startup_trials=blind)
+    study = optuna.create_study(direction="maximize" if maximize else "minimize", sampler=sampler)
+    space = {one.name: _distribution(one) for one in varied}
+    for values, result in earlier:
+        parameters = {one.name: _value(one, values[one.name]) for one in varied}
+        state = optuna.trial.TrialState.FAIL if result is None else optuna.trial.TrialState.COMPLETE
+        study.add_trial(optuna.trial.create_trial(params=parameters, distributions=space, value=result, state=state))
+    drawn = study.ask(space).params
+    return {one.name: f"{drawn[one.name]:.4g}" if isinstance(drawn[one.name], float) else str(drawn[one.name]) for one in varied}
+
+
+def _distribution(one: Varied) -> BaseDistribution:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if not one.is_range:
+        return CategoricalDistribution(one.values)
+    if one.whole:
+        return IntDistribution(int(one.low), int(one.high), log=one.logarithmic)
+    return FloatDistribution(one.low, one.high, log=one.logarithmic)
+
+
+def _value(one: Varied, text: str) -> str | int | float:
+    """A trial's value in the type of the distribution, within its bounds however it was rounded."""
+    if not one.is_range:
+        return text
+    number = min(max(float(text), one.low), one.high)
+    return int(number) if one.whole else number

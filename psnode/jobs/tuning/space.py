@@ -1,0 +1,126 @@
+"""What is varied: `--vary NAME=V1,V2,...` or `NAME=LOW..HIGH`, and the flags of `psnode train` that values stand for.
+
+A name is that of a setting, or else of a parameter of the scheme's codec, such as ratio, levels or rank.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from psnode.codecs.spec import parse as stages_of
+from psnode.config import Config, settings
+from psnode.config.resolve import resolve
+from psnode.errors import ConfigurationError
+
+_RANGE = re.compile(r"(?P<low>[^.,][^,]*?)\.\.(?P<high>[^,]+)")
+_MEANS = "--vary NAME=V1,V2,... or NAME=LOW..HIGH"
+_FIXED = ("train_dir", "resume", "max_steps", "epochs", "local")  # tune's own, or no property of a training
+
+
+@dataclass(frozen=True)
+class Varied:
+    """One name with its values as text, or with a range: `low` to `high`, of whole numbers if both are."""
+
+    name: str
+    values: tuple[str, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    whole: bool = False
+
+    @property
+    def is_range(self) -> bool:
+        """True if values are to be drawn."""
+        return not self.values
+
+    @property
+    def logarithmic(self) -> bool:
+        """True if the range spans a factor of ten: every factor is then as likely."""
+        return self.low > 0 and self.high / self.low >= 10
+
+
+def parse(texts: Iterable[str]) -> tuple[Varied, ...]:
+    """What each of `texts` varies. A list may stand in several of one name. ConfigurationError for anything else."""
+    found: dict[str, Varied] = {}
+    for text in texts:
+        one = _parse(text)
+        before = found.get(one.name)
+        if before is not None and (before.is_range or one.is_range):
+            raise ConfigurationError(f"--vary names {one.name} twice, and one is a range: drop one of the two")
+        values = (*(before.values if before else ()), *one.values)
+        found[one.name] = one if one.is_range else Varied(one.name, tuple(dict.fromkeys(values)))
+    return tuple(found.values())
+
+
+def _parse(text: str) -> Varied:
+    key, equals, value = text.partition("=")
+    name = key.strip().lstrip("-").replace("-", "_")
+    if not name.isidentifier() or not equals or not value.strip():
+        raise ConfigurationError(f"--vary must be {_MEANS}, not {text!r}")
+    if name in _FIXED:
+        raise ConfigurationError(f"--vary {name} cannot be: tune sets it; leave it out")
+    if name in settings() and (settings()[name].many or settings()[name].keyed):
+        raise ConfigurationError(f"--vary {name} cannot be: its value is a list already; leave it out")
+    match = _RANGE.fullmatch(value.strip())
+    if match is not None and "/" not in value:
+        return _range(name, match["low"], match["high"], text)
+    return Varied(name, tuple(_listed(value)))
+
+
+def _listed(text: str) -> Iterator[str]:
+    """The values between commas; `bucket=512` in `qsgd:levels=15,bucket=512` belongs to what stands before it."""
+    value = ""
+    for part in (part.strip() for part in text.split(",")):
+        if value and re.match(r"\w+=", part):
+            value += f",{part}"
+            continue
+        if value:
+            yield value
+        value = part
+    if value:
+        yield value
+
+
+def _range(name: str, low: str, high: str, text: str) -> Varied:
+    try:
+        ends = float(low), float(high)
+    except ValueError:
+        ends = math.nan, math.nan
+    if not (ends[0] < ends[1] and all(map(math.isfinite, ends))):
+        raise ConfigurationError(f"--vary must be {_MEANS} with numbers LOW < HIGH, not {text!r}")
+    return Varied(name, (), *ends, whole=all(re.fullmatch(r"[+-]?\d+", end) for end in (low, high)))
+
+
+def grid(varied: Sequence[Varied]) -> list[dict[str, str]]:
+    """Every combination of the lists' values, the last name varying fastest."""
+    return [
+        dict(zip([one.name for one in varied], values, strict=True))
+        for values in itertools.product(*(one.values for one in varied))
+    ]
+
+
+def flags(values: Mapping[str, str], options: Sequence[str], base: str) -> list[str]:
+    """The options of `psnode train` with `values` in them; `base`: the scheme that `options` make, where none is varied."""
+    found = [*options]
+    parameters = {name: value for name, value in values.items() if name not in settings()}
+    scheme = values.get("scheme", base)
+    if parameters:
+        stage, plus, rest = scheme.partition("+")
+        given = ",".join(f"{name}={value}" for name, value in parameters.items())
+        scheme = f"{stage}{',' if ':' in stage else ':'}{given}{plus}{rest}"
+    for name, value in values.items():
+        if name in settings() and name != "scheme":
+            setting = settings()[name]
+            if setting.kind is bool:
+                found.append(setting.flag if setting.parse(value, f"--vary {name}") else f"--no-{setting.flag[2:]}")
+            else:
+                found += [setting.flag, value]
+    return [*found, "--scheme", scheme] if parameters or "scheme" in values else found
+
+
+def parameters_of(scheme: str) -> set[str]:
+    """The parameters of the codec of `scheme`, a text as --scheme takes it; ConfigurationError if it is none."""
+    return set(stages_of(resolve(Config(scheme=scheme)).codec).stages[0].settings)

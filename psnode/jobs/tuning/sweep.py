@@ -1,0 +1,142 @@
+"""A sweep: trials one after another, all to the end or by successive halving.
+
+Successive halving (Jamieson and Talwalkar, AISTATS 2016): all trials train a little, the best of them, one in `halving`, go on
+for `halving` times as many steps, and so on. Those that go on are resumed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from psnode.errors import PsnodeError
+from psnode.jobs.tuning.sampling import draw
+from psnode.jobs.tuning.space import Varied, grid
+from psnode.jobs.tuning.trial import STOPPED, Trial
+
+_BLIND = 10  # drawn trials before the sampler looks at results, at most; a third of all of them if that is less
+
+
+class SweepStoppedError(PsnodeError):
+    """Somebody stopped a trial, and the sweep with it: the same command goes on."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__("stopped: the same command goes on with what is left")
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Trials of `steps` steps, compared by `metric`. `halving`: 0, or one in how many goes on. `seed`: of what is drawn."""
+
+    steps: int
+    metric: str
+    maximize: bool
+    halving: int = 0
+    seed: int = 1
+
+    def rungs(self, trials: int) -> list[int]:
+        """The steps after which trials are compared, rising to `steps`."""
+        if not self.halving:
+            return [self.steps]
+        most = 0
+        while self.halving ** (most + 1) <= trials:
+            most += 1
+        return sorted({max(1, self.steps // self.halving**power) for power in range(most + 1)})
+
+    def rank(self, results: Sequence[float]) -> list[int]:
+        """Indices of results, best first; the earlier of equal ones first."""
+        return sorted(range(len(results)), key=lambda index: -results[index] if self.maximize else results[index])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A trial with its last result and the step that this is of; `state`: done, dropped, or why it failed."""
+
+    trial: Trial
+    state: str
+    steps: int
+    result: float | None
+
+
+def run(
+    varied: Sequence[Varied], sweep: Sweep, make: Callable[[dict[str, str]], Trial], count: int, tell: Callable[[str], None]
+) -> list[Outcome]:
+    """Run every combination of the lists, or `count` trials that are drawn where there is a range; outcomes, the best first.
+
+    `tell` is told each trial as it ends. SweepStoppedError if a trial was stopped.
+    """
+    if not any(one.is_range for one in varied):
+        trials = _distinct(make(values) for values in grid(varied))
+        found = _climb(trials, sweep, tell)
+    elif sweep.halving:
+        trials = _distinct(make(values) for values in _drawn(varied, sweep, count))
+        found = _climb(trials, sweep, tell)
+    else:
+        found = _one_by_one(varied, sweep, make, count, tell)
+    order = sweep.rank([_worst(sweep) if one.result is None else one.result for one in found])
+    return sorted((found[index] for index in order), key=lambda one: (-one.steps, one.result is None))
+
+
+def _worst(sweep: Sweep) -> float:
+    return -math.inf if sweep.maximize else math.inf
+
+
+def _distinct(trials: Iterator[Trial]) -> list[Trial]:
+    """Without those whose job another one of them is."""
+    return list({trial.arguments: trial for trial in trials}.values())
+
+
+def _drawn(varied: Sequence[Varied], sweep: Sweep, count: int) -> Iterator[dict[str, str]]:
+    """Values at random."""
+    earlier: list[tuple[dict[str, str], float | None]] = []
+    for _ in range(count):
+        values = draw(varied, earlier, seed=sweep.seed, maximize=sweep.maximize, blind=count)
+        earlier.append((values, None))
+        yield values
+
+
+def _one_by_one(
+    varied: Sequence[Varied], sweep: Sweep, make: Callable[[dict[str, str]], Trial], count: int, tell: Callable[[str], None]
+) -> list[Outcome]:
+    """Each trial is drawn when the results of all earlier ones are there."""
+    earlier: list[tuple[dict[str, str], float | None]] = []
+    found: dict[tuple[str, ...], Outcome] = {}
+    for number in range(1, count + 1):
+        values = draw(varied, earlier, seed=sweep.seed, maximize=sweep.maximize, blind=min(_BLIND, max(2, count // 3)))
+        outcome = _attempt(make(values), sweep.steps, sweep, f"trial {number} of {count}", tell)
+        found[outcome.trial.arguments] = outcome
+        earlier.append((values, outcome.result))
+    return list(found.values())
+
+
+def _climb(trials: Sequence[Trial], sweep: Sweep, tell: Callable[[str], None]) -> list[Outcome]:
+    """Every trial to the first rung, and from each rung the best to the next."""
+    found: dict[tuple[str, ...], Outcome] = {}
+    rungs = sweep.rungs(len(trials))
+    climbing = [*trials]
+    for level, steps in enumerate(rungs):
+        outcomes = [
+            _attempt(trial, steps, sweep, f"trial {number} of {len(climbing)}", tell) for number, trial in enumerate(climbing, 1)
+        ]
+        found |= {one.trial.arguments: one for one in outcomes}
+        alive = [one for one in outcomes if one.result is not None]
+        if level + 1 < len(rungs):
+            kept = max(1, len(climbing) // sweep.halving)
+            best = set(sweep.rank([one.result for one in alive if one.result is not None])[:kept])
+            climbing = [one.trial for index, one in enumerate(alive) if index in best]
+    return list(found.values())
+
+
+def _attempt(trial: Trial, steps: int, sweep: Sweep, which: str, tell: Callable[[str], None]) -> Outcome:
+    code = trial.advance(steps, sweep.metric)
+    if code in STOPPED:
+        raise SweepStoppedError(code)
+    result = None if trial.trouble else trial.result(steps, sweep.metric)
+    state = trial.trouble or ("dropped" if steps < sweep.steps else "done")
+    if result is None and not trial.trouble:
+        state = "diverged"
+    shown = f"{sweep.metric} {result:.4g}" if result is not None else f"{state}, see {trial.directory / 'output.log'}"
+    tell(f"{which}, step {steps}: {trial.name}: {shown}")
+    return Outcome(trial, state, steps, result)

@@ -1,0 +1,64 @@
+"""The outcome of a sweep: a table for a terminal, or JSON, and the command of the best trial."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from psnode.jobs.tuning.sweep import Outcome
+from psnode.jobs.tuning.trial import Trial
+
+
+def best_of(outcomes: Sequence[Outcome]) -> Outcome | None:
+    """The first of those that came to a result."""
+    return next((one for one in outcomes if one.result is not None), None)
+
+
+def command_of(trial: Trial) -> str:
+    """The words that a shell takes for a training with the trial's settings, beside it and of the usual length."""
+    return shlex.join(["psnode", *trial.command, *trial.options, "--train-dir", str(trial.output / "best")])
+
+
+def rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """A row a trial: its values, state, step and result, and what its run took."""
+    return [
+        {
+            "values": one.trial.values,
+            "state": one.state,
+            "result_step": one.steps,
+            "result": one.result,
+            **one.trial.sent(),
+            "train_dir": str(one.trial.directory),
+        }
+        for one in outcomes
+    ]
+
+
+def as_json(outcomes: Sequence[Outcome], metric: str) -> dict[str, Any]:
+    """All of it."""
+    best = best_of(outcomes)
+    return {"metric": metric, "trials": rows(outcomes), "best": best and command_of(best.trial)}
+
+
+def show(outcomes: Sequence[Outcome], metric: str) -> None:
+    """Print the table, 80 columns wide or as wide as the terminal, and the command of the best."""
+    from rich.console import Console
+    from rich.table import Table
+
+    titles = [*dict.fromkeys(name for one in outcomes for name in one.trial.values)]
+    table = Table(box=None, pad_edge=False)
+    for title in titles:
+        table.add_column(title, overflow="fold")
+    for title in (metric, "step", "MB sent", "seconds", "state"):
+        table.add_column(title, justify="left" if title == "state" else "right", no_wrap=True)
+    for one, row in zip(outcomes, rows(outcomes), strict=True):
+        result = "" if one.result is None else f"{one.result:.4f}"
+        figures = (result, str(one.steps), f"{row['bytes'] / 1e6:.1f}", f"{row['seconds']:.1f}", one.state)
+        table.add_row(*(one.trial.values.get(title, "") for title in titles), *figures)
+    console = Console(highlight=False)
+    console.print(table)
+    best = best_of(outcomes)
+    if best is not None:
+        console.print(f"\nThe best, {best.trial.name}:\n")
+        print(command_of(best.trial))

@@ -1,0 +1,259 @@
+"""psnode tune: which trials there are, which go on, and that a kill costs nothing but time."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from psnode import cli
+from psnode.errors import ConfigurationError
+from psnode.jobs import resumable
+from psnode.jobs.tuning.sampling import draw
+from psnode.jobs.tuning.space import Varied, flags, grid, parse
+from psnode.jobs.tuning.sweep import Sweep
+from psnode.records.metrics import read_records
+
+ROOT = Path(__file__).resolve().parents[2]
+JOB = ["--local", "1", "--network", "FC", "--threads", "1", "--batch-size", "8", "--no-tensorboard", "--quiet"]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Trials run in this process, where PyTorch is there already; the words of each."""
+    found: list[list[str]] = []
+
+    def run(arguments: Sequence[str], log: Path | None = None) -> int:
+        found.append(list(arguments))
+        return cli.main(arguments)
+
+    monkeypatch.setattr(resumable, "run_psnode", run)
+    return found
+
+
+def tune(capsys: pytest.CaptureFixture[str], *words: str | Path, code: int = 0) -> dict[str, Any]:
+    """The outcome of `psnode tune WORDS --json -- JOB`."""
+    assert cli.main(["tune", *map(str, words), "--json", "--", *JOB]) == code
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_lists_are_split_between_values_and_not_inside_specs() -> None:
+    texts = ["lr=0.1,0.05", "scheme=qsgd:levels=15,bucket=512,topk:ratio=0.01", "lr=0.05,0.2", "batch-size=8"]
+    lr, scheme, size = parse(texts)
+    assert lr == Varied("lr", ("0.1", "0.05", "0.2"))
+    assert scheme.values == ("qsgd:levels=15,bucket=512", "topk:ratio=0.01")
+    assert size == Varied("batch_size", ("8",))
+    assert len(grid([lr, scheme, size])) == 6
+    assert grid([lr, scheme])[1] == {"lr": "0.1", "scheme": "topk:ratio=0.01"}
+
+
+def test_ranges_are_of_numbers_and_logarithmic_over_a_factor_of_ten() -> None:
+    lr, size, momentum = parse(["lr=1e-3..0.1", "batch_size=8..32", "momentum=0..0.9"])
+    assert (lr.low, lr.high, lr.whole, lr.logarithmic) == (1e-3, 0.1, False, True)
+    assert (size.low, size.high, size.whole, size.logarithmic) == (8, 32, True, False)
+    assert not momentum.logarithmic
+
+
+def test_a_codec_parameter_goes_into_the_scheme_before_its_further_stages() -> None:
+    assert flags({"ratio": "0.1"}, ["--lr", "1"], "topk+fp16") == ["--lr", "1", "--scheme", "topk:ratio=0.1+fp16"]
+    values = {"bucket": "64", "scheme": "qsgd:levels=3", "nesterov": "true", "overlap": "no"}
+    assert flags(values, [], "atomo") == ["--nesterov", "--no-overlap", "--scheme", "qsgd:levels=3,bucket=64"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--vary", "lr"], "must be --vary NAME=V1,V2"),
+        (["--vary", "lr=0.1..0.01"], "numbers LOW < HIGH"),
+        (["--vary", "max-steps=1,2"], "tune sets it"),
+        (["--vary", "lr=-1"], "--lr must be a number above 0"),
+        (["--vary", "nothing=1"], "no setting has that name, and no parameter"),
+        (["--vary", "scheme=nothing"], "--scheme must be one of"),
+        (["--vary", "lr_milestones=1,2"], "a list already"),
+        (["--vary", "lr=0.1,0.2", "--halving", "2", "--", "--lr-schedule", "cosine"], "leave one of the two out"),
+        (["--vary", "lr=0.1", "--", "--epochs", "2"], "tune sets --epochs itself"),
+        (["--vary", "lr=0.1", "--", "launch", "-n", "2"], "write -- launch -n P -- train"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_is_written(
+    words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, _, after = " ".join(words).partition(" -- ")
+    options = shlex.split(after)
+    job = options if options[:1] == ["launch"] else [*JOB, *options]
+    assert cli.main(["tune", *before.split(), "--steps", "4", "--output", str(tmp_path / "out"), "--", *job]) == 2
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_trial_without_a_way_to_start_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["tune", "--vary", "lr=0.1", "--steps", "4", "--output", str(tmp_path), "--", "--network", "FC"]) == 2
+    assert "add --local P, or write -- launch -n P -- train" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("trials", "halving", "steps", "rungs"),
+    [
+        (9, 3, 90, [10, 30, 90]),
+        (8, 3, 90, [30, 90]),
+        (4, 2, 200, [50, 100, 200]),
+        (9, 0, 90, [90]),
+        (27, 3, 5, [1, 5]),
+        (1, 2, 7, [7]),
+    ],
+)
+def test_rungs_are_a_factor_apart_and_end_at_the_steps(trials: int, halving: int, steps: int, rungs: list[int]) -> None:
+    assert Sweep(steps, "loss", maximize=False, halving=halving).rungs(trials) == rungs
+
+
+def test_halving_resumes_the_best_and_says_where_the_others_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: list[list[str]]
+) -> None:
+    words = ["--vary", "lr=1e-6,0.05,0.01,1e30", "--steps", "8", "--halving", "2", "--metric", "train-loss", "--output", tmp_path]
+    found = tune(capsys, *map(str, words))
+    by_lr = {row["values"]["lr"]: row for row in found["trials"]}
+    assert (by_lr["1e30"]["state"], by_lr["1e30"]["result"]) == ("diverged", None)
+
+    def loss(lr: str, step: int) -> float:
+        records = list(read_records(Path(by_lr[lr]["train_dir"]) / "metrics.jsonl"))
+        last = [record["loss"] for record in records if step - max(1, round(step / 10)) < record["step"] <= step]
+        return fmean(last)
+
+    sound = ["1e-6", "0.05", "0.01"]
+    second = sorted(sound, key=lambda lr: loss(lr, 2))[:2]
+    last = min(second, key=lambda lr: loss(lr, 4))
+    ends = {lr: 8 if lr == last else 4 if lr in second else 2 for lr in sound}
+    assert {lr: by_lr[lr]["result_step"] for lr in sound} == ends
+    assert {lr: by_lr[lr]["steps"] for lr in sound} == ends
+    assert {lr: by_lr[lr]["state"] for lr in sound} == {lr: "done" if lr == last else "dropped" for lr in sound}
+    assert all(by_lr[lr]["result"] == loss(lr, ends[lr]) for lr in sound)
+    assert ["--resume" in words for words in calls] == [False] * 4 + [True] * 3
+    assert f"--lr {last} " in found["best"]
+
+    calls.clear()
+    assert tune(capsys, *map(str, words)) == found  # what failed does not begin again either
+    assert calls == []
+
+    assert cli.main([*shlex.split(found["best"])[1:], "--print-config"]) == 0
+    assert f"lr = {float(last)}" in capsys.readouterr().out
+
+
+def test_a_parameter_is_left_out_for_schemes_without_it_and_the_table_fits_80_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    words = [
+        "--vary",
+        "scheme=topk,dense",
+        "--vary",
+        "ratio=0.1,0.05",
+        "--steps",
+        "2",
+        "--metric",
+        "top1",
+        "--output",
+        str(tmp_path),
+    ]
+    assert cli.main(["tune", *words, "--", *JOB]) == 0
+    trained = [shlex.join(words) for words in calls if words[0] == "train"]
+    assert [words.split("--scheme ")[1].split()[0] for words in trained] == ["topk:ratio=0.1", "topk:ratio=0.05", "dense"]
+    lines = capsys.readouterr().out.splitlines()
+    title = next(number for number, line in enumerate(lines) if line.startswith("scheme"))
+    table = lines[title : title + 4]
+    assert table[0].split() == ["scheme", "ratio", "top1", "step", "MB", "sent", "seconds", "state"]
+    assert max(map(len, table)) <= 80
+    results = [float(line.split()[-5]) for line in table[1:]]
+    assert results == sorted(results, reverse=True)
+
+
+def test_a_metric_that_the_task_does_not_have_is_told_with_those_it_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: list[list[str]]
+) -> None:
+    words = ["--vary", "lr=0.1", "--steps", "1", "--metric", "f1", "--output", str(tmp_path)]
+    assert cli.main(["tune", *words, "--", *JOB]) == 2
+    assert "--metric f1 is none of the task's: choose from top1, top5, loss, train_loss" in capsys.readouterr().err
+
+
+def test_when_every_trial_fails_there_is_no_best(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: list[list[str]]
+) -> None:
+    found = tune(capsys, "--vary", "lr=1e30,1e31", "--steps", "3", "--output", tmp_path, code=1)
+    assert found["best"] is None
+    assert [row["state"] for row in found["trials"]] == ["diverged", "diverged"]
+
+
+def test_draws_follow_from_the_seed_and_from_the_results_and_stay_in_their_range() -> None:
+    pytest.importorskip("optuna")
+    varied = parse(["lr=0.001..1", "batch_size=8..32", "scheme=dense,qsgd"])
+
+    def drawn(seed: int, best: float) -> list[dict[str, str]]:
+        earlier: list[tuple[dict[str, str], float | None]] = []
+        for _ in range(12):
+            values = draw(varied, earlier, seed=seed, maximize=False, blind=4)
+            earlier.append((values, None if len(earlier) == 2 else abs(float(values["lr"]) - best)))
+        return [values for values, _ in earlier]
+
+    first = drawn(1, 0.5)
+    assert first == drawn(1, 0.5)
+    assert first[:4] == drawn(1, 0.002)[:4]
+    assert first != drawn(1, 0.002)
+    assert first[:4] != drawn(2, 0.5)[:4]
+    for values in first:
+        assert 0.001 <= float(values["lr"]) <= 1
+        assert 8 <= int(values["batch_size"]) <= 32
+        assert values["scheme"] in ("dense", "qsgd")
+
+
+def test_without_optuna_a_range_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(ConfigurationError, match=r"pip install '\.\[tune\]' in psnode's clone, or list values"):
+        draw(parse(["lr=0.1..1"]), [], seed=1, maximize=False, blind=1)
+
+
+KILLER = """
+import os, signal
+from pathlib import Path
+
+class Killer:
+    def begin(self, run): ...
+    def event(self, step, text): ...
+    def end(self, summary): ...
+    def scalars(self, step, values):
+        once = Path(__file__).with_name("killed-once")
+        if step == 30 and not once.exists():
+            once.touch()
+            os.kill(os.getppid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.serial
+def test_a_sweep_that_is_killed_goes_on_where_it_was_and_ends_alike(tmp_path: Path) -> None:
+    """SIGKILL to the command, by a logger of its first trial, in the middle of it; the job stops by itself, with a checkpoint."""
+    (tmp_path / "killer.py").write_text(KILLER)
+    options = ["--vary", "lr=0.05,0.01", "--steps", "150", "--metric", "train-loss", "--json"]
+    job = [*(word for word in JOB if word != "--quiet"), "--eval-freq", "0", "--log-to", "killer.py:Killer"]
+
+    def sweep(output: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "psnode", "tune", *options, "--output", output, "--", *job]
+        return subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+
+    def results(output: str) -> list[tuple[Any, ...]]:
+        done = sweep(output)
+        assert done.returncode == 0, done.stderr
+        return [(row["values"], row["state"], row["steps"], row["result"]) for row in json.loads(done.stdout)["trials"]]
+
+    assert sweep("killed").returncode == -9
+    again, whole = results("killed"), results("whole")
+    assert again == whole
+    assert [row[1:3] for row in whole] == [("done", 150)] * 2
+    log = (tmp_path / "killed" / "lr=0.05" / "output.log").read_text()
+    assert log.count("psnode: resumed ") == 1
