@@ -236,24 +236,37 @@ class Killer:
 
 
 @pytest.mark.serial
-def test_a_sweep_that_is_killed_goes_on_where_it_was_and_ends_alike(tmp_path: Path) -> None:
+def test_a_sweep_that_is_killed_goes_on_where_it_was_and_ends_as_a_training_without_a_kill(tmp_path: Path) -> None:
     """SIGKILL to the command, by a logger of its first trial, in the middle of it; the job stops by itself, with a checkpoint."""
     (tmp_path / "killer.py").write_text(KILLER)
-    options = ["--vary", "lr=0.05,0.01", "--steps", "150", "--metric", "train-loss", "--json"]
-    job = [*(word for word in JOB if word != "--quiet"), "--eval-freq", "0", "--log-to", "killer.py:Killer"]
+    job = [*(word for word in JOB if word != "--quiet"), "--eval-freq", "0"]
+    words = [
+        "tune",
+        "--vary",
+        "lr=0.05,0.01",
+        "--steps",
+        "150",
+        "--metric",
+        "train-loss",
+        "--json",
+        "--output",
+        "out",
+        "--",
+        *job,
+    ]
 
-    def sweep(output: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "psnode", "tune", *options, "--output", output, "--", *job]
+    def sweep() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "psnode", *words, "--log-to", "killer.py:Killer"]
         return subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
 
-    def results(output: str) -> list[tuple[Any, ...]]:
-        done = sweep(output)
-        assert done.returncode == 0, done.stderr
-        return [(row["values"], row["state"], row["steps"], row["result"]) for row in json.loads(done.stdout)["trials"]]
+    assert sweep().returncode == -9
+    done = sweep()
+    assert done.returncode == 0, done.stderr
+    found = {row["values"]["lr"]: row for row in json.loads(done.stdout)["trials"]}
+    assert {lr: (row["state"], row["steps"]) for lr, row in found.items()} == {"0.05": ("done", 150), "0.01": ("done", 150)}
+    assert (tmp_path / "out" / "lr=0.05" / "output.log").read_text().count("psnode: resumed ") == 1
 
-    assert sweep("killed").returncode == -9
-    again, whole = results("killed"), results("whole")
-    assert again == whole
-    assert [row[1:3] for row in whole] == [("done", 150)] * 2
-    log = (tmp_path / "killed" / "lr=0.05" / "output.log").read_text()
-    assert log.count("psnode: resumed ") == 1
+    whole = tmp_path / "whole"
+    assert cli.main(["train", *job, "--lr", "0.05", "--max-steps", "150", "--train-dir", str(whole)]) == 0
+    last = [record["loss"] for record in read_records(whole / "metrics.jsonl") if record["step"] > 135]
+    assert found["0.05"]["result"] == fmean(last)
