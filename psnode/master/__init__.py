@@ -71,17 +71,18 @@ def lead(transport: Transport, config: Config, make_task: Callable[[Config], Tas
     link = FrameChannel(transport)
     ranks = range(1, transport.size)
     greetings = gather_hello(transport, hello, config.start_deadline)
-    try:
-        require_one_version(greetings)
-        return _lead(link, config, make_task, ranks)
-    except Exception as error:
-        if isinstance(error, RemoteFailureError):
-            error.show()
-        told = _explained(error, config)
-        link.fail(ranks, told)
-        if told is error:
-            raise
-        raise told from error
+    with contextlib.ExitStack() as afterwards:  # what the workers do not wait for
+        try:
+            require_one_version(greetings)
+            return _lead(link, config, make_task, ranks, afterwards)
+        except Exception as error:
+            if isinstance(error, RemoteFailureError):
+                error.show()
+            told = _explained(error, config)
+            link.fail(ranks, told)
+            if told is error:
+                raise
+            raise told from error
 
 
 def _explained(error: Exception, config: Config) -> Exception:
@@ -92,7 +93,9 @@ def _explained(error: Exception, config: Config) -> Exception:
     return CheckpointError(f"{where} cannot be written ({error.strerror}): make room and go on with --resume")
 
 
-def _lead(link: FrameChannel, config: Config, make_task: Callable[[Config], Task], ranks: range) -> int:
+def _lead(
+    link: FrameChannel, config: Config, make_task: Callable[[Config], Task], ranks: range, afterwards: contextlib.ExitStack
+) -> int:
     layout = Layout.of(1 + len(ranks), config.spares)
     config.check_workers(layout.workers)
     task = make_task(config)
@@ -105,7 +108,8 @@ def _lead(link: FrameChannel, config: Config, make_task: Callable[[Config], Task
     if config.init_from is not None and not config.resume:  # before the directory is made: it may be refused
         initialise(model, config.init_from)
     makers = chosen(config)
-    with claim(config) as run, Observer(makers, run.path) as loggers:
+    with claim(config) as run:
+        loggers = afterwards.enter_context(Observer(makers, run.path))
         try:
             if run.config.init_from is not None and config.resume and run.resume_point.checkpoint is None:
                 initialise(model, run.config.init_from)

@@ -161,11 +161,11 @@ def test_a_logger_that_hangs_is_not_waited_for_and_what_is_too_much_for_it_is_dr
         thread = Background("it", lambda: stuck, waiting=2)
         for step in range(10):
             thread.put(put(step))  # returns
-        thread.close(patience=0.01)
+        thread.close(0.0)
     errors = capsys.readouterr().err
     assert errors.count("slower than the steps") == errors.count("not waited for") == 1
     stuck.answers.set()
-    thread.close()
+    thread.close(threading.TIMEOUT_MAX)
     assert stuck.steps == sorted(stuck.steps)
     assert 2 <= len(stuck.steps) <= 3  # those that waited, and the one that was at work
 

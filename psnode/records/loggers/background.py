@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 from psnode.errors import in_one_line
@@ -13,7 +14,6 @@ from psnode.records.loggers.base import Logger
 _LOG = logging.getLogger(__name__)
 
 _WAITING = 10_000  # calls: some minutes of fast steps
-_PATIENCE = 60.0  # seconds for what still waits when the run has ended
 
 
 class Background:
@@ -38,16 +38,16 @@ class Background:
                 _LOG.warning("%s is slower than the steps: some are not logged there", self._name)
             self._dropped += 1
 
-    def close(self, patience: float = _PATIENCE) -> None:
-        """Wait until all calls are done, `patience` seconds at most."""
+    def close(self, end: float) -> None:
+        """Wait until all calls are done, but not beyond `end` on time.monotonic's clock."""
         try:
-            self._calls.put(None, timeout=patience)
+            self._calls.put(None, timeout=max(0.0, end - time.monotonic()))
         except queue.Full:
             pass
         else:
-            self._thread.join(patience)
+            self._thread.join(max(0.0, end - time.monotonic()))
         if self._thread.is_alive():
-            _LOG.warning("%s is not done after %g s: its last records are not waited for", self._name, patience)
+            _LOG.warning("%s is not done: its last records are not waited for", self._name)
         if self._dropped:
             _LOG.warning("%d calls of %s were left out, since it was slow", self._dropped, self._name)
 

@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -29,6 +30,7 @@ _LOG = logging.getLogger(__name__)
 
 LOGGERS = "loggers.json"  # in the run's directory: by which id the loggers know the run
 _GROUP = "psnode.loggers"  # of the entry points of installed packages
+_PATIENCE = 60.0  # seconds for what still waits when the run has ended
 _OWN = {  # package -> class in this one
     "tensorboard": "to_tensorboard:TensorBoard",
     "wandb": "to_wandb:WandB",
@@ -111,8 +113,9 @@ class Observer:
         """Hand over the run's summary, if there is one, and wait for the loggers, but not for ever."""
         summary = None if self._evaluates or not self._threads else _summary(self._directory)
         self._put(lambda logger: logger.end(summary))
+        end = time.monotonic() + _PATIENCE
         for thread in self._threads:
-            thread.close()
+            thread.close(end)
         self._threads = []
 
     def __enter__(self) -> Self:
