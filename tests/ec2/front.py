@@ -50,6 +50,8 @@ class Front:
     prices: dict[str, float] = field(
         default_factory=lambda: {"m5.2xlarge": 0.384, "m5.large": 0.096, "c5.2xlarge": 0.34, "gp3": 0.08}
     )
+    market: list[tuple[str, str, float]] = field(default_factory=list)  # type, zone, spot price of a moment
+    scores: dict[str, int] = field(default_factory=dict)  # of the room for spot instances, by the id of a zone
     before: Callable[[str, Form], bool] = lambda action, form: True  # whether the call comes through
     after: Callable[[str, Form, bytes], None] = lambda action, form, body: None
 
@@ -117,6 +119,14 @@ class Front:
             # a reserved block of capacity is paid beforehand
             rates += [_product(0.0, unit) for _ in rates if unit == "Hrs" and wanted.get("marketoption") != "OnDemand"]
             return 200, "application/x-amz-json-1.1", json.dumps({"FormatVersion": "aws_v1", "PriceList": rates}).encode()
+        if action == "DescribeSpotPriceHistory" and self.market:
+            return _xml(action, f"<spotPriceHistorySet>{''.join(_price(*each) for each in self.market)}</spotPriceHistorySet>")
+        if action == "GetSpotPlacementScores":
+            scores = [
+                f"<item><availabilityZoneId>{zone}</availabilityZoneId><score>{n}</score></item>"
+                for zone, n in self.scores.items()
+            ]
+            return _xml(action, f"<spotPlacementScoreSet>{''.join(scores)}</spotPlacementScoreSet>")
         if action == "DescribeRegions":  # a few of them
             names = ("eu-west-1", "us-east-1", "us-west-2")
             return _xml(
@@ -210,6 +220,17 @@ def _instances(answer: bytes) -> set[str]:
 def _xml(action: str, inner: str) -> tuple[int, str, bytes]:
     text = f'<{action}Response xmlns="{NAMESPACE}"><requestId>x</requestId>{inner}</{action}Response>'
     return 200, "text/xml", text.encode()
+
+
+def _price(name: str, zone: str, price: float) -> str:
+    return (
+        f"<item><instanceType>{name}</instanceType><productDescription>Linux/UNIX</productDescription><spotPrice>{price}</spotPrice>"
+        f"<timestamp>2026-01-01T00:00:00.000Z</timestamp><availabilityZone>{zone}</availabilityZone></item>"
+    )
+
+
+def _score(of: tuple[str, int]) -> str:
+    return f"<item><availabilityZoneId>{of[0]}</availabilityZoneId><score>{of[1]}</score></item>"
 
 
 def _product(price: float, unit: str) -> str:

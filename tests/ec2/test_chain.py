@@ -210,6 +210,45 @@ def test_a_node_that_was_taken_is_replaced_and_the_job_goes_on(cluster: Cluster)
     assert recorded == list(range(1, len(recorded) + 1))
 
 
+def test_a_job_that_is_kept_alive_goes_on_when_its_master_was_taken_and_ends_when_it_is_stopped(cluster: Cluster) -> None:
+    """Two workers on each node, the code of a folder, and no place for checkpoints but the master."""
+    grown = cluster.desk / "code"
+    grown.mkdir()
+    (grown / "own.txt").write_text("mine")
+    words = train("--max-steps", 200_000, "--eval-freq", 100_000, "--train-dir", "runs/kept")[1:]
+    flags = ("--keep-alive", "--sync", "code", "--yes", "--workers-per-node", 2)
+    job = cluster.start("run", *flags, *words)
+    try:
+        first = wait_for(lambda: next(holding(cluster, "code/runs/kept/metrics.jsonl"), None))
+        known = {instance.identity for instance in instances(cluster)}
+        machines = json.loads((first.home / "psnode/code/runs/kept/machines.json").read_text())["ranks"]
+        hosts = [each["host"] for _, each in sorted(machines.items(), key=lambda item: int(item[0]))]
+        cluster.fleet.interrupt(first.address)
+        second = wait_for(lambda: other_than(first, holding(cluster, "code/runs/kept/metrics.jsonl")))
+        before = stopped_at(second, "code/runs/kept")
+        wait_for(lambda: True if steps(second, "code/runs/kept") > before else None)
+        assert cluster.ec2("stop").returncode == 0
+        out, err = job.communicate(timeout=120)
+    finally:
+        job.kill()
+        job.wait()
+    assert job.returncode == 75, out + err
+    assert "restart 1 of 5" in err
+    assert "the job was asked to end: nothing is started again" in err
+    # four workers on two hosts, two on each
+    assert [hosts.count(host) for host in dict.fromkeys(hosts[-4:])] == [2, 2]
+    assert known - {instance.identity for instance in instances(cluster)} == {first.identity}
+    assert (second.home / "psnode/code/own.txt").read_text() == "mine"
+    recorded = [
+        json.loads(line)["step"] for line in (second.home / "psnode/code/runs/kept/metrics.jsonl").read_text().splitlines()
+    ]
+    assert recorded == list(range(1, len(recorded) + 1))
+
+
+def other_than(known: Any, found: Iterator[Any]) -> Any:
+    return next((each for each in found if each is not known), None)
+
+
 def instances(cluster: Cluster) -> list[Any]:
     return list(cluster.fleet.instances.values())
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 from psnode_ec2.cli import cli
 from psnode_ec2.example import shown, spelled
-from psnode_ec2.settings import FIELDS, rule
+from psnode_ec2.policies import policy
+from psnode_ec2.settings import FIELDS, Settings, rule
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "ec2.md").read_text()
@@ -36,7 +38,7 @@ def permissions() -> str:
     calls |= set(re.findall(r'"((?:revoke|authorize|delete)_\w+)"', source))
     spelled = {"".join(part.capitalize() for part in call.split("_")) for call in calls}
     services = {"GetCallerIdentity": "sts", "GetProducts": "pricing"}
-    names = [*(f"{services.get(name, 'ec2')}:{name}" for name in spelled), "ec2:CreateTags"]
+    names = {*(f"{services.get(name, 'ec2')}:{name}" for name in spelled), "ec2:CreateTags", "iam:PassRole"}
     return ", ".join(f"`{name}`" for name in sorted(names)) + "\n"
 
 
@@ -46,6 +48,16 @@ def test_every_setting_stands_there_with_its_default() -> None:
 
 def test_every_permission_stands_there() -> None:
     assert between("permissions") == permissions()
+
+
+def test_the_policy_of_users_allows_these_and_no_more() -> None:
+    settings = Settings(name="x", instance_profile="nodes", checkpoints="s3://bucket")
+    allowed = {
+        action
+        for each in json.loads(policy("iam-user", settings))["Statement"]
+        for action in ([each["Action"]] if isinstance(each["Action"], str) else each["Action"])
+    }
+    assert {f"`{name}`" for name in allowed} == set(permissions().strip().split(", "))
 
 
 def test_every_command_stands_there() -> None:

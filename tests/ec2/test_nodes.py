@@ -142,7 +142,7 @@ def test_a_dry_run_says_what_would_be_done_on_the_nodes_and_asks_only(
         assert done.code == 0, done.err
         assert re.search(shown, done.out, re.M), done.out
     assert all(action.startswith(("Describe", "Get")) for action in aws.actions())
-    assert not (config.parent / "state").exists()
+    assert not (config.parent / "state" / "known_hosts").exists()
     assert "call ec2 get_console_output" in ec2("setup", "--dry-run").out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import random
 import subprocess
 from collections import Counter
@@ -10,11 +11,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from psnode_ec2 import charge as record
 from psnode_ec2 import errors
+from psnode_ec2.charge import Charge
 from psnode_ec2.cloud import Cloud
 from psnode_ec2.cluster import Cluster
+from psnode_ec2.keep_alive import keep_alive
 from psnode_ec2.launching import launch
-from psnode_ec2.removing import shutdown
+from psnode_ec2.removing import end_nodes, shutdown
 from psnode_ec2.settings import Settings
 
 pytest.importorskip("botocore")
@@ -234,6 +238,72 @@ def test_two_launches_at_once_settle_or_refuse(world_module: Any, keys: list[Pat
         results = world.turns.run([each.launch for each in desks])
         check(world, desks, results, seed)
         advice(world_module, world, desks[0], keys, seed)
+
+
+class Taken:
+    """The work of keeping a job alive, where EC2 takes nodes by the seed; the launches are real."""
+
+    def __init__(self, world: Any, one: Desk, chance: random.Random) -> None:
+        self.world, self.one, self.chance, self.attempts, self.steps = world, one, chance, 0, 0
+
+    def follow(self, job: str) -> int | None:
+        self.world.turns.pause(60.0)
+        mine = own(self.world)
+        for each in self.chance.sample(mine, min(len(mine), self.chance.choice([0, 1, 2]))):
+            each["ended"] = self.world.turns.now
+            self.world.ended_by[each["id"]] = "EC2"
+        return self.chance.choice([75, 75, 3, None, 0])
+
+    def was_stopped(self) -> str:
+        return ""
+
+    def newest(self) -> str:
+        self.steps += 1
+        return f"step-{self.steps}"
+
+    def leave(self, charge: Charge, *, everything: bool) -> None:
+        wanted = [node.id for node in self.one.cluster.nodes() if everything or self.chance.random() < 0.2]
+        end_nodes(self.one.cluster, wanted)
+        for identity in wanted:
+            self.world.ended_by[identity] = "left"
+
+    def complete(self, charge: Charge, max_hours: int) -> None:
+        self.attempts += 1
+        self.one.launch()
+
+    def start(self, charge: Charge) -> str:
+        return "jobs/1"
+
+
+@pytest.mark.parametrize("first", range(0, 100, 25))
+def test_a_job_that_is_kept_alive_beside_another_launch_leaves_nothing_untold(
+    world_module: Any, keys: list[Path], first: int, tmp_path: Path
+) -> None:
+    """100 schedules: EC2 takes nodes, calls fail, somebody else launches the same, and shuts down at the end."""
+    for seed in range(first, first + 25):
+        chance = random.Random(seed)
+        world = new_world(world_module, seed)
+        alive, other = (desk(world_module, world, f"desk {i}", keys[0], state_dir=tmp_path / f"{seed}-{i}") for i in (0, 1))
+        alive.launch()
+        world.faults = failing(world_module, chance, chance.choice([0.0, 0.03, 0.1]))
+        world.late = lambda chance=chance: chance.choice([0.0, 2.0])
+        charge, work = Charge(["train"], False, 3, datetime.datetime.now(datetime.UTC).isoformat()), Taken(world, alive, chance)
+        record.write(alive.settings, charge)
+
+        def keep(one: Desk = alive, charge: Charge = charge, work: Taken = work) -> int:
+            return keep_alive(charge, one.settings, one.cluster.cloud, work)
+
+        both = chance.random() < 0.5
+        results = world.turns.run([keep, *([other.launch] if both else [])])
+        for result in results:
+            assert not isinstance(result, Exception) or isinstance(result, errors.Ec2Error), (seed, result)
+        assert work.attempts <= 3, seed
+        assert charge.used <= 3, seed
+        # strangers live, and at no moment is there more than the cluster's size and what two launches settle
+        assert sum(not each["by"] for each in world.live()) == len(STRANGERS), seed
+        assert roles(world)["master"] <= 1 or both, seed
+        assert sum(roles(world).values()) <= 3 or both, seed
+        cleared(world_module, world, keys[0])
 
 
 def check(world: Any, desks: list[Desk], results: list[Any], seed: int) -> None:

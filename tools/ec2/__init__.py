@@ -2,8 +2,10 @@
 
 Of psnode it imports psnode.config.declaration alone.
 
-    python -m psnode_ec2 launch | status | get_hosts | setup | run | ssh | put | get | logs | cost | shutdown | export
+    python -m psnode_ec2 launch | status | get_hosts | setup | run | ssh | put | get | logs | stop | extend | list | cost
+    | shutdown | export
 
-The resources of a cluster are those that carry its tags, and nothing else is remembered: every command reads the tags, so a
-launch that was cut off is resumed by another one, and removed by shutdown.
+The resources of a cluster are those that carry its tags: every command reads the tags, so a launch that was cut off is resumed
+by another one, and removed by shutdown. What else is remembered, in state_dir, nothing depends on but its own command: the host
+keys, the nodes that have ended, for `cost`, and a job that is kept alive.
 """

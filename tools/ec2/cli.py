@@ -13,9 +13,9 @@ import click
 
 from psnode_ec2 import node_commands
 from psnode_ec2.cloud import progress
-from psnode_ec2.cluster import ENDED, LIVE, Node
+from psnode_ec2.cluster import ENDED, LIVE
 from psnode_ec2.ends import first_end, notice
-from psnode_ec2.errors import Ec2Error, NoClusterError, OthersError
+from psnode_ec2.errors import Ec2Error
 from psnode_ec2.flags import Session, command
 
 
@@ -38,8 +38,10 @@ def _launch(session: Session) -> None:
     """Start the cluster, or complete the one that is there, and wait until it runs."""
     from psnode_ec2.launching import launch
 
-    for node in launch(session.cluster, session.settings, session.confirm):
-        click.echo(line(node))
+    nodes = launch(session.cluster, session.settings, session.confirm)
+    session.note(nodes)
+    for node in nodes:
+        click.echo(node)
 
 
 @command(cli, "status", click.option("--json", "as_json", is_flag=True, help="As JSON."))
@@ -47,11 +49,12 @@ def _status(session: Session, as_json: bool) -> None:
     """Show the nodes, and those that EC2 ended within the last hour."""
     cluster = session.cluster
     nodes = cluster.nodes(LIVE + ENDED)
+    session.note(nodes)
     if as_json:
         click.echo(json.dumps([asdict(node) for node in nodes], default=str, indent=1))
         return
     for node in nodes:
-        click.echo(line(node))
+        click.echo(node)
     live = sum(node.state in LIVE for node in nodes)
     click.echo(f"{live} of {session.settings.n_workers + 1} nodes of cluster {cluster.name}, owner {cluster.owner}")
     if first_end(nodes):
@@ -62,12 +65,12 @@ def _status(session: Session, as_json: bool) -> None:
 
 @command(cli, "cost")
 def _cost(session: Session) -> None:
-    """Costs of the cluster an hour, and since its nodes started: at today's prices, without traffic."""
-    from psnode_ec2.costs import costs, extras
+    """Costs of the cluster an hour, and since its nodes started, ended ones too: at today's prices, without traffic."""
+    from psnode_ec2.costs import costs, ended, extras
     from psnode_ec2.volumes import volumes_of
 
     cluster, now = session.cluster, datetime.datetime.now(datetime.UTC)
-    nodes = cluster.nodes()
+    nodes, gone = session.noted()
     found = costs(session.cloud, session.settings, nodes, now)
     for each in found:
         limit = "  at most" if each.at_most else ""
@@ -79,7 +82,11 @@ def _cost(session: Session) -> None:
     more = extras(session.cloud, session.settings, nodes, volumes_of(cluster, nodes), now)
     for other in more:
         click.echo(f"{other.text}: {other.hourly:.4f} USD an hour, {other.so_far:.2f} USD so far")
+    before = ended(session.cloud, session.settings, gone, now)
+    for other in before:
+        click.echo(f"{other.text}: {other.so_far:.2f} USD")
     hourly, so_far = hourly + sum(other.hourly for other in more), so_far + sum(other.so_far for other in more)
+    so_far += sum(other.so_far for other in before)
     cap = session.settings.max_hourly_price
     over = f", over max_hourly_price = {cap:g}: end what is not needed" if hourly > cap else ""
     click.echo(f"together: {hourly:.4f} USD an hour, {so_far:.2f} USD so far{over}")
@@ -90,28 +97,9 @@ def _cost(session: Session) -> None:
 )
 def _shutdown(session: Session, discard: bool) -> None:
     """End all nodes of the cluster and remove its resources: those that carry its tags, and nothing else."""
-    from psnode_ec2.elsewhere import lasting_volumes, other_nodes
-    from psnode_ec2.keeping import keep
-    from psnode_ec2.removing import added_since, shutdown
+    from psnode_ec2.closing import close_all
 
-    cluster = session.cluster
-    nodes, others = cluster.nodes(), other_nodes(session.cluster)
-    for node in nodes:
-        progress(line(node))
-    for told in (*lasting_volumes(cluster, nodes), *others):
-        progress(told)
-    session.confirm(
-        f"end these {len(nodes)} nodes of cluster {cluster.name}, owner {cluster.owner}, with their volumes, and its groups"
-        + (", and fetch no checkpoint" if discard else ", when the newest checkpoint was fetched from them")
-    )
-    if not discard and (kept := keep(cluster, session.settings, nodes)):
-        progress(kept)
-    for gone in shutdown(cluster, nodes):
-        click.echo(gone if session.cloud.dry_run else f"removed {gone}")
-    if more := added_since(cluster, nodes):
-        raise OthersError(f"{more} nodes of this cluster were started since, and go on and cost: run shutdown again")
-    if others and not nodes:
-        raise NoClusterError(f"cluster {cluster.name} of {cluster.owner} has no nodes in {session.cloud.region}; {others[0]}")
+    close_all(session, discard=discard)
 
 
 @command(
@@ -137,31 +125,55 @@ def _get_hosts(session: Session, directory: Path) -> None:
 @command(
     cli,
     "export",
-    click.argument("kind", type=click.Choice(["config", "skypilot"])),
+    click.argument("kind", type=click.Choice(["config", "skypilot", "iam-policy", "iam-trust", "iam-user"])),
     click.argument("words", nargs=-1),
     needs_name=False,
 )
 def _export(session: Session, kind: str, words: tuple[str, ...]) -> None:
-    """Print a commented cluster.toml (config), or a job for another launcher: `export skypilot -- train ...`."""
+    """Print a commented cluster.toml (config), a job for another launcher (`export skypilot -- train ...`), or an IAM policy.
+
+    iam-policy is that of the nodes' role, iam-trust says who may take it, iam-user is for who runs this tool.
+    """
+    if kind.startswith("iam-"):
+        from psnode_ec2.policies import policy
+
+        click.echo(policy(kind, session.settings), nl=False)
+        return
     from psnode_ec2.example import example
     from psnode_ec2.exports import skypilot
 
     click.echo(example() if kind == "config" else skypilot(session.settings, words), nl=False)
 
 
+@command(cli, "extend")
+def _extend(session: Session) -> None:
+    """Let the nodes that run end themselves max_hours after their start, as that is set now: `extend --max-hours 48`."""
+    from psnode_ec2.extending import extend
+
+    changed = extend(session.cluster, session.way(), datetime.datetime.now(datetime.UTC), session.confirm)
+    if not changed:
+        click.echo(f"all nodes end themselves {session.settings.max_hours} h after their start already")
+    for node in () if session.cloud.dry_run else session.cluster.nodes():
+        click.echo(node)
+
+
+@command(cli, "list", click.option("--json", "as_json", is_flag=True, help="As JSON."), needs_name=False)
+def _list(session: Session, as_json: bool) -> None:
+    """Show all clusters of the account, whoever owns them, in all regions."""
+    from psnode_ec2.listing import clusters
+
+    found, failed = clusters(session.cloud)
+    for told in failed:
+        progress(told)
+    if as_json:
+        click.echo(json.dumps([each.plain() for each in found], default=str, indent=1))
+        return
+    for each in found:
+        click.echo(each)
+    click.echo(f"{len(found)} clusters, {sum(each.nodes for each in found)} nodes")
+
+
 node_commands.add_to(cli)
-
-
-def line(node: Node) -> str:
-    """One node for people."""
-    bought = "spot" if node.spot else "on-demand"
-    reason = f"  {node.reason}" if node.state in ENDED and node.reason else ""
-    if node.state in LIVE and node.ends:
-        reason = f"  ends itself {node.ends:%Y-%m-%d %H:%M} UTC"
-    return (
-        f"{node.name:11} {node.id:19} {node.type:12} {node.zone:15} {bought:9} {node.state:13}"
-        f" {node.private_address:15} {node.public_address:15}{reason}".rstrip()
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

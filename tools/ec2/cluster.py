@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,16 @@ class Node:
     def ends(self) -> datetime.datetime | None:
         """The moment at which it ends itself, in UTC."""
         return self.launched + datetime.timedelta(hours=self.hours) if self.hours else None
+
+    def __str__(self) -> str:
+        bought = "spot" if self.spot else "on-demand"
+        reason = f"  {self.reason}" if self.state in ENDED and self.reason else ""
+        if self.state in LIVE and self.ends:
+            reason = f"  ends itself {self.ends:%Y-%m-%d %H:%M} UTC"
+        return (
+            f"{self.name:11} {self.id:19} {self.type:12} {self.zone:15} {bought:9} {self.state:13}"
+            f" {self.private_address:15} {self.public_address:15}{reason}".rstrip()
+        )
 
     def address(self, connect: str) -> str:
         return self.public_address if connect == "public" else self.private_address
@@ -85,7 +95,7 @@ class Cluster:
         instances = [instance for reservation in found.get("Reservations", []) for instance in reservation["Instances"]]
         instances.sort(key=_order)
         workers = iter(range(len(instances)))
-        return [_node(instance, workers) for instance in instances]
+        return [node_of(instance, workers) for instance in instances]
 
     def running(self) -> list[Node]:
         """The nodes that run, however few. Raises NoClusterError if there are none."""
@@ -134,7 +144,8 @@ def _order(instance: Mapping[str, Any]) -> tuple[bool, int, str]:
     return tags_of(instance).get(ROLE) != "master", address, instance["InstanceId"]
 
 
-def _node(instance: Mapping[str, Any], workers: Any) -> Node:
+def node_of(instance: Mapping[str, Any], workers: Iterator[int]) -> Node:
+    """The node that EC2 describes so; `workers` counts those that are not the master."""
     role = tags_of(instance).get(ROLE, "worker")
     return Node(
         name=role if role == "master" else f"worker-{next(workers)}",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from psnode_ec2 import prices
 from psnode_ec2.cloud import Cloud
 from psnode_ec2.cluster import Node
+from psnode_ec2.ledger import Entry
 from psnode_ec2.settings import Settings
 from psnode_ec2.volumes import Volume
 
@@ -52,6 +53,18 @@ def extras(
     if public := [node for node in nodes if node.public_address]:
         price, hours = prices.address(settings), sum(max((now - node.launched).total_seconds() / 3600, 0.0) for node in public)
         found.append(Extra(f"{len(public)} public addresses", len(public) * price, hours * price))
+    return found
+
+
+def ended(cloud: Cloud, settings: Settings, entries: Sequence[Entry], now: datetime.datetime) -> list[Extra]:
+    """The instances that have ended, by type, at today's prices and at most: each until it was seen to have ended."""
+    found = []
+    for kind, spot, limit in sorted({(each.type, each.spot, each.limit) for each in entries}):
+        same = [each for each in entries if (each.type, each.spot, each.limit) == (kind, spot, limit)]
+        price = (limit if spot else 0) or prices.on_demand(cloud, settings, kind)
+        hours = sum(max(each.hours(now), _LEAST_SECONDS / 3600) for each in same)
+        what = f"{len(same)} {kind}{' of spot' if spot else ''} ended since {same[0].launched[:10]}, {hours:.2f} h at most"
+        found.append(Extra(what, 0.0, hours * price))
     return found
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from psnode_ec2.cloud import Cloud
 from psnode_ec2.cluster import CLUSTER, LIVE, OWNER, Cluster, Node, tags_of
@@ -13,17 +14,28 @@ from psnode_ec2.volumes import volumes_of
 
 _AT_ONCE = 16  # regions
 
+Result = TypeVar("Result")
+
+
+def over_regions(cloud: Cloud, work: Callable[[Cloud], Result]) -> list[Result]:
+    """`work` in the cloud's region, then in all others of the account, several at once. Raises Ec2Error if they are not known."""
+    regions = [each["RegionName"] for each in cloud.ask("describe_regions")["Regions"]]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        others = pool.map(lambda region: work(cloud.in_region(region)), sorted(set(regions) - {cloud.region}))
+        return [work(cloud), *others]
+
 
 def other_nodes(cluster: Cluster) -> list[str]:
     """A line for each other owner and region with nodes of clusters of this name, and for each that could not be asked."""
+    here = cluster.cloud.region
+
+    def look(cloud: Cloud) -> list[str]:
+        return _in(cloud, cluster, here=cloud.region == here)
+
     try:
-        regions = [each["RegionName"] for each in cluster.cloud.ask("describe_regions")["Regions"]]
+        return [line for lines in over_regions(cluster.cloud, look) for line in lines]
     except Ec2Error as error:
-        return [*_in(cluster.cloud, cluster, here=True), f"other regions cannot be asked: {error}"]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        others = sorted(set(regions) - {cluster.cloud.region})
-        found = pool.map(lambda region: _in(cluster.cloud.in_region(region), cluster, here=False), others)
-        return [*_in(cluster.cloud, cluster, here=True), *(line for lines in found for line in lines)]
+        return [*look(cluster.cloud), f"other regions cannot be asked: {error}"]
 
 
 def _in(cloud: Cloud, cluster: Cluster, *, here: bool) -> list[str]:

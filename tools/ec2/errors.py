@@ -13,6 +13,7 @@
     │   └── PriceTooLowError     3   spot_price is below the market everywhere
     ├── ThrottledError           3   EC2 asked to slow down until patience ended
     ├── DeadlineError            3   nodes did not get ready in time
+    ├── GivenUpError             3   a job that was kept alive is not restarted any more
     ├── NodeLostError            3   EC2 took a node away (spot, or a failure of its own)
     ├── HostKeyError             4   a host key is not known yet, or is another one
     ├── KeepError                1   trained weights cannot be fetched from nodes that are to end
@@ -88,6 +89,12 @@ class ThrottledError(Ec2Error):
 
 class DeadlineError(Ec2Error):
     """A wait ended without success."""
+
+    exit_code = 3
+
+
+class GivenUpError(Ec2Error):
+    """The restarts of a job, or its hours, are used up."""
 
     exit_code = 3
 

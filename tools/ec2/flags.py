@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import click
 
 from psnode.config.declaration import click_option
 from psnode_ec2.cloud import Cloud, progress
-from psnode_ec2.cluster import Cluster, cluster_of
+from psnode_ec2.cluster import ENDED, LIVE, Cluster, Node, cluster_of
 from psnode_ec2.ends import notice
 from psnode_ec2.errors import DeclinedError
+from psnode_ec2.ledger import Entry, note
 from psnode_ec2.remote import Access, access
 from psnode_ec2.settings import FIELDS, Settings, load, rule
 
@@ -30,9 +32,22 @@ class Session:
     cloud: Cloud
     yes: bool
 
-    @property
+    @cached_property
     def cluster(self) -> Cluster:
+        """The one that the settings name."""
         return cluster_of(self.cloud, self.settings)
+
+    def note(self, nodes: Sequence[Node]) -> list[Entry]:
+        """Keep in mind what EC2 shows of the cluster; returns the nodes that have ended."""
+        cluster = self.cluster
+        if self.cloud.dry_run:
+            return []
+        return note(self.settings, self.cloud.region, cluster.owner, nodes, datetime.datetime.now(datetime.UTC))
+
+    def noted(self) -> tuple[list[Node], list[Entry]]:
+        """The nodes that live, and those that have ended."""
+        nodes = self.cluster.nodes(LIVE + ENDED)
+        return [node for node in nodes if node.state in LIVE], self.note(nodes)
 
     def way(self, *, complete: bool = False) -> Access:
         """To the nodes that run, or to all; waits for their host keys if they are not known yet."""

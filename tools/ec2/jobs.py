@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from psnode_ec2 import store
 from psnode_ec2.cloud import progress
 from psnode_ec2.ends import notice, seconds_to_notice
 from psnode_ec2.errors import ConfigurationError
@@ -19,6 +20,7 @@ from psnode_ec2.failures import failure
 from psnode_ec2.ranks import lines as ranks_by_node
 from psnode_ec2.remote import Access
 
+RUNS_ALREADY = "a job runs already"  # of start_job.sh
 _TWO_MINUTES = 110  # from an interruption notice to the end of a node, less the time to hear of it
 
 
@@ -47,9 +49,15 @@ def start(way: Access, command: Sequence[str], counts: Sequence[int], where: str
     if any(node.spot for node in way.nodes):
         spot = [node for node in way.nodes if node.spot]
         way.everywhere(spot, "start_watch.sh", settings.remote_dir, f"{settings.venv}/bin/python", settings.rebalance)
+    stored = bool(settings.checkpoints) and over_all(command)
+    if stored and "--resume" in command:
+        store.bring_back(way, command, where)
     hosts = ",".join(ranks_by_node(way.nodes, counts))
     folder = f"{settings.venv}/bin"
-    return way.script(way.master, "start_job.sh", settings.remote_dir, folder, hosts, where, *line).strip() or "jobs/last"
+    job = way.script(way.master, "start_job.sh", settings.remote_dir, folder, hosts, where, *line).strip() or "jobs/last"
+    if stored:
+        store.keep(way)
+    return job
 
 
 def _trust(command: Sequence[str]) -> list[str]:

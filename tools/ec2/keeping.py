@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import click
@@ -31,7 +32,8 @@ def keep(cluster: Cluster, settings: Settings, nodes: Sequence[Node]) -> str:
         click.echo(f"would fetch the newest checkpoint from {masters[0].name} to {settings.kept}")
         return ""
     try:
-        return "; ".join(filter(None, (_kept(cluster, settings, master) for master in masters)))
+        found = [fetched(cluster, settings, master) for master in masters]
+        return "; ".join(str(each) if each.target else "there is no checkpoint on the master to fetch" for each in found if each)
     except Ec2Error as error:
         raise KeepError(
             f"the newest checkpoint cannot be fetched ({error}): nothing was ended; launch lets this machine in if its "
@@ -39,21 +41,34 @@ def keep(cluster: Cluster, settings: Settings, nodes: Sequence[Node]) -> str:
         ) from error
 
 
-def _kept(cluster: Cluster, settings: Settings, master: Node) -> str:
+@dataclass(frozen=True)
+class Fetched:
+    """The newest checkpoint of a master: its name, the folder of its run there, and the folder here; None: there was none."""
+
+    name: str = ""
+    folder: str = ""
+    target: Path | None = None
+
+    def __str__(self) -> str:
+        return f"the newest checkpoint, {self.name} of {self.folder}, is in {self.target}"
+
+
+def fetched(cluster: Cluster, settings: Settings, master: Node) -> Fetched | None:
+    """Stop the job of `master`, and fetch its newest checkpoint. None where nobody can have trained yet. Raises Ec2Error."""
     if master.state != "running":
         raise Ec2Error(f"{master.id} is {master.state}, with what it holds: start it in the console")
     if not master.address(settings.connect):
         raise Ec2Error(f"{master.id} has no {settings.connect} address: set connect to the other kind")
     if not (known := _known_hosts(cluster, settings, master)):
-        return ""
+        return None
     way = Access(settings, [master], known)
     answer = way.script(master, "newest.sh", settings.remote_dir, str(_TWO_MINUTES)).rstrip("\n")
     folder, *names = answer.split("\n")
     if not names:
-        return "there is no checkpoint on the master to fetch"
+        return Fetched()
     target = settings.kept / master.id / _below(folder)
     fetch(way, master, folder, str(target), *names)
-    return f"the newest checkpoint, {PurePosixPath(names[-1]).name} of {folder}, is in {target}"
+    return Fetched(PurePosixPath(names[-1]).name, folder, target)
 
 
 def _below(folder: str) -> PurePosixPath:

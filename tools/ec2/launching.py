@@ -12,6 +12,7 @@ from psnode_ec2.cluster import Cluster, Node
 from psnode_ec2.errors import ConfigurationError, DeadlineError, Ec2Error, NodeLostError, OthersError
 from psnode_ec2.images import Image, find_image
 from psnode_ec2.keys import check_key, public_key
+from psnode_ec2.market import by_market
 from psnode_ec2.places import Place, architecture_of, places
 from psnode_ec2.resources import let_in, own_range
 from psnode_ec2.settings import Settings
@@ -34,6 +35,7 @@ class Plan:
     ssh_from: str
     most_per_hour: float
     max_hours: int
+    idle: str = ""
 
     def __str__(self) -> str:
         new = " and ".join(f"{count} {role}{'s' if count > 1 else ''}" for role, count in self.missing.items() if count)
@@ -43,7 +45,8 @@ class Plan:
             if self.max_hours
             else ""
         )
-        return "; ".join(part for part in (f"start {new}: {self.places[0]}, {self.image.name}", price, end) if part)
+        start = f"start {new}: {self.places[0]}, {self.image.name}"
+        return "; ".join(part for part in (start, price, end, self.idle) if part)
 
 
 def launch(cluster: Cluster, settings: Settings, confirm: Callable[[str], None]) -> list[Node]:
@@ -99,7 +102,7 @@ def make_plan(cluster: Cluster, settings: Settings) -> Plan:
         masters = " and ".join(node.id for node in nodes if node.role == "master")
         raise ConfigurationError(f"the cluster has {have['master']} masters, {masters}: end one in the console, or run shutdown")
     check_key(cluster, settings, key, nodes)
-    where = places(cloud, settings, only=nodes[0].zone if nodes else "")
+    where = by_market(cloud, settings, places(cloud, settings, only=nodes[0].zone if nodes else ""))
     types = [settings.master_type] + settings.n_workers * [settings.worker_type]
     every = [*types, *settings.fallback_types]
     image = find_image(cloud, settings.image_id, architecture_of(cloud, every))
@@ -111,4 +114,11 @@ def make_plan(cluster: Cluster, settings: Settings) -> Plan:
         cap.most_per_hour(cloud, settings, standing, names)
         for names in (new, *([other] * len(new) for other in settings.fallback_types))
     )
-    return Plan(nodes, missing, where, image, key, own_range(cluster, settings), cost, settings.max_hours)
+    return Plan(nodes, missing, where, image, key, own_range(cluster, settings), cost, settings.max_hours, _idle(settings))
+
+
+def _idle(settings: Settings) -> str:
+    if not settings.idle_minutes:
+        return ""
+    who = "a node" if settings.lasts else "a worker, and not the master, which holds what was trained,"
+    return f"{who} ends itself when nothing of yours has run on it for {settings.idle_minutes} minutes"

@@ -6,6 +6,7 @@
 set -euo pipefail
 cd "$1" 2>/dev/null || exit 0
 if [[ -f jobs/last/lock && -f jobs/last/pid && ! -f jobs/last/code ]] && ! flock -sn jobs/last/lock true; then
+    touch jobs/last/asked
     kill -TERM "$(cat jobs/last/pid)" 2>/dev/null || true
     flock -sw "$2" jobs/last/lock true || echo "the job did not end within $2 s" >&2
 fi

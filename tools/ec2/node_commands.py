@@ -7,12 +7,15 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
 from psnode_ec2.errors import ConfigurationError
 from psnode_ec2.flags import Session, command
 from psnode_ec2.remote import Access
+
+_INTERRUPTED = 130
 
 
 def add_to(cli: click.Group) -> None:
@@ -27,6 +30,9 @@ def add_to(cli: click.Group) -> None:
         click.option(
             "--sync", type=click.Path(path_type=Path), metavar="DIR", help="Copy this folder of code to all nodes, and run there."
         ),
+        click.option("--keep-alive", is_flag=True, help="Restart the job when EC2 takes nodes; alone: the last such job."),
+        click.option("--shutdown", is_flag=True, help="End the cluster when the job has ended, with its checkpoint fetched."),
+        click.option("--restarts", type=click.IntRange(0), help="The most restarts of --keep-alive. [5]"),
         words,
     )(_run)
     command(cli, "stop")(_stop)
@@ -49,15 +55,33 @@ def _setup(session: Session) -> None:
         prepare(session.way(complete=True), package)
 
 
-def _run(session: Session, detach: bool, sync: Path | None, words: tuple[str, ...]) -> None:
+def _run(
+    session: Session,
+    detach: bool,
+    sync: Path | None,
+    keep_alive: bool,
+    shutdown: bool,
+    restarts: int | None,
+    words: tuple[str, ...],
+) -> None:
     """Run psnode: `run -- train ...`, or a program with a session, over the cluster, any other command on the master.
 
     Ends with its exit code.
     """
-    from psnode_ec2 import jobs
+    from psnode_ec2 import jobs, store
+    from psnode_ec2.closing import ask
+    from psnode_ec2.kept_job import run_kept
     from psnode_ec2.ranks import slots
     from psnode_ec2.worktree import CODE, pack, put_code
 
+    if restarts is not None and not keep_alive:
+        raise ConfigurationError("--restarts is for --keep-alive: name that too, or drop it")
+    if detach and (keep_alive or shutdown):
+        raise ConfigurationError("--keep-alive and --shutdown have to stay and look: leave --detach out")
+    if shutdown:
+        ask(session, session.cluster.nodes(), discard=False, when="when the job has ended ")
+    if keep_alive and not session.cloud.dry_run:
+        _end(session, run_kept(session, words, sync, restarts), shutdown)
     way = session.way(complete=jobs.over_all(words))
     counts = slots(session.cloud, session.settings, way.nodes) if jobs.over_all(words) else [1] * len(way.nodes)
     if sync:
@@ -67,8 +91,20 @@ def _run(session: Session, detach: bool, sync: Path | None, words: tuple[str, ..
             put_code(way, archive)
     job = jobs.start(way, words, counts, CODE if sync else ".")
     if not detach:
-        sys.exit(jobs.follow(way, job))
+        code = jobs.follow(way, job)
+        if session.settings.checkpoints:
+            store.wait(way)
+        _end(session, code, shutdown)
     click.echo(job)
+
+
+def _end(session: Session, code: int, shutdown: bool) -> NoReturn:
+    """Leave with the job's code; an interrupt (130) has left the job alone, and with it the cluster."""
+    if shutdown and code != _INTERRUPTED:
+        from psnode_ec2.closing import close
+
+        close(session, session.cluster.nodes(), discard=False)
+    sys.exit(code)
 
 
 def _stop(session: Session) -> None:

@@ -21,6 +21,7 @@ class Place:
     maps: bool
     master_type: str
     worker_type: str
+    zone_id: str = ""  # the zone's name in all accounts
 
     def __str__(self) -> str:
         types = self.master_type if self.master_type == self.worker_type else f"{self.master_type} and {self.worker_type}"
@@ -50,7 +51,7 @@ def places(cloud: Cloud, settings: Settings, only: str = "") -> list[Place]:
     pairs = [(settings.master_type, settings.worker_type), *((other, other) for other in settings.fallback_types)]
     offered = _offers(cloud, {name for pair in pairs for name in pair})
     found = [
-        Place(zone, *subnets[zone], *pair)
+        Place(zone, *subnets[zone][:3], *pair, zone_id=subnets[zone][3])
         for pair in pairs
         for zone in (wanted or sorted(subnets))
         if all((name, zone) in offered for name in pair)
@@ -66,14 +67,19 @@ def places(cloud: Cloud, settings: Settings, only: str = "") -> list[Place]:
     return found
 
 
-def _subnets(cloud: Cloud, settings: Settings) -> dict[str, tuple[str, str, bool]]:
-    """(subnet, VPC, whether it gives public addresses) by zone."""
+def _subnets(cloud: Cloud, settings: Settings) -> dict[str, tuple[str, str, bool, str]]:
+    """(subnet, VPC, whether it gives public addresses, the zone's id) by zone."""
     if settings.subnet_id:
         found = cloud.ask("describe_subnets", SubnetIds=[settings.subnet_id])
     else:
         found = cloud.ask("describe_subnets", Filters=[{"Name": "default-for-az", "Values": ["true"]}])
     subnets = {
-        each["AvailabilityZone"]: (each["SubnetId"], each["VpcId"], each.get("MapPublicIpOnLaunch", False))
+        each["AvailabilityZone"]: (
+            each["SubnetId"],
+            each["VpcId"],
+            each.get("MapPublicIpOnLaunch", False),
+            each.get("AvailabilityZoneId", ""),
+        )
         for each in found["Subnets"]
     }
     if not subnets:

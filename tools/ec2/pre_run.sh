@@ -5,6 +5,7 @@
 #                       [the checkout that this script is in]
 #   PSNODE_VENV         the virtual environment [~/psnode/.venv]; one that is there is used as it is
 #   PSNODE_MPI          wheel: Open MPI's wheel; system: the one on the PATH, or the one that EFA's installer brings [wheel]
+#   PSNODE_EXTRAS       more extras of psnode, with commas [none]
 #   PSNODE_CONSTRAINTS  a constraints file for pip
 set -euo pipefail
 
@@ -83,9 +84,10 @@ is_new "$venv/bin/python" || {
 [[ $what != *git+* ]] || command -v git >/dev/null || install git
 pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
 [[ -z ${PSNODE_CONSTRAINTS:-} ]] || pip+=(-c "$PSNODE_CONSTRAINTS")
-extras=train,mpi
+more=${PSNODE_EXTRAS:+,$PSNODE_EXTRAS}
+extras=train,mpi$more
 if [[ $mpi == system ]]; then
-    extras=train
+    extras=train$more
     for folder in /opt/amazon/openmpi/bin /opt/amazon/openmpi5/bin; do
         [[ ! -d $folder ]] || PATH=$folder:$PATH
     done

@@ -82,6 +82,8 @@ def install(way: Access, what: str, constraints: Path | None) -> str:
 def _install(way: Access, nodes: Sequence[Node], what: str, constraints: Path | None) -> list[str]:
     what, secret = without_secrets(what)
     wanted = {"PSNODE_VENV": way.settings.venv, "PSNODE_MPI": "system" if way.settings.efa else "wheel"}
+    if way.settings.checkpoints:
+        wanted["PSNODE_EXTRAS"] = "ec2"  # boto3
     if constraints:
         wanted["PSNODE_CONSTRAINTS"] = f"{way.settings.remote_dir}/{constraints.name}"
         way.put(nodes, constraints, wanted["PSNODE_CONSTRAINTS"])

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from psnode_ec2.cluster import ENDED, Cluster
@@ -16,47 +17,6 @@ from psnode_ec2.settings import Settings
 
 _UNSHOWN = 4  # looks for instances of another launch; one that is not shown then has ended more than an hour ago
 _LIVES = 100  # so many times all nodes of a role may end and be started anew within the day that EC2 remembers a token
-
-_END = """#!/bin/sh
-shutdown -P +MINUTES
-end=$(date -u -d "@$(($(date +%s) + 60 * MINUTES))" '+%Y-%m-%d %H:%M:%S UTC')
-cd /etc/systemd/system || exit
-cat >psnode-end.service <<EOF
-[Unit]
-Description=The end of this node
-[Service]
-Type=oneshot
-ExecStart=/bin/sh -c 'exec shutdown -P now'
-EOF
-cat >psnode-end.timer <<EOF
-[Timer]
-OnCalendar=$end
-Persistent=true
-AccuracySec=1s
-[Install]
-WantedBy=timers.target
-EOF
-systemctl daemon-reload
-systemctl enable --now psnode-end.timer
-"""
-_WARN = """
-warn=$(date -u -d "@$(($(date -u -d "$end" +%s) - 3600))" '+%Y-%m-%d %H:%M:%S UTC')
-cat >psnode-warn.service <<EOF
-[Unit]
-Description=An hour before the end of this node
-[Service]
-Type=oneshot
-ExecStart=/bin/sh -c 'echo "This node ends itself in an hour, with all that lies on it: fetch what was trained." | wall'
-EOF
-cat >psnode-warn.timer <<EOF
-[Timer]
-OnCalendar=$warn
-[Install]
-WantedBy=timers.target
-EOF
-systemctl daemon-reload
-systemctl enable --now psnode-warn.timer
-""".lstrip()
 
 
 @dataclass(frozen=True)
@@ -111,7 +71,7 @@ def request(
         "KeyName": common.key,
         "Placement": {"GroupName": common.placement} if common.placement else {},
         "InstanceInitiatedShutdownBehavior": "terminate",
-        "UserData": user_data(settings.max_hours),
+        "UserData": user_data(settings, role),
         # version 2 of the metadata service alone, and not for containers behind another hop
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1, "HttpEndpoint": "enabled"},
         "BlockDeviceMappings": [_root_volume(common.image, settings)],
@@ -121,6 +81,8 @@ def request(
         ],
         **_network(settings, common, place),
     }
+    if settings.instance_profile and role == "master":
+        wanted["IamInstanceProfile"] = {"Name": settings.instance_profile}
     if settings.method == "spot":
         options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
         options |= {"MaxPrice": limit} if limit else {}
@@ -140,14 +102,13 @@ def _lives(cluster: Cluster, token: str) -> bool:
     return False
 
 
-def user_data(max_hours: int) -> str:
-    """Script that a node runs when it starts: set the hour at which it ends itself, and its bill, whatever happens to its owner.
-
-    An hour before, it tells whoever is logged in.
-    A timer of systemd outlives a restart, which a planned shutdown does not; that one is for systems without systemd.
-    """
-    text = _END + (_WARN if max_hours > 1 else "")
-    return text.replace("MINUTES", str(60 * max_hours)) if max_hours else ""
+def user_data(settings: Settings, role: str) -> str:
+    """Script that a node runs when it starts: the end of itself, and of its bill, whatever happens to its owner."""
+    parts = [("end_after.sh", str(60 * settings.max_hours))] if settings.max_hours else []
+    if settings.idle_minutes and (role != "master" or settings.lasts):
+        parts.append(("end_when_idle.sh", f"{settings.ssh_username} {settings.idle_minutes}"))
+    texts = (f"(\nset -- {words}\n{Path(__file__).with_name(name).read_text()})\n" for name, words in parts)
+    return "#!/bin/sh\n" + "".join(texts) if parts else ""
 
 
 def _root_volume(image: Image, settings: Settings) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from psnode_ec2.errors import CapError, ConfigurationError
 
 NAME = r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?"
 _LEAST_PRICE = 0.0001
+_LEAST_IDLE = 5
 _WIDEST = {4: 8, 6: 16}  # ranges of addresses by version of IP: no network of one owner is larger
 AUTO = -1  # the word auto, where a number is expected
 TYPE = r"[a-z0-9-]+\.[a-z0-9-]+"
@@ -46,6 +47,11 @@ class Settings:
         words={"auto": AUTO},
     )
     method: str = option("on-demand", "how instances are bought", choices=("on-demand", "spot"))
+    place_order: str = option(
+        "given",
+        "order of zones and types: as given; by the spot prices of a day; or by EC2's score of their room, then by price",
+        choices=("given", "price", "capacity"),
+    )
     rebalance: str = option(
         "note",
         "what a spot node does when EC2 says that it will perhaps want it back: note it, or stop the job with a checkpoint",
@@ -80,11 +86,28 @@ class Settings:
         10.0, "launch refuses a cluster that may cost more an hour, with its volumes and addresses", minimum=0
     )
     max_hours: int = option(24, "every node ends itself after so many hours; 0: never", minimum=0, maximum=720)
+    idle_minutes: int = option(
+        0,
+        "a node ends itself when nothing of yours has run on it for so many minutes, the master only where what was trained is "
+        "kept elsewhere; 0: never",
+        minimum=0,
+        maximum=1440,
+    )
     prices: Mapping[str, float] = option(
         {},
         "on-demand prices an hour by type, and of gp3 for a GiB and a month, where the price list cannot be asked",
         example={"m5.2xlarge": 0.384, "gp3": 0.08},
     )
+    checkpoints: str = option(
+        "",
+        "a place in S3 where the master keeps its checkpoints, below the cluster's name, and finds them when it is another one",
+        pattern=r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9_.-]+)*",
+        example="s3://my-bucket/psnode",
+    )
+    instance_profile: str = option(
+        "", "the profile with which the master reaches checkpoints; `export iam-policy` prints what its role needs",
+        pattern=r"[\w+=,.@-]{1,128}", example="psnode-nodes",
+    )  # fmt: skip
     package: str = option(
         "",
         "what setup installs: a wheel, a checkout, or a pip requirement, also a URL; "
@@ -126,6 +149,14 @@ class Settings:
                 raise ConfigurationError(f"prices: that of {name} is {price:g}: it must be more than 0 USD an hour")
         if self.spot_price and self.method != "spot":
             raise ConfigurationError(f"spot_price is {self.spot_price:g} but method is on-demand: set method to spot, or drop it")
+        if bool(self.checkpoints) != bool(self.instance_profile):
+            raise ConfigurationError("checkpoints and instance_profile belong together: set both or none")
+        if self.place_order != "given" and self.method != "spot":
+            raise ConfigurationError(
+                f"place_order is {self.place_order} but method is on-demand, whose prices are the same in all zones: drop it"
+            )
+        if 0 < self.idle_minutes < _LEAST_IDLE:
+            raise ConfigurationError(f"idle_minutes must be 0, for never, or at least {_LEAST_IDLE}: setup takes its time")
         if self.n_workers + 1 > self.max_instances:
             raise CapError(
                 f"{self.n_workers} workers and a master are over max_instances = {self.max_instances}: raise it if you mean it"
@@ -142,6 +173,16 @@ class Settings:
     @property
     def kept(self) -> Path:
         return self.keep_dir.expanduser() if self.keep_dir else self.state / "kept"
+
+    @property
+    def lasts(self) -> bool:
+        """That what is trained is kept elsewhere than on a node."""
+        return bool(self.nfs_ip_address or self.checkpoints)
+
+    @property
+    def store(self) -> str:
+        """The cluster's own part of `checkpoints`."""
+        return f"{self.checkpoints}/{self.name}" if self.checkpoints else ""
 
     @property
     def venv(self) -> str:

@@ -1,0 +1,121 @@
+"""Keeping a job alive: it is followed, and when its nodes were lost the cluster is completed and the job goes on.
+
+The loop cannot run wild: a launch obeys max_instances and max_hourly_price as every launch does, restarts are counted in a file
+that outlives this process, nodes that are started later live no longer than max_hours after the beginning, three restarts without
+a newer checkpoint end it, and nothing is started again once the job was stopped, or nodes were ended, by somebody.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from typing import Protocol
+
+from psnode_ec2 import charge as record
+from psnode_ec2.charge import Charge
+from psnode_ec2.cloud import Cloud, progress
+from psnode_ec2.errors import CapacityError, ConfigurationError, Ec2Error, GivenUpError, RemoteError
+from psnode_ec2.settings import Settings
+
+FINAL = (0, 2, 4, 5, 130)  # done, or an end that another start would reach again
+_STOPPED = 75
+_FRUITLESS = 3  # restarts without a newer checkpoint
+
+
+class Work(Protocol):
+    """What is done with the cluster for the loop."""
+
+    def follow(self, job: str) -> int | None:
+        """The code of the job, when it has ended; None if it is lost with its master."""
+
+    def was_stopped(self) -> str:
+        """Who has ended the job or its nodes on purpose, if anybody."""
+
+    def newest(self) -> str:
+        """The newest checkpoint that can be gone on from, "" if none is known."""
+
+    def leave(self, charge: Charge, *, everything: bool) -> None:
+        """End the nodes that EC2 wants back, or all, when what only they hold was fetched."""
+
+    def complete(self, charge: Charge, max_hours: int) -> None:
+        """Launch what is missing, and set it up."""
+
+    def start(self, charge: Charge) -> str:
+        """Start the job, from its newest checkpoint if there is one; returns its folder."""
+
+
+def _moment() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+def keep_alive(
+    charge: Charge, settings: Settings, cloud: Cloud, work: Work, now: Callable[[], datetime.datetime] = _moment
+) -> int:
+    """Follow the job to its end, through all restarts; returns its code. Raises GivenUpError, ConfigurationError."""
+    if not charge.job and not charge.used:
+        _begin(charge, settings, work)
+    while True:
+        code = work.follow(charge.job) if charge.job else None
+        if code in FINAL:
+            record.forget(settings)
+            return int(code or 0)
+        if who := _ended_by(settings, work):
+            record.forget(settings)
+            progress(f"{who}: nothing is started again")
+            return _STOPPED if code is None else code
+        progress("the job lost its nodes" if code in (None, _STOPPED) else f"the job ended with code {code}")
+        _again(charge, settings, cloud, work, now)
+
+
+def _ended_by(settings: Settings, work: Work) -> str:
+    return "this job is not to be kept alive any more" if record.read(settings) is None else work.was_stopped()
+
+
+def _begin(charge: Charge, settings: Settings, work: Work) -> None:
+    try:
+        charge.job = work.start(charge)
+    except (ConfigurationError, RemoteError):
+        record.forget(settings)
+        raise
+    record.write(settings, charge)
+
+
+def _again(charge: Charge, settings: Settings, cloud: Cloud, work: Work, now: Callable[[], datetime.datetime]) -> None:
+    """Bring the job to life again, in as many attempts as are left; each counts, and is noted before it begins."""
+    charge.job = ""
+    everything = False  # where the nodes that are left stand is no room for the others
+    for attempt in range(10**6):
+        hours = charge.hours_left(settings, now())
+        _may(charge, settings, hours)
+        charge.used += 1
+        record.write(settings, charge)
+        progress(f"restart {charge.used} of {charge.restarts}")
+        try:
+            work.leave(charge, everything=everything)
+            record.write(settings, charge)
+            work.complete(charge, hours)
+            step = work.newest()
+            if len(charge.steps) >= _FRUITLESS and set(charge.steps[-_FRUITLESS:]) == {step}:
+                raise GivenUpError(
+                    f"{_FRUITLESS} restarts brought nothing newer than {step or 'none'}: see logs; the nodes stay, and cost"
+                )
+            charge.steps.append(step)
+            charge.job = work.start(charge)
+            record.write(settings, charge)
+            return
+        except (ConfigurationError, GivenUpError):
+            raise
+        except Ec2Error as error:
+            everything = isinstance(error, CapacityError)
+            progress(f"restart {charge.used} failed: {error}")
+        cloud.pause(attempt, first=15.0, longest=600.0)
+
+
+def _may(charge: Charge, settings: Settings, hours: int) -> None:
+    if settings.max_hours and hours <= 0:
+        raise GivenUpError(f"max_hours = {settings.max_hours} since the job began are over: run --keep-alive again with more")
+    if charge.used >= charge.restarts:
+        raise GivenUpError(
+            f"all {charge.restarts} restarts are used: status shows what runs, and costs; run --keep-alive --restarts goes on, "
+            "shutdown ends it"
+        )

@@ -1,0 +1,73 @@
+"""`run --keep-alive`: a job that begins, or the one that another start of this tool left."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Sequence
+from pathlib import Path
+
+from psnode_ec2 import charge as record
+from psnode_ec2 import store
+from psnode_ec2.charge import Charge
+from psnode_ec2.cloud import progress
+from psnode_ec2.errors import ConfigurationError, NoClusterError
+from psnode_ec2.exports import train_dir
+from psnode_ec2.flags import Session
+from psnode_ec2.keep_alive import keep_alive
+from psnode_ec2.reviving import Revival
+from psnode_ec2.worktree import pack
+
+RESTARTS = 5  # where the user does not say
+
+
+def run_kept(session: Session, words: Sequence[str], sync: Path | None, restarts: int | None) -> int:
+    """Keep a job alive until it has ended; returns its code. Raises ConfigurationError, GivenUpError."""
+    settings = session.settings
+    with record.held(settings):
+        there = record.read(settings)
+        charge = there or _new(session, words, sync, restarts)
+        if there:
+            _same(there, words, settings.state)
+            there.restarts = there.restarts if restarts is None else restarts
+            progress(f"going on with: {' '.join(there.words)} ({there.used} of {there.restarts} restarts used)")
+        work = Revival(session.cluster, settings, charge.words, synced=charge.synced, adopts=there is not None)
+        code = keep_alive(charge, settings, session.cloud, work)
+        if settings.checkpoints:
+            with contextlib.suppress(NoClusterError):
+                store.wait(session.way())
+        return code
+
+
+def _new(session: Session, words: Sequence[str], sync: Path | None, restarts: int | None) -> Charge:
+    settings = session.settings
+    if not words:
+        raise ConfigurationError("there is no job to go on with: run --keep-alive -- train --train-dir runs/first ...")
+    if words[0] != "train":
+        raise ConfigurationError(
+            f"--keep-alive resumes training by its checkpoints, and {words[0]} is something else: leave it out"
+        )
+    train_dir(words)
+    charge = Charge(list(words), sync is not None, RESTARTS if restarts is None else restarts, _now())
+    hours = f", for {settings.max_hours} h from now" if settings.max_hours else ", without an end"
+    session.confirm(
+        f"keep this job alive: restart it up to {charge.restarts} times, with nodes for up to {settings.max_hourly_price:g} USD "
+        f"an hour{hours}"
+    )
+    if sync:
+        settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        pack(sync, record.code_of(settings), settings.keyfile)
+    record.write(settings, charge)
+    return charge
+
+
+def _same(there: Charge, words: Sequence[str], state: Path) -> None:
+    if words and list(words) != there.words:
+        raise ConfigurationError(
+            f"another job is kept alive here ({' '.join(there.words)}): run --keep-alive without a command goes on with it; "
+            f"remove keep-alive.json in {state} to give it up"
+        )
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat()

@@ -1,0 +1,91 @@
+"""The nodes that commands on this machine have seen, so that their cost can be told when EC2 has forgotten them, after an hour.
+
+A file of JSON in state_dir, for `cost` alone: what there is and whose it is say the tags. Losing it loses nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from psnode_ec2.cluster import LIVE, Node
+from psnode_ec2.settings import Settings
+
+_FILE = "nodes.json"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A node; `ended` is the first moment at which it was seen not to live, in UTC, "" while it does."""
+
+    id: str
+    name: str
+    type: str
+    zone: str
+    region: str
+    owner: str
+    spot: bool
+    limit: float
+    launched: str
+    ends: str
+    ended: str = ""
+
+    def hours(self, now: datetime.datetime) -> float:
+        """The most that it has lived: until it was seen to have ended, or had to end itself."""
+        last = min(datetime.datetime.fromisoformat(text) for text in (self.ended, self.ends, now.isoformat()) if text)
+        return max((last - datetime.datetime.fromisoformat(self.launched)).total_seconds() / 3600, 0.0)
+
+
+def note(settings: Settings, region: str, owner: str, nodes: Sequence[Node], now: datetime.datetime) -> list[Entry]:
+    """Note all nodes of the cluster that EC2 shows now, ended ones too; returns those that have ended, oldest first.
+
+    A file that cannot be read or written is one without entries.
+    """
+    live = {node.id for node in nodes if node.state in LIVE}
+    with _opened(settings.state / _FILE) as entries:
+        for node in nodes:
+            there = entries.get(node.id)
+            ends = node.ends.isoformat() if node.ends else ""
+            fresh = Entry(
+                node.id, node.name, node.type, node.zone, region, owner, node.spot, node.limit, node.launched.isoformat(), ends
+            )
+            entries[node.id] = replace(fresh, ended=there.ended if there else "")
+        for identity, each in entries.items():
+            if (each.region, each.owner) == (region, owner) and identity not in live and not each.ended:
+                entries[identity] = replace(each, ended=now.isoformat())
+        gone = [each for each in entries.values() if each.ended and (each.region, each.owner) == (region, owner)]
+    return sorted(gone, key=lambda each: each.launched)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[dict[str, Entry]]:
+    """The entries of the file by id, written back at the end; one command at a time."""
+    with contextlib.ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            file = stack.enter_context(path.open("a+"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            text = file.read()
+        except (OSError, UnicodeDecodeError):
+            yield {}
+            return
+        entries = _read(text)
+        yield entries
+        with contextlib.suppress(OSError):
+            file.truncate(0)
+            file.write(json.dumps([asdict(each) for each in entries.values()], indent=0))
+            file.flush()
+
+
+def _read(text: str) -> dict[str, Entry]:
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        found: list[dict[str, Any]] = json.loads(text)
+        return {each["id"]: Entry(**each) for each in found}
+    return {}

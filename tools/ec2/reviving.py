@@ -1,0 +1,128 @@
+"""The work of keeping a job alive, on EC2 and on the nodes: follow it, leave nodes, complete the cluster, resume."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from psnode_ec2 import jobs, keeping, store
+from psnode_ec2.charge import Charge, code_of
+from psnode_ec2.cloud import progress
+from psnode_ec2.cluster import ENDED, Cluster, Node
+from psnode_ec2.errors import Ec2Error, RemoteError
+from psnode_ec2.exports import train_dir
+from psnode_ec2.launching import launch
+from psnode_ec2.preparing import package_of, prepare
+from psnode_ec2.ranks import slots
+from psnode_ec2.remote import Access, access
+from psnode_ec2.removing import end_nodes
+from psnode_ec2.settings import Settings
+from psnode_ec2.worktree import CODE, put_code
+
+_LOOKS = 30  # some 20 minutes: for a master, or for EC2 itself, that does not answer
+_TAKEN = "Server."  # how EC2's reasons begin where it ended a node itself
+_INTERRUPTION, _REBALANCE = "spot/instance-action", "events/recommendations/rebalance"
+
+
+class Revival:
+    """The `Work` of `keep_alive` on a cluster. With `adopts` a job that runs already is the one that was lost sight of."""
+
+    def __init__(self, cluster: Cluster, settings: Settings, words: Sequence[str], *, synced: bool, adopts: bool) -> None:
+        self._cluster, self._settings, self._words = cluster, settings, list(words)
+        self._where, self._adopts, self._job = CODE if synced else ".", adopts, ""
+        self._run = PurePosixPath(self._where, train_dir(words))
+        self._seen = {node.id for node in cluster.nodes()}
+
+    def follow(self, job: str) -> int | None:
+        """Also over connections that end, as long as EC2 says that the master runs."""
+        lines, self._job = "+1", job
+        for attempt in range(_LOOKS):
+            try:
+                if not any(node.role == "master" and node.state == "running" for node in self._cluster.nodes()):
+                    return None
+                return jobs.follow(self._way(), job, lines)
+            except Ec2Error as error:
+                progress(f"{error}: looking again")
+                lines = "0"
+            self._cluster.cloud.pause(attempt, first=5.0, longest=60.0)
+        return None
+
+    def was_stopped(self) -> str:
+        """By `stop`, an interrupt or `shutdown`, which leave a mark beside the job; by whoever ends nodes; by their own hour."""
+        gone = [node for node in self._cluster.nodes(ENDED) if node.id in self._seen]
+        if on_purpose := [node for node in gone if node.reason and not node.reason.startswith(_TAKEN)]:
+            return f"{on_purpose[0].id} was ended by its owner or by itself ({on_purpose[0].reason})"
+        try:
+            asked = self._script("asked.sh", self._settings.remote_dir)
+        except Ec2Error:
+            return ""
+        return "the job was asked to end" if asked else ""
+
+    def newest(self) -> str:
+        """On the master's disk, by name."""
+        return self._script("newest_step.sh", self._settings.remote_dir, str(self._run))
+
+    def leave(self, charge: Charge, *, everything: bool) -> None:
+        """A master whose checkpoints are kept nowhere else is not ended before the newest one was fetched."""
+        live = [node for node in self._cluster.nodes() if node.state == "running"]
+        wanted = [node for node in live if everything or (node.spot and self._is_wanted(node))]
+        for node in wanted:
+            if node.role == "master" and self._settings.checkpoints:
+                store.wait(self._way())
+            if node.role == "master" and not self._settings.lasts:
+                found = keeping.fetched(self._cluster, self._settings, node)
+                if found and found.target and PurePosixPath(found.folder) == PurePosixPath(self._settings.remote_dir, self._run):
+                    charge.brought = str(found.target)
+        if wanted:
+            why = "to look for room elsewhere" if everything else "which EC2 wants back"
+            progress(f"leaving {', '.join(node.id for node in wanted)}, {why}")
+            ids = {node.id for node in wanted}
+            self._seen -= ids
+            end_nodes(self._cluster, ids)
+
+    def complete(self, charge: Charge, max_hours: int) -> None:
+        """With the price and the number of instances under their caps, as in every launch."""
+        settings = dataclasses.replace(self._settings, max_hours=max_hours) if self._settings.max_hours else self._settings
+        launch(self._cluster, settings, progress)
+        way = access(self._cluster, self._settings, complete=True)
+        with package_of(self._settings.package, dry_run=False) as package:
+            prepare(way, package)
+        if charge.synced:
+            put_code(way, code_of(self._settings))
+        if charge.brought:
+            way.put([way.master], Path(charge.brought), str(PurePosixPath(self._settings.remote_dir, self._run)))
+            charge.brought = ""
+        if self._settings.checkpoints:
+            store.bring_back(way, self._words, self._where)
+
+    def start(self, charge: Charge) -> str:
+        """In the code that is there; with --resume if there is a checkpoint."""
+        way = access(self._cluster, self._settings, complete=True)
+        self._seen |= {node.id for node in way.nodes}
+        if charge.synced and not charge.used:
+            put_code(way, code_of(self._settings))
+        resumed = ["--resume"] if charge.used and "--resume" not in self._words and self.newest() else []
+        counts = slots(self._cluster.cloud, self._settings, way.nodes)
+        try:
+            return jobs.start(way, [*self._words, *resumed], counts, self._where)
+        except RemoteError as error:
+            if jobs.RUNS_ALREADY in str(error) and (self._job in str(error) if self._job else self._adopts):
+                return self._job or "jobs/last"
+            raise
+
+    def _way(self) -> Access:
+        return access(self._cluster, self._settings)
+
+    def _script(self, name: str, *words: str) -> str:
+        way = self._way()
+        return way.script(way.master, name, *words).strip()
+
+    def _is_wanted(self, node: Node) -> bool:
+        """That EC2 has told it so."""
+        way = self._way()
+        try:
+            told = way.script(node, "notices.sh", self._settings.remote_dir).split()
+        except Ec2Error:  # it will be gone in a moment
+            return False
+        return _INTERRUPTION in told or (_REBALANCE in told and self._settings.rebalance == "stop")

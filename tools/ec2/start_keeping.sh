@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Runs on the master while a job runs: leaves running what brings its checkpoints to a bucket.
+#
+#   start_keeping.sh DIR PYTHON URL
+set -euo pipefail
+# held from here on until everything is kept; the one before may be on its last look
+exec 9>"$1/s3.lock"
+flock -n 9 || true
+# shellcheck disable=SC2016 # for the other shell
+setsid bash -c 'flock 9 && exec "$@"' keep "$2" "$1/s3_checkpoints.py" keep "$1" "$3" </dev/null >/dev/null 2>&1 &

@@ -1,0 +1,51 @@
+"""Checkpoints in S3, as a run uses them: brought back before it resumes, kept while it goes on, waited for at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from psnode_ec2.cloud import progress
+from psnode_ec2.errors import ConfigurationError
+from psnode_ec2.exports import train_dir
+from psnode_ec2.remote import Access
+
+_PROGRAM = "s3_checkpoints.py"
+_LAST_SECONDS = 600  # for the last checkpoint to be brought up
+
+
+def bring_back(way: Access, command: Sequence[str], where: str) -> None:
+    """Fetch to the master the newest checkpoint of the run that `command` resumes in the folder `where`, unless it has it.
+
+    Raises ConfigurationError, RemoteError.
+    """
+    run = PurePosixPath(where, train_dir(command))
+    if run.is_absolute() or ".." in run.parts:
+        raise ConfigurationError(
+            f"--train-dir {train_dir(command)} is not below remote_dir, whose runs go to {way.settings.store}"
+        )
+    _put(way)
+    step = way.script(way.master, "restore.sh", *_words(way), str(run))
+    if step:
+        progress(f"{run}: {step} came from {way.settings.store}")
+
+
+def keep(way: Access) -> None:
+    """Let the master bring up every checkpoint from now on, until its job has ended."""
+    _put(way)
+    way.script(way.master, "start_keeping.sh", *_words(way))
+
+
+def wait(way: Access) -> None:
+    """Wait until everything is kept, and say what became of it."""
+    said = way.script(way.master, "kept.sh", way.settings.remote_dir, str(_LAST_SECONDS)).strip()
+    if said:
+        progress(f"{way.settings.store}: {said.partition(' ')[2]}")
+
+
+def _put(way: Access) -> None:
+    way.put([way.master], Path(__file__).with_name(_PROGRAM), f"{way.settings.remote_dir}/")
+
+
+def _words(way: Access) -> tuple[str, str, str]:
+    return way.settings.remote_dir, f"{way.settings.venv}/bin/python", way.settings.store
