@@ -235,3 +235,12 @@ def test_another_job_than_the_one_that_is_kept_alive_is_refused(ec2: Callable[..
     done = ec2("run", "--keep-alive", "--yes", "--", "train", "--train-dir", "b")
     assert done.code == 2
     assert "another job is kept alive here (train --train-dir a)" in done.err
+
+
+def test_a_dry_run_says_what_is_asked_and_keeps_nothing(ec2: Callable[..., Any], config: Path) -> None:
+    assert ec2("launch", "--yes").code == 0
+    done = ec2("run", "--dry-run", "--keep-alive", "--restarts", 2, "--", "train", "--train-dir", "r")
+    assert done.code == 0, done.err
+    assert "restart it up to 2 times, with nodes for up to 10 USD an hour, for 24 h from now" in done.err
+    assert "would run start_job.sh on master" in done.out
+    assert not (config.parent / "state" / "keep-alive.json").exists()

@@ -321,6 +321,17 @@ def test_shutdown_stops_the_job_and_fetches_its_last_checkpoint_before_any_node_
     assert f"the newest checkpoint, step-00000030 of {run}, is in {kept}" in done.err
 
 
+@pytest.mark.parametrize(("code", "left"), [(0, 0), (3, 0), (2, 3)])
+def test_the_cluster_ends_with_the_job_unless_that_refused_its_command(nodes: Any, code: int, left: int) -> None:
+    job(nodes, "psnode/.venv")
+    home = nodes.home("master")
+    (home / "psnode/.venv/bin/psnode").write_text(f"#!/bin/bash\nmkdir -p runs/a/checkpoints\nexit {code}\n")
+    done = nodes.ec2("run", "--shutdown", "--yes", "--", "train")
+    assert done.code == code, done.err
+    assert "when the job has ended end these 3 nodes" in done.err
+    assert f"{left} of 3 nodes" in nodes.ec2("status").out
+
+
 def test_nodes_whose_checkpoint_cannot_be_fetched_do_not_end_unless_it_is_discarded(nodes: Any, aws: Any, tmp_path: Path) -> None:
     (tmp_path / "bin" / "ssh").write_text("#!/bin/sh\necho 'Connection timed out' >&2\nexit 255\n")
     done = nodes.ec2("shutdown", "--yes")

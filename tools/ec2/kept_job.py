@@ -39,7 +39,8 @@ def run_kept(session: Session, words: Sequence[str], sync: Path | None, restarts
         return code
 
 
-def _new(session: Session, words: Sequence[str], sync: Path | None, restarts: int | None) -> Charge:
+def begin(session: Session, words: Sequence[str], restarts: int | None) -> Charge:
+    """A charge that the user has confirmed. Raises ConfigurationError, DeclinedError."""
     settings = session.settings
     if not words:
         raise ConfigurationError("there is no job to go on with: run --keep-alive -- train --train-dir runs/first ...")
@@ -48,12 +49,18 @@ def _new(session: Session, words: Sequence[str], sync: Path | None, restarts: in
             f"--keep-alive resumes training by its checkpoints, and {words[0]} is something else: leave it out"
         )
     train_dir(words)
-    charge = Charge(list(words), sync is not None, RESTARTS if restarts is None else restarts, _now())
+    charge = Charge(list(words), False, RESTARTS if restarts is None else restarts, _now())
     hours = f", for {settings.max_hours} h from now" if settings.max_hours else ", without an end"
     session.confirm(
         f"keep this job alive: restart it up to {charge.restarts} times, with nodes for up to {settings.max_hourly_price:g} USD "
         f"an hour{hours}"
     )
+    return charge
+
+
+def _new(session: Session, words: Sequence[str], sync: Path | None, restarts: int | None) -> Charge:
+    settings, charge = session.settings, begin(session, words, restarts)
+    charge.synced = sync is not None
     if sync:
         settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         pack(sync, record.code_of(settings), settings.keyfile)

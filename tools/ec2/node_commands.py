@@ -15,7 +15,7 @@ from psnode_ec2.errors import ConfigurationError
 from psnode_ec2.flags import Session, command
 from psnode_ec2.remote import Access
 
-_INTERRUPTED = 130
+_REFUSED, _INTERRUPTED = 2, 130
 
 
 def add_to(cli: click.Group) -> None:
@@ -70,7 +70,7 @@ def _run(
     """
     from psnode_ec2 import jobs, store
     from psnode_ec2.closing import ask
-    from psnode_ec2.kept_job import run_kept
+    from psnode_ec2.kept_job import begin, run_kept
     from psnode_ec2.ranks import slots
     from psnode_ec2.worktree import CODE, pack, put_code
 
@@ -80,7 +80,9 @@ def _run(
         raise ConfigurationError("--keep-alive and --shutdown have to stay and look: leave --detach out")
     if shutdown:
         ask(session, session.cluster.nodes(), discard=False, when="when the job has ended ")
-    if keep_alive and not session.cloud.dry_run:
+    if keep_alive and session.cloud.dry_run:
+        begin(session, words, restarts)
+    elif keep_alive:
         _end(session, run_kept(session, words, sync, restarts), shutdown)
     way = session.way(complete=jobs.over_all(words))
     counts = slots(session.cloud, session.settings, way.nodes) if jobs.over_all(words) else [1] * len(way.nodes)
@@ -99,8 +101,8 @@ def _run(
 
 
 def _end(session: Session, code: int, shutdown: bool) -> NoReturn:
-    """Leave with the job's code; an interrupt (130) has left the job alone, and with it the cluster."""
-    if shutdown and code != _INTERRUPTED:
+    """Leave with the job's code. The cluster stays if the job was left alone (130), or refused its command (2)."""
+    if shutdown and code not in (_REFUSED, _INTERRUPTED):
         from psnode_ec2.closing import close
 
         close(session, session.cluster.nodes(), discard=False)
