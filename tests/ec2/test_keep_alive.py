@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 
 from psnode_ec2 import charge as record
+from psnode_ec2 import cluster as module
 from psnode_ec2.charge import Charge
 from psnode_ec2.cloud import Cloud
+from psnode_ec2.cluster import cluster_of
 from psnode_ec2.errors import CapacityError, CapError, ConfigurationError, Ec2Error, GivenUpError
 from psnode_ec2.keep_alive import keep_alive
-from psnode_ec2.settings import Settings
+from psnode_ec2.reviving import Revival
+from psnode_ec2.settings import Settings, load
 
 NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
 
@@ -244,3 +247,41 @@ def test_a_dry_run_says_what_is_asked_and_keeps_nothing(ec2: Callable[..., Any],
     assert "restart it up to 2 times, with nodes for up to 10 USD an hour, for 24 h from now" in done.err
     assert "would run start_job.sh on master" in done.out
     assert not (config.parent / "state" / "keep-alive.json").exists()
+
+
+def test_who_stops_the_job_or_ends_nodes_ends_the_intention_and_ec2_does_not(
+    nodes: Any, api: Any, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = load(config, {})
+    cluster = cluster_of(Cloud(settings), settings)
+    work = Revival(cluster, settings, ["train", "--train-dir", "r"], synced=False, adopts=False)
+    assert work.was_stopped() == ""
+    mark = nodes.home("master") / "psnode/jobs/last/asked"
+    mark.parent.mkdir(parents=True)
+    mark.touch()
+    assert work.was_stopped() == "the job was asked to end"
+    mark.unlink()
+    lost = next(node.id for node in cluster.nodes() if node.name == "worker-0")
+    api.terminate_instances(InstanceIds=[lost])
+    assert work.was_stopped() == f"somebody has ended {lost} (Client.UserInitiatedShutdown)"
+    real = module.node_of
+    for reason in ("Server.SpotInstanceTermination", "Client.InstanceInitiatedShutdown", ""):
+        monkeypatch.setattr(
+            module, "node_of", lambda each, workers, reason=reason: real({**each, "StateReason": {"Code": reason}}, workers)
+        )
+        assert work.was_stopped() == ""
+    # what it leaves itself it has not lost
+    monkeypatch.setattr(module, "node_of", real)
+    work = Revival(cluster, settings, ["train", "--train-dir", "r"], synced=False, adopts=False)
+    charge = Charge(["train", "--train-dir", "r"], False, 5, NOON.isoformat())
+    work.leave(charge, everything=False)
+    assert len(cluster.nodes()) == 2
+    log = nodes.home("worker-1") / "psnode/interruption.log"
+    log.parent.mkdir(parents=True)
+    log.write_text('2026-01-01T00:00:00+00:00 spot/instance-action {"action": "terminate"}\n')
+    monkeypatch.setattr(module, "node_of", lambda each, workers: real({**each, "InstanceLifecycle": "spot"}, workers))
+    work.leave(charge, everything=False)
+    assert [node.role for node in cluster.nodes()] == ["master"]
+    assert work.was_stopped() == ""
+    work.leave(charge, everything=True)
+    assert (cluster.nodes(), work.follow("jobs/1")) == ([], None)

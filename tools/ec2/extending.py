@@ -57,4 +57,4 @@ def _question(cluster: Cluster, way: Access, nodes: list[Node], hours: int) -> s
         for node, each in zip(nodes, costs(cluster.cloud, way.settings, nodes, datetime.datetime.now(datetime.UTC)), strict=True)
         if node.hours
     )
-    return f"let {who} end themselves {hours} h after their start, for up to {more:.2f} USD more"
+    return f"let {who} end themselves {hours} h after their start, for up to {more:.2f} USD more for instances"

@@ -2,7 +2,7 @@
 
 The loop cannot run wild: a launch obeys max_instances and max_hourly_price as every launch does, restarts are counted in a file
 that outlives this process, nodes that are started later live no longer than max_hours after the beginning, three restarts without
-a newer checkpoint end it, and nothing is started again once the job was stopped, or nodes were ended, by somebody.
+a newer checkpoint end it, and nothing is started again once somebody has stopped the job or ended nodes of it.
 """
 
 from __future__ import annotations

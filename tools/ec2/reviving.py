@@ -21,7 +21,7 @@ from psnode_ec2.settings import Settings
 from psnode_ec2.worktree import CODE, put_code
 
 _LOOKS = 30  # some 20 minutes: for a master, or for EC2 itself, that does not answer
-_TAKEN = "Server."  # how EC2's reasons begin where it ended a node itself
+_BY_OWNER = "Client.UserInitiatedShutdown"  # EC2's reason for what somebody ended, and neither itself nor the node
 _INTERRUPTION, _REBALANCE = "spot/instance-action", "events/recommendations/rebalance"
 
 
@@ -49,10 +49,10 @@ class Revival:
         return None
 
     def was_stopped(self) -> str:
-        """By `stop`, an interrupt or `shutdown`, which leave a mark beside the job; by whoever ends nodes; by their own hour."""
+        """By `stop`, an interrupt or `shutdown`, which leave a mark beside the job; by whoever ends nodes."""
         gone = [node for node in self._cluster.nodes(ENDED) if node.id in self._seen]
-        if on_purpose := [node for node in gone if node.reason and not node.reason.startswith(_TAKEN)]:
-            return f"{on_purpose[0].id} was ended by its owner or by itself ({on_purpose[0].reason})"
+        if on_purpose := [node for node in gone if node.reason == _BY_OWNER]:
+            return f"somebody has ended {on_purpose[0].id} ({_BY_OWNER})"
         try:
             asked = self._script("asked.sh", self._settings.remote_dir)
         except Ec2Error:
