@@ -37,6 +37,7 @@ from psnode.records.metrics import (
 )
 from psnode.records.retention import reading
 from psnode.task import Batch, Data, Task
+from psnode.tasks.data.given import eval_data_of
 from psnode.tasks.device import choose_device, to_device
 from psnode.tasks.load import make_task
 
@@ -102,7 +103,7 @@ class Evaluator:
         self._device = choose_device(config.enable_gpu)
         self._batch_size = batch_size or config.test_batch_size
         self._task = task or make_task(config)
-        self._data = self._task.eval_data()
+        self._data = eval_data_of(self._task.eval_data(), config)
         torch.manual_seed(config.seed)
         self._model = self._task.model().to(self._device)
         self._loggers = Observer(_loggers(config), train_dir.absolute())

@@ -62,12 +62,15 @@ class Task(ABC):
         """A new model in float32. torch's generator is seeded before the call, equally on every rank."""
 
     @abstractmethod
-    def train_data(self) -> Data:
-        """The examples that workers draw their shards from; the same on every rank."""
+    def train_data(self) -> Any:
+        """The examples that workers draw their shards from; the same on every rank.
+
+        Data; or a data set of torch's or Hugging Face's, map-style or iterable; or a DataLoader of one (docs/data.md).
+        """
 
     @abstractmethod
-    def eval_data(self) -> Data:
-        """The examples that the evaluator measures; only it loads them."""
+    def eval_data(self) -> Any:
+        """The examples that the evaluator measures; only it loads them. As `train_data`, but for iterables."""
 
     @abstractmethod
     def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, Any]:

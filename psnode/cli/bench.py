@@ -47,6 +47,26 @@ def bench_updates(**options: Any) -> int:
     return measure(**options)
 
 
+@bench.command(name="loading", short_help="Images a second, beside torch's DataLoader.")
+@click.option(
+    "--data-dir", type=click.Path(path_type=Path), metavar="DIR", help="As of imagefolder; default: JPEGs made on the spot."
+)
+@click.option("--size", type=click.IntRange(1), default=224, show_default=True, help="Side of the images that come out.")
+@click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Images of a batch.")
+@click.option(
+    "--data-workers", "processes", type=click.IntRange(0), multiple=True, metavar="N", help="Repeat; default: 0, 1 and 2."
+)
+@click.option("--batches", type=click.IntRange(1), default=24, show_default=True, help="Batches that are timed.")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="The median of so many, in turn.")
+@shared.json_file
+@debuggable
+def bench_loading(**options: Any) -> int:
+    """Images a second of a worker's data, with and without processes, beside torch's DataLoader on the same files."""
+    from psnode.bench.loading import main as measure
+
+    return measure(**options)
+
+
 @bench.command(name="rounds", short_help="How long deciding over a gradient frame takes.")
 @click.option(
     "-n", "--workers", type=click.IntRange(1), multiple=True, metavar="P", help="Repeat for more; default: 4, 64, 256 and 1024."

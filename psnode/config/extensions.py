@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from psnode.codecs import Codec
 
 
+TASK_MODULES = "psnode_task_"  # what the names of modules that were imported from a task's file begin with
+
+
 class _Named(NamedTuple):
     """Parts of `FILE:NAME[:k=v,...][+STAGE]`; `rest` begins behind NAME."""
 

@@ -37,7 +37,7 @@ class Config:
     task_option: tuple[str, ...] = option(
         (), "A setting handed to the task; repeat for more.", metavar="KEY=VALUE", repeated=True
     )
-    network: str = option("LeNet", "The network: LeNet, FC, ResNet18, VGG11, ..., or torchvision:NAME.")
+    network: str = option("LeNet", "The network: LeNet, FC, ResNet18, VGG11, ..., torchvision:NAME or timm:NAME.")
     dataset: str = option("digits", "The data: digits (embedded), MNIST, Cifar10, Cifar100, SVHN, imagefolder or synthetic.")
     data_dir: Path | None = option(None, "Where the data set's files lie.", metavar="DIR", free=True)
     download: bool = option(False, "Let torchvision fetch the data set into --data-dir.", free=True)
@@ -51,12 +51,22 @@ class Config:
     synthetic_classes: int = option(10, "Number of synthetic classes.", minimum=2, needs=("dataset", "synthetic"))
     synthetic_examples: int = option(4096, "Number of synthetic training examples.", minimum=1, needs=("dataset", "synthetic"))
     batch_size: int = option(32, "Examples a worker takes in one backward pass.", minimum=1)
+    data_workers: int = option(
+        0, "Processes that make a worker's batches; 0: a thread of the worker, or the worker itself.", minimum=0, maximum=256,
+        free=True, before=0,
+    )  # fmt: skip
     test_batch_size: int = option(
         1000, "Examples the evaluator takes at once.", minimum=1, free=True, aliases=("--eval-batch-size",)
     )
     seed: int = option(1, "Where every random number comes from.", minimum=0, maximum=2**63 - 1)
     init_from: Path | None = option(
         None, "Begin with the weights of a run, a checkpoint, or a safetensors file.", metavar="PATH", free=True, before=None
+    )
+    new_head: bool = option(
+        False,
+        "With --init-from: the last layer, which has another number of classes there, begins anew.",
+        free=True,
+        before=False,
     )
     enable_gpu: bool = option(False, "Compute on CUDA where there is a device.")
     precision: str = option(
@@ -324,6 +334,8 @@ class Config:
             raise ConfigurationError("--init-from has no meaning with --resume, which takes the run's own weights: drop one")
         if "tensorboard" in self.log_to and self.tensorboard is False:
             raise ConfigurationError("--log-to tensorboard and --no-tensorboard contradict each other: drop one of the two")
+        if self.new_head and (self.init_from is None or self.resume):
+            raise ConfigurationError("--new-head needs --init-from, in a run that begins: leave it out")
         if self.download and self.data_dir is None:
             raise ConfigurationError("--download needs --data-dir: name the directory to fetch into")
         self.task_options()

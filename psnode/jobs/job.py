@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import multiprocessing
 import os
 import signal
 import socket
@@ -38,6 +39,7 @@ def run(config: Config, task: Task | None = None) -> int:
     With `local` master and workers are threads of this process; else this is one rank of an MPI job.
     `task`: an instance of one's own instead of the configuration's task; every rank must pass an equal one.
     """
+    refuse_to_run_anew()
     config.validate()
     if config.codec:
         load_codec(config.codec)
@@ -49,6 +51,14 @@ def run(config: Config, task: Task | None = None) -> int:
     limit_threads(config.threads)
     with shown(here.rank if (here := place()) is not None else 0), hushed(config.quiet):
         return _run_local(config, task) if config.local is not None else _run_mpi(config, task)
+
+
+def refuse_to_run_anew() -> None:
+    """ConfigurationError in a process that was started to make batches, and runs the whole program again."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ConfigurationError(
+            "a process that makes batches runs the program anew: put what starts the run under `if __name__ == '__main__':`"
+        )
 
 
 def _run_local(config: Config, task: Task | None) -> int:

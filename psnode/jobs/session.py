@@ -26,7 +26,7 @@ from psnode.config.logs import hushed, shown
 from psnode.config.train_settings import OWN
 from psnode.errors import ConfigurationError, PsnodeError, TransportError, in_one_line
 from psnode.exchange.routes import MASTER, Layout
-from psnode.jobs.job import exit_code_of, exit_without_mpi, hello, limit_threads, signals
+from psnode.jobs.job import exit_code_of, exit_without_mpi, hello, limit_threads, refuse_to_run_anew, signals
 from psnode.jobs.session_settings import configured, with_own_rate
 from psnode.protocol.channel import TAG, FrameChannel, RemoteFailureError
 from psnode.protocol.wire import Kind
@@ -70,6 +70,7 @@ class Session:
         learning_rate: OwnRate | None = None,
         **settings: Any,
     ) -> None:
+        refuse_to_run_anew()
         here = place()
         if here is None or here.size < 2:
             raise ConfigurationError("a session needs a master and at least one worker: mpirun -n 3 python PROGRAM")

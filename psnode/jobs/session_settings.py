@@ -32,6 +32,7 @@ _NOT_HERE = {
     "synthetic_shape": "the data come from the loader of s.batches",
     "synthetic_classes": "the data come from the loader of s.batches",
     "synthetic_examples": "the data come from the loader of s.batches",
+    "data_workers": "the loader of s.batches says it by num_workers",
     "test_batch_size": "the program evaluates its model itself",
     "precision": "the loop enters torch.autocast itself",
     "batch_size": "it is that of the loader of s.batches",

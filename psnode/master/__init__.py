@@ -106,13 +106,13 @@ def _lead(
     statistics = task.statistics(model)
     inventory.check(model, statistics)
     if config.init_from is not None and not config.resume:  # before the directory is made: it may be refused
-        initialise(model, config.init_from)
+        initialise(model, config.init_from, new_head=config.new_head)
     makers = chosen(config)
     with claim(config) as run:
         loggers = afterwards.enter_context(Observer(makers, run.path))
         try:
             if run.config.init_from is not None and config.resume and run.resume_point.checkpoint is None:
-                initialise(model, run.config.init_from)
+                initialise(model, run.config.init_from, new_head=run.config.new_head)
             groups = groups_of(task.parameter_groups(model), model, run.config)
             if config.resume:
                 refuse_other_groups(groups, run.resume_point.parameter_groups)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,32 +15,59 @@ from psnode.records.retention import best_evaluated
 if TYPE_CHECKING:
     import torch
 
+_LOG = logging.getLogger(__name__)
+
 _COMPILED = "_orig_mod."  # torch.compile puts it before the names of what it wraps
 _PICKLES = (".pt", ".pth")
 
 
-def initialise(model: torch.nn.Module, source: Path) -> None:
+def initialise(model: torch.nn.Module, source: Path, *, new_head: bool = False) -> None:
     """Give `model` the weights and buffers of `source`: a run, a checkpoint of one, or a safetensors file of a state dict.
 
+    new_head: the tensors of one layer may have another number of outputs there, and stay as they are in `model`, which is told.
     ConfigurationError if there are none, or they do not fit; CheckpointError if they are damaged.
     """
     found, own = _tensors(source), model.state_dict()
     problems = [f"it lacks {name}" for name in own if name not in found]
     problems += [f"it has {name}, which the network has not" for name in found if name not in own]
-    for name in own.keys() & found.keys():
-        if own[name].shape != found[name].shape or own[name].dtype != found[name].dtype:
-            there, here = (f"{value.dtype} of shape {tuple(value.shape)}" for value in (found[name], own[name]))
-            problems.append(f"{name} is {there} there and {here} in the network")
+    other = [name for name in own if name in found and _differs(own[name], found[name])]
+    if new_head and _is_a_head(other, own, found):
+        _LOG.info(
+            "%s begin anew: %d outputs here, %d in %s", " and ".join(other), len(own[other[0]]), len(found[other[0]]), source
+        )
+        found |= {name: own[name] for name in other}
+        other = []
+    elif new_head and not other:
+        raise ConfigurationError(f"--new-head has no meaning: every layer in {source} is as in the network; leave it out")
+    for name in other:
+        there, here = (f"{value.dtype} of shape {tuple(value.shape)}" for value in (found[name], own[name]))
+        problems.append(f"{name} is {there} there and {here} in the network")
     if problems:
         more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise ConfigurationError(f"--init-from {source} does not fit the network: {problems[0]}{more}")
     model.load_state_dict(found)
 
 
+def _differs(own: torch.Tensor, other: torch.Tensor) -> bool:
+    return own.shape != other.shape or own.dtype != other.dtype
+
+
+def _is_a_head(names: list[str], own: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> bool:
+    """True if these tensors, weight and bias of one layer, differ in the number of outputs alone."""
+    one_layer = len({name.rpartition(".")[0] for name in names}) == 1
+    return one_layer and all(own[name].shape[1:] == found[name].shape[1:] and own[name].dim() for name in names)
+
+
 def _tensors(source: Path) -> dict[str, torch.Tensor]:
     if source.is_dir():
         return (_of_run(source, None) if (source / checkpoint.CHECKPOINTS).is_dir() else Checkpoint.open(source)).tensors(
             checkpoint.MODEL
+        )
+    if source.suffix in _PICKLES and source.is_file():
+        there, here = repr(str(source)), repr(str(source.with_suffix(".safetensors")))
+        raise ConfigurationError(
+            f'--init-from {source} is a pickle, and psnode executes none: where you trust it, python -c "import torch, '
+            f'safetensors.torch as s; s.save_file(torch.load({there}, weights_only=True), {here})"'
         )
     try:
         return tensorfile.parse(source.read_bytes(), str(source))

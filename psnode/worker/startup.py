@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ from psnode.records import checkpoint, tensorfile
 from psnode.records.timeline import Tracer
 from psnode.task import Data, Task
 from psnode.tasks import inventory
+from psnode.tasks.data.given import IterableExamples, data_of
 from psnode.tasks.data.sampler import Sampler
 from psnode.tasks.device import choose_device
 from psnode.tasks.own_loop import OwnLoop
@@ -42,6 +44,8 @@ from psnode.worker.inspection import Findings, inspect, refuse_shared_memory
 from psnode.worker.loop import Worker
 from psnode.worker.malloc import keep_freed_memory
 from psnode.worker.share import Share, resumed
+
+_LOG = logging.getLogger(__name__)
 
 MakeTask = Callable[[Config], Task]
 
@@ -171,9 +175,11 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
         statistics = task.statistics(model)
         inventory.check(model, statistics)
         model.to(device)
-        data = task.train_data()
         layout = Layout.of(link.transport.size, config.spares)
         place, workers = layout.place(link.rank), layout.workers
+        data = data_of(task.train_data(), config, workers=workers, steps=task.steps_per_epoch, lock=torch_lock)
+        if config.resume and link.rank == 1 and isinstance(data, IterableExamples):
+            _LOG.warning("the examples are those of an iterable, which begins anew: they are not those of an unbroken run")
         sampler = Sampler(len(data), place, workers, config.batch_size, config.batches_per_step, config.seed)
         computation = Computation(
             task, model, device, rank=link.rank, seed=config.seed, torch_lock=torch_lock, precision=config.precision,

@@ -20,7 +20,7 @@ class Drawn(NamedTuple):
     """Examples of one batch, by index, and the seed of whatever is random about them."""
 
     indices: list[int]
-    seed: int
+    seed: int | None  # None: as it comes
 
 
 class _Seeded(torch.utils.data.Dataset[Any]):
@@ -30,9 +30,16 @@ class _Seeded(torch.utils.data.Dataset[Any]):
         self._dataset = dataset
 
     def __getitems__(self, drawn: Drawn) -> Sequence[Any]:
+        found: Sequence[Any] = examples_of(self._dataset, drawn)
+        return found
+
+
+def examples_of(dataset: Any, drawn: Drawn) -> Any:
+    """The examples of a batch, after its seed if it has one."""
+    if drawn.seed is not None:
         seed_all(drawn.seed)
-        together = getattr(self._dataset, "__getitems__", None)
-        return together(drawn.indices) if together is not None else [self._dataset[index] for index in drawn.indices]
+    together = getattr(dataset, "__getitems__", None)
+    return together(drawn.indices) if together is not None else [dataset[index] for index in drawn.indices]
 
 
 def seed_all(seed: int) -> None:
@@ -70,7 +77,7 @@ class Dealt:
         loader, processes = self.loader, self.loader.num_workers > 0
         copy = DataLoader(
             _Seeded(loader.dataset),
-            batch_sampler=_drawn(sampler, finished, last),  # type: ignore[arg-type]  # any iterable will do
+            batch_sampler=draw(sampler, finished, last),  # type: ignore[arg-type]  # any iterable will do
             num_workers=loader.num_workers,
             collate_fn=loader.collate_fn,
             pin_memory=loader.pin_memory,
@@ -155,7 +162,8 @@ def _shuffles(loader: DataLoader[Any]) -> bool:
     return plain and type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(sampler.data_source)
 
 
-def _drawn(sampler: Sampler, finished: int, last: int) -> Iterator[Drawn]:
+def draw(sampler: Sampler, finished: int, last: int) -> Iterator[Drawn]:
+    """The batches of the steps after `finished` up to and including `last`."""
     for step in sampler.wanted(finished + 1, last):
         for indices, rng in step:
             yield Drawn(indices.tolist(), int(rng.integers(2**63)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
@@ -19,26 +20,25 @@ class _Failed:
         self.error = error
 
 
-class Prefetch:
-    """An iterator over the batches of the steps after `finished` up to and including `last`, one list a step.
+class Ahead:
+    """An iterator over the steps of `make()`, each a list of batches, that a thread asks for at most `depth` ahead.
 
-    One thread makes them in order, at most `depth` steps ahead, so `data` sees one call at a time. An exception is
-    raised by the `next` that would have returned the missing batch, and by every later one.
+    An exception is raised by the `next` that would have returned the missing batch, and by every later one.
     """
 
-    def __init__(self, data: Data, sampler: Sampler, finished: int, last: int, depth: int = 2) -> None:
+    def __init__(self, make: Callable[[], Iterator[list[Batch]]], depth: int = 2) -> None:
         self._ready: queue.Queue[list[Batch] | _Failed] = queue.Queue(depth)
         self._stop = threading.Event()
         self._end: _Failed | None = None
-        self._thread = threading.Thread(target=self._make, args=(data, sampler, finished, last), name="prefetch", daemon=True)
+        self._thread = threading.Thread(target=self._make, args=(make,), name="prefetch", daemon=True)
         self._thread.start()
 
-    def _make(self, data: Data, sampler: Sampler, finished: int, last: int) -> None:
+    def _make(self, make: Callable[[], Iterator[list[Batch]]]) -> None:
         try:
-            for step in sampler.wanted(finished + 1, last):
+            for step in make():
                 if self._stop.is_set():
                     return
-                self._ready.put([data.batch(indices, rng) for indices, rng in step])
+                self._ready.put(step)
             self._ready.put(_Failed(StopIteration()))
         except BaseException as error:  # the reader raises it
             self._ready.put(_Failed(error))
@@ -68,3 +68,14 @@ class Prefetch:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+class Prefetch(Ahead):
+    """The batches of the steps after `finished` up to and including `last`, one list a step.
+
+    One thread makes them in order, so `data` sees one call at a time.
+    """
+
+    def __init__(self, data: Data, sampler: Sampler, finished: int, last: int, depth: int = 2) -> None:
+        wanted = sampler.wanted(finished + 1, last)
+        super().__init__(lambda: ([data.batch(indices, rng) for indices, rng in step] for step in wanted), depth)

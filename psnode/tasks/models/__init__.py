@@ -2,6 +2,7 @@
 
     build("ResNet18", (3, 32, 32), 10)          one of networks(); case, hyphens and underscores do not matter
     build("torchvision:resnet18", ...)          torchvision's network of that name
+    build("timm:resnet18d", ...)                timm's
 
 A network's module, and torch with it, is imported when the network is built.
 """
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["build", "check", "networks", "resolve"]
 
-_TORCHVISION = "torchvision:"
+_TORCHVISION, _TIMM = "torchvision:", "timm:"
 
 
 @dataclass(frozen=True)
@@ -57,16 +58,20 @@ def resolve(name: str) -> str:
         from psnode.tasks.models.from_torchvision import torchvision_names
 
         return _TORCHVISION + choose("torchvision network", name[len(_TORCHVISION) :], torchvision_names())
-    return choose("network", name, _NETWORKS, remark=", and torchvision:NAME for torchvision's")
+    if name.lower().startswith(_TIMM):
+        from psnode.tasks.models.from_timm import timm_names
+
+        return _TIMM + choose("timm model", name[len(_TIMM) :], timm_names())
+    return choose("network", name, _NETWORKS, remark=", and torchvision:NAME and timm:NAME for those of these packages")
 
 
 def check(name: str, image_shape: tuple[int, int, int]) -> None:
     """ConfigurationError if there is no built-in network `name`, or if it cannot take images of that shape.
 
-    Imports neither torch nor the network. Of torchvision's networks it knows only the names: `build` tries the size.
+    Imports neither torch nor the network. Of torchvision's and timm's networks it knows only the names: `build` tries the size.
     """
     name = resolve(name)
-    if name.startswith(_TORCHVISION):
+    if name.startswith((_TORCHVISION, _TIMM)):
         return
     height, width = image_shape[1:]
     smallest = _NETWORKS[name].smallest
@@ -89,6 +94,10 @@ def build(name: str, image_shape: tuple[int, int, int], classes: int) -> torch.n
         from psnode.tasks.models.from_torchvision import torchvision_network
 
         return torchvision_network(name[len(_TORCHVISION) :], image_shape, classes)
+    if name.startswith(_TIMM):
+        from psnode.tasks.models.from_timm import timm_network
+
+        return timm_network(name[len(_TIMM) :], image_shape, classes)
     network = _NETWORKS[name]
     module = importlib.import_module(f"psnode.tasks.models.{network.function}")
     model: torch.nn.Module = getattr(module, network.function)(image_shape, classes, **network.arguments)

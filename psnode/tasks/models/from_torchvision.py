@@ -41,20 +41,21 @@ def torchvision_network(name: str, image_shape: tuple[int, int, int], classes: i
         )
     settings: dict[str, Any] = {"weights": None, "num_classes": classes, **_SETTINGS.get(name, {})}
     network: nn.Module = models.get_model(name, **settings)
-    _check_size(name, network.eval(), image_shape)
+    check_size(f"torchvision:{name}", network.eval(), image_shape)
     return network.train()
 
 
-def _check_size(name: str, network: nn.Module, image_shape: tuple[int, int, int]) -> None:
+def check_size(name: str, network: nn.Module, image_shape: tuple[int, int, int]) -> None:
+    """ConfigurationError, with the sizes that it takes, if the network cannot take images of that shape."""
     error = _failure(network, image_shape)
     if error is None:
         return
-    sides = [side for side in _SIDES if _failure(network, (3, side, side)) is None]
+    sides = [side for side in _SIDES if _failure(network, (image_shape[0], side, side)) is None]
     if not sides:
         raise error
     height, width = image_shape[1:]
     raise ConfigurationError(
-        f"network torchvision:{name} cannot take images of {height}x{width}: of the square images with sides "
+        f"network {name} cannot take images of {height}x{width}: of the square images with sides "
         f"{', '.join(map(str, _SIDES))} it takes {', '.join(map(str, sides))}"
     )
 

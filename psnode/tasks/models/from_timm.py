@@ -1,0 +1,51 @@
+"""Any model of timm as a network: `timm:NAME`, untrained, with its last layer for `classes`. The package is the user's."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from torch import nn
+
+from psnode.config.names import choose
+from psnode.errors import ConfigurationError, in_one_line
+from psnode.tasks.models.from_torchvision import check_size
+from psnode.tasks.torchvision_ops import import_torchvision
+
+
+def timm_names() -> tuple[str, ...]:
+    """The names of timm's models, sorted. ConfigurationError if the package is not there."""
+    return tuple(sorted(_timm().list_models()))
+
+
+def timm_network(name: str, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """Images (batch, *image_shape) float32 to logits (batch, classes).
+
+    A model that is made for one size of images (a vision transformer) is made for that of `image_shape`. ConfigurationError
+    for an unknown name and for images that the network cannot take.
+    """
+    timm = _timm()
+    name = choose("timm model", name, timm_names())
+    settings: dict[str, Any] = {"pretrained": False, "num_classes": classes, "in_chans": image_shape[0]}
+    network: nn.Module = timm.create_model(name, **settings)
+    try:
+        check_size(f"timm:{name}", network.eval(), image_shape)
+    except Exception:
+        try:
+            network = timm.create_model(name, img_size=image_shape[1:], **settings)
+            check_size(f"timm:{name}", network.eval(), image_shape)
+        except TypeError:
+            raise ConfigurationError(
+                f"network timm:{name} cannot take images of {image_shape[1]}x{image_shape[2]}: choose another one"
+            ) from None
+        except (AssertionError, ValueError, RuntimeError) as error:
+            raise ConfigurationError(f"network timm:{name} cannot be made for these images: {in_one_line(error)}") from error
+    return network.train()
+
+
+def _timm() -> Any:
+    import_torchvision("ops")  # timm imports it, and may find wheels that lack operators
+    try:
+        return importlib.import_module("timm")
+    except ImportError as error:
+        raise ConfigurationError("timm: networks need the package timm: pip install timm") from error

@@ -1,0 +1,20 @@
+"""`psnode bench loading` on a few small files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from psnode.bench.loading import main
+
+
+def test_both_give_images_and_the_table_has_a_row_a_number_of_processes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torchvision")
+    assert main(None, 16, 8, (0,), 2, 1, tmp_path / "found.json") == 0
+    [row] = json.loads((tmp_path / "found.json").read_text())["rows"]
+    assert row["processes"] == 0 and row["psnode"]["median"] > 0 and row["torch"]["median"] > 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
