@@ -37,7 +37,7 @@ def initialise(model: torch.nn.Module, source: Path, *, new_head: bool = False) 
         )
         found |= {name: own[name] for name in other}
         other = []
-    elif new_head and not other:
+    elif new_head and not other and not problems:
         raise ConfigurationError(f"--new-head has no meaning: every layer in {source} is as in the network; leave it out")
     for name in other:
         there, here = (f"{value.dtype} of shape {tuple(value.shape)}" for value in (found[name], own[name]))
