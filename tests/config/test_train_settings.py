@@ -31,7 +31,8 @@ MAY_CHANGE = {
     "data_dir", "download", "test_batch_size", "max_steps", "epochs", "overlap", "comm_type", "start_deadline", "deadline",
     "pause_deadline", "stop_deadline", "spares",
     "hash_every", "min_workers", "train_dir", "eval_freq", "keep_last", "resume", "log_interval", "timeline", "tensorboard",
-    "local", "debug", "quiet", "init_from", "new_head", "data_workers", "checkpoint_minutes", "record_history", "trust_run", "norm_cap",
+    "local", "debug", "quiet", "init_from", "checkpoint_minutes", "record_history", "trust_run", "norm_cap",
+    "new_head", "data_workers",
     "log_to",
 }  # fmt: skip
 
