@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from psnode.config import Config
 from psnode.task import Batch, Task
+from psnode.tasks.data.given import data_of
 from psnode.tasks.data.sampler import Sampler
 from tests.kinds.task import weights_after
 
@@ -109,3 +112,22 @@ def test_an_iterable_trains_and_says_at_a_resume_that_it_begins_anew(tmp_path: P
     assert "begins anew" not in capsys.readouterr().err
     trained(tmp_path, Trains(Stream(), steps=3), max_steps=6, resume=True)
     assert "begins anew" in capsys.readouterr().err
+
+
+def test_the_blocks_of_the_page_are_tasks_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.chdir(tmp_path)
+    datasets.Dataset.from_dict({"x": [[1.0, float(i)] for i in range(EXAMPLES)]}).save_to_disk("data/train")
+    page = (Path(__file__).parents[1] / "docs" / "data.md").read_text()
+    loader, steps = re.findall(r"```python\n(.*?)```", page, re.S)
+    names: dict[str, Any] = {
+        "Task": Trains,
+        "DataLoader": DataLoader,
+        "datasets": datasets,
+        "padded": lambda examples: len(examples),
+    }
+    exec(loader, names)  # noqa: S102
+    data = data_of(names["Mine"](None).train_data(), Config(batch_size=BATCH))
+    assert len(data) == EXAMPLES and data.batch(np.arange(BATCH), None) == BATCH
+    exec(steps, names)  # noqa: S102
+    assert names["Mine"](None).steps_per_epoch == 1000
