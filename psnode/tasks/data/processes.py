@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,9 +30,17 @@ class Fault(NamedTuple):
 
 
 def context() -> Any:
-    """The way to start processes: from a server of their own, which has imported torch and nothing of MPI."""
+    """The way to start processes: from a server of their own, which has imported torch and nothing of MPI.
+
+    mpirun sends USR1 to all processes of a rank: the server, and Python's tracker of semaphores, begin with it blocked.
+    """
     found = multiprocessing.get_context(_METHOD)
     found.set_forkserver_preload([__name__])
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return found
 
 
