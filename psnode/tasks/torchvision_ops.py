@@ -3,8 +3,9 @@
 torchvision 0.28 is published with operators compiled for CUDA only. Beside the CPU build of torch they cannot be
 loaded; torchvision tolerates that everywhere but in one place: while it is imported it attaches shape functions to
 `torchvision::nms` and `torchvision::qnms`, and torch refuses to attach them to operators that nobody declared.
-Declaring the two schemas first is enough for models, datasets and transforms, none of which calls them.
-Where the compiled operators can be loaded nothing is declared.
+Declaring the two schemas first is enough for classification, datasets and transforms, none of which calls them; detection
+calls nms and roi_align, which `region_ops` then has in plain torch. Where the compiled operators can be loaded nothing is
+declared.
 """
 
 from __future__ import annotations
@@ -32,11 +33,16 @@ def import_torchvision(submodule: str = "") -> Any:
     if spec is None or spec.origin is None:
         raise ConfigurationError(f"torchvision is not installed: {installing('train')}")
     with _ONCE:
-        _declare_missing(Path(spec.origin).parent)
+        if _declare_missing(Path(spec.origin).parent):
+            from psnode.tasks import region_ops
+
+            region_ops.declare()
+            region_ops.lend(*map(importlib.import_module, ("torchvision.ops.boxes", "torchvision.ops.roi_align")))
     return importlib.import_module(f"torchvision.{submodule}" if submodule else "torchvision")
 
 
-def _declare_missing(package: Path) -> None:
+def _declare_missing(package: Path) -> bool:
+    """True if nms was not there and is declared now."""
     import torch
 
     for library in (package / f"_C{suffix}" for suffix in EXTENSION_SUFFIXES):
@@ -44,6 +50,7 @@ def _declare_missing(package: Path) -> None:
             with contextlib.suppress(OSError):  # built for another torch or for libraries that are not here
                 torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
             break
-    for name, schema in _SCHEMAS.items():
-        if not hasattr(torch.ops.torchvision, name):
-            torch.library.define(f"torchvision::{name}", schema)
+    missing = [name for name in _SCHEMAS if not hasattr(torch.ops.torchvision, name)]
+    for name in missing:
+        torch.library.define(f"torchvision::{name}", _SCHEMAS[name])
+    return "nms" in missing

@@ -1,0 +1,100 @@
+"""nms and roi_align in plain torch, for detection models where torchvision's compiled operators cannot be loaded.
+
+`lend` registers them under the names of torchvision's own operators, with the arguments that these have.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+_ROI_ALIGN = (
+    "(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width, int sampling_ratio, "
+    "bool aligned) -> Tensor"
+)
+
+
+def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
+    """Non-maximum suppression: of boxes that overlap by more than `iou_threshold` only the one with the highest score stays.
+
+    boxes: (N, 4), corners x1, y1, x2, y2; scores: (N,). Returns the int64 indices of those that stay, by falling score;
+    of equal scores the first one counts as higher. Takes N^2 values of memory.
+    """
+    order = scores.argsort(descending=True, stable=True)
+    boxes = boxes[order].float()
+    corner, opposite = boxes[:, :2], boxes[:, 2:]
+    common = torch.minimum(opposite[:, None], opposite) - torch.maximum(corner[:, None], corner)
+    shared = common.clamp_(min=0).prod(-1)
+    areas = (opposite - corner).prod(-1)
+    overlaps = (shared > iou_threshold * (areas[:, None] + areas - shared)).cpu().numpy()
+    kept: list[int] = []
+    for index in range(len(order)):
+        if not overlaps[index, kept].any():
+            kept.append(index)
+    return order[torch.tensor(kept, dtype=torch.int64, device=order.device)]
+
+
+def roi_align(
+    features: Tensor,
+    rois: Tensor,
+    spatial_scale: float,
+    pooled_height: int,
+    pooled_width: int,
+    sampling_ratio: int,
+    aligned: bool,
+) -> Tensor:
+    """Average of bilinearly interpolated samples in each bin of each region (He et al.: Mask R-CNN, ICCV 2017).
+
+    features: (N, C, H, W); rois: (K, 5), index of the image and x1, y1, x2, y2 in pixels of 1/spatial_scale. Returns
+    (K, C, pooled_height, pooled_width) of the features' type, with a gradient for the features alone. sampling_ratio: samples
+    a bin and axis, or at most 0: as many as a bin is pixels wide. aligned: pixels have their centres at one half.
+
+    Interpolation along y and x is independent, so that a region is two matrices: rows * features * columns.
+    """
+    rois = rois.detach().float()
+    images = rois[:, 0].long()
+    starts, ends = (rois[:, pair] * spatial_scale - (0.5 if aligned else 0.0) for pair in ((1, 2), (3, 4)))
+    sides = ends - starts if aligned else (ends - starts).clamp(min=1)
+    result = features.new_empty((len(rois), features.shape[1], pooled_height, pooled_width), dtype=torch.float32)
+    with torch.autocast(features.device.type, enabled=False):
+        columns = _weights(starts[:, 0], sides[:, 0], pooled_width, features.shape[3], sampling_ratio)
+        rows = _weights(starts[:, 1], sides[:, 1], pooled_height, features.shape[2], sampling_ratio)
+        for image in sorted(set(images.tolist())):
+            [here] = (images == image).nonzero(as_tuple=True)
+            lines = torch.einsum("kph,chw->kcpw", rows[here], features[image].float())
+            result = result.index_copy(0, here, torch.einsum("kcpw,kqw->kcpq", lines, columns[here]))
+    return result.to(features.dtype)
+
+
+def _weights(starts: Tensor, sides: Tensor, bins: int, size: int, sampling_ratio: int) -> Tensor:
+    """Share of each of `size` pixels in each bin of each region along one axis: (K, bins, size).
+
+    A sample below -1 or above `size` is 0; one beyond the outer pixel, but not so far, has that pixel's value.
+    """
+    wanted = torch.full_like(sides, float(sampling_ratio)) if sampling_ratio > 0 else (sides / bins).ceil()
+    most = int(wanted.max().clamp(min=1)) if len(wanted) else 1
+    sample = torch.arange(most, device=sides.device)
+    step = torch.arange(bins, device=sides.device)[:, None] + (sample + 0.5) / wanted[:, None, None].clamp(min=1)
+    at = starts[:, None, None] + step * (sides / bins)[:, None, None]  # (K, bins, samples)
+    counted = (sample < wanted[:, None, None]) & (at >= -1) & (at <= size)
+    pixels = torch.arange(size, device=sides.device)
+    shares = (1 - (at.clamp(0, size - 1)[..., None] - pixels).abs()).clamp(min=0)
+    return (shares * counted[..., None]).sum(2) / wanted[:, None, None].clamp(min=1)
+
+
+def declare() -> None:
+    """Register roi_align, and the body of nms, whose schema is declared, with torch."""
+    for device in ("CPU", "CUDA"):
+        torch.library.impl("torchvision::nms", device)(nms)
+    if not hasattr(torch.ops.torchvision, "roi_align"):
+        torch.library.define("torchvision::roi_align", _ROI_ALIGN)
+        torch.library.impl("torchvision::roi_align", "CompositeImplicitAutograd")(roi_align)
+
+
+def lend(boxes: ModuleType, regions: ModuleType) -> None:
+    """Tell torchvision.ops.boxes and torchvision.ops.roi_align that their operators are there: they ask before each call."""
+    for module in (boxes, regions):
+        vars(module)["_assert_has_ops"] = lambda: None
+    vars(regions)["_has_ops"] = lambda: True
