@@ -1,0 +1,206 @@
+"""Detection: torchvision's Faster R-CNN on a data set in COCO's format.
+
+python examples/detection.py data/shapes
+psnode train --local 2 --task examples/detection.py --task-option data=data/shapes --batch-size 8 \
+    --optimizer adam --lr 0.002 --max-steps 400 --eval-freq 100 --train-dir runs/detection
+psnode evaluate --train-dir runs/detection --task examples/detection.py
+
+The first command makes the set: images of coloured shapes, train.json and val.json. One of your own has the same layout.
+
+Options, as --task-option KEY=VALUE
+    data     folder with images/, train.json and val.json
+    size     pixels that the shorter side of an image is scaled to (96)
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image, ImageDraw
+from torch import nn
+
+from psnode.errors import ConfigurationError
+from psnode.task import Batch, Task
+from psnode.tasks.torchvision_ops import import_torchvision
+
+import_torchvision()  # instead of `import torchvision`: its operators may be built for another torch
+
+from torchvision.models.detection import FasterRCNN  # noqa: E402
+from torchvision.models.detection.anchor_utils import AnchorGenerator  # noqa: E402
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead  # noqa: E402
+from torchvision.ops import MultiScaleRoIAlign, box_iou  # noqa: E402
+
+SHAPES = ("rectangle", "ellipse", "triangle")
+
+
+def make(folder: Path, images: Mapping[str, int], side: int = 96) -> None:
+    """Write a set in COCO's format: `images` says how many there are for train and for val; 0 to 3 shapes in each."""
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    for part, count in images.items():
+        rng = np.random.default_rng(list(images).index(part))
+        entries: list[dict[str, Any]] = []
+        annotations: list[dict[str, Any]] = []
+        for image_id in range(count):
+            picture = Image.new("RGB", (side, side), tuple(rng.integers(0, 60, 3).tolist()))
+            for _ in range(rng.choice(4, p=[0.1, 0.4, 0.3, 0.2])):
+                width, height = rng.integers(side // 5, side // 2, 2).tolist()
+                x, y = int(rng.integers(side - width)), int(rng.integers(side - height))
+                kind, color = int(rng.integers(len(SHAPES))), tuple(rng.integers(100, 256, 3).tolist())
+                draw = ImageDraw.Draw(picture)
+                corners = (x, y, x + width - 1, y + height - 1)
+                if SHAPES[kind] == "triangle":
+                    draw.polygon([(x, corners[3]), (x + width // 2, y), (corners[2], corners[3])], color)
+                else:
+                    getattr(draw, SHAPES[kind])(corners, color)
+                box = {"bbox": [x, y, width, height], "area": width * height, "iscrowd": 0}
+                annotations.append({"id": len(annotations) + 1, "image_id": image_id, "category_id": kind + 1, **box})
+            name = f"{part}-{image_id:05d}.png"
+            picture.save(folder / "images" / name)
+            entries.append({"id": image_id, "file_name": name, "width": side, "height": side})
+        categories = [{"id": kind + 1, "name": name} for kind, name in enumerate(SHAPES)]
+        text = json.dumps({"images": entries, "annotations": annotations, "categories": categories})
+        (folder / f"{part}.json").write_text(text)
+
+
+class Coco:
+    """Images and their boxes; implements psnode.task.Data.
+
+    A batch is (images, targets), both lists: float32 (3, height, width) in 0..1, and {"boxes": (n, 4) corners in
+    pixels, "labels": (n,)}; images have their own sizes, and n may be 0. Half of them are flipped where there is an rng.
+    """
+
+    def __init__(self, folder: Path, part: str) -> None:
+        if not (folder / f"{part}.json").is_file():
+            raise ConfigurationError(f"no {part}.json in {folder}: make a set with python examples/detection.py {folder}")
+        parsed = json.loads((folder / f"{part}.json").read_text())
+        self.labels = {entry["id"]: 1 + place for place, entry in enumerate(parsed["categories"])}  # 0 is the background
+        self._files = {entry["id"]: folder / "images" / entry["file_name"] for entry in parsed["images"]}
+        self._ids = sorted(self._files)
+        self._objects: dict[int, list[Any]] = {image: [] for image in self._ids}
+        for entry in parsed["annotations"]:
+            if not entry.get("iscrowd"):
+                self._objects[entry["image_id"]].append(entry)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        with Image.open(self._files[self._ids[index]]) as file:
+            image = torch.from_numpy(np.array(file.convert("RGB"))).permute(2, 0, 1) / 255
+        objects = self._objects[self._ids[index]]
+        boxes = torch.tensor([entry["bbox"] for entry in objects], dtype=torch.float32).reshape(-1, 4)
+        boxes[:, 2:] += boxes[:, :2]  # COCO has x, y, width, height
+        labels = torch.tensor([self.labels[entry["category_id"]] for entry in objects], dtype=torch.int64)
+        return image, {"boxes": boxes, "labels": labels}
+
+    def batch(self, indices: npt.NDArray[np.int64], rng: np.random.Generator | None) -> Batch:
+        """Lists, since neither images nor targets have one shape."""
+        examples = [self[int(index)] for index in indices]
+        if rng is not None:
+            examples = [flipped(*example) if rng.random() < 0.5 else example for example in examples]
+        return [image for image, _ in examples], [target for _, target in examples]
+
+
+def flipped(image: torch.Tensor, target: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The same from left to right."""
+    x1, y1, x2, y2 = target["boxes"].unbind(1)
+    width = image.shape[2]
+    return image.flip(2), {**target, "boxes": torch.stack([width - x2, y1, width - x1, y2], 1)}
+
+
+def backbone(width: int) -> nn.Sequential:
+    """(B, 3, H, W) to (B, width, H/8, W/8). Group norm: with a few images a worker, batch norm's statistics are poor."""
+    layers: list[nn.Module] = []
+    for into, out in ((3, width // 2), (width // 2, width), (width, width)):
+        layers += [nn.Conv2d(into, out, 3, stride=2, padding=1, bias=False), nn.GroupNorm(4, out), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+class Detection(Task):
+    """The sum of Faster R-CNN's four losses; follows ap50."""
+
+    def __init__(self, options: Mapping[str, str] | None = None) -> None:
+        super().__init__(options)
+        if unknown := sorted(set(self.options) - {"data", "size"}):
+            raise ConfigurationError(f"unknown task option {unknown[0]!r}: the choices are data, size")
+        if "data" not in self.options:
+            raise ConfigurationError("add --task-option data=FOLDER; python examples/detection.py FOLDER makes one")
+        self.folder, self.side = Path(self.options["data"]), self.options.get("size", "96")
+        if not self.side.isdecimal() or int(self.side) < 32:
+            raise ConfigurationError(f"task option size must be a whole number of at least 32, not {self.side!r}")
+
+    def model(self) -> nn.Module:
+        """A small one, so that it trains on a processor. With weights on disk: fasterrcnn_resnet50_fpn in its place."""
+        width, side, bins = 32, int(self.side), 5
+        body = backbone(width)
+        body.out_channels = width  # type: ignore[assignment]  # FasterRCNN asks for it
+        return FasterRCNN(
+            body,
+            min_size=side,
+            max_size=2 * side,
+            rpn_anchor_generator=AnchorGenerator(((side // 5, side // 3, side // 2),), ((0.5, 1.0, 2.0),)),
+            rpn_pre_nms_top_n_train=300,
+            rpn_pre_nms_top_n_test=300,
+            rpn_post_nms_top_n_train=64,
+            rpn_post_nms_top_n_test=64,
+            box_roi_pool=MultiScaleRoIAlign(["0"], bins, sampling_ratio=2),
+            box_head=TwoMLPHead(width * bins**2, 128),
+            box_predictor=FastRCNNPredictor(128, 1 + len(Coco(self.folder, "train").labels)),
+            box_batch_size_per_image=32,
+        )
+
+    def train_data(self) -> Coco:
+        return Coco(self.folder, "train")
+
+    def eval_data(self) -> Coco:
+        return Coco(self.folder, "val")
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, Any]:
+        """In evaluation the detections too: torchvision's models return losses in training mode, detections in the other."""
+        images, targets = batch
+        training = model.training
+        losses = model.train()(images, targets)
+        found = None if training else model.eval()(images)
+        total: torch.Tensor = sum(losses.values())
+        return total, found
+
+    def metrics(self, outputs: Any, batch: Batch) -> dict[str, float]:
+        if outputs is None:
+            return {}
+        return {"ap50": sum(average_precision(*pair) for pair in zip(outputs, batch[1], strict=True))}
+
+    def size(self, batch: Batch) -> int:
+        return len(batch[0])
+
+
+def average_precision(found: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor], least: float = 0.5) -> float:
+    """Area under precision over recall of one image's detections; COCO pools those of all images, and averages over classes.
+
+    By falling score, each takes the object of its class that it overlaps most, if by `least` and if nobody has; else it
+    is wrong. An image without objects counts 1 if nothing scores half or more.
+    """
+    objects = len(target["boxes"])
+    if not objects:
+        return float(not (found["scores"] >= 0.5).any())
+    if not len(found["scores"]):
+        return 0.0
+    overlaps = box_iou(found["boxes"], target["boxes"]) * (found["labels"][:, None] == target["labels"])
+    taken: set[int] = set()
+    area = 0.0
+    for rank, index in enumerate(found["scores"].argsort(descending=True).tolist(), 1):
+        best = int(overlaps[index].argmax())
+        if overlaps[index, best] >= least and best not in taken:
+            taken.add(best)
+            area += len(taken) / rank / objects
+    return area
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]), {"train": 400, "val": 100})

@@ -1,0 +1,113 @@
+"""examples/detection.py: its set is COCO's format, boxes are where the shapes are, and training in a job finds shapes."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import psnode
+from psnode import Config
+from psnode.errors import ConfigurationError
+from psnode.evaluator import evaluate
+from psnode.task import Data, Task, load_task
+
+EXAMPLE = str(Path(__file__).parents[2] / "examples" / "detection.py")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """32 images to train with, 12 to evaluate with, of 64 pixels a side."""
+    made = tmp_path_factory.mktemp("shapes")
+    with pytest.raises(ConfigurationError, match="make a set with"):
+        load_task(EXAMPLE, {"data": str(made)}).train_data()
+    sys.modules[type(load_task(EXAMPLE, {"data": str(made)})).__module__].make(made, {"train": 32, "val": 12}, side=64)
+    return made
+
+
+@pytest.fixture
+def task(folder: Path) -> Task:
+    return load_task(EXAMPLE, {"data": str(folder), "size": "64"})
+
+
+def test_the_set_is_in_cocos_format_and_boxes_hold_what_is_no_background(task: Task, folder: Path) -> None:
+    parsed = json.loads((folder / "train.json").read_text())
+    assert sorted(parsed) == ["annotations", "categories", "images"]
+    data, images = task.train_data(), {entry["id"]: entry for entry in parsed["images"]}
+    assert isinstance(data, Data)
+    assert len(data) == len(images) == 32
+    counts = set()
+    for place, identity in enumerate(sorted(images)):
+        [image], [target] = data.batch(np.array([place]), None)
+        stored = np.array(Image.open(folder / "images" / images[identity]["file_name"]))
+        assert np.array_equal((image * 255).round().byte().permute(1, 2, 0).numpy(), stored)
+        inside = np.zeros(stored.shape[:2], bool)
+        for entry in (entry for entry in parsed["annotations"] if entry["image_id"] == identity):
+            x, y, width, height = entry["bbox"]
+            inside[y : y + height, x : x + width] = True
+        assert (stored[~inside].max(initial=0) < 60).all()
+        assert not inside.any() or stored[inside].max() >= 100
+        expected = [
+            [x, y, x + w, y + h] for e in parsed["annotations"] if e["image_id"] == identity for x, y, w, h in [e["bbox"]]
+        ]
+        assert target["boxes"].tolist() == expected
+        counts.add(len(target["labels"]))
+    assert counts == {0, 1, 2, 3}
+
+
+def test_a_flip_moves_boxes_with_their_pixels(task: Task) -> None:
+    data = task.train_data()
+    place = next(place for place in range(len(data)) if len(data[place][1]["labels"]) == 1)
+    image, target = data[place]
+    examples = [data.batch(np.array([place]), np.random.default_rng(seed)) for seed in range(12)]
+    flips = [(images[0], targets[0]) for images, targets in examples if not torch.equal(images[0], image)]
+    assert 0 < len(flips) < 12
+    other, moved = flips[0]
+    (x1, y1, x2, y2), (a1, b1, a2, b2) = target["boxes"][0].int().tolist(), moved["boxes"][0].int().tolist()
+    assert torch.equal(other[:, b1:b2, a1:a2], image[:, y1:y2, x1:x2].flip(2))
+
+
+def test_average_precision_of_one_image_by_hand(task: Task) -> None:
+    average_precision = sys.modules[type(task).__module__].average_precision
+    target = {"boxes": torch.tensor([[0.0, 0, 10, 10], [20, 20, 30, 30]]), "labels": torch.tensor([1, 2])}
+    found = {
+        "boxes": torch.tensor([[0.0, 0, 10, 9], [0, 0, 10, 10], [20, 20, 30, 30], [20, 20, 30, 31]]),
+        "labels": torch.tensor([1, 1, 1, 2]),  # right, a second one of the same, of the wrong class, right
+        "scores": torch.tensor([0.9, 0.8, 0.7, 0.6]),
+    }
+    assert average_precision(found, target) == pytest.approx((1 / 1 + 2 / 4) / 2)
+    none = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64), "scores": torch.zeros(0)}
+    assert average_precision(none, target) == 0
+    assert average_precision(none, none) == 1
+    assert average_precision(found, none) == 0
+
+
+def test_two_workers_learn_to_detect(task: Task, tmp_path: Path) -> None:
+    config = Config(
+        train_dir=tmp_path, local=2, scheme="topk:ratio=0.05", optimizer="adam", lr=0.003, batch_size=4, max_steps=40,
+        eval_freq=40, threads=1, tensorboard=False,
+    )  # fmt: skip
+    assert psnode.run(task, config) == 0
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert np.mean(losses[-5:]) < 0.75 * np.mean(losses[:5])
+    model = task.model()
+    from safetensors.torch import load_model
+
+    load_model(model, next(tmp_path.glob("checkpoints/*40/model.safetensors")))
+    measured = evaluate(task, model, task.eval_data(), 40, 6, torch.device("cpu"))
+    assert measured.examples == 12
+    assert 0 <= measured.metrics["ap50"] <= 1
+    assert np.isfinite(measured.loss)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({}, "add --task-option data=FOLDER"), ({"data": "x", "depth": "2"}, "unknown task option 'depth'"),
+     ({"data": "x", "size": "big"}, "at least 32, not 'big'")],
+)  # fmt: skip
+def test_wrong_options_are_refused(options: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        load_task(EXAMPLE, options)
