@@ -10,6 +10,7 @@ from torch import nn
 from psnode.codecs.arrays import Floats, Parts
 from psnode.errors import ConfigurationError
 from psnode.exchange.device_copies import Coming, Fetch, SideStream
+from psnode.exchange.pages import untouched
 from psnode.plan.groups import Plan
 
 
@@ -31,7 +32,8 @@ class Gradients:
         self._parameters = parameters
         self._plan = plan
         self._fetch = SideStream(device) if fetch is None and device.type != "cpu" else fetch
-        self._host = torch.zeros(plan.size, pin_memory=device.type == "cuda")
+        cuda = device.type == "cuda"
+        self._host = torch.zeros(plan.size, pin_memory=True) if cuda else torch.from_numpy(untouched(plan.size))
         self._flat: Floats = self._host.numpy()
         self._places = plan.slices()
         self._taken: dict[str, Floats | None] = {}

@@ -9,6 +9,7 @@ import torch
 
 from psnode.codecs.arrays import Floats
 from psnode.errors import CheckpointError
+from psnode.exchange.pages import untouched
 from psnode.exchange.segment_coder import CODEBOOK_BYTES, SegmentCoder
 from psnode.plan.groups import Plan
 from psnode.records import layout
@@ -31,7 +32,7 @@ class Memories:
     def vector(self, name: str) -> Floats:
         """The vector of memory `name`, zeros at first."""
         if name not in self._vectors:
-            self._vectors[name] = np.zeros(self._plan.size, np.float32)
+            self._vectors[name] = untouched(self._plan.size)
         return self._vectors[name]
 
     def state(self, coders: Sequence[SegmentCoder]) -> Tensors:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -152,12 +152,12 @@ class _Passes:
 
         Both times the weights lie in one vector: kernels round by the alignment of their inputs.
         """
-        truth = torch.cat([self._values[name].reshape(-1) for name in self._parameters])
-        with self._moved(truth.clone(), []):
+        vector = self._vector()
+        with self._moved(vector, []):
             expected = self._loss(None)
-        vector = torch.full_like(truth, torch.nan)
+        vector.fill_(torch.nan)
         with self._moved(vector, list(self._parameters)):
-            watch = FirstUse(self._model, _Late(vector, truth), vector)
+            watch = FirstUse(self._model, _Late(vector, [self._values[name] for name in self._parameters]), vector)
             try:
                 return self._loss(watch) == expected
             finally:
@@ -178,9 +178,12 @@ class _Passes:
 
     def _unmoved_by_leaving(self, names: Sequence[str]) -> bool:
         """True if the loss stays finite where NaN lies in the old memory of `names`."""
-        vector = torch.cat([self._values[name].reshape(-1) for name in self._parameters])
+        vector = self._vector()
         with self._moved(vector, names):
             return math.isfinite(self._loss(None))
+
+    def _vector(self) -> torch.Tensor:
+        return torch.cat([self._values[name].reshape(-1) for name in self._parameters])
 
     def _loss(self, watch: AbstractContextManager[Any] | None) -> float:
         """The loss of a forward pass inside `watch`; NaN if it fails."""
@@ -209,12 +212,17 @@ class _Passes:
 
 
 class _Late:
-    """Weights that come when somebody waits for them, and never before."""
+    """Weights that come when somebody waits for them, and never before: into `vector`, where `values` lie in order."""
 
     missing = frozenset([0])
 
-    def __init__(self, vector: torch.Tensor, truth: torch.Tensor) -> None:
-        self._vector, self._truth = vector.detach(), truth
+    def __init__(self, vector: torch.Tensor, values: Sequence[torch.Tensor]) -> None:
+        self._vector = vector.detach()
+        ends = list(accumulate(value.numel() for value in values))
+        self._values = [(end - value.numel(), end, value.reshape(-1)) for end, value in zip(ends, values, strict=True)]
 
     def require(self, start: int, stop: int) -> None:
-        self._vector[start:stop] = self._truth[start:stop]
+        for first, last, value in self._values:
+            low, high = max(start, first), min(stop, last)
+            if low < high:
+                self._vector[low:high] = value[low - first : high - first]

@@ -20,6 +20,7 @@ from psnode.plan.groups import Plan
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Report, Reshard, Start
 from psnode.protocol.wire import Flag, Frame, Kind
+from psnode.records.metrics import peak_memory
 from psnode.records.timeline import Tracer
 from psnode.task import Batch
 from psnode.worker.backward_hooks import GroupHooks
@@ -230,6 +231,7 @@ class Worker:
             relative_error=self.sender.relative_error,
             replica_hash=digest,
             up=self.sender.nbytes,
+            memory=(peak_memory() or 0) if step >= self._end else 0,
         )
         self.link.send(MASTER, Kind.REPORT, report.to_bytes(), step=step, version=step - 1)
 

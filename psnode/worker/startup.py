@@ -16,9 +16,10 @@ from psnode.config import Config
 from psnode.config.extensions import load_codec
 from psnode.config.schedules import OwnRate, learning_rate
 from psnode.config.scheme import Scheme
+from psnode.exchange import malloc
 from psnode.exchange.compilation import prepare
 from psnode.exchange.gradients import Gradients
-from psnode.exchange.machine import Machine
+from psnode.exchange.machine import Machine, free_memory
 from psnode.exchange.receiver import Receiver
 from psnode.exchange.replica import Replica, describe
 from psnode.exchange.routes import MASTER, Layout, routes_of
@@ -42,7 +43,6 @@ from psnode.worker.contribution import Contribution
 from psnode.worker.first_use import FirstUse
 from psnode.worker.inspection import Findings, inspect, refuse_shared_memory
 from psnode.worker.loop import Worker
-from psnode.worker.malloc import keep_freed_memory
 from psnode.worker.share import Share, resumed
 
 _LOG = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
         load_codec(config.codec)
     device = choose_device(config.enable_gpu, link.transport.local_rank)
     torch.set_num_threads(max(1, config.threads))
-    keep_freed_memory()
+    malloc.keep_freed_memory()
     with torch_lock:
         task = make_task(config)
         torch.manual_seed(config.seed)
@@ -205,6 +205,7 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
     ready = Ready(
         tensors, None if found.backward is None else [[name, seconds] for name, seconds in found.backward.items()], len(data),
         directory is not None, contents, found.late, found.waits, machine.host, machine.cores, machine.arithmetic,
+        free_memory(),
     )  # fmt: skip
     link.send(MASTER, Kind.READY, ready.to_bytes())
     context = WorkerContext(
@@ -213,7 +214,9 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
     )  # fmt: skip
     while (start := context.next_start()).rehearsal:
         context.rehearse(start)
-    return context.worker(start)
+    worker = context.worker(start)
+    malloc.give_back()
+    return worker
 
 
 def _shared(train_dir: Path, mark: str) -> Path | None:
