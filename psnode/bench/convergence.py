@@ -64,7 +64,9 @@ class Run:
         if not finished(self.directory):
             resume = ["--resume"] if begin(self.directory, self.arguments) else []
             self._call([*self.arguments, *resume])
-        self._call(["evaluate", "--once", "--train-dir", str(self.directory)])
+        self._call(
+            ["evaluate", "--once", "--trust-run", "--train-dir", str(self.directory)]
+        )  # whose task was named to this program
 
     def _check(self) -> None:
         """Refuse a run that was begun when its scheme meant something else."""
@@ -127,7 +129,7 @@ def run(
         return {lr: _combined([of(text, lr, seed).figures() for seed in tuning]) for lr in rates}
 
     _complete([of(text, lr, seed) for seed in tuning for text in runs for lr in rates], jobs)
-    best = {text: max(found, key=lambda lr: found[lr]["top1"]) for text in runs for found in [tried(text)]}
+    best = {text: max(found, key=lambda lr: _merit(found[lr])) for text in runs for found in [tried(text)]}
     _complete([of(text, best[text], seed) for seed in seeds for text in runs], jobs)
     rows = []
     for text in runs:
@@ -147,11 +149,18 @@ def _complete(runs: Sequence[Run], jobs: int) -> None:
         pool.shutdown(cancel_futures=True)
 
 
+def _merit(figures: dict[str, Any]) -> float:
+    """The accuracy; of a task that has none, minus the loss."""
+    return float(-figures["loss"] if figures["top1"] is None else figures["top1"])
+
+
 def _combined(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Means over the seeds, the accuracies one by one and their mean's standard error; bytes are those of one worker and step."""
-    means = {name: statistics.fmean(each[name] for each in measured) for name in measured[0] if measured[0][name] is not None}
+    means = {
+        name: None if value is None else statistics.fmean(each[name] for each in measured) for name, value in measured[0].items()
+    }
     top1 = [each["top1"] for each in measured]
-    error = statistics.stdev(top1) / math.sqrt(len(top1)) if len(top1) > 1 else None
+    error = statistics.stdev(top1) / math.sqrt(len(top1)) if len(top1) > 1 and None not in top1 else None
     return {**means, "all_top1": top1, "standard_error": error}
 
 
@@ -165,9 +174,8 @@ def markdown(result: dict[str, Any]) -> str:
         error = "" if row["standard_error"] is None else f"{100 * row['standard_error']:.2f}"
         figures = f"{row['uplink_bytes']:,.0f} | {row['downlink_bytes']:,.0f} | {row['ratio']:.1f}"
         times = f"{1e3 * row['step']:.1f} ms | {1e3 * row['encode']:.1f} ms"
-        lines.append(
-            f"| {row['run']} | {row['lr']:g} | {100 * row['top1']:.2f} % | {error} | {row['loss']:.4f} | {figures} | {times} |"
-        )
+        accuracy = "" if row["top1"] is None else f"{100 * row['top1']:.2f} %"
+        lines.append(f"| {row['run']} | {row['lr']:g} | {accuracy} | {error} | {row['loss']:.4f} | {figures} | {times} |")
     head = f"{result['date']}, {result['cpu']}, {result['cores']} cores, {result['workers']} workers, `{result['common']}`"
     return f"{head}\n\nBytes are those of one worker in one step.\n\n" + "\n".join(lines) + "\n"
 
