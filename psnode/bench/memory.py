@@ -1,86 +1,107 @@
-"""`psnode bench memory`: the growth of the master's memory.
+"""`psnode bench memory`: the peak memory of the master and of a worker, beside the prediction of psnode.exchange.footprint.
 
 Real jobs of two steps on synthetic data, `psnode launch -n P -- train ...`, whose summaries hold the highest resident
-memory of rank 0. A small network with the same scheme gives the share that Python, torch, torchvision, MPI and compiled kernels
-take by themselves; it runs twice, since whoever compiles a kernel that no earlier run left behind holds the compiler as
-well. The memory above that is stated in copies of the model: weights, the optimizer's state and one accumulator make 3 with
-momentum, a dense downlink adds the one copy that all workers are sent, a coded one the residual and the decoded values,
-and every worker its coded gradients on their way in.
+memory of rank 0 and of the worker that held the most. A small network with the same scheme gives the share that Python, torch,
+torchvision, MPI and compiled kernels take by themselves; it runs twice, since whoever compiles a kernel that no earlier run left
+behind holds the compiler as well. What lies above it is stated in copies of the model, as measured and as predicted.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from psnode.bench.hardware import hardware
 from psnode.bench.saving import save
+from psnode.config import Config
+from psnode.config.scheme import Scheme
 from psnode.errors import PsnodeError
+from psnode.exchange.footprint import Footprint, footprint
 from psnode.jobs.launch import launch
+from psnode.plan.groups import Plan
+from psnode.records.directory import saved_run
 from psnode.records.metrics import SUMMARY
 
 _SMALL = ["--network", "torchvision:squeezenet1_1"]  # 2.9 MB
-_COMMON = "--dataset synthetic --batch-size 2 --max-steps 2 --eval-freq 0 --momentum 0.9 --threads 1 --no-tensorboard"
-_FLOAT_BYTES = 4
+_COMMON = "--dataset synthetic --batch-size 1 --max-steps 2 --eval-freq 0 --threads 1 --no-tensorboard"
+_SHAPE = ["--synthetic-shape", "3,64,64", "--synthetic-examples", "16"]  # small activations
+_PEAKS = {"master": "peak_memory_bytes", "worker": "worker_peak_memory_bytes"}
 
 
-def run(networks: Sequence[str], workers: Sequence[int], schemes: Sequence[str]) -> dict[str, Any]:
-    """Measure every combination. PsnodeError when a run fails or the system does not tell a process's peak memory."""
+def run(networks: Sequence[str], workers: Sequence[int], schemes: Sequence[str], flags: Sequence[str] = ()) -> dict[str, Any]:
+    """Measure every combination. `flags`: of train, for all of them.
+
+    Returns rows of two for each, one a role: `base_bytes`, `peak_bytes`, `model_bytes`, `copies` and `expected_copies` of the
+    model above the base, `expected_bytes` of the peak, and `coded`, the copies that a worker sends in a step. PsnodeError when a
+    run fails or the system does not tell a process's peak memory.
+    """
     rows = []
     for scheme in schemes:
-        base = [_peak([*_SMALL, "--scheme", scheme], 1)["peak_memory_bytes"] for _ in range(2)][-1]
+        base = [_measured([*_SMALL, "--scheme", scheme, *flags], 1) for _ in range(2)][-1]
         for network in networks:
             for count in workers:
-                summary = _peak(["--network", network, "--scheme", scheme], count)
-                model = _FLOAT_BYTES * summary["coordinates"]
-                above = summary["peak_memory_bytes"] - base
-                coded = summary["uplink_bytes"] / summary["steps"] / count
-                rows.append(
-                    {
-                        "network": network,
-                        "scheme": scheme,
-                        "workers": count,
-                        "base_bytes": base,
-                        "peak_bytes": summary["peak_memory_bytes"],
-                        "model_bytes": model,
-                        "copies": above / model,
-                        "coded": coded / model,
-                    }
-                )
-    return {**hardware(), "rows": rows}
+                found = _measured(["--network", network, "--scheme", scheme, *flags], count)
+                rows += [_row(role, network, scheme, count, base, found) for role in _PEAKS]
+    return {**hardware(), "flags": shlex.join(flags), "rows": rows}
 
 
-def _peak(flags: Sequence[str], workers: int) -> dict[str, Any]:
+class _Measured(NamedTuple):
+    """A run's summary, and the memory expected of it."""
+
+    summary: dict[str, Any]
+    need: Footprint
+
+    def expected(self, role: str) -> float:
+        return self.need.master_bytes if role == "master" else self.need.worker_bytes
+
+
+def _row(role: str, network: str, scheme: str, workers: int, base: _Measured, found: _Measured) -> dict[str, Any]:
+    model, expected = found.need.vector, found.expected(role) - base.expected(role)
+    rest, peak = base.summary[_PEAKS[role]], found.summary[_PEAKS[role]]
+    return {
+        "network": network, "scheme": scheme, "workers": workers, "role": role, "base_bytes": rest, "peak_bytes": peak,
+        "model_bytes": model, "copies": (peak - rest) / model, "expected_copies": expected / model,
+        "expected_bytes": rest + expected, "coded": found.summary["uplink_bytes"] / found.summary["steps"] / workers / model,
+    }  # fmt: skip
+
+
+def _measured(flags: Sequence[str], workers: int) -> _Measured:
     with tempfile.TemporaryDirectory() as directory:
-        code = launch(workers, ["train", *_COMMON.split(), *flags, "--train-dir", directory])
+        code = launch(workers, ["train", *_COMMON.split(), *_SHAPE, *flags, "--quiet", "--train-dir", directory])
         if code != 0:
             raise PsnodeError(f"the run {' '.join(flags)} ended with exit code {code}: see its messages above")
         summary: dict[str, Any] = json.loads((Path(directory) / SUMMARY).read_bytes())
-    if summary["peak_memory_bytes"] is None:
+        saved = saved_run(Path(directory))
+    if None in (summary[name] for name in _PEAKS.values()):
         raise PsnodeError("this system does not tell the peak memory of a process: it needs Linux's /proc")
-    return summary
+    config, scheme = Config.from_dict(saved["config"]), Scheme.from_dict(saved["scheme"])
+    return _Measured(summary, footprint(Plan.from_dict(saved["plan"]), scheme, config, workers))
 
 
 def markdown(result: dict[str, Any]) -> str:
     """The result as a page for docs/results."""
     lines = [
-        "| network | model, MB | scheme | workers | base, MB | peak, MB | models above the base | models a worker sends |",
-        "|---|---:|---|---:|---:|---:|---:|---:|",
+        "| network | model, MB | scheme | workers | role | base, MB | peak, MB | expected, MB | off | copies above | expected |",
+        "|---|---:|---|---:|---|---:|---:|---:|---:|---:|---:|",
     ]
     for row in result["rows"]:
-        model, base, peak = (row[name] / 1e6 for name in ("model_bytes", "base_bytes", "peak_bytes"))
-        figures = f"{model:.1f} | {row['scheme']} | {row['workers']} | {base:.0f} | {peak:.0f}"
-        figures += f" | {row['copies']:.2f} | {row['coded']:.2f}"
-        lines.append(f"| {row['network']} | {figures} |")
-    return f"{result['date']}, {result['cpu']}, {result['cores']} cores\n\n" + "\n".join(lines) + "\n"
+        names = ("model_bytes", "base_bytes", "peak_bytes", "expected_bytes")
+        model, base, peak, expected = (row[name] / 1e6 for name in names)
+        sizes = f"{base:.0f} | {peak:.0f} | {expected:.0f} | {100 * (peak / expected - 1):+.1f} %"
+        copies = f"{row['copies']:.2f} | {row['expected_copies']:.2f}"
+        name = f"{row['network']} | {model:.1f} | {row['scheme']} | {row['workers']} | {row['role']}"
+        lines.append(f"| {name} | {sizes} | {copies} |")
+    head = f"{result['date']}, {result['cpu']}, {result['cores']} cores, flags `{result['flags']}`"
+    return f"{head}\n\n" + "\n".join(lines) + "\n"
 
 
-def main(networks: Sequence[str], workers: Sequence[int], schemes: Sequence[str], json_file: Path | None) -> int:
+def main(networks: Sequence[str], workers: Sequence[int], schemes: Sequence[str], flags: str, json_file: Path | None) -> int:
     """Run, print the table, write it as JSON; the exit code."""
-    result = run(networks, workers, schemes)
+    result = run(networks, workers, schemes, shlex.split(flags))
     print(markdown(result))
     save(result, json_file)
     return 0

@@ -130,7 +130,7 @@ def bench_liars(**options: Any) -> int:
     return measure(**options)
 
 
-@bench.command(name="memory", short_help="What the master's memory grows with.")
+@bench.command(name="memory", short_help="Peak memory of both roles, beside the prediction.")
 @click.option(
     "--network", "networks", multiple=True, default=("torchvision:resnet18",), show_default=True, help="Repeat for more."
 )
@@ -138,10 +138,11 @@ def bench_liars(**options: Any) -> int:
 @click.option(
     "-n", "--workers", type=click.IntRange(1), multiple=True, default=(1, 2, 4), show_default=True, help="Repeat for more."
 )
+@click.option("--flags", default="", metavar="FLAGS", help="Of train, for all runs, as one text.")
 @shared.json_file
 @debuggable
 def bench_memory(**options: Any) -> int:
-    """Peak memory of the master over networks, schemes and numbers of workers."""
+    """Peak memory of the master and of a worker over networks, schemes and numbers of workers, beside what --dry-run says."""
     from psnode.bench.memory import main as measure
 
     return measure(**options)

@@ -30,7 +30,7 @@ from psnode.config.logs import shown
 from psnode.errors import ConfigurationError, PsnodeError, in_one_line
 from psnode.transport.mpi.environment import place
 
-_PRINTS = "psnode.print_config"  # in a context's meta
+_PRINTS, _DRY = "psnode.print_config", "psnode.dry_run"  # in a context's meta
 _GRACE = 5.0  # seconds that rank 0 has to speak before the others do
 # the first setting of each part of `psnode train --help`
 PARTS = {
@@ -86,6 +86,12 @@ def train(**given: Any) -> int:
         return 0
     if config.comm_type and _speaks():
         click.echo(f"psnode: --comm-type {config.comm_type} changes nothing: there is one exchange, point-to-point.", err=True)
+    if click.get_current_context().meta.get(_DRY):
+        if _speaks():
+            from psnode.jobs.dry_run import dry_run
+
+            click.echo(dry_run(config, config.local or (max(1, here.size - 1) if (here := place()) else 1)), nl=False)
+        return 0
     with traced(config.debug):
         from psnode.jobs.job import run
 
@@ -99,11 +105,15 @@ _print = click.Option(  # no setting: those who read train's flags do not meet i
     ["--print-config"], is_flag=True, expose_value=False, help="Print all settings as a file for --config, and end.",
     callback=lambda context, option, value: context.meta.update({_PRINTS: value}),
 )  # fmt: skip
+_dry = click.Option(
+    ["--dry-run"], is_flag=True, expose_value=False, help="Tell plan, bytes and memory of the job, and end.",
+    callback=lambda context, option, value: context.meta.update({_DRY: value}),
+)  # fmt: skip
 app.add_command(
     _Train(
         "train",
         callback=train,
-        params=[_file, _print, *(click_option(setting, setting.rules.help) for setting in settings().values())],
+        params=[_file, _print, _dry, *(click_option(setting, setting.rules.help) for setting in settings().values())],
         help=train.__doc__,
         short_help="Train: a master, and a worker on every other rank.",
     )

@@ -295,6 +295,9 @@ class Config:
     local: int | None = option(
         None, "Master and so many workers in this process, without MPI.", metavar="P", minimum=1, maximum=256, free=True
     )
+    memory_check: bool = option(
+        True, "Refuse to begin where the ranks of a host will need more memory than it has left.", free=True, before=True
+    )
     quiet: bool = option(False, "Say nothing but warnings and errors.", free=True, before=False)
     debug: bool = option(False, "Show the traceback of every error, also of those that psnode tells in one line.", free=True)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,3 +31,17 @@ class Machine:
         """That of this process."""
         fma = rounds_once()
         return cls(socket.gethostname(), usable_cores(), {"fma": fma, "aten": torch.backends.cpu.get_cpu_capability()})
+
+
+def free_memory() -> int | None:
+    """Bytes that programs on this host can still take, swap included, within this process's control group; None if not told."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        free = 1024 * (int(lines["MemAvailable"].split()[0]) + int(lines["SwapFree"].split()[0]))
+    except (OSError, KeyError, ValueError):
+        return None
+    with contextlib.suppress(OSError, ValueError, StopIteration):  # no limit is the word max
+        own = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
+        group = Path("/sys/fs/cgroup", own.removeprefix("0::").lstrip("/"))
+        free = min(free, int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    return max(0, free)

@@ -15,7 +15,9 @@ import torch
 from psnode.config import Config
 from psnode.config.train_settings import OWN
 from psnode.errors import CheckpointError, PsnodeError, StoppedError
+from psnode.exchange import malloc
 from psnode.exchange.compilation import prepare
+from psnode.exchange.footprint import footprint
 from psnode.exchange.machine import Machine
 from psnode.exchange.replica import describe
 from psnode.exchange.routes import MASTER, Layout, routes_of
@@ -26,6 +28,7 @@ from psnode.master.agreement import among, require_one_version, what_to_send
 from psnode.master.applied import applied_before
 from psnode.master.autotune import group_bytes_for
 from psnode.master.checkpointing import PendingCheckpoints
+from psnode.master.enough_memory import require_memory
 from psnode.master.events import Events
 from psnode.master.heartbeat import Heartbeat
 from psnode.master.job_state import QUORUM, JobState
@@ -157,7 +160,10 @@ def _run(
     run, plan = _planned(link, run, model, {rank: ready[rank] for rank in workers}, sharding, events)
     replanning.check(run.resume_point, plan, ready[workers[0]].tensors)
     recipients = routes_of(layout, plan)[0].heirs(MASTER)
-    tell_of_the_run(run, plan, ready, workers, sharding)
+    need = footprint(plan, run.scheme, run.config, len(workers))
+    tell_of_the_run(run, plan, ready, workers, sharding, need)
+    if run.config.memory_check:
+        require_memory(need, {rank: ready[rank] for rank in ranks})
     config, tracer = run.config, Tracer(0, enabled=run.config.timeline)
     constraint = task.constrain if task.constrains else None
     with Shard(
@@ -199,6 +205,7 @@ def _run(
                 behind=behind,
             )
             tell_of_the_bytes(plan, run.scheme, len(workers))
+            malloc.give_back()
             _serve(master, ready[workers[0]].waits)
     if config.timeline:
         names = {0: "master", **{rank: f"worker {rank}" for rank in ranks}}
@@ -313,7 +320,8 @@ def _exit_code(master: Master) -> int:
 
 def _summarise(master: Master, run: RunDirectory, reason: str, code: int) -> Summary:
     found = _summary(run, master.version, reason, code, master.shard.plan.size)
-    found = replace(found, final_loss=master.final_loss, model_hash=master.shard.digest())
+    memory = master.recorder.worker_memory or None
+    found = replace(found, final_loss=master.final_loss, model_hash=master.shard.digest(), worker_peak_memory_bytes=memory)
     found.write(run.path)
     return found
 

@@ -48,6 +48,7 @@ class StepRecorder:
         self._lost: frozenset[int] = frozenset()
         self._reports: dict[int, dict[int, Report]] = defaultdict(dict)  # by rank and its step
         self._loss: float | None = None
+        self.worker_memory = 0  # the most that a worker has told
         self.first = (0, 0)  # bytes up and down of the first step's own frames, once its record is made
 
     def begin(self) -> None:
@@ -78,6 +79,7 @@ class StepRecorder:
         """Take a worker's report about its own `step`."""
         reports = self._reports[rank]
         reports[step] = report
+        self.worker_memory = max(self.worker_memory, report.memory)
         if len(reports) > _MOST_REPORTS:
             del reports[min(reports)]
 

@@ -157,7 +157,8 @@ class Ready(_Message):
     The seconds are those from the beginning of a backward pass; a tensor that it leaves without a gradient has those of the end.
     `contents`: of every parameter and buffer, trained or not, dtype, shape and the xxh3_64 of its bytes, by name. As `backward`,
     only worker 1 knows `late`, the parameters whose gradient one pass adds to repeatedly, and `waits`: why forward passes have
-    to wait for all weights, empty if they need not. `host`, `cores` and `arithmetic` as in psnode.exchange.machine.
+    to wait for all weights, empty if they need not. `host`, `cores` and `arithmetic` as in psnode.exchange.machine. `free`:
+    bytes of memory that the host has left, None where it does not tell.
     """
 
     tensors: list[Any]
@@ -170,6 +171,7 @@ class Ready(_Message):
     host: str = ""
     cores: int = 1
     arithmetic: dict[str, Any] = field(default_factory=lambda: {"fma": False, "aten": "DEFAULT"})
+    free: int | None = None
 
     @property
     def order(self) -> list[str] | None:
@@ -178,7 +180,7 @@ class Ready(_Message):
 
     def _is_sound(self) -> bool:
         known = all(_is_name(name) and _is_content(value) for name, value in self.contents.items())
-        sizes = self.examples >= 0 and self.cores >= 1 and _is_name(self.host)
+        sizes = self.examples >= 0 and self.cores >= 1 and _is_name(self.host) and (self.free is None or self.free >= 0)
         return sizes and all(map(_is_tensor, self.tensors)) and known and self._is_timed() and _is_arithmetic(self.arithmetic)
 
     def _is_timed(self) -> bool:
@@ -239,7 +241,8 @@ class Report(_Message):
     """REPORT: a worker's account of one step. Sums over `samples`; seconds of its own clock. `loss`: None if it was not told.
 
     `replica_hash` is the xxh3_64 of the weights it computed on, in steps where it is asked for. `up` and `down`: bytes of the
-    gradients and of the weights that it sent in this step, with frame headers.
+    gradients and of the weights that it sent in this step, with frame headers. `memory`: the most that it held so far, told
+    in its last step; 0 in others.
     """
 
     loss: float | None
@@ -252,10 +255,12 @@ class Report(_Message):
     replica_hash: int | None
     up: int = 0
     down: int = 0
+    memory: int = 0
 
     def _is_sound(self) -> bool:
         finite = self.loss is None or math.isfinite(self.loss)
-        return finite and self.samples >= 0 and 0 <= self.up < _MOST_BYTES and 0 <= self.down < _MOST_BYTES
+        sizes = (self.up, self.down, self.memory)
+        return finite and self.samples >= 0 and all(0 <= size < _MOST_BYTES for size in sizes)
 
 
 def unreportable(samples: object, metrics: Mapping[Any, Any]) -> str:

@@ -76,6 +76,7 @@ class Summary:
     exit_code: int
     coordinates: int
     peak_memory_bytes: int | None  # of the master; resident
+    worker_peak_memory_bytes: int | None = None  # of the worker that held the most; None if none has told
 
     def write(self, directory: Path) -> None:
         """Write summary.json into `directory` atomically."""

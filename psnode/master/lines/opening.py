@@ -14,10 +14,10 @@ from psnode.config import Config
 from psnode.config.amounts import amount, counted
 from psnode.config.names import DENSE, PASSED
 from psnode.config.scheme import Scheme
+from psnode.exchange.expected import step_bytes
+from psnode.exchange.footprint import Footprint
 from psnode.exchange.machine import Machine
-from psnode.feedback import get_feedback
 from psnode.master.lines.columns import tell
-from psnode.master.lines.expected import step_bytes
 from psnode.master.sharding import Sharding
 from psnode.plan.groups import Plan
 from psnode.protocol.messages import Ready
@@ -29,7 +29,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def tell_of_the_run(
-    run: RunDirectory, plan: Plan, ready: Mapping[int, Ready], workers: Sequence[int], sharding: Sharding
+    run: RunDirectory, plan: Plan, ready: Mapping[int, Ready], workers: Sequence[int], sharding: Sharding, need: Footprint
 ) -> None:
     """Tell of the run that is about to begin. `ready`: the answers of all ranks; `workers`: those that compute."""
     config, first = run.config, ready[workers[0]]
@@ -38,7 +38,7 @@ def tell_of_the_run(
     rows.append(("workers", _workers(config, [ready[rank].host for rank in workers])))
     rows.append(("steps", f"{sharding.last_step:,}; {sharding.epochs.steps:,} are an epoch"))
     rows.append(("scheme", _scheme(run.scheme, config)))
-    rows.append(("memory", _memory(config, plan, run.scheme, len(workers))))
+    rows.append(("memory", _memory(config, need, len(workers))))
     rows.append(("directory", f"{config.directory}, {_checkpoints(config)}"))
     tell(_LOG, rows)
 
@@ -84,23 +84,14 @@ def _scheme(scheme: Scheme, config: Config) -> str:
     return f"{scheme.name}, lr {config.lr:g}; up {brief(get_codec(scheme.codec))}{feedback}; down {down}"
 
 
-def _memory(config: Config, plan: Plan, scheme: Scheme, workers: int) -> str:
+def _memory(config: Config, need: Footprint, workers: int) -> str:
     """A prediction: what this process holds now, which has imported all and built the model, and the vectors of the exchange."""
-    now, vector = resident_memory(), 4 * plan.size
-    if now is None:
-        return f"{amount(_masters(config, scheme) * vector)} for the master beside the libraries and the model"
-    master = _masters(config, scheme) * vector
-    worker = (3 + len(get_feedback(scheme.feedback).init(0))) * vector  # gradients, as torch has them and laid out, and y
+    now = resident_memory() or 0
+    beside = "" if now else " beside the libraries and the model"
+    master, worker = now + need.master_bytes, now + need.worker_bytes
     if config.local is not None:
-        return f"about {amount(now + master + workers * worker)} in this process, and activations"
-    return f"about {amount(now + master)} for the master, {amount(now + worker)} and activations a worker"
-
-
-def _masters(config: Config, scheme: Scheme) -> int:
-    """Vectors of the model's size that the master holds: x, the sum, y, frames sent, the optimizer's memories, an average."""
-    memories = 2 if config.optimizer != "sgd" else int(scheme.momentum > 0)
-    memories += config.ema_decay is not None
-    return 3 + (2 if scheme.downlink != DENSE else 0) + memories
+        return f"about {amount(master + workers * need.worker_bytes)} in this process{beside}, and activations"
+    return f"about {amount(master)} for the master, {amount(worker)} and activations a worker{beside}"
 
 
 def _checkpoints(config: Config) -> str:

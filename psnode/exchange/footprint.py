@@ -1,0 +1,107 @@
+"""Memory that the exchange takes on a master and on a worker: vectors of the model's size by purpose, before there is a job.
+
+A vector is float32, one value a trained parameter. Activations of the forward pass, libraries, and buffers that every
+program has are not counted: the figures are what a scheme, an optimizer and a number of workers decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from psnode.codecs import get_codec
+from psnode.config import Config
+from psnode.config.names import DENSE
+from psnode.config.scheme import Scheme
+from psnode.config.train_settings import OWN
+from psnode.exchange.expected import step_bytes
+from psnode.feedback import get_feedback
+from psnode.plan.groups import Plan
+from psnode.tasks.optimizers import COORDINATEWISE, made, memories_of
+
+_SIDE = 64  # of the matrix that an optimizer of whole tensors is tried on
+
+
+class Use(NamedTuple):
+    """Bytes that one rank holds for one purpose."""
+
+    purpose: str
+    nbytes: float
+
+
+class Footprint(NamedTuple):
+    """Uses of memory of the master and of each worker. `vector`: the bytes of the model's trained weights."""
+
+    vector: int
+    master: tuple[Use, ...]
+    worker: tuple[Use, ...]
+
+    @property
+    def master_bytes(self) -> float:
+        """All that the master holds."""
+        return sum(use.nbytes for use in self.master)
+
+    @property
+    def worker_bytes(self) -> float:
+        """All that one worker holds."""
+        return sum(use.nbytes for use in self.worker)
+
+
+def footprint(plan: Plan, scheme: Scheme, config: Config, workers: int) -> Footprint:
+    """Uses of memory in a job of so many `workers`. Codes some values to learn the size of payloads."""
+    vector = 4 * plan.size
+    up, down = step_bytes(plan, scheme)
+    return Footprint(
+        vector, tuple(_master(vector, up, down, scheme, config, workers)), tuple(_worker(vector, up, down, plan, scheme))
+    )
+
+
+def _master(vector: int, up: float, down: float, scheme: Scheme, config: Config, workers: int) -> Sequence[Use]:
+    coded = scheme.downlink != DENSE
+    memories = optimizer_vectors(scheme, config)
+    uses = [
+        Use("weights", vector),
+        Use("sum of the gradients", vector),
+        Use(f"memories of {config.optimizer}", memories * vector),
+        Use("weights as the workers have them", vector if coded else 0),
+        Use("moving average", vector if config.ema_decay is not None else 0),
+        Use("gradients that come in, coded", workers * up),
+        Use("weights that go out", down),
+    ]
+    return [use for use in uses if use.nbytes]
+
+
+def _worker(vector: int, up: float, down: float, plan: Plan, scheme: Scheme) -> Sequence[Use]:
+    feedback = get_feedback(scheme.feedback)
+    compressed = sum(segment.size for segment in plan.segments if not get_codec(segment.codec).lossless)
+    kept = [name for name in feedback.init(0) if name not in feedback.scratch]
+    whole = plan.size - (compressed if feedback.only_adds and feedback.memory is not None else 0)
+    uses = [
+        Use("weights", vector),
+        Use("gradient", vector),
+        *(Use(f"memory {name}", 4 * (plan.size if scheme.clips else compressed)) for name in kept),
+        *(Use(f"room {name}", 4 * compressed) for name in sorted(feedback.scratch)),
+        Use("gradient side by side", 4 * whole),
+        Use("gradient coded", up),
+        Use("weights that come in", down),
+    ]
+    return [use for use in uses if use.nbytes]
+
+
+def optimizer_vectors(scheme: Scheme, config: Config) -> float:
+    """Vectors that the master's optimizer keeps; 0 for one of the task's own, which is not known."""
+    if config.optimizer == "sgd":
+        return float(scheme.momentum > 0 or (scheme.gathering is not None and config.weight_decay > 0))
+    if config.optimizer == OWN:
+        return 0.0
+    if config.optimizer in COORDINATEWISE:
+        return float(len(memories_of(config)))
+    tried = nn.Parameter(torch.ones(_SIDE, _SIDE))
+    tried.grad = torch.ones_like(tried)
+    optimizer = made(config, scheme.momentum, tried, 0.01)
+    optimizer.step()
+    tensors = [value for value in optimizer.state[tried].values() if torch.is_tensor(value)]
+    return round(sum(value.numel() for value in tensors) / tried.numel(), 1)

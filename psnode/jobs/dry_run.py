@@ -1,0 +1,54 @@
+"""`psnode train --dry-run`: plan, bytes and memory of a job that is not begun."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from psnode.config import Config
+from psnode.config.amounts import amount, counted
+from psnode.config.resolve import resolve
+from psnode.config.scheme import Scheme
+from psnode.exchange.expected import step_bytes
+from psnode.exchange.footprint import Use, footprint
+from psnode.exchange.replica import describe
+from psnode.plan.groups import Plan, plan_of
+from psnode.tasks import inventory
+from psnode.tasks.load import make_task
+from psnode.tasks.optimizers import require_optimizer
+
+
+def dry_run(config: Config, workers: int) -> str:
+    """Lines on the job that `config` would make with so many workers. ConfigurationError for all that it would be refused for."""
+    scheme = resolve(config)
+    task = make_task(config)
+    require_optimizer(config, own=task.own_optimizer is not None)
+    torch.manual_seed(config.seed)
+    model = task.model()
+    inventory.check(model, task.statistics(model))
+    plan = plan_of(describe(model), scheme, config)
+    return "\n".join(_lines(plan, scheme, config, workers)) + "\n"
+
+
+def _lines(plan: Plan, scheme: Scheme, config: Config, workers: int) -> Iterator[str]:
+    up, down = step_bytes(plan, scheme)
+    need = footprint(plan, scheme, config, workers)
+    parts = f"{counted(len(plan.segments), 'segment')}, {counted(len(plan.groups), 'group')}"
+    yield f"model      {counted(plan.size, 'parameter')} that are trained, {amount(need.vector)}; {parts}"
+    yield f"scheme     {scheme.name}: up {scheme.codec}, feedback {scheme.feedback}, down {scheme.downlink}"
+    yield f"a step     about {amount(up)} up and {amount(down)} down a worker; float32 {amount(need.vector)} each"
+    for role, uses, total in (
+        ("master", need.master, need.master_bytes),
+        (f"each of {counted(workers, 'worker')}", need.worker, need.worker_bytes),
+    ):
+        yield ""
+        yield from _table(f"memory of the {role}" if role == "master" else f"memory of {role}", uses, total, need.vector)
+    yield ""
+    yield "Libraries, data, activations and a checkpoint that is being written come on top."
+
+
+def _table(title: str, uses: Sequence[Use], total: float, vector: int) -> Iterator[str]:
+    yield f"{title:44}{'floats a parameter':>18}{'bytes':>12}"
+    for use in (*uses, Use("all", total)):
+        yield f"  {use.purpose:42}{use.nbytes / max(vector, 1):>18.2f}{amount(use.nbytes):>12}"

@@ -1,0 +1,115 @@
+"""Predicted memory: vectors of each role, counted by hand; a job that cannot fit is refused before it begins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from psnode.config import Config
+from psnode.config.resolve import resolve
+from psnode.errors import ConfigurationError
+from psnode.exchange.footprint import Footprint, footprint, optimizer_vectors
+from psnode.exchange.machine import Machine, free_memory
+from psnode.jobs.dry_run import dry_run
+from psnode.jobs.job import run
+from psnode.master.enough_memory import require_memory
+from psnode.plan.groups import Tensor, plan_of
+from psnode.protocol.messages import Ready
+
+SIZE = 1 << 20
+TENSORS = [Tensor("w", (1024, 1024))]
+
+
+def need(scheme: str, workers: int = 1, **settings: object) -> Footprint:
+    config = Config(scheme=scheme, **settings)  # type: ignore[arg-type]
+    found = resolve(config)
+    return footprint(plan_of(TENSORS, found, config), found, config, workers)
+
+
+def vectors(uses: tuple[object, ...], vector: int) -> dict[str, float]:
+    return {use.purpose: round(use.nbytes / vector, 2) for use in uses}  # type: ignore[attr-defined]
+
+
+def test_error_feedback_keeps_weights_gradient_and_residual_on_a_worker() -> None:
+    """One top-k coordinate in a hundred takes 1.5 % of float32's bytes: 32 bits and some eight of the index."""
+    found = need("topk", workers=3)
+    assert found.vector == 4 * SIZE
+    worker = vectors(found.worker, found.vector)
+    assert (worker["weights"], worker["gradient"], worker["memory residual"]) == (1, 1, 1)
+    assert found.worker_bytes < 3.05 * found.vector
+    master = vectors(found.master, found.vector)
+    assert sum(value == 1 for value in master.values()) == 4  # weights, the sum, momentum, and y
+    assert found.master_bytes < 4.1 * found.vector
+
+
+def test_a_dense_downlink_has_no_y_but_frames_of_all_weights() -> None:
+    found = need("dense", workers=2, momentum=0.0)
+    assert vectors(found.master, found.vector) == {
+        "weights": 1, "sum of the gradients": 1, "gradients that come in, coded": 2, "weights that go out": 1,
+    }  # fmt: skip
+    assert found.worker_bytes == pytest.approx(5 * found.vector, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "expected"), [("adamw", 2.0), ("adadelta", 2.0), ("adagrad", 1.0), ("rprop", 2.0), ("asgd", 1.0)]
+)
+def test_memories_of_optimizers_are_those_of_their_papers(optimizer: str, expected: float) -> None:
+    config = Config(scheme="dense", optimizer=optimizer)
+    assert optimizer_vectors(resolve(config), config) == expected
+
+
+def test_adafactor_keeps_a_row_and_a_column() -> None:
+    config = Config(scheme="dense", optimizer="adafactor")
+    assert optimizer_vectors(resolve(config), config) < 0.1
+
+
+def ready(host: str, free: int | None) -> Ready:
+    return Ready([["w", [1024, 1024]]], None, 8, True, host=host, free=free)
+
+
+def test_a_host_whose_ranks_do_not_fit_is_named() -> None:
+    """Worker: 3.03 vectors of 4 MiB, of which its model is one."""
+    found = need("topk", workers=3)
+    fits = int(2 * 2.1 * found.vector)
+    require_memory(found, {1: ready("a", fits), 2: ready("a", fits), 3: ready("b", None)})
+    with pytest.raises(ConfigurationError, match=r"2 ranks on a will need .* and 8\.39 MB are left there"):
+        require_memory(found, {1: ready("a", 2 * found.vector), 2: ready("a", fits), 3: ready("b", None)})
+
+
+def test_the_master_counts_on_its_own_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = need("topk")
+    monkeypatch.setattr("psnode.master.enough_memory.free_memory", lambda: 4 * found.vector)
+    here = Machine.here().host
+    with pytest.raises(ConfigurationError, match=f"2 ranks on {here}"):
+        require_memory(found, {1: ready(here, 4 * found.vector)})
+    monkeypatch.setattr("psnode.master.enough_memory.free_memory", lambda: 6 * found.vector)
+    require_memory(found, {1: ready(here, 6 * found.vector)})
+
+
+def test_a_job_that_does_not_fit_ends_before_its_first_step_unless_told_not_to_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psnode.worker.startup.free_memory", lambda: 1000)
+    config = Config(local=1, max_steps=1, batch_size=2, train_dir=tmp_path, threads=1, quiet=True, tensorboard=False)
+    with pytest.raises(ConfigurationError, match="psnode train --dry-run"):
+        run(config)
+    assert not (tmp_path / "metrics.jsonl").exists()
+    assert run(replace(config, memory_check=False)) == 0
+
+
+def test_free_memory_is_less_than_what_the_machine_has() -> None:
+    total = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
+    free = free_memory()
+    assert free is not None and 0 < free <= 1024 * int(total.split()[1]) * 2
+
+
+def test_a_dry_run_lists_what_a_job_would_take() -> None:
+    text = dry_run(Config(scheme="topk", optimizer="adamw", lr=0.001), workers=3)
+    assert "431,080 parameters" in text
+    lines = [line.split() for line in text.splitlines()]
+    assert ["memories", "of", "adamw", "2.00", "3.45", "MB"] in lines
+    master, worker = (float(line[-3]) for line in lines if line[:1] == ["all"])
+    assert 5 < master < 5.1 and 3 < worker < 3.05
+    assert max(map(len, text.splitlines())) <= 80
