@@ -149,9 +149,11 @@ def test_the_kind_of_consistency_is_asked_for_in_one_place() -> None:
 
 
 def test_the_master_reaches_the_data_plane_through_the_shard() -> None:
-    """Routes, the rule, the shard, its events with the types in them, and the backlog; no part that a shard is made of."""
-    shard = {"routes", "shard", "consistency", "events", "backlog"}
-    names = {"median_clipping.Clipped", "machine.Machine", "compilation.prepare", "replica.describe"}
+    """Routes, the rule, the shard, its events with the types in them, the backlog, and what is known before there is a shard:
+    the machine with its memory, predictions, kernels. No part that a shard is made of.
+    """
+    shard = {"routes", "shard", "consistency", "events", "backlog", "machine", "expected", "footprint"}
+    names = {"exchange.malloc", "median_clipping.Clipped", "compilation.prepare", "replica.describe"}
     reached = {
         f"{node.module.rpartition('.')[2]}.{alias.name}"
         for path in (PACKAGE / "master").rglob("*.py")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
-
-import torch
 
 from psnode.config import Config
 from psnode.config.amounts import amount, counted
@@ -21,6 +20,8 @@ from psnode.tasks.optimizers import require_optimizer
 
 def dry_run(config: Config, workers: int) -> str:
     """Lines on the job that `config` would make with so many workers. ConfigurationError for all that it would be refused for."""
+    import torch
+
     scheme = resolve(config)
     task = make_task(config)
     require_optimizer(config, own=task.own_optimizer is not None)
@@ -36,7 +37,8 @@ def _lines(plan: Plan, scheme: Scheme, config: Config, workers: int) -> Iterator
     need = footprint(plan, scheme, config, workers)
     parts = f"{counted(len(plan.segments), 'segment')}, {counted(len(plan.groups), 'group')}"
     yield f"model      {counted(plan.size, 'parameter')} that are trained, {amount(need.vector)}; {parts}"
-    yield f"scheme     {scheme.name}: up {scheme.codec}, feedback {scheme.feedback}, down {scheme.downlink}"
+    coded = f"scheme     {scheme.name}: up {scheme.codec}, feedback {scheme.feedback}, down {scheme.downlink}"
+    yield from textwrap.wrap(coded, 80, subsequent_indent=" " * 11, break_long_words=False)
     yield f"a step     about {amount(up)} up and {amount(down)} down a worker; float32 {amount(need.vector)} each"
     for role, uses, total in (
         ("master", need.master, need.master_bytes),
