@@ -22,7 +22,7 @@ from psnode.config import settings
 
 Run = Callable[..., Any]  # the fixture `psnode`, which returns code, out and err
 
-COMMANDS = {"train", "launch", "evaluate", "export", "bench", "codecs", "doctor", "report", "runs"}
+COMMANDS = {"train", "launch", "evaluate", "export", "bench", "codecs", "doctor", "report", "runs", "tune"}
 # the flags that users of ATOMO and ps_pytorch know
 KNOWN = [
     "--network", "--dataset", "--batch-size", "--test-batch-size", "--eval-batch-size", "--lr", "--momentum", "--lr-shrinkage",
@@ -86,7 +86,7 @@ def test_a_flag_is_made_of_every_setting_and_of_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("args", "parts"),
     [
-        (["trian"], ["unknown command 'trian'", "bench, codecs, doctor, evaluate, export, launch, train", "did you mean train"]),
+        (["trian"], ["unknown command 'trian'", ", ".join(sorted(COMMANDS)), "did you mean train"]),
         (["train", "--lrr", "1"], ["unknown option --lrr", "did you mean --lr"]),
         (["train", "--device", "cuda"], ["unknown option --device: here it is --enable-gpu (psnode train --help"]),
         (["train", "--max_grad_norm", "1"], ["unknown option --max_grad_norm: here it is --clip-grad-norm"]),
