@@ -20,6 +20,7 @@ from psnode import __version__
 from psnode.cli.batch import exportable, show
 from psnode.cli.bench import bench
 from psnode.cli.debugging import debuggable, traced
+from psnode.cli.export import export
 from psnode.cli.foreign import answer
 from psnode.cli.runs import report, runs
 from psnode.cli.shared import configure
@@ -213,23 +214,7 @@ app.add_command(bench)
 app.add_command(report)
 app.add_command(runs)
 app.add_command(tune)
-
-
-@app.command(short_help="Write a run's weights to one file.")
-@click.argument("train_dir", type=click.Path(path_type=Path), metavar="RUN")
-@click.option(
-    "--output", type=click.Path(path_type=Path), metavar="FILE", help="A .safetensors or .pt file [RUN/model.safetensors]."
-)
-@click.option("--checkpoint", "which", metavar="STEP|best", help="That of a step, or the best evaluated one [the newest].")
-@debuggable
-def export(train_dir: Path, output: Path | None, which: str | None) -> int:
-    """Write the state dict of a checkpoint of RUN to one file, for load_state_dict or --init-from."""
-    from psnode.records.weights import export as write
-
-    output = output or train_dir / "model.safetensors"
-    step, count = write(train_dir, output, which)
-    click.echo(f"step {step}: {count} tensors, {output.stat().st_size / 1e6:.2f} MB in {output}")
-    return 0
+app.add_command(export)
 
 
 @app.command(short_help="List codecs and schemes, or explain one.")

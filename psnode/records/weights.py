@@ -94,6 +94,15 @@ def _of_run(train_dir: Path, which: str | None) -> Checkpoint:
     return Checkpoint.open(path)
 
 
+def weights_of(train_dir: Path, which: str | None) -> tuple[int, dict[str, torch.Tensor]]:
+    """Step and state dict of a run's checkpoint. `which`: a step, `best`, or None for the newest.
+
+    Raises ConfigurationError, CheckpointError.
+    """
+    found = _of_run(train_dir, which)
+    return found.step, {name.replace(_COMPILED, ""): value for name, value in found.tensors(checkpoint.MODEL).items()}
+
+
 def export(train_dir: Path, output: Path, which: str | None) -> tuple[int, int]:
     """Write the state dict of a run's checkpoint to `output`, .safetensors or .pt; its step, and the number of its tensors.
 
@@ -101,8 +110,7 @@ def export(train_dir: Path, output: Path, which: str | None) -> tuple[int, int]:
     """
     if output.suffix not in (".safetensors", *_PICKLES):
         raise ConfigurationError(f"--output {output} must end in .safetensors, or in .pt for torch.load")
-    found = _of_run(train_dir, which)
-    tensors = {name.replace(_COMPILED, ""): value for name, value in found.tensors(checkpoint.MODEL).items()}
+    step, tensors = weights_of(train_dir, which)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         unfinished = output.with_name(f".{output.name}.unfinished")
@@ -115,4 +123,4 @@ def export(train_dir: Path, output: Path, which: str | None) -> tuple[int, int]:
         unfinished.replace(output)
     except OSError as error:
         raise CheckpointError(f"{output} cannot be written: {error.strerror or error}") from error
-    return found.step, len(tensors)
+    return step, len(tensors)

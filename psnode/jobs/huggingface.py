@@ -1,0 +1,60 @@
+"""A run's weights as a folder of Hugging Face transformers: config.json and safetensors, for from_pretrained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from psnode.config.load import check_trust
+from psnode.config.names import locate_task
+from psnode.errors import CheckpointError, ConfigurationError
+from psnode.records.directory import saved_config
+from psnode.records.weights import weights_of
+from psnode.tasks.load import make_task
+
+
+def export_folder(train_dir: Path, output: Path, which: str | None, *, task: str | None, trust_run: bool) -> tuple[int, int]:
+    """Write a checkpoint of a run to the folder `output`; its step, and the number of tensors in the run's model.
+
+    The run's task has to be executed, for it alone knows the model's configuration: `task` names it, or `trust_run` allows
+    what the run's record names. The model, or the one part of it that is such a model, is written by its own
+    save_pretrained. Raises ConfigurationError, CheckpointError.
+    """
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ConfigurationError(f"--output {output} is there already: name a folder that is new or empty")
+    config = saved_config(train_dir)
+    check_trust(train_dir, config.to_dict(), () if task is None else ("task",), trusted=trust_run)
+    if task is not None:
+        config = replace(config, task=locate_task(task))
+    step, tensors = weights_of(train_dir, which)
+    model = make_task(config).model()
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"the weights of {train_dir} do not fit the task's model: {str(error).splitlines()[-1].strip()}"
+        ) from None
+    try:
+        _transformer(model).save_pretrained(output)
+    except OSError as error:
+        raise CheckpointError(f"{output} cannot be written: {error.strerror or error}") from error
+    return step, len(tensors)
+
+
+def _transformer(model: nn.Module) -> Any:
+    """The outermost part of `model` that transformers, or peft, can write; ConfigurationError if there is none, or several."""
+    found = {name: part for name, part in model.named_modules() if hasattr(part, "save_pretrained")}
+    outer = [
+        part
+        for name, part in found.items()
+        if not any(name.startswith(f"{other}.") or not other for other in found if other != name)
+    ]
+    if len(outer) != 1:
+        raise ConfigurationError(
+            f"the run's model holds {len(outer) or 'no'} models of transformers, and a folder is one: write its state dict "
+            "to a file by --output NAME.safetensors"
+        )
+    return outer[0]
