@@ -27,6 +27,7 @@ def by_lightning(rank: int) -> tuple[Linear, ddp.HookState, dict[str, torch.Tens
     if importlib.util.find_spec("torchvision") is not None:
         import_torchvision()  # torchmetrics, and so Lightning, imports it, which alone fails beside the CPU build of torch
     from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.overrides.distributed import _register_ddp_comm_hook
     from lightning.pytorch.strategies import DDPStrategy
 
     class Module(LightningModule):
@@ -44,9 +45,15 @@ def by_lightning(rank: int) -> tuple[Linear, ddp.HookState, dict[str, torch.Tens
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=1.0)
 
-    def trained(module: LightningModule, **hook: Any) -> None:
+    class OnCpu(DDPStrategy):
+        """Hands the arguments of DDPStrategy on, by Lightning's own function, where Lightning does so on a GPU alone."""
+
+        def _register_ddp_hooks(self) -> None:
+            _register_ddp_comm_hook(self.model, self._ddp_comm_state, self._ddp_comm_hook, self._ddp_comm_wrapper)
+
+    def trained(module: LightningModule, kind: type[DDPStrategy] = DDPStrategy, **hook: Any) -> None:
         quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-        strategy = DDPStrategy(bucket_cap_mb=0.01, **hook)
+        strategy = kind(bucket_cap_mb=0.01, **hook)
         trainer = Trainer(
             accelerator="cpu", devices=RANKS, max_epochs=1, use_distributed_sampler=False, strategy=strategy, **quiet
         )
@@ -56,10 +63,13 @@ def by_lightning(rank: int) -> tuple[Linear, ddp.HookState, dict[str, torch.Tens
         def on_train_start(self) -> None:
             pass
 
-    module, other = Module(), ByStrategy()
+    module, other, handed = Module(), ByStrategy(), ByStrategy()
     trained(module)
     trained(other, ddp_comm_state=other.state, ddp_comm_hook=other.hook)
-    return module.network, module.state, {"by strategy": torch.tensor(other.state.sent_bytes)}
+    trained(handed, OnCpu, ddp_comm_state=handed.state, ddp_comm_hook=handed.hook)
+    same = all(torch.equal(value, handed.network.weights[name]) for name, value in module.network.weights.items())
+    facts = {"by strategy": other.state.sent_bytes, "on the cpu": handed.state.sent_bytes, "same": same}
+    return module.network, module.state, {name: torch.tensor(fact) for name, fact in facts.items()}
 
 
 def by_accelerate(rank: int) -> tuple[Linear, ddp.HookState, dict[str, torch.Tensor]]:

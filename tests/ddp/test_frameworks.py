@@ -40,3 +40,5 @@ def test_replicas_are_equal_and_no_gradient_is_lost(framework: str, tmp_path: Pa
     assert found[0]["sent"] > 0
     if framework == "lightning":
         assert found[0]["by strategy"] == 0  # Lightning hands the arguments of DDPStrategy to DDP on a GPU alone (docs/ddp.md)
+        assert found[0]["on the cpu"] == found[0]["sent"]
+        assert found[0]["same"]
