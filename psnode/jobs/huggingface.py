@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from psnode.config.load import check_trust
 from psnode.config.names import locate_task
@@ -14,6 +12,9 @@ from psnode.errors import CheckpointError, ConfigurationError
 from psnode.records.directory import saved_config
 from psnode.records.weights import weights_of
 from psnode.tasks.load import make_task
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def export_folder(train_dir: Path, output: Path, which: str | None, *, task: str | None, trust_run: bool) -> tuple[int, int]:
