@@ -165,7 +165,28 @@ def bench_polar_stages(**options: Any) -> int:
     return measure(**options)
 
 
+@click.command(name="atomo", short_help="What cheaper bases cost spectral ATOMO.")
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    type=click.Choice(["ResNet-18", "GPT-2, 124 M"]),
+    help="Its gradients; repeat; default: both.",
+)
+@click.option("--steps", type=click.IntRange(1), default=10, show_default=True, help="Steps of training before the gradient.")
+@click.option("--rank", type=click.IntRange(1), default=3, show_default=True, help="Expected number of terms.")
+@click.option("--repeats", type=click.IntRange(1), default=2, show_default=True, help="The fastest of so many codings.")
+@shared.json_file
+@debuggable
+def bench_atomo(**options: Any) -> int:
+    """Variance over the optimum's, and seconds of coding a step, by kind of tensor, of gradients of real models."""
+    from psnode.bench.atomo import main as measure
+
+    return measure(**options)
+
+
 COMMANDS = (
+    bench_atomo,
     bench_codecs,
     bench_feedback,
     bench_fidelity,

@@ -24,6 +24,7 @@ GroupBy = Literal["layer", "bytes", "model"]
 IDENTITY = "identity"
 ALL = 0  # in the place of a rank: payloads can be merged if all workers of a step share one key
 PARTITION = 4096  # flat segments are cut at multiples of this many coordinates
+_TALL = 4  # a tensor that is coded by its shape is cut into blocks of at least so many times more rows than columns
 DEFAULT_GROUP_BYTES = 16 << 20
 SMALL_MODEL_BYTES = 4 << 20  # at most so many go in one group, if that may be so large
 _LAST_GROUP_BYTES = 1 << 20  # the same for the rest of a larger one
@@ -182,9 +183,9 @@ def make_plan(
 
     Tensors with one dimension or none, smaller than `min_compress_bytes`, or whose payload could be as large as
     they are (unless the codec is adaptive), travel as identity. Within a group the coded tensors come before the identity
-    ones: each codec then sees one long run. No segment and no group of several has more than MAX_SEGMENT coordinates;
-    ConfigurationError for a larger tensor that the codec cannot take in pieces. With `whole_tensors` groups end where
-    tensors do.
+    ones: each codec then sees one long run; one that needs shapes sees large embeddings in blocks of rows. No segment and no
+    group of several has more than MAX_SEGMENT coordinates; ConfigurationError for a larger tensor that the codec cannot take in
+    pieces. With `whole_tensors` groups end where tensors do.
     """
     if not tensors:
         raise ConfigurationError("the model has no trainable parameters")
@@ -230,12 +231,12 @@ def _codec_for(tensor: Tensor, spec: str, min_compress_bytes: int) -> str:
     nbytes, codec = 4 * tensor.size, get_codec(spec)
     if len(tensor.shape) < 2 or nbytes < min_compress_bytes:
         return IDENTITY
-    if tensor.size > MAX_SEGMENT and codec.shaped:
+    if codec.shaped and max(map(math.prod, _row_blocks(tensor.shape, 4 * MAX_SEGMENT))) > MAX_SEGMENT:
         raise ConfigurationError(
             f"parameter {tensor.name} has {tensor.size} values, codec {spec} takes at most {MAX_SEGMENT} of a tensor, "
             "which it cannot cut: choose another --scheme or --codec"
         )
-    shape = tensor.shape if tensor.size <= MAX_SEGMENT else (MAX_SEGMENT,)
+    shape = tensor.shape if codec.shaped or tensor.size <= MAX_SEGMENT else (MAX_SEGMENT,)
     return IDENTITY if _is_in_vain(codec, shape) else spec
 
 
@@ -273,10 +274,24 @@ def _cut(run: Sequence[Tensor], spec: str, limit: float) -> list[tuple[int, ...]
     """The shapes of the segments made of one run of tensors with the same codec, about `limit` bytes each."""
     codec = get_codec(spec)
     if codec.shaped:
-        return [tensor.shape for tensor in run]
+        return [shape for tensor in run for shape in _row_blocks(tensor.shape, limit)]
     if codec.traits.one_scale:
         return [shape for tensor in run for shape in _pieces(tensor.size, limit)]
     return _pieces(sum(tensor.size for tensor in run), limit)
+
+
+def _row_blocks(shape: tuple[int, ...], limit: float) -> list[tuple[int, ...]]:
+    """`shape` in blocks of rows of about `limit` bytes, if these are much taller than wide, as those of an embedding are.
+
+    A term costs rows + columns, and every block has terms of its own: of tall blocks they cost a quarter more at most.
+    """
+    rows, columns = shape[0], math.prod(shape[1:])
+    limit = min(limit, 4 * MAX_SEGMENT)
+    count = min(max(1, round(4 * rows * columns / limit)), rows // max(1, _TALL * columns))
+    if count < 2:
+        return [shape]
+    step = -(-rows // count)
+    return [(min(step, rows - start), *shape[1:]) for start in range(0, rows, step)]
 
 
 def _pieces(size: int, limit: float) -> list[tuple[int, ...]]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from psnode.codecs import get_codec
 from psnode.config.schemes import SCHEMES
 from psnode.errors import ConfigurationError
-from psnode.plan.groups import IDENTITY, PARTITION, GroupBy, Plan, Tensor, make_plan
+from psnode.plan.groups import IDENTITY, MAX_SEGMENT, PARTITION, GroupBy, Plan, Tensor, make_plan
 
 shapes = st.lists(st.integers(0, 70), min_size=0, max_size=4).map(tuple)
 
@@ -124,6 +124,32 @@ def test_large_flat_tensors_are_cut_at_multiples_of_4096_and_shaped_ones_are_not
     assert max(4 * group.size for group in flat.groups) < 1.5 * (1 << 20)
     shaped = make_plan(big, "svd", group_bytes=1 << 20)
     assert [s.shape for s in shaped.segments] == [(1000, 1237), (1000,)]
+
+
+def test_a_large_embedding_is_coded_by_its_shape_in_tall_blocks_of_rows_that_are_groups_of_their_own() -> None:
+    tensors = [Tensor("embedding.weight", (50257, 768)), Tensor("wide.weight", (3072, 768))]
+    plan = make_plan(tensors, "svd", group_bytes=16 << 20)
+    shapes = [segment.shape for segment in plan.segments]
+    assert shapes == [(5585, 768)] * 8 + [(50257 - 8 * 5585, 768), (3072, 768)]
+    assert max(len(group.segments) for group in plan.groups) == 1
+    # rank (rows + columns) values a block: a quarter more than uncut at most, where a block has four times more rows than columns
+    assert sum(sum(shape) for shape in shapes[:-1]) <= 1.25 * (50257 + 768)
+    assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+
+
+@pytest.mark.parametrize("shape", [(768, 50257), (4096, 4096), (8191, 1024), (0, 5), (5, 0)])
+def test_what_is_not_tall_is_not_cut(shape: tuple[int, ...]) -> None:
+    plan = make_plan([Tensor("a.weight", shape)], "svd", group_bytes=1 << 20, min_compress_bytes=0)
+    assert [segment.shape for segment in plan.segments][:1] in ([shape], [(0,)])
+
+
+def test_an_embedding_beyond_the_largest_payload_is_coded_in_blocks_however_groups_are_made() -> None:
+    for group_by in ("layer", "bytes", "model"):
+        plan = make_plan([Tensor("embedding.weight", (131072, 4096))], "svd", group_by=group_by)  # type: ignore[arg-type]
+        assert max(segment.size for segment in plan.segments) <= MAX_SEGMENT
+        assert sum(segment.shape[0] for segment in plan.segments) == 131072
+    with pytest.raises(ConfigurationError, match="cannot cut"):
+        make_plan([Tensor("a.weight", (32768, 16384))], "svd")
 
 
 @pytest.mark.parametrize("group_bytes", [1 << 12, 1 << 16, 1 << 20, 1 << 24])
