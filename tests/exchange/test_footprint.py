@@ -9,6 +9,7 @@ import pytest
 
 from psnode.config import Config
 from psnode.config.resolve import resolve
+from psnode.config.schemes import SCHEMES
 from psnode.errors import ConfigurationError
 from psnode.exchange.footprint import Footprint, footprint, optimizer_vectors
 from psnode.exchange.machine import Machine, free_memory
@@ -63,6 +64,28 @@ def test_memories_of_optimizers_are_those_of_their_papers(optimizer: str, expect
 def test_adafactor_keeps_a_row_and_a_column() -> None:
     config = Config(scheme="dense", optimizer="adafactor")
     assert optimizer_vectors(resolve(config), config) < 0.1
+
+
+def table() -> str:
+    """The table of docs/memory.md: a model whose tensors are all compressed but for a few values, four workers."""
+    tensors = [Tensor("embedding", (8192, 512)), Tensor("mlp", (512, 2048)), Tensor("attention", (512, 1536))]
+    lines = ["| scheme | master, SGD | master, AdamW | worker |", "|---|---:|---:|---:|"]
+    for name, scheme in SCHEMES.items():
+        row = []
+        for settings in ({}, {"optimizer": "adamw", "lr": 0.001}):
+            config = Config(scheme=name, **settings)  # type: ignore[arg-type]
+            if settings and scheme.aggregator == "majority":  # refused: Adam would divide a vote by its size
+                row.append("-")
+                continue
+            found = resolve(config)
+            each = footprint(plan_of(tensors, found, config), found, config, workers=4)
+            row.append(f"{each.master_bytes / each.vector:.1f}")
+        lines.append(f"| {name} | {' | '.join(row)} | {each.worker_bytes / each.vector:.1f} |")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_page_about_memory_has_the_figures_of_every_scheme() -> None:
+    assert table() in (Path(__file__).parents[2] / "docs" / "memory.md").read_text()
 
 
 def ready(host: str, free: int | None) -> Ready:
