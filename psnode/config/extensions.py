@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 TASK_MODULES = "psnode_task_"  # what the names of modules that were imported from a task's file begin with
 
 
+_EXECUTING = threading.RLock()
+_STATE = "__psnode_file__"  # in a module from a file: path, time and size of that file
+
+
 class _Named(NamedTuple):
     """Parts of `FILE:NAME[:k=v,...][+STAGE]`; `rest` begins behind NAME."""
 
@@ -28,7 +33,9 @@ class _Named(NamedTuple):
 
 
 def import_file(path: Path, kind: str) -> ModuleType:
-    """The module in a file, executed now. Its directory is added to the end of sys.path, so that it can import its neighbours.
+    """The module in a file, executed unless it was and the file is as it was then: workers of one process share its classes.
+
+    Its directory is added to the end of sys.path, so that it can import its neighbours.
 
     `kind`: "task", "codec" or "logger", for messages. ConfigurationError names the missing file, or the error that the code
     raised.
@@ -39,12 +46,18 @@ def import_file(path: Path, kind: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"psnode_{kind}_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ConfigurationError(f"{kind} file {path} is no Python file: its name must end in .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module  # dataclasses and type hints look themselves up there
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise ConfigurationError(f"{kind} file {path} cannot be imported: {in_one_line(error)}") from error
+    state = (path.resolve(), path.stat().st_mtime_ns, path.stat().st_size)
+    with _EXECUTING:
+        known = sys.modules.get(spec.name)
+        if known is not None and vars(known).get(_STATE) == state:
+            return known
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[module.__name__] = module  # dataclasses and type hints look themselves up there
+        try:
+            spec.loader.exec_module(module)
+        except (Exception, SystemExit) as error:
+            raise ConfigurationError(f"{kind} file {path} cannot be imported: {in_one_line(error)}") from error
+        vars(module)[_STATE] = state
     return module
 
 

@@ -185,3 +185,21 @@ def test_an_installed_package_offers_codecs(own: Any, tmp_path: Path, monkeypatc
         get_codec("broken")
     with pytest.raises(CodecSpecError, match=r"the entry point misnamed of psnode\.codecs is for a codec of that id"):
         get_codec("misnamed")
+
+
+def test_a_file_is_executed_once_for_all_workers_of_a_process_and_anew_when_it_has_changed(tmp_path):
+    from concurrent.futures import ThreadPoolExecutor
+
+    from psnode.config.extensions import import_file
+
+    file = tmp_path / "shared_by_workers.py"
+    file.write_text("class Mine: pass\n")
+    with ThreadPoolExecutor(4) as pool:
+        modules = list(pool.map(lambda _: import_file(file, "task"), range(8)))
+    assert all(module.Mine is modules[0].Mine for module in modules)
+    file.write_text("class Mine: size = 1\n")
+    assert import_file(file, "task").Mine.size == 1
+    file.write_text("raise OSError('broken')\n")
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="broken"):
+            import_file(file, "task")
