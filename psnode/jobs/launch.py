@@ -68,11 +68,23 @@ def launch(
         if ended.asked or ended.code in _FINAL:
             break
         resumable = run_directory is not None and (run_directory / CONFIG).exists()
-        again = [*command, "--resume", "--trust-run"] if resumable and "--resume" not in command else list(command)
+        again = resuming(command) if resumable else list(command)
         how = "from its last checkpoint" if resumable else "from the beginning"
         _LOG.warning("the job ended with %d: started again %s (%d of %d)", ended.code, how, number, restarts)
         ended = _run([*program, *again], environment, kill_after, run_directory, judged)
     return ended.code
+
+
+def resuming(command: Sequence[str]) -> list[str]:
+    """`command` of train so that it goes on with the run that it began: with --resume, and without what only a beginning has."""
+    again = []
+    flags = iter(command)
+    for flag in flags:
+        if flag == "--init-from":
+            next(flags, None)
+        elif not flag.startswith("--init-from=") and flag not in ("--new-head", "--no-new-head"):
+            again.append(flag)
+    return again if "--resume" in again else [*again, "--resume", "--trust-run"]
 
 
 def _run(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from psnode.errors import ConfigurationError
-from psnode.jobs.launch import find_mpirun, launch, mpirun_command
+from psnode.jobs.launch import find_mpirun, launch, mpirun_command, resuming
 from psnode.jobs.supervision import Escalation, session_members
 
 pytest.importorskip("mpi4py")
@@ -204,6 +204,16 @@ def test_a_master_that_was_told_to_stop_is_not_started_again(tmp_path: Path, rea
     code, out = Launched(tmp_path, 1, body, run_directory=tmp_path / "run", restarts=2).end()
     assert code == 75, out
     assert len(list(tmp_path.glob("start-*"))) == starts, out
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--init-from", "w.safetensors"], ["--init-from=w.safetensors", "--new-head"], ["--init-from", "w", "--no-new-head"], []],
+)
+def test_a_job_that_began_with_weights_of_others_goes_on_with_its_own(flags: list[str]) -> None:
+    """--resume beside --init-from is refused."""
+    assert resuming(["train", *flags, "--lr", "0.1"]) == ["train", "--lr", "0.1", "--resume", "--trust-run"]
+    assert resuming(["train", "--resume", *flags]) == ["train", "--resume"]
 
 
 def test_every_mpirun_has_a_folder_of_its_own_that_goes_with_it(tmp_path: Path) -> None:
