@@ -112,6 +112,7 @@ TABLE: Mapping[str, str] = {
     "records/generations.py": "records/test_generations.py master/test_sharding.py master/test_startup.py",
     "records/history.py": "faults/test_history.py faults/test_consistencies.py",
     "records/journal.py": "records/test_journal.py faults/test_disk.py",
+    "records/loggers/*": "records/test_loggers.py",
     "records/machines.py": "test_training.py::test_a_run_leaves_what_the_documentation_says",
     "records/metrics.py": f"records/test_metrics.py master/test_progress.py faults/test_disk.py {_JOBS}",
     "records/retention.py": "records/test_retention.py records/test_checkpoint.py master/test_checkpointing.py test_soundness.py "

@@ -13,7 +13,7 @@ _ANSWERS: Mapping[str, str] = MappingProxyType(
         "--workers --num-processes --nproc-per-node --nproc --world-size --nnodes --np": "psnode launch -n P -- train ..., or "
         "--local P in one process",
         "--hostfile --hosts --host": "psnode launch --hostfile FILE -n P -- train ...",
-        "--num-workers --dataloader-num-workers": "nothing to set: a thread of each worker reads ahead",
+        "--num-workers --dataloader-num-workers": "--data-workers",
         "--gradient-accumulation-steps --accumulate-grad-batches --accumulation-steps --grad-accum": "--batches-per-step",
         "--per-device-train-batch-size --train-batch-size --micro-batch-size --bs": "--batch-size, of one worker",
         "--learning-rate": "--lr",
@@ -35,7 +35,6 @@ _ANSWERS: Mapping[str, str] = MappingProxyType(
         "--pretrained --load --weights --init --finetune-from": "--init-from",
         "--compression --compressor --compress --grad-compression": "--scheme",
         "--compress-ratio --ratio --density --sparsity": "--scheme topk:ratio=0.01",
-        "--dry-run": "--print-config",
         "--verbose --log-level": "--quiet, for less",
         "--local-rank --rank --master-addr --master-port --backend --rdzv-endpoint": "nothing to set: mpirun tells "
         "every rank its place",

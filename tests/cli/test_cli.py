@@ -80,7 +80,7 @@ def test_train_help_explains_every_setting_and_every_known_flag(psnode: Run) -> 
 
 def test_a_flag_is_made_of_every_setting_and_of_nothing_else() -> None:
     flags = {parameter.name for parameter in app.commands["train"].params}
-    assert flags == {*settings(), "file", "print_config"}
+    assert flags == {*settings(), "file", "print_config", "dry_run"}
 
 
 @pytest.mark.parametrize(
