@@ -144,4 +144,4 @@ def test_what_a_program_trained_names_no_code(run: Path) -> None:
 
 
 def test_every_setting_that_names_code_is_flagged() -> None:
-    assert [name for name, setting in settings().items() if setting.rules.names_code] == ["task", "codec"]
+    assert [name for name, setting in settings().items() if setting.rules.names_code] == ["task", "codec", "log_to"]
