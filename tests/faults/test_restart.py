@@ -33,7 +33,7 @@ def test_a_killed_job_goes_on_from_its_checkpoint_and_ends_as_an_unbroken_one(
 ) -> None:
     flags = ["--scheme", "qsgd", "--feedback", "ef", "--max-steps", "40", "--eval-freq", "5", "--record-history"]
     job = launched(2, *flags, launch=["--restarts", "1", "--kill-after", "3"])
-    job.wait_for_step(12)
+    job.wait_for_step(16)  # the checkpoint of step 15 came due, and waited for that of step 10 to be there
     for pid in [job.pid(rank) for rank in killed]:
         os.kill(pid, signal.SIGKILL)
     code, out = job.end()
