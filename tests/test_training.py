@@ -290,7 +290,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     before = summary(tmp_path / "run")
     assert run(config(tmp_path / "run", resume=True)) == 0
     after = summary(tmp_path / "run")
-    apart = {"final_loss": None, "peak_memory_bytes": None}
+    apart = {"final_loss": None, "peak_memory_bytes": None, "worker_peak_memory_bytes": None}
     assert {**after, **apart} == {**before, **apart}
 
 
