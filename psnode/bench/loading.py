@@ -82,21 +82,39 @@ def _theirs(root: Path, size: int, batch_size: int, processes: int) -> Iterator[
     """Batches of torch's DataLoader, epoch after epoch."""
     from torch.utils.data import DataLoader
 
-    from psnode.tasks.data.base import STATISTICS
     from psnode.tasks.data.processes import context
-    from psnode.tasks.torchvision_ops import import_torchvision
 
-    datasets, transforms = import_torchvision("datasets"), import_torchvision("transforms")
-    steps = [
-        transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip(), transforms.ToTensor(),
-        transforms.Normalize(*STATISTICS["imagenet"]),
-    ]  # fmt: skip
-    files = datasets.ImageFolder(str(root / "train"), transforms.Compose(steps))
-    loader = DataLoader(
+    files: Any = _Files(root, size)
+    loader: DataLoader[Any] = DataLoader(
         files, batch_size, shuffle=True, drop_last=True, num_workers=processes, persistent_workers=processes > 0,
         multiprocessing_context=context() if processes else None,
     )  # fmt: skip
     return chain.from_iterable(repeat(loader))
+
+
+class _Files:
+    """torchvision's ImageFolder, made anew in another process: torchvision may want operators declared before its import."""
+
+    def __init__(self, root: Path, size: int) -> None:
+        from psnode.tasks.data.base import STATISTICS
+        from psnode.tasks.torchvision_ops import import_torchvision
+
+        self._made_of = root, size
+        datasets, transforms = import_torchvision("datasets"), import_torchvision("transforms")
+        steps = [
+            transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip(), transforms.ToTensor(),
+            transforms.Normalize(*STATISTICS["imagenet"]),
+        ]  # fmt: skip
+        self._files = datasets.ImageFolder(str(root / "train"), transforms.Compose(steps))
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._files[index]
+
+    def __reduce__(self) -> tuple[type[_Files], tuple[Path, int]]:
+        return _Files, self._made_of
 
 
 def _made(folder: Path, count: int) -> Path:

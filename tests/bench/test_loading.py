@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from psnode.bench.loading import main
 def test_both_give_images_and_the_table_has_a_row_a_number_of_processes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("torchvision")
+    if find_spec("torchvision") is None:  # imported by psnode alone, which may have to declare operators before
+        pytest.skip("torchvision is not installed")
     assert main(None, 16, 8, (0,), 2, 1, tmp_path / "found.json") == 0
     [row] = json.loads((tmp_path / "found.json").read_text())["rows"]
     assert row["processes"] == 0 and row["psnode"]["median"] > 0 and row["torch"]["median"] > 0
