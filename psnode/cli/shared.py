@@ -1,4 +1,4 @@
-"""What several commands share: the configuration of a training, and options of `psnode bench`."""
+"""Parts of several commands: the configuration of a training, and options of `psnode bench`."""
 
 from __future__ import annotations
 

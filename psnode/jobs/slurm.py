@@ -24,7 +24,7 @@ _OURS = ("signal", "requeue", "no-requeue", "nodes", "ntasks", "ntasks-per-node"
 
 @dataclass(frozen=True)
 class BatchJob:
-    """What a batch script asks Slurm for. Raises ConfigurationError.
+    """Requests of a batch script to Slurm. Raises ConfigurationError.
 
     workers           how many; the master and `spares` come on top
     workers_per_node  ranks of a node, on the first node one more where the master is beside them

@@ -17,7 +17,7 @@ class Verdicts:
         self._told = set[int]()
 
     def condemn(self, version: int) -> None:
-        """What was published of `version` holds values that are not finite. Called in the thread."""
+        """Note that the checkpoint of `version` holds values that are not finite. Called in the thread."""
         self._wrecked.add(version)
 
     def judge(self, version: int, reason: str) -> None:

@@ -62,7 +62,7 @@ class HashedFile:
                 self.entry = Entry(self._size, self._digest.hexdigest())
 
     def room(self) -> Raw:
-        """Where the next bytes of the file are to be put; never empty."""
+        """Room for the next bytes of the file; never empty."""
         if self._held == self._room.size:
             self._flush()
         return self._room[self._held :]

@@ -117,7 +117,7 @@ def chart(title: str, axis: str, lines: Sequence[Line], unit: str, *, zero: bool
 
 
 def _words(lines: Sequence[Line], unit: str, axis: str) -> str:
-    """What the picture shows, for those who do not see it: where each line begins and ends."""
+    """The picture in words, for those who do not see it: the ends of each line."""
     told = []
     for line in (line for line in lines if line.y.size):
         first, last, end = shown(float(line.y[0]), unit), shown(float(line.y[-1]), unit), shown(float(line.x[-1]), axis)

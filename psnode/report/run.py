@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 
 @dataclass
 class Run:
-    """What is known of a run. `problems`: a line for each file that could not be used, which is then as if it were empty.
+    """All that is known of a run. `problems`: a line for each file that could not be used, which is then as if it were empty.
 
     `settings` and `scheme` by name as recorded, `machines` by rank, `summary` empty until the run has ended.
     """
@@ -86,7 +86,7 @@ class Run:
         return [event for event in events if isinstance(event, dict)] if isinstance(events, list) else []
 
     def _try(self, file: str, read: Callable[[], _T], otherwise: _T) -> _T:
-        """What `read` finds, or `otherwise` and a line if it cannot; an absent file says nothing."""
+        """The result of `read`, or `otherwise` and a line if it cannot; an absent file says nothing."""
         try:
             return read()
         except FileNotFoundError:

@@ -63,7 +63,7 @@ class Steps:
         return np.cumsum(found)
 
     def place(self, axis: str, step: Sequence[float] | Float64s) -> Float64s:
-        """How far the run was on `axis` when `step` was finished; between and beyond the recorded steps the nearest before."""
+        """The run's place on `axis` when `step` was finished; between and beyond the recorded steps the nearest before."""
         wanted = np.asarray(step, np.float64)
         if axis == "steps" or not len(self):
             return wanted

@@ -19,7 +19,7 @@ _TRACKS = ("forward_backward", "wait", "up", "decode", "update", "downlink", "ap
 
 
 def section(runs: Sequence[Run]) -> list[Element]:
-    """What there is to say of the runs' timelines; nothing without any."""
+    """The section about the runs' timelines; nothing without any."""
     found: list[tuple[int, Run, list[Span], list[CriticalPath]]] = []
     for number, run in enumerate(runs):
         spans = spans_of(run.timeline())

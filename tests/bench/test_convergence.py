@@ -49,7 +49,7 @@ def test_a_row_is_what_the_run_left_behind(tmp_path: Path) -> None:
 
 @pytest.mark.serial
 def test_runs_of_a_task_are_evaluated(tmp_path: Path) -> None:
-    """What its record names is executed, since it was named to the benchmark."""
+    """Code that its record names is executed, since it was named to the benchmark."""
     common = "--task examples/regression.py --max-steps 2 --threads 1 --no-tensorboard"
     result = run(["dense"], common, workers=1, seeds=[1], output=tmp_path, local=True)
     assert result["rows"][0]["loss"] > 0 and result["rows"][0]["top1"] is None

@@ -41,7 +41,7 @@ document.body.dataset.seen = seen.join(" ");
 
 
 class Seen(NamedTuple):
-    """What a browser made of a page: the document behind its scripts, lines of its console, hosts that it asked for."""
+    """A page as a browser saw it: the document behind its scripts, lines of its console, hosts that it asked for."""
 
     dom: str
     console: list[str]

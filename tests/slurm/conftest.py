@@ -90,7 +90,7 @@ class Slurm:
         return done.stdout.strip()
 
     def facts(self, job: str) -> dict[str, str]:
-        """What Slurm says of a job: JobState, Restarts, NumTasks, ..."""
+        """Slurm's word of a job: JobState, Restarts, NumTasks, ..."""
         return dict(re.findall(r"(\S+?)=(\S*)", self._ask("scontrol", "show", "job", job)))
 
     def signal(self, job: str, name: str) -> None:

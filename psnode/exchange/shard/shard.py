@@ -223,7 +223,7 @@ class Shard:
         return self._reduction.norms()
 
     def facts(self) -> dict[str, float]:
-        """What goes into a checkpoint's manifest. While no group is open."""
+        """Facts for a checkpoint's manifest. While no group is open."""
         return {} if self._norm is None else self._norm.facts()
 
     def waiting(self) -> Tensors:

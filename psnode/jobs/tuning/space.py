@@ -1,4 +1,4 @@
-"""What is varied: `--vary NAME=V1,V2,...` or `NAME=LOW..HIGH`, and the flags of `psnode train` that values stand for.
+"""The space of a sweep: `--vary NAME=V1,V2,...` or `NAME=LOW..HIGH`, and the flags of `psnode train` that values stand for.
 
 A name is that of a setting, or else of a parameter of the scheme's codec, such as ratio, levels or rank.
 """
@@ -43,7 +43,7 @@ class Varied:
 
 
 def parse(texts: Iterable[str]) -> tuple[Varied, ...]:
-    """What each of `texts` varies. A list may stand in several of one name. ConfigurationError for anything else."""
+    """The variations of `texts`. A list may stand in several of one name. ConfigurationError for anything else."""
     found: dict[str, Varied] = {}
     for text in texts:
         one = _parse(text)

@@ -1,4 +1,4 @@
-"""What Task.train_data and Task.eval_data may return: psnode's own Data, torch's data sets and loaders, those of Hugging Face."""
+"""Data that Task.train_data and Task.eval_data may return: psnode's own, torch's data sets and loaders, Hugging Face's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HUGGING_FACE = "datasets."  # its Dataset has a method `batch` that is none of 
 
 
 class Making(NamedTuple):
-    """How examples become batches of `batch`: by `collate`, in so many `processes` or here, under `lock`."""
+    """The making of batches of `batch` examples: by `collate`, in so many `processes` or here, under `lock`."""
 
     batch: int
     collate: Callable[[Any], Any] = default_collate

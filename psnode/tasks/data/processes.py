@@ -64,7 +64,7 @@ def _task_modules() -> list[Any]:
 
 
 def _travel(kind: type, inner: Any) -> tuple[Any, ...]:
-    """What a process makes `kind(inner)` of: first the files of tasks, in the order of the tuple."""
+    """The ingredients of `kind(inner)` in a process: first the files of tasks, in the order of the tuple."""
     files = tuple(_Code(module.__file__) for module in _task_modules())
     return _arrive, (files, kind, inner)
 
@@ -124,7 +124,7 @@ class Collated:
 
 @dataclass(frozen=True)
 class Begin:
-    """What a process does first: leave Ctrl-C and USR1 to its parent, then call `then` with its number."""
+    """Begin a process: leave Ctrl-C and USR1 to its parent, then call `then` with its number."""
 
     then: Callable[[int], None] | None
 

@@ -1,4 +1,4 @@
-"""What Task.train_data may return: data sets of torch and of Hugging Face, dealt exactly, by this process or by others."""
+"""Data that Task.train_data may return: data sets of torch and of Hugging Face, dealt exactly, by this process or by others."""
 
 from __future__ import annotations
 
