@@ -14,7 +14,7 @@ import torch
 
 from psnode.config import Config
 from psnode.config.train_settings import OWN
-from psnode.errors import CheckpointError, PsnodeError, StoppedError
+from psnode.errors import CheckpointError, StoppedError
 from psnode.exchange import malloc
 from psnode.exchange.compilation import prepare
 from psnode.exchange.footprint import footprint
@@ -23,7 +23,7 @@ from psnode.exchange.replica import describe
 from psnode.exchange.routes import MASTER, Layout, routes_of
 from psnode.exchange.shard.consistency import rule_of
 from psnode.exchange.shard.shard import Shard
-from psnode.master import replanning
+from psnode.master import ending, replanning
 from psnode.master.agreement import among, require_one_version, what_to_send
 from psnode.master.applied import applied_before
 from psnode.master.autotune import group_bytes_for
@@ -31,8 +31,7 @@ from psnode.master.checkpointing import PendingCheckpoints
 from psnode.master.enough_memory import require_memory
 from psnode.master.events import Events
 from psnode.master.heartbeat import Heartbeat
-from psnode.master.job_state import QUORUM, JobState
-from psnode.master.lines.closing import tell_of_the_result
+from psnode.master.job_state import JobState
 from psnode.master.lines.downlink import DownlinkNotice
 from psnode.master.lines.opening import tell_of_the_bytes, tell_of_the_run
 from psnode.master.loop import Master
@@ -43,14 +42,13 @@ from psnode.master.sharding import Sharding
 from psnode.master.soundness import Soundness
 from psnode.master.startup import gather_ready, job_digest, plan_for, send_start
 from psnode.plan.groups import Plan, plan_of
-from psnode.protocol.channel import ENOUGH, FrameChannel, RemoteFailureError
-from psnode.protocol.messages import Failure, Ready
-from psnode.protocol.wire import Kind
+from psnode.protocol.channel import FrameChannel, RemoteFailureError
+from psnode.protocol.messages import Ready
 from psnode.records.directory import RunDirectory, claim
 from psnode.records.history import History
 from psnode.records.loggers.observer import Observer, chosen
 from psnode.records.machines import write_machines
-from psnode.records.metrics import METRICS, RunLog, Summary, compression_ratio, losses, peak_memory, totals
+from psnode.records.metrics import METRICS, RunLog, losses
 from psnode.records.timeline import Tracer, write_timeline
 from psnode.records.weights import initialise
 from psnode.task import Task
@@ -62,8 +60,6 @@ from psnode.transport.base import Transport
 from psnode.transport.clock import Clock
 
 _LOG = logging.getLogger(__name__)
-
-_REASONS = {3: "quorum", 4: "diverged", 75: "signal", 130: "interrupted"}
 
 
 def lead(transport: Transport, config: Config, make_task: Callable[[Config], Task], hello: bytes) -> int:
@@ -121,7 +117,7 @@ def _lead(
                 refuse_other_groups(groups, run.resume_point.parameter_groups)
             return _run(link, run, task, model, statistics, layout, groups, loggers)
         except StoppedError as error:  # before it began: whoever watches the directory learns why nothing comes
-            _summary(run, error.step, _REASONS[error.exit_code], error.exit_code, 0).write(run.path)
+            ending.begun_in_vain(run, error)
             raise
 
 
@@ -148,8 +144,11 @@ def _run(
     """Gather the ranks, agree on a plan, put the shard and the master together, and serve."""
     ranks, workers = layout.readers, layout.computing
     rule = rule_of(run.config, len(workers))
-    kernels = partial(prepare, plan_of(describe(model), run.scheme, run.config), run.scheme, run.config)
-    ready = gather_ready(link, run, ranks, 5 * run.config.pause_deadline, kernels)
+    by_rule = plan_of(describe(model), run.scheme, run.config)
+    ready = gather_ready(link, run, ranks, 5 * run.config.pause_deadline, partial(prepare, by_rule, run.scheme, run.config))
+    need = footprint(by_rule, run.scheme, run.config, len(workers))
+    if run.config.memory_check:  # before trial runs, which take as much
+        require_memory(need, {rank: ready[rank] for rank in ranks})
     applied = applied_before(rule, run.resume_point.checkpoint)
     examples, step = ready[workers[0]].examples, run.resume_point.step
     sharding = Sharding(
@@ -160,10 +159,7 @@ def _run(
     run, plan = _planned(link, run, model, {rank: ready[rank] for rank in workers}, sharding, events)
     replanning.check(run.resume_point, plan, ready[workers[0]].tensors)
     recipients = routes_of(layout, plan)[0].heirs(MASTER)
-    need = footprint(plan, run.scheme, run.config, len(workers))
     tell_of_the_run(run, plan, ready, workers, sharding, need)
-    if run.config.memory_check:
-        require_memory(need, {rank: ready[rank] for rank in ranks})
     config, tracer = run.config, Tracer(0, enabled=run.config.timeline)
     constraint = task.constrain if task.constrains else None
     with Shard(
@@ -185,14 +181,7 @@ def _run(
                 spares=layout.waiting,
                 shard=shard,
                 pending=PendingCheckpoints(
-                    run,
-                    shard,
-                    tracer,
-                    events,
-                    workers=len(workers),
-                    job=link.job,
-                    statistics=statistics,
-                    tell=link.inbox.post,
+                    run, shard, tracer, events, workers=len(workers), job=link.job, statistics=statistics, tell=link.inbox.post
                 ),
                 recorder=recorder,
                 sharding=sharding,
@@ -210,7 +199,7 @@ def _run(
     if config.timeline:
         names = {0: "master", **{rank: f"worker {rank}" for rank in ranks}}
         write_timeline(run.path, [*tracer.events(), *(event for events in master.traces.values() for event in events)], names)
-    return _end(master)
+    return ending.end(master)
 
 
 def _planned(
@@ -266,10 +255,7 @@ def _serve(master: Master, waits: str) -> None:
     try:
         master.serve()
     except Exception as error:
-        code = error.exit_code if isinstance(error, PsnodeError) else 1
-        with contextlib.suppress(OSError):  # a full disk, say: then the first error is the one to tell
-            _summarise(master, master.run, _REASONS.get(code, "failed"), code)
-        _tell_of_the_end(master)
+        ending.fail(master, error)
         raise
     finally:
         beat.close()
@@ -278,67 +264,8 @@ def _serve(master: Master, waits: str) -> None:
             master.history.close()
 
 
-def _end(master: Master) -> int:
-    """Sum the run up and dismiss the workers; returns the exit code. RemoteFailureError if a worker's exception ended the job."""
-    code = _exit_code(master)
-    if code and (failure := master.job_state.failure) is not None:
-        _summarise(master, master.run, "failed", failure.exit_code)
-        _tell_of_the_end(master)
-        saved = f"the checkpoint of step {master.version} is written: once the cause is mended go on with --resume"
-        raise RemoteFailureError(0, Failure(f"{failure}: {saved}", failure.exit_code))
-    asked = master.job_state.stop_reason
-    early = (asked == QUORUM and code == 75) or (asked == ENOUGH and code == 0 and master.version < master.sharding.last_step)
-    summary = _summarise(master, master.run, str(asked) if early else _REASONS.get(code, "completed"), code)
-    tell_of_the_result(master.run, summary, len(master.workers), master.sharding.last_step)
-    _tell_of_the_end(master)
-    master.link.send((*master.workers, *master.spares), Kind.END)
-    return code
-
-
 def _write_machines(run: RunDirectory, ready: Mapping[int, Ready]) -> None:
     found = {rank: Machine(answer.host, answer.cores, answer.arithmetic) for rank, answer in ready.items()}
     backward = ready[min(ready)].backward
     ranks = {rank: asdict(machine) for rank, machine in {0: Machine.here(), **found}.items()}
     write_machines(run.path, ranks, None if backward is None else dict(backward))
-
-
-def _tell_of_the_end(master: Master) -> None:
-    """The last line of a synchronous run some of whose rounds were not."""
-    if master.partial and not master.shard.rule.rounds_go_on:
-        rounds, everybody = master.version - master.run.resume_point.step, len(master.workers)
-        _LOG.warning(
-            "%d of %d rounds were not of all %d workers: `contributing` in metrics.jsonl says of how many, events.jsonl why",
-            master.partial, rounds, everybody,
-        )  # fmt: skip
-
-
-def _exit_code(master: Master) -> int:
-    if master.version >= master.sharding.last_step or master.job_state.stop_reason in (None, ENOUGH):
-        return 0
-    return 130 if master.job_state.stop_reason == "SIGINT" else 75
-
-
-def _summarise(master: Master, run: RunDirectory, reason: str, code: int) -> Summary:
-    found = _summary(run, master.version, reason, code, master.shard.plan.size)
-    memory = master.recorder.worker_memory or None
-    found = replace(found, final_loss=master.final_loss, model_hash=master.shard.digest(), worker_peak_memory_bytes=memory)
-    found.write(run.path)
-    return found
-
-
-def _summary(run: RunDirectory, steps: int, reason: str, code: int, coordinates: int) -> Summary:
-    """All but the fields that only a master that has begun knows."""
-    sums = totals(run.path / METRICS, steps)
-    return Summary(
-        steps=steps,
-        seconds=sums.seconds,
-        final_loss=None,
-        uplink_bytes=sums.uplink_bytes,
-        downlink_bytes=sums.downlink_bytes,
-        compression_ratio=compression_ratio(coordinates, sums.worker_steps, sums.uplink_bytes + sums.downlink_bytes),
-        model_hash="",
-        stop_reason=reason,
-        exit_code=code,
-        coordinates=coordinates,
-        peak_memory_bytes=peak_memory(),
-    )

@@ -1,0 +1,93 @@
+"""End of a job on the master: summary.json, the last lines, and the word to the workers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import replace
+
+from psnode.errors import PsnodeError, StoppedError
+from psnode.master.job_state import QUORUM
+from psnode.master.lines.closing import tell_of_the_result
+from psnode.master.loop import Master
+from psnode.protocol.channel import ENOUGH, RemoteFailureError
+from psnode.protocol.messages import Failure
+from psnode.protocol.wire import Kind
+from psnode.records.directory import RunDirectory
+from psnode.records.metrics import METRICS, Summary, compression_ratio, peak_memory, totals
+
+_LOG = logging.getLogger(__name__)
+
+_REASONS = {3: "quorum", 4: "diverged", 75: "signal", 130: "interrupted"}
+
+
+def begun_in_vain(run: RunDirectory, error: StoppedError) -> None:
+    """Sum up a job that was stopped before its first round: who watches the directory learns why nothing comes."""
+    _summary(run, error.step, _REASONS[error.exit_code], error.exit_code, 0).write(run.path)
+
+
+def fail(master: Master, error: Exception) -> None:
+    """Sum up a job that `error` ends, as far as the disk takes it."""
+    code = error.exit_code if isinstance(error, PsnodeError) else 1
+    with contextlib.suppress(OSError):  # a full disk, say: then the first error is the one to tell
+        _summarise(master, master.run, _REASONS.get(code, "failed"), code)
+    _tell_of_the_end(master)
+
+
+def end(master: Master) -> int:
+    """Sum the run up and dismiss the workers; returns the exit code. RemoteFailureError if a worker's exception ended the job."""
+    code = _exit_code(master)
+    if code and (failure := master.job_state.failure) is not None:
+        _summarise(master, master.run, "failed", failure.exit_code)
+        _tell_of_the_end(master)
+        saved = f"the checkpoint of step {master.version} is written: once the cause is mended go on with --resume"
+        raise RemoteFailureError(0, Failure(f"{failure}: {saved}", failure.exit_code))
+    asked = master.job_state.stop_reason
+    early = (asked == QUORUM and code == 75) or (asked == ENOUGH and code == 0 and master.version < master.sharding.last_step)
+    summary = _summarise(master, master.run, str(asked) if early else _REASONS.get(code, "completed"), code)
+    tell_of_the_result(master.run, summary, len(master.workers), master.sharding.last_step)
+    _tell_of_the_end(master)
+    master.link.send((*master.workers, *master.spares), Kind.END)
+    return code
+
+
+def _tell_of_the_end(master: Master) -> None:
+    """The last line of a synchronous run some of whose rounds were not."""
+    if master.partial and not master.shard.rule.rounds_go_on:
+        rounds, everybody = master.version - master.run.resume_point.step, len(master.workers)
+        _LOG.warning(
+            "%d of %d rounds were not of all %d workers: `contributing` in metrics.jsonl says of how many, events.jsonl why",
+            master.partial, rounds, everybody,
+        )  # fmt: skip
+
+
+def _exit_code(master: Master) -> int:
+    if master.version >= master.sharding.last_step or master.job_state.stop_reason in (None, ENOUGH):
+        return 0
+    return 130 if master.job_state.stop_reason == "SIGINT" else 75
+
+
+def _summarise(master: Master, run: RunDirectory, reason: str, code: int) -> Summary:
+    found = _summary(run, master.version, reason, code, master.shard.plan.size)
+    memory = master.recorder.worker_memory or None
+    found = replace(found, final_loss=master.final_loss, model_hash=master.shard.digest(), worker_peak_memory_bytes=memory)
+    found.write(run.path)
+    return found
+
+
+def _summary(run: RunDirectory, steps: int, reason: str, code: int, coordinates: int) -> Summary:
+    """All but the fields that only a master that has begun knows."""
+    sums = totals(run.path / METRICS, steps)
+    return Summary(
+        steps=steps,
+        seconds=sums.seconds,
+        final_loss=None,
+        uplink_bytes=sums.uplink_bytes,
+        downlink_bytes=sums.downlink_bytes,
+        compression_ratio=compression_ratio(coordinates, sums.worker_steps, sums.uplink_bytes + sums.downlink_bytes),
+        model_hash="",
+        stop_reason=reason,
+        exit_code=code,
+        coordinates=coordinates,
+        peak_memory_bytes=peak_memory(),
+    )
