@@ -142,6 +142,28 @@ def test_the_hook_of_the_page_sends_a_part_and_keeps_the_rest() -> None:
     assert int((sent != 0).sum()) == pytest.approx(0.005 * sent.numel(), rel=0.1)
 
 
+@pytest.mark.usefixtures("alone")
+def test_the_checkpoint_of_the_page_has_what_the_hook_of_the_page_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed as dist
+
+    monkeypatch.chdir(tmp_path)
+    network = nn.Linear(200, 100, bias=False)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    names: dict[str, Any] = {"network": network, "optimizer": optimizer, "dist": dist, "torch": torch}
+    exec(compile(block("ddp.md", "import psnode.ddp"), "page", "exec"), names)  # noqa: S102
+    x = torch.randn(16, 200, generator=torch.Generator().manual_seed(1))
+    names["model"](x).square().sum().backward()
+    exec(compile(block("ddp.md", "everyone ="), "page", "exec"), names)  # noqa: S102
+    assert (tmp_path / "checkpoint.pt").stat().st_size > 4 * network.weight.numel()
+    kept = names["saved"]["hook"]["states"][0]["memories/residual/weight"].reshape(network.weight.shape)
+    assert network.weight.grad is not None
+    sent = network.weight.grad.clone()
+    network.weight.grad = None
+    network(x).square().sum().backward()
+    torch.testing.assert_close(sent + kept, network.weight.grad)
+    names["everyone"].load_state_dict(names["saved"]["hook"])
+
+
 def test_the_loop_of_the_page_is_that_of_the_example() -> None:
     """tests/mpi/test_session.py runs it."""
     example = (ROOT / "examples" / "own_loop.py").read_text()

@@ -55,6 +55,12 @@ class Collectives:
         dist.all_reduce(torch.from_numpy(cells_of(data, len(payload.shape))), group=self._group)
         return Payload(data)
 
+    def at_first(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        """On rank 0 the tensors of all ranks, of the shape of `mine`, elsewhere none."""
+        found = [torch.empty_like(mine) for _ in range(self.ranks if self.rank == 0 else 0)]
+        dist.gather(mine, found or None, dst=dist.get_global_rank(self._group, 0), group=self._group)
+        return found
+
     def _gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
         """The tensors of all ranks, of the shape of `mine`."""
         found = [torch.empty_like(mine) for _ in range(self.ranks)]

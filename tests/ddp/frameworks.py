@@ -1,6 +1,7 @@
-"""One of two ranks of a training by Lightning or Accelerate: python frameworks.py FRAMEWORK RANK FOLDER.
+"""One of two ranks of a training by Lightning or Accelerate: python frameworks.py FRAMEWORK PART RANK FOLDER.
 
-Writes weights, memories and payload bytes to FOLDER/RANK.safetensors.
+PART: whole, which writes a checkpoint into FOLDER when half of the steps are done; resumed, which goes on from there. Writes
+weights, memories and payload bytes to FOLDER/PART-RANK.safetensors.
 """
 
 from __future__ import annotations
@@ -17,30 +18,31 @@ from safetensors.torch import save_file
 
 from psnode import ddp
 from psnode.tasks.torchvision_ops import import_torchvision
-from tests.ddp.program import RANKS, STEPS, Linear, gradients
+from tests.ddp.program import RANKS, STEPS, Linear, gradients, tensors
 
 CODEC = "topk:ratio=0.05"
+HALF = STEPS // 2
+Trained = tuple[Linear, ddp.HookState, dict[str, torch.Tensor]]
 
 
-def by_lightning(rank: int) -> tuple[Linear, ddp.HookState, dict[str, torch.Tensor]]:
-    """A LightningModule that registers the hook when DDP has wrapped it, under a Trainer on the CPU."""
+def by_lightning(part: str, rank: int, folder: Path) -> Trained:
+    """A Trainer with psnode's callback on the CPU, of two epochs with a checkpoint each."""
     if importlib.util.find_spec("torchvision") is not None:
         import_torchvision()  # torchmetrics, and so Lightning, imports it, which alone fails beside the CPU build of torch
     from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.callbacks import Callback, ModelCheckpoint
     from lightning.pytorch.overrides.distributed import _register_ddp_comm_hook
     from lightning.pytorch.strategies import DDPStrategy
+
+    from psnode.ddp.lightning import CodedGradients
 
     class Module(LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.network = Linear()
-            self.state, self.hook = ddp.comm_hook(CODEC, model=self.network)
-
-        def on_train_start(self) -> None:
-            self.trainer.strategy.model.register_comm_hook(self.state, self.hook)
 
         def training_step(self, step: torch.Tensor) -> torch.Tensor:
-            return self.network(gradients(rank, int(step)))
+            return self.network(gradients(rank, HALF * self.current_epoch + int(step)))
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=1.0)
@@ -51,28 +53,31 @@ def by_lightning(rank: int) -> tuple[Linear, ddp.HookState, dict[str, torch.Tens
         def _register_ddp_hooks(self) -> None:
             _register_ddp_comm_hook(self.model, self._ddp_comm_state, self._ddp_comm_hook, self._ddp_comm_wrapper)
 
-    def trained(module: LightningModule, kind: type[DDPStrategy] = DDPStrategy, **hook: Any) -> None:
-        quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-        strategy = kind(bucket_cap_mb=0.01, **hook)
+    def trained(*callbacks: Callback, kind: type[DDPStrategy] = DDPStrategy, **hook: Any) -> Module:
+        module = Module()
+        quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+        more = {"max_epochs": 2, "use_distributed_sampler": False, "strategy": kind(bucket_cap_mb=0.01, **hook)}
+        keeps = any(isinstance(each, ModelCheckpoint) for each in callbacks)
         trainer = Trainer(
-            accelerator="cpu", devices=RANKS, max_epochs=1, use_distributed_sampler=False, strategy=strategy, **quiet
+            accelerator="cpu", devices=RANKS, callbacks=list(callbacks), enable_checkpointing=keeps, **more, **quiet
         )
-        trainer.fit(module, torch.utils.data.DataLoader(torch.arange(STEPS), batch_size=None))
+        path = folder / "epoch=0.ckpt" if part == "resumed" else None
+        trainer.fit(module, torch.utils.data.DataLoader(torch.arange(HALF), batch_size=None), ckpt_path=path)
+        return module
 
-    class ByStrategy(Module):
-        def on_train_start(self) -> None:
-            pass
+    coded = CodedGradients(CODEC)
+    if part == "resumed":
+        return trained(coded).network, coded.state, {}
+    module = trained(coded, ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1))
+    other, handed = ddp.comm_hook(CODEC), ddp.comm_hook(CODEC)
+    trained(ddp_comm_state=other[0], ddp_comm_hook=other[1])
+    by_strategy = trained(kind=OnCpu, ddp_comm_state=handed[0], ddp_comm_hook=handed[1])
+    same = all(torch.equal(value, by_strategy.network.weights[name]) for name, value in module.network.weights.items())
+    facts = {"by strategy": other[0].sent_bytes, "on the cpu": handed[0].sent_bytes, "same": same}
+    return module.network, coded.state, {name: torch.tensor(fact) for name, fact in facts.items()}
 
-    module, other, handed = Module(), ByStrategy(), ByStrategy()
-    trained(module)
-    trained(other, ddp_comm_state=other.state, ddp_comm_hook=other.hook)
-    trained(handed, OnCpu, ddp_comm_state=handed.state, ddp_comm_hook=handed.hook)
-    same = all(torch.equal(value, handed.network.weights[name]) for name, value in module.network.weights.items())
-    facts = {"by strategy": other.state.sent_bytes, "on the cpu": handed.state.sent_bytes, "same": same}
-    return module.network, module.state, {name: torch.tensor(fact) for name, fact in facts.items()}
 
-
-def by_accelerate(rank: int) -> tuple[Linear, ddp.HookState, dict[str, torch.Tensor]]:
+def by_accelerate(part: str, rank: int, folder: Path) -> Trained:
     """A loop over a model that Accelerator.prepare has wrapped."""
     from accelerate import Accelerator, DistributedDataParallelKwargs
 
@@ -81,26 +86,31 @@ def by_accelerate(rank: int) -> tuple[Linear, ddp.HookState, dict[str, torch.Ten
     model, optimizer = accelerator.prepare(network, torch.optim.SGD(network.parameters(), lr=1.0))
     state, hook = ddp.comm_hook(CODEC, model=network)
     model.register_comm_hook(state, hook)
-    for step in range(STEPS):
+    accelerator.register_for_checkpointing(ddp.AllRanks(state))
+    if part == "resumed":
+        accelerator.load_state(str(folder / "half"))
+    for step in range(HALF if part == "resumed" else 0, STEPS):
+        if step == HALF and part == "whole":
+            accelerator.save_state(str(folder / "half"))
         optimizer.zero_grad()
         accelerator.backward(model(gradients(rank, step)))
         optimizer.step()
     return accelerator.unwrap_model(model), state, {}
 
 
-def main(framework: str, rank: int, folder: Path) -> None:
+def main(framework: str, part: str, rank: int, folder: Path) -> None:
     """Train, and write down what came of it."""
     places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS, "GROUP_RANK": 0}
     os.environ |= {name: str(value) for name, value in places.items()}
     os.environ |= {"TORCHELASTIC_RUN_ID": "psnode", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # who meets in a file
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS)
-    network, state, more = {"lightning": by_lightning, "accelerate": by_accelerate}[framework](rank)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting-{part}", rank=rank, world_size=RANKS)
+    network, state, more = {"lightning": by_lightning, "accelerate": by_accelerate}[framework](part, rank, folder)
     out = {f"weights/{name}": value.detach().contiguous() for name, value in network.weights.items()}
-    out |= {key: value for key, value in state.state_dict().items() if key != "step"}
-    save_file({**out, **more, "sent": torch.tensor(state.sent_bytes)}, folder / f"{rank}.safetensors")
+    out |= tensors("state", state)
+    save_file({**out, **more, "sent": torch.tensor(state.sent_bytes)}, folder / f"{part}-{rank}.safetensors")
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]))

@@ -15,6 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 from psnode import ddp
 
 RANKS, STEPS = 2, 6
+RESUMED: list[tuple[str, str, dict[str, Any]]] = [
+    ("topk", "topk:ratio=0.05", {}),
+    ("qsgd", "qsgd", {}),
+    ("dgc", "topk:ratio=0.05", {"feedback": "dgc:momentum=0.5"}),
+    ("lss", "lss:refit=4", {}),  # its codebook is of step 1 when the state is saved behind step 3, and fitted again at step 5
+]
 SHAPES = {"a": (40, 60), "b": (7,), "c": (70, 33), "d": (20, 50)}
 
 
@@ -63,19 +69,61 @@ def trained(rank: int, codec: str | None, **named: Any) -> tuple[dict[str, torch
     return dict(network.weights), state
 
 
-def resumed(rank: int, codec: str) -> tuple[dict[str, torch.Tensor], ddp.HookState]:
-    """Weights and state by way of a state that was saved halfway and loaded by a hook of a new model."""
+def resumed(rank: int, codec: str, together: bool, **named: Any) -> tuple[dict[str, torch.Tensor], ddp.HookState]:
+    """Weights and state by way of a state that was saved halfway and loaded by a hook of a new model.
+
+    `together`: the states of all ranks as one; else each rank keeps its own.
+    """
     network, model = wrapped()
-    state, hook = ddp.comm_hook(codec, model=network)
+    state, hook = ddp.comm_hook(codec, model=network, **named)
     model.register_comm_hook(state, hook)
     steps(model, rank, 0, STEPS // 2)
     again, second = wrapped()
     again.load_state_dict(network.state_dict())
-    other, hook = ddp.comm_hook(codec, model=again)
-    other.load_state_dict(state.state_dict())
+    other, hook = ddp.comm_hook(codec, model=again, **named)
+    if together:
+        ddp.AllRanks(other).load_state_dict(of_all(state))
+    else:
+        other.load_state_dict(state.state_dict())
     second.register_comm_hook(other, hook)
     steps(second, rank, STEPS // 2, STEPS)
     return dict(again.weights), other
+
+
+def of_all(state: ddp.HookState) -> dict[str, Any]:
+    """The states of all ranks, which rank 0 has, on every rank."""
+    found = [ddp.AllRanks(state).state_dict()]
+    dist.broadcast_object_list(found)
+    return found[0]
+
+
+def alone(rank: int) -> ddp.HookState:
+    """The state of a job of one rank that goes on from those of both."""
+    groups = [dist.new_group([each]) for each in range(RANKS)]
+    _, state = trained(rank, "topk:ratio=0.05")
+    assert state is not None
+    single, _ = ddp.comm_hook("topk:ratio=0.05", process_group=groups[rank])
+    ddp.AllRanks(single).load_state_dict(of_all(state))
+    return single
+
+
+def different_starts(rank: int) -> str:
+    """The message of a first step for which rank 1 alone has loaded a state."""
+    network, model = wrapped()
+    state, hook = ddp.comm_hook("topk:ratio=0.05", model=network)
+    model.register_comm_hook(state, hook)
+    if rank == 1:
+        state.load_state_dict({"step": 4, "buckets": []})
+    try:
+        steps(model, rank, 0, 1)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def tensors(case: str, state: ddp.HookState) -> dict[str, torch.Tensor]:
+    """All tensors of a state, by case."""
+    return {f"{case}/{key}": value for key, value in state.state_dict().items() if isinstance(value, torch.Tensor)}
 
 
 def after_nan(rank: int, codec: str) -> tuple[dict[str, torch.Tensor], bool]:
@@ -92,7 +140,7 @@ def after_nan(rank: int, codec: str) -> tuple[dict[str, torch.Tensor], bool]:
     model(found).backward()
     spoilt = bool(network.weights["c"].grad.isnan().any())
     after = state.state_dict()
-    return {key: after[key] - before[key] for key in before if key != "step" and key.endswith(".c")}, spoilt
+    return {key: after[key] - before[key] for key in before if key.endswith(".c")}, spoilt
 
 
 def main(rank: int, folder: Path) -> None:
@@ -102,20 +150,22 @@ def main(rank: int, folder: Path) -> None:
     for case, codec, named in [
         ("plain", None, {}),
         ("identity", "identity", {}),
-        ("topk", "topk:ratio=0.05", {}),
-        ("qsgd", "qsgd", {}),
-        ("dgc", "topk:ratio=0.05", {"feedback": "dgc:momentum=0.5"}),
         ("svd", "svd:rank=2", {}),
         ("countmean", "countmean:ratio=0.5", {}),
+        *RESUMED,
     ]:
         weights, state = trained(rank, codec, **named)
         out |= {f"{case}/weights/{name}": value.detach().contiguous() for name, value in weights.items()}
         if state is not None:
-            out |= {f"{case}/{key}": value for key, value in state.state_dict().items() if key != "step"}
+            out |= tensors(case, state)
             out[f"{case}/sent"] = torch.tensor(state.sent_bytes)
-    weights, state = resumed(rank, "topk:ratio=0.05")
-    out |= {f"resumed/weights/{name}": value.detach().contiguous() for name, value in weights.items()}
-    out |= {f"resumed/{key}": value for key, value in state.state_dict().items() if key != "step"}
+    for case, codec, named in RESUMED:
+        for way in ("apart", "together"):
+            weights, other = resumed(rank, codec, way == "together", **named)
+            out |= {f"{case} {way}/weights/{name}": value.detach().contiguous() for name, value in weights.items()}
+            out |= tensors(f"{case} {way}", other)
+    out |= tensors("alone", alone(rank))
+    out["refused"] = torch.tensor(list(different_starts(rank).encode()), dtype=torch.uint8)
     changed, spoilt = after_nan(rank, "topk:ratio=0.05")
     out |= {f"nan/{key}": value for key, value in changed.items()}
     out["nan/spoilt"] = torch.tensor(spoilt)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from psnode import ddp
 from psnode.errors import ConfigurationError
-from tests.ddp.program import RANKS, SHAPES, STEPS, gradients
+from tests.ddp.program import RANKS, RESUMED, SHAPES, STEPS, gradients
 
 pytestmark = pytest.mark.serial
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +40,7 @@ def all_gradients() -> dict[str, torch.Tensor]:
     return {name: torch.stack([each[name].double() for each in every]).sum(0) for name in SHAPES}
 
 
-@pytest.mark.parametrize("case", ["plain", "identity", "topk", "qsgd", "dgc", "svd", "countmean", "resumed"])
+@pytest.mark.parametrize("case", ["plain", "identity", "topk", "qsgd", "dgc", "svd", "countmean", "lss", "topk apart"])
 def test_replicas_are_equal_bit_for_bit(results: Results, case: str) -> None:
     first, second = (weights(found, case) for found in results)
     assert all(torch.equal(first[name], second[name]) for name in SHAPES)
@@ -53,7 +53,7 @@ def test_without_compression_it_is_ddp(results: Results) -> None:
     assert all(torch.equal(plain[name], coded[name]) for name in SHAPES)
 
 
-@pytest.mark.parametrize("case", ["topk", "resumed"])
+@pytest.mark.parametrize("case", ["topk", "topk apart"])
 def test_error_feedback_loses_nothing_although_ddp_makes_its_buckets_anew(results: Results, case: str) -> None:
     """With lr 1: ranks * (w_0 - w_T) + the residuals = the sum of all gradients; also if a state was saved and loaded between."""
     applied = weights(results[0], case)
@@ -63,6 +63,29 @@ def test_error_feedback_loses_nothing_although_ddp_makes_its_buckets_anew(result
         kept = sum((found[key].double() for found in results if key in found), torch.zeros(total.numel(), dtype=torch.float64))
         assert torch.allclose(sent + kept.reshape(total.shape), total, rtol=0, atol=1e-4), name
         assert (key in results[0]) == (4 * total.numel() >= 4096)  # smaller ones travel as they are
+
+
+@pytest.mark.parametrize("way", ["apart", "together"])
+@pytest.mark.parametrize("case", [case for case, _, _ in RESUMED])
+def test_a_saved_state_goes_on_bit_for_bit_although_ddp_begins_with_other_buckets(results: Results, case: str, way: str) -> None:
+    for found in results:
+        whole = [key.removeprefix(case) for key in found if key.startswith(f"{case}/") and not key.endswith("sent")]
+        for key in whole:
+            assert torch.equal(found[f"{case} {way}{key}"], found[f"{case}{key}"]), key
+        assert len(whole) > len(SHAPES) or case == "qsgd"
+
+
+def test_another_number_of_ranks_goes_on_with_the_mean_of_the_memories(results: Results) -> None:
+    for found in results:
+        for name in ("a", "c"):
+            key = f"memories/residual/weights.{name}"
+            mean = (results[0][f"topk/{key}"].double() + results[1][f"topk/{key}"].double()) / 2
+            assert torch.equal(found[f"alone/{key}"], mean.float())
+
+
+def test_ranks_that_go_on_from_different_steps_are_told(results: Results) -> None:
+    for found in results:
+        assert "rank 0 from step 0, rank 1 from step 4" in bytes(found["refused"]).decode()
 
 
 def test_only_what_was_asked_for_is_sent(results: Results) -> None:
@@ -100,4 +123,10 @@ def test_what_it_cannot_do_is_refused(codec: str, named: dict[str, str], message
 def test_a_foreign_state_is_refused() -> None:
     state, _ = ddp.comm_hook("topk")
     with pytest.raises(ConfigurationError, match="does not belong"):
-        state.load_state_dict({"step": 1, "weight": torch.zeros(3)})
+        state.load_state_dict({"step": 1, "buckets": [], "weight": torch.zeros(3)})
+    with pytest.raises(ConfigurationError, match="load what its"):
+        state.load_state_dict({"weight": torch.zeros(3)})
+    with pytest.raises(ConfigurationError, match="load what AllRanks"):
+        ddp.AllRanks(state).load_state_dict({"step": 1, "buckets": []})
+    with pytest.raises(ConfigurationError, match="another rank than 0"):
+        ddp.AllRanks(state).load_state_dict({"step": 1, "buckets": [], "ranks": 2, "states": []})

@@ -17,28 +17,55 @@ from tests.ddp.test_comm_hook import all_gradients
 
 pytestmark = pytest.mark.serial
 ROOT = Path(__file__).resolve().parents[2]
+Results = dict[str, list[dict[str, torch.Tensor]]]
 
 
-@pytest.mark.parametrize("framework", ["lightning", "accelerate"])
-def test_replicas_are_equal_and_no_gradient_is_lost(framework: str, tmp_path: Path) -> None:
-    """With lr 1: ranks * (w_0 - w_T) + the residuals = the sum of all gradients, as under plain DDP."""
-    if importlib.util.find_spec(framework) is None:  # an import would take seconds
-        pytest.skip(f"{framework} is not installed: pip install {framework}")
-    program = [sys.executable, Path(__file__).with_name("frameworks.py"), framework]
+@pytest.fixture(scope="module", params=["lightning", "accelerate"])
+def framework(request: pytest.FixtureRequest) -> str:
+    if importlib.util.find_spec(request.param) is None:  # an import would take seconds
+        pytest.skip(f"{request.param} is not installed: pip install {request.param}")
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def results(framework: str, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Both parts of both ranks: an undisturbed run, and fresh processes that go on from its checkpoint."""
+    folder = tmp_path_factory.mktemp(framework)
+    return {part: ranks(framework, part, folder) for part in ("whole", "resumed")}
+
+
+def ranks(framework: str, part: str, folder: Path) -> list[dict[str, torch.Tensor]]:
+    program = [sys.executable, Path(__file__).with_name("frameworks.py"), framework, part]
     processes = [
-        subprocess.Popen([*program, str(rank), tmp_path], env={**os.environ, "PYTHONPATH": str(ROOT)}) for rank in range(RANKS)
+        subprocess.Popen([*program, str(rank), folder], env={**os.environ, "PYTHONPATH": str(ROOT)}) for rank in range(RANKS)
     ]
     assert [process.wait(timeout=300) for process in processes] == [0] * RANKS
-    found = [load_file(tmp_path / f"{rank}.safetensors") for rank in range(RANKS)]
+    return [load_file(folder / f"{part}-{rank}.safetensors") for rank in range(RANKS)]
+
+
+def test_replicas_are_equal_and_no_gradient_is_lost(framework: str, results: Results) -> None:
+    """With lr 1: ranks * (w_0 - w_T) + the residuals = the sum of all gradients, as under plain DDP."""
+    found = results["whole"]
     for name, total in all_gradients().items():
         weights = [each[f"weights/{name}"] for each in found]
         assert torch.equal(*weights)
-        key = f"memories/residual/weights.{name}"
-        kept = sum((each[key].double() for each in found if key in each), torch.zeros(total.numel(), dtype=torch.float64))
+        keys = [key for key in found[0] if key.startswith("state/memories/residual/") and key.endswith(f"weights.{name}")]
+        assert len(keys) == (4 * total.numel() >= 4096)  # smaller ones travel as they are
+        kept = sum((each[key].double() for each in found for key in keys), torch.zeros(total.numel(), dtype=torch.float64))
         torch.testing.assert_close(kept.reshape(total.shape) - RANKS * weights[0].double(), total, rtol=0, atol=1e-4)
-        assert (key in found[0]) == (4 * total.numel() >= 4096)  # smaller ones travel as they are
     assert found[0]["sent"] > 0
     if framework == "lightning":
         assert found[0]["by strategy"] == 0  # Lightning hands the arguments of DDPStrategy to DDP on a GPU alone (docs/ddp.md)
         assert found[0]["on the cpu"] == found[0]["sent"]
         assert found[0]["same"]
+
+
+def test_fresh_processes_go_on_from_the_frameworks_checkpoint_bit_for_bit(results: Results) -> None:
+    """Every rank has its own memories again, which rank 0 wrote for all."""
+    for whole, resumed in zip(results["whole"], results["resumed"], strict=True):
+        compared = [key for key in whole if key.startswith(("weights/", "state/"))]
+        assert sum(key.startswith("state/memories/residual/") for key in compared) == 2
+        assert all(torch.equal(whole[key], resumed[key]) for key in compared)
+        assert 0 < resumed["sent"] < whole["sent"]
+    first, second = results["resumed"]
+    assert any(not torch.equal(first[key], second[key]) for key in first if key.startswith("state/memories/"))

@@ -1,19 +1,13 @@
-"""Codecs as a communication hook of PyTorch's DistributedDataParallel.
-
-    model = DistributedDataParallel(network)
-    model.register_comm_hook(*psnode.ddp.comm_hook("topk:ratio=0.005+fp16"))
-
-Gradients of a bucket are coded on every rank, payloads are gathered by all, and every rank decodes and adds them in the order of
-ranks, so that replicas stay bit-identical. Payloads of linear codecs are summed by an all-reduce instead. The hook takes the
-place of DDP's own all-reduce: model, loop, optimizer and samplers stay as they are.
-"""
+"""The hook: a bucket's gradients coded, exchanged, and put back as their mean; and what a rank remembers between steps."""
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -22,45 +16,26 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from psnode.codecs import Payload, get_codec
 from psnode.codecs.arrays import Floats
 from psnode.codecs.kernels.finite import all_finite
-from psnode.codecs.sketches.linear import LinearSketch
+from psnode.ddp.buckets import Bucket, Job, Names, hand_back, put_back, rearranged, regrouped
+from psnode.ddp.memories import Memories
 from psnode.errors import ConfigurationError, PsnodeError
 from psnode.exchange.collectives import Collectives, Sizes
 from psnode.exchange.segment_coder import SegmentCoder
 from psnode.feedback import Context, get_feedback
-from psnode.plan.groups import ALL, Plan, Tensor, gradient_key, make_plan
-
-__all__ = ["HookState", "comm_hook"]
+from psnode.plan.groups import ALL, gradient_key
 
 _NOT_FINITE = -1  # sent as the size of a payload: the gradient of this rank holds NaN or infinity
 _FAILED = -2
-Memories = dict[str, dict[str, Floats]]
-
-
-class _Bucket(NamedTuple):
-    """Tensors that DDP reduces together: their plan, and a coder for each of its segments."""
-
-    names: tuple[str, ...]
-    plan: Plan
-    coders: tuple[SegmentCoder, ...]
-    merged: tuple[bool, ...]  # the segments whose payloads are summed undecoded
-
-
-class _Job(NamedTuple):
-    """One bucket of one step. `buffer`: flat, of any floating dtype and device, overwritten with the mean."""
-
-    number: int
-    names: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    buffer: torch.Tensor
-    done: torch.futures.Future[torch.Tensor]
+_Queued = tuple[Job, torch.futures.Future[torch.Tensor]]
 
 
 class HookState:
     """Codec, feedback and memories of one rank.
 
-    Memories are kept by parameter, so they survive the rebuilding of buckets after the first step. `state_dict` holds them;
-    every rank saves and loads its own. A thread codes and exchanges buckets in the order in which DDP hands them over, beside
-    the backward pass.
+    Memories are kept by parameter, so they survive the rebuilding of buckets after the first step. `state_dict` holds them; every
+    rank saves and loads its own, or `AllRanks` those of all. A thread codes and exchanges buckets in the order in which DDP hands
+    them over, beside the backward pass. DDP begins with other buckets than it goes on with: the first step after a state was
+    loaded waits for all of them, and is taken in the buckets of that state.
     """
 
     def __init__(
@@ -72,28 +47,48 @@ class HookState:
         min_compress_bytes: int,
         process_group: dist.ProcessGroup | None,
     ) -> None:
-        self._spec = codec
         parsed = get_codec(codec)
-        self._feedback = get_feedback(feedback or ("none" if parsed.unbiased else "ef"))
-        if self._feedback.rescales:
+        rule = get_feedback(feedback or ("none" if parsed.unbiased else "ef"))
+        if rule.rescales:
             raise ConfigurationError(
                 f"feedback {feedback} needs the learning rate, which DDP's hooks are not told: leave out rescale"
             )
-        self._names = {id(parameter): name for name, parameter in model.named_parameters()} if model is not None else {}
+        self._names: dict[int, str] = {}
+        if model is not None:
+            self.name(model)
         self._seed = seed
-        self._min_compress_bytes = min_compress_bytes
         self._parent = process_group
-        self._memories: Memories = {}
-        self._buckets: dict[int, _Bucket] = {}
+        self._memories = Memories(codec, rule, min_compress_bytes)
+        self._order: list[Names] = []  # tensors of each bucket of the last step
+        self._loaded = False  # a state, and no step has been taken since
         self._step = 0
-        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Queued] = queue.SimpleQueue()
+        self._exchange: Collectives | None = None
         self._thread: threading.Thread | None = None
         self.sent_bytes = 0  # payload bytes of this rank so far
+
+    @property
+    def exchange(self) -> Collectives:
+        """The exchange among the ranks, of which all ask for it together; not during a backward pass."""
+        if self._exchange is None:
+            self._exchange = Collectives.among(self._parent)
+        return self._exchange
+
+    def place(self) -> tuple[int, int]:
+        """This rank and the number of ranks; (0, 1) without a process group."""
+        if not dist.is_initialized():
+            return 0, 1
+        return dist.get_rank(self._parent), dist.get_world_size(self._parent)
+
+    def name(self, model: nn.Module) -> None:
+        """Save the parameters' state under the names that they have in `model`."""
+        self._names |= {id(parameter): name for name, parameter in model.named_parameters()}
 
     def submit(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Queue a bucket; the future holds its buffer with the mean."""
         if self._thread is None:
-            self._start()
+            self._thread = threading.Thread(target=self._serve, args=[self.exchange], name="psnode-ddp", daemon=True)
+            self._thread.start()
         buffer = bucket.buffer()
         devices: list[int | str | torch.device] | None = [buffer.device] if buffer.is_cuda else None
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
@@ -102,54 +97,81 @@ class HookState:
         shapes = tuple(tuple(each.shape) for each in parameters)
         if buffer.is_cuda:
             torch.cuda.current_stream(buffer.device).synchronize()
-        self._jobs.put(_Job(bucket.index(), names, shapes, buffer, done))
+        self._jobs.put((Job(bucket.index(), names, shapes, buffer, bucket.is_last()), done))
         return done
 
     def state_dict(self) -> dict[str, Any]:
-        """The step and the memories, as `memories/KIND/PARAMETER` (flat float32); for a checkpoint of this rank."""
-        memories = {
-            f"memories/{kind}/{name}": torch.from_numpy(array.copy())
-            for name, kinds in self._memories.items()
-            for kind, array in kinds.items()
-        }
-        return {"step": self._step, **memories}
+        """Step, buckets, memories (`memories/KIND/PARAMETER`, flat float32) and codebooks; for a checkpoint of this rank."""
+        tensors = {key: torch.from_numpy(array.copy()) for key, array in self.arrays().items()}
+        return {**self.start(), **tensors}
+
+    def start(self) -> dict[str, Any]:
+        """The part of `state_dict` that is the same on all ranks: what is coded next, and in which buckets."""
+        return {"step": self._step, "buckets": [list(names) for names in self._order]}
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Memories and codebooks as `state_dict` has them, but as views, which the next step changes."""
+        return self._memories.arrays(len(self._order))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict` of this rank, in a job of as many ranks. ConfigurationError if it is none."""
-        memories: Memories = {}
-        for key, value in state.items():
-            if key == "step":
-                continue
-            prefix, _, rest = key.partition("/")
-            kind, _, name = rest.partition("/")
-            if prefix != "memories" or not name or not isinstance(value, torch.Tensor):
-                raise ConfigurationError(f"{key} does not belong to the state of a communication hook")
-            memories.setdefault(name, {})[kind] = value.detach().cpu().to(torch.float32).reshape(-1).numpy().copy()
-        self._step, self._memories, self._buckets = int(state["step"]), memories, {}
+        tensors = {key: value for key, value in state.items() if key not in ("step", "buckets")}
+        if len(state) - len(tensors) < 2:
+            raise ConfigurationError("the state of a communication hook has a step and buckets: load what its state_dict() gave")
+        self._memories.load(tensors)
+        self._step, self._order, self._loaded = int(state["step"]), [tuple(names) for names in state["buckets"]], True
 
     def __getstate__(self) -> dict[str, Any]:
         raise ConfigurationError("the state of psnode's hook is saved by its state_dict()")
 
-    def _start(self) -> None:
-        exchange = Collectives.among(self._parent)
-        self._thread = threading.Thread(target=self._serve, args=[exchange], name="psnode-ddp", daemon=True)
-        self._thread.start()
-
     def _serve(self, exchange: Collectives) -> None:
+        waiting: list[_Queued] = []
         while True:
-            job = self._jobs.get()
+            job, done = self._jobs.get()
+            if job.number == 0:
+                waiting = []  # were those of a backward pass that was broken off
+            waiting.append((job, done))
+            if self._loaded and not job.last:
+                continue
             try:
-                job.done.set_result(self._reduce(job, exchange))
+                self._reduce_all([job for job, _ in waiting], exchange)
+                for job, done in waiting:
+                    done.set_result(job.buffer)
             except BaseException as error:
-                job.done.set_exception(error)  # type: ignore[arg-type]
+                for _, done in waiting:
+                    done.set_exception(error)  # type: ignore[arg-type]
+            waiting = []
 
-    def _reduce(self, job: _Job, exchange: Collectives) -> torch.Tensor:
-        """The job's buffer, overwritten with the mean over all ranks."""
-        if job.number == 0:
+    def _reduce_all(self, jobs: Sequence[Job], exchange: Collectives) -> None:
+        """Overwrite the buffers of one job, or of all of the first step after a state was loaded."""
+        order = self._order
+        if jobs[0].number == 0:
+            self._order = []
+            if self._loaded or self._step == 0:
+                self._check_start(order, exchange)
             self._step += 1
-        bucket = self._bucket(job)
+        made = regrouped(jobs, order) if self._loaded else None
+        if made is None:
+            self._memories.forget_codebooks()
+        self._loaded = False
+        for job in made or jobs:
+            self._order.append(job.names)
+            self._reduce(job, exchange)
+        if made is not None:
+            hand_back(made, jobs)
+
+    def _check_start(self, order: list[Names], exchange: Collectives) -> None:
+        """Refuse to begin where ranks have loaded states of different steps, or only some of them have."""
+        starts = exchange.sizes([self._step, zlib.crc32(repr(order).encode())])
+        if (starts != starts[0]).any():
+            steps = ", ".join(f"rank {rank} from step {row[0]}" for rank, row in enumerate(starts))
+            raise ConfigurationError(f"communication hooks go on from different states ({steps}): load the same on every rank")
+
+    def _reduce(self, job: Job, exchange: Collectives) -> None:
+        """Overwrite the job's buffer with the mean over all ranks."""
+        bucket = self._memories.bucket(job)
         flat = job.buffer.detach().to("cpu", torch.float32).numpy()
-        gradient = _rearranged(flat, job, bucket.plan)
+        gradient = rearranged(flat, job, bucket.plan)
         payloads, failure = self._coded(bucket, gradient, job.number, exchange)
         own = [payload.nbytes for payload in payloads]
         if failure is not None:
@@ -165,15 +187,14 @@ class HookState:
             raise PsnodeError(f"rank {ranks[0]} could not code its gradients: its own message says why")
         if worst == _NOT_FINITE:
             job.buffer.fill_(torch.nan)
-            return job.buffer
+            return
         total = self._summed(bucket, payloads, sizes, exchange)
         total /= np.float32(len(sizes))
-        mean = torch.from_numpy(_put_back(total, job, bucket.plan))
+        mean = torch.from_numpy(put_back(total, job, bucket.plan))
         job.buffer.copy_(mean)
-        return job.buffer
 
     def _coded(
-        self, bucket: _Bucket, gradient: Floats, index: int, exchange: Collectives
+        self, bucket: Bucket, gradient: Floats, index: int, exchange: Collectives
     ) -> tuple[list[Payload], Exception | int | None]:
         """A payload for every segment; or none and the reason: _NOT_FINITE or an exception."""
         if not all_finite(gradient):
@@ -194,7 +215,7 @@ class HookState:
         self.sent_bytes += sum(payload.nbytes for payload in payloads)
         return payloads, None
 
-    def _take_back(self, bucket: _Bucket, gradient: Floats, payloads: Sequence[Payload]) -> None:
+    def _take_back(self, bucket: Bucket, gradient: Floats, payloads: Sequence[Payload]) -> None:
         """Undo pushes that nobody will apply, where the rule allows it: memory += decoded - gradient."""
         for coder, payload in zip(bucket.coders, payloads, strict=False):
             if coder.feedback.sums and coder.feedback.memory is not None:
@@ -202,7 +223,7 @@ class HookState:
                 coder.codec(0, self._step).decode_add(payload, memory)
                 memory -= gradient[coder.segment.start : coder.segment.stop]
 
-    def _summed(self, bucket: _Bucket, payloads: Sequence[Payload], sizes: Sizes, exchange: Collectives) -> Floats:
+    def _summed(self, bucket: Bucket, payloads: Sequence[Payload], sizes: Sizes, exchange: Collectives) -> Floats:
         """The sum of all ranks' decoded gradients, added in the order of ranks."""
         total = np.zeros(bucket.plan.size, np.float32)
         apart = [k for k, merged in enumerate(bucket.merged) if not merged]
@@ -217,38 +238,6 @@ class HookState:
     def _add(self, coder: SegmentCoder, payload: Payload, total: Floats) -> None:
         segment = coder.segment
         coder.codec(0, self._step).decode_add(payload, total[segment.start : segment.stop].reshape(segment.shape))
-
-    def _bucket(self, job: _Job) -> _Bucket:
-        """The bucket's plan and coders; made anew, with the memories of its tensors, when DDP has other tensors in it."""
-        found = self._buckets.get(job.number)
-        if found is not None and found.names == job.names:
-            return found
-        tensors = [Tensor(name, shape) for name, shape in zip(job.names, job.shapes, strict=True)]
-        plan = make_plan(tensors, self._spec, group_by="model", min_compress_bytes=self._min_compress_bytes)
-        coders = tuple(SegmentCoder(segment, self._feedback) for segment in plan.segments)
-        for coder in coders:
-            self._take_over(coder, plan)
-        merged = tuple(isinstance(coder.codec(0), LinearSketch) and coder.feedback.merges(coder.codec(0)) for coder in coders)
-        made = self._buckets[job.number] = _Bucket(job.names, plan, coders, merged)
-        return made
-
-    def _take_over(self, coder: SegmentCoder, plan: Plan) -> None:
-        """Fill a coder's memories with those of its tensors, and keep views of them by tensor."""
-        segment = coder.segment
-        for name, place in plan.covering(segment.start, segment.stop).items():
-            first, last = max(place.start, segment.start), min(place.stop, segment.stop)
-            within = slice(first - segment.start, last - segment.start)
-            kept = self._memories.setdefault(
-                name if (first, last) == (place.start, place.stop) else f"{name}:{first - place.start}", {}
-            )
-            for kind, array in coder.state.items():
-                if kind in kept:
-                    if kept[kind].size != last - first:
-                        raise ConfigurationError(
-                            f"the memory of {name} has {kept[kind].size} values, the parameter {last - first}"
-                        )
-                    array[within] = kept[kind]
-                kept[kind] = array[within]
 
 
 def comm_hook(
@@ -273,27 +262,3 @@ def comm_hook(
 def reduce_bucket(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """The hook: the mean of a bucket's gradients over all ranks, as a future."""
     return state.submit(bucket)
-
-
-def _rearranged(flat: Floats, job: _Job, plan: Plan) -> Floats:
-    """A copy of a bucket's gradients in the order of its plan."""
-    places, out = plan.slices(), np.empty(plan.size, np.float32)
-    for name, place in _places(job):
-        out[places[name]] = flat[place]
-    return out
-
-
-def _put_back(total: Floats, job: _Job, plan: Plan) -> Floats:
-    """A copy of `total`, which is in the order of the plan, in that of the bucket."""
-    places, out = plan.slices(), np.empty(plan.size, np.float32)
-    for name, place in _places(job):
-        out[place] = total[places[name]]
-    return out
-
-
-def _places(job: _Job) -> Iterator[tuple[str, slice]]:
-    start = 0
-    for name, shape in zip(job.names, job.shapes, strict=True):
-        size = int(np.prod(shape, dtype=np.int64))
-        yield name, slice(start, start + size)
-        start += size

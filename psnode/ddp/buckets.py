@@ -1,0 +1,84 @@
+"""Buckets of gradients, as DDP hands them over and as they are coded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from psnode.codecs.arrays import Floats
+from psnode.exchange.segment_coder import SegmentCoder
+from psnode.plan.groups import Plan
+
+Names = tuple[str, ...]
+
+
+class Job(NamedTuple):
+    """One bucket of one step. `buffer`: flat, of any floating dtype and device, overwritten with the mean."""
+
+    number: int
+    names: Names
+    shapes: tuple[tuple[int, ...], ...]
+    buffer: torch.Tensor
+    last: bool  # of its step
+
+    def places(self) -> Iterator[tuple[str, slice]]:
+        """Each tensor's name and its place in the buffer."""
+        start = 0
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            size = int(np.prod(shape, dtype=np.int64))
+            yield name, slice(start, start + size)
+            start += size
+
+
+class Bucket(NamedTuple):
+    """Tensors that are coded together: their plan, and a coder for each of its segments."""
+
+    names: Names
+    plan: Plan
+    coders: tuple[SegmentCoder, ...]
+    merged: tuple[bool, ...]  # the segments whose payloads are summed undecoded
+
+
+def rearranged(flat: Floats, job: Job, plan: Plan) -> Floats:
+    """A copy of a bucket's gradients in the order of its plan."""
+    places, out = plan.slices(), np.empty(plan.size, np.float32)
+    for name, place in job.places():
+        out[places[name]] = flat[place]
+    return out
+
+
+def put_back(total: Floats, job: Job, plan: Plan) -> Floats:
+    """A copy of `total`, which is in the order of the plan, in that of the bucket."""
+    places, out = plan.slices(), np.empty(plan.size, np.float32)
+    for name, place in job.places():
+        out[place] = total[places[name]]
+    return out
+
+
+def regrouped(jobs: Sequence[Job], order: Sequence[Names]) -> list[Job] | None:
+    """Copies of all gradients of a step in buckets of the tensors in `order`; None if `jobs` have other tensors."""
+    shapes = {name: shape for job in jobs for name, shape in zip(job.names, job.shapes, strict=True)}
+    if sorted(shapes) != sorted(name for names in order for name in names):
+        return None
+    parts = {name: job.buffer[place] for job in jobs for name, place in job.places()}
+    return [
+        Job(
+            number,
+            names,
+            tuple(shapes[name] for name in names),
+            torch.cat([parts[name] for name in names]),
+            number == len(order) - 1,
+        )
+        for number, names in enumerate(order)
+    ]
+
+
+def hand_back(made: Sequence[Job], jobs: Sequence[Job]) -> None:
+    """Write the buffers of `made`, which are `jobs` regrouped, into those of `jobs`."""
+    means = {name: job.buffer[place] for job in made for name, place in job.places()}
+    for job in jobs:
+        for name, place in job.places():
+            job.buffer[place].copy_(means[name])

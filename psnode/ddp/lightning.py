@@ -1,0 +1,41 @@
+"""The communication hook as a callback of Lightning: one argument of the Trainer, checkpoints among it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.nn.parallel import DistributedDataParallel
+
+from psnode.ddp.hook import comm_hook
+from psnode.ddp.ranks import AllRanks
+from psnode.errors import ConfigurationError
+
+
+class CodedGradients(Callback):
+    """Registers the hook when Lightning has wrapped the module in DDP, and keeps the memories of all ranks in its checkpoints.
+
+    `codec`, and `options` as those of `psnode.ddp.comm_hook`. Strategies other than DDP are refused.
+    """
+
+    def __init__(self, codec: str, **options: Any) -> None:
+        self.state, self._hook = comm_hook(codec, **options)
+        self._ranks = AllRanks(self.state)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Register the hook."""
+        model = trainer.strategy.model
+        if not isinstance(model, DistributedDataParallel):
+            raise ConfigurationError(
+                f"gradients are coded under DDP, not {type(trainer.strategy).__name__}: say Trainer(strategy='ddp')"
+            )
+        self.state.name(pl_module)
+        model.register_comm_hook(self.state, self._hook)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of all ranks; Lightning asks for it on every rank and writes that of rank 0."""
+        return self._ranks.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with this rank's own."""
+        self._ranks.load_state_dict(state_dict)
