@@ -20,6 +20,7 @@ from psnode import __version__
 from psnode.cli.batch import exportable, show
 from psnode.cli.bench import bench
 from psnode.cli.debugging import debuggable, traced
+from psnode.cli.doctor import doctor
 from psnode.cli.export import export
 from psnode.cli.foreign import answer
 from psnode.cli.runs import report, runs
@@ -215,6 +216,7 @@ app.add_command(report)
 app.add_command(runs)
 app.add_command(tune)
 app.add_command(export)
+app.add_command(doctor)
 
 
 @app.command(short_help="List codecs and schemes, or explain one.")
@@ -233,16 +235,6 @@ def codecs(name: str | None, as_json: bool) -> int:
     else:
         listing.show()
     return 0
-
-
-@app.command(short_help="Check this machine.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Also check that this directory can be read.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def doctor(data_dir: Path | None, as_json: bool) -> int:
-    """Check Python, MPI, torch, caches and cores, and name missing packages."""
-    from psnode.cli.doctor import examine
-
-    return examine(data_dir, as_json=as_json)
 
 
 def _usage(error: click.UsageError) -> str:

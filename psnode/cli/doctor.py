@@ -16,9 +16,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+import click
+
 from psnode.config.cores import usable_cores
 from psnode.errors import ConfigurationError, installing
-from psnode.jobs.launch import find_mpirun
 
 State = Literal["ok", "missing", "optional"]
 _SECONDS = 60.0
@@ -49,7 +50,14 @@ if MPI.COMM_WORLD.rank == 0: print('{"ranks": %d}' % MPI.COMM_WORLD.size)
 _TORCH = """
 import json, torch
 devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-print(json.dumps({"version": torch.__version__, "devices": devices}))
+print(json.dumps({"version": torch.__version__, "devices": devices}), flush=True)
+from psnode.tasks.torchvision_ops import import_torchvision
+vision = None
+try:
+    import_torchvision("models")
+except Exception as error:
+    vision = " ".join(str(error).split())[:200]
+print(json.dumps({"version": torch.__version__, "devices": devices, "vision": vision}))
 """
 _CACHE = """
 import json, os
@@ -61,12 +69,6 @@ path = njit(cache=True)(copy_finite.py_func).stats.cache_path
 os.makedirs(path, exist_ok=True)
 print(json.dumps({"path": path, "writable": os.access(path, os.W_OK), "open": open_to_others(Path(path), Path(trusted))}))
 """
-_TORCHVISION = """
-import json
-from psnode.tasks.torchvision_ops import import_torchvision
-import_torchvision("models")
-print(json.dumps({"version": import_torchvision().__version__}))
-"""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,35 @@ class Finding:
     state: State
     detail: str
     remedy: str = ""
+
+
+@click.command(short_help="Check this machine, or all hosts of a job.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Also check that this directory can be read.")
+@click.option(
+    "--hosts",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Ask the hosts of this hostfile by ssh instead, the master's first.",
+)
+@click.option(
+    "--deadline",
+    type=click.FloatRange(0, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="With --hosts: seconds that a host may take to answer.",
+)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def doctor(data_dir: Path | None, hosts: Path | None, deadline: float, as_json: bool) -> int:
+    """Check Python, MPI, torch, caches and cores, and name missing packages; 2 if training cannot work here.
+
+    With --hosts: whether ssh lets us in without a question, whether versions are those of this machine, cores, free memory,
+    clocks, and the way between the master's host and each other one; 1 if something would stop a job.
+    """
+    if hosts is not None:
+        from psnode.cli import doctor_hosts
+
+        return doctor_hosts.examine(hosts, deadline, data_dir, as_json=as_json)
+    return examine(data_dir, as_json=as_json)
 
 
 def examine(data_dir: Path | None, *, as_json: bool = False) -> int:
@@ -151,6 +182,8 @@ def _mpi() -> Iterator[Finding]:
     yield Finding(
         "MPI fault tolerance", "ok" if ulfm else "optional", "ULFM" if ulfm else "no ULFM", "" if ulfm else "use Open MPI 5"
     )
+    from psnode.jobs.launch import find_mpirun
+
     try:
         mpirun = find_mpirun()
     except ConfigurationError as error:
@@ -180,9 +213,8 @@ def _torch() -> Iterator[Finding]:
         yield Finding("torch", "missing", found["error"], install)
         return
     yield Finding("torch", "ok", f"{found['version']}, CUDA devices: {', '.join(found['devices']) or 'none'}")
-    vision = _probe([sys.executable, "-c", _TORCHVISION])
-    if "error" in vision:
-        yield Finding("torchvision models", "optional", vision["error"], install)
+    if vision := found.get("vision", "torchvision ends the process that imports it"):
+        yield Finding("torchvision models", "optional", vision, install)
 
 
 def _data(directory: Path) -> Finding:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from psnode.config.cores import usable_cores
 from psnode.errors import ConfigurationError, MissingRanksError, StoppedError, installing
+from psnode.jobs.hosts.hostfile import text_of
 from psnode.jobs.supervision import Ended, supervise
 from psnode.records.directory import CONFIG
 from psnode.records.metrics import SUMMARY
@@ -136,7 +137,8 @@ def mpirun_command(
     if _is_open_mpi(mpirun):
         line += _open_mpi_options(mpirun, ranks, hostfile, mpirun_args, environment)
     elif hostfile is not None:
-        line += ["-f", str(_checked(hostfile))]
+        text_of(Path(hostfile))
+        line += ["-f", str(hostfile)]
     return [*line, *mpirun_args]
 
 
@@ -162,9 +164,8 @@ def _open_mpi_options(
     if not chosen("bind-to"):
         yield from ("--bind-to", "none")
     if hostfile is not None:
-        hosts = _checked(hostfile)
-        yield from ("--hostfile", str(hosts))
-        if "slots" not in hosts.read_text() and not chosen("map-by"):
+        yield from ("--hostfile", str(hostfile))
+        if "slots" not in text_of(Path(hostfile)) and not chosen("map-by"):
             yield from ("--map-by", "node")
         for name in environment:
             if name.startswith("PSNODE_") or name == "OMP_NUM_THREADS":
@@ -177,17 +178,6 @@ def _stays_here(mpirun_args: Sequence[str], environment: Mapping[str, str]) -> b
     """True if mpirun is told of no host but this one: neither by an argument nor by a scheduler or a default of its own."""
     named = any("host" in argument or "machinefile" in argument or "appfile" in argument for argument in mpirun_args)
     return not named and not any(name in _ALLOCATIONS or "hostfile" in name.lower() for name in environment)
-
-
-def _checked(hostfile: Path | str) -> Path:
-    path = Path(hostfile)
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"--hostfile {path} cannot be read ({error}): give a text file of hosts, one a line") from None
-    if not any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines()):
-        raise ConfigurationError(f"--hostfile {path} names no host: write one a line, the master's first")
-    return path
 
 
 def _is_open_mpi(mpirun: str) -> bool:

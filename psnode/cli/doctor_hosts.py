@@ -1,0 +1,66 @@
+"""`psnode doctor --hosts`: a table of hosts, and a line for each problem."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from psnode.jobs.hosts.problems import Problem
+    from psnode.jobs.hosts.survey import Answer
+
+
+def examine(hostfile: Path, deadline: float, data_dir: Path | None, *, as_json: bool) -> int:
+    """Ask every host of a file and print what they say; 1 if something would stop a job."""
+    from psnode.jobs.hosts.hostfile import hosts_of
+    from psnode.jobs.hosts.problems import problems
+    from psnode.jobs.hosts.survey import ask
+
+    own, answers = ask(hosts_of(hostfile), deadline, data_dir)
+    found = problems(own, answers, data_dir)
+    if as_json:
+        hosts = [{**asdict(answer), "host": answer.host.name, "slots": answer.host.slots} for answer in answers]
+        print(json.dumps({"here": own, "hosts": hosts, "problems": [each._asdict() for each in found]}, indent=2))
+    else:
+        _show(own, answers, found)
+    return 1 if any(problem.stops for problem in found) else 0
+
+
+def _show(own: Mapping[str, Any], answers: Sequence[Answer], found: Sequence[Problem]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(
+        "host", "Python", "torch", "psnode", "MPI", "cores", "free", "clock", "ping", "Mbit/s", box=None, pad_edge=False
+    )
+    if not any(answer.host.is_here for answer in answers):
+        table.add_row("(here)", *_software(own), "", "", "")
+    for answer in answers:
+        facts = answer.facts
+        cells = [*_software(facts), f"{1e3 * answer.clock:+.0f} ms", *_ways(answer)] if facts else ["?"] * 9
+        table.add_row(escape(answer.host.name), *(escape(cell) for cell in cells))
+    console = Console()
+    console.print(table)
+    for problem in found:
+        colour = "red" if problem.stops else "yellow"
+        kind = "stops a job" if problem.stops else "note"
+        text = f"[{colour}]{kind}[/]: {escape(problem.host)}: {escape(problem.text)}: {escape(problem.remedy)}"
+        console.print(text, soft_wrap=True)
+    if not found:
+        console.print(f"Nothing stands in the way of a job on {len(answers)} host{'s' if len(answers) > 1 else ''}.")
+
+
+def _software(facts: Mapping[str, Any]) -> list[str]:
+    versions = [facts[key] or "-" for key in ("python", "torch", "psnode")]
+    return [*versions, facts["mpi"].replace("Open MPI ", "") or "-", str(facts["cores"]), f"{facts['free'] / 1e9:.1f} GB"]
+
+
+def _ways(answer: Answer) -> tuple[str, str]:
+    """Round trip, and Mbit/s to the master's host and back."""
+    if "mbit" not in answer.up or "mbit" not in answer.down:
+        return ("no", "no") if answer.up else ("", "")
+    return f"{answer.up['milliseconds']:.2g} ms", f"{answer.up['mbit']:.0f} / {answer.down['mbit']:.0f}"

@@ -1,0 +1,1 @@
+"""The hosts of a hostfile, asked before a job is started on them."""

@@ -1,0 +1,163 @@
+"""Answers questions about the host that it runs on: a JSON object a line on standard input, one a line on standard output.
+
+It ends with its input. Its text is sent to hosts as it is, so that it imports nothing but the standard library and runs on any
+Python 3.8.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_NUMBER = 8  # bytes of a length
+_MOST = 1 << 22  # bytes sent at once
+_LONG = 0.05  # seconds: a transfer that took so long tells the rate
+
+
+def facts(directory: str, data: str | None) -> dict[str, Any]:
+    """Versions, cores and free bytes, as seen from `directory`, which mpirun would start ranks in."""
+    if os.path.isdir(directory):
+        os.chdir(directory)
+    found = {
+        "host": socket.gethostname(),
+        "python": ".".join(str(number) for number in sys.version_info[:3]),
+        "torch": _version("torch"),
+        "mpi4py": _version("mpi4py"),
+        "mpi": _mpi(),
+        "cores": len(os.sched_getaffinity(0)),
+        "free": _free(),
+        "data": data is None or os.path.exists(data),
+        # the addresses that ssh went from and came in by
+        "client": os.environ.get("SSH_CONNECTION", "").split(" ")[0],
+        "address": "".join(os.environ.get("SSH_CONNECTION", "").split(" ")[2:3]),
+    }
+    return {**found, **_psnode()}
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _psnode() -> dict[str, str]:
+    """Version and digest of the source of the psnode that `python -m psnode` would run."""
+    sys.path.insert(0, os.getcwd())
+    try:
+        import psnode
+    except ImportError:
+        return {"psnode": "", "source": ""}
+    home, digest = Path(str(psnode.__file__)).parent, hashlib.blake2b(digest_size=4)
+    for path in sorted(home.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return {"psnode": psnode.__version__, "source": digest.hexdigest()}
+
+
+def _mpi() -> str:
+    """The name and version of the mpirun beside this Python, or on the path."""
+    beside = os.path.join(os.path.dirname(sys.executable), "mpirun")
+    found = beside if os.path.exists(beside) else shutil.which("mpirun")
+    try:
+        done = subprocess.run(
+            [str(found), "--version"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    first = done.stdout.decode(errors="replace").split("\n")[0].strip()
+    return first.replace("mpirun (", "").replace(")", "")[:60]
+
+
+def _free() -> int:
+    with open("/proc/meminfo") as lines:
+        return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), 0)
+
+
+def listen() -> dict[str, Any]:
+    """Open a port that takes numbers of bytes from whoever knows the word that comes with it."""
+    server, word = socket.create_server(("", 0)), secrets.token_hex(8)
+    threading.Thread(target=_serve, args=(server, word), daemon=True).start()
+    return {"port": server.getsockname()[1], "word": word}
+
+
+def _serve(server: socket.socket, word: str) -> None:
+    while True:
+        peer, _ = server.accept()
+        threading.Thread(target=_answer, args=(peer, word), daemon=True).start()
+
+
+def _answer(peer: socket.socket, word: str) -> None:
+    with peer:
+        if _read(peer, len(word)) != word.encode():
+            return
+        while len(header := _read(peer, _NUMBER)) == _NUMBER:
+            left = int.from_bytes(header, "big")
+            while left > 0 and (part := peer.recv(min(left, 1 << 16))):
+                left -= len(part)
+            peer.sendall(header)
+
+
+def _read(peer: socket.socket, count: int) -> bytes:
+    found = b""
+    while len(found) < count and (part := peer.recv(count - len(found))):
+        found += part
+    return found
+
+
+def reach(address: str, port: int, word: str, seconds: float) -> dict[str, Any]:
+    """Round trip in milliseconds and rate in Mbit/s to the port of another host; or why it cannot be reached within `seconds`."""
+    until = time.monotonic() + seconds
+    try:
+        with socket.create_connection((address, port), timeout=seconds) as peer:
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            peer.sendall(word.encode())
+            trip = min(_sent(peer, 0, until) for _ in range(5))
+            size, taken = 1 << 16, 0.0
+            while taken < _LONG and size < _MOST:
+                size *= 2
+                taken = _sent(peer, size, until)
+            return {"milliseconds": 1e3 * trip, "mbit": 8e-6 * size / taken}
+    except OSError as error:
+        return {"error": error.strerror or str(error) or type(error).__name__}
+
+
+def _sent(peer: socket.socket, size: int, until: float) -> float:
+    """Seconds until the other end has said that it has got so many bytes."""
+    start = time.perf_counter()
+    peer.settimeout(max(0.001, until - time.monotonic()))
+    header = size.to_bytes(_NUMBER, "big")
+    peer.sendall(header + bytes(size))
+    if _read(peer, _NUMBER) != header:
+        raise OSError("another program answers there")
+    return time.perf_counter() - start
+
+
+_QUESTIONS: dict[str, Callable[..., dict[str, Any]]] = {
+    "facts": facts,
+    "listen": listen,
+    "reach": reach,
+    "time": lambda: {"time": time.time()},
+}
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    for line in sys.stdin:
+        question = json.loads(line)
+        print(json.dumps(_QUESTIONS[question.pop("ask")](**question)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Questions to one host, over ssh or in a process of this one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import shlex
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any, Self
+
+from psnode.errors import ConfigurationError, PsnodeError
+from psnode.jobs.hosts.hostfile import Host
+from psnode.protocol.messages import plain
+
+_AGENT = Path(__file__).with_name("agent.py")
+_TRIPS = 5
+
+
+class SilentHostError(PsnodeError):
+    """A host that does not answer: why, in its own or ssh's last words."""
+
+
+class Conversation:
+    """The agent on one host, which ends with the conversation. Every answer has to come within `deadline` seconds."""
+
+    def __init__(self, host: Host, deadline: float) -> None:
+        self.host = host
+        self._deadline = deadline
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe might be held open by a process that ssh leaves behind
+        try:
+            self._process = subprocess.Popen(
+                _line(host, deadline),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                text=True,
+                errors="replace",
+            )
+        except OSError as error:
+            self._errors.close()
+            raise ConfigurationError(f"ssh cannot be run ({error.strerror}): install the OpenSSH client") from None
+
+    def ask(self, question: str, **named: Any) -> dict[str, Any]:
+        """The answer to a question of psnode.jobs.hosts.agent. Raises SilentHostError."""
+        late = threading.Event()
+        timer = threading.Timer(self._deadline, self._give_up, [late])
+        timer.start()
+        try:
+            with contextlib.suppress(OSError, ValueError):
+                return self._answer(json.dumps({"ask": question, **named}))
+            code = self._process.wait()
+        finally:
+            timer.cancel()
+        if late.is_set():
+            raise SilentHostError(f"did not answer within {self._deadline:g} s")
+        self._errors.seek(0)
+        said = [" ".join(line.split()) for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
+        raise SilentHostError(plain(said[-1]) if said else f"ended with {code}")
+
+    def _give_up(self, late: threading.Event) -> None:
+        late.set()
+        self._process.kill()
+
+    def _answer(self, question: str) -> dict[str, Any]:
+        """Raises OSError or ValueError if none comes."""
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(question + "\n")
+        process.stdin.flush()
+        for line in process.stdout:
+            if line.startswith("{"):  # what a login shell prints stands before it
+                return dict(json.loads(line))
+        raise ValueError
+
+    def clock(self) -> float:
+        """Seconds that the host's clock is ahead of this one's, by the shortest of some round trips."""
+        found = []
+        for _ in range(_TRIPS):
+            before = time.time()
+            there = float(self.ask("time")["time"])
+            after = time.time()
+            found.append((after - before, there - (before + after) / 2))
+        return min(found)[1]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+
+
+def _line(host: Host, deadline: float) -> list[str]:
+    """The command line of the agent on `host`: the interpreter at the path of this one, which never asks for a password."""
+    agent = [sys.executable, "-c", _AGENT.read_text()]
+    if host.is_here:
+        return agent
+    options = {"BatchMode": "yes", "ConnectTimeout": str(max(1, math.ceil(deadline))), "LogLevel": "ERROR"}
+    words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    return ["ssh", "-T", *words, "--", host.name, shlex.join(agent)]

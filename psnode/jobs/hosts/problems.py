@@ -1,0 +1,91 @@
+"""Problems of a job on hosts that have answered, with a remedy each."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from psnode.jobs.hosts.hostfile import Host
+from psnode.jobs.hosts.survey import Answer
+
+_AHEAD = 1.0  # seconds of a clock that are told
+_MACHINES = "docs/machines.md"
+
+
+class Problem(NamedTuple):
+    """`stops`: no job can run; else it runs, and something may be slower or other than expected."""
+
+    host: str
+    stops: bool
+    text: str
+    remedy: str
+
+
+def problems(own: Mapping[str, Any], answers: Sequence[Answer], data: Path | None) -> list[Problem]:
+    """All of them, host by host. `own`: facts of this machine, which the others are compared with."""
+    return [found for answer in answers for found in _of(own, answer, answers[0].host.name, data)]
+
+
+def _of(own: Mapping[str, Any], answer: Answer, master: str, data: Path | None) -> Iterator[Problem]:
+    host, facts = answer.host, answer.facts
+    if answer.silence:
+        yield Problem(host.name, True, answer.silence, _remedy(host, answer.silence))
+    if not facts:
+        return
+    yield from _versions(own, host.name, facts)
+    for way, what in ((answer.up, f"does not reach a port of {master}"), (answer.down, f"{master} does not reach its ports")):
+        if "error" in way:
+            remedy = f"open ports from 1024 on between the two, or name the network: {_MACHINES}, 4 and 5"
+            yield Problem(host.name, True, f"{what} ({way['error']})", remedy)
+    if not facts["data"]:
+        yield Problem(host.name, True, f"{data} is not there", "copy the data set to the same path, or share it")
+    if host.slots > facts["cores"]:
+        text = f"{host.slots} slots on {facts['cores']} cores: ranks wait for each other"
+        yield Problem(host.name, False, text, "fewer slots in the hostfile")
+    if abs(answer.clock) > _AHEAD:
+        text = f"its clock is {abs(answer.clock):.1f} s {'ahead' if answer.clock > 0 else 'behind'}: so are times in records"
+        yield Problem(host.name, False, text, "run a time service there, such as chrony")
+
+
+def _versions(own: Mapping[str, Any], name: str, facts: Mapping[str, Any]) -> Iterator[Problem]:
+    """Packages that are missing, or of another version than here."""
+    where = f"with {shlex.quote(sys.executable)} there"
+    for key, what, stops in (
+        ("psnode", "psnode", True),
+        ("torch", "torch", False),
+        ("mpi4py", "mpi4py", False),
+        ("mpi", "MPI", True),
+    ):
+        if own[key] == facts[key]:
+            continue
+        if not facts[key]:
+            yield Problem(name, True, f"{what} is missing", f"install it {where}, as on this machine: docs/install.md")
+        else:
+            text = f"{what} is {facts[key]}, here it is {own[key] or 'missing'}"
+            yield Problem(name, stops, text, f"install the same {where}")
+    if own["python"] != facts["python"]:
+        text = f"Python is {facts['python']}, here it is {own['python']}"
+        yield Problem(name, False, text, "make the environment there anew with the same Python")
+    if own["psnode"] == facts["psnode"] and own["source"] != facts["source"]:
+        text = f"psnode is {facts['psnode']} as here, but its source differs ({facts['source']}, here {own['source']})"
+        yield Problem(name, False, text, "bring both clones to the same commit")
+
+
+def _remedy(host: Host, silence: str) -> str:
+    """Advice by ssh's own words."""
+    target = shlex.quote(host.name)
+    for pattern, remedy in (
+        ("permission denied|no more authentication|too many authentication", f"ssh-copy-id {target}"),
+        ("host key", f"once by hand: ssh {target}, and compare the key it shows"),
+        ("could not resolve|name or service", "correct the name in the hostfile, or tell this machine its address in /etc/hosts"),
+        ("refused", f"start sshd on {target}, or name its port in ~/.ssh/config"),
+        ("no such file|not found", f"make psnode's environment there at the same path, {sys.executable} ({_MACHINES}, 1)"),
+        ("timed out|no route|unreachable|did not answer|reset", "is it on, and does its network let this machine in at port 22?"),
+    ):
+        if re.search(pattern, silence, re.IGNORECASE):
+            return remedy
+    return f"try by hand: ssh {target} true"

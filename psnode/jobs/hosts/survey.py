@@ -1,0 +1,73 @@
+"""What all hosts of a hostfile say of themselves, and of the way to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from psnode.errors import PsnodeError
+from psnode.jobs.hosts.conversation import Conversation, SilentHostError
+from psnode.jobs.hosts.hostfile import Host
+
+_AT_ONCE = 32
+
+
+@dataclass
+class Answer:
+    """One host. `facts` as of psnode.jobs.hosts.agent.facts; {} if it is silent.
+
+    `clock`: seconds that it is ahead. `up` and `down`: the way to the master's host and back, as of agent.reach.
+    """
+
+    host: Host
+    facts: dict[str, Any] = field(default_factory=dict)
+    silence: str = ""
+    clock: float = 0.0
+    up: dict[str, Any] = field(default_factory=dict)
+    down: dict[str, Any] = field(default_factory=dict)
+
+
+def ask(hosts: Sequence[Host], deadline: float, data: Path | None) -> tuple[dict[str, Any], list[Answer]]:
+    """Facts of this machine, and an answer of every host. The first of them is the master's.
+
+    `deadline`: seconds for any one answer. `data`: a path that has to be there. PsnodeError if this machine does not answer.
+    """
+    where = {"directory": str(Path.cwd()), "data": str(data.absolute()) if data is not None else None}
+    with ExitStack() as stack, ThreadPoolExecutor(_AT_ONCE) as threads:
+        here = stack.enter_context(Conversation(Host("localhost", 0), max(deadline, 60.0)))
+        open_ = {host: stack.enter_context(Conversation(host, deadline)) for host in hosts}
+        answers = list(threads.map(lambda talk: _facts(talk, where), open_.values()))
+        try:
+            own = here.ask("facts", **where)
+        except SilentHostError as silence:
+            raise PsnodeError(f"this machine cannot be looked at: {silence}") from None
+        for answer in answers[1:]:  # one after the other, since all use the master's link
+            if answers[0].facts and answer.facts:
+                _connect(open_, answers[0], answer, deadline / 2)
+    return own, answers
+
+
+def _connect(talks: Mapping[Host, Conversation], master: Answer, worker: Answer, seconds: float) -> None:
+    """Fill in the way from a worker's host to the master's and back."""
+    try:
+        worker.up = _reached(talks[worker.host], worker, talks[master.host], master, seconds)
+        worker.down = _reached(talks[master.host], master, talks[worker.host], worker, seconds)
+    except SilentHostError as silence:
+        worker.silence = str(silence)
+
+
+def _reached(origin: Conversation, sender: Answer, goal: Conversation, receiver: Answer, seconds: float) -> dict[str, Any]:
+    """Answer of `origin` to whether it reaches a port of `goal`, at the address that ssh used from or to this machine."""
+    address = receiver.facts["address"] or sender.facts["client"] or "127.0.0.1"
+    return origin.ask("reach", address=address, seconds=seconds, **goal.ask("listen"))
+
+
+def _facts(talk: Conversation, where: dict[str, str | None]) -> Answer:
+    try:
+        return Answer(talk.host, talk.ask("facts", **where), clock=talk.clock())
+    except SilentHostError as silence:
+        return Answer(talk.host, silence=str(silence))
