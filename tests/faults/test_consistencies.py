@@ -20,6 +20,7 @@ from psnode.records import checkpoint
 from psnode.records.history import violations
 from psnode.records.metrics import read_records
 from psnode.transport.loopback import loopback_group
+from tests import halting
 from tests.exchange.given import Given
 from tests.faults.slowed import slowed
 
@@ -126,12 +127,13 @@ def test_what_a_gradient_carried_returns_to_the_residual(codec: str, memory: str
 
 
 @pytest.mark.serial
-def test_a_slowed_worker_does_not_hold_up_k_of_n(launched: Callable[..., Any]) -> None:
-    job = launched(
-        3, "--consistency", "kofn", "--num-aggregate", "2", "--max-steps", "60", "--record-history", "--feedback", "ef"
-    )
+def test_a_slowed_worker_does_not_hold_up_k_of_n(launched: Callable[..., Any], tmp_path: Path) -> None:
+    rule = ["--consistency", "kofn", "--num-aggregate", "2", "--max-steps", "60", "--record-history", "--feedback", "ef"]
+    gate = tmp_path / "gate"
+    job = launched(3, *rule, *halting.flags(10, gate))
     job.wait_for_step(3)
     with slowed(job.pid(2), 10):
+        gate.touch()
         job.wait_for_step(50)
     code, out = job.end()
     assert code == 0, out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,16 +13,19 @@ import pytest
 from psnode.config import Config
 from psnode.jobs.job import run
 from psnode.records import checkpoint
+from tests import halting
 
 pytestmark = pytest.mark.serial
 
 Launched = Callable[..., Any]
 
 
-def test_the_others_go_on_without_a_killed_worker(launched: Launched) -> None:
-    job = launched(3, "--max-steps", "60", "--scheme", "qsgd", "--feedback", "ef")
+def test_the_others_go_on_without_a_killed_worker(launched: Launched, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    job = launched(3, "--max-steps", "60", "--scheme", "qsgd", "--feedback", "ef", *halting.flags(20, gate))
     job.wait_for_step(5)
     os.kill(job.pid(2), signal.SIGKILL)
+    gate.touch()
     code, out = job.end()
     assert code == 0, out
     assert job.summary()["steps"] == 60
@@ -37,7 +41,7 @@ def test_the_others_go_on_without_a_killed_worker(launched: Launched) -> None:
 
 
 def test_below_the_quorum_a_job_stops_with_a_checkpoint(launched: Launched) -> None:
-    job = launched(2, "--max-steps", "2000", "--min-workers", "2", "--scheme", "qsgd", "--feedback", "ef")
+    job = launched(2, "--max-steps", "100000", "--min-workers", "2", "--scheme", "qsgd", "--feedback", "ef")
     job.wait_for_step(3)
     os.kill(job.pid(1), signal.SIGKILL)
     code, out = job.end()
@@ -62,7 +66,7 @@ def test_below_the_quorum_a_job_stops_with_a_checkpoint(launched: Launched) -> N
 
 
 def test_without_any_worker_the_master_still_leaves_a_checkpoint(launched: Launched) -> None:
-    job = launched(1, "--max-steps", "2000")
+    job = launched(1, "--max-steps", "100000")
     job.wait_for_step(3)
     os.kill(job.pid(1), signal.SIGKILL)
     code, out = job.end()

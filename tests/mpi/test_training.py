@@ -15,6 +15,7 @@ import pytest
 from psnode.config import Config
 from psnode.jobs.job import run
 from psnode.records import checkpoint
+from tests import halting
 
 pytestmark = pytest.mark.serial
 
@@ -64,17 +65,21 @@ def alive(text: str) -> list[int]:
 def test_a_killed_job_resumes_to_the_same_weights(
     mpirun: Any, tmp_path: Path, scheme: str, feedback: str, killed_at: int
 ) -> None:
+    halt, gate = killed_at + 2, tmp_path / "gate"
     flags = [*TRAIN, "--scheme", scheme, "--feedback", feedback, "--max-steps", "20", "--eval-freq", "4"]
-    run(local(tmp_path / "whole", local=2, scheme=scheme, feedback=feedback, max_steps=20))
+    flags += halting.flags(halt, gate)
+    same = {"local": 2, "scheme": scheme, "feedback": feedback, "max_steps": 20, **halting.settings(halt, gate)}
     job = mpirun.start(3, [*flags, "--train-dir", tmp_path / "killed"])
     job.wait_for(f"step {killed_at}/")
     job.kill()
+    gate.touch()
+    run(local(tmp_path / "whole", **same))
     assert not (tmp_path / "killed" / "summary.json").exists()
     if killed_at == 18:
         resumed = mpirun(3, [*flags, "--train-dir", tmp_path / "killed", "--resume"])
         assert resumed.code == 0, resumed
     else:  # without three more imports of PyTorch
-        assert run(local(tmp_path / "killed", local=2, scheme=scheme, feedback=feedback, max_steps=20, resume=True)) == 0
+        assert run(local(tmp_path / "killed", **same, resume=True)) == 0
     assert summary(tmp_path / "killed")["model_hash"] == summary(tmp_path / "whole")["model_hash"]
     steps = [json.loads(line)["step"] for line in (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(1, 21))
@@ -87,7 +92,7 @@ def test_a_killed_job_resumes_to_the_same_weights(
 def test_a_signal_to_the_master_leaves_a_checkpoint_to_go_on_from(
     mpirun: Any, tmp_path: Path, number: int, code: int, reason: str
 ) -> None:
-    flags = [*TRAIN, "--max-steps", "200", "--eval-freq", "1000", "--train-dir", tmp_path / "run"]
+    flags = [*TRAIN, "--max-steps", "100000", "--eval-freq", "1000", "--train-dir", tmp_path / "run"]
     job = mpirun.start(2, flags)
     job.wait_for("step 5/")
     os.kill(job.rank_pids()[0], number)
@@ -95,7 +100,7 @@ def test_a_signal_to_the_master_leaves_a_checkpoint_to_go_on_from(
     assert done.code == code, done
     ended = summary(tmp_path / "run")
     assert ended["stop_reason"] == reason
-    assert 5 <= ended["steps"] < 200
+    assert 5 <= ended["steps"] < 100000
     assert (tmp_path / "run" / "checkpoints" / f"step-{ended['steps']:08d}").is_dir()
     more = local(tmp_path / "run", local=1, max_steps=ended["steps"] + 3, eval_freq=1000, resume=True)
     assert run(more) == 0
@@ -103,7 +108,7 @@ def test_a_signal_to_the_master_leaves_a_checkpoint_to_go_on_from(
 
 
 def test_a_signal_to_a_worker_stops_the_job_with_a_checkpoint(mpirun: Any, tmp_path: Path) -> None:
-    job = mpirun.start(2, [*TRAIN, "--max-steps", "200", "--eval-freq", "1000", "--train-dir", tmp_path / "run"])
+    job = mpirun.start(2, [*TRAIN, "--max-steps", "100000", "--eval-freq", "1000", "--train-dir", tmp_path / "run"])
     job.wait_for("step 5/")
     os.kill(job.rank_pids()[1], signal.SIGTERM)
     assert job.wait(300).code == 75

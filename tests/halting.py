@@ -1,0 +1,56 @@
+"""LeNet on digits, of which no worker draws batch number `halt` and later ones before the file `gate` is there.
+
+A job that a test kills or stops comes so far and no further, however fast it is:
+`--task tests/halting.py --task-option halt=18 --task-option gate=FILE`. Each start of a job counts anew. A batch that is drawn
+twice, as the first ones are, which the start looks at, counts once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from psnode.task import Batch
+from psnode.tasks.classification import Classification
+
+FILE = Path(__file__).resolve()
+
+
+class _Halting:
+    def __init__(self, data: Any, halt: int, gate: Path) -> None:
+        self._data, self._halt, self._gate, self._drawn = data, halt, gate, set[bytes]()
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def batch(self, indices: Any, rng: np.random.Generator | None) -> Batch:
+        self._drawn.add(indices.tobytes())
+        while len(self._drawn) >= self._halt and not self._gate.exists():
+            time.sleep(0.01)
+        drawn: Batch = self._data.batch(indices, rng)
+        return drawn
+
+
+class Digits(Classification):
+    """The task. Options: `halt`, the number of the first batch that waits, from 1; `gate`, the path of the file."""
+
+    def __init__(self, options: Mapping[str, str] | None = None) -> None:
+        super().__init__(network="LeNet", dataset="digits", seed=1)
+        self._halt = dict(options or {})
+
+    def train_data(self) -> Any:
+        return _Halting(super().train_data(), int(self._halt["halt"]), Path(self._halt["gate"]))
+
+
+def flags(halt: int, gate: Path) -> list[str]:
+    """Words of the command line."""
+    return ["--task", f"{FILE}:Digits", "--task-option", f"halt={halt}", "--task-option", f"gate={gate}"]
+
+
+def settings(halt: int, gate: Path) -> dict[str, Any]:
+    """The same as settings of a Config."""
+    return {"task": f"{FILE}:Digits", "task_option": (f"halt={halt}", f"gate={gate}")}
