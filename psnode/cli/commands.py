@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import augment_usage_errors
 
 from psnode import __version__
 from psnode.cli.batch import exportable, show
 from psnode.cli.bench import bench
+from psnode.cli.completion import VALUES
 from psnode.cli.debugging import debuggable, traced
 from psnode.cli.doctor import doctor
 from psnode.cli.export import export
@@ -47,6 +49,11 @@ PARTS = {
 
 class _Train(click.Command):
     """A command whose help shows its options part by part."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """An error knows that it is one of this command, under `psnode launch` too."""
+        with augment_usage_errors(ctx):
+            return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         title, rows = "Options", list[tuple[str, str]]()
@@ -115,7 +122,12 @@ app.add_command(
     _Train(
         "train",
         callback=train,
-        params=[_file, _print, _dry, *(click_option(setting, setting.rules.help) for setting in settings().values())],
+        params=[
+            _file,
+            _print,
+            _dry,
+            *(click_option(each, each.rules.help, VALUES.get(each.name)) for each in settings().values()),
+        ],
         help=train.__doc__,
         short_help="Train: a master, and a worker on every other rank.",
     )
@@ -237,9 +249,9 @@ def codecs(name: str | None, as_json: bool) -> int:
     return 0
 
 
-def _usage(error: click.UsageError) -> str:
+def _usage(error: click.UsageError, arguments: Sequence[str]) -> str:
     """The error of the command line, in one line."""
-    path = error.ctx.command_path if error.ctx else "psnode"
+    path = error.ctx.command_path if error.ctx else _path(arguments)
     if isinstance(error, click.exceptions.NoSuchOption) and error.ctx:
         flags = [flag for parameter in error.ctx.command.params for flag in (*parameter.opts, *parameter.secondary_opts)]
         hint = (answer(error.option_name) if path.endswith("train") else "") or nearest(error.option_name, flags)
@@ -248,6 +260,19 @@ def _usage(error: click.UsageError) -> str:
         names = error.ctx.command.list_commands(error.ctx)
         return f"unknown command {error.command_name!r}: choose from {', '.join(names)}{nearest(error.command_name, names)}"
     return f"{' '.join(error.format_message().split()).rstrip('.')}: see {path} --help"
+
+
+def _path(arguments: Sequence[str]) -> str:
+    """The command that `arguments` name."""
+    command: click.Command = app
+    path = ["psnode"]
+    for word in arguments:
+        found = command.commands.get(word) if isinstance(command, click.Group) else None
+        if found is None:
+            break
+        command = found
+        path.append(word)
+    return " ".join(path)
 
 
 def _speaks() -> bool:
@@ -271,7 +296,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         click.echo(error.format_message(), err=True)
         return 2
     except click.UsageError as error:
-        return _fail(_usage(error), 2)
+        return _fail(_usage(error, sys.argv[1:] if arguments is None else arguments), 2)
     except (click.Abort, KeyboardInterrupt):
         return 130
     except PsnodeError as error:

@@ -269,6 +269,9 @@ def read_toml(path: Path, settings: Mapping[str, Setting], hint: str = "") -> di
     return found
 
 
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
 class _Word(click.types.StringParamType):
     """Text whose accepted words a shell completes."""
 
@@ -281,8 +284,8 @@ class _Word(click.types.StringParamType):
         return [CompletionItem(word) for word in found]
 
 
-def click_option(setting: Setting, text: str) -> click.Option:
-    """The option of a command line; its help is `text` and the default.
+def click_option(setting: Setting, text: str, complete: Complete | None = None) -> click.Option:
+    """The option of a command line; its help is `text` and the default. `complete`: completes values; None: choices alone.
 
     The setting parses the value itself, so that a bad one reads the same from a flag, a variable and a file.
     """
@@ -299,5 +302,12 @@ def click_option(setting: Setting, text: str) -> click.Option:
     metavar = rules.metavar or "|".join(rules.choices) or setting.kind.__name__.upper()
     flags = [setting.flag, *rules.aliases]
     return click.Option(
-        flags, type=_Word(rules), multiple=rules.repeated, default=None, metavar=metavar, help=text, callback=parsed
+        flags,
+        type=_Word(rules),
+        multiple=rules.repeated,
+        default=None,
+        metavar=metavar,
+        help=text,
+        callback=parsed,
+        shell_complete=complete,
     )

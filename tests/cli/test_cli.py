@@ -324,3 +324,17 @@ def test_doctor_survives_a_broken_mpi(psnode: Run, tmp_path: Path) -> None:
     assert done.code == 2
     assert found["MPI"]["state"] == "missing"
     assert "pip install" in found["MPI"]["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("words", "path"),
+    [
+        (["train", "--clip-grad-norm"], "psnode train"),
+        (["launch", "-n", "2", "--", "train", "--clip-grad-norm"], "psnode train"),
+        (["launch", "-n"], "psnode launch"),
+        (["bench", "codecs", "--size"], "psnode bench codecs"),
+        (["doctor", "--hosts"], "psnode doctor"),
+    ],
+)
+def test_an_option_without_its_value_names_the_help_of_its_command(here: Run, words: list[str], path: str) -> None:
+    refused(here(*words), f"'{words[-1]}' requires an argument: see {path} --help")

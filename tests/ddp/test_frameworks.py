@@ -1,4 +1,4 @@
-"""The communication hook under the real Lightning and Accelerate: pip install lightning accelerate (64 MB, in no extra)."""
+"""The communication hook under the real Lightning and Accelerate: the extra `frameworks`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Results = dict[str, list[dict[str, torch.Tensor]]]
 @pytest.fixture(scope="module", params=["lightning", "accelerate"])
 def framework(request: pytest.FixtureRequest) -> str:
     if importlib.util.find_spec(request.param) is None:  # an import would take seconds
-        pytest.skip(f"{request.param} is not installed: pip install {request.param}")
+        pytest.skip(f"{request.param} is not installed: pip install '.[frameworks]'")
     return str(request.param)
 
 
