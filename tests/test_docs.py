@@ -48,6 +48,7 @@ PYTHON = {
     "models.md": ["test_page_code.py"],
     "optimising.md": ["test_page_code.py", "test_page_code.py", "test_page_code.py", "test_weighted_mean.py"],
     "own-loop.md": ["mpi/test_session.py"],
+    "rows.md": ["rows/test_row_codec.py"],
 }
 
 

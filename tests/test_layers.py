@@ -234,6 +234,14 @@ def test_kernels_are_the_bottom_of_the_codecs() -> None:
     assert [shown(found) for found in kernels if found.module not in below and ".kernels." not in found.module] == []
 
 
+def test_formulas_are_loaded_where_they_are_asked_for() -> None:
+    """psnode.codecs.rows knows the codecs' base; no codec of psnode's, and no job without a formula, knows it."""
+    rows = PACKAGE / "codecs" / "rows"
+    users = [found for found in OWN if found.module.startswith("psnode.codecs.rows") and rows not in found.path.parents]
+    assert [shown(found) for found in users if not found.lazy and not found.typing] == []
+    assert {part_of(found.path) for found in users} <= {"cli", "bench"}
+
+
 @pytest.mark.parametrize("package", HEAVY)
 def test_heavy_packages_are_imported_where_they_are_used(package: str) -> None:
     early = [

@@ -234,13 +234,18 @@ app.add_command(doctor)
 @app.command(short_help="List codecs and schemes, or explain one.")
 @click.argument("name", required=False, metavar="[NAME]")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def codecs(name: str | None, as_json: bool) -> int:
+@click.option("--source", type=click.Choice(["numba"]), help="Print the kernels that are made of the formula of codec NAME.")
+def codecs(name: str | None, as_json: bool, source: str | None) -> int:
     """Every codec with its traits, and every scheme; with NAME one of them in full: parameters, traits and learning-rate rule."""
     from psnode.cli import listing
 
     if name is not None and as_json:
         raise ConfigurationError("--json lists everything: leave out the name")
-    if name is not None:
+    if source is not None:
+        if name is None or as_json:
+            raise ConfigurationError("--source is about one codec: name it, as in psnode codecs qsgd --source numba")
+        listing.show_source(name, source)
+    elif name is not None:
         listing.explain(name)
     elif as_json:
         click.echo(json.dumps(listing.everything(), indent=2))

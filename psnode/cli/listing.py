@@ -26,7 +26,8 @@ _MATRIX = (1024, 1024)
 def everything() -> dict[str, Any]:
     """`codecs` and `schemes`, in types that JSON has.
 
-    A codec's `max_bits` are those a coordinate of a 1024 x 1024 matrix takes at most, header included.
+    A codec's `max_bits` are those a coordinate of a 1024 x 1024 matrix takes at most, header included; `rows`: whether it has
+    a formula at its defaults.
     """
     return {
         "codecs": [_describe(get_codec(name)) for name in available()],
@@ -35,11 +36,14 @@ def everything() -> dict[str, Any]:
 
 
 def _describe(codec: Codec) -> dict[str, Any]:
+    from psnode.codecs.rows.known import formula_of
+
     return {
         "id": codec.id,
         "default": repr(codec),
         "summary": (inspect.getdoc(inspect.getmodule(codec)) or "").partition("\n")[0],
         **{trait: getattr(codec.traits, trait) for trait in _TRAITS},
+        "rows": formula_of(codec) is not None,
         "max_bits": 8 * codec.max_nbytes(_MATRIX) / _SIZE,
     }
 
@@ -67,6 +71,21 @@ def explain(name: str) -> None:
         _explain_codec(get_codec(name))
     if scheme is not None:
         _explain_scheme(scheme)
+
+
+def show_source(spec: str, target: str) -> None:
+    """Print what is made of the formula of a codec, by its spec or FILE:NAME. ConfigurationError if it has none."""
+    from psnode.codecs.rows.formula import program_of
+    from psnode.codecs.rows.known import formula_of
+    from psnode.codecs.rows.numba_text import text_of
+    from psnode.config.extensions import load_codec
+
+    codec = get_codec(load_codec(spec))
+    formula = formula_of(codec)
+    if formula is None:
+        others = ", ".join(name for name in available() if formula_of(get_codec(name)) is not None)
+        raise ConfigurationError(f"{codec!r} has no formula at these settings: those that have one by default are {others}")
+    click.echo(text_of(program_of(formula)), nl=False)
 
 
 def _explain_codec(codec: Codec) -> None:

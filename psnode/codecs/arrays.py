@@ -15,6 +15,7 @@ Words = npt.NDArray[np.uint64]
 Words32 = npt.NDArray[np.uint32]
 Words16 = npt.NDArray[np.uint16]
 Codes = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]  # symbols of an alphabet
+Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 Indices = Int64s  # coordinates of a flat array
 Shape = tuple[int, ...]

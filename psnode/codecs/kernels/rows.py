@@ -1,0 +1,101 @@
+"""What kernels that are generated of formulas call (psnode.codecs.rows.numba_text), beside what the others call."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from psnode.codecs.arrays import Bytes, Floats, Int32s
+from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.llvm.instructions import instructions
+from psnode.codecs.kernels.memory import AHEAD, fetch_row, wide
+from psnode.codecs.kernels.norms import fold
+from psnode.codecs.kernels.planes import new_rows, pack_codes, unpack_codes
+
+ROW = 512
+_MAGNITUDE = 0x7FFFFFFF
+_TO_BITS = 0x0102040810204080  # times eight bytes 0 or 1: their bits in the highest byte
+
+
+@instructions
+def bits_of(x: np.float32) -> np.uint32:
+    """The bits of `x`."""
+    return x.view(np.uint32)
+
+
+@instructions
+def float_of(x: np.uint32) -> np.float32:
+    """The number with the bits `x`."""
+    return x.view(np.float32)
+
+
+@inlined
+def sum_512(v: Floats, lanes: Floats) -> np.float32:
+    """The sum of a row, by the tree of psnode.codecs.kernels.norms. `lanes`: 64 float32 of scratch."""
+    for i in range(64):
+        a = (v[i] + v[64 + i]) + (v[128 + i] + v[192 + i])
+        b = (v[256 + i] + v[320 + i]) + (v[384 + i] + v[448 + i])
+        lanes[i] = a + b
+    return fold(lanes)
+
+
+@inlined
+def pack_signs(low: Bytes, out: Bytes) -> None:
+    """Bit i mod 8 of byte i // 8 is low[i], 0 or 1."""
+    eights = low[:ROW].view(np.uint64)
+    for j in range(out.size):
+        out[j] = np.uint8(np.uint64(eights[j] * np.uint64(_TO_BITS)) >> np.uint64(56))
+
+
+@inlined
+def unpack_signs(data: Bytes, low: Bytes) -> None:
+    """Inverse of pack_signs."""
+    for j in range(data.size):
+        byte = data[j]
+        for k in range(8):
+            low[8 * j + k] = np.uint8(np.uint8(byte >> np.uint8(k)) & np.uint8(1))
+
+
+@inlined
+def _ordered(bits: np.int32) -> np.int32:
+    return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(_MAGNITUDE)))
+
+
+@inlined
+def top_of(place: np.int32) -> np.float32:
+    """The number whose place among all is `place`: see `survey`."""
+    return np.float32(float_of(np.uint32(_ordered(place))))
+
+
+@kernel
+def survey(x: Floats, tops: Int32s) -> bool:
+    """Raise `tops`, the largest magnitude, the least and the greatest value, as integers ordered alike; all finite?"""
+    wide()
+    bits = x.view(np.int32)
+    largest, least, greatest = tops[0], tops[1], tops[2]
+    for start in range(0, x.size, ROW):
+        fetch_row(x, start + AHEAD)
+        part = bits[start : start + ROW]
+        for i in range(part.size):
+            largest = max(largest, np.int32(part[i] & np.int32(_MAGNITUDE)))
+            place = _ordered(part[i])
+            least = min(least, place)
+            greatest = max(greatest, place)
+    tops[0], tops[1], tops[2] = largest, least, greatest
+    return bool(largest < np.int32(0x7F800000))
+
+
+@kernel
+def cut_row(row: Bytes, bits: int, count: int, out: Bytes) -> None:
+    """The first `count` < 512 codes of a packed row, packed anew: see psnode.codecs.kernels.planes."""
+    codes, rows = np.empty(ROW, np.uint32), new_rows()
+    unpack_codes(codes, ROW, bits, rows, row.view(np.uint32), row[:0])
+    pack_codes(codes, count, bits, rows, row[:0].view(np.uint32), out)
+
+
+@kernel
+def fill_row(tail: Bytes, bits: int, count: int, row: Bytes) -> None:
+    """Inverse of cut_row: the codes from `count` on are 0."""
+    codes, rows = np.empty(ROW, np.uint32), new_rows()
+    unpack_codes(codes, count, bits, rows, tail[:0].view(np.uint32), tail)
+    codes[count:] = 0
+    pack_codes(codes, ROW, bits, rows, row.view(np.uint32), row[:0])

@@ -1,0 +1,65 @@
+"""Codecs as formulas over rows of 512 values (docs/rows.md).
+
+One formula for encode and one for decode. An interpreter in NumPy and kernels generated for Numba give the same bytes. A codec of
+one's own derives from RowCodec; psnode.codecs.rows.known has the formulas of psnode's codecs.
+"""
+
+from psnode.codecs.rows.codec import RowCodec
+from psnode.codecs.rows.formula import Fields
+from psnode.codecs.rows.language import (
+    any_of,
+    bits,
+    clip,
+    f32,
+    f64,
+    floor,
+    from_bits,
+    greatest_of_all,
+    i32,
+    l2_norm,
+    largest,
+    largest_of_all,
+    least_of_all,
+    maximum,
+    minimum,
+    random16,
+    settle,
+    sqrt,
+    stochastic,
+    tree_sum,
+    u32,
+    where,
+)
+from psnode.codecs.rows.packings import halves, planes, signs
+from psnode.codecs.rows.values import Value
+
+__all__ = [
+    "Fields",
+    "RowCodec",
+    "Value",
+    "any_of",
+    "bits",
+    "clip",
+    "f32",
+    "f64",
+    "floor",
+    "from_bits",
+    "greatest_of_all",
+    "halves",
+    "i32",
+    "l2_norm",
+    "largest",
+    "largest_of_all",
+    "least_of_all",
+    "maximum",
+    "minimum",
+    "planes",
+    "random16",
+    "settle",
+    "signs",
+    "sqrt",
+    "stochastic",
+    "tree_sum",
+    "u32",
+    "where",
+]

@@ -1,0 +1,127 @@
+"""A codec that is two formulas: the base of codecs of one's own, which run by generated kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import struct
+import typing
+from abc import abstractmethod
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import numpy as np
+
+from psnode.codecs.base import NOTHING, Bytes, Floats, Shape, Sink, Source, Words
+from psnode.codecs.rows.coder import Coder
+from psnode.codecs.rows.compiled import compiled
+from psnode.codecs.rows.formula import Fields, Program, program_of
+from psnode.codecs.rows.interpreter import Interpreted
+from psnode.codecs.rows.numba_text import text_of
+from psnode.codecs.rows.values import Value
+from psnode.codecs.sources import leaves_error, operands
+from psnode.codecs.stages import FlatCodec
+from psnode.errors import CodecSpecError, PayloadError
+
+_FORMATS = {int: "q", bool: "q", float: "d"}
+
+
+class RowCodec(FlatCodec):
+    """Base of codecs that are two formulas (docs/rows.md). A subclass is a frozen dataclass with them, an `id` and a `number`.
+
+    Its parameters are int, float or bool; the formulas may use them as the numbers that they are. The body is the parameters, 8
+    bytes each (int64 or float64), the fields, and the packing. A value that decodes to none that float32 has becomes the largest.
+    Payloads of other parameters than an instance's own are read by the interpreter: nothing is compiled for what a peer sends.
+    """
+
+    number: ClassVar[int]
+    may_overflow: ClassVar[bool] = True
+
+    @abstractmethod
+    def to_fields(self, v: Value) -> Fields:
+        """What is sent of the row `v` (float32, 512 values; the last row of an array is filled up with zeros)."""
+
+    @abstractmethod
+    def from_fields(self, *fields: Any, **named: Any) -> Value:
+        """The float32 of every coordinate that the fields, under their names, decode to."""
+
+    def _max_body(self, shape: Shape) -> int:
+        return self._settings_nbytes() + _program(self).nbytes(math.prod(shape))
+
+    def _fuses(self, source: Source, sink: Sink) -> bool:
+        return sink is NOTHING or leaves_error(source, sink)
+
+    def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
+        x, error = operands(source, sink)
+        coder, start, used = _coder(self), self._settings_nbytes(), self._max_body(source.shape)
+        body[:start] = np.frombuffer(struct.pack(self._format(), *_settings(self)), np.uint8)
+        done = coder.encode(x, key, body[start:used], error)
+        if done < x.size:
+            source.refuse(x.size, coder.beginning(body[start:used], x.size, done if error.size else 0))
+        return used
+
+    def _decode(self, body: Bytes, out: Floats) -> None:
+        coder, rest = self._read(body, out.size)
+        coder.decode(rest, out.reshape(-1), np.float32(1), False)
+
+    def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
+        coder, rest = self._read(body, out.size)
+        coder.decode(rest, out.reshape(-1), weight, True)
+
+    def _read(self, body: Bytes, size: int) -> tuple[Coder, Bytes]:
+        """What decodes a body, and the body behind its parameters, checked."""
+        start = self._settings_nbytes()
+        if body.size < start:
+            raise PayloadError(f"{self.id}: a body of {body.size} bytes ends inside the parameters")
+        settings = struct.unpack(self._format(), body[:start].tobytes())
+        coder = _coder(self) if settings == _settings(self) else _interpreted(self._other(settings))
+        coder.check(body[start:], size)
+        return coder, body[start:]
+
+    def _other(self, settings: tuple[Any, ...]) -> RowCodec:
+        """The codec with other parameters. PayloadError if there is none."""
+        hints = _hints(type(self))
+        if any(kind is bool and value not in (0, 1) for kind, value in zip(hints.values(), settings, strict=True)):
+            raise PayloadError(f"{self.id}: {settings} are no parameters")
+        values = {name: kind(value) for (name, kind), value in zip(hints.items(), settings, strict=True)}
+        try:
+            other = type(self)(**values)
+            _program(other)
+        except Exception as error:  # whatever a user's checks and formulas raise at parameters that nobody chose
+            raise PayloadError(f"{self.id}: {values} are no parameters: {error}") from error
+        return other
+
+    def _format(self) -> str:
+        return "<" + "".join(_FORMATS[kind] for kind in _hints(type(self)).values())
+
+    def _settings_nbytes(self) -> int:
+        return struct.calcsize(self._format())
+
+
+def _settings(codec: RowCodec) -> tuple[Any, ...]:
+    return tuple(kind(getattr(codec, name)) for name, kind in _hints(type(codec)).items())
+
+
+@lru_cache
+def _hints(cls: type[RowCodec]) -> dict[str, type]:
+    """The parameters of a codec and their types. CodecSpecError for one that a body cannot hold."""
+    found = typing.get_type_hints(cls)
+    hints = {field.name: found[field.name] for field in dataclasses.fields(typing.cast(Any, cls))}
+    for name, kind in hints.items():
+        if kind not in _FORMATS:
+            raise CodecSpecError(f"{cls.id}: the parameter {name} is to be an int, a float or a bool")
+    return hints
+
+
+@lru_cache(maxsize=64)
+def _program(codec: RowCodec) -> Program:
+    return program_of(codec)
+
+
+@lru_cache(maxsize=64)
+def _coder(codec: RowCodec) -> Coder:
+    return Coder(_program(codec), compiled(text_of(_program(codec))))
+
+
+def _interpreted(codec: RowCodec) -> Coder:
+    return Coder(_program(codec), Interpreted(_program(codec)))

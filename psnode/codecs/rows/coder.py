@@ -1,0 +1,102 @@
+"""Bodies of arrays of any size, made and read by functions that know full rows alone."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from psnode.codecs.arrays import Bytes, Floats, Int32s, Words, Words32, readonly
+from psnode.codecs.rows.formula import Program, rows_of
+from psnode.codecs.rows.language import ROW
+from psnode.errors import PayloadError
+
+_INFINITY = np.uint32(0x7F800000)
+
+
+class Functions(Protocol):
+    """What is made of a program, by whichever processor. Arrays are full rows, the first of which is number `first` of `rows`."""
+
+    def survey(self, x: Floats, tops: Int32s) -> bool:
+        """Raise `tops`: the largest magnitude, the least and the greatest value of `x`, as integers ordered alike; all finite?"""
+
+    def encode(
+        self, x: Floats, first: int, key: Words, tops: Int32s, side: Words32, rows: int, packed: Bytes, error: Floats
+    ) -> int:
+        """Write numbers to `side` and codes to `packed`, and x - decoded to `error` unless it is empty; the coordinates done.
+
+        Those are fewer than all where a row is not finite. `error` may lie over `x`.
+        """
+
+    def decode(self, side: Words32, rows: int, first: int, packed: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
+        """out = decoded, or out += weight * decoded."""
+
+
+class Coder:
+    """encode and decode of a program, by such functions. The last row of an array is coded in a room of its own."""
+
+    def __init__(self, program: Program, functions: Functions) -> None:
+        self.program, self.functions = program, functions
+
+    def encode(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
+        """Write the body of `x`, flat; the coordinates done, fewer than all if a value is not finite.
+
+        x - decoded goes to `error`, which may lie over `x`, unless it is empty.
+        """
+        tops = np.array([0, 0x7FFFFFFF, -0x80000000], np.int32)
+        if self.program.sweeps and not self.functions.survey(readonly(x), tops):
+            return 0
+        side, packed, rest = self._views(body, x.size)
+        full, rows = x.size // ROW * ROW, rows_of(x.size)
+        if full:
+            done = self.functions.encode(readonly(x[:full]), 0, key, tops, side, rows, packed, error[:full])
+            if done < full:
+                return done
+        if full < x.size:
+            row, lost = np.zeros(ROW, np.float32), np.empty(ROW if error.size else 0, np.float32)
+            row[: x.size - full] = x[full:]
+            room = np.zeros(self.program.packed.nbytes(ROW), np.uint8)
+            if self.functions.encode(readonly(row), full // ROW, key, tops, side, rows, room, lost) < ROW:
+                return full
+            self.program.packed.cut(room, x.size - full, rest)
+            if error.size:
+                error[full:] = lost[: x.size - full]
+        return x.size
+
+    def decode(self, body: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
+        """out = decoded, or out += weight * decoded; `out` is flat, and may end before the array does, with a full row."""
+        side, packed, rest = self._views(body, out.size)
+        full, rows = out.size // ROW * ROW, rows_of(out.size)
+        if full:
+            self.functions.decode(readonly(side), rows, 0, readonly(packed), out[:full], weight, adding)
+        if full < out.size:
+            row = np.zeros(ROW, np.float32)
+            row[: out.size - full] = out[full:]
+            room = np.zeros(self.program.packed.nbytes(ROW), np.uint8)
+            self.program.packed.fill(rest, out.size - full, room)
+            self.functions.decode(readonly(side), rows, full // ROW, readonly(room), row, weight, adding)
+            out[full:] = row[: out.size - full]
+
+    def beginning(self, body: Bytes, size: int, done: int) -> Floats:
+        """The first `done` decoded values, full rows, of an array of `size`."""
+        out = np.empty(done, np.float32)
+        if done:
+            side, packed, _ = self._views(body, size)
+            end = done // ROW * self.program.packed.nbytes(ROW)
+            self.functions.decode(readonly(side), rows_of(size), 0, readonly(packed[:end]), out, np.float32(1), False)
+        return out
+
+    def check(self, body: Bytes, size: int) -> None:
+        """PayloadError unless `body` is one of `size` coordinates: its length, and numbers that are finite."""
+        program, start = self.program, 4 * self.program.side_words(size)
+        program.packed.check(body[start:], size, program.id)
+        side, rows = body[:start].view(np.uint32), rows_of(size)
+        for name, numbers in program.columns(side, rows):
+            if int((numbers & np.uint32(0x7FFFFFFF)).max(initial=0)) >= _INFINITY:
+                raise PayloadError(f"{program.id}: {name} is not finite")
+
+    def _views(self, body: Bytes, size: int) -> tuple[Words32, Bytes, Bytes]:
+        """The numbers, and the codes of full rows and of the last one."""
+        start = 4 * self.program.side_words(size)
+        end = start + size // ROW * self.program.packed.nbytes(ROW)
+        return body[:start].view(np.uint32), body[start:end], body[end : self.program.nbytes(size)]

@@ -1,0 +1,62 @@
+"""Generated text as a module: a file in a directory of this user's, so that Numba caches its kernels by it.
+
+The directory is psnode_rows in NUMBA_CACHE_DIR, or psnode/rows in that of the user's caches. A file is called by a digest of its
+text. It is written anew unless it holds that text; where others may write, a directory of this process takes its place.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import cast
+
+import xxhash
+
+from psnode.codecs.kernels.jit import open_to_others
+from psnode.codecs.rows.coder import Functions
+
+
+@cache
+def compiled(text: str) -> Functions:
+    """The kernels of a module's `text`, each compiled at its first call."""
+    name = f"psnode_rows_{xxhash.xxh3_128_hexdigest(text.encode())}"
+    path = _directory() / f"{name}.py"
+    if not path.is_file() or path.read_text() != text:
+        handle, written = tempfile.mkstemp(dir=path.parent, prefix=name, suffix=".tmp")
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        Path(written).replace(path)
+    return cast(Functions, _imported(name, path))
+
+
+def _imported(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, path
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def _directory() -> Path:
+    """The directory of generated modules, which nobody but this user and root can write to."""
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
+    place = (
+        Path(chosen) / "psnode_rows"
+        if chosen
+        else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "psnode" / "rows"
+    )
+    try:
+        place.mkdir(parents=True, exist_ok=True, mode=0o755)
+        with tempfile.TemporaryFile(dir=place):
+            if not open_to_others(place, Path(__file__)):
+                return place
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="psnode_rows_"))

@@ -1,0 +1,155 @@
+"""A formula, written down once as a program: what is sent, and what it decodes to."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from psnode.codecs.arrays import Words32
+from psnode.codecs.rows.language import LARGEST, ROW, minimum, where
+from psnode.codecs.rows.packings import Packed
+from psnode.codecs.rows.values import Kind, Span, Value, below
+from psnode.errors import CodecError, CodecSpecError, in_one_line
+
+OF_ALL = ("largest_of_all", "least_of_all", "greatest_of_all")  # what takes a sweep of its own
+
+
+class Fields:
+    """What encode sends: numbers of the array or of each row, and one packing, in the order of the body.
+
+    `Fields(norms=norm, codes=planes(q, 4))`; decode is handed the fields by their names. Those of the array come first, then
+    those of rows, then the packing.
+    """
+
+    def __init__(self, **fields: Value | Packed) -> None:
+        self.numbers: dict[str, Value] = {}
+        for name, field in fields.items():
+            if isinstance(field, Packed):
+                continue
+            if not isinstance(field, Value) or field.span is Span.COORDINATE or field.kind in (Kind.F64, Kind.BOOL):
+                raise CodecSpecError(f"the field {name} is neither a packing nor an f32, i32 or u32 of a row or an array")
+            self.numbers[name] = field
+        packings = [(name, field) for name, field in fields.items() if isinstance(field, Packed)]
+        if len(packings) != 1:
+            raise CodecSpecError(f"a body has one packing, such as codes=planes(q, 4), not {len(packings)}")
+        [(self.name, self.packed)] = packings
+
+
+class Formula(Protocol):
+    """Two formulas, and the number of the stage, which is that of its random words."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def may_overflow(self) -> bool:
+        """True if what decodes to no finite number is to become the largest."""
+
+    def to_fields(self, v: Value) -> Fields:
+        """What is sent of a row `v` of float32."""
+
+    @property
+    def from_fields(self) -> Callable[..., Value]:
+        """What the fields, under their names, decode to: a float32 of every coordinate."""
+
+
+class Column(NamedTuple):
+    """A number of the body: `value`, what encode writes."""
+
+    name: str
+    value: Value
+
+
+@dataclass(frozen=True)
+class Program:
+    """A formula as graphs. `of_array` and `of_rows`: the columns of the body. `decoded`: made of symbols for the fields;
+    `kept`: the same, made of what encode has at hand; in both, codes are a symbol.
+    """
+
+    id: str
+    stream: int
+    of_array: tuple[Column, ...]
+    of_rows: tuple[Column, ...]
+    packed: Packed
+    decoded: Value
+    kept: Value
+
+    @property
+    def sweeps(self) -> bool:
+        """True if encode takes a sweep over the whole input beforehand."""
+        ends = [*(column.value for column in (*self.of_array, *self.of_rows)), self.packed.value]
+        return any(value.op in OF_ALL for value in below(ends))
+
+    def columns(self, side: Words32, rows: int) -> Iterator[tuple[str, Words32]]:
+        """The names of the floating-point columns with the bits of their numbers in `side`, for so many rows."""
+        ends = [1] * len(self.of_array) + [rows] * len(self.of_rows)
+        at = 0
+        for column, count in zip((*self.of_array, *self.of_rows), ends, strict=True):
+            if column.value.kind is Kind.F32:
+                yield column.name, side[at : at + count]
+            at += count
+
+    def side_words(self, size: int) -> int:
+        """Numbers of four bytes before the packing, for `size` coordinates."""
+        return len(self.of_array) + len(self.of_rows) * rows_of(size)
+
+    def nbytes(self, size: int) -> int:
+        """Bytes of the body of `size` coordinates."""
+        return 4 * self.side_words(size) + self.packed.nbytes(size)
+
+
+def rows_of(size: int) -> int:
+    """Rows that `size` coordinates are, the last one what is left."""
+    return -(-size // ROW)
+
+
+def program_of(formula: Formula) -> Program:
+    """Run both formulas once. CodecSpecError names what does not fit together."""
+    v = Value("input", Kind.F32, span=Span.COORDINATE)
+    fields = _run(formula, formula.to_fields, {"v": v})
+    if not isinstance(fields, Fields):
+        raise CodecSpecError(f"{formula.id}: to_fields is to return Fields, not {type(fields).__name__}")
+    codes = Value("codes", fields.packed.value.kind, span=Span.COORDINATE)
+    symbols = {name: Value("field", value.kind, span=_column_span(value), detail=name) for name, value in fields.numbers.items()}
+    columns = [Column(name, value) for name, value in fields.numbers.items()]
+    return Program(
+        formula.id,
+        formula.number,
+        tuple(column for column in columns if _column_span(column.value) is Span.ARRAY),
+        tuple(column for column in columns if _column_span(column.value) is Span.ROW),
+        fields.packed,
+        _decoded(formula, {**symbols, fields.name: codes}),
+        _decoded(formula, {**fields.numbers, fields.name: codes}),
+    )
+
+
+def _column_span(value: Value) -> Span:
+    return Span.ROW if value.span is Span.ROW else Span.ARRAY
+
+
+def _decoded(formula: Formula, fields: dict[str, Value]) -> Value:
+    value = _run(formula, formula.from_fields, fields)
+    if not isinstance(value, Value) or value.kind is not Kind.F32:
+        raise CodecSpecError(f"{formula.id}: from_fields is to return an f32, not {value!r}")
+    if any(each.op in ("input", "random16", "settle") for each in below([value], known=list(fields.values()))):
+        raise CodecSpecError(f"{formula.id}: from_fields knows the fields alone, neither the input nor random bits")
+    return where(value >= -LARGEST, minimum(value, LARGEST), -LARGEST) if formula.may_overflow else value
+
+
+def _run(formula: Formula, function: Callable[..., Any], arguments: dict[str, Value]) -> Any:
+    wanted = set(inspect.signature(function).parameters)
+    if len(wanted) != len(arguments) or (function.__name__ == "from_fields" and wanted != set(arguments)):
+        raise CodecSpecError(
+            f"{formula.id}: {function.__name__} is to take {', '.join(arguments)}, not {', '.join(sorted(wanted))}"
+        )
+    try:
+        return function(**arguments) if function.__name__ == "from_fields" else function(*arguments.values())
+    except CodecError:
+        raise
+    except Exception as error:  # whatever a user's formula may raise
+        raise CodecSpecError(f"{formula.id}: {function.__name__} failed: {in_one_line(error)}") from error

@@ -1,0 +1,208 @@
+"""The interpreter: a program run by NumPy, a few rows at a time. Slow and plain: what the generated kernels are held to.
+
+It also reads payloads of settings that nobody compiled kernels for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from psnode.codecs.arrays import Bytes, Floats, Words, Words32
+from psnode.codecs.kernels.norms import SAFE_HIGH, SAFE_LOW
+from psnode.codecs.rng import BLOCK, HALF, words
+from psnode.codecs.rows.formula import Program
+from psnode.codecs.rows.language import LARGEST, ROW
+from psnode.codecs.rows.values import Kind, Span, Value, below
+
+_TIES = 256  # added to a stream: that of the bits that settle ties
+_ONES = np.uint32(0xFFFF)
+
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "neg": np.negative,
+    "abs": np.abs,
+    "floor": np.floor,
+    "sqrt": np.sqrt,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "not": np.invert,
+    "shl": np.left_shift,
+    "shr": np.right_shift,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "where": np.where,
+    "any": lambda x: _rows(x).any(axis=1, keepdims=True),
+    "bits": lambda x: np.asarray(x, np.float32).view(np.uint32),
+    "from_bits": lambda x: np.asarray(x, np.uint32).view(np.float32),
+    "largest": lambda x: np.abs(_rows(x)).max(axis=1, keepdims=True),
+    "tree_sum": lambda x: _tree(_rows(x))[:, None],
+    "l2_norm": lambda x: np.array([[_norm(row)] for row in _rows(x)]),
+}
+
+
+class Interpreted:
+    """A program's encode and decode, rows at a time. The same three functions as a generated module has."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+
+    def survey(self, x: Floats, tops: Any) -> bool:
+        """Raise `tops`, int32: the largest magnitude, the least and the greatest value, as ordered integers; all finite?"""
+        bits = x.view(np.int32)
+        ordered = bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF))
+        tops[0] = max(int(tops[0]), int((bits & np.int32(0x7FFFFFFF)).max(initial=0)))
+        tops[1] = min(int(tops[1]), int(ordered.min(initial=0x7FFFFFFF)))
+        tops[2] = max(int(tops[2]), int(ordered.max(initial=-0x80000000)))
+        return bool(tops[0] < 0x7F800000)
+
+    def encode(self, x: Floats, first: int, key: Words, tops: Any, side: Words32, rows: int, packed: Bytes, error: Floats) -> int:
+        """Write numbers and codes of full rows `x`, which begin at number `first` of `rows`.
+
+        The coordinates done: all, or those before the first row that is not finite. x - decoded goes to `error`, unless empty.
+        """
+        program, at = self.program, 0
+        for start in range(0, x.size, ROW):
+            v = x[start : start + ROW]
+            if not np.isfinite(v).all():
+                return start
+            found = _Evaluation(v[None], first + start // ROW, key, program.stream, tops)
+            for place, column in enumerate(program.of_array):
+                side[place] = found.word(column.value)
+            for place, column in enumerate(program.of_rows):
+                side[len(program.of_array) + place * rows + first + start // ROW] = found.word(column.value)
+            codes = found.value(program.packed.value).reshape(-1)
+            data = program.packed.pack(codes.astype(np.uint32))
+            packed[at : at + data.size] = data
+            at += data.size
+            if error.size:
+                found.known[_symbol(program.kept)] = codes[None]
+                error[start : start + ROW] = v - found.value(program.kept).reshape(-1)
+        return x.size
+
+    def decode(self, side: Words32, rows: int, first: int, packed: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
+        """out = decoded, or out += weight * decoded, for full rows `out`, which begin at number `first` of `rows`."""
+        program, nbytes = self.program, self.program.packed.nbytes(ROW)
+        for start in range(0, out.size, ROW):
+            at = start // ROW * nbytes
+            codes = program.packed.unpack(packed[at : at + nbytes], ROW)
+            y = self._decoded(codes, side, rows, first + start // ROW)
+            with np.errstate(all="ignore"):
+                out[start : start + ROW] = out[start : start + ROW] + weight * y if adding else y
+
+    def _decoded(self, codes: Words32, side: Words32, rows: int, row: int) -> Floats:
+        program = self.program
+        found = _Evaluation(np.zeros((1, ROW), np.float32), row, np.zeros(2, np.uint64), 0, None)
+        numbers = {column.name: side[place] for place, column in enumerate(program.of_array)}
+        base = len(program.of_array)
+        numbers |= {column.name: side[base + place * rows + row] for place, column in enumerate(program.of_rows)}
+        for value in below([program.decoded]):
+            if value.op == "field":
+                found.known[value] = np.asarray(numbers[str(value.detail)]).reshape(1, 1).view(value.kind.value)
+            elif value.op == "codes":
+                found.known[value] = codes[None].astype(value.kind.value)
+        return np.broadcast_to(found.value(program.decoded), (1, ROW)).reshape(-1)
+
+
+class _Evaluation:
+    """Values of a program over one or more rows `v`, shape (rows, 512), the first of which is number `row`."""
+
+    def __init__(self, v: Floats, row: int, key: Words, stream: int, tops: Any) -> None:
+        self.v, self.row, self.key, self.stream, self.tops = v, row, key, stream, tops
+        self.known: dict[Value, Any] = {}
+
+    def value(self, end: Value) -> Any:
+        with np.errstate(all="ignore"):
+            for value in below([end], known=list(self.known)):
+                self.known[value] = self._one(value)
+        return self.known[end]
+
+    def word(self, value: Value) -> Any:
+        """A number of a row or the array as its four bytes."""
+        return np.asarray(self.value(value)).astype(value.kind.value).reshape(1).view(np.uint32)[0]
+
+    def _one(self, value: Value) -> Any:
+        arguments = [self.known[arg] for arg in value.args]
+        if value.op == "constant":
+            return np.array(value.detail, value.kind.value)
+        if value.op == "input":
+            return self.v
+        if value.op == "random16":
+            return _sixteen(self.key, self.stream, self.row, len(self.v))
+        if value.op == "settle":
+            return self._settle(*arguments)
+        if value.op == "cast":
+            return arguments[0].astype(value.kind.value)
+        if value.op.endswith("_of_all"):
+            return _top(value.op, self.tops)
+        return _OPERATIONS[value.op](*arguments)
+
+    def _settle(self, fixed: Words32, exact: Any) -> Words32:
+        codes = fixed >> np.uint32(16)
+        for row, i in np.argwhere((fixed & _ONES) == _ONES):
+            a = float(exact[row, i])
+            codes[row, i] += _chance(a - float(np.floor(a)), self.key, self.stream + _TIES, (self.row + int(row)) * ROW + int(i))
+        return codes
+
+
+def _symbol(end: Value) -> Value:
+    """The symbol of the codes that `end` is made of; one of its own if it is made of none."""
+    return next((value for value in below([end]) if value.op == "codes"), Value("codes", Kind.U32, span=Span.COORDINATE))
+
+
+def _sixteen(key: Words, stream: int, row: int, rows: int) -> Words32:
+    planes = words(key, stream, BLOCK * rows, BLOCK * row).reshape(rows, BLOCK, 4).transpose(0, 2, 1).reshape(rows, HALF)
+    return np.concatenate([planes & _ONES, planes >> np.uint32(16)], axis=1)
+
+
+def _chance(fraction: float, key: Words, stream: int, index: int) -> bool:
+    """True with probability `fraction`: whether 128 random bits, as a fraction, are below it."""
+    for word in words(key, stream, 1, index)[0].tolist():
+        fraction *= 2.0**32
+        if word != int(fraction):
+            return bool(word < int(fraction))
+        fraction -= int(fraction)
+    return False
+
+
+def _top(op: str, tops: Any) -> Any:
+    word = np.int32(tops[("largest_of_all", "least_of_all", "greatest_of_all").index(op)])
+    return np.array(word if word >= 0 else word ^ np.int32(0x7FFFFFFF)).view(np.float32)
+
+
+def _rows(x: Any) -> Any:
+    return np.broadcast_to(x, (np.shape(x)[0] if np.ndim(x) else 1, ROW))
+
+
+def _tree(x: Floats) -> Floats:
+    """Sums of rows by the tree of psnode.codecs.kernels.norms."""
+    e = x.reshape(-1, 8, 64).transpose(1, 0, 2)
+    lanes = ((e[0] + e[1]) + (e[2] + e[3])) + ((e[4] + e[5]) + (e[6] + e[7]))
+    s = lanes.reshape(-1, 4, 16)
+    sixteen = (s[:, 0] + s[:, 1]) + (s[:, 2] + s[:, 3])
+    while sixteen.shape[1] > 1:
+        sixteen = sixteen[:, ::2] + sixteen[:, 1::2]
+    return np.asarray(sixteen[:, 0])
+
+
+def _norm(x: Floats) -> float:
+    total = float(_tree((x * x)[None])[0])
+    if SAFE_LOW <= total <= SAFE_HIGH:
+        return float(np.sqrt(total))
+    if total == 0 and not x.any():
+        return 0.0
+    total, top = 0.0, 0.0
+    for each in np.abs(x.astype(np.float64)).tolist():
+        total += each * each
+        top = max(top, each)
+    return min(max(float(np.sqrt(total)), top), LARGEST)

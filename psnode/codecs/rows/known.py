@@ -1,0 +1,85 @@
+"""Formulas of psnode's own codecs, which make the same bytes. So these payloads can be made on any processor.
+
+A formula belongs to a codec at its settings; where those are none that rows can do, it is None.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from psnode.codecs.base import Codec
+from psnode.codecs.rows.codec import RowCodec
+from psnode.codecs.rows.formula import Fields, Formula
+from psnode.codecs.rows.language import (
+    LARGEST,
+    ROW,
+    clip,
+    f32,
+    f64,
+    floor,
+    i32,
+    l2_norm,
+    largest,
+    minimum,
+    random16,
+    settle,
+    u32,
+    where,
+)
+from psnode.codecs.rows.packings import planes
+from psnode.codecs.rows.values import Value
+from psnode.codecs.table import number_of
+
+_LOW, _HIGH = 2.0**-50, 2.0**50
+
+
+class Known:
+    """A formula for a codec of psnode's."""
+
+    may_overflow = False
+
+    def __init__(self, codec: Any) -> None:
+        self.codec, self.id, self.number = codec, codec.id, number_of(codec.id)
+
+
+class QsgdRows(Known):
+    """qsgd with buckets of 512: norms from 2^-50 to 2^50 in float32, others in float64."""
+
+    def to_fields(self, v: Value) -> Fields:
+        s = self.codec.levels
+        norm = f32(l2_norm(v)) if self.codec.norm == "l2" else largest(v)
+        top = float(s * 2**16)
+        near = clip(v * f32(top / f64(norm)), -top, top)
+        far = clip(f64(v) * (top / f64(norm)), -top, top)
+        zero = random16() + (s << 16)
+        q = where(
+            norm == 0,
+            u32(s),
+            where(_ordinary(norm), settle(u32(i32(floor(near))) + zero, near), settle(u32(i32(floor(far))) + zero, far)),
+        )
+        return Fields(levels=u32(s), bucket=u32(ROW), norms=norm, codes=planes(q, (2 * s).bit_length()))
+
+    def from_fields(self, levels: Value, bucket: Value, norms: Value, codes: Value) -> Value:
+        s = self.codec.levels
+        q = minimum(i32(codes) - s, s)
+        far = f32(clip(f64(q) * f64(norms) / float(s), -LARGEST, LARGEST))
+        return where(_ordinary(norms) | (norms == 0), f32(q) * (norms / float(s)), far)
+
+    @staticmethod
+    def expresses(codec: Any) -> bool:
+        return bool(codec.bucket == ROW and not codec.factors)
+
+
+def _ordinary(norm: Value) -> Value:
+    return (norm >= _LOW) & (norm <= _HIGH)
+
+
+_KNOWN: dict[str, Any] = {"qsgd": QsgdRows}
+
+
+def formula_of(codec: Codec) -> Formula | None:
+    """The formula of a codec of psnode's, or of one that is a formula; None if there is none at its settings."""
+    if isinstance(codec, RowCodec):
+        return codec
+    cls = _KNOWN.get(codec.id)
+    return cls(codec) if cls is not None and cls.expresses(codec) else None

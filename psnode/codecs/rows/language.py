@@ -1,0 +1,155 @@
+"""The words of a formula, beside Python's operators. docs/rows.md has them with examples.
+
+Rules of floating point: every operation rounds as IEEE 754 has it, in the order that is written; nothing is contracted, nothing
+flushed to zero. So bytes are equal on every processor.
+"""
+
+from __future__ import annotations
+
+from psnode.codecs.rows.values import Kind, Number, Span, Value, constant, pair
+from psnode.errors import CodecSpecError
+
+ROW = 512
+LARGEST = 3.4028234663852886e38  # float32's
+
+
+def f32(x: Value | Number) -> Value:
+    """`x` rounded to float32."""
+    return _cast(x, Kind.F32)
+
+
+def f64(x: Value | Number) -> Value:
+    """`x` as float64, which is exact. Few processors are fast at it for every coordinate of a row."""
+    return _cast(x, Kind.F64)
+
+
+def i32(x: Value | Number) -> Value:
+    """`x` as int32: a real number within its range without its fraction; an uint32's bits."""
+    return _cast(x, Kind.I32)
+
+
+def u32(x: Value | Number) -> Value:
+    """`x` as uint32: an int32's bits, or 1 and 0 for true and false."""
+    return _cast(x, Kind.U32)
+
+
+def bits(x: Value) -> Value:
+    """The bits of a float32 as an uint32."""
+    return Value("bits", Kind.U32, (_of(x, Kind.F32, "bits"),))
+
+
+def from_bits(x: Value) -> Value:
+    """The float32 whose bits are an uint32."""
+    return Value("from_bits", Kind.F32, (_of(x, Kind.U32, "from_bits"),))
+
+
+def where(condition: Value, yes: Value | Number, no: Value | Number) -> Value:
+    """`yes` where the condition is true, else `no`. If the condition is a row's or an array's, one side alone is computed."""
+    yes, no = pair(yes, no)
+    return Value("where", yes.kind, (_of(condition, Kind.BOOL, "where"), yes, no))
+
+
+def minimum(a: Value | Number, b: Value | Number) -> Value:
+    """`b` if it is below `a`, else `a`."""
+    a, b = pair(a, b)
+    return where(b < a, b, a)
+
+
+def maximum(a: Value | Number, b: Value | Number) -> Value:
+    """`b` if it is above `a`, else `a`."""
+    a, b = pair(a, b)
+    return where(b > a, b, a)
+
+
+def clip(x: Value, low: Value | Number, high: Value | Number) -> Value:
+    """`x`, but not below `low` and not above `high`."""
+    return minimum(maximum(x, low), high)
+
+
+def floor(x: Value) -> Value:
+    """The largest whole number not above `x`, as a real one."""
+    return Value("floor", x.kind, (_of(x, None, "floor"),))
+
+
+def sqrt(x: Value) -> Value:
+    """The square root."""
+    return Value("sqrt", x.kind, (_of(x, None, "sqrt"),))
+
+
+def tree_sum(x: Value) -> Value:
+    """The sum of a row of float32: lane l of 64 adds coordinates l mod 64 in pairs of pairs, then the lanes 64 to 16 to 1."""
+    return Value("tree_sum", Kind.F32, (_of(x, Kind.F32, "tree_sum"),), Span.ROW)
+
+
+def l2_norm(x: Value) -> Value:
+    """The L2 norm of a row of float32 as a float64, exact in range: as `tree_sum`, or in float64 where that leaves 2^+-120."""
+    return Value("l2_norm", Kind.F64, (_of(x, Kind.F32, "l2_norm"),), Span.ROW)
+
+
+def largest(x: Value) -> Value:
+    """The largest magnitude in a row of float32."""
+    return Value("largest", Kind.F32, (_of(x, Kind.F32, "largest"),), Span.ROW)
+
+
+def any_of(x: Value) -> Value:
+    """True if a condition is true somewhere in the row."""
+    return Value("any", Kind.BOOL, (_of(x, Kind.BOOL, "any_of"),), Span.ROW)
+
+
+def largest_of_all(v: Value) -> Value:
+    """The largest magnitude in the whole input."""
+    return _of_input("largest_of_all", v)
+
+
+def least_of_all(v: Value) -> Value:
+    """The least value of the whole input; -0 is below 0."""
+    return _of_input("least_of_all", v)
+
+
+def greatest_of_all(v: Value) -> Value:
+    """The greatest value of the whole input; -0 is below 0."""
+    return _of_input("greatest_of_all", v)
+
+
+def random16() -> Value:
+    """16 random bits of a coordinate: the same wherever the formula names them."""
+    return Value("random16", Kind.U32, span=Span.COORDINATE)
+
+
+def settle(fixed: Value, exact: Value) -> Value:
+    """floor(fixed / 2^16), where `fixed` is floor(exact) + a multiple of 2^16 + random16(); and one more, by up to 128 further
+    random bits, where 16 were too few to tell. So the expectation is exactly exact / 2^16 + the multiple.
+    """
+    _of(exact, None, "settle")
+    return Value("settle", Kind.U32, (_of(fixed, Kind.U32, "settle"), exact), Span.COORDINATE)
+
+
+def stochastic(x: Value, lowest: int) -> Value:
+    """`x` (in units of 2^-16) rounded at random to a whole number of 2^16, without bias, less `lowest`, which none is below."""
+    return settle(u32(i32(floor(x))) + (-lowest << 16) + random16(), x)
+
+
+def _cast(x: Value | Number, kind: Kind) -> Value:
+    if not isinstance(x, Value):
+        return constant(x, kind)
+    if x.kind is kind:
+        return x
+    if x.kind.real and kind is Kind.U32:
+        raise CodecSpecError("a real number becomes an uint32 by way of i32")
+    if (x.kind is Kind.BOOL and kind is not Kind.U32) or kind is Kind.BOOL:
+        raise CodecSpecError(f"{x.kind.value} cannot be converted to {kind.value}")
+    return Value("cast", kind, (x,))
+
+
+def _of(x: Value, kind: Kind | None, word: str) -> Value:
+    """`x`, of `kind`, or of any real one. CodecSpecError."""
+    if not isinstance(x, Value) or (x.kind is not kind if kind else not x.kind.real):
+        found = x.kind.value if isinstance(x, Value) else type(x).__name__
+        raise CodecSpecError(f"{word} takes {kind.value if kind else 'real numbers'}, not {found}")
+    return x
+
+
+def _of_input(op: str, v: Value) -> Value:
+    if _of(v, Kind.F32, op).op != "input":
+        raise CodecSpecError(f"{op} takes the input of encode itself")
+    return Value(op, Kind.F32, (v,), Span.ARRAY)

@@ -1,0 +1,180 @@
+"""From a program to the text of a Python module with two Numba kernels, `encode` and `decode`.
+
+A row lies in the first-level cache; every part of the formula that has to be there as a whole is a simple loop over it: what is
+packed, what is summed, what may have to be settled. All else is computed in the loop of what needs it. A row's or an array's
+`where` becomes an if with such loops in it.
+"""
+
+from __future__ import annotations
+
+from psnode.codecs.rows.formula import Column, Program
+from psnode.codecs.rows.numba_rows import Rows, Store
+from psnode.codecs.rows.packings import Packed
+from psnode.codecs.rows.values import Kind, Span, Value, below
+
+_HEADER = '''"""{id}: kernels made of its formula by psnode.codecs.rows. Do not edit: it is written anew."""
+
+import numpy as np
+
+from psnode.codecs.kernels.fixed_point import goes_up
+from psnode.codecs.kernels.jit import kernel
+from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, wide
+from psnode.codecs.kernels.norms import l2_norm, max_norm
+from psnode.codecs.kernels.planes import new_rows, pack_codes, pack_row, unpack_codes, unpack_row
+from psnode.codecs.kernels.rows import bits_of, float_of, pack_signs, sum_512, survey, top_of, unpack_signs
+from psnode.codecs.rng import fill
+
+ONES, SIXTEEN = np.uint32(0xFFFF), np.uint32(16)
+'''
+
+_VIEWS = {Kind.F32: "side.view(np.float32)", Kind.I32: "side.view(np.int32)", Kind.U32: "side"}
+
+
+def text_of(program: Program) -> str:
+    """The module's text: a function of the program alone."""
+    return "\n".join([_HEADER.format(id=program.id), *_Encode(program).lines(), "", "", *_Decode(program).lines(), ""])
+
+
+class _Kernel:
+    """What both kernels have in common: the numbers of the body, and a row's codes."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.columns = (*program.of_array, *program.of_rows)
+        self.coded = _coded(program.packed)
+        found = f"np.uint32({self.coded.name}[{{}}])"
+        self.rows = Rows(program, f"({found} != np.uint32(0))" if program.packed.form == "signs" else found, indent=1)
+
+    def scratch(self) -> list[str]:
+        """Room for a row, as far as it is used."""
+        lines = ["    room = new_rows()", "    low, low_words, lanes = room.low, room.low_words, np.empty(576, np.float32)"]
+        if self.coded.name == "codes":
+            lines.append("    codes = np.zeros(512, np.uint32)")
+        if self.program.packed.form == "halves":
+            lines.append("    halves = packed.view(np.uint16)")
+        if self.rows.uses_random:
+            lines.append("    words = np.empty(256, np.uint32)")
+        return lines + [f"    {name} = np.empty(512, np.{_dtype(kind)})" for name, kind in self.rows.rooms]
+
+    def views(self) -> list[str]:
+        """The numbers before the packing by kind."""
+        kinds = sorted({column.value.kind.value for column in self.columns})
+        return [f"    {kind}s = {_VIEWS[Kind(kind)]}" for kind in kinds]
+
+    def place(self, column: Column) -> str:
+        """The number of a column, in the row `row`."""
+        if column in self.program.of_array:
+            return f"{column.value.kind.value}s[{self.program.of_array.index(column)}]"
+        offset = self.program.of_rows.index(column)
+        skipped = f"{offset} * rows + " if offset else ""
+        return f"{column.value.kind.value}s[{len(self.program.of_array)} + {skipped}row]"
+
+    def packing(self, verb: str) -> list[str]:
+        """Lines that pack a row's codes, or unpack them."""
+        form, bits = self.program.packed.form, self.program.packed.bits
+        here = f"packed[start // 512 * {64 * bits} : (start // 512 + 1) * {64 * bits}]"
+        if form == "signs":
+            return [f"{verb}_signs(low, {here})" if verb == "pack" else f"{verb}_signs({here}, low)"]
+        if form == "halves":
+            return []
+        words = f"{here}.view(np.uint32)"
+        if bits > 8:
+            return [f"{verb}_codes(codes, 512, {bits}, room, {words}, packed[:0])"]
+        return [f"{verb}_row(low_words, {bits}, {words})" if verb == "pack" else f"{verb}_row({words}, {bits}, low_words)"]
+
+
+class _Encode(_Kernel):
+    def lines(self) -> list[str]:
+        program, rows = self.program, self.rows
+        ends = [*(column.value for column in self.columns), program.packed.value]
+        for value in below(ends):
+            if value.span is Span.ARRAY:
+                rows.number(value)
+        for column in program.of_array:
+            rows.put(f"{self.place(column)} = {rows.number(column.value)}")
+        before = rows.taken()
+        with rows.block():
+            self._row(ends)
+        body = rows.taken()
+        return [
+            "@kernel",
+            "def encode(x, first, key, tops, side, rows, packed, error):",
+            '    """Code full rows, of which x begins at number `first`; the coordinates done, all if they are finite."""',
+            "    wide()",
+            *self.scratch(),
+            *self.views(),
+            "    in_place = error.ctypes.data == x.ctypes.data",
+            *before,
+            "    for start in range(0, x.size, 512):",
+            "        row = first + start // 512",
+            "        fetch_row(x, start + AHEAD)",
+            "        if error.size:",
+            "            fetch_row_to_write(error, start + AHEAD)",
+            "        v = x[start : start + 512]",
+            *body,
+            "    return x.size",
+        ]
+
+    def _row(self, ends: list[Value]) -> None:
+        rows, form = self.rows, self.program.packed.form
+        norms = [value for value in below(ends) if value.op == "l2_norm" and value.args[0].op == "input"]
+        if not self.program.sweeps:  # the sweep has looked at all of it
+            rows.put(f"if {rows.number(norms[0]) if norms else 'max_norm(v)'} < 0:", "    return start")
+        for column in self.program.of_rows:
+            rows.put(f"{self.place(column)} = {rows.number(column.value)}")
+        if form == "halves":
+            rows.put("part = halves[start : start + 512]")
+        rows.into(self.program.packed.value, self.coded)
+        rows.put(*self.packing("pack"), "if error.size:")
+        with rows.block():
+            rows.put(
+                "lost = error[start : start + 512]", "if not in_place:", "    for i in range(512):", "        lost[i] = v[i]"
+            )
+            rows.into(self.program.kept, Store("lost", "{}", Kind.F32, "-="))
+
+
+class _Decode(_Kernel):
+    def lines(self) -> list[str]:
+        program, rows = self.program, self.rows
+        columns = {column.name: column for column in self.columns}
+        fields = [value for value in below([program.decoded]) if value.op == "field"]
+        for value in (value for value in fields if value.span is Span.ARRAY):
+            rows.define(value, self.place(columns[str(value.detail)]))
+        before = rows.taken()
+        with rows.block():
+            for value in (value for value in fields if value.span is Span.ROW):
+                rows.define(value, self.place(columns[str(value.detail)]))
+            if program.packed.form == "halves":
+                rows.put("part = halves[start : start + 512]")
+            rows.put(*self.packing("unpack"), "if adding:")
+            with rows.block():
+                rows.into(program.decoded, Store("y", "weight * {}", Kind.F32, "+="))
+            rows.put("else:")
+            with rows.block():
+                rows.into(program.decoded, Store("y", "{}", Kind.F32))
+        body = rows.taken()
+        return [
+            "@kernel",
+            "def decode(side, rows, first, packed, out, weight, adding):",
+            '    """out = decoded, or out += weight * decoded, for full rows, of which out begins at number `first`."""',
+            "    wide()",
+            *self.scratch(),
+            *self.views(),
+            *before,
+            "    for start in range(0, out.size, 512):",
+            "        row = first + start // 512",
+            "        fetch_row_to_write(out, start + AHEAD)",
+            "        y = out[start : start + 512]",
+            *body,
+        ]
+
+
+def _coded(packed: Packed) -> Store:
+    """The place that takes the codes of a row."""
+    if packed.form == "halves":
+        return Store("part", "np.uint16({})", Kind.U32)
+    return Store("codes", "{}", Kind.U32) if packed.bits > 8 else Store("low", "np.uint8({})", Kind.U32)
+
+
+def _dtype(kind: Kind) -> str:
+    return "bool_" if kind is Kind.BOOL else kind.value

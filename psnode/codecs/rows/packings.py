@@ -1,0 +1,119 @@
+"""Packings: how one number a coordinate becomes the last part of a body, and back, in NumPy.
+
+`planes` and `halves` take codes, `signs` conditions. Layouts are those of docs/payload-format.md.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from psnode.codecs.arrays import Bytes, Words32, readonly
+from psnode.codecs.kernels.planes import packed_nbytes
+from psnode.codecs.kernels.rows import cut_row, fill_row
+from psnode.codecs.rows.values import Kind, Span, Value
+from psnode.errors import CodecSpecError, PayloadError
+
+_WIDTHS = (8, 4, 2, 1)
+
+
+class Packed(NamedTuple):
+    """Codes below 2^bits of a row's coordinates, to be packed the way that `form` says."""
+
+    value: Value
+    form: str
+    bits: int
+
+    def nbytes(self, size: int) -> int:
+        """Bytes that `size` codes take."""
+        return -(-size * self.bits // 8) if self.form != "planes" else packed_nbytes(size, self.bits)
+
+    def pack(self, codes: Words32) -> Bytes:
+        """The bytes of one row's codes, 512 or fewer."""
+        if self.form == "halves":
+            return codes.astype("<u2").view(np.uint8)
+        if self.form == "signs":
+            return np.packbits(codes.astype(bool), bitorder="little")
+        return np.concatenate([_plane(codes, width, shift) for width, shift in _split(self.bits)])
+
+    def unpack(self, data: Bytes, count: int) -> Words32:
+        """Inverse of `pack`, for `count` codes."""
+        if self.form == "halves":
+            return data.copy().view("<u2").astype(np.uint32)
+        if self.form == "signs":
+            return np.unpackbits(data, count=count, bitorder="little").astype(np.uint32)
+        codes, at = np.zeros(count, np.uint32), 0
+        for width, shift in _split(self.bits):
+            stride = -(-count * width // 8)
+            codes |= _from_plane(data[at : at + stride], width, count) << np.uint32(shift)
+            at += stride
+        return codes
+
+    def cut(self, row: Bytes, count: int, out: Bytes) -> None:
+        """Write the first `count` < 512 codes of a packed row to `out`."""
+        if self.form == "planes":
+            cut_row(row, self.bits, count, out)
+            return
+        out[:] = row[: out.size]
+        if self.form == "signs" and count % 8:
+            out[-1] &= np.uint8(2 ** (count % 8) - 1)
+
+    def fill(self, data: Bytes, count: int, row: Bytes) -> None:
+        """Inverse of `cut`: the codes from `count` on are 0."""
+        if self.form == "planes":
+            fill_row(readonly(data), self.bits, count, row)
+        else:
+            row[: data.size] = data
+
+    def check(self, data: Bytes, size: int, owner: str) -> None:
+        """PayloadError, naming `owner`, unless `data` is as long as it is to be and no bit follows those of the last sign."""
+        if data.size != self.nbytes(size):
+            raise PayloadError(f"{owner}: {data.size} bytes instead of {self.nbytes(size)} for {size} coordinates")
+        if self.form == "signs" and size % 8 and int(data[-1]) >> size % 8:
+            raise PayloadError(f"{owner}: bits follow that of the last coordinate")
+
+
+def planes(codes: Value, width: int) -> Packed:
+    """Codes below 2^width, 1 to 16 bits each; uint32."""
+    if not isinstance(width, int) or not 1 <= width <= 16:
+        raise CodecSpecError(f"planes have 1 to 16 bits, not {width}")
+    return Packed(_checked(codes, Kind.U32, "planes"), "planes", width)
+
+
+def halves(codes: Value) -> Packed:
+    """Codes below 2^16, two bytes each, the lower one first; uint32."""
+    return Packed(_checked(codes, Kind.U32, "halves"), "halves", 16)
+
+
+def signs(conditions: Value) -> Packed:
+    """One bit each, 1 where the condition is true."""
+    return Packed(_checked(conditions, Kind.BOOL, "signs"), "signs", 1)
+
+
+def _checked(value: Value, kind: Kind, word: str) -> Value:
+    if not isinstance(value, Value) or value.kind is not kind or value.span is not Span.COORDINATE:
+        raise CodecSpecError(f"{word} takes a {kind.value} of every coordinate, not {value!r}")
+    return value
+
+
+def _split(width: int) -> list[tuple[int, int]]:
+    """Widths of planes, and the lowest bit of the codes that each holds."""
+    parts, shift = [], 0
+    for part in [8] * (width // 8) + [part for part in _WIDTHS[1:] if width % 8 & part]:
+        parts.append((part, shift))
+        shift += part
+    return parts
+
+
+def _plane(codes: Words32, width: int, shift: int) -> Bytes:
+    stride = -(-codes.size * width // 8)
+    fields = np.zeros(stride * 8 // width, np.uint32)
+    fields[: codes.size] = codes >> np.uint32(shift) & np.uint32(2**width - 1)
+    places = np.arange(8 // width, dtype=np.uint32)[:, None] * np.uint32(width)
+    return np.asarray(np.bitwise_or.reduce(fields.reshape(-1, stride) << places, axis=0), np.uint8)
+
+
+def _from_plane(data: Bytes, width: int, count: int) -> Words32:
+    places = np.arange(8 // width, dtype=np.uint32)[:, None] * np.uint32(width)
+    return ((data.astype(np.uint32) >> places) & np.uint32(2**width - 1)).reshape(-1)[:count]

@@ -1,0 +1,71 @@
+"""Everything that is made of a formula writes the bytes of the codec, leaves its error and decodes to its values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from psnode.codecs import Payload, get_codec
+from psnode.codecs.rows.coder import Coder, Functions
+from psnode.codecs.rows.compiled import compiled
+from psnode.codecs.rows.interpreter import Interpreted
+from psnode.codecs.rows.numba_text import text_of
+from tests.codecs.test__golden import FOLDER, fixed_input
+from tests.rows.forms import EMPTY, FORMS, GOLDEN, KEY, check, inputs, program, with_formula
+
+FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+def interpreted(spec: str) -> Functions:
+    return Interpreted(program(get_codec(spec)))
+
+
+def by_numba(spec: str) -> Functions:
+    return compiled(text_of(program(get_codec(spec))))
+
+
+def test_every_codec_with_a_formula_is_tested_here_and_has_golden_bytes() -> None:
+    assert with_formula() == {get_codec(spec).id for spec in FORMS} == {get_codec(spec).id for spec in GOLDEN.values()}
+
+
+@pytest.mark.parametrize("make", [interpreted, by_numba])
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_golden_payload(name: str, make) -> None:
+    stored, x = Payload.from_bytes((FOLDER / f"{name}.bin").read_bytes()), fixed_input().reshape(-1)
+    coder = Coder(program(get_codec(GOLDEN[name])), make(GOLDEN[name]))
+    body = np.empty(coder.program.nbytes(x.size), np.uint8)
+    assert coder.encode(x, np.array(KEY.words, np.uint64), body, EMPTY) == x.size
+    assert body.tobytes() == stored.body.tobytes()
+
+
+@pytest.mark.parametrize("make", [interpreted, by_numba])
+@pytest.mark.parametrize("spec", FORMS)
+def test_all_contract_inputs(spec: str, make) -> None:
+    codec, functions = get_codec(spec), make(spec)
+    for name, x in inputs():
+        try:
+            check(codec, functions, x)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from error
+
+
+@pytest.mark.parametrize("spec", FORMS)
+@given(x=arrays.arrays(np.float32, st.integers(1, 1100), elements=FINITE, fill=FINITE))
+@settings(max_examples=40)
+def test_any_finite_input(spec: str, x: np.ndarray) -> None:
+    check(get_codec(spec), by_numba(spec), x)
+
+
+@pytest.mark.parametrize("make", [interpreted, by_numba])
+@pytest.mark.parametrize("spec", FORMS)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_value_that_is_not_finite_ends_the_sweep_before_its_row(spec: str, make, value: float) -> None:
+    coder = Coder(program(get_codec(spec)), make(spec))
+    for index in (0, 600, 1030):
+        x = np.ones(1100, np.float32)
+        x[index] = value
+        done = coder.encode(x, np.array(KEY.words, np.uint64), np.empty(coder.program.nbytes(1100), np.uint8), EMPTY)
+        assert done in (0, index // 512 * 512)

@@ -1,0 +1,187 @@
+"""Formulas: what each word computes, by NumPy's arithmetic, and what is refused when a formula is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psnode.codecs.rng import Key
+from psnode.codecs.rows import (
+    Fields,
+    Value,
+    any_of,
+    bits,
+    clip,
+    f32,
+    f64,
+    floor,
+    from_bits,
+    greatest_of_all,
+    halves,
+    i32,
+    largest,
+    largest_of_all,
+    least_of_all,
+    maximum,
+    minimum,
+    planes,
+    random16,
+    settle,
+    signs,
+    sqrt,
+    tree_sum,
+    u32,
+    where,
+)  # fmt: skip
+from psnode.codecs.rows.coder import Coder, Functions
+from psnode.codecs.rows.compiled import compiled
+from psnode.codecs.rows.formula import Program, program_of
+from psnode.codecs.rows.interpreter import Interpreted
+from psnode.codecs.rows.numba_text import text_of
+from psnode.errors import CodecSpecError
+from tests.codecs.family import gaussian
+
+X = gaussian(2, 512, seed=5) * np.float32(3)
+ROWS = X.reshape(2, 512)
+B = X.view(np.uint32)
+EMPTY = np.empty(0, np.float32)
+
+
+class Shown:
+    """A formula that sends the upper and the lower half of the bits of a float32 or an integer, one of them, or a condition."""
+
+    id, number, may_overflow = "shown", 250, False
+
+    def __init__(self, make: Callable[[Value], Value], shift: int) -> None:
+        self.make, self.shift = make, shift
+
+    def to_fields(self, v: Value) -> Fields:
+        found = self.make(v)
+        found = bits(found) if found.kind.real else u32(found)
+        found = found + (bits(v) & 0)  # a number of the row for every coordinate
+        return Fields(codes=halves((found >> self.shift) & 0xFFFF))
+
+    def from_fields(self, codes: Value) -> Value:
+        return f32(i32(codes))
+
+
+def shown(make: Callable[[Value], Value], functions: Callable[[Program], Functions]) -> np.ndarray:
+    """The bits of what `make` makes of X."""
+    found = np.zeros(X.size, np.uint32)
+    for shift in (0, 16):
+        coder = Coder(program_of(Shown(make, shift)), functions(program_of(Shown(make, shift))))
+        body = np.empty(coder.program.nbytes(X.size), np.uint8)
+        assert coder.encode(X.reshape(-1), np.array(Key.derive(3).words, np.uint64), body, EMPTY) == X.size
+        found |= body.view(np.uint16).astype(np.uint32) << np.uint32(shift)
+    return found.reshape(X.shape)
+
+
+def row_sum(x: np.ndarray) -> np.float32:
+    """Lane l of 64 takes coordinates l mod 64 in pairs of pairs; then 64 lanes fold to 16 and 16 to 1."""
+    lanes = []
+    for lane in range(64):
+        e = [np.float32(v) for v in x[lane::64]]
+        lanes.append(((e[0] + e[1]) + (e[2] + e[3])) + ((e[4] + e[5]) + (e[6] + e[7])))
+    s = [(lanes[i] + lanes[16 + i]) + (lanes[32 + i] + lanes[48 + i]) for i in range(16)]
+    a, b = (((t[0] + t[1]) + (t[2] + t[3])) + ((t[4] + t[5]) + (t[6] + t[7])) for t in (s[:8], s[8:]))
+    return a + b
+
+
+F = np.float32
+WORDS: dict[str, tuple[Callable[[Value], Value], Any]] = {
+    "add": (lambda v: v + 0.1, X + F(0.1)),
+    "subtract from": (lambda v: 1 - v, F(1) - X),
+    "multiply": (lambda v: v * v, X * X),
+    "divide": (lambda v: 1 / v, F(1) / X),
+    "negate": (lambda v: -v, -X),
+    "abs": (lambda v: abs(v), np.abs(X)),
+    "floor": (lambda v: floor(v), np.floor(X)),
+    "sqrt": (lambda v: sqrt(abs(v)), np.sqrt(np.abs(X))),
+    "minimum": (lambda v: minimum(v, 0.5), np.minimum(X, F(0.5))),
+    "maximum": (lambda v: maximum(v, 0.5), np.maximum(X, F(0.5))),
+    "clip": (lambda v: clip(v, -1, 1), np.clip(X, F(-1), F(1))),
+    "where": (lambda v: where((v > 1) | (v <= -2), v, 7), np.where((X > 1) | (X <= -2), X, F(7))),
+    "float64": (lambda v: f32(f64(v) / 3), (X.astype(float) / 3).astype(F)),
+    "int32": (lambda v: i32(v * 100), (X * F(100)).astype(np.int32)),
+    "of int32": (lambda v: f32(i32(v)), X.astype(np.int32).astype(F)),
+    "of uint32": (lambda v: f32(bits(v)), B.astype(F)),
+    "shift": (lambda v: (bits(v) << 3) ^ (bits(v) >> 5), (B << np.uint32(3)) ^ (B >> np.uint32(5))),
+    "shift signed": (lambda v: i32(bits(v)) >> 7, B.view(np.int32) >> 7),
+    "not": (lambda v: ~bits(v), ~B),
+    "modulo 2^32": (lambda v: bits(v) * 2654435761 + bits(v), B * np.uint32(2654435761) + B),
+    "signed modulo 2^32": (lambda v: i32(bits(v)) * 7 - 3, B.view(np.int32) * np.int32(7) - np.int32(3)),
+    "condition": (lambda v: u32(~(v < 0)), (~(X < 0)).astype(np.uint32)),
+    "from bits": (lambda v: from_bits(bits(v) & 0xFFFF0000), (B & np.uint32(0xFFFF0000)).view(F)),
+    "largest": (lambda v: largest(v), np.abs(ROWS).max(axis=1, keepdims=True)),
+    "tree_sum": (lambda v: tree_sum(v * v), np.array([[row_sum(row * row)] for row in ROWS])),
+    "any_of": (lambda v: u32(any_of(v > 8.5)), (ROWS > 8.5).any(axis=1, keepdims=True).astype(np.uint32)),
+    "where of a row": (lambda v: where(largest(v) > 9.7, v, -v), np.where(np.abs(ROWS).max(axis=1, keepdims=True) > 9.7, X, -X)),
+    "largest of all": (lambda v: largest_of_all(v), np.abs(X).max()),
+    "least and greatest": (lambda v: greatest_of_all(v) - least_of_all(v), X.max() - X.min()),
+}
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_word_computes_what_numpy_does(word: str) -> None:
+    make, expected = WORDS[word]
+    assert len({bool(each) for each in np.asarray(WORDS["any_of"][1]).reshape(-1)}) == 2, "one row has such a value"
+    wanted = np.broadcast_to(np.asarray(expected), X.shape)
+    np.testing.assert_array_equal(shown(make, Interpreted), np.ascontiguousarray(wanted).view(np.uint32))
+
+
+def mixed(v: Value) -> Value:
+    """All words at once: a change of any bit of any of them shows."""
+    found = bits(v)
+    for make, _ in WORDS.values():
+        value = make(v)
+        found = found * 31 + (bits(value) if value.kind.real else u32(value))
+    return found
+
+
+def test_kernels_compute_what_the_interpreter_does() -> None:
+    expected = shown(mixed, Interpreted)
+    np.testing.assert_array_equal(shown(mixed, lambda program: compiled(text_of(program))), expected)
+
+
+def refused(make: Callable[[Value], Any], decode: Callable[..., Any] = lambda codes: f32(codes)) -> str:
+    class Bad(Shown):
+        def to_fields(self, v: Value) -> Fields:
+            return make(v)
+
+        def from_fields(self, codes: Value) -> Value:
+            return decode(codes)
+
+    with pytest.raises(CodecSpecError) as caught:
+        program_of(Bad(lambda v: v, 0))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_does_not_fit_is_refused_in_one_line() -> None:
+    def good(v: Value) -> Fields:
+        return Fields(codes=planes(bits(v) & 3, 2))
+
+    assert "use where()" in refused(lambda v: good(v) if v > 0 else good(-v))
+    assert "do not mix" in refused(lambda v: good(v + bits(v)))
+    assert "by way of i32" in refused(lambda v: good(f32(u32(v))))
+    assert "is no uint32" in refused(lambda v: good(from_bits(bits(v) & -1)))
+    assert "from 0 to 31" in refused(lambda v: good(from_bits(bits(v) << 32)))
+    assert "1 to 16 bits" in refused(lambda v: Fields(codes=planes(bits(v), 17)))
+    assert "takes a uint32 of every coordinate" in refused(lambda v: Fields(codes=planes(u32(3), 2)))
+    assert "takes a bool" in refused(lambda v: Fields(codes=signs(v)))
+    assert "one packing" in refused(lambda v: Fields(top=largest(v)))
+    assert "neither a packing nor" in refused(lambda v: Fields(v=v, codes=planes(bits(v) & 3, 2)))
+    assert "is to return Fields" in refused(lambda v: v)
+    assert "the input of encode itself" in refused(lambda v: good(v * largest_of_all(v + v)))
+    assert "is to return an f32" in refused(good, lambda codes: codes)
+    assert "knows the fields alone" in refused(good, lambda codes: f32(random16()))
+    assert "settle takes" in refused(lambda v: Fields(codes=planes(settle(v, v), 2)))
+    assert "failed: ZeroDivisionError" in refused(lambda v: good(v * (1 / 0)))
+
+
+def test_a_text_is_a_function_of_the_formula_alone() -> None:
+    assert text_of(program_of(Shown(mixed, 0))) == text_of(program_of(Shown(mixed, 0)))
+    assert text_of(program_of(Shown(mixed, 0))) != text_of(program_of(Shown(mixed, 16)))

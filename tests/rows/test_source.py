@@ -1,0 +1,44 @@
+"""`psnode codecs --source`, and which codecs are said to have rows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from psnode.cli import app
+from psnode.codecs import get_codec, table
+from psnode.codecs.rows.numba_text import text_of
+from psnode.errors import ConfigurationError
+from tests.rows.forms import program, with_formula
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["codecs", *arguments], catch_exceptions=False, standalone_mode=False)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def test_the_source_is_what_runs() -> None:
+    assert run("qsgd:levels=7", "--source", "numba") == text_of(program(get_codec("qsgd:levels=7")))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["topk", "--source", "numba"], "has no formula"),
+        (["qsgd:bucket=100", "--source", "numba"], "has no formula at these settings.*qsgd"),
+        (["--source", "numba"], "name it"),
+        (["qsgd", "--json", "--source", "numba"], "--json lists everything"),
+    ],
+)
+def test_what_has_no_source_is_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        run(*arguments)
+
+
+def test_the_listing_says_which_codecs_have_rows() -> None:
+    listed = {entry["id"]: entry["rows"] for entry in json.loads(run("--json"))["codecs"] if entry["id"] in table.CODECS}
+    assert {name for name, rows in listed.items() if rows} == with_formula()
+    assert listed["topk"] is False
