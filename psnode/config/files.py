@@ -32,11 +32,6 @@ def require_plain(*paths: Path) -> None:
             continue
 
 
-def memory() -> int:
-    """The bytes of memory that this machine has."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def read_plain(path: Path, limit: int) -> bytes:
     """The content of a regular file of at most `limit` bytes; OSError if it is none or larger."""
     with open_plain(path) as file:

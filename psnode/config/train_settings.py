@@ -408,6 +408,11 @@ class Config:
         return self.optimizer in (*BY_TENSOR, OWN)
 
     @property
+    def saves_amid(self) -> bool:
+        """True if checkpoints are made while steps go on, not only at the end."""
+        return self.eval_freq > 0 or self.checkpoint_minutes > 0
+
+    @property
     def weight_unit(self) -> int | None:
         """The weight of a gradient that counts as one, under --weighted-mean; None: every gradient counts as one."""
         return self.batch_size * self.batches_per_step if self.weighted_mean else None

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from psnode.codecs.arrays import Floats, Parts
+from psnode.codecs.pages import untouched
 from psnode.errors import ConfigurationError
 from psnode.exchange.device_copies import Coming, Fetch, SideStream
-from psnode.exchange.pages import untouched
 from psnode.plan.groups import Plan
 
 

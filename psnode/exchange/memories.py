@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from psnode.codecs.arrays import Floats
+from psnode.codecs.pages import untouched
 from psnode.errors import CheckpointError
-from psnode.exchange.pages import untouched
 from psnode.exchange.segment_coder import CODEBOOK_BYTES, SegmentCoder
 from psnode.plan.groups import Plan
 from psnode.records import layout

@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
+from psnode.config.cores import stand_back
 from psnode.errors import CheckpointError
 from psnode.records.timeline import Tracer
 
@@ -37,6 +38,15 @@ class CheckpointThread:
         self._left += 1
         self._executor.submit(self._run, step, work, then)
 
+    def prepare(self, work: Callable[[], None]) -> None:
+        """Have `work` done that is of no checkpoint, and whose end nobody waits for."""
+
+        def run() -> None:
+            with self._tracer.span("prepare"):
+                work()
+
+        self._executor.submit(run)
+
     @property
     def busy(self) -> bool:
         """True until all work is done and settled."""
@@ -61,6 +71,7 @@ class CheckpointThread:
     def _run(self, step: int, work: Work, then: Then) -> None:
         result: str | None = None
         problem: Exception | None = None
+        stand_back()
         try:
             with self._tracer.span("checkpoint", step=step):
                 result = work()

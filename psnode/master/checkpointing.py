@@ -18,7 +18,8 @@ from psnode.master.verdicts import Verdicts
 from psnode.protocol.wire import Flag, Frame
 from psnode.records import checkpoint, retention, staging, tensorfile
 from psnode.records.directory import RunDirectory
-from psnode.records.snapshot import Room, Snapshot
+from psnode.records.room import Room
+from psnode.records.snapshot import Snapshot, size_of
 from psnode.records.timeline import Tracer
 from psnode.tasks.inventory import batch_statistics, persistent_buffers
 
@@ -90,6 +91,8 @@ class PendingCheckpoints:
         own, trained = shard.model.state_dict(), shard.plan.slices()
         meant = {name for name, value in own.items() if name not in trained and not tensorfile.is_finite(value)}  # masks, say
         self._meant = frozenset(meant - self._rules.keys())
+        if run.config.saves_amid:
+            self._thread.prepare(partial(self._room.prepare, size_of(shard.memory())))
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -235,6 +238,7 @@ class PendingCheckpoints:
 
     def close(self) -> None:
         """Finish what waits for nothing but the disk, drop the rest, and end the thread."""
+        self._room.close()
         for version, pending in list(self._pending.items()):
             if not pending.sealed:
                 self._drop(version)

@@ -10,7 +10,8 @@ from psnode.exchange.shard.shard import Shard, ShardState
 from psnode.records import checkpoint, layout, retention
 from psnode.records.checkpoint import FULL, RESIDUALS
 from psnode.records.directory import RunDirectory
-from psnode.records.snapshot import Room, Snapshot
+from psnode.records.room import Room
+from psnode.records.snapshot import Snapshot
 from psnode.records.staging import StagedCheckpoint
 from psnode.records.tensorfile import Content, content_of
 from psnode.tasks.inventory import persistent_buffers

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from psnode.config.amounts import amount, counted
+from psnode.config.memory import free_memory
 from psnode.errors import ConfigurationError
 from psnode.exchange.footprint import Footprint
-from psnode.exchange.machine import Machine, free_memory
+from psnode.exchange.machine import Machine
 from psnode.protocol.messages import Ready
 
 

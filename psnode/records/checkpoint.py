@@ -27,7 +27,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import xxhash
 
-from psnode.config.files import delete, inside, memory, open_plain, read_json, read_plain
+from psnode.config.files import delete, inside, open_plain, read_json, read_plain
+from psnode.config.memory import memory
 from psnode.errors import CheckpointError
 from psnode.records import tensorfile
 from psnode.records.metrics import write_atomically

@@ -7,7 +7,6 @@ training needs, and memory.
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 from pathlib import Path
 from types import TracebackType
@@ -17,10 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from psnode.codecs.pages import Pages
+
 Raw = npt.NDArray[np.uint8]
-BLOCK = 1 << 22  # bytes that are hashed and written at a time: they stay in the processor's cache
+BLOCK = 1 << 23  # bytes that are hashed and written at a time: they stay in the processor's cache
 _ALIGNED = 1 << 12  # what lies past the cache is written in multiples of this
-_LARGE = 4 * BLOCK
+_LARGE = 2 * BLOCK
 _DIRECT = getattr(os, "O_DIRECT", 0)
 
 
@@ -42,7 +43,7 @@ class HashedFile:
     def __init__(self, path: Path, size: int) -> None:
         self._file = path.open("wb", buffering=0)
         self._digest = xxhash.xxh3_128()
-        self._room: Raw = np.frombuffer(mmap.mmap(-1, min(BLOCK, -(-max(size, 1) // _ALIGNED) * _ALIGNED)), np.uint8)
+        self._room: Raw = Pages(min(BLOCK, -(-max(size, 1) // _ALIGNED) * _ALIGNED)).raw
         self._held = 0
         self._size = 0
         self._flags = 0

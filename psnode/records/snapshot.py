@@ -8,53 +8,30 @@ memory allows (docs/decisions/checkpoints-beside-training.md).
 from __future__ import annotations
 
 import errno
-import mmap
-import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from psnode.config.files import memory
+from psnode.records.room import Part, Room
 
 if TYPE_CHECKING:
     import torch
 
 Raw = npt.NDArray[np.uint8]
-_SHARE = 4  # of the memory that is free, for copies
-
-
-class Room:
-    """Memory for the copies of a rank's snapshots: at most `limit` bytes at a time; 0: a quarter of what is free at `measure`."""
-
-    def __init__(self, limit: int) -> None:
-        self.changed = threading.Condition()
-        self._limit = limit
-        self._most = limit
-        self.taken = 0
-
-    def measure(self) -> None:
-        """A snapshot is about to be taken: see how much is free, where no limit was given."""
-        with self.changed:
-            self._most = self._limit or free_memory() // _SHARE
-
-    def has(self, size: int) -> bool:
-        """True if a copy of `size` bytes may be made. Inside of `changed`."""
-        return self.taken + size <= self._most
 
 
 class _Piece:
-    """Bytes of a tensor that change together, `live`. The first `read` of them have been; `copy` has those from `base` on."""
+    """Bytes of a tensor that change together, `live`. The first `read` of them have been; `copy` begins with that at `base`."""
 
     __slots__ = ("base", "copy", "live", "part", "read")
 
     def __init__(self, live: Raw, part: int | None) -> None:
         self.live, self.part = live, part
         self.read = self.base = 0
-        self.copy: Raw | None = None
+        self.copy: Part | None = None
 
     @property
     def rest(self) -> int:
@@ -70,7 +47,8 @@ class Snapshot:
     def __init__(self, tensors: Iterable[torch.Tensor], parts: Sequence[Iterable[torch.Tensor]], room: Room) -> None:
         self._room = room
         self._closed = self._changed = False
-        room.measure()
+        with room.changed:
+            room.begin()
         ranges = sorted((raw(each).__array_interface__["data"][0], each.nbytes, part) for part, held in enumerate(parts)
                         for each in held if each.nbytes and each.is_contiguous())  # fmt: skip
         self._pieces: dict[int, list[_Piece]] = {}
@@ -93,16 +71,17 @@ class Snapshot:
     def _save(self, piece: _Piece) -> None:
         room = self._room
         with room.changed:
-            room.changed.wait_for(lambda: self._closed or not piece.rest or room.has(piece.rest))
-            if self._closed or not piece.rest:
+            while not self._closed and piece.rest:
+                if (copy := room.take(piece.rest)) is not None:
+                    break
+                room.changed.wait()
+            else:
                 return
-            base, size = piece.read, piece.rest
-            room.taken += size
-        copy = _fresh(size)
-        np.copyto(copy, piece.live[base:])
+            base = piece.read
+        np.copyto(copy.raw, piece.live[base:])
         with room.changed:
             if self._closed or not piece.rest:
-                self._give_back(size)
+                room.give_back(copy)
             else:
                 piece.copy, piece.base = copy, base
 
@@ -124,7 +103,7 @@ class Snapshot:
                 if self._closed:
                     raise OSError(errno.ECANCELED, "it was given up")
                 copy, base = piece.copy, piece.base
-            np.copyto(out, (piece.live if copy is None else copy)[start - base : start - base + out.size])
+            np.copyto(out, (piece.live if copy is None else copy.raw)[start - base : start - base + out.size])
             if piece.part is None:
                 return
             with self._room.changed:
@@ -133,7 +112,7 @@ class Snapshot:
                 piece.read = start + out.size
                 if not piece.rest and copy is not None:
                     piece.copy = None
-                    self._give_back(copy.size)
+                    self._room.give_back(copy)
                 self._room.changed.notify_all()
                 return
 
@@ -151,13 +130,15 @@ class Snapshot:
             self._closed = True
             for piece in (each for found in self._pieces.values() for each in found):
                 if piece.copy is not None:
-                    self._give_back(piece.copy.size)
+                    self._room.give_back(piece.copy)
                     piece.copy = None
+            self._room.rest()
             self._room.changed.notify_all()
 
-    def _give_back(self, size: int) -> None:
-        self._room.taken -= size
-        self._room.changed.notify_all()
+
+def size_of(parts: Sequence[Iterable[torch.Tensor]]) -> int:
+    """The most bytes that copies of `parts` take, as of Snapshot."""
+    return sum(each.nbytes for held in parts for each in held)
 
 
 def raw(tensor: torch.Tensor) -> Raw:
@@ -166,25 +147,6 @@ def raw(tensor: torch.Tensor) -> Raw:
 
     found: Raw = tensor.detach().reshape(-1).view(torch.uint8).numpy() if tensor.numel() else np.empty(0, np.uint8)
     return found
-
-
-def free_memory() -> int:
-    """Bytes of memory that this machine has free or could free at once; where it does not tell, half of all."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        [kibibytes] = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-        return min(int(kibibytes) * 1024, _free_in_group())
-    except (OSError, ValueError):
-        return memory() // 2
-
-
-def _free_in_group() -> int:
-    """Bytes that the control group of a container leaves; without one the memory of the machine."""
-    try:
-        most, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
-    except (OSError, ValueError):
-        return memory()
-    return max(0, most - used)
 
 
 def _cut(live: Raw, ranges: Sequence[tuple[int, int, int]]) -> list[_Piece]:
@@ -200,11 +162,3 @@ def _cut(live: Raw, ranges: Sequence[tuple[int, int, int]]) -> list[_Piece]:
         pieces.append(_Piece(live[place:stop], part if inside else None))
         place = stop
     return pieces
-
-
-def _fresh(size: int) -> Raw:
-    """Memory that goes back to the system when it is let go of, whatever malloc keeps."""
-    pages = mmap.mmap(-1, size)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(pages, np.uint8)

@@ -9,13 +9,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from psnode.config.cores import stand_back
 from psnode.exchange.routes import MASTER
 from psnode.exchange.sender import GradientSender
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Flag, Kind
 from psnode.records import checkpoint, staging, tensorfile
 from psnode.records.layout import FEEDBACK
-from psnode.records.snapshot import Room, Snapshot
+from psnode.records.room import Room
+from psnode.records.snapshot import Snapshot, size_of
 from psnode.records.timeline import Tracer
 
 Tensors = dict[str, torch.Tensor]
@@ -39,6 +41,12 @@ class Contribution:
         self._last: Future[None] | None = None
         sender.before_change = self._protect
 
+    def prepare(self) -> None:
+        """Expect a checkpoint while steps go on: have memory for its copies."""
+        if self._residuals != checkpoint.NONE:
+            size = size_of(self._sender.memory())
+            self._executor.submit(self._room.prepare, size)
+
     def begin(self, step: int, others: Mapping[str, torch.Tensor]) -> None:
         """Hand in the memories as they are now, and `others`, which stay as they are. Waits for the part before."""
         self.finish()
@@ -54,6 +62,7 @@ class Contribution:
 
     def close(self) -> None:
         """End the thread, also amid a part."""
+        self._room.close()
         if self._snapshot is not None:
             self._snapshot.close()
         self._executor.shutdown(cancel_futures=True)
@@ -63,6 +72,7 @@ class Contribution:
             self._snapshot.protect(group)
 
     def _give(self, step: int, memories: Tensors, others: Tensors, snapshot: Snapshot) -> None:
+        stand_back()
         try:
             with self._tracer.span("checkpoint", step=step):
                 self._hand_in(step, memories, others, snapshot)

@@ -89,6 +89,8 @@ class Worker:
 
         Yields the passes of one step after another, and is sent their outcome; None if `settled` has said no.
         """
+        if self.config.saves_amid:
+            self.contribution.prepare()
         if self.start.weights_follow:
             self.receiver.expect(self.start.step)
         else:

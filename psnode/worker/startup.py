@@ -14,12 +14,13 @@ import torch
 
 from psnode.config import Config
 from psnode.config.extensions import load_codec
+from psnode.config.memory import free_memory
 from psnode.config.schedules import OwnRate, learning_rate
 from psnode.config.scheme import Scheme
 from psnode.exchange import malloc
 from psnode.exchange.compilation import prepare
 from psnode.exchange.gradients import Gradients
-from psnode.exchange.machine import Machine, free_memory
+from psnode.exchange.machine import Machine
 from psnode.exchange.receiver import Receiver
 from psnode.exchange.replica import Replica, describe
 from psnode.exchange.routes import MASTER, Layout, routes_of

@@ -12,7 +12,7 @@ from psnode.config.resolve import resolve
 from psnode.config.schemes import SCHEMES
 from psnode.errors import ConfigurationError
 from psnode.exchange.footprint import Footprint, footprint, optimizer_vectors
-from psnode.exchange.machine import Machine, free_memory, memory_left
+from psnode.exchange.machine import Machine
 from psnode.jobs.dry_run import dry_run
 from psnode.jobs.job import run
 from psnode.master.enough_memory import require_memory
@@ -120,34 +120,6 @@ def test_a_job_that_does_not_fit_ends_before_its_first_step_unless_told_not_to_l
         run(config)
     assert not (tmp_path / "metrics.jsonl").exists()
     assert run(replace(config, memory_check=False)) == 0
-
-
-def test_free_memory_is_less_than_what_the_machine_has() -> None:
-    total = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
-    free = free_memory()
-    assert free is not None and 0 < free <= 1024 * int(total.split()[1]) * 2
-
-
-def group(place: Path, limit: str, current: int, file: int, shmem: int) -> None:
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "memory.max").write_text(f"{limit}\n")
-    (place / "memory.current").write_text(f"{current}\n")
-    (place / "memory.stat").write_text(f"anon {current - file}\nfile {file}\nshmem {shmem}\n")
-
-
-def test_a_container_s_page_cache_is_no_memory_in_use(tmp_path: Path) -> None:
-    """Of 800 bytes in use 500 are pages of files, of which 100 are shared memory: 400 are used, and 600 left of 1000."""
-    group(tmp_path / "job", "1000", current=800, file=500, shmem=100)
-    assert memory_left(tmp_path, "job") == 600
-
-
-def test_the_tightest_of_the_groups_around_a_process_counts(tmp_path: Path) -> None:
-    group(tmp_path / "slice" / "job", "max", current=100, file=0, shmem=0)
-    assert memory_left(tmp_path, "slice/job") is None
-    group(tmp_path / "slice", "1000", current=900, file=0, shmem=0)
-    assert memory_left(tmp_path, "slice/job") == 100
-    group(tmp_path / "slice" / "job", "150", current=100, file=0, shmem=0)
-    assert memory_left(tmp_path, "slice/job") == 50
 
 
 def test_a_dry_run_lists_what_a_job_would_take() -> None:

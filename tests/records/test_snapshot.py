@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psnode.records.snapshot import Raw, Room, Snapshot, free_memory
+from psnode.records.room import Room
+from psnode.records.snapshot import Raw, Snapshot
 from psnode.records.tensorfile import content_of, parse, write_content
 
 GROUPS = [(0, 5), (5, 5), (5, 12), (12, 30)]
@@ -143,10 +144,3 @@ def test_it_is_read_anew_only_if_nothing_has_changed() -> None:
     for name in state.tensors:
         state.read(name)
     assert not state.snapshot.rewind()
-
-
-def test_room_that_is_not_given_is_a_part_of_what_is_free() -> None:
-    room = Room(0)
-    assert not room.has(1)
-    room.measure()
-    assert room.has(1) and not room.has(free_memory())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,6 +94,17 @@ def test_it_is_as_the_memories_were_though_steps_go_on(tmp_path: Path, amid: lis
     assert torch.equal(found["feedback/residual/w"], worker.values)
     assert not torch.equal(worker.memory, worker.values)
     assert torch.equal(found[checkpoint.PLACE], PLACE[checkpoint.PLACE])
+    worker.part.close()
+
+
+def test_who_writes_stands_back_for_those_who_train(tmp_path: Path, amid: list[Any]) -> None:
+    worker, found = Worker(tmp_path), list[int]()
+    StagedCheckpoint(tmp_path, STEP)
+    amid.append(lambda: found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id())))
+    worker.part.prepare()
+    worker.part.begin(STEP, PLACE)
+    worker.part.finish()
+    assert found == [min(19, os.getpriority(os.PRIO_PROCESS, 0) + 10)]
     worker.part.close()
 
 
