@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from psnode.jobs.tuning.space import Varied
     from psnode.jobs.tuning.trial import Trial
 
-_OWN = ("--max-steps", "--epochs", "--train-dir", "--model-dir", "--resume")  # what tune says itself
+_OWN = ("--max-steps", "--epochs", "--stop-after", "--train-dir", "--model-dir", "--resume")  # what tune says itself
 _SHAPED = ("cosine", "poly", "wsd", "onecycle", "task")  # schedules that know where a run ends
 _LOWER = ("loss", "train_loss")  # metrics of which less is better
 
@@ -63,7 +63,7 @@ def tune(vary: Sequence[str], command: tuple[str, ...], trials: int, as_json: bo
     maximize = options["maximize"] if options["maximize"] is not None else metric not in _LOWER
     sweep = Sweep(options["steps"], metric, maximize, options["halving"] or 0, options["seed"])
     varied = space.parse(vary)
-    maker = _Maker(command, output.absolute(), sweep.halving > 0)
+    maker = _Maker(command, output.absolute(), sweep.steps)
     maker.check(varied)
     output.mkdir(parents=True, exist_ok=True)
     try:
@@ -83,7 +83,7 @@ def tune(vary: Sequence[str], command: tuple[str, ...], trials: int, as_json: bo
 class _Maker:
     """Makes trials of the words behind `--`."""
 
-    def __init__(self, command: Sequence[str], output: Path, halving: bool) -> None:
+    def __init__(self, command: Sequence[str], output: Path, steps: int) -> None:
         root = click.get_current_context().find_root()
         assert isinstance(root.command, click.Group)
         self._train = root.command.commands["train"]
@@ -92,7 +92,7 @@ class _Maker:
         if words[:1] == ["launch"] and not end:
             raise ConfigurationError("tune runs trainings: write -- launch -n P -- train ...")
         self._command, self._options = tuple(words[:end] or ["train"]), words[end:]
-        self._output, self._halving = output, halving
+        self._output, self._steps = output, steps
         for word in self._options:
             if word.split("=")[0] in _OWN:
                 raise ConfigurationError(f"tune sets {word.split('=')[0]} itself: leave it out")
@@ -121,13 +121,8 @@ class _Maker:
         known = {*settings(), *parameters_of(values.get("scheme", self._scheme))}
         kept = {name: value for name, value in values.items() if name in known}
         options = flags(kept, self._options, self._scheme)
-        config = self._config(options)
-        if self._halving and config.lr_schedule in _SHAPED:
-            raise ConfigurationError(
-                "--halving ends trials early, and "
-                f"--lr-schedule {config.lr_schedule} goes by where a run ends: leave one of the two out"
-            )
-        return Trial(kept, self._command, tuple(options), self._output)
+        planned = self._steps if self._config(options).lr_schedule in _SHAPED else 0
+        return Trial(kept, self._command, tuple(options), self._output, planned)
 
     def _config(self, options: Sequence[str]) -> Config:
         """The settings of a trial; ConfigurationError for one that train would refuse."""

@@ -164,6 +164,10 @@ class Config:
         None, f"Stop after so many passes over the data; the first of both ends the run; given neither: {DEFAULT_EPOCHS} epochs.",
         minimum=1, free=True,
     )  # fmt: skip
+    stop_after: int | None = option(
+        None, "End this start at that step; schedules go on by --max-steps and --epochs, and --resume to their end.",
+        minimum=1, free=True, before=None,
+    )  # fmt: skip
     batches_per_step: int = option(1, "Backward passes whose mean gradient makes one step.", minimum=1)
 
     weighted_mean: bool = option(
@@ -341,6 +345,8 @@ class Config:
             raise ConfigurationError("--new-head needs --init-from, in a run that begins: leave it out")
         if self.download and self.data_dir is None:
             raise ConfigurationError("--download needs --data-dir: name the directory to fetch into")
+        if self.stop_after is not None and self.max_steps is not None and self.stop_after >= self.max_steps:
+            raise ConfigurationError(f"--stop-after {self.stop_after} is not before --max-steps {self.max_steps}: leave it out")
         self.task_options()
         if self.local is not None:
             if self.spares:
@@ -424,6 +430,11 @@ class Config:
             return self.train_dir
         what = f"{self.network}-{self.dataset}" if self.task is None else Path(self.task).stem
         return Path("runs") / re.sub(r"[^\w.+=-]+", "-", f"{what}-{self.scheme}").lower()
+
+    def last_step(self, steps_per_epoch: int, shift: int = 0) -> int:
+        """The step after which this start ends: --stop-after, or that after which the run is complete."""
+        total = self.total_steps(steps_per_epoch, shift)
+        return total if self.stop_after is None else min(total, self.stop_after)
 
     def total_steps(self, steps_per_epoch: int, shift: int = 0) -> int:
         """The step after which the run is complete; after step t, (t + shift) / steps_per_epoch epochs are."""

@@ -7,7 +7,7 @@ import logging
 from dataclasses import replace
 
 from psnode.errors import PsnodeError, StoppedError
-from psnode.master.job_state import QUORUM
+from psnode.master.job_state import PART, QUORUM
 from psnode.master.lines.closing import tell_of_the_result
 from psnode.master.loop import Master
 from psnode.protocol.channel import ENOUGH, RemoteFailureError
@@ -44,7 +44,8 @@ def end(master: Master) -> int:
         raise RemoteFailureError(0, Failure(f"{failure}: {saved}", failure.exit_code))
     asked = master.job_state.stop_reason
     early = (asked == QUORUM and code == 75) or (asked == ENOUGH and code == 0 and master.version < master.sharding.last_step)
-    summary = _summarise(master, master.run, str(asked) if early else _REASONS.get(code, "completed"), code)
+    whole = "completed" if master.sharding.is_whole else PART
+    summary = _summarise(master, master.run, str(asked) if early else _REASONS.get(code, whole), code)
     tell_of_the_result(master.run, summary, len(master.workers), master.sharding.last_step)
     _tell_of_the_end(master)
     master.link.send((*master.workers, *master.spares), Kind.END)

@@ -9,6 +9,7 @@ from psnode.protocol.channel import ENOUGH
 from psnode.transport.clock import Clock
 
 QUORUM = "quorum"
+PART = "stop-after"  # reason in summary.json of a start that ended well before the end of its run
 
 
 class JobState:

@@ -85,8 +85,13 @@ class Sharding:
 
     @property
     def last_step(self) -> int:
-        """The step after which the run is complete."""
-        return self._config.total_steps(self.epochs.steps, self.epochs.shift)
+        """The step after which this start of the run ends."""
+        return self._config.last_step(self.epochs.steps, self.epochs.shift)
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the run is complete after the last step."""
+        return self.last_step == self._config.total_steps(self.epochs.steps, self.epochs.shift)
 
     @property
     def deal(self) -> Reshard:
@@ -97,7 +102,9 @@ class Sharding:
     @property
     def last_of_workers(self) -> int:
         """A step behind which no worker has anything to do. Where gradients are counted, only the master knows the last."""
-        return self.last_step if self.applied is None else self._config.max_steps or _NEVER
+        if self.applied is None:
+            return self.last_step
+        return self._config.stop_after or self._config.max_steps or _NEVER
 
     def hand_over(self, rank: int, live: Iterable[int]) -> int:
         """`rank` gets the share of somebody who is not `live` any more: of whom."""

@@ -79,7 +79,7 @@ def test_a_codec_parameter_goes_into_the_scheme_before_its_further_stages() -> N
         (["--vary", "nothing=1"], "no setting has that name, and no parameter"),
         (["--vary", "scheme=nothing"], "--scheme must be one of"),
         (["--vary", "lr_milestones=1,2"], "a list already"),
-        (["--vary", "lr=0.1,0.2", "--halving", "2", "--", "--lr-schedule", "cosine"], "leave one of the two out"),
+        (["--vary", "lr=0.1", "--", "--stop-after", "2"], "tune sets --stop-after itself"),
         (["--vary", "lr=0.1", "--", "--epochs", "2"], "tune sets --epochs itself"),
         (["--vary", "lr=0.1", "--", "launch", "-n", "2"], "write -- launch -n P -- train"),
     ],
@@ -145,6 +145,42 @@ def test_halving_resumes_the_best_and_says_where_the_others_ended(
 
     assert cli.main([*shlex.split(found["best"])[1:], "--print-config"]) == 0
     assert f"lr = {float(last)}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "onecycle"])
+def test_a_schedule_that_knows_its_end_is_planned_for_all_steps_and_rungs_are_parts_of_one_run(
+    schedule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: list[list[str]]
+) -> None:
+    job = [*JOB, "--lr-schedule", schedule, "--scheme", "topk"]
+    words = ["--vary", "lr=0.05,0.01,1e-6,1e-7", "--steps", "8", "--halving", "2", "--metric", "train-loss"]
+    assert cli.main(["tune", *words, "--output", str(tmp_path / "out"), "--json", "--", *job]) == 0
+    found = json.loads(capsys.readouterr().out)["trials"]
+    assert [row["result_step"] for row in found] == [8, 4, 2, 2]
+    best, second = (Path(row["train_dir"]) for row in found[:2])
+    assert [("--stop-after" in words, "--resume" in words) for words in calls] == [(True, False)] * 4 + [(True, True)] * 2 + [
+        (False, True)
+    ]
+
+    whole = tmp_path / "whole"
+    assert cli.main(["train", *job, "--lr", found[0]["values"]["lr"], "--max-steps", "8", "--train-dir", str(whole)]) == 0
+    assert [[record[key] for key in ("step", "lr", "loss")] for record in read_records(best / "metrics.jsonl")] == [
+        [record[key] for key in ("step", "lr", "loss")] for record in read_records(whole / "metrics.jsonl")
+    ]
+    weights = Path("checkpoints/step-00000008/model.safetensors")
+    assert (best / weights).read_bytes() == (whole / weights).read_bytes()
+    assert json.loads((second / "summary.json").read_text())["stop_reason"] == "stop-after"
+
+
+def test_trials_whose_schedule_is_planned_for_other_steps_are_not_gone_on_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: list[list[str]]
+) -> None:
+    def sweep(steps: int, schedule: str) -> int:
+        words = ["--vary", "lr=0.05", "--steps", str(steps), "--metric", "train-loss", "--output", str(tmp_path / schedule)]
+        return cli.main(["tune", *words, "--", *JOB, "--lr-schedule", schedule])
+
+    assert (sweep(2, "constant"), sweep(3, "constant")) == (0, 0)
+    assert (sweep(2, "cosine"), sweep(3, "cosine")) == (0, 1)
+    assert "holds a run with other settings: choose another --output" in capsys.readouterr().err
 
 
 def test_a_parameter_is_left_out_for_schemes_without_it_and_the_table_fits_80_columns(

@@ -14,6 +14,8 @@ import torch
 
 from psnode.config import Config
 from psnode.config.amounts import amount
+from psnode.config.load import load
+from psnode.errors import ConfigurationError
 from psnode.jobs.job import run
 from psnode.tasks.classification import Classification
 
@@ -90,6 +92,31 @@ def test_a_run_that_is_complete_says_so(tmp_path: Path, capfd: pytest.CaptureFix
     told(tmp_path, capfd)
     err, _ = told(tmp_path, capfd, resume=True)
     assert entry(err, "done") == "nothing: it had its 3 steps; raise --max-steps or --epochs"
+
+
+def test_a_start_that_ends_before_its_run_says_so_and_its_end_is_not_that_of_the_next(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    err, _ = told(tmp_path, capfd, max_steps=4, stop_after=2)
+    assert entry(err, "steps").startswith("2 by --stop-after; ")
+    assert entry(err, "next") == f"psnode train --local 2 --resume --train-dir {tmp_path}"
+    assert json.loads((tmp_path / "summary.json").read_text())["stop_reason"] == "stop-after"
+    err, _ = told(tmp_path, capfd, max_steps=4, stop_after=2, resume=True)
+    assert entry(err, "done") == "nothing: it had its 2 steps; raise --stop-after"
+    assert load({"resume": True, "train_dir": tmp_path, "local": 2}, {}).stop_after is None
+    err, _ = told(tmp_path, capfd, max_steps=4, resume=True)
+    assert "2 steps of 4" in entry(err, "done")
+    assert json.loads((tmp_path / "summary.json").read_text())["stop_reason"] == "completed"
+
+
+def test_a_start_ends_at_its_step_where_gradients_are_counted_too(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    told(tmp_path, capfd, max_steps=None, epochs=1, stop_after=5, consistency="asp", scheme="qsgd")
+    assert json.loads((tmp_path / "summary.json").read_text())["steps"] == 5
+
+
+def test_a_start_that_would_end_behind_its_run_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="--stop-after 4 is not before --max-steps 4: leave it out"):
+        Config(max_steps=4, stop_after=4).validate()
 
 
 def test_the_last_evaluation_is_told_with_the_way_to_go_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from psnode.errors import ConfigurationError
 
 _RANGE = re.compile(r"(?P<low>[^.,][^,]*?)\.\.(?P<high>[^,]+)")
 _MEANS = "--vary NAME=V1,V2,... or NAME=LOW..HIGH"
-_FIXED = ("train_dir", "resume", "max_steps", "epochs", "local")  # tune's own, or no property of a training
+_FIXED = ("train_dir", "resume", "max_steps", "epochs", "stop_after", "local")  # tune's own, or no property of a training
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,16 @@ STOPPED = (75, 130)  # exit codes of a job that somebody stopped
 
 @dataclass(frozen=True)
 class Trial:
-    """`command`: the words of psnode that begin the job, up to `train`; `options`: those of train, without its length."""
+    """`command`: the words of psnode that begin the job, up to `train`; `options`: those of train, without its length.
+
+    `planned`: the steps that its schedules are made for, however early it ends; 0 if they do not go by where a run ends.
+    """
 
     values: dict[str, str]
     command: tuple[str, ...]
     options: tuple[str, ...]
     output: Path
+    planned: int = 0
 
     @property
     def name(self) -> str:
@@ -44,8 +48,9 @@ class Trial:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The words of psnode, but for length and resumption."""
-        return (*self.command, *self.options, "--train-dir", str(self.directory))
+        """The words of psnode, but for where it ends and whether it is resumed."""
+        plan = ("--max-steps", str(self.planned)) if self.planned else ()
+        return (*self.command, *self.options, *plan, "--train-dir", str(self.directory))
 
     def advance(self, steps: int, metric: str) -> int:
         """Train up to `steps`, evaluate if `metric` wants it; the exit code, which is kept if it is none of a stop.
@@ -56,7 +61,8 @@ class Trial:
         code = self.failed
         if code is None and resumable.finished(self.directory) < steps:
             resume = ["--resume"] if resumable.begin(self.directory, self.arguments) else []
-            code = self._call([*self.arguments, "--max-steps", str(steps), *resume])
+            end = ["--stop-after" if self.planned else "--max-steps", str(steps)]
+            code = self._call([*self.arguments, *(end if steps != self.planned else []), *resume])
         if not code and metric != TRAIN_LOSS and self.result(steps, metric) is None:
             which = ["--checkpoint", str(steps), "--trust-run"]
             code = self._call(["evaluate", "--train-dir", str(self.directory), *which])

@@ -13,6 +13,7 @@ from psnode.config import Config
 from psnode.config.amounts import amount, counted, duration
 from psnode.config.names import PASSED
 from psnode.errors import PsnodeError
+from psnode.master.job_state import PART
 from psnode.master.lines.columns import tell
 from psnode.records import checkpoint
 from psnode.records.directory import RunDirectory
@@ -55,7 +56,8 @@ def _done(run: RunDirectory, summary: Summary, last: int) -> str:
     before = run.resume_point.step
     steps = summary.steps - before
     if not steps and not summary.exit_code:
-        return f"nothing: it had its {counted(before, 'step')}; raise --max-steps or --epochs"
+        raised = "--stop-after" if summary.stop_reason == PART else "--max-steps or --epochs"
+        return f"nothing: it had its {counted(before, 'step')}; raise {raised}"
     loss = "" if summary.final_loss is None else f"; loss {summary.final_loss:.4f}"
     if summary.exit_code:
         why = _NAMES.get(summary.stop_reason, summary.stop_reason)
@@ -82,15 +84,16 @@ def _result(record: dict[str, Any]) -> str:
 
 def _next(config: Config, summary: Summary, workers: int, *, evaluated: bool) -> str:
     """The command that follows; empty where the program's own loop or task decides that."""
+    complete = not summary.exit_code and summary.stop_reason != PART
     if config.task is not None and config.task.startswith(PASSED):
-        return "start the program again with resume=True" if summary.exit_code else ""
+        return "" if complete else "start the program again with resume=True"
     words = ["--train-dir", str(config.directory)]
     if config.task is not None:
         words += ["--task", os.path.relpath(config.task) if os.sep in config.task else config.task]
-    if not summary.exit_code and not evaluated:
+    if complete and not evaluated:
         return shlex.join(["psnode", "evaluate", *words])
     more: list[str] = []
-    if not summary.exit_code:
+    if complete:
         flag, number = ("--max-steps", 2 * summary.steps) if config.max_steps else ("--epochs", 2 * (config.epochs or 10))
         more = [flag, str(number)]
     start = ["psnode", "launch", "-n", str(workers), "--", "train"] if place() else ["psnode", "train"]

@@ -36,7 +36,12 @@ def tell_of_the_run(
     rows = _resumed(run, sharding.last_step)
     rows.append(("model", f"{_model(config)}, {counted(plan.size, 'parameter')}, {counted(first.examples, 'example')}"))
     rows.append(("workers", _workers(config, [ready[rank].host for rank in workers])))
-    rows.append(("steps", f"{sharding.last_step:,}; {sharding.epochs.steps:,} are an epoch"))
+    rows.append(
+        (
+            "steps",
+            f"{sharding.last_step:,}{'' if sharding.is_whole else ' by --stop-after'}; {sharding.epochs.steps:,} are an epoch",
+        )
+    )
     rows.append(("scheme", _scheme(run.scheme, config)))
     rows.append(("memory", _memory(config, need, len(workers))))
     rows.append(("directory", f"{config.directory}, {_checkpoints(config)}"))
