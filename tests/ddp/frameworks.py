@@ -10,6 +10,7 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from psnode import ddp
+from psnode.errors import ConfigurationError
 from psnode.tasks.torchvision_ops import import_torchvision
 from tests.ddp.program import RANKS, STEPS, Linear, gradients, tensors
 
@@ -67,7 +69,8 @@ def by_lightning(part: str, rank: int, folder: Path) -> Trained:
 
     coded = CodedGradients(CODEC)
     if part == "resumed":
-        return trained(coded).network, coded.state, {}
+        module = trained(coded)
+        return module.network, coded.state, {"refused": torch.tensor(list(refusal(coded, module).encode()), dtype=torch.uint8)}
     module = trained(coded, ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1))
     other, handed = ddp.comm_hook(CODEC), ddp.comm_hook(CODEC)
     trained(ddp_comm_state=other[0], ddp_comm_hook=other[1])
@@ -75,6 +78,15 @@ def by_lightning(part: str, rank: int, folder: Path) -> Trained:
     same = all(torch.equal(value, by_strategy.network.weights[name]) for name, value in module.network.weights.items())
     facts = {"by strategy": other[0].sent_bytes, "on the cpu": handed[0].sent_bytes, "same": same}
     return module.network, coded.state, {name: torch.tensor(fact) for name, fact in facts.items()}
+
+
+def refusal(callback: Any, module: Any) -> str:
+    """What the callback says of a strategy that wraps the module in nothing."""
+    try:
+        callback.on_fit_start(SimpleNamespace(strategy=SimpleNamespace(model=module)), module)
+    except ConfigurationError as error:
+        return str(error)
+    return ""
 
 
 def by_accelerate(part: str, rank: int, folder: Path) -> Trained:

@@ -120,6 +120,22 @@ def test_what_it_cannot_do_is_refused(codec: str, named: dict[str, str], message
         ddp.comm_hook(codec, **named)
 
 
+def test_a_state_that_was_loaded_is_saved_again_as_it_was() -> None:
+    """A checkpoint may follow before the next step."""
+    state, _ = ddp.comm_hook("lss:refit=4", feedback="ef")
+    saved = {
+        "step": 3,
+        "buckets": [["b", "a"], ["c"]],
+        "memories/residual/a": torch.arange(3.0),
+        "codebook/0/0": torch.zeros(4096, dtype=torch.uint8),
+    }
+    state.load_state_dict(saved)
+    again = state.state_dict()
+    assert again.keys() == saved.keys()
+    assert (again["step"], again["buckets"]) == (3, [["b", "a"], ["c"]])
+    assert all(torch.equal(again[key], saved[key]) for key in saved if "/" in key)
+
+
 def test_a_foreign_state_is_refused() -> None:
     state, _ = ddp.comm_hook("topk")
     with pytest.raises(ConfigurationError, match="does not belong"):

@@ -132,6 +132,21 @@ def test_hosts_that_are_alike_and_reach_each_other_have_no_problem(examine: Any)
         assert way["mbit"] > 0
 
 
+def test_this_machine_is_asked_without_ssh_and_the_others_reach_it(examine: Any) -> None:
+    report, code = examine("localhost", WORKER)
+    assert (report["problems"], code) == ([], 0)
+    here, worker = report["hosts"]
+    assert (here["facts"]["address"], worker["facts"]["address"]) == ("", WORKER)  # ssh tells the address
+    assert min(worker["up"]["mbit"], worker["down"]["mbit"]) > 0
+
+
+def test_hosts_that_are_silent_cost_the_others_nothing(examine: Any) -> None:
+    report, code = examine(NOBODY, WORKER)
+    assert code == 1
+    assert of(report, WORKER) == []
+    assert report["hosts"][1]["up"] == {}  # there is no master to reach
+
+
 def test_every_fault_is_told_with_its_host_and_a_remedy(examine: Any) -> None:
     report, code = examine(MASTER, REFUSES, OTHER, BARE, NOBODY)
     assert code == 1
