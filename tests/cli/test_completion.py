@@ -48,7 +48,14 @@ def test_a_tab_in_bash_completes_schemes_their_parameters_and_stages(tmp_path: P
     env = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "TERM": "dumb"}
     env |= {"INPUTRC": "/dev/null", "HISTFILE": ""}
     done = subprocess.run(
-        ["bash", "--norc", "-i"], input=script, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300
+        ["bash", "--norc", "-i"],
+        input=script,
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        start_new_session=True,
     )
     found = [line for line in done.stdout.splitlines() if line.startswith("got<")]
     assert found == [f"got<psnode train {after}>" for after in LINES.values()], done.stderr
