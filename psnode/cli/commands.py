@@ -234,7 +234,7 @@ app.add_command(doctor)
 @app.command(short_help="List codecs and schemes, or explain one.")
 @click.argument("name", required=False, metavar="[NAME]")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-@click.option("--source", type=click.Choice(["numba"]), help="Print the kernels that are made of the formula of codec NAME.")
+@click.option("--source", type=click.Choice(["numba", "cuda"]), help="Print the kernels that are made of codec NAME's formula.")
 def codecs(name: str | None, as_json: bool, source: str | None) -> int:
     """Every codec with its traits, and every scheme; with NAME one of them in full: parameters, traits and learning-rate rule."""
     from psnode.cli import listing

@@ -75,9 +75,9 @@ def explain(name: str) -> None:
 
 def show_source(spec: str, target: str) -> None:
     """Print what is made of the formula of a codec, by its spec or FILE:NAME. ConfigurationError if it has none."""
+    from psnode.codecs.rows import cuda_text, numba_text
     from psnode.codecs.rows.formula import program_of
     from psnode.codecs.rows.known import formula_of
-    from psnode.codecs.rows.numba_text import text_of
     from psnode.config.extensions import load_codec
 
     codec = get_codec(load_codec(spec))
@@ -85,7 +85,8 @@ def show_source(spec: str, target: str) -> None:
     if formula is None:
         others = ", ".join(name for name in available() if formula_of(get_codec(name)) is not None)
         raise ConfigurationError(f"{codec!r} has no formula at these settings: those that have one by default are {others}")
-    click.echo(text_of(program_of(formula)), nl=False)
+    language = {"cuda": cuda_text, "numba": numba_text}[target]
+    click.echo(language.text_of(program_of(formula)), nl=False)
 
 
 def _explain_codec(codec: Codec) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from psnode.codecs.rows import (
     any_of,
     bits,
     clip,
+    cuda_text,
     f32,
     f64,
     floor,
@@ -43,6 +46,7 @@ from psnode.codecs.rows.interpreter import Interpreted
 from psnode.codecs.rows.numba_text import text_of
 from psnode.errors import CodecSpecError
 from tests.codecs.family import gaussian
+from tests.rows import hosted
 
 X = gaussian(2, 512, seed=5) * np.float32(3)
 ROWS = X.reshape(2, 512)
@@ -144,6 +148,14 @@ def mixed(v: Value) -> Value:
 def test_kernels_compute_what_the_interpreter_does() -> None:
     expected = shown(mixed, Interpreted)
     np.testing.assert_array_equal(shown(mixed, lambda program: compiled(text_of(program))), expected)
+
+
+@pytest.mark.skipif(not hosted.GXX, reason="no g++")
+def test_cuda_text_computes_what_the_interpreter_does(tmp_path: Path) -> None:
+    def built(program: Program) -> Functions:
+        return hosted.Hosted(hosted.build(cuda_text.text_of(program), Path(mkdtemp(dir=tmp_path))))
+
+    np.testing.assert_array_equal(shown(mixed, built), shown(mixed, Interpreted))
 
 
 def refused(make: Callable[[Value], Any], decode: Callable[..., Any] = lambda codes: f32(codes)) -> str:

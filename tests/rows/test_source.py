@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from types import ModuleType
 
 import pytest
 from click.testing import CliRunner
 
 from psnode.cli import app
 from psnode.codecs import get_codec, table
-from psnode.codecs.rows.numba_text import text_of
+from psnode.codecs.rows import cuda_text, numba_text
 from psnode.errors import ConfigurationError
 from tests.rows.forms import program, with_formula
 
@@ -20,8 +21,9 @@ def run(*arguments: str) -> str:
     return result.stdout
 
 
-def test_the_source_is_what_runs() -> None:
-    assert run("qsgd:levels=7", "--source", "numba") == text_of(program(get_codec("qsgd:levels=7")))
+@pytest.mark.parametrize(("target", "language"), [("numba", numba_text), ("cuda", cuda_text)])
+def test_the_source_is_what_runs(target: str, language: ModuleType) -> None:
+    assert run("qsgd:levels=7", "--source", target) == language.text_of(program(get_codec("qsgd:levels=7")))
 
 
 @pytest.mark.parametrize(

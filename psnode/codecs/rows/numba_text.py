@@ -8,8 +8,9 @@ packed, what is summed, what may have to be settled. All else is computed in the
 from __future__ import annotations
 
 from psnode.codecs.rows.formula import Column, Program
-from psnode.codecs.rows.numba_rows import Rows, Store
+from psnode.codecs.rows.numba_rows import NumbaRows
 from psnode.codecs.rows.packings import Packed
+from psnode.codecs.rows.statements import Store, place_of
 from psnode.codecs.rows.values import Kind, Span, Value, below
 
 _HEADER = '''"""{id}: kernels made of its formula by psnode.codecs.rows. Do not edit: it is written anew."""
@@ -41,14 +42,14 @@ class _Kernel:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.columns = (*program.of_array, *program.of_rows)
-        self.coded = _coded(program.packed)
-        found = f"np.uint32({self.coded.name}[{{}}])"
-        self.rows = Rows(program, f"({found} != np.uint32(0))" if program.packed.form == "signs" else found, indent=1)
+        array, self.coded = _coded(program.packed)
+        found = f"np.uint32({array}[{{}}])"
+        self.rows = NumbaRows(program, f"({found} != np.uint32(0))" if program.packed.form == "signs" else found)
 
     def scratch(self) -> list[str]:
         """Room for a row, as far as it is used."""
         lines = ["    room = new_rows()", "    low, low_words, lanes = room.low, room.low_words, np.empty(576, np.float32)"]
-        if self.coded.name == "codes":
+        if self.program.packed.bits > 8 and self.program.packed.form == "planes":
             lines.append("    codes = np.zeros(512, np.uint32)")
         if self.program.packed.form == "halves":
             lines.append("    halves = packed.view(np.uint16)")
@@ -63,11 +64,7 @@ class _Kernel:
 
     def place(self, column: Column) -> str:
         """The number of a column, in the row `row`."""
-        if column in self.program.of_array:
-            return f"{column.value.kind.value}s[{self.program.of_array.index(column)}]"
-        offset = self.program.of_rows.index(column)
-        skipped = f"{offset} * rows + " if offset else ""
-        return f"{column.value.kind.value}s[{len(self.program.of_array)} + {skipped}row]"
+        return f"{column.value.kind.value}s[{place_of(self.program, column)}]"
 
     def packing(self, verb: str) -> list[str]:
         """Lines that pack a row's codes, or unpack them."""
@@ -130,7 +127,7 @@ class _Encode(_Kernel):
             rows.put(
                 "lost = error[start : start + 512]", "if not in_place:", "    for i in range(512):", "        lost[i] = v[i]"
             )
-            rows.into(self.program.kept, Store("lost", "{}", Kind.F32, "-="))
+            rows.into(self.program.kept, Store("lost[{at}] -= {x}"))
 
 
 class _Decode(_Kernel):
@@ -148,10 +145,10 @@ class _Decode(_Kernel):
                 rows.put("part = halves[start : start + 512]")
             rows.put(*self.packing("unpack"), "if adding:")
             with rows.block():
-                rows.into(program.decoded, Store("y", "weight * {}", Kind.F32, "+="))
+                rows.into(program.decoded, Store("y[{at}] += weight * {x}"))
             rows.put("else:")
             with rows.block():
-                rows.into(program.decoded, Store("y", "{}", Kind.F32))
+                rows.into(program.decoded, Store("y[{at}] = {x}"))
         body = rows.taken()
         return [
             "@kernel",
@@ -169,11 +166,13 @@ class _Decode(_Kernel):
         ]
 
 
-def _coded(packed: Packed) -> Store:
-    """The place that takes the codes of a row."""
+def _coded(packed: Packed) -> tuple[str, Store]:
+    """The array that takes the codes of a row, and how they are stored."""
     if packed.form == "halves":
-        return Store("part", "np.uint16({})", Kind.U32)
-    return Store("codes", "{}", Kind.U32) if packed.bits > 8 else Store("low", "np.uint8({})", Kind.U32)
+        return "part", Store("part[{at}] = np.uint16({x})", "part[{at}] += np.uint16(1)")
+    if packed.bits > 8:
+        return "codes", Store("codes[{at}] = {x}", "codes[{at}] += np.uint32(1)")
+    return "low", Store("low[{at}] = np.uint8({x})", "low[{at}] += np.uint8(1)")
 
 
 def _dtype(kind: Kind) -> str:

@@ -1,0 +1,191 @@
+// What generated kernels call, in the words of device.h and host.h. A row of 512 values is 16 registers of a warp: register k of
+// lane t is coordinate t + 32 k.
+
+#ifdef __CUDACC__
+#include "device.h"
+#else
+#include "host.h"
+#endif
+
+#define EACH(k) UNROLL for (int k = 0; k < 16; k++)
+#define FINITE_BELOW 0x7F800000u
+#define LARGEST 3.4028234663852886e38
+
+// Threefry 4x32-13, as psnode.codecs.kernels.threefry; W: a number, or one of each lane.
+template <typename W> INLINE void rotate(W &x, int by) { x = (x << by) | (x >> (32 - by)); }
+
+template <typename W> INLINE void threefry(W (&x)[4], const uint32 (&key)[5]) {
+    const int rotations[8][2] = {{10, 26}, {11, 21}, {13, 27}, {23, 5}, {6, 20}, {17, 11}, {25, 10}, {18, 20}};
+    for (int i = 0; i < 4; i++) x[i] = x[i] + key[i];
+    UNROLL for (int r = 0; r < 13; r++) {
+        const int i = r % 2 ? 3 : 1, j = r % 2 ? 1 : 3;
+        x[0] = x[0] + x[i];
+        rotate(x[i], rotations[r % 8][0]);
+        x[i] = x[i] ^ x[0];
+        x[2] = x[2] + x[j];
+        rotate(x[j], rotations[r % 8][1]);
+        x[j] = x[j] ^ x[2];
+        if (r % 4 == 3) {
+            const int number = r / 4 + 1;
+            for (int i = 0; i < 4; i++) x[i] = x[i] + key[(number + i) % 5];
+            x[3] = x[3] + (uint32)number;
+        }
+    }
+}
+
+INLINE void key_of(const uint64 *words, uint32 (&key)[5]) {
+    key[0] = (uint32)words[0];
+    key[1] = (uint32)(words[0] >> 32);
+    key[2] = (uint32)words[1];
+    key[3] = (uint32)(words[1] >> 32);
+    key[4] = key[0] ^ key[1] ^ key[2] ^ key[3] ^ 0x1BD11BDAu;
+}
+
+// The random words of a row: word q of calls t and t + 32 serve lane t, 16 bits for each of its 16 coordinates.
+INLINE void draw(U32 (&words)[8], const uint32 (&key)[5], uint32 stream, uint32 row) {
+    UNROLL for (int half = 0; half < 2; half++) {
+        U32 x[4] = {LANE + (64 * row + 32 * half), SPREAD_U32(stream), SPREAD_U32(0), SPREAD_U32(0)};
+        threefry(x, key);
+        UNROLL for (int q = 0; q < 4; q++) words[2 * q + half] = x[q];
+    }
+}
+
+#define SIXTEEN(words, k) ((k) < 8 ? (words)[(k) & 7] & 0xFFFF : (words)[(k) & 7] >> 16)
+
+// True with probability `fraction`: 128 bits of a stream of their own are below it.
+SELDOM bool chance(double fraction, uint32 a, uint32 b, uint32 c, uint32 d, uint32 stream, uint32 index) {
+    const uint32 key[5] = {a, b, c, d, a ^ b ^ c ^ d ^ 0x1BD11BDAu};
+    uint32 x[4] = {index, stream + 256, 0, 0};
+    threefry(x, key);
+    for (int i = 0; i < 4; i++) {
+        fraction *= 4294967296.0;
+        const uint32 high = (uint32)fraction;
+        if (x[i] != high) return x[i] < high;
+        fraction -= (double)high;
+    }
+    return false;
+}
+
+// fixed / 2^16 without its fraction, and one more where 16 random bits were too few to tell and further ones say so.
+INLINE U32 settle(U32 fixed, F64 exact, const uint32 (&key)[5], uint32 stream, uint32 start) {
+    U32 code = fixed >> 16;
+    const MASK tie = EQ(fixed & 0xFFFF, SPREAD_U32(0xFFFF));
+    if (ANY(tie)) {
+        const F64 fraction = exact - FLOOR(exact);
+        EACH_TRUE(tie, const double open = AT_LANE(fraction, lane);
+                  if (chance(open, key[0], key[1], key[2], key[3], stream, start + lane)) MORE(code, lane););
+    }
+    return code;
+}
+
+// The sum of a row, by the tree of psnode.codecs.kernels.norms.
+INLINE float tree_sum(const F32 (&x)[16]) {
+    const F32 a = ((x[0] + x[2]) + (x[4] + x[6])) + ((x[8] + x[10]) + (x[12] + x[14]));
+    const F32 b = ((x[1] + x[3]) + (x[5] + x[7])) + ((x[9] + x[11]) + (x[13] + x[15]));
+    F32 sum = (a + SHUFFLE_DOWN(a, 16)) + (b + SHUFFLE_DOWN(b, 16));
+    sum = sum + SHUFFLE_XOR(sum, 1);
+    sum = sum + SHUFFLE_XOR(sum, 2);
+    sum = sum + SHUFFLE_XOR(sum, 4);
+    sum = sum + SHUFFLE_XOR(sum, 8);
+    return OF_LANE(sum, 0);
+}
+
+INLINE uint32 top_bits(const F32 (&x)[16]) {
+    U32 top = SPREAD_U32(0);
+    EACH(k) {
+        const U32 bits = BITS(x[k]) & 0x7FFFFFFF;
+        top = SELECT(GT(bits, top), bits, top);
+    }
+    for (int by = 16; by; by /= 2) {
+        const U32 other = SHUFFLE_XOR(top, by);
+        top = SELECT(GT(other, top), other, top);
+    }
+    return OF_LANE(top, 0);
+}
+
+INLINE float largest(const F32 (&x)[16]) { return float_of(top_bits(x)); }
+
+INLINE bool any_of(const MASK (&x)[16]) {
+    MASK some = x[0];
+    EACH(k) some = some | x[k];
+    return ANY(some);
+}
+
+INLINE double l2_norm(const F32 (&x)[16]) {
+    F32 squares[16];
+    EACH(k) squares[k] = x[k] * x[k];
+    const double sum = (double)tree_sum(squares);
+    if (sum >= 0x1p-120 && sum <= 0x1p120) return sqrt(sum);
+    const double top = (double)largest(x);
+    if (top == 0) return 0;
+    double total = 0;
+    EACH(k) for (int lane = 0; lane < 32; lane++) {
+        const double each = (double)OF_LANE(x[k], lane);
+        total += each * each;
+    }
+    const double norm = sqrt(total);
+    return norm < top ? top : norm > LARGEST ? LARGEST : norm;
+}
+
+// Codes of `bits` bits in planes, as psnode.codecs.kernels.planes: byte j of a plane is made in the lane j mod 32.
+template <int WIDTH> INLINE byte *pack_plane(const U32 (&codes)[16], int shift, byte *to) {
+    UNROLL for (int m = 0; m < 2 * WIDTH; m++) {
+        U32 word = SPREAD_U32(0);
+        UNROLL for (int k = 0; k < 8 / WIDTH; k++)
+            word = word | (((codes[m + 2 * WIDTH * k] >> shift) & ((1u << WIDTH) - 1)) << (WIDTH * k));
+        STORE_8(to, 32 * m, word);
+    }
+    return to + 64 * WIDTH;
+}
+
+template <int BITS> INLINE void pack_planes(const U32 (&codes)[16], byte *to) {
+    if (BITS >= 8) to = pack_plane<8>(codes, 0, to);
+    if (BITS >= 16) to = pack_plane<8>(codes, 8, to);
+    if (BITS & 4) to = pack_plane<4>(codes, BITS & ~7, to);
+    if (BITS & 2) to = pack_plane<2>(codes, BITS & ~3, to);
+    if (BITS & 1) to = pack_plane<1>(codes, BITS & ~1, to);
+}
+
+template <int WIDTH> INLINE const byte *unpack_plane(U32 (&codes)[16], int shift, const byte *from) {
+    UNROLL for (int m = 0; m < 2 * WIDTH; m++) {
+        const U32 word = LOAD_8(from, 32 * m);
+        UNROLL for (int k = 0; k < 8 / WIDTH; k++)
+            codes[m + 2 * WIDTH * k] = codes[m + 2 * WIDTH * k] | (((word >> (WIDTH * k)) & ((1u << WIDTH) - 1)) << shift);
+    }
+    return from + 64 * WIDTH;
+}
+
+template <int BITS> INLINE void unpack_planes(U32 (&codes)[16], const byte *from) {
+    EACH(k) codes[k] = SPREAD_U32(0);
+    if (BITS >= 8) from = unpack_plane<8>(codes, 0, from);
+    if (BITS >= 16) from = unpack_plane<8>(codes, 8, from);
+    if (BITS & 4) from = unpack_plane<4>(codes, BITS & ~7, from);
+    if (BITS & 2) from = unpack_plane<2>(codes, BITS & ~3, from);
+    if (BITS & 1) from = unpack_plane<1>(codes, BITS & ~1, from);
+}
+
+// Places among all float32, as integers ordered alike.
+INLINE int ordered(int bits) { return bits ^ ((bits >> 31) & 0x7FFFFFFF); }
+INLINE float top_of(int place) { return float_of((uint32)ordered(place)); }
+
+// Raise tops: the largest magnitude, the least and the greatest value.
+KERNEL survey(const float *x, int *tops, uint32 count) {
+    ROWS(at, count) {
+        I32 least = SPREAD_I32(0x7FFFFFFF), greatest = SPREAD_I32(~0x7FFFFFFF);
+        F32 v[16];
+        EACH(k) {
+            v[k] = LOAD_F32(x, 512 * (uint64)at + 32 * k);
+            const I32 bits = (I32)BITS(v[k]), place = bits ^ ((bits >> 31) & 0x7FFFFFFF);
+            least = SELECT(LT(place, least), place, least);
+            greatest = SELECT(GT(place, greatest), place, greatest);
+        }
+        for (int by = 16; by; by /= 2) {
+            const I32 low = SHUFFLE_XOR(least, by), high = SHUFFLE_XOR(greatest, by);
+            least = SELECT(LT(low, least), low, least);
+            greatest = SELECT(GT(high, greatest), high, greatest);
+        }
+        RAISE_SIGNED(tops, (int)top_bits(v));
+        LOWER_SIGNED(tops + 1, OF_LANE(least, 0));
+        RAISE_SIGNED(tops + 2, OF_LANE(greatest, 0));
+    }
+}

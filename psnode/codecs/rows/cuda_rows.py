@@ -1,0 +1,101 @@
+"""Statements over a row in C++ for CUDA, in the words of psnode/codecs/rows/cuda: a row is 16 registers of a warp.
+
+Numbers of a row have plain types, and are spread over the lanes where coordinates meet them. Arithmetic of int32 is done in
+uint32, whose overflow is defined.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from psnode.codecs.rows.formula import OF_ALL
+from psnode.codecs.rows.numba_rows import INFIX
+from psnode.codecs.rows.statements import Statements, Store, Then
+from psnode.codecs.rows.values import Kind, Span, Value
+
+LANES = {Kind.F32: "F32", Kind.F64: "F64", Kind.I32: "I32", Kind.U32: "U32", Kind.BOOL: "MASK"}
+PLAIN = {Kind.F32: "float", Kind.F64: "double", Kind.I32: "int", Kind.U32: "uint32", Kind.BOOL: "bool"}
+_COMPARED = ("lt", "le", "gt", "ge", "eq", "ne")
+_MODULAR = ("add", "sub", "mul", "shl")
+_FUNCTIONS = ("floor", "sqrt", "abs")
+
+
+class CudaRows(Statements):
+    """Loops are unrolled, so that everything is in registers."""
+
+    opening, otherwise, closing = "if ({}) {{", "}} else {{".format(), "}"
+
+    def literal(self, value: Value) -> str:
+        if value.kind is Kind.BOOL:
+            return str(value.detail).lower()
+        number = np.array(value.detail, value.kind.value)
+        if value.kind.real:
+            return f"({float(number).hex()}{'f' if value.kind is Kind.F32 else ''})"
+        return f"{int(number)}u" if value.kind is Kind.U32 else f"(int){int(number) & 0xFFFFFFFF}u"
+
+    def lane(self, value: Value, name: str) -> str:
+        return name if value.span is Span.COORDINATE else f"SPREAD_{LANES[value.kind]}({name})"
+
+    def expression(self, value: Value, names: list[str]) -> str:
+        wide = value.span is Span.COORDINATE
+        if value.op in ("shl", "shr"):
+            names = [names[0], str(value.args[1].detail)]
+        if value.op in INFIX:
+            return self._infix(value, names, wide)
+        if value.op == "settle":
+            exact = names[1] if value.args[1].kind is Kind.F64 else f"TO_F64({names[1]})"
+            return f"settle({names[0]}, {exact}, key, {self.program.stream}, 512 * row + 32 * k)"
+        if value.op == "cast":
+            word = "MASK_TO_U32" if value.args[0].kind is Kind.BOOL else f"TO_{LANES[value.kind]}"
+            return f"{word}({names[0]})" if wide else f"({PLAIN[value.kind]})({names[0]})"
+        if value.op in _FUNCTIONS:
+            plain = value.op.replace("abs", "fabs") + ("f" if value.kind is Kind.F32 else "")
+            return f"{value.op.upper() if wide else plain}({names[0]})"
+        if value.op == "where":
+            return f"SELECT({', '.join(names)})" if wide else f"{names[0]} ? {names[1]} : {names[2]}"
+        if value.op == "not":
+            return (f"NOT({names[0]})" if wide else f"!{names[0]}") if value.kind is Kind.BOOL else f"~{names[0]}"
+        if value.op == "neg":
+            types = LANES if wide else PLAIN
+            return f"({types[Kind.I32]})(-({types[Kind.U32]}){names[0]})" if value.kind is Kind.I32 else f"-{names[0]}"
+        return {"bits": "BITS({})" if wide else "bits_of({})", "from_bits": "FROM_BITS({})" if wide else "float_of({})"}[
+            value.op
+        ].format(*names)
+
+    def _infix(self, value: Value, names: list[str], wide: bool) -> str:
+        if value.op in _COMPARED and wide:
+            return f"{value.op.upper()}({names[0]}, {names[1]})"
+        if value.kind is Kind.I32 and value.op in _MODULAR:
+            types = LANES if wide else PLAIN
+            unsigned = f"({types[Kind.U32]})"
+            second = names[1] if value.op == "shl" else f"{unsigned}{names[1]}"
+            return f"({types[Kind.I32]})({unsigned}{names[0]} {INFIX[value.op]} {second})"
+        return f"{names[0]} {INFIX[value.op]} {names[1]}"
+
+    def reduced(self, value: Value) -> str:
+        if value.op in OF_ALL:
+            return f"top_of(tops[{OF_ALL.index(value.op)}])"
+        row = "v" if value.args[0].op == "input" else self.room(value.args[0])
+        return f"{'any_of' if value.op == 'any' else value.op}({row})"
+
+    def assigned(self, value: Value, name: str, expression: str) -> str:
+        return f"const {(LANES if value.span is Span.COORDINATE else PLAIN)[value.kind]} {name} = {expression};"
+
+    def filled(self) -> list[str]:
+        return ["U32 words[8];", f"draw(words, key, {self.program.stream}, row);"]
+
+    def kept_in(self, room: str) -> str:
+        return room + "[{at}] = {x};"
+
+    def is_whole(self, value: Value) -> bool:
+        return False
+
+    def stored(self, end: Value, store: Store) -> None:
+        self.run([end], lambda at, names: [store.line(at, names[0])])
+
+    def loop(self, ends: list[Value], then: Then, random: bool) -> None:
+        self.put("EACH(k) {")
+        with self.block():
+            leaves = {"input": "v[k]", "codes": "codes[k]", "random16": "SIXTEEN(words, k)"}
+            self.put(*then("k", self.named(ends, lambda value: leaves.get(value.op), "k")))
+        self.put("}")

@@ -1,0 +1,110 @@
+"""From a program to the text of two CUDA kernels, `encode` and `decode`, beside `survey` of psnode/codecs/rows/cuda/rows.h.
+
+A warp takes a row at a time and exchanges nothing with others. The same text is C++ for a processor, with a warp as a vector of
+32 lanes: g++ -std=c++17 -ffp-contract=off -fwrapv. On a GPU: --fmad=false; division and root are IEEE's by default.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from psnode.codecs.rows.cuda_rows import LANES, PLAIN, CudaRows
+from psnode.codecs.rows.formula import Column, Program
+from psnode.codecs.rows.statements import Store, place_of
+from psnode.codecs.rows.values import Kind, Span, below
+
+HEADERS = Path(__file__).parent / "cuda"
+
+_HEADER = '// {}: kernels made of its formula by psnode.codecs.rows\n#include "rows.h"\n'
+_ENCODE = [
+    "// Code `count` full rows, of which x begins at number `first` of `rows`. `done`: the first of them that is not finite.",
+    "KERNEL encode(const float *x, float *error, uint32 *side, byte *packed, const int *tops, uint32 *done,",
+    "              const uint64 *drawn, uint32 first, uint32 rows, uint32 count) {",
+    "    uint32 key[5];",
+    "    key_of(drawn, key);",
+]
+_DECODE = [
+    "// out = decoded, or out += weight * decoded, for `count` full rows.",
+    "KERNEL decode(const uint32 *side, const byte *packed, float *out, float weight, int adding,",
+    "              uint32 first, uint32 rows, uint32 count) {",
+]
+_ROW = ["        const uint32 row = first + at;", "        const uint64 start = 512 * (uint64)at;"]
+
+
+def text_of(program: Program) -> str:
+    """The kernels' text: a function of the program alone."""
+    return "\n".join([_HEADER.format(program.id), *_encode(program), "", *_decode(program), ""])
+
+
+def _encode(program: Program) -> list[str]:
+    rows, columns = CudaRows(program), (*program.of_array, *program.of_rows)
+    for value in below([*(column.value for column in columns), program.packed.value]):
+        if value.span is Span.ARRAY:
+            rows.number(value)
+    before = rows.taken()
+    with rows.block():
+        rows.put("if (top_bits(v) >= FINITE_BELOW) {", "    LOWER(done, at);", "    continue;", "}")
+        for column in columns:
+            rows.put(f"STORE_WORD(side, {place_of(program, column)}, {_word(column, rows)});")
+        rows.put(f"{_codes(program)} codes[16];")
+        rows.into(program.packed.value, Store("codes[{at}] = {x};"))
+        rows.put(_pack(program))
+        with rows.when("error"):
+            rows.into(program.kept, Store("STORE_F32(error, start + 32 * {at}, v[{at}] - {x});"))
+    body = rows.taken()
+    load = ["        F32 v[16];", "        EACH(k) v[k] = LOAD_F32(x, start + 32 * k);"]
+    return [*_ENCODE, *before, "    ROWS(at, count) {", *_ROW, *load, *_rooms(rows), *body, "    }", "}"]
+
+
+def _decode(program: Program) -> list[str]:
+    rows = CudaRows(program)
+    columns = {column.name: column for column in (*program.of_array, *program.of_rows)}
+    with rows.block():
+        for value in below([program.decoded]):
+            if value.op == "field":
+                column = columns[str(value.detail)]
+                word = f"side[{place_of(program, column)}]"
+                rows.define(value, f"float_of({word})" if value.kind is Kind.F32 else f"({PLAIN[value.kind]}){word}")
+        rows.put(f"{_codes(program)} codes[16];", _unpack(program))
+        place = "out, start + 32 * {at}"
+        rows.put("if (adding) {")
+        with rows.block():
+            rows.into(program.decoded, Store(f"STORE_F32({place}, LOAD_F32({place}) + weight * {{x}});"))
+        rows.put("} else {")
+        with rows.block():
+            rows.into(program.decoded, Store(f"STORE_F32({place}, {{x}});"))
+        rows.put("}")
+    body = rows.taken()
+    return [*_DECODE, "    ROWS(at, count) {", *_ROW, *_rooms(rows), *body, "    }", "}"]
+
+
+def _rooms(rows: CudaRows) -> list[str]:
+    return [f"        {LANES[kind]} {name}[16];" for name, kind in rows.rooms]
+
+
+def _word(column: Column, rows: CudaRows) -> str:
+    """The four bytes of a number."""
+    found = rows.number(column.value)
+    return f"bits_of({found})" if column.value.kind is Kind.F32 else f"(uint32)({found})"
+
+
+def _codes(program: Program) -> str:
+    return "MASK" if program.packed.form == "signs" else "U32"
+
+
+def _pack(program: Program) -> str:
+    form, bits = program.packed.form, program.packed.bits
+    if form == "halves":
+        return "EACH(k) STORE_16(packed + 2 * start, 32 * k, codes[k]);"
+    if form == "signs":
+        return "EACH(k) STORE_WORD(packed + start / 8, k, BALLOT(codes[k]));"
+    return f"pack_planes<{bits}>(codes, packed + {bits} * (start / 8));"
+
+
+def _unpack(program: Program) -> str:
+    form, bits = program.packed.form, program.packed.bits
+    if form == "halves":
+        return "EACH(k) codes[k] = LOAD_16(packed + 2 * start, 32 * k);"
+    if form == "signs":
+        return "EACH(k) codes[k] = BITS_OF_WORD(LOAD_WORD(packed + start / 8, k));"
+    return f"unpack_planes<{bits}>(codes, packed + {bits} * (start / 8));"

@@ -1,0 +1,212 @@
+"""Statements over a row: numbers, loops over 512 coordinates, ifs with such loops in them. Languages derive from this.
+
+What a value is made of is computed where the value is needed: in the loop that stores it; or before that loop, if it is a number
+of the row, or has to be there as a whole, in a room of its own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from psnode.codecs.rows.formula import Column, Program
+from psnode.codecs.rows.values import Kind, Span, Value, below
+
+Then = Callable[[str, list[str]], list[str]]
+
+
+class Store(NamedTuple):
+    """The statement that stores a value {x} in place {at}, and, for codes, the one that makes what lies there one more."""
+
+    form: str
+    more: str = ""
+
+    def line(self, at: str, x: str) -> str:
+        """The statement itself."""
+        return self.form.format(at=at, x=x)
+
+
+class Statements(ABC):
+    """A writer of statements; `rooms`: arrays of 512 that were needed. `uses_random`: whether random words are drawn."""
+
+    opening, otherwise, closing = "if {}:", "else:", ""
+
+    def __init__(self, program: Program) -> None:
+        self.program, self.indent = program, 1
+        self.rooms: list[tuple[str, Kind]] = []
+        self.uses_random = False
+        self._lines: list[str] = []
+        self._names: dict[Value, str] = {}
+        self._filled = False
+        self._count = 0
+
+    @abstractmethod
+    def literal(self, value: Value) -> str:
+        """A constant."""
+
+    @abstractmethod
+    def expression(self, value: Value, names: list[str]) -> str:
+        """One operation on values that have names."""
+
+    @abstractmethod
+    def reduced(self, value: Value) -> str:
+        """The expression of a number of the row that is made of all its coordinates."""
+
+    @abstractmethod
+    def assigned(self, value: Value, name: str, expression: str) -> str:
+        """The statement that gives `expression` a name."""
+
+    @abstractmethod
+    def filled(self) -> list[str]:
+        """The statements that draw a row's random words."""
+
+    @abstractmethod
+    def loop(self, ends: list[Value], then: Then, random: bool) -> None:
+        """A loop over the row with what `ends` are made of; `then`: the statements, from a place and the names of the ends."""
+
+    @abstractmethod
+    def stored(self, end: Value, store: Store) -> None:
+        """Store a value of every coordinate that is no branch."""
+
+    @abstractmethod
+    def is_whole(self, value: Value) -> bool:
+        """True if a value of coordinates cannot be computed inside a loop with others."""
+
+    def put(self, *lines: str) -> None:
+        """Statements as they are."""
+        self._lines += ["    " * self.indent + line for line in lines if line]
+
+    def taken(self) -> list[str]:
+        """The lines since the last time."""
+        lines, self._lines = self._lines, []
+        return lines
+
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        """An indented block: what is computed in it is known in it alone."""
+        kept = dict(self._names), self._filled
+        self.indent += 1
+        yield
+        self.indent -= 1
+        self._names, self._filled = kept
+
+    @contextmanager
+    def when(self, condition: str) -> Iterator[None]:
+        """A block under a condition."""
+        self.put(self.opening.format(condition))
+        with self.block():
+            yield
+        self.put(self.closing)
+
+    def define(self, value: Value, expression: str) -> str:
+        """A name for `value`, which is computed here."""
+        name = self._names[value] = self.fresh()
+        self.put(self.assigned(value, name, expression))
+        return name
+
+    def number(self, end: Value) -> str:
+        """The name of a number of a row or the array, computed here unless it is known; or a constant."""
+        if end.op == "constant":
+            return self.literal(end)
+        if end not in self._names:
+            if end.args and end.args[0].span is Span.COORDINATE:
+                self.define(end, self.reduced(end))
+            else:
+                self.define(end, self.expression(end, [self.number(arg) for arg in end.args]))
+        return self._names[end]
+
+    def into(self, end: Value, store: Store) -> None:
+        """Store a value of every coordinate."""
+        if not branches(end):
+            self.stored(end, store)
+            return
+        condition, yes, no = end.args
+        self.put(self.opening.format(self.number(condition)))
+        with self.block():
+            self.into(yes, store)
+        self.put(self.otherwise)
+        with self.block():
+            self.into(no, store)
+        self.put(self.closing)
+
+    def run(self, ends: list[Value], then: Then) -> None:
+        """A loop, after what has to be there before it."""
+        self.prepare(ends)
+        random = any(value.op == "random16" for value in self.inside(ends))
+        if random and not self._filled:
+            self.put(*self.filled())
+            self._filled = self.uses_random = True
+        self.loop(ends, then, random)
+
+    def room(self, value: Value) -> str:
+        """The name of an array that holds `value`, filled here unless it was."""
+        if value not in self._names:
+            name = f"room{len(self.rooms)}"
+            self.rooms.append((name, value.kind))
+            self.into(value, Store(self.kept_in(name)))
+            self._names[value] = name
+        return self._names[value]
+
+    @abstractmethod
+    def kept_in(self, room: str) -> str:
+        """The form of a store into a room."""
+
+    def inside(self, ends: list[Value]) -> list[Value]:
+        """What is computed in a loop for `ends`: the values of coordinates that lie in no room."""
+        return [value for value in below(ends, known=list(self._names)) if value.span is Span.COORDINATE]
+
+    def named(self, ends: list[Value], leaf: Callable[[Value], str | None], at: str) -> list[str]:
+        """Name all that `ends` are made of, in a loop, and return the names of the ends. `leaf`: what no operation makes."""
+        names: dict[Value, str] = {}
+
+        def name_of(value: Value) -> str:
+            if value.op == "constant":
+                return self.literal(value)
+            if value in self._names:
+                return f"{self._names[value]}[{at}]" if value.span is Span.COORDINATE else self._names[value]
+            return names[value]
+
+        for value in self.inside(ends):
+            found = leaf(value) or self.expression(value, [self.lane(arg, name_of(arg)) for arg in value.args])
+            names[value] = self.fresh()
+            self.put(self.assigned(value, names[value], found))
+        return [self.lane(end, name_of(end)) for end in ends]
+
+    def lane(self, value: Value, name: str) -> str:
+        """A number of a row, in a loop over coordinates."""
+        return name
+
+    def fresh(self) -> str:
+        """A name that was not used."""
+        self._count += 1
+        return f"n{self._count}"
+
+    def prepare(self, ends: list[Value]) -> None:
+        """Numbers, and rooms for what cannot be computed inside a loop."""
+        ahead, seen = list(ends), set[Value]()
+        while ahead:
+            value = ahead.pop()
+            if value in seen or value in self._names:
+                continue
+            seen.add(value)
+            if value.span < Span.COORDINATE:
+                self.number(value)
+            elif branches(value) or self.is_whole(value):
+                self.room(value)
+            else:
+                ahead.extend(value.args)
+
+
+def branches(value: Value) -> bool:
+    """True for a `where` of a row or the array between values of coordinates."""
+    return value.op == "where" and value.span is Span.COORDINATE and value.args[0].span < Span.COORDINATE
+
+
+def place_of(program: Program, column: Column) -> str:
+    """The place of a column's number for the row `row`, among the numbers of an array."""
+    if any(column.name == other.name for other in program.of_array):
+        return str([other.name for other in program.of_array].index(column.name))
+    offset = [other.name for other in program.of_rows].index(column.name)
+    return f"{len(program.of_array)} + {f'{offset} * rows + ' if offset else ''}row"

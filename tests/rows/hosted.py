@@ -1,0 +1,54 @@
+"""CUDA text as C++: built by g++ with a warp as a vector of 32 lanes, and called like any other kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from psnode.codecs.rows.cuda_text import HEADERS
+
+GXX = shutil.which("g++")
+FLAGS = ["-std=c++17", "-O1", "-fwrapv", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-psabi", "-Wno-ignored-attributes"]
+
+
+def build(text: str, folder: Path) -> ctypes.CDLL:
+    """The library of kernels in `text`."""
+    source, library = folder / "kernels.cpp", folder / "kernels.so"
+    source.write_text(text)
+    command = [str(GXX), *FLAGS, f"-I{HEADERS}", str(source), "-o", str(library)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:3000]
+    return ctypes.CDLL(str(library))
+
+
+def address(array: np.ndarray) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data if array.size else None)
+
+
+class Hosted:
+    """Kernels of such a library, with the interface of psnode.codecs.rows.coder.Functions."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+
+    def survey(self, x: np.ndarray, tops: np.ndarray) -> bool:
+        padded = np.resize(x, -(-x.size // 512) * 512)  # repeats what there is, which changes no extreme
+        self.library.survey(address(padded), address(tops), ctypes.c_uint32(padded.size // 512))
+        return bool(tops[0] < 0x7F800000)
+
+    def encode(self, x: Any, first: int, key: Any, tops: Any, side: Any, rows: int, packed: Any, error: Any) -> int:
+        done = np.array([x.size // 512], np.uint32)
+        numbers = [ctypes.c_uint32(number) for number in (first, rows, x.size // 512)]
+        arrays = [address(array) for array in (x, error, side, packed, tops, done, key)]
+        self.library.encode(*arrays, *numbers)
+        return int(done[0]) * 512
+
+    def decode(self, side: Any, rows: int, first: int, packed: Any, out: Any, weight: np.float32, adding: bool) -> None:
+        numbers = [ctypes.c_uint32(number) for number in (first, rows, out.size // 512)]
+        arrays = [address(array) for array in (side, packed, out)]
+        self.library.decode(*arrays, ctypes.c_float(float(weight)), ctypes.c_int(adding), *numbers)

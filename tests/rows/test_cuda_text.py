@@ -1,0 +1,104 @@
+"""CUDA text without a GPU: run as C++, a warp as a vector of 32 lanes, and compiled for GPUs by NVRTC.
+
+What is run so is the text itself: indices, layouts, rounding, ties. Rows share nothing, so there are no races to miss.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from psnode.codecs import Payload, get_codec
+from psnode.codecs.rows.coder import Coder
+from psnode.codecs.rows.cuda_text import HEADERS, text_of
+from psnode.config.extensions import load_codec
+from tests.codecs.test__golden import FOLDER, fixed_input
+from tests.rows import nvrtc
+from tests.rows.forms import EMPTY, FORMS, GOLDEN, KEY, check, inputs, program
+from tests.rows.hosted import GXX, Hosted, build
+
+EXAMPLE = f"{Path(__file__).parents[2] / 'examples' / 'row_codec.py'}:Levels"
+with_gxx = pytest.mark.skipif(not GXX, reason="no g++ to build CUDA text as C++")
+with_nvrtc = pytest.mark.skipif(not nvrtc.find(), reason="no NVRTC: pip install nvidia-cuda-nvrtc")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory):
+    """Kernels by spec, each built once."""
+    made: dict[str, Hosted] = {}
+
+    def functions(spec: str) -> Hosted:
+        if spec not in made:
+            made[spec] = Hosted(build(text_of(program(get_codec(spec))), tmp_path_factory.mktemp("cuda")))
+        return made[spec]
+
+    return functions
+
+
+@with_gxx
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_golden_payload(name: str, built) -> None:
+    stored, x = Payload.from_bytes((FOLDER / f"{name}.bin").read_bytes()), fixed_input().reshape(-1)
+    coder = Coder(program(get_codec(GOLDEN[name])), built(GOLDEN[name]))
+    body = np.empty(coder.program.nbytes(x.size), np.uint8)
+    assert coder.encode(x, np.array(KEY.words, np.uint64), body, EMPTY) == x.size
+    assert body.tobytes() == stored.body.tobytes()
+
+
+@with_gxx
+@pytest.mark.parametrize("spec", FORMS)
+def test_all_contract_inputs(spec: str, built) -> None:
+    for name, x in inputs():
+        try:
+            check(get_codec(spec), built(spec), x)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from error
+
+
+@with_gxx
+def test_a_value_that_is_not_finite_is_found_in_its_row(built) -> None:
+    coder = Coder(program(get_codec("qsgd")), built("qsgd"))
+    for index, row in ((0, 0), (600, 512), (1030, 1024)):
+        x = np.ones(1100, np.float32)
+        x[[index, 1099]] = np.nan, np.inf
+        assert coder.encode(x, np.array(KEY.words, np.uint64), np.empty(coder.program.nbytes(1100), np.uint8), EMPTY) == row
+
+
+@with_gxx
+@pytest.mark.usefixtures("forgotten_codecs")
+def test_a_codec_of_ones_own(tmp_path: Path) -> None:
+    """Its kernels on a CPU are those of Numba."""
+    codec = get_codec(load_codec(EXAMPLE))
+    coder = Coder(program(codec), Hosted(build(text_of(program(codec)), tmp_path)))
+    for name, x in inputs():
+        error, expected = np.empty(x.size, np.float32), np.empty_like(x)
+        payload = codec.encode(x, KEY, error=expected)
+        body = np.empty(coder.program.nbytes(x.size), np.uint8)
+        assert coder.encode(x.reshape(-1), np.array(KEY.words, np.uint64), body, error) == x.size
+        assert body.tobytes() == payload.body[8:].tobytes(), name  # behind the parameter
+        np.testing.assert_array_equal(error.view(np.uint32), expected.reshape(-1).view(np.uint32), err_msg=name)
+        decoded = np.empty(x.size, np.float32)
+        coder.decode(body, decoded, np.float32(1), False)
+        np.testing.assert_array_equal(decoded, codec.decode(payload).reshape(-1), err_msg=name)
+
+
+@with_nvrtc
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("spec", [*GOLDEN.values()])
+def test_gpus_run_it_from_registers_and_round_every_operation(spec: str, architecture: str) -> None:
+    """No value spills to memory, and no product and sum are contracted to one operation that rounds once."""
+    found = nvrtc.compile_text(text_of(program(get_codec(spec))), HEADERS, architecture)
+    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", found.log)
+    assert len(re.findall(r"Compiling entry function '(?:encode|decode|survey)'", found.log)) == 3
+    assert {*spills} == {("0", "0")}
+    assert re.findall(r"\bfma\.", found.ptx) == []
+    assert "mul.f32" in found.ptx or "mul.rn.f32" in found.ptx
+
+
+@with_nvrtc
+def test_the_search_would_find_a_contraction() -> None:
+    found = nvrtc.compile_text(text_of(program(get_codec("qsgd"))), HEADERS, "sm_90", contracted=True)
+    assert re.findall(r"\bfma\.", found.ptx)
