@@ -301,9 +301,7 @@ def test_a_run_goes_on_while_its_disk_is_full_and_is_complete_if_there_is_room_a
     assert [checkpoint.step_of(path) for path in checkpoint.complete(train_dir)] == [36, 40]
     assert [record["step"] for record in read_records(train_dir / "metrics.jsonl")] == list(range(1, 41))
     told = capfd.readouterr().err
-    said = re.findall(
-        r"step (\d+): not saved: its checkpoint cannot be written: (?:rank 1: )?No space", told
-    )  # whoever met it first
+    said = re.findall(r"step (\d+): not saved: its checkpoint cannot be written: (?:rank 1: )?No space", told)
     assert said == ["8", "12", "16", "20", "24", "28"]
     assert violations(train_dir) == []
     assert told.count("metrics.jsonl cannot be written: No space left on device: its lines wait") == 1
