@@ -37,7 +37,7 @@ class Network:
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
         self.other = folder / "other"
         (self.other / "psnode").mkdir(parents=True)
-        (self.other / "psnode" / "__init__.py").write_text('__version__ = "0.0.9"\n')
+        (self.other / "psnode" / "__init__.py").write_text('print("{welcome")\n__version__ = "0.0.9\\x1b[2J"\n')
         (self.other / "torch-0.1.dist-info").mkdir()
         (self.other / "torch-0.1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 0.1\n")
         self.port, self.process = self._listen()
@@ -161,7 +161,7 @@ def test_every_fault_is_told_with_its_host_and_a_remedy(examine: Any) -> None:
     assert "Permission denied" in text
     assert remedy == f"ssh-copy-id {REFUSES}"
     psnode, torch = of(report, OTHER)
-    assert psnode[0] == f"psnode is 0.0.9, here it is {report['here']['psnode']}"
+    assert psnode[0] == f"psnode is 0.0.9?[2J, here it is {report['here']['psnode']}"
     assert torch[0] == f"torch is 0.1, here it is {report['here']['torch']}"
     assert [problem["stops"] for problem in report["problems"] if problem["host"] == OTHER] == [True, False]
     [(text, remedy)] = of(report, BARE)

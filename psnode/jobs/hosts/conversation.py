@@ -52,7 +52,7 @@ class Conversation:
         timer = threading.Timer(self._deadline, self._give_up, [late])
         timer.start()
         try:
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, EOFError):
                 return self._answer(json.dumps({"ask": question, **named}))
             code = self._process.wait()
         finally:
@@ -68,16 +68,17 @@ class Conversation:
         self._process.kill()
 
     def _answer(self, question: str) -> dict[str, Any]:
-        """Raises OSError or ValueError if none comes."""
+        """Raises OSError or EOFError if none comes."""
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(question + "\n")
         process.stdin.flush()
         for line in process.stdout:
-            if line.startswith("{"):  # what a login shell prints stands before it
-                return dict(json.loads(line))
-        raise ValueError
+            with contextlib.suppress(ValueError):  # what a login shell prints stands before it
+                if isinstance(found := json.loads(line), dict):
+                    return {key: plain(value) if isinstance(value, str) else value for key, value in found.items()}
+        raise EOFError
 
     def clock(self) -> float:
         """Seconds that the host's clock is ahead of this one's, by the shortest of some round trips."""

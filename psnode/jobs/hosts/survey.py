@@ -47,7 +47,7 @@ def ask(hosts: Sequence[Host], deadline: float, data: Path | None) -> tuple[dict
             raise PsnodeError(f"this machine cannot be looked at: {silence}") from None
         for answer in answers[1:]:  # one after the other, since all use the master's link
             if answers[0].facts and answer.facts:
-                _connect(open_, answers[0], answer, deadline / 2)
+                _connect(open_, answers[0], answer, deadline / 4)
     return own, answers
 
 
