@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
-from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.nn.parallel import DistributedDataParallel
 
 from psnode.ddp.hook import comm_hook
 from psnode.ddp.ranks import AllRanks
-from psnode.errors import ConfigurationError
+from psnode.errors import ConfigurationError, installing
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+else:
+    Callback = object  # Lightning is imported when a callback is made, which then is one of its own
 
 
 class CodedGradients(Callback):
     """Registers the hook when Lightning has wrapped the module in DDP, and keeps the memories of all ranks in its checkpoints.
 
-    `codec`, and `options` as those of `psnode.ddp.comm_hook`. Strategies other than DDP are refused.
+    `codec`, and `options` as those of `psnode.ddp.comm_hook`. Strategies other than DDP are refused. ConfigurationError without
+    Lightning.
     """
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        try:
+            from lightning.pytorch import Callback
+        except ModuleNotFoundError as error:
+            raise ConfigurationError(f"{error.name} is not installed: {installing('frameworks')}") from None
+        made: Self = object.__new__(type(cls.__name__, (cls, Callback), {}))
+        return made
 
     def __init__(self, codec: str, **options: Any) -> None:
         self.state, self._hook = comm_hook(codec, **options)

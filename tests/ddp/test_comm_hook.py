@@ -146,3 +146,11 @@ def test_a_foreign_state_is_refused() -> None:
         ddp.AllRanks(state).load_state_dict({"step": 1, "buckets": []})
     with pytest.raises(ConfigurationError, match="another rank than 0"):
         ddp.AllRanks(state).load_state_dict({"step": 1, "buckets": [], "ranks": 2, "states": []})
+
+
+def test_without_lightning_its_callback_is_refused_with_the_way_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from psnode.ddp.lightning import CodedGradients
+
+    monkeypatch.setitem(sys.modules, "lightning", None)
+    with pytest.raises(ConfigurationError, match=r"pip install '\.\[frameworks\]' in a clone of psnode"):
+        CodedGradients("topk")
