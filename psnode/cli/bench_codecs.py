@@ -10,6 +10,7 @@ import click
 
 from psnode.cli import shared
 from psnode.cli.debugging import debuggable
+from psnode.errors import ConfigurationError
 
 
 def _codecs(text: str) -> Callable[[Any], Any]:
@@ -23,6 +24,13 @@ def _codecs(text: str) -> Callable[[Any], Any]:
     return click.option("--codec", "specs", multiple=True, metavar="SPEC", callback=loaded, help=text)
 
 
+def _without(options: dict[str, Any], flags: dict[str, str]) -> dict[str, Any]:
+    """The options but those with `flags`, which --compare does not know. ConfigurationError if one of them is given."""
+    if given := [flag for name, flag in flags.items() if options[name] is not None]:
+        raise ConfigurationError(f"--compare rows measures speeds on N(0,1) alone: leave out {given[0]}")
+    return {name: value for name, value in options.items() if name not in flags}
+
+
 @click.command(name="codecs", short_help="Speed, bits and error of every codec.")
 @_codecs("Measure this one; repeat; default: all.")
 @click.option("--size", type=click.IntRange(1024), default=2**24, show_default=True, help="Values of the two distributions.")
@@ -32,9 +40,14 @@ def _codecs(text: str) -> Callable[[Any], Any]:
 @shared.json_file
 @click.option("--plot", "plot_file", type=click.Path(path_type=Path), help="Draw rate and distortion, as PNG and as SVG.")
 @shared.earlier
+@click.option("--compare", type=click.Choice(["rows"]), help="Only speeds: kernels made of formulas beside those by hand.")
 @debuggable
-def bench_codecs(**options: Any) -> int:
+def bench_codecs(compare: str | None, **options: Any) -> int:
     """Every codec on N(0,1), Student-t(3) and a recorded gradient, on one core, against memory and theory."""
+    if compare is not None:
+        from psnode.bench.rows import main as compared
+
+        return compared(**_without(options, {"gradient": "--gradient", "plot_file": "--plot", "earlier": "--from"}))
     from psnode.bench.codecs import main as measure
 
     return measure(**options)

@@ -19,8 +19,8 @@ EMPTY = np.empty(0, np.float32)
 KEY = Key.derive(1, "golden")  # that of the golden payloads
 
 # Codecs with formulas, at their defaults and at others.
-FORMS = ["qsgd", "qsgd:levels=1,norm=max", "qsgd:levels=127", "qsgd:levels=300"]
-GOLDEN = {"qsgd": "qsgd"}  # golden payloads of codecs that have a formula: file and spec
+FORMS = ["bf16", "fp16", "qsgd", "qsgd:levels=1,norm=max", "qsgd:levels=127", "qsgd:levels=300"]
+GOLDEN = {name: name for name in ("bf16", "fp16", "qsgd")}  # golden payloads of codecs that have a formula: file and spec
 
 
 def with_formula() -> set[str]:

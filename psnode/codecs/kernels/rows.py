@@ -8,11 +8,12 @@ from psnode.codecs.arrays import Bytes, Floats, Int32s
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.llvm.instructions import instructions
 from psnode.codecs.kernels.memory import AHEAD, fetch_row, wide
-from psnode.codecs.kernels.norms import fold
+from psnode.codecs.kernels.norms import fold, top_bits
 from psnode.codecs.kernels.planes import new_rows, pack_codes, unpack_codes
 
 ROW = 512
 _MAGNITUDE = 0x7FFFFFFF
+_INFINITY = 0x7F800000
 _TO_BITS = 0x0102040810204080  # times eight bytes 0 or 1: their bits in the highest byte
 
 
@@ -36,6 +37,18 @@ def sum_512(v: Floats, lanes: Floats) -> np.float32:
         b = (v[256 + i] + v[320 + i]) + (v[384 + i] + v[448 + i])
         lanes[i] = a + b
     return fold(lanes)
+
+
+@inlined
+def is_finite(v: Floats) -> bool:
+    """True if a row is finite."""
+    return bool(top_bits(v.view(np.uint32), np.uint32(0)) < np.uint32(_INFINITY))
+
+
+@inlined
+def largest_512(v: Floats) -> np.float32:
+    """The largest magnitude of a row that is finite."""
+    return np.float32(float_of(np.uint32(top_bits(v.view(np.uint32), np.uint32(0)))))
 
 
 @inlined
@@ -81,7 +94,7 @@ def survey(x: Floats, tops: Int32s) -> bool:
             least = min(least, place)
             greatest = max(greatest, place)
     tops[0], tops[1], tops[2] = largest, least, greatest
-    return bool(largest < np.int32(0x7F800000))
+    return bool(largest < np.int32(_INFINITY))
 
 
 @kernel

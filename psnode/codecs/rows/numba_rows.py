@@ -47,7 +47,7 @@ class NumbaRows(Statements):
         return {
             "any": f"bool({row}.any())",
             "tree_sum": f"sum_512({row}, lanes)",
-            "largest": f"np.float32(max_norm({row}))",
+            "largest": f"largest_512({row})",
             "l2_norm": f"l2_norm({row}, lanes)",
         }[value.op]
 

@@ -20,9 +20,10 @@ import numpy as np
 from psnode.codecs.kernels.fixed_point import goes_up
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, wide
-from psnode.codecs.kernels.norms import l2_norm, max_norm
+from psnode.codecs.kernels.norms import l2_norm
 from psnode.codecs.kernels.planes import new_rows, pack_codes, pack_row, unpack_codes, unpack_row
-from psnode.codecs.kernels.rows import bits_of, float_of, pack_signs, sum_512, survey, top_of, unpack_signs
+from psnode.codecs.kernels.rows import bits_of, float_of, is_finite, largest_512, pack_signs, sum_512
+from psnode.codecs.kernels.rows import survey, top_of, unpack_signs
 from psnode.codecs.rng import fill
 
 ONES, SIXTEEN = np.uint32(0xFFFF), np.uint32(16)
@@ -116,7 +117,7 @@ class _Encode(_Kernel):
         rows, form = self.rows, self.program.packed.form
         norms = [value for value in below(ends) if value.op == "l2_norm" and value.args[0].op == "input"]
         if not self.program.sweeps:  # the sweep has looked at all of it
-            rows.put(f"if {rows.number(norms[0]) if norms else 'max_norm(v)'} < 0:", "    return start")
+            rows.put(f"if {rows.number(norms[0])} < 0:" if norms else "if not is_finite(v):", "    return start")
         for column in self.program.of_rows:
             rows.put(f"{self.place(column)} = {rows.number(column.value)}")
         if form == "halves":

@@ -1,0 +1,38 @@
+"""`psnode bench codecs --compare rows`: a row for every codec with a formula, ratios of the figures beside them, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from psnode.bench.rows import ACTIONS, ENOUGH
+from psnode.cli import app
+from psnode.errors import ConfigurationError
+from tests.rows.forms import with_formula
+
+
+def compare(*arguments: str) -> str:
+    flags = ["bench", "codecs", "--compare", "rows", "--size", "2048", "--seconds", "0", "--copies", "0", *arguments]
+    return CliRunner().invoke(app, flags, catch_exceptions=False, standalone_mode=False).stdout
+
+
+@pytest.mark.usefixtures("forgotten_codecs")
+def test_every_codec_with_a_formula_is_compared(tmp_path: Path) -> None:
+    text = compare("--json", str(tmp_path / "rows.json"))
+    result = json.loads((tmp_path / "rows.json").read_text())
+    assert {row["spec"] for row in result["rows"]} >= with_formula()
+    for row in result["rows"]:
+        ratios = [row[action]["generated"] / row[action]["hand"] for action in ACTIONS]
+        assert ratios == pytest.approx([row[action]["ratio"] for action in ACTIONS])
+        assert row["enough"] == all(ratio >= ENOUGH for ratio in ratios)
+        assert f"| {row['spec']} |" in text
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="topk has no formula beside kernels by hand"):
+        compare("--codec", "topk")
+    with pytest.raises(ConfigurationError, match="leave out --plot"):
+        compare("--plot", str(tmp_path / "plot.png"))
