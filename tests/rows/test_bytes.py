@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -54,7 +54,7 @@ def test_all_contract_inputs(spec: str, make) -> None:
 
 @pytest.mark.parametrize("spec", FORMS)
 @given(x=arrays.arrays(np.float32, st.integers(1, 1100), elements=FINITE, fill=FINITE))
-@settings(max_examples=40)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 def test_any_finite_input(spec: str, x: np.ndarray) -> None:
     check(get_codec(spec), by_numba(spec), x)
 
