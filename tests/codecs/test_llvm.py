@@ -17,7 +17,7 @@ import pytest
 from numba import carray, njit  # type: ignore[attr-defined]
 
 import psnode
-from psnode.codecs.kernels import bitmasks, memory, sign_lanes, threefry
+from psnode.codecs.kernels import bitmasks, memory, rows, sign_lanes, threefry
 from psnode.codecs.kernels.llvm import operations as ops
 from psnode.codecs.kernels.llvm.instructions import floats_at, instructions, plain, wide
 from psnode.codecs.polarcodes import coder, lanes, reader, symbols, vectors, writer
@@ -117,6 +117,8 @@ CASES: dict[Any, Callable[[Rng], tuple[Any, ...]]] = {
     symbols.prior_row: lambda r: (
         hard(I16, ROW, r), r.integers(0, ROW << 10, 2 * ROW, U16), 1, U16(10), hard(I16, 4 * ROW, r), 2
     ),
+    rows.bits_of: lambda r: (hard(F32, 1, r)[0],),
+    rows.float_of: lambda r: (hard(F32, 1, r).view(U32)[0],),
     sgd.multiply_add: lambda r: (hard(F32, 1, r)[0], F32(r.standard_normal()), F32(r.standard_normal())),
 }  # fmt: skip
 

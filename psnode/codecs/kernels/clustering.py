@@ -11,6 +11,7 @@ import numpy as np
 
 from psnode.codecs.arrays import Float64s, Int64s
 from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.memory import copy_to
 
 _SWEEPS = 100
 _TERMS = 27
@@ -61,7 +62,7 @@ def least_squares(counts: Float64s, sums: Float64s, squares: Float64s, clusters:
             stack[depth, 0], stack[depth, 1], stack[depth, 2], stack[depth, 3] = low, stop - 1, first, where
             stack[depth + 1, 0], stack[depth + 1, 1], stack[depth + 1, 2], stack[depth + 1, 3] = stop + 1, high, where, last
             depth += 2
-        previous[:] = best
+        copy_to(best, previous)
     end = np.int64(m)
     for k in range(clusters - 1, -1, -1):
         stops[k] = end

@@ -15,10 +15,10 @@ from psnode.codecs.arrays import Bytes, Floats, Words32
 from psnode.codecs.kernels.dithered import QUARTER, block_dither, by_class, from_codes, quantise, reconstruct, to_codes
 from psnode.codecs.kernels.dots import Lost, add_inner_products
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, wide
+from psnode.codecs.kernels.memory import AHEAD, copy_to, fetch_row, fetch_row_to_write, wide
 from psnode.codecs.kernels.norms import l2_norm
 from psnode.codecs.kernels.packed import from_rows, pack_block, to_rows, unpack_block
-from psnode.codecs.kernels.parts import PartTable, add_parts
+from psnode.codecs.kernels.parts import BEGIN, PartTable, add_parts
 from psnode.codecs.kernels.planes import BLOCK, ROW
 from psnode.codecs.rng import HALF, Draws
 
@@ -64,7 +64,7 @@ def _load(x: Floats, v: Floats) -> None:
             v[i] = x[i]
     else:
         v[:] = 0
-        v[: x.size] = x
+        copy_to(x, v)
 
 
 @inlined
@@ -88,7 +88,7 @@ def encode(x: Floats, parts: PartTable, lattice: Lattice, draws: Draws, body: Bo
     q, codes = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.uint32)
     v, y, scratch = np.empty(BLOCK, np.float32), np.empty(2 * BLOCK, np.float32), np.empty(BLOCK + 64, np.float32)
     low, high, row = np.empty(lattice.bucket, np.uint8), np.empty(lattice.bucket, np.uint8), np.zeros(ROW, np.uint8)
-    used = cursor = 0
+    used, cursor = 0, BEGIN
     for b in range(body.rms.size):
         first = b * lattice.bucket
         stop = min(first + lattice.bucket, x.size)

@@ -9,8 +9,8 @@ import numpy as np
 from psnode.codecs.arrays import Bytes, Codes, Floats, Words32
 from psnode.codecs.kernels.dots import Lost, add_inner_products
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.kernels.memory import AHEAD, fetch_row_to_write, wide
-from psnode.codecs.kernels.parts import NOT_FINITE, STRETCH, PartTable, add_parts
+from psnode.codecs.kernels.memory import AHEAD, copy_to, fetch_row_to_write, wide
+from psnode.codecs.kernels.parts import BEGIN, NOT_FINITE, STRETCH, PartTable, add_parts
 from psnode.codecs.kernels.planes import pack_row, pack_tail, unpack_row, unpack_tail
 from psnode.codecs.kernels.stochastic import ROW, Rule, round_rows
 from psnode.codecs.rng import HALF, Draws
@@ -52,7 +52,7 @@ def extremes(x: Floats, parts: PartTable, ends: Floats) -> bool:
     wide()
     bits = x.view(np.int32)
     low, high = np.int32(_MAGNITUDE), np.int32(~_MAGNITUDE)
-    cursor = 0
+    cursor = BEGIN
     for start in range(0, x.size, STRETCH):
         if len(parts) > 1:
             cursor = add_parts(parts, cursor, start, min(start + STRETCH, x.size))
@@ -143,7 +143,7 @@ def encode(x: Floats, bits: int, rule: Rule, levels: Levels, draws: Draws, out: 
             for at in range(0, left.size, ROW):
                 fetch_row_to_write(left, at + BLOCK)
             if copies:
-                left[:] = v
+                copy_to(v, left)
             add(code, levels, np.float32(-1), left)
         if out.codes.size:
             out.codes[start : start + BLOCK] = code[: v.size]

@@ -9,6 +9,7 @@ import numpy as np
 
 from psnode.codecs.arrays import Bytes, Codes, Words32, readonly
 from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.memory import copy_to
 from psnode.codecs.kernels.planes import BLOCK, ROW, pack_row, pack_tail, packed_nbytes, unpack_row, unpack_tail
 from psnode.errors import PayloadError
 
@@ -44,10 +45,10 @@ def pack_block(low: Bytes, high: Bytes, count: int, bits: int, row: Bytes, out: 
         if bits > 8:
             pack_row(high.view(np.uint32), bits - 8, words[BLOCK // 4 :])
     else:
-        row[:BLOCK] = low
+        copy_to(low, row)
         used = pack_tail(row, count, min(bits, 8), out)
         if bits > 8:
-            row[:BLOCK] = high
+            copy_to(high, row)
             used += pack_tail(row, count, bits - 8, out[used:])
     return used
 

@@ -18,6 +18,7 @@ from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, w
 ROW = 512
 STRETCH = 4 * ROW  # a good length for add_parts: it stays in the first-level cache
 NOT_FINITE = -1
+BEGIN = np.int64(0)  # and not 0, a type of its own to Numba, for which kernels would be compiled once more
 _INFINITY = 0x7F800000
 _MAGNITUDE = 0x7FFFFFFF
 
@@ -47,7 +48,7 @@ def reached(parts: PartTable) -> int:
 def add_parts(parts: PartTable, first: int, start: int, stop: int) -> int:
     """Add the parts' values of target[start:stop], the stretches coming in order and without gaps.
 
-    `first`: the result for the stretch before, 0 at the beginning. Returns NOT_FINITE at a row of a part that is
+    `first`: the result for the stretch before, BEGIN at first. Returns NOT_FINITE at a row of a part that is
     not finite; `reached` tells up to where has been added then.
     """
     wide()

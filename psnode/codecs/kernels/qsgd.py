@@ -9,9 +9,9 @@ import numpy as np
 from psnode.codecs.arrays import Bytes, Codes, Float64s, Floats, Words32
 from psnode.codecs.kernels.dots import Lost
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, wide
+from psnode.codecs.kernels.memory import AHEAD, copy_to, fetch_row, fetch_row_to_write, wide
 from psnode.codecs.kernels.norms import fold, inner_512, l2_norm, max_norm
-from psnode.codecs.kernels.parts import NOT_FINITE, STRETCH, PartTable, add_parts
+from psnode.codecs.kernels.parts import BEGIN, NOT_FINITE, STRETCH, PartTable, add_parts
 from psnode.codecs.kernels.planes import BLOCK, pack_codes, pack_row, unpack_codes, unpack_row
 from psnode.codecs.kernels.qsgd_blocks import (
     Grid,
@@ -136,7 +136,7 @@ def _lose_bucket(x: Floats, first: int, stop: int, grid: Grid, body: Body, error
     """error = x - decoded of coordinates first..stop-1, `first` a multiple of 512."""
     lost = error[first:stop]
     if error.ctypes.data != x.ctypes.data:
-        lost[:] = x[first:stop]
+        copy_to(x[first:stop], lost)
     _read(grid, body, first, np.float32(-1), True, lost, room)
 
 
@@ -153,7 +153,7 @@ def encode(x: Floats, parts: PartTable, grid: Grid, form: Form, draws: Draws, bo
     norms, packed, symbols, error, dots = body.norms, body.packed, body.symbols, lost.error, lost.dots
     levels, bits, bucket = grid.levels, grid.bits, grid.bucket
     in_place = error.ctypes.data == x.ctypes.data
-    known, cursor, norm, added = 0, 0, 0.0, 0 if len(parts) > 1 else x.size
+    known, cursor, norm, added = 0, BEGIN, 0.0, 0 if len(parts) > 1 else x.size
     for start in range(0, x.size, BLOCK):
         fetch_row(x, start + AHEAD)
         if error.size:
@@ -182,7 +182,7 @@ def encode(x: Floats, parts: PartTable, grid: Grid, form: Form, draws: Draws, bo
                 if not quantise_plain(part, factor_of(first, levels), levels, words, low):
                     settle_ties_plain(part, factor_of(first, levels), levels, words, draws, start, low)
             if symbols.size:
-                symbols[start : start + BLOCK] = low[:BLOCK]
+                copy_to(low[:BLOCK], symbols[start : start + BLOCK])
             else:
                 pack_row(low_words, bits, packed[start // 32 * bits :])
             if dots.size:

@@ -12,9 +12,9 @@ import numpy as np
 from psnode.codecs.arrays import Bytes, Float64s, Floats, Words, Words32
 from psnode.codecs.kernels.finite import all_finite
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.kernels.memory import AHEAD, fetch_row, wide
+from psnode.codecs.kernels.memory import AHEAD, copy_to, fetch_row, wide
 from psnode.codecs.kernels.norms import fold
-from psnode.codecs.kernels.parts import NOT_FINITE, STRETCH, PartTable, add_parts
+from psnode.codecs.kernels.parts import BEGIN, NOT_FINITE, STRETCH, PartTable, add_parts
 from psnode.codecs.kernels.signbits import ROW, apply, count, pack_rest, pack_row, some, toss
 from psnode.codecs.rng import BLOCK, HALF, fill
 
@@ -82,7 +82,7 @@ def _piece(x: Floats, parts: PartTable, cursor: int, base: int, bits: Bytes, zer
             if cursor == NOT_FINITE:
                 return 0.0, cursor
         rest = np.zeros(ROW, np.float32)
-        rest[: x.size - full] = x[full:]
+        copy_to(x[full:], rest)
         pack_rest(rest.view(np.uint32), x.size - full, bits[full // 8 :], zero[full // 8 :])
         _add_magnitudes(rest, lanes)
     return np.float64(fold(lanes)), cursor
@@ -113,7 +113,7 @@ def _signed_piece(
             if cursor == NOT_FINITE:
                 return 0.0, 0.0, cursor
         rest = np.zeros(ROW, np.float32)
-        rest[: x.size - full] = x[full:]
+        copy_to(x[full:], rest)
         pack_rest(rest.view(np.uint32), x.size - full, bits[full // 8 :], zero[full // 8 :])
         _add_positive(rest, plus)
         _add_negative(rest, minus)
@@ -161,7 +161,7 @@ def signs_and_means(
     """
     coins, zero = np.empty(HALF, np.uint32), np.empty(PIECE // 8, np.uint8)
     lanes = np.empty(_LANES, np.float32)
-    cursor, magnitude, done = 0, 0.0, 0  # of the bucket that is open; coordinates in buckets that are closed
+    cursor, magnitude, done = BEGIN, 0.0, 0  # of the bucket that is open; coordinates in buckets that are closed
     for start in range(0, x.size, PIECE):
         piece = x[start : start + PIECE]
         end = start + piece.size
@@ -192,7 +192,7 @@ def signs(x: Floats, parts: PartTable, key: Words, stream: int, bits: Bytes, err
     """Pack the signs of `x`; the coordinates done, and `parts`: as above. error, or empty: x - sign, may be x."""
     coins, zero = np.empty(HALF, np.uint32), np.empty(PIECE // 8, np.uint8)
     lanes, one = np.empty(_LANES, np.float32), np.full(1, 1, np.float32)
-    cursor = 0
+    cursor = BEGIN
     for start in range(0, x.size, PIECE):
         piece = x[start : start + PIECE]
         packed = bits[start // 8 : (start + PIECE) // 8]
@@ -224,7 +224,7 @@ def signs_and_sums(x: Floats, parts: PartTable, key: Words, stream: int, bits: B
 
     `parts`: as above; NOT_FINITE if one is not finite.
     """
-    negatives = cursor = 0
+    negatives, cursor = 0, BEGIN
     coins, zero = np.empty(HALF, np.uint32), np.empty(PIECE // 8, np.uint8)
     plus, minus = np.empty(_LANES, np.float32), np.empty(_LANES, np.float32)
     for start in range(0, x.size, PIECE):

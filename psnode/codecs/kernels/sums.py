@@ -6,9 +6,9 @@ import numpy as np
 
 from psnode.codecs.arrays import Floats
 from psnode.codecs.kernels.jit import kernel
-from psnode.codecs.kernels.memory import wide
+from psnode.codecs.kernels.memory import copy_to, wide
 from psnode.codecs.kernels.norms import CHUNK, SAFE_HIGH, SAFE_LOW, inner_512, l2_norm, magnitude_of, top_bits
-from psnode.codecs.kernels.parts import NOT_FINITE, STRETCH, PartTable, add_parts
+from psnode.codecs.kernels.parts import BEGIN, NOT_FINITE, STRETCH, PartTable, add_parts
 
 
 @kernel
@@ -16,7 +16,7 @@ def max_of_sum(x: Floats, parts: PartTable) -> float:
     """The largest magnitude in `x`, to whose memory `parts` are added beforehand; NOT_FINITE if it or a part is not finite."""
     wide()
     bits, top = x.view(np.uint32), np.uint32(0)
-    cursor = 0
+    cursor = BEGIN
     for start in range(0, x.size, STRETCH):
         if len(parts) > 1:
             cursor = add_parts(parts, cursor, start, min(start + STRETCH, x.size))
@@ -31,7 +31,7 @@ def l2_of_sum(x: Floats, parts: PartTable) -> float:
     """The norm of `x` as by l2_norm; `parts` and NOT_FINITE: as above."""
     wide()
     scratch, rest = np.empty(CHUNK + 64, np.float32), np.zeros(CHUNK, np.float32)
-    total, cursor, full = 0.0, 0, x.size // CHUNK * CHUNK
+    total, cursor, full = 0.0, BEGIN, x.size // CHUNK * CHUNK
     for start in range(0, x.size, STRETCH):
         if len(parts) > 1:
             cursor = add_parts(parts, cursor, start, min(start + STRETCH, x.size))
@@ -41,6 +41,6 @@ def l2_of_sum(x: Floats, parts: PartTable) -> float:
             part = x[row : row + CHUNK]
             total += np.float64(inner_512(part, part, scratch))
     if full < x.size:
-        rest[: x.size - full] = x[full:]
+        copy_to(x[full:], rest)
         total += np.float64(inner_512(rest, rest, scratch))
     return float(np.sqrt(total)) if SAFE_LOW <= total <= SAFE_HIGH else float(l2_norm(x, scratch))

@@ -15,7 +15,8 @@ from psnode.codecs.arrays import Bytes, Floats, Words, Words16
 from psnode.codecs.kernels.bitmasks import LANES, MAGNITUDE, lowest_one, mask_at_least, ones
 from psnode.codecs.kernels.finite import INFINITY_BITS
 from psnode.codecs.kernels.jit import kernel
-from psnode.codecs.kernels.parts import PartTable, add_parts
+from psnode.codecs.kernels.memory import copy_to
+from psnode.codecs.kernels.parts import BEGIN, PartTable, add_parts
 from psnode.codecs.kernels.ternary import add, write
 from psnode.codecs.kernels.trits import DIGITS, is_packed, pack, unpack
 
@@ -35,7 +36,7 @@ def _find(v: Floats, threshold: np.uint32, masks: Words) -> int:
         sent += ones(masks[g])
     if bits.size > LANES * full:
         row = np.zeros(LANES, np.uint32)
-        row[: bits.size - LANES * full] = bits[LANES * full :]
+        copy_to(bits[LANES * full :], row)
         masks[full] = mask_at_least(row, 0, threshold)
         sent += ones(masks[full])
     return sent
@@ -87,7 +88,7 @@ def encode(
     """
     digits, masks = np.empty(BLOCK, np.uint8), np.empty(BLOCK // LANES, np.uint64)
     limit = np.full(1, threshold, np.float32).view(np.uint32)[0]
-    used = cursor = 0
+    used, cursor = 0, BEGIN
     for start in range(0, x.size, BLOCK):
         if len(parts) > 1:
             cursor = add_parts(parts, cursor, start, min(start + BLOCK, x.size))
@@ -95,7 +96,7 @@ def encode(
                 return used, start
         v, lost = x[start : start + BLOCK], error[start : start + BLOCK]
         if copy:
-            lost[:] = v
+            copy_to(v, lost)
         sent, dense = _find(v, limit, masks), (v.size + DIGITS - 1) // DIGITS
         sparse = 2 * sent < dense
         body[used : used + 2].view(np.uint16)[0] = sent if sparse else _DENSE

@@ -9,7 +9,7 @@ import numpy as np
 from psnode.codecs.arrays import Bytes, Codes, Float64s, Floats
 from psnode.codecs.kernels.dots import Lost
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.kernels.memory import AHEAD, fetch_row_to_write, wide
+from psnode.codecs.kernels.memory import AHEAD, copy_to, fetch_row_to_write, wide
 from psnode.codecs.kernels.norms import inner_512
 from psnode.codecs.kernels.stochastic import ROW, Rule, round_rows
 from psnode.codecs.kernels.trits import DIGITS, is_packed, pack, unpack
@@ -53,7 +53,7 @@ def encode(x: Floats, grid: Scale, draws: Draws, digits_of_x: Digits, lost: Lost
         else:
             round_rows(block, rule, draws, start, words, digits)
         if codes.size:
-            codes[start : start + BLOCK] = digits[: block.size]
+            copy_to(digits[: block.size], codes[start : start + BLOCK])
         else:
             pack(digits, packed[start // DIGITS : (start + BLOCK) // DIGITS])
         if lost.dots.size:
@@ -63,7 +63,7 @@ def encode(x: Floats, grid: Scale, draws: Draws, digits_of_x: Digits, lost: Lost
             for at in range(0, left.size, ROW):
                 fetch_row_to_write(left, at + BLOCK)
             if copies:
-                left[:] = block
+                copy_to(block, left)
             add(digits, -grid.scale, left)
 
 
@@ -75,7 +75,7 @@ def _add_dots(x: Floats, digits: Bytes, row: Floats, dots: Float64s) -> None:
     for start in range(0, x.size, ROW):
         d = row[start : start + ROW]
         v[x.size - start :] = 0
-        v[: x.size - start] = x[start : start + ROW]
+        copy_to(x[start : start + ROW], v)
         dots[0] += np.float64(inner_512(v, d, lanes))
         dots[1] += np.float64(inner_512(d, d, lanes))
 
