@@ -22,7 +22,7 @@ images = images.float().flatten(1) / 16
 loader = DataLoader(TensorDataset(images[:1437], labels[:1437]), batch_size=32, shuffle=True)
 model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.2), nn.Linear(256, 10))
 
-with psnode.session(model, train_dir=sys.argv[1], scheme="topk:ratio=0.05", lr=0.05, max_steps=200) as s:
+with psnode.session(model, train_dir=sys.argv[1], scheme="topk:ratio=0.05", lr=0.05, momentum=0.9, max_steps=200) as s:
     for x, y in s.batches(loader):
         loss = cross_entropy(model(x), y)
         loss.backward()

@@ -93,7 +93,7 @@ _TABLE = (
     Scheme(
         "topk", "topk:ratio=0.01", "the largest of every hundred coordinates, the rest remembered",
         "Stich et al., Sparsified SGD with memory, NeurIPS 2018", feedback=WEIGHTS_OWED,
-        downlink="topk:ratio=0.01",
+        downlink="topk:ratio=0.01", **_PLAIN,
     ),
     Scheme(
         "polar", "polar:rate=1,block=16384", "polar source codes, nearly the least squared error of one bit, the rest remembered",
@@ -137,6 +137,6 @@ UNRECORDED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     | {name: {"downlink": DENSE, "momentum": 0.9, "lr": DENSE_RATE} for name in ("onebit", "tbq")}
     | {name: {"downlink": DENSE, "momentum": 0.9, "lr": DENSE_RATE, "feedback": "ef"} for name in ("efsignsgd", "randk")}
     | {"atomo": {"downlink": DENSE, "codec": "svd:rank=3"}}
-    | {"topk": {"feedback": "ef"}}
+    | {"topk": {"momentum": 0.9, "lr": DENSE_RATE, "feedback": "ef"}}
     | {"dgc": {"downlink": DENSE, "momentum": 0.0}}
 )

@@ -176,7 +176,7 @@ class Config:
 
     # communication
     scheme: str = option(
-        "atomo", "A paper's combination, NAME[:k=v,...][+STAGE]; parameters and stages go to its codec.", aliases=("--code",)
+        "topk", "A paper's combination, NAME[:k=v,...][+STAGE]; parameters and stages go to its codec.", aliases=("--code",)
     )
     codec: str | None = option(
         None,

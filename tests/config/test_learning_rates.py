@@ -22,7 +22,7 @@ def config(train_dir: Path, **changed: Any) -> Config:
     return Config(train_dir=train_dir, **{**settings, **changed})
 
 
-OTHER_RATES = dict.fromkeys(("signsgd", "signum"), 0.0005) | dict.fromkeys(("onebit", "tbq", "efsignsgd", "randk"), 0.1)
+OTHER_RATES = dict.fromkeys(("signsgd", "signum"), 0.0005) | dict.fromkeys(("onebit", "tbq", "efsignsgd", "randk", "topk"), 0.1)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

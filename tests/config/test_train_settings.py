@@ -23,7 +23,7 @@ from psnode.errors import ConfigurationError
 # scripts of users rely on these: a renamed or re-defaulted setting must be noticed
 DEFAULTS = {
     "network": "LeNet", "dataset": "digits", "batch_size": 32, "test_batch_size": 1000, "seed": 1, "optimizer": "sgd", "lr": None,
-    "lr_schedule": "constant", "lr_shrinkage": 0.95, "scheme": "atomo", "min_compress_bytes": 4096, "consistency": "bsp",
+    "lr_schedule": "constant", "lr_shrinkage": 0.95, "scheme": "topk", "min_compress_bytes": 4096, "consistency": "bsp",
     "start_deadline": 60.0, "deadline": None, "pause_deadline": 120.0, "stop_deadline": 20.0, "spares": 0,
     "hash_every": 50, "eval_freq": 50, "enable_gpu": False, "resume": False,
 }  # fmt: skip
@@ -192,10 +192,10 @@ def test_task_options_keep_everything_after_the_first_equals_sign() -> None:
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({}, "runs/lenet-digits-atomo"),
-        ({"network": "torchvision:vgg11"}, "runs/torchvision-vgg11-digits-atomo"),
+        ({}, "runs/lenet-digits-topk"),
+        ({"network": "torchvision:vgg11"}, "runs/torchvision-vgg11-digits-topk"),
         ({"scheme": "qsgd:levels=7,bucket=64"}, "runs/lenet-digits-qsgd-levels=7-bucket=64"),
-        ({"task": "examples/text/task.py"}, "runs/task-atomo"),
+        ({"task": "examples/text/task.py"}, "runs/task-topk"),
         ({"train_dir": "elsewhere"}, "elsewhere"),
     ],
 )  # fmt: skip

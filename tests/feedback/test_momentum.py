@@ -35,7 +35,7 @@ def test_the_master_has_no_momentum_beside_dgcs(scheme: str) -> None:
 
 def test_the_master_owns_the_momentum_where_the_sender_has_none() -> None:
     assert resolve(Config(scheme="dgc", feedback="ef")).momentum == 0.9
-    assert resolve(Config(scheme="topk")).momentum == 0.9
+    assert resolve(Config(scheme="polar")).momentum == 0.9
 
 
 @pytest.mark.parametrize("scheme", ["qsgd", "dense", "topk"])
