@@ -18,7 +18,8 @@ from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, w
 ROW = 512
 STRETCH = 4 * ROW  # a good length for add_parts: it stays in the first-level cache
 NOT_FINITE = -1
-BEGIN = np.int64(0)  # and not 0, a type of its own to Numba, for which kernels would be compiled once more
+# not 0, whose type to Numba is a literal: kernels would be compiled for that as well
+BEGIN: int = np.int64(0)  # type: ignore[assignment]
 _INFINITY = 0x7F800000
 _MAGNITUDE = 0x7FFFFFFF
 
