@@ -18,7 +18,8 @@ import pytest
 from psnode.jobs.supervision import session_members
 
 ROOT = Path(__file__).resolve().parents[2]
-_FLAGS = ["--batch-size", "8", "--threads", "1", "--no-tensorboard", "--lr", "0.02", "--log-interval", "1", "--eval-freq", "1000"]
+_FLAGS = ["--batch-size", "8", "--threads", "1", "--no-tensorboard", "--scheme", "atomo", "--lr", "0.02"]
+_FLAGS += ["--log-interval", "1", "--eval-freq", "1000"]
 
 
 class Job:

@@ -49,15 +49,14 @@ def publish(train_dir: Path, step: int) -> None:
     """All that a job writes of a checkpoint, by the functions that it uses."""
     draft = StagedCheckpoint(train_dir, step)
     parts = {name: weights(step)["w"] for name in (checkpoint.worker_file(1), checkpoint.MODEL, checkpoint.OPTIMIZER)}
-    training = Training(parts.values())
-    written = staging.write_part(train_dir, step, 0, 1, content_of({"w": parts[checkpoint.worker_file(1)]}), training.read)
-    draft.adopt(checkpoint.worker_file(1), written)
-    draft.add(checkpoint.worker_file(2), tensorfile.dump(weights(step)))
-    for name in (checkpoint.MODEL, checkpoint.OPTIMIZER):
-        draft.add_content(name, content_of({"w": parts[name]}), training.read)
-    draft.publish({"workers": 2})
-    prune(train_dir, step, keep_last=1)
-    training.end()
+    with contextlib.closing(Training(parts.values())) as training:
+        written = staging.write_part(train_dir, step, 0, 1, content_of({"w": parts[checkpoint.worker_file(1)]}), training.read)
+        draft.adopt(checkpoint.worker_file(1), written)
+        draft.add(checkpoint.worker_file(2), tensorfile.dump(weights(step)))
+        for name in (checkpoint.MODEL, checkpoint.OPTIMIZER):
+            draft.add_content(name, content_of({"w": parts[name]}), training.read)
+        draft.publish({"workers": 2})
+        prune(train_dir, step, keep_last=1)
 
 
 class Training:
@@ -75,8 +74,10 @@ class Training:
         self._goes_on.set()
         self._begun.wait()
 
-    def end(self) -> None:
+    def close(self) -> None:
+        """Also where the writing failed: a thread left over would train on beside all other tests."""
         self._over.set()
+        self._goes_on.set()
         self._thread.join()
 
     def _train(self) -> None:

@@ -51,10 +51,10 @@ def test_a_calibrated_run_is_the_run_with_what_was_chosen_and_resumes_with_it(mp
     (tmp_path / "task.py").write_text(TASK)
     auto, fixed = tmp_path / "auto", tmp_path / "fixed"
     config = Config(
-        task=f"{tmp_path / 'task.py'}:Mine", batch_size=8, threads=1, lr=0.02, tensorboard=False, eval_freq=2, hash_every=1,
+        task=f"{tmp_path / 'task.py'}:Mine", batch_size=8, threads=1, lr=0.05, tensorboard=False, eval_freq=2, hash_every=1,
         keep_last=0, scheme="topk:ratio=0.02",
     )  # fmt: skip
-    flags = ["--task", config.task, "--batch-size", 8, "--threads", 1, "--lr", 0.02, "--no-tensorboard", "--eval-freq", 2]
+    flags = ["--task", config.task, "--batch-size", 8, "--threads", 1, "--lr", 0.05, "--no-tensorboard", "--eval-freq", 2]
     flags += ["--keep-last", 0, "--hash-every", 1, "--scheme", config.scheme, "--train-dir", auto, "--max-steps", FEWEST_STEPS]
     job = mpirun.start(3, ["-m", "psnode", "train", *flags])
     end = time.monotonic() + 300
@@ -107,7 +107,7 @@ class Mine(Classification):
 def test_a_model_whose_gradients_come_in_pieces_is_calibrated_too(mpirun: Any, tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text(TWICE)
     folder = tmp_path / "run"
-    flags = ["--task", f"{tmp_path / 'task.py'}:Mine", "--batch-size", 8, "--threads", 1, "--lr", 0.02, "--no-tensorboard"]
+    flags = ["--task", f"{tmp_path / 'task.py'}:Mine", "--batch-size", 8, "--threads", 1, "--lr", 0.05, "--no-tensorboard"]
     flags += ["--train-dir", folder, "--max-steps", FEWEST_STEPS, "--eval-freq", 1]
     job = mpirun.start(3, ["-m", "psnode", "train", *flags])
     end = time.monotonic() + 300
