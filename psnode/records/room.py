@@ -34,7 +34,7 @@ class Room:
         self._end = 0  # of what may be taken
         self._used = 0  # bytes, from the first one, that some copy has had since they were let go of
         self._holes: list[tuple[int, int]] = []  # begin and end, ascending, never side by side
-        self._begun = False
+        self._begun = self._closed = False
         self.taken = 0  # bytes
 
     def prepare(self, size: int) -> None:
@@ -50,9 +50,10 @@ class Room:
                 self._pages.release(start, stop)
 
     def close(self) -> None:
-        """Nothing more is to be made ready."""
+        """Nothing more is to be made ready or begun; what is taken stays until it is given back."""
         with self.changed:
-            self._begun = True
+            self._begun = self._closed = True
+            self.rest()
 
     def begin(self) -> None:
         """A snapshot is about to be taken: see how much is free, where no limit was given."""
@@ -60,15 +61,16 @@ class Room:
         self._measure()
 
     def _measure(self) -> None:
-        if self._pages is None:
+        if self._pages is None and not self._closed:
             try:
                 self._pages = Pages(min(self._limit, memory()) if self._limit else memory() // _SHARE)
             except OSError:  # the system promises no more than it has: whoever changes something waits
                 return
             self._holes = [(0, self._pages.raw.size)]
-        free = free_memory(swap=False)
-        most = self._limit or (memory() // 2 if free is None else free) // _SHARE
-        self._end = min(most, self._pages.raw.size)
+        if self._pages is not None:
+            free = free_memory(swap=False)
+            most = self._limit or (memory() // 2 if free is None else free) // _SHARE
+            self._end = min(most, self._pages.raw.size)
 
     def take(self, size: int) -> Part | None:
         """Room for a copy of `size` bytes; None if there is none now."""
@@ -100,3 +102,5 @@ class Room:
         if not self.taken and self._pages is not None:
             self._pages.release(0, self._used)
             self._used = 0
+            if self._closed:
+                self._pages = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import platform
 import re
 import struct
 from pathlib import Path
@@ -64,3 +65,11 @@ def test_they_can_be_had_before_they_are_used() -> None:
 
 def test_a_vector_of_no_length_has_no_pages() -> None:
     assert untouched(0).size == 0 and untouched(3).dtype == np.float32
+
+
+@pytest.mark.skipif(not SMAPS.exists(), reason="needs Linux's /proc")
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="MAP_NORESERVE is known on these")
+def test_a_process_is_promised_nothing_that_it_has_not_written() -> None:
+    """nr: not reserved. Else a process with more of them than there is memory could not be forked."""
+    pages = Pages(SIZE)
+    assert "nr" in flags_of(pages.raw.__array_interface__["data"][0])

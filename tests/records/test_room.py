@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -77,4 +80,24 @@ def test_room_that_was_made_ready_is_not_taken_yet_and_no_copy_is_overwritten_by
 
 def test_without_a_snapshot_there_is_no_room() -> None:
     with (room := Room(100)).changed:
+        assert room.take(1) is None
+
+
+def test_a_closed_room_goes_when_the_last_copy_is_given_back() -> None:
+    """Its pages are let go of once nobody has a part of them."""
+    room = begun(100)
+    with room.changed:
+        part = room.take(40)
+    assert part is not None
+    pages = weakref.ref(room._pages)  # type: ignore[arg-type]
+    room.close()
+    assert pages() is not None
+    with room.changed:
+        room.give_back(part)
+        room.rest()
+    del part
+    gc.collect()
+    assert pages() is None
+    with room.changed:
+        room.begin()
         assert room.take(1) is None
