@@ -57,6 +57,9 @@ TABLE: Mapping[str, str] = {
     "codecs/kernels/p[al]*": f"codecs/test_qsgd.py codecs/test_lss.py codecs/test_dithered.py codecs/test_rice.py {_GOLDEN}",
     "codecs/kernels/powers*": "codecs/test_nuqsgd.py codecs/test_natural.py codecs/test__golden.py",
     "codecs/kernels/qsgd*": "codecs/test_qsgd.py codecs/test__golden.py",
+    "codecs/kernels/rows*": "rows/test_language.py rows/test_bytes.py rows/test_row_codec.py",
+    "codecs/rows/cuda*": "rows/test_source.py rows/test_cuda_text.py",
+    "codecs/rows/*": "rows/test_language.py rows/test_bytes.py rows/test_source.py rows/test_row_codec.py",
     "codecs/kernels/sign*": f"codecs/test_sign.py codecs/test_scaledsign.py codecs/test_onebit.py {_GOLDEN}",
     "codecs/kernels/stochastic*": f"codecs/test_terngrad.py codecs/test_minmax.py {_GOLDEN}",
     "codecs/kernels/tbq*": f"codecs/test_tbq.py {_GOLDEN}",
@@ -124,6 +127,7 @@ TABLE: Mapping[str, str] = {
     "master/test_late_parts.py faults/test_disk.py",
     "records/tensorfile.py": "records/test_tensorfile.py records/test_hashed_file.py records/test_checkpoint.py",
     "records/hashed_file.py": "records/test_hashed_file.py faults/test_disk.py",
+    "records/room.py": "records/test_room.py records/test_snapshot.py",
     "records/snapshot.py": "records/test_snapshot.py faults/test_disk.py",
     "records/checkpoint.py": "records/test_checkpoint.py master/test_checkpointing.py master/test_late_parts.py "
     "test_evaluator.py faults/test_disk.py",
