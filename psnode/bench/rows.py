@@ -63,7 +63,7 @@ def _row(spec: str, inputs: Rotation, targets: Rotation, seconds: float) -> dict
 
 
 def _pairs(spec: str, inputs: Rotation, targets: Rotation) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
-    """What is measured: by hand, and generated. Raises unless both write the same bytes."""
+    """Pairs of calls to measure, by hand and generated, for each action. AssertionError unless both write the same bytes."""
     from psnode.codecs.rows.coder import Coder
     from psnode.codecs.rows.compiled import compiled
     from psnode.codecs.rows.formula import program_of

@@ -1,4 +1,4 @@
-"""What kernels that are generated of formulas call (psnode.codecs.rows.numba_text), beside what the others call."""
+"""Steps that only kernels generated of formulas take (psnode.codecs.rows.numba_text)."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class RowCodec(FlatCodec):
 
     @abstractmethod
     def to_fields(self, v: Value) -> Fields:
-        """What is sent of the row `v` (float32, 512 values; the last row of an array is filled up with zeros)."""
+        """Name the fields that are sent of the row `v` (float32, 512 values; the last row is filled up with zeros)."""
 
     @abstractmethod
     def from_fields(self, *fields: Any, **named: Any) -> Value:
@@ -69,7 +69,7 @@ class RowCodec(FlatCodec):
         coder.decode(rest, out.reshape(-1), weight, True)
 
     def _read(self, body: Bytes, size: int) -> tuple[Coder, Bytes]:
-        """What decodes a body, and the body behind its parameters, checked."""
+        """Find the coder of a body by its parameters; also the body behind them, checked."""
         start = self._settings_nbytes()
         if body.size < start:
             raise PayloadError(f"{self.id}: a body of {body.size} bytes ends inside the parameters")

@@ -15,7 +15,7 @@ _INFINITY = np.uint32(0x7F800000)
 
 
 class Functions(Protocol):
-    """What is made of a program, by whichever processor. Arrays are full rows, the first of which is number `first` of `rows`."""
+    """Kernels made of a program, for any processor. Arrays are full rows, the first of which is number `first` of `rows`."""
 
     def survey(self, x: Floats, tops: Int32s) -> bool:
         """Raise `tops`: the largest magnitude, the least and the greatest value of `x`, as integers ordered alike; all finite?"""

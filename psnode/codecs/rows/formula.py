@@ -17,7 +17,7 @@ OF_ALL = ("largest_of_all", "least_of_all", "greatest_of_all")  # what takes a s
 
 
 class Fields:
-    """What encode sends: numbers of the array or of each row, and one packing, in the order of the body.
+    """Everything that encode sends: numbers of the array or of each row, and one packing, in the order of the body.
 
     `Fields(norms=norm, codes=planes(q, 4))`; decode is handed the fields by their names. Those of the array come first, then
     those of rows, then the packing.
@@ -51,11 +51,11 @@ class Formula(Protocol):
         """True if what decodes to no finite number is to become the largest."""
 
     def to_fields(self, v: Value) -> Fields:
-        """What is sent of a row `v` of float32."""
+        """Name the fields that are sent of a row `v` of float32."""
 
     @property
     def from_fields(self) -> Callable[..., Value]:
-        """What the fields, under their names, decode to: a float32 of every coordinate."""
+        """Decode the fields, under their names, to a float32 of every coordinate."""
 
 
 class Column(NamedTuple):
