@@ -38,7 +38,7 @@ class Cells(NamedTuple):
 
 
 @inlined
-def _ordered(bits: np.int32) -> np.int32:
+def ordered(bits: np.int32) -> np.int32:
     """An integer that is ordered as the float32 with `bits` is; its own inverse."""
     return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(_MAGNITUDE)))
 
@@ -60,11 +60,11 @@ def extremes(x: Floats, parts: PartTable, ends: Floats) -> bool:
                 return False
         values = bits[start : start + STRETCH]
         for i in range(values.size):
-            place = _ordered(values[i])
+            place = ordered(values[i])
             low = min(low, place)
             high = max(high, place)
     cells = ends.view(np.int32)
-    cells[0], cells[1] = _ordered(low), _ordered(high)
+    cells[0], cells[1] = ordered(low), ordered(high)
     return bool(np.int32(~_INFINITE) < low and high < np.int32(_INFINITE))
 
 

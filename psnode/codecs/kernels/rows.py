@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from psnode.codecs.arrays import Bytes, Floats, Int32s
+from psnode.codecs.kernels.bitmasks import MAGNITUDE
+from psnode.codecs.kernels.finite import INFINITY_BITS
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.llvm.instructions import instructions
 from psnode.codecs.kernels.memory import AHEAD, fetch_row, wide
+from psnode.codecs.kernels.minmax import ordered
 from psnode.codecs.kernels.norms import fold, top_bits
 from psnode.codecs.kernels.planes import new_rows, pack_codes, unpack_codes
 
 ROW = 512
-_MAGNITUDE = 0x7FFFFFFF
-_INFINITY = 0x7F800000
 _TO_BITS = 0x0102040810204080  # times eight bytes 0 or 1: their bits in the highest byte
 
 
@@ -42,7 +43,7 @@ def sum_512(v: Floats, lanes: Floats) -> np.float32:
 @inlined
 def is_finite(v: Floats) -> bool:
     """True if a row is finite."""
-    return bool(top_bits(v.view(np.uint32), np.uint32(0)) < np.uint32(_INFINITY))
+    return bool(top_bits(v.view(np.uint32), np.uint32(0)) < np.uint32(INFINITY_BITS))
 
 
 @inlined
@@ -69,14 +70,9 @@ def unpack_signs(data: Bytes, low: Bytes) -> None:
 
 
 @inlined
-def _ordered(bits: np.int32) -> np.int32:
-    return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(_MAGNITUDE)))
-
-
-@inlined
 def top_of(place: np.int32) -> np.float32:
     """The number whose place among all is `place`: see `survey`."""
-    return np.float32(float_of(np.uint32(_ordered(place))))
+    return np.float32(float_of(np.uint32(ordered(place))))
 
 
 @kernel
@@ -89,12 +85,12 @@ def survey(x: Floats, tops: Int32s) -> bool:
         fetch_row(x, start + AHEAD)
         part = bits[start : start + ROW]
         for i in range(part.size):
-            largest = max(largest, np.int32(part[i] & np.int32(_MAGNITUDE)))
-            place = _ordered(part[i])
+            largest = max(largest, np.int32(part[i] & np.int32(MAGNITUDE)))
+            place = ordered(part[i])
             least = min(least, place)
             greatest = max(greatest, place)
     tops[0], tops[1], tops[2] = largest, least, greatest
-    return bool(largest < np.int32(_INFINITY))
+    return bool(largest < np.int32(INFINITY_BITS))
 
 
 @kernel

@@ -7,11 +7,11 @@ from typing import Protocol
 import numpy as np
 
 from psnode.codecs.arrays import Bytes, Floats, Int32s, Words, Words32, readonly
+from psnode.codecs.kernels.bitmasks import MAGNITUDE
+from psnode.codecs.kernels.finite import INFINITY_BITS
 from psnode.codecs.rows.formula import Program, rows_of
 from psnode.codecs.rows.language import ROW
 from psnode.errors import PayloadError
-
-_INFINITY = np.uint32(0x7F800000)
 
 
 class Functions(Protocol):
@@ -92,7 +92,7 @@ class Coder:
         program.packed.check(body[start:], size, program.id)
         side, rows = body[:start].view(np.uint32), rows_of(size)
         for name, numbers in program.columns(side, rows):
-            if int((numbers & np.uint32(0x7FFFFFFF)).max(initial=0)) >= _INFINITY:
+            if int((numbers & np.uint32(MAGNITUDE)).max(initial=0)) >= INFINITY_BITS:
                 raise PayloadError(f"{program.id}: {name} is not finite")
 
     def _views(self, body: Bytes, size: int) -> tuple[Words32, Bytes, Bytes]:

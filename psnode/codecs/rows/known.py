@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from psnode.codecs.base import Codec
+from psnode.codecs.kernels.bitmasks import MAGNITUDE
 from psnode.codecs.rows.codec import RowCodec
 from psnode.codecs.rows.formula import Fields, Formula
 from psnode.codecs.rows.language import (
@@ -34,7 +35,6 @@ from psnode.codecs.rows.values import Value
 from psnode.codecs.table import number_of
 
 _LOW, _HIGH = 2.0**-50, 2.0**50
-_MAGNITUDE = 0x7FFFFFFF
 _REBIASED = 112 << 23  # between the exponents of binary16 and binary32
 
 
@@ -92,7 +92,7 @@ class Bf16Rows(Known):
     """bf16: the upper half of a float32, rounded to nearest even, at most the largest."""
 
     def to_fields(self, v: Value) -> Fields:
-        kept = minimum(bits(v) & _MAGNITUDE, 0x7F7F0000)
+        kept = minimum(bits(v) & MAGNITUDE, 0x7F7F0000)
         rounded = (kept + 0x7FFF + ((kept >> 16) & 1)) >> 16
         return Fields(codes=halves(rounded | ((bits(v) >> 16) & 0x8000)))
 
@@ -104,7 +104,7 @@ class Fp16Rows(Known):
     """fp16: below 2^-14 a multiple of 2^-24, which adding 1/2 rounds to; else 11 bits of the float32, rounded to nearest even."""
 
     def to_fields(self, v: Value) -> Fields:
-        magnitude = bits(v) & _MAGNITUDE
+        magnitude = bits(v) & MAGNITUDE
         kept = minimum(magnitude, 0x477FE000)
         normal = (kept + 0xFFF + ((kept >> 13) & 1) - _REBIASED) >> 13
         small = bits(abs(v) + 0.5) - 0x3F000000
