@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ import pytest
 from psnode.codecs import get_codec
 from psnode.codecs.rng import Key
 from psnode.config.extensions import load_codec
+from tests.codecs.promises import check_promises
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = f"{ROOT / 'examples' / 'codec.py'}:Logarithmic"
@@ -37,13 +35,7 @@ def test_magnitudes_are_rounded_down_to_a_level() -> None:
 
 
 def test_it_keeps_the_promises_of_every_codec() -> None:
-    tests = [f"tests/codecs/test__{name}.py" for name in ("contract", "measure", "statistics")]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, "--codec", EXAMPLE],
-        cwd=ROOT, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTEST_ADDOPTS": ""},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert int(done.stdout.rpartition(" passed")[0].split()[-1]) > 100
+    check_promises(EXAMPLE, "contract", "measure", "statistics")
 
 
 def test_a_job_trains_with_it_and_the_bench_measures_it(psnode: Callable[..., Any], tmp_path: Path) -> None:

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from psnode.codecs import Codec, get_codec, table
+from psnode.codecs import Codec, Payload, get_codec, table
 from psnode.codecs.base import Floats
 from psnode.codecs.rng import Key
 from psnode.codecs.rows.coder import Coder, Functions
 from psnode.codecs.rows.formula import Program, program_of
 from psnode.codecs.rows.known import formula_of
 from tests.codecs.family import SHAPES, VALUES, gaussian
-from tests.codecs.test__golden import fixed_input
+from tests.codecs.test__golden import FOLDER, fixed_input
 
 EMPTY = np.empty(0, np.float32)
 KEY = Key.derive(1, "golden")  # that of the golden payloads
@@ -71,3 +71,21 @@ def check(codec: Codec, functions: Functions, x: Floats) -> None:
     codec.decode_add(payload, expected, 0.3)
     coder.decode(payload.body, sums, np.float32(0.3), True)
     np.testing.assert_array_equal(sums.view(np.uint32), expected.view(np.uint32))
+
+
+def check_golden(name: str, functions: Functions) -> None:
+    """The stored payload `name` is made of the fixed input."""
+    stored, x = Payload.from_bytes((FOLDER / f"{name}.bin").read_bytes()), fixed_input().reshape(-1)
+    coder = Coder(program(get_codec(GOLDEN[name])), functions)
+    body = np.empty(coder.program.nbytes(x.size), np.uint8)
+    assert coder.encode(x, np.array(KEY.words, np.uint64), body, EMPTY) == x.size
+    assert body.tobytes() == stored.body.tobytes()
+
+
+def check_all(spec: str, functions: Functions) -> None:
+    """`check` of every input, which an error names."""
+    for name, x in inputs():
+        try:
+            check(get_codec(spec), functions, x)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from error

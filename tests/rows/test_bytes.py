@@ -8,13 +8,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from psnode.codecs import Payload, get_codec
+from psnode.codecs import get_codec
 from psnode.codecs.rows.coder import Coder, Functions
 from psnode.codecs.rows.compiled import compiled
 from psnode.codecs.rows.interpreter import Interpreted
 from psnode.codecs.rows.numba_text import text_of
-from tests.codecs.test__golden import FOLDER, fixed_input
-from tests.rows.forms import EMPTY, FORMS, GOLDEN, KEY, check, inputs, program, with_formula
+from tests.rows.forms import EMPTY, FORMS, GOLDEN, KEY, check, check_all, check_golden, program, with_formula
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
@@ -34,22 +33,13 @@ def test_every_codec_with_a_formula_is_tested_here_and_has_golden_bytes() -> Non
 @pytest.mark.parametrize("make", [interpreted, by_numba])
 @pytest.mark.parametrize("name", GOLDEN)
 def test_the_golden_payload(name: str, make) -> None:
-    stored, x = Payload.from_bytes((FOLDER / f"{name}.bin").read_bytes()), fixed_input().reshape(-1)
-    coder = Coder(program(get_codec(GOLDEN[name])), make(GOLDEN[name]))
-    body = np.empty(coder.program.nbytes(x.size), np.uint8)
-    assert coder.encode(x, np.array(KEY.words, np.uint64), body, EMPTY) == x.size
-    assert body.tobytes() == stored.body.tobytes()
+    check_golden(name, make(GOLDEN[name]))
 
 
 @pytest.mark.parametrize("make", [interpreted, by_numba])
 @pytest.mark.parametrize("spec", FORMS)
 def test_all_contract_inputs(spec: str, make) -> None:
-    codec, functions = get_codec(spec), make(spec)
-    for name, x in inputs():
-        try:
-            check(codec, functions, x)
-        except AssertionError as error:
-            raise AssertionError(f"{name}: {error}") from error
+    check_all(spec, make(spec))
 
 
 @pytest.mark.parametrize("spec", FORMS)

@@ -11,13 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psnode.codecs import Payload, get_codec
+from psnode.codecs import get_codec
 from psnode.codecs.rows.coder import Coder
 from psnode.codecs.rows.cuda_text import HEADERS, text_of
 from psnode.config.extensions import load_codec
-from tests.codecs.test__golden import FOLDER, fixed_input
 from tests.rows import nvrtc
-from tests.rows.forms import EMPTY, FORMS, GOLDEN, KEY, check, inputs, program
+from tests.rows.forms import EMPTY, FORMS, GOLDEN, KEY, check_all, check_golden, inputs, program
 from tests.rows.hosted import GXX, Hosted, build
 
 EXAMPLE = f"{Path(__file__).parents[2] / 'examples' / 'row_codec.py'}:Levels"
@@ -41,21 +40,13 @@ def built(tmp_path_factory: pytest.TempPathFactory):
 @with_gxx
 @pytest.mark.parametrize("name", GOLDEN)
 def test_the_golden_payload(name: str, built) -> None:
-    stored, x = Payload.from_bytes((FOLDER / f"{name}.bin").read_bytes()), fixed_input().reshape(-1)
-    coder = Coder(program(get_codec(GOLDEN[name])), built(GOLDEN[name]))
-    body = np.empty(coder.program.nbytes(x.size), np.uint8)
-    assert coder.encode(x, np.array(KEY.words, np.uint64), body, EMPTY) == x.size
-    assert body.tobytes() == stored.body.tobytes()
+    check_golden(name, built(GOLDEN[name]))
 
 
 @with_gxx
 @pytest.mark.parametrize("spec", FORMS)
 def test_all_contract_inputs(spec: str, built) -> None:
-    for name, x in inputs():
-        try:
-            check(get_codec(spec), built(spec), x)
-        except AssertionError as error:
-            raise AssertionError(f"{name}: {error}") from error
+    check_all(spec, built(spec))
 
 
 @with_gxx

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from psnode.codecs.rows.codec import _coder
 from psnode.config.extensions import load_codec
 from psnode.errors import PayloadError
 from tests.codecs.family import gaussian
+from tests.codecs.promises import check_promises
 from tests.test_docs import python_blocks
 
 ROOT = Path(__file__).parents[2]
@@ -54,13 +54,7 @@ def test_the_page_shows_the_example() -> None:
 
 
 def test_it_keeps_the_promises_of_every_codec() -> None:
-    tests = [f"tests/codecs/test__{name}.py" for name in ("contract", "hostile", "statistics")]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, "--codec", EXAMPLE],
-        cwd=ROOT, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTEST_ADDOPTS": ""},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert int(done.stdout.rpartition(" passed")[0].split()[-1]) > 100
+    check_promises(EXAMPLE, "contract", "hostile", "statistics")
 
 
 def test_payloads_of_other_parameters_are_read_without_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
