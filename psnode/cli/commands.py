@@ -24,12 +24,12 @@ from psnode.cli.completion import VALUES
 from psnode.cli.debugging import debuggable, traced
 from psnode.cli.doctor import doctor
 from psnode.cli.export import export
-from psnode.cli.foreign import answer
 from psnode.cli.runs import report, runs
 from psnode.cli.shared import configure
 from psnode.cli.tune import tune
+from psnode.cli.usage_errors import in_words
 from psnode.config import settings
-from psnode.config.declaration import click_option, nearest
+from psnode.config.declaration import click_option
 from psnode.config.logs import shown
 from psnode.errors import ConfigurationError, PsnodeError, in_one_line
 from psnode.transport.mpi.environment import place
@@ -254,32 +254,6 @@ def codecs(name: str | None, as_json: bool, source: str | None) -> int:
     return 0
 
 
-def _usage(error: click.UsageError, arguments: Sequence[str]) -> str:
-    """The error of the command line, in one line."""
-    path = error.ctx.command_path if error.ctx else _path(arguments)
-    if isinstance(error, click.exceptions.NoSuchOption) and error.ctx:
-        flags = [flag for parameter in error.ctx.command.params for flag in (*parameter.opts, *parameter.secondary_opts)]
-        hint = (answer(error.option_name) if path.endswith("train") else "") or nearest(error.option_name, flags)
-        return f"unknown option {error.option_name}{hint} ({path} --help lists all of them)"
-    if isinstance(error, click.exceptions.NoSuchCommand) and error.ctx and isinstance(error.ctx.command, click.Group):
-        names = error.ctx.command.list_commands(error.ctx)
-        return f"unknown command {error.command_name!r}: choose from {', '.join(names)}{nearest(error.command_name, names)}"
-    return f"{' '.join(error.format_message().split()).rstrip('.')}: see {path} --help"
-
-
-def _path(arguments: Sequence[str]) -> str:
-    """The command that `arguments` name."""
-    command: click.Command = app
-    path = ["psnode"]
-    for word in arguments:
-        found = command.commands.get(word) if isinstance(command, click.Group) else None
-        if found is None:
-            break
-        command = found
-        path.append(word)
-    return " ".join(path)
-
-
 def _speaks() -> bool:
     """True if this process is rank 0 of its job: before MPI starts all ranks see the same error, and one tells it."""
     here = place()
@@ -301,7 +275,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         click.echo(error.format_message(), err=True)
         return 2
     except click.UsageError as error:
-        return _fail(_usage(error, sys.argv[1:] if arguments is None else arguments), 2)
+        return _fail(in_words(error, app, sys.argv[1:] if arguments is None else arguments), 2)
     except (click.Abort, KeyboardInterrupt):
         return 130
     except PsnodeError as error:

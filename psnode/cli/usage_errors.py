@@ -1,0 +1,35 @@
+"""Errors of the command line in words: unknown options and commands, missing values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from psnode.cli.foreign import answer
+from psnode.config.declaration import nearest
+
+
+def in_words(error: click.UsageError, app: click.Command, arguments: Sequence[str]) -> str:
+    """The error of the command line `arguments` of `app`, in one line that names the help of the command."""
+    path = error.ctx.command_path if error.ctx else _path(app, arguments)
+    if isinstance(error, click.exceptions.NoSuchOption) and error.ctx:
+        flags = [flag for parameter in error.ctx.command.params for flag in (*parameter.opts, *parameter.secondary_opts)]
+        hint = (answer(error.option_name) if path.endswith("train") else "") or nearest(error.option_name, flags)
+        return f"unknown option {error.option_name}{hint} ({path} --help lists all of them)"
+    if isinstance(error, click.exceptions.NoSuchCommand) and error.ctx and isinstance(error.ctx.command, click.Group):
+        names = error.ctx.command.list_commands(error.ctx)
+        return f"unknown command {error.command_name!r}: choose from {', '.join(names)}{nearest(error.command_name, names)}"
+    return f"{' '.join(error.format_message().split()).rstrip('.')}: see {path} --help"
+
+
+def _path(command: click.Command, arguments: Sequence[str]) -> str:
+    """The command that `arguments` name."""
+    path = ["psnode"]
+    for word in arguments:
+        found = command.commands.get(word) if isinstance(command, click.Group) else None
+        if found is None:
+            break
+        command = found
+        path.append(word)
+    return " ".join(path)
