@@ -119,6 +119,8 @@ CASES: dict[Any, Callable[[Rng], tuple[Any, ...]]] = {
     ),
     rows.bits_of: lambda r: (hard(F32, 1, r)[0],),
     rows.float_of: lambda r: (hard(F32, 1, r).view(U32)[0],),
+    rows.pack_64: lambda r: (hard(np.uint8, 80, r) & np.uint8(1), 7, hard(U32, 8, r), 3),
+    rows.unpack_64: lambda r: (word(U64, r), hard(np.uint8, 80, r), 9),
     sgd.multiply_add: lambda r: (hard(F32, 1, r)[0], F32(r.standard_normal()), F32(r.standard_normal())),
 }  # fmt: skip
 

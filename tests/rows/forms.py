@@ -8,19 +8,29 @@ import numpy as np
 
 from psnode.codecs import Codec, Payload, get_codec, table
 from psnode.codecs.base import Floats
-from psnode.codecs.rng import Key
+from psnode.codecs.rng import Key, words
 from psnode.codecs.rows.coder import Coder, Functions
 from psnode.codecs.rows.formula import Program, program_of
 from psnode.codecs.rows.known import formula_of
 from tests.codecs.family import SHAPES, VALUES, gaussian
 from tests.codecs.test__golden import FOLDER, fixed_input
+from tests.codecs.test_low_bit_golden import SPECS as LOW_BIT
+from tests.codecs.test_low_bit_golden import scaled_input
 
 EMPTY = np.empty(0, np.float32)
 KEY = Key.derive(1, "golden")  # that of the golden payloads
 
 # Codecs with formulas, at their defaults and at others.
-FORMS = ["bf16", "fp16", "qsgd", "qsgd:levels=1,norm=max", "qsgd:levels=127", "qsgd:levels=300"]
-GOLDEN = {name: name for name in ("bf16", "fp16", "qsgd")}  # golden payloads of codecs that have a formula: file and spec
+FORMS = [
+    "bf16",
+    "fp16",
+    "qsgd",
+    "qsgd:levels=1,norm=max",
+    "qsgd:levels=127",
+    "qsgd:levels=300",
+]
+# Golden payloads of codecs that have a formula: file and spec.
+GOLDEN = {name: name for name in ("bf16", "fp16", "qsgd")}
 
 
 def with_formula() -> set[str]:
@@ -41,11 +51,27 @@ def ties(n: int) -> Floats:
     return x
 
 
-def inputs() -> Iterator[tuple[str, Floats]]:
-    """All contract inputs that are not empty, and longer ones."""
+def undecided(number: int) -> Floats:
+    """2100 fractions that the 16 random bits of stage `number` leave open: the sum is 2^16 - 1/2 in units of 2^-16."""
+    drawn = words(np.array(KEY.words, np.uint64), number, 5 * 64).reshape(5, 64, 4).transpose(0, 2, 1).reshape(5, 256)
+    sixteen = np.concatenate([drawn & 0xFFFF, drawn >> 16], axis=1).reshape(-1)[:2100]
+    return ((0xFFFF - sixteen + 0.5) / 65536).astype(np.float32)
+
+
+def all_ties(number: int) -> Iterator[tuple[str, Floats]]:
+    """Rows from 0 to 1 of nothing but ties, for codecs that round to multiples of the largest value, or to its powers of two."""
+    for name, x in (("all ties", undecided(number)), ("all ties of powers", (1 + undecided(number)) / 2)):
+        x[::512], x[1::512] = 1, 0
+        yield name, x
+
+
+def inputs(number: int) -> Iterator[tuple[str, Floats]]:
+    """All contract inputs that are not empty, longer ones, and those that stage `number` cannot decide by 16 bits."""
     yield "golden", fixed_input()
     yield "ties", ties(4 * 512 + 100)
-    yield "sparse", np.where(gaussian(3000) > 0.3, gaussian(3000, seed=1), 0).astype(np.float32)
+    yield from all_ties(number)
+    yield "sparse", np.where(gaussian(20 * 512 + 9) > 0.3, gaussian(20 * 512 + 9, seed=1), 0).astype(np.float32)
+    yield "full units", gaussian(2 * 2560)
     yield "long", gaussian(64 * 512 + 77)
     yield from VALUES.items()
     yield from ((f"shape {shape}", gaussian(*shape)) for shape in SHAPES if 0 not in shape)
@@ -74,8 +100,9 @@ def check(codec: Codec, functions: Functions, x: Floats) -> None:
 
 
 def check_golden(name: str, functions: Functions) -> None:
-    """The stored payload `name` is made of the fixed input."""
-    stored, x = Payload.from_bytes((FOLDER / f"{name}.bin").read_bytes()), fixed_input().reshape(-1)
+    """The stored payload `name` is made of its input."""
+    stored = Payload.from_bytes((FOLDER / f"{name}.bin").read_bytes())
+    x = (scaled_input() if name in LOW_BIT else fixed_input()).reshape(-1)
     coder = Coder(program(get_codec(GOLDEN[name])), functions)
     body = np.empty(coder.program.nbytes(x.size), np.uint8)
     assert coder.encode(x, np.array(KEY.words, np.uint64), body, EMPTY) == x.size
@@ -84,8 +111,9 @@ def check_golden(name: str, functions: Functions) -> None:
 
 def check_all(spec: str, functions: Functions) -> None:
     """`check` of every input, which an error names."""
-    for name, x in inputs():
+    codec = get_codec(spec)
+    for name, x in inputs(table.number_of(codec.id)):
         try:
-            check(get_codec(spec), functions, x)
+            check(codec, functions, x)
         except AssertionError as error:
             raise AssertionError(f"{name}: {error}") from error

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from psnode.codecs import get_codec
+from psnode.codecs.rows import interpreter
 from psnode.codecs.rows.coder import Coder, Functions
 from psnode.codecs.rows.compiled import compiled
 from psnode.codecs.rows.interpreter import Interpreted
 from psnode.codecs.rows.numba_text import text_of
-from tests.rows.forms import EMPTY, FORMS, GOLDEN, KEY, check, check_all, check_golden, program, with_formula
+from psnode.codecs.table import number_of
+from tests.rows.forms import EMPTY, FORMS, GOLDEN, KEY, all_ties, check, check_all, check_golden, program, with_formula
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
@@ -40,6 +42,21 @@ def test_the_golden_payload(name: str, make) -> None:
 @pytest.mark.parametrize("spec", FORMS)
 def test_all_contract_inputs(spec: str, make) -> None:
     check_all(spec, make(spec))
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        ("qsgd:levels=1,norm=max", "all ties"),
+    ],
+)
+def test_all_ties_are_ties(spec: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the inputs above reach what settles them."""
+    asked, chance = [], interpreter._chance
+    monkeypatch.setattr(interpreter, "_chance", lambda *arguments: asked.append(arguments) or chance(*arguments))
+    x = dict(all_ties(number_of(get_codec(spec).id)))[name]
+    check(get_codec(spec), interpreted(spec), x)
+    assert len(asked) > 3 * 0.99 * x.size  # a check encodes three times
 
 
 @pytest.mark.parametrize("spec", FORMS)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 
-from psnode.codecs.rng import Key
+from psnode.codecs.rng import Key, words
 from psnode.codecs.rows import (
     Fields,
     Value,
     any_of,
     bits,
     clip,
+    coin,
     cuda_text,
     f32,
     f64,
@@ -35,7 +36,9 @@ from psnode.codecs.rows import (
     settle,
     signs,
     sqrt,
+    stochastic,
     tree_sum,
+    trits,
     u32,
     where,
 )  # fmt: skip
@@ -44,7 +47,7 @@ from psnode.codecs.rows.compiled import compiled
 from psnode.codecs.rows.formula import Program, program_of
 from psnode.codecs.rows.interpreter import Interpreted
 from psnode.codecs.rows.numba_text import text_of
-from psnode.errors import CodecSpecError
+from psnode.errors import CodecSpecError, PayloadError
 from tests.codecs.family import gaussian
 from tests.rows import hosted
 
@@ -57,7 +60,7 @@ EMPTY = np.empty(0, np.float32)
 class Shown:
     """A formula that sends the upper and the lower half of the bits of a float32 or an integer, one of them, or a condition."""
 
-    id, number, may_overflow = "shown", 250, False
+    id, number, may_overflow = "shown", 250, False  # the number of DRAWN
 
     def __init__(self, make: Callable[[Value], Value], shift: int) -> None:
         self.make, self.shift = make, shift
@@ -95,6 +98,19 @@ def row_sum(x: np.ndarray) -> np.float32:
 
 
 F = np.float32
+NUMBER = 250
+DRAWN = words(np.array(Key.derive(3).words, np.uint64), NUMBER, 2 * 64).reshape(2, 64, 4).transpose(0, 2, 1).reshape(2, 256)
+SIXTEEN = np.concatenate([DRAWN & 0xFFFF, DRAWN >> 16], axis=1).astype(np.int64)
+# bit i mod 32 of word i // 32, the words of the first 64 calls in four planes
+COINS = (DRAWN[0, np.arange(1024) // 32] >> (np.arange(1024) % 32).astype(np.uint32) & 1).reshape(2, 512)
+ROUNDED = (np.floor(X * F(65536)).astype(np.int64) + SIXTEEN >> 16) + 64
+
+
+def rounded(v: Value) -> Value:
+    """v rounded at random, + 64."""
+    return stochastic(v * 65536.0, -64)
+
+
 WORDS: dict[str, tuple[Callable[[Value], Value], Any]] = {
     "add": (lambda v: v + 0.1, X + F(0.1)),
     "subtract from": (lambda v: 1 - v, F(1) - X),
@@ -123,6 +139,23 @@ WORDS: dict[str, tuple[Callable[[Value], Value], Any]] = {
     "tree_sum": (lambda v: tree_sum(v * v), np.array([[row_sum(row * row)] for row in ROWS])),
     "any_of": (lambda v: u32(any_of(v > 8.5)), (ROWS > 8.5).any(axis=1, keepdims=True).astype(np.uint32)),
     "where of a row": (lambda v: where(largest(v) > 9.7, v, -v), np.where(np.abs(ROWS).max(axis=1, keepdims=True) > 9.7, X, -X)),
+    "coin": (lambda v: u32(coin()), COINS.astype(np.uint32)),
+    "coins of a row": (
+        lambda v: where(any_of(v > 8.5), u32(coin()), u32(v > 0)),
+        np.where((ROWS > 8.5).any(axis=1, keepdims=True), COINS, ROWS > 0).astype(np.uint32),
+    ),
+    "rounded": (lambda v: rounded(v), ROUNDED.astype(np.uint32)),
+    "rounded, and more": (
+        lambda v: where(v < 0, 3 * rounded(v), rounded(v) + 7),
+        np.where(X < 0, 3 * ROUNDED, ROUNDED + 7).astype(np.uint32),
+    ),
+    "sum of rounded": (lambda v: tree_sum(f32(i32(rounded(v)))), np.array([[row_sum(row)] for row in ROUNDED.astype(F)])),
+    "any of rounded": (
+        lambda v: u32(any_of(rounded(v) == 74)) + u32(any_of(rounded(v) == 60)),
+        ((ROUNDED == 74).any(axis=1, keepdims=True).astype(np.uint32) + (ROUNDED == 60).any(axis=1, keepdims=True)).astype(
+            np.uint32
+        ),
+    ),
     "largest of all": (lambda v: largest_of_all(v), np.abs(X).max()),
     "least and greatest": (lambda v: greatest_of_all(v) - least_of_all(v), X.max() - X.min()),
 }
@@ -150,12 +183,85 @@ def test_kernels_compute_what_the_interpreter_does() -> None:
     np.testing.assert_array_equal(shown(mixed, lambda program: compiled(text_of(program))), expected)
 
 
-@pytest.mark.skipif(not hosted.GXX, reason="no g++")
-def test_cuda_text_computes_what_the_interpreter_does(tmp_path: Path) -> None:
-    def built(program: Program) -> Functions:
-        return hosted.Hosted(hosted.build(cuda_text.text_of(program), Path(mkdtemp(dir=tmp_path))))
+def by_numba(program: Program) -> Functions:
+    return compiled(text_of(program))
 
-    np.testing.assert_array_equal(shown(mixed, built), shown(mixed, Interpreted))
+
+def by_cuda_text(program: Program) -> Functions:
+    with TemporaryDirectory() as folder:
+        return hosted.Hosted(hosted.build(cuda_text.text_of(program), Path(folder)))
+
+
+with_gxx = pytest.mark.skipif(not hosted.GXX, reason="no g++")
+
+
+@with_gxx
+def test_cuda_text_computes_what_the_interpreter_does() -> None:
+    np.testing.assert_array_equal(shown(mixed, by_cuda_text), shown(mixed, Interpreted))
+
+
+class Thirds:
+    """2 above 1, 0 below -1, else 1, five to a byte; values that are not finite are met on the way, not by a sweep."""
+
+    id, number, may_overflow = "thirds", 250, False
+
+    def to_fields(self, v: Value) -> Fields:
+        return Fields(digits=trits(where(v > 1, u32(2), where(v < -1, u32(0), u32(1)))))
+
+    def from_fields(self, digits: Value) -> Value:
+        return f32(i32(digits)) - 1
+
+
+def five_to_a_byte(digits: np.ndarray) -> bytes:
+    """Blocks of 2560: byte j holds digits j, j + S, j + 2 S ... of a block of S bytes, the first one lowest."""
+    found = []
+    for start in range(0, digits.size, 2560):
+        block = digits[start : start + 2560].tolist()
+        stride = -(-len(block) // 5)
+        block += [0] * (5 * stride - len(block))
+        found += [sum(3**k * block[j + stride * k] for k in range(5)) for j in range(stride)]
+    return bytes(found)
+
+
+@pytest.mark.parametrize("make", [Interpreted, by_numba, pytest.param(by_cuda_text, marks=with_gxx)])
+def test_five_rows_share_the_bytes_of_trits(make: Callable[[Program], Functions]) -> None:
+    program = program_of(Thirds())
+    coder, key = Coder(program, make(program)), np.zeros(2, np.uint64)
+    for size in (1, 3, 512, 2560, 2561, 3 * 2560 + 4 * 512 + 7):
+        x = gaussian(size, seed=size)
+        kept = np.where(x > 1, 1, np.where(x < -1, -1, 0)).astype(np.float32)
+        body, error = np.empty(program.nbytes(size), np.uint8), np.empty(size, np.float32)
+        assert coder.encode(x, key, body, error) == size
+        assert body.tobytes() == five_to_a_byte(kept.astype(int) + 1)
+        np.testing.assert_array_equal(error, x - kept)
+        sums = np.ones(size, np.float32)
+        coder.check(body, size)
+        coder.decode(body, sums, np.float32(0.5), True)
+        np.testing.assert_array_equal(sums, 1 + kept / 2)
+
+
+@pytest.mark.parametrize("make", [Interpreted, by_numba, pytest.param(by_cuda_text, marks=with_gxx)])
+@pytest.mark.parametrize(("index", "done"), [(2559, 0), (2560 + 3 * 512, 2560), (2 * 2560 + 700, 5120)])
+def test_a_value_that_is_not_finite_ends_the_sweep_before_the_rows_it_is_packed_with(
+    make: Callable[[Program], Functions], index: int, done: int
+) -> None:
+    program = program_of(Thirds())
+    coder, x = Coder(program, make(program)), gaussian(2 * 2560 + 900)
+    x[index] = np.nan
+    over, body = x.copy(), np.empty(program.nbytes(x.size), np.uint8)
+    assert coder.encode(over, np.zeros(2, np.uint64), body, over) == done
+    kept = np.where(x > 1, 1, np.where(x < -1, -1, 0)).astype(np.float32)[:done]
+    np.testing.assert_array_equal(coder.beginning(body, x.size, done), kept)
+    if make is not by_cuda_text:  # on a GPU the units behind are coded as well, each by a warp of its own
+        np.testing.assert_array_equal(over, np.concatenate([x[:done] - kept, x[done:]]))
+
+
+def test_bytes_that_are_no_trits_are_refused() -> None:
+    program = program_of(Thirds())
+    coder = Coder(program, Interpreted(program))
+    for data in (b"", b"\xf3", b"\x01\x01", b"\x03"):  # for one digit: one byte, and nothing behind the digit
+        with pytest.raises(PayloadError, match="thirds"):
+            coder.check(np.frombuffer(data, np.uint8), 1)
 
 
 def refused(make: Callable[[Value], Any], decode: Callable[..., Any] = lambda codes: f32(codes)) -> str:
@@ -185,11 +291,13 @@ def test_what_does_not_fit_is_refused_in_one_line() -> None:
     assert "takes a uint32 of every coordinate" in refused(lambda v: Fields(codes=planes(u32(3), 2)))
     assert "takes a bool" in refused(lambda v: Fields(codes=signs(v)))
     assert "one packing" in refused(lambda v: Fields(top=largest(v)))
+    assert "cannot go with trits" in refused(lambda v: Fields(top=largest(v), codes=trits(bits(v) & 1)))
     assert "neither a packing nor" in refused(lambda v: Fields(v=v, codes=planes(bits(v) & 3, 2)))
     assert "is to return Fields" in refused(lambda v: v)
     assert "the input of encode itself" in refused(lambda v: good(v * largest_of_all(v + v)))
     assert "is to return an f32" in refused(good, lambda codes: codes)
     assert "knows the fields alone" in refused(good, lambda codes: f32(random16()))
+    assert "knows the fields alone" in refused(good, lambda codes: f32(u32(coin())))
     assert "settle takes" in refused(lambda v: Fields(codes=planes(settle(v, v), 2)))
     assert "failed: ZeroDivisionError" in refused(lambda v: good(v * (1 / 0)))
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.arrays import Bytes, Floats, Int32s
+from psnode.codecs.arrays import Bytes, Floats, Int32s, Words, Words32
 from psnode.codecs.kernels.bitmasks import MAGNITUDE
 from psnode.codecs.kernels.finite import INFINITY_BITS
+from psnode.codecs.kernels.fixed_point import goes_up, is_tie
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.llvm.instructions import instructions
+from psnode.codecs.kernels.llvm.operations import load, packed, store, unpacked
 from psnode.codecs.kernels.memory import AHEAD, fetch_row, wide
 from psnode.codecs.kernels.minmax import ordered
 from psnode.codecs.kernels.norms import fold, top_bits
 from psnode.codecs.kernels.planes import new_rows, pack_codes, unpack_codes
+from psnode.codecs.rng import BLOCK, HALF, fill
 
 ROW = 512
-_TO_BITS = 0x0102040810204080  # times eight bytes 0 or 1: their bits in the highest byte
+_GROUP = 64
 
 
 @instructions
@@ -52,21 +55,50 @@ def largest_512(v: Floats) -> np.float32:
     return np.float32(float_of(np.uint32(top_bits(v.view(np.uint32), np.uint32(0)))))
 
 
-@inlined
-def pack_signs(low: Bytes, out: Bytes) -> None:
-    """Bit i mod 8 of byte i // 8 is low[i], 0 or 1."""
-    eights = low[:ROW].view(np.uint64)
-    for j in range(out.size):
-        out[j] = np.uint8(np.uint64(eights[j] * np.uint64(_TO_BITS)) >> np.uint64(56))
+@instructions
+def pack_64(low: Bytes, start: int, out: Words32, at: int) -> None:
+    """Bit j of the two words out[at : at + 2] is 1 where low[start + j] is not 0."""
+    store(out, at, packed(load(low, start, _GROUP) >= 1))
+
+
+@instructions
+def unpack_64(mask: np.uint64, low: Bytes, start: int) -> None:
+    """low[start : start + 64] = the bits of `mask`."""
+    store(low, start, unpacked(mask).astype(np.uint8))
 
 
 @inlined
-def unpack_signs(data: Bytes, low: Bytes) -> None:
+def pack_signs(low: Bytes, out: Words32) -> None:
+    """Bit i mod 32 of word i // 32 is 1 where low[i], of 512, is not 0."""
+    for g in range(ROW // _GROUP):
+        pack_64(low, _GROUP * g, out, 2 * g)
+
+
+@inlined
+def unpack_signs(data: Words32, low: Bytes) -> None:
     """Inverse of pack_signs."""
-    for j in range(data.size):
-        byte = data[j]
-        for k in range(8):
-            low[8 * j + k] = np.uint8(np.uint8(byte >> np.uint8(k)) & np.uint8(1))
+    for g in range(ROW // _GROUP):
+        unpack_64(np.uint64(data[2 * g]) | (np.uint64(data[2 * g + 1]) << np.uint64(32)), low, _GROUP * g)
+
+
+@kernel
+def draw_coins(key: Words, stream: int, row: int, words: Words32, coins: Bytes) -> None:
+    """coins[i] = 0 or 1, a coin for every coordinate of a row: bit i mod 32 of word i // 32, as in kernels.signbits.
+
+    `words`: those of 16 rows, and behind their 256 the number of these rows + 1; zeros at first.
+    """
+    piece = row // 16
+    if words[HALF] != np.uint32(piece + 1):
+        fill(words[:HALF], key, stream, piece * BLOCK)
+        words[HALF] = np.uint32(piece + 1)
+    unpack_signs(words[row % 16 * 16 :], coins)
+
+
+@inlined
+def settled(fixed: np.uint32, exact: float, key: Words, stream: int, index: int) -> np.uint32:
+    """fixed / 2^16 without its fraction; one more where 16 random bits were too few to tell and further ones say so."""
+    up = is_tie(fixed) and goes_up(exact, key, stream, index)
+    return np.uint32(np.uint32(fixed >> np.uint32(16)) + np.uint32(up))
 
 
 @inlined

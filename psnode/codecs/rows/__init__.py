@@ -10,6 +10,7 @@ from psnode.codecs.rows.language import (
     any_of,
     bits,
     clip,
+    coin,
     f32,
     f64,
     floor,
@@ -30,7 +31,7 @@ from psnode.codecs.rows.language import (
     u32,
     where,
 )
-from psnode.codecs.rows.packings import halves, planes, signs
+from psnode.codecs.rows.packings import halves, planes, signs, trits
 from psnode.codecs.rows.values import Value
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "any_of",
     "bits",
     "clip",
+    "coin",
     "f32",
     "f64",
     "floor",
@@ -60,6 +62,7 @@ __all__ = [
     "sqrt",
     "stochastic",
     "tree_sum",
+    "trits",
     "u32",
     "where",
 ]

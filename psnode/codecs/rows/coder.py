@@ -15,7 +15,7 @@ from psnode.errors import PayloadError
 
 
 class Functions(Protocol):
-    """Kernels made of a program, for any processor. Arrays are full rows, the first of which is number `first` of `rows`."""
+    """Kernels made of a program, for any processor. Arrays are full units of rows, the first row number `first` of `rows`."""
 
     def survey(self, x: Floats, tops: Int32s) -> bool:
         """Raise `tops`: the largest magnitude, the least and the greatest value of `x`, as integers ordered alike; all finite?"""
@@ -25,7 +25,7 @@ class Functions(Protocol):
     ) -> int:
         """Write numbers to `side` and codes to `packed`, and x - decoded to `error` unless it is empty; the coordinates done.
 
-        Those are fewer than all where a row is not finite. `error` may lie over `x`.
+        Those are fewer than all, full units, where a row is not finite. `error` may lie over `x`.
         """
 
     def decode(self, side: Words32, rows: int, first: int, packed: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
@@ -33,10 +33,11 @@ class Functions(Protocol):
 
 
 class Coder:
-    """encode and decode of a program, by such functions. The last row of an array is coded in a room of its own."""
+    """encode and decode of a program, by such functions. What is left behind full units is coded in a room of its own."""
 
     def __init__(self, program: Program, functions: Functions) -> None:
         self.program, self.functions = program, functions
+        self._unit = ROW * program.packed.rows
 
     def encode(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
         """Write the body of `x`, flat; the coordinates done, fewer than all if a value is not finite.
@@ -47,16 +48,16 @@ class Coder:
         if self.program.sweeps and not self.functions.survey(readonly(x), tops):
             return 0
         side, packed, rest = self._views(body, x.size)
-        full, rows = x.size // ROW * ROW, rows_of(x.size)
+        full, rows = x.size // self._unit * self._unit, rows_of(x.size)
         if full:
             done = self.functions.encode(readonly(x[:full]), 0, key, tops, side, rows, packed, error[:full])
             if done < full:
                 return done
         if full < x.size:
-            row, lost = np.zeros(ROW, np.float32), np.empty(ROW if error.size else 0, np.float32)
-            row[: x.size - full] = x[full:]
-            room = np.zeros(self.program.packed.nbytes(ROW), np.uint8)
-            if self.functions.encode(readonly(row), full // ROW, key, tops, side, rows, room, lost) < ROW:
+            last, lost = np.zeros(self._unit, np.float32), np.empty(self._unit if error.size else 0, np.float32)
+            last[: x.size - full] = x[full:]
+            room = np.zeros(self.program.packed.unit, np.uint8)
+            if self.functions.encode(readonly(last), full // ROW, key, tops, side, rows, room, lost) < self._unit:
                 return full
             self.program.packed.cut(room, x.size - full, rest)
             if error.size:
@@ -64,25 +65,25 @@ class Coder:
         return x.size
 
     def decode(self, body: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
-        """out = decoded, or out += weight * decoded; `out` is flat, and may end before the array does, with a full row."""
+        """out = decoded, or out += weight * decoded; `out` is flat."""
         side, packed, rest = self._views(body, out.size)
-        full, rows = out.size // ROW * ROW, rows_of(out.size)
+        full, rows = out.size // self._unit * self._unit, rows_of(out.size)
         if full:
             self.functions.decode(readonly(side), rows, 0, readonly(packed), out[:full], weight, adding)
         if full < out.size:
-            row = np.zeros(ROW, np.float32)
-            row[: out.size - full] = out[full:]
-            room = np.zeros(self.program.packed.nbytes(ROW), np.uint8)
+            last = np.zeros(self._unit, np.float32)
+            last[: out.size - full] = out[full:]
+            room = np.zeros(self.program.packed.unit, np.uint8)
             self.program.packed.fill(rest, out.size - full, room)
-            self.functions.decode(readonly(side), rows, full // ROW, readonly(room), row, weight, adding)
-            out[full:] = row[: out.size - full]
+            self.functions.decode(readonly(side), rows, full // ROW, readonly(room), last, weight, adding)
+            out[full:] = last[: out.size - full]
 
     def beginning(self, body: Bytes, size: int, done: int) -> Floats:
-        """The first `done` decoded values, full rows, of an array of `size`."""
+        """The first `done` decoded values, full units, of an array of `size`."""
         out = np.empty(done, np.float32)
         if done:
             side, packed, _ = self._views(body, size)
-            end = done // ROW * self.program.packed.nbytes(ROW)
+            end = done // self._unit * self.program.packed.unit
             self.functions.decode(readonly(side), rows_of(size), 0, readonly(packed[:end]), out, np.float32(1), False)
         return out
 
@@ -96,7 +97,7 @@ class Coder:
                 raise PayloadError(f"{program.id}: {name} is not finite")
 
     def _views(self, body: Bytes, size: int) -> tuple[Words32, Bytes, Bytes]:
-        """The numbers, and the codes of full rows and of the last one."""
+        """The numbers, and the codes of full units and of what is left."""
         start = 4 * self.program.side_words(size)
-        end = start + size // ROW * self.program.packed.nbytes(ROW)
+        end = start + size // self._unit * self.program.packed.unit
         return body[:start].view(np.uint32), body[start:end], body[end : self.program.nbytes(size)]

@@ -84,11 +84,11 @@ class CudaRows(Statements):
     def filled(self) -> list[str]:
         return ["U32 words[8];", f"draw(words, key, {self.program.stream}, row);"]
 
+    def tossed(self) -> list[str]:
+        return [f"const U32 coins = toss(key, {self.program.stream}, row);"]
+
     def kept_in(self, room: str) -> str:
         return room + "[{at}] = {x};"
-
-    def is_whole(self, value: Value) -> bool:
-        return False
 
     def stored(self, end: Value, store: Store) -> None:
         self.run([end], lambda at, names: [store.line(at, names[0])])
@@ -96,6 +96,6 @@ class CudaRows(Statements):
     def loop(self, ends: list[Value], then: Then, random: bool) -> None:
         self.put("EACH(k) {")
         with self.block():
-            leaves = {"input": "v[k]", "codes": "codes[k]", "random16": "SIXTEEN(words, k)"}
+            leaves = {"input": "v[k]", "codes": "codes[k]", "random16": "SIXTEEN(words, k)", "coin": "COIN(coins, k)"}
             self.put(*then("k", self.named(ends, lambda value: leaves.get(value.op), "k")))
         self.put("}")

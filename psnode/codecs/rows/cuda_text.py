@@ -17,7 +17,8 @@ HEADERS = Path(__file__).parent / "cuda"
 
 _HEADER = '// {}: kernels made of its formula by psnode.codecs.rows\n#include "rows.h"\n'
 _ENCODE = [
-    "// Code `count` full rows, of which x begins at number `first` of `rows`. `done`: the first of them that is not finite.",
+    "// Code `count` full rows, of which x begins at number `first` of `rows`. `done`: the first of them that is not finite,",
+    "// or that is packed with one.",
     "KERNEL encode(const float *x, float *error, uint32 *side, byte *packed, const int *tops, uint32 *done,",
     "              const uint64 *drawn, uint32 first, uint32 rows, uint32 count) {",
     "    uint32 key[5];",
@@ -29,6 +30,13 @@ _DECODE = [
     "              uint32 first, uint32 rows, uint32 count) {",
 ]
 _ROW = ["        const uint32 row = first + at;", "        const uint64 start = 512 * (uint64)at;"]
+_MISSED = ["            LOWER(done, 5 * unit);", "            continue;"]
+_UNIT = [
+    "    ROWS(unit, count / 5) {",
+    "        U32 trits[16];",
+    "        for (uint32 part = 0, power = 1; part < 5; part++, power *= 3) {",
+    "        const uint32 at = 5 * unit + part;",
+]
 
 
 def text_of(program: Program) -> str:
@@ -38,12 +46,11 @@ def text_of(program: Program) -> str:
 
 def _encode(program: Program) -> list[str]:
     rows, columns = CudaRows(program), (*program.of_array, *program.of_rows)
-    for value in below([*(column.value for column in columns), program.packed.value]):
-        if value.span is Span.ARRAY:
-            rows.number(value)
+    rows.numbers([*(column.value for column in columns), program.packed.value, program.kept])
     before = rows.taken()
     with rows.block():
-        rows.put("if (top_bits(v) >= FINITE_BELOW) {", "    LOWER(done, at);", "    continue;", "}")
+        if program.packed.rows == 1:
+            rows.put("if (top_bits(v) >= FINITE_BELOW) {", "    LOWER(done, at);", "    continue;", "}")
         for column in columns:
             rows.put(f"STORE_WORD(side, {place_of(program, column)}, {_word(column, rows)});")
         rows.put(f"{_codes(program)} codes[16];")
@@ -53,18 +60,29 @@ def _encode(program: Program) -> list[str]:
             rows.into(program.kept, Store("STORE_F32(error, start + 32 * {at}, v[{at}] - {x});"))
     body = rows.taken()
     load = ["        F32 v[16];", "        EACH(k) v[k] = LOAD_F32(x, start + 32 * k);"]
-    return [*_ENCODE, *before, "    ROWS(at, count) {", *_ROW, *load, *_rooms(rows), *body, "    }", "}"]
+    if program.packed.rows == 1:
+        return [*_ENCODE, *before, "    ROWS(at, count) {", *_ROW, *load, *_rooms(rows), *body, "    }", "}"]
+    look = [] if program.sweeps else ["        if (!finite_rows(x, 5 * unit, 5)) {", *_MISSED, "        }"]
+    store = "        EACH(k) STORE_8(packed + 512 * (uint64)unit, 32 * k, trits[k]);"
+    opening = [*_UNIT[:2], *look, *_UNIT[2:]]
+    return [*_ENCODE, *before, *opening, *_ROW, *load, *_rooms(rows), *body, "        }", store, "    }", "}"]
 
 
 def _decode(program: Program) -> list[str]:
     rows = CudaRows(program)
     columns = {column.name: column for column in (*program.of_array, *program.of_rows)}
+    fields = [value for value in below([program.decoded]) if value.op == "field"]
+
+    def read(span: Span) -> None:
+        for value in (value for value in fields if value.span is span):
+            word = f"side[{place_of(program, columns[str(value.detail)])}]"
+            rows.define(value, f"float_of({word})" if value.kind is Kind.F32 else f"({PLAIN[value.kind]}){word}")
+
+    read(Span.ARRAY)
+    rows.numbers([program.decoded])
+    before = rows.taken()
     with rows.block():
-        for value in below([program.decoded]):
-            if value.op == "field":
-                column = columns[str(value.detail)]
-                word = f"side[{place_of(program, column)}]"
-                rows.define(value, f"float_of({word})" if value.kind is Kind.F32 else f"({PLAIN[value.kind]}){word}")
+        read(Span.ROW)
         rows.put(f"{_codes(program)} codes[16];", _unpack(program))
         place = "out, start + 32 * {at}"
         rows.put("if (adding) {")
@@ -75,7 +93,10 @@ def _decode(program: Program) -> list[str]:
             rows.into(program.decoded, Store(f"STORE_F32({place}, {{x}});"))
         rows.put("}")
     body = rows.taken()
-    return [*_DECODE, "    ROWS(at, count) {", *_ROW, *_rooms(rows), *body, "    }", "}"]
+    if program.packed.rows == 1:
+        return [*_DECODE, *before, "    ROWS(at, count) {", *_ROW, *_rooms(rows), *body, "    }", "}"]
+    load = "        EACH(k) trits[k] = digits_of(LOAD_8(packed + 512 * (uint64)unit, 32 * k));"
+    return [*_DECODE, *before, *_UNIT[:2], load, *_UNIT[2:], *_ROW, *_rooms(rows), *body, "        }", "    }", "}"]
 
 
 def _rooms(rows: CudaRows) -> list[str]:
@@ -96,6 +117,8 @@ def _pack(program: Program) -> str:
     form, bits = program.packed.form, program.packed.bits
     if form == "halves":
         return "EACH(k) STORE_16(packed + 2 * start, 32 * k, codes[k]);"
+    if form == "trits":
+        return "EACH(k) trits[k] = part ? trits[k] + codes[k] * power : codes[k];"
     if form == "signs":
         return "EACH(k) STORE_WORD(packed + start / 8, k, BALLOT(codes[k]));"
     return f"pack_planes<{bits}>(codes, packed + {bits} * (start / 8));"
@@ -105,6 +128,8 @@ def _unpack(program: Program) -> str:
     form, bits = program.packed.form, program.packed.bits
     if form == "halves":
         return "EACH(k) codes[k] = LOAD_16(packed + 2 * start, 32 * k);"
+    if form == "trits":
+        return "EACH(k) { codes[k] = trits[k] % 3; trits[k] = trits[k] / 3; }"
     if form == "signs":
         return "EACH(k) codes[k] = BITS_OF_WORD(LOAD_WORD(packed + start / 8, k));"
     return f"unpack_planes<{bits}>(codes, packed + {bits} * (start / 8));"

@@ -13,6 +13,7 @@ from psnode.codecs.rows.packings import Packed
 from psnode.codecs.rows.values import Kind, Span, Value, below
 from psnode.errors import CodecError, CodecSpecError, in_one_line
 
+_OF_ENCODE = ("input", "random16", "coin", "settle")
 OF_ALL = ("largest_of_all", "least_of_all", "greatest_of_all")  # what takes a sweep of its own
 
 
@@ -117,6 +118,8 @@ def program_of(formula: Formula) -> Program:
     codes = Value("codes", fields.packed.value.kind, span=Span.COORDINATE)
     symbols = {name: Value("field", value.kind, span=_column_span(value), detail=name) for name, value in fields.numbers.items()}
     columns = [Column(name, value) for name, value in fields.numbers.items()]
+    if fields.packed.rows > 1 and any(value.span is Span.ROW for value in fields.numbers.values()):
+        raise CodecSpecError(f"{formula.id}: a number of the row cannot go with {fields.packed.form}, which are of several rows")
     return Program(
         formula.id,
         formula.number,
@@ -136,7 +139,7 @@ def _decoded(formula: Formula, fields: dict[str, Value]) -> Value:
     value = _run(formula, formula.from_fields, fields)
     if not isinstance(value, Value) or value.kind is not Kind.F32:
         raise CodecSpecError(f"{formula.id}: from_fields is to return an f32, not {value!r}")
-    if any(each.op in ("input", "random16", "settle") for each in below([value], known=list(fields.values()))):
+    if any(each.op in _OF_ENCODE for each in below([value], known=list(fields.values()))):
         raise CodecSpecError(f"{formula.id}: from_fields knows the fields alone, neither the input nor random bits")
     return where(value >= -LARGEST, minimum(value, LARGEST), -LARGEST) if formula.may_overflow else value
 

@@ -69,33 +69,33 @@ class Interpreted:
     def encode(self, x: Floats, first: int, key: Words, tops: Any, side: Words32, rows: int, packed: Bytes, error: Floats) -> int:
         """Write numbers and codes of full rows `x`, which begin at number `first` of `rows`.
 
-        The coordinates done: all, or those before the first row that is not finite. x - decoded goes to `error`, unless empty.
+        The coordinates done: all, or those before the first unit that is not finite. x - decoded goes to `error`, unless empty.
         """
-        program, at = self.program, 0
+        program, unit = self.program, ROW * self.program.packed.rows
+        codes = np.empty(unit, np.uint32)
         for start in range(0, x.size, ROW):
             v = x[start : start + ROW]
-            if not np.isfinite(v).all():
+            if start % unit == 0 and not np.isfinite(x[start : start + unit]).all():
                 return start
             found = _Evaluation(v[None], first + start // ROW, key, program.stream, tops)
             for place, column in enumerate(program.of_array):
                 side[place] = found.word(column.value)
             for place, column in enumerate(program.of_rows):
                 side[len(program.of_array) + place * rows + first + start // ROW] = found.word(column.value)
-            codes = found.value(program.packed.value).reshape(-1)
-            data = program.packed.pack(codes.astype(np.uint32))
-            packed[at : at + data.size] = data
-            at += data.size
+            coded = found.value(program.packed.value)
+            codes[start % unit : start % unit + ROW] = coded
+            if (start + ROW) % unit == 0:
+                packed[start // unit * program.packed.unit :][: program.packed.unit] = program.packed.pack(codes)
             if error.size:
-                found.known[_symbol(program.kept)] = codes[None]
+                found.known[_symbol(program.kept)] = coded
                 error[start : start + ROW] = v - found.value(program.kept).reshape(-1)
         return x.size
 
     def decode(self, side: Words32, rows: int, first: int, packed: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
         """out = decoded, or out += weight * decoded, for full rows `out`, which begin at number `first` of `rows`."""
-        program, nbytes = self.program, self.program.packed.nbytes(ROW)
+        form, unit = self.program.packed, ROW * self.program.packed.rows
         for start in range(0, out.size, ROW):
-            at = start // ROW * nbytes
-            codes = program.packed.unpack(packed[at : at + nbytes], ROW)
+            codes = form.unpack(packed[start // unit * form.unit :][: form.unit], unit)[start % unit :][:ROW]
             y = self._decoded(codes, side, rows, first + start // ROW)
             with np.errstate(all="ignore"):
                 out[start : start + ROW] = out[start : start + ROW] + weight * y if adding else y
@@ -139,6 +139,8 @@ class _Evaluation:
             return self.v
         if value.op == "random16":
             return _sixteen(self.key, self.stream, self.row, len(self.v))
+        if value.op == "coin":
+            return _coins(self.key, self.stream, self.row, len(self.v))
         if value.op == "settle":
             return self._settle(*arguments)
         if value.op == "cast":
@@ -163,6 +165,16 @@ def _symbol(end: Value) -> Value:
 def _sixteen(key: Words, stream: int, row: int, rows: int) -> Words32:
     planes = words(key, stream, BLOCK * rows, BLOCK * row).reshape(rows, BLOCK, 4).transpose(0, 2, 1).reshape(rows, HALF)
     return np.concatenate([planes & _ONES, planes >> np.uint32(16)], axis=1)
+
+
+def _coins(key: Words, stream: int, row: int, rows: int) -> Any:
+    """Bit i mod 32 of word i // 32 of 8192 coordinates: word w is number w // 64 of call w mod 64 of their 64."""
+    found = np.empty((rows, ROW), bool)
+    for at in range(rows):
+        piece, part = divmod(row + at, 16)
+        planes = words(key, stream, BLOCK, BLOCK * piece).T.reshape(-1)[16 * part : 16 * (part + 1)]
+        found[at] = np.unpackbits(planes.astype("<u4").view(np.uint8), bitorder="little")
+    return found
 
 
 def _chance(fraction: float, key: Words, stream: int, index: int) -> bool:

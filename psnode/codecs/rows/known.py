@@ -120,7 +120,11 @@ def _ordinary(norm: Value) -> Value:
     return (norm >= _LOW) & (norm <= _HIGH)
 
 
-_KNOWN: dict[str, type[Known]] = {"bf16": Bf16Rows, "fp16": Fp16Rows, "qsgd": QsgdRows}
+_KNOWN: dict[str, type[Known]] = {
+    "bf16": Bf16Rows,
+    "fp16": Fp16Rows,
+    "qsgd": QsgdRows,
+}
 
 
 def formula_of(codec: Codec) -> Formula | None:

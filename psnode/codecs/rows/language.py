@@ -116,6 +116,11 @@ def random16() -> Value:
     return Value("random16", Kind.U32, span=Span.COORDINATE)
 
 
+def coin() -> Value:
+    """A fair coin of a coordinate, true or false: the same wherever the formula names it. Rows that need none draw none."""
+    return Value("coin", Kind.BOOL, span=Span.COORDINATE)
+
+
 def settle(fixed: Value, exact: Value) -> Value:
     """floor(fixed / 2^16), where `fixed` is floor(exact) + a multiple of 2^16 + random16(); and one more, by up to 128 further
     random bits, where 16 were too few to tell. So the expectation is exactly exact / 2^16 + the multiple.

@@ -23,6 +23,7 @@ class NumbaRows(Statements):
     def __init__(self, program: Program, codes: str) -> None:
         super().__init__(program)
         self.codes = codes
+        self._one_by_one = False
 
     def literal(self, value: Value) -> str:
         if value.kind is Kind.BOOL:
@@ -31,6 +32,13 @@ class NumbaRows(Statements):
         return f"np.{value.kind.value}({float(number)!r})" if value.kind.real else f"np.{value.kind.value}({int(number)})"
 
     def expression(self, value: Value, names: list[str]) -> str:
+        if value.op == "settle":
+            draws = f"key, {self.program.stream}, row * 512 + i"
+            return (
+                f"settled({names[0]}, np.float64({names[1]}), {draws})"
+                if self._one_by_one
+                else f"np.uint32({names[0]} >> SIXTEEN)"
+            )
         if value.op in _PLAIN:
             return _PLAIN[value.op].format(*names)
         if value.kind is Kind.BOOL:
@@ -43,13 +51,23 @@ class NumbaRows(Statements):
     def reduced(self, value: Value) -> str:
         if value.op in OF_ALL:
             return f"top_of(tops[{OF_ALL.index(value.op)}])"
+        if value.op == "any":
+            return self._any(value.args[0])
         row = "v" if value.args[0].op == "input" else self.room(value.args[0])
         return {
-            "any": f"bool({row}.any())",
             "tree_sum": f"sum_512({row}, lanes)",
             "largest": f"largest_512({row})",
             "l2_norm": f"l2_norm({row}, lanes)",
         }[value.op]
+
+    def _any(self, condition: Value) -> str:
+        """One loop that stores nothing, unless the condition has to lie in a room."""
+        if any(value.op == "settle" for value in self.inside([condition])):
+            self.room(condition)
+        found = self.fresh()
+        self.put(f"{found} = np.uint32(0)")
+        self.run([condition], lambda at, names: [f"{found} = np.uint32({found} | np.uint32({names[0]}))"])
+        return f"{found} != np.uint32(0)"
 
     def assigned(self, value: Value, name: str, expression: str) -> str:
         return f"{name} = {expression}"
@@ -57,19 +75,19 @@ class NumbaRows(Statements):
     def filled(self) -> list[str]:
         return [f"fill(words, key, {self.program.stream}, row * 64)"]
 
+    def tossed(self) -> list[str]:
+        return [f"draw_coins(key, {self.program.stream}, row, coin_words, coins)"]
+
     def kept_in(self, room: str) -> str:
         return room + "[{at}] = {x}"
 
-    def is_whole(self, value: Value) -> bool:
-        return value.op == "settle"
-
     def stored(self, end: Value, store: Store) -> None:
-        if end.op == "settle" and end not in self._names:
-            if store.more:
-                self._settled(end, store)
-                return
-            self.room(end)
-        self.run([end], lambda at, names: [store.line(at, names[0])])
+        self.prepare([end])
+        open_ones = [value.args[0] for value in self.inside([end]) if value.op == "settle"]
+        if open_ones:
+            self._settled(end, open_ones, store)
+        else:
+            self.run([end], lambda at, names: [store.line(at, names[0])])
 
     def loop(self, ends: list[Value], then: Then, random: bool) -> None:
         self.put(f"for i in range({256 if random else 512}):")
@@ -79,28 +97,22 @@ class NumbaRows(Statements):
                 self._coordinate(ends, then, "256 + i", _HIGH)
 
     def _coordinate(self, ends: list[Value], then: Then, at: str, word: str) -> None:
-        leaves = {"input": f"v[{at}]", "codes": self.codes.format(at), "random16": word}
+        leaves = {"input": f"v[{at}]", "codes": self.codes.format(at), "random16": word, "coin": f"coins[{at}] != np.uint8(0)"}
         self.put(*then(at, self.named(ends, lambda value: leaves.get(value.op), at)))
 
-    def _settled(self, value: Value, store: Store) -> None:
-        """Codes by 16 bits each, and then those that these leave open, one by one."""
-        fixed, exact = value.args
-        self.prepare([exact])
+    def _settled(self, end: Value, open_ones: list[Value], store: Store) -> None:
+        """Every settle by 16 bits; and where these leave one open, the row again, one by one, with further bits."""
         self.put("worst = np.uint32(0)")
 
         def first(at: str, names: list[str]) -> list[str]:
-            code = f"np.uint32({names[0]} >> SIXTEEN)"
-            return [f"worst = max(worst, np.uint32({names[0]} & ONES))", store.line(at, code)]
+            noted = [f"worst = max(worst, np.uint32({name} & ONES))" for name in names[1:]]
+            return [*noted, store.line(at, names[0])]
 
-        self.run([fixed], first)
+        self.run([end, *open_ones], first)
         with self.when("worst == ONES"):
             self.put("for i in range(512):")
             with self.block():
                 self.put("half = np.uint32(words[i] & ONES) if i < 256 else np.uint32(words[i - 256] >> SIXTEEN)")
-
-                def again(at: str, names: list[str]) -> list[str]:
-                    draws = f"key, {self.program.stream}, row * 512 + i"
-                    tie = f"np.uint32({names[0]} & ONES) == ONES and goes_up(np.float64({names[1]}), {draws})"
-                    return [f"if {tie}:", "    " + store.more.format(at=at)]
-
-                self._coordinate([fixed, exact], again, "i", "half")
+                self._one_by_one = True
+                self._coordinate([end], lambda at, names: [store.line(at, names[0])], "i", "half")
+                self._one_by_one = False

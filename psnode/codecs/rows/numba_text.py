@@ -17,18 +17,19 @@ _HEADER = '''"""{id}: kernels made of its formula by psnode.codecs.rows. Do not 
 
 import numpy as np
 
-from psnode.codecs.kernels.fixed_point import goes_up
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, wide
 from psnode.codecs.kernels.norms import l2_norm
 from psnode.codecs.kernels.planes import new_rows, pack_codes, pack_row, unpack_codes, unpack_row
-from psnode.codecs.kernels.rows import bits_of, float_of, is_finite, largest_512, pack_signs, sum_512
-from psnode.codecs.kernels.rows import survey, top_of, unpack_signs
+from psnode.codecs.kernels.rows import bits_of, draw_coins, float_of, is_finite, largest_512, pack_signs, sum_512
+from psnode.codecs.kernels.rows import settled, survey, top_of, unpack_signs
+from psnode.codecs.kernels.trits import pack, unpack
 from psnode.codecs.rng import fill
 
 ONES, SIXTEEN = np.uint32(0xFFFF), np.uint32(16)
 '''
 
+_PART = "part = digits[start % 2560 : start % 2560 + 512]"
 _VIEWS = {Kind.F32: "side.view(np.float32)", Kind.I32: "side.view(np.int32)", Kind.U32: "side"}
 
 
@@ -54,8 +55,14 @@ class _Kernel:
             lines.append("    codes = np.zeros(512, np.uint32)")
         if self.program.packed.form == "halves":
             lines.append("    halves = packed.view(np.uint16)")
+        elif self.program.packed.form == "trits":
+            lines.append("    digits = np.empty(2560, np.uint8)")
+        else:
+            lines.append("    cells = packed.view(np.uint32)")
         if self.rows.uses_random:
             lines.append("    words = np.empty(256, np.uint32)")
+        if self.rows.uses_coins:
+            lines.append("    coins, coin_words = np.empty(512, np.uint8), np.zeros(257, np.uint32)")
         return lines + [f"    {name} = np.empty(512, np.{_dtype(kind)})" for name, kind in self.rows.rooms]
 
     def views(self) -> list[str]:
@@ -70,24 +77,26 @@ class _Kernel:
     def packing(self, verb: str) -> list[str]:
         """Lines that pack a row's codes, or unpack them."""
         form, bits = self.program.packed.form, self.program.packed.bits
-        here = f"packed[start // 512 * {64 * bits} : (start // 512 + 1) * {64 * bits}]"
-        if form == "signs":
-            return [f"{verb}_signs(low, {here})" if verb == "pack" else f"{verb}_signs({here}, low)"]
+        here = f"cells[start // 512 * {16 * bits} :]"
         if form == "halves":
             return []
-        words = f"{here}.view(np.uint32)"
+        if form == "trits":
+            here = "packed[start // 2560 * 512 : start // 2560 * 512 + 512]"
+            if verb == "pack":
+                return ["if start % 2560 == 2048:", f"    pack(digits, {here})"]
+            return ["if start % 2560 == 0:", f"    unpack({here}, digits)", _PART]
+        if form == "signs":
+            return [f"{verb}_signs(low, {here})" if verb == "pack" else f"{verb}_signs({here}, low)"]
         if bits > 8:
-            return [f"{verb}_codes(codes, 512, {bits}, room, {words}, packed[:0])"]
-        return [f"{verb}_row(low_words, {bits}, {words})" if verb == "pack" else f"{verb}_row({words}, {bits}, low_words)"]
+            return [f"{verb}_codes(codes, 512, {bits}, room, {here}, packed[:0])"]
+        return [f"{verb}_row(low_words, {bits}, {here})" if verb == "pack" else f"{verb}_row({here}, {bits}, low_words)"]
 
 
 class _Encode(_Kernel):
     def lines(self) -> list[str]:
         program, rows = self.program, self.rows
         ends = [*(column.value for column in self.columns), program.packed.value]
-        for value in below(ends):
-            if value.span is Span.ARRAY:
-                rows.number(value)
+        rows.numbers([*ends, program.kept])
         for column in program.of_array:
             rows.put(f"{self.place(column)} = {rows.number(column.value)}")
         before = rows.taken()
@@ -116,12 +125,18 @@ class _Encode(_Kernel):
     def _row(self, ends: list[Value]) -> None:
         rows, form = self.rows, self.program.packed.form
         norms = [value for value in below(ends) if value.op == "l2_norm" and value.args[0].op == "input"]
-        if not self.program.sweeps:  # the sweep has looked at all of it
+        if self.program.sweeps:
+            pass  # it has looked at all of the input
+        elif form == "trits":
+            rows.put("if start % 2560 == 0 and not is_finite(x[start : start + 2560]):", "    return start")
+        else:
             rows.put(f"if {rows.number(norms[0])} < 0:" if norms else "if not is_finite(v):", "    return start")
         for column in self.program.of_rows:
             rows.put(f"{self.place(column)} = {rows.number(column.value)}")
         if form == "halves":
             rows.put("part = halves[start : start + 512]")
+        if form == "trits":
+            rows.put(_PART)
         rows.into(self.program.packed.value, self.coded)
         rows.put(*self.packing("pack"), "if error.size:")
         with rows.block():
@@ -138,6 +153,7 @@ class _Decode(_Kernel):
         fields = [value for value in below([program.decoded]) if value.op == "field"]
         for value in (value for value in fields if value.span is Span.ARRAY):
             rows.define(value, self.place(columns[str(value.detail)]))
+        rows.numbers([program.decoded])
         before = rows.taken()
         with rows.block():
             for value in (value for value in fields if value.span is Span.ROW):
@@ -170,10 +186,12 @@ class _Decode(_Kernel):
 def _coded(packed: Packed) -> tuple[str, Store]:
     """The array that takes the codes of a row, and how they are stored."""
     if packed.form == "halves":
-        return "part", Store("part[{at}] = np.uint16({x})", "part[{at}] += np.uint16(1)")
+        return "part", Store("part[{at}] = np.uint16({x})")
+    if packed.form == "trits":
+        return "part", Store("part[{at}] = np.uint8({x})")
     if packed.bits > 8:
-        return "codes", Store("codes[{at}] = {x}", "codes[{at}] += np.uint32(1)")
-    return "low", Store("low[{at}] = np.uint8({x})", "low[{at}] += np.uint8(1)")
+        return "codes", Store("codes[{at}] = {x}")
+    return "low", Store("low[{at}] = np.uint8({x})")
 
 
 def _dtype(kind: Kind) -> str:

@@ -1,6 +1,6 @@
 """Packings: how one number a coordinate becomes the last part of a body, and back, in NumPy.
 
-`planes` and `halves` take codes, `signs` conditions. Layouts are those of docs/payload-format.md.
+`planes`, `halves` and `trits` take codes, `signs` conditions. Layouts are those of docs/payload-format.md.
 """
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ import numpy as np
 from psnode.codecs.arrays import Bytes, Words32, readonly
 from psnode.codecs.kernels.planes import packed_nbytes
 from psnode.codecs.kernels.rows import cut_row, fill_row
+from psnode.codecs.kernels.ternary import is_valid
+from psnode.codecs.kernels.trits import DIGITS
 from psnode.codecs.rows.values import Kind, Span, Value
 from psnode.errors import CodecSpecError, PayloadError
 
 _WIDTHS = (8, 4, 2, 1)
+_POWERS = 3 ** np.arange(DIGITS, dtype=np.uint32)[:, None]
+_TOP = 242  # the largest byte of five trits
 
 
 class Packed(NamedTuple):
@@ -25,12 +29,28 @@ class Packed(NamedTuple):
     form: str
     bits: int
 
+    @property
+    def rows(self) -> int:
+        """Rows that are packed together: a unit."""
+        return DIGITS if self.form == "trits" else 1
+
+    @property
+    def unit(self) -> int:
+        """Bytes of a unit."""
+        return self.nbytes(512 * self.rows)
+
     def nbytes(self, size: int) -> int:
         """Bytes that `size` codes take."""
+        if self.form == "trits":
+            return -(-size // DIGITS)
         return -(-size * self.bits // 8) if self.form != "planes" else packed_nbytes(size, self.bits)
 
     def pack(self, codes: Words32) -> Bytes:
-        """The bytes of one row's codes, 512 or fewer."""
+        """The bytes of the codes of a unit or less."""
+        if self.form == "trits":
+            digits = np.zeros((DIGITS, -(-codes.size // DIGITS)), np.uint32)
+            digits.reshape(-1)[: codes.size] = codes
+            return np.asarray((digits * _POWERS).sum(axis=0), np.uint8)
         if self.form == "halves":
             return codes.astype("<u2").view(np.uint8)
         if self.form == "signs":
@@ -39,6 +59,8 @@ class Packed(NamedTuple):
 
     def unpack(self, data: Bytes, count: int) -> Words32:
         """Inverse of `pack`, for `count` codes."""
+        if self.form == "trits":
+            return (np.minimum(data, _TOP).astype(np.uint32) // _POWERS % 3).astype(np.uint32).reshape(-1)[:count]
         if self.form == "halves":
             return data.copy().view("<u2").astype(np.uint32)
         if self.form == "signs":
@@ -50,28 +72,34 @@ class Packed(NamedTuple):
             at += stride
         return codes
 
-    def cut(self, row: Bytes, count: int, out: Bytes) -> None:
-        """Write the first `count` < 512 codes of a packed row to `out`."""
+    def cut(self, unit: Bytes, count: int, out: Bytes) -> None:
+        """Write the first `count` codes of a packed unit, fewer than all, to `out`."""
         if self.form == "planes":
-            cut_row(row, self.bits, count, out)
+            cut_row(unit, self.bits, count, out)
             return
-        out[:] = row[: out.size]
+        out[:] = self.pack(self.unpack(unit, count)) if self.form == "trits" else unit[: out.size]
         if self.form == "signs" and count % 8:
             out[-1] &= np.uint8(2 ** (count % 8) - 1)
 
-    def fill(self, data: Bytes, count: int, row: Bytes) -> None:
+    def fill(self, data: Bytes, count: int, unit: Bytes) -> None:
         """Inverse of `cut`: the codes from `count` on are 0."""
         if self.form == "planes":
-            fill_row(readonly(data), self.bits, count, row)
+            fill_row(readonly(data), self.bits, count, unit)
+        elif self.form == "trits":
+            codes = np.zeros(512 * self.rows, np.uint32)
+            codes[:count] = self.unpack(data, count)
+            unit[:] = self.pack(codes)
         else:
-            row[: data.size] = data
+            unit[: data.size] = data
 
     def check(self, data: Bytes, size: int, owner: str) -> None:
-        """PayloadError, naming `owner`, unless `data` is as long as it is to be and no bit follows those of the last sign."""
+        """PayloadError, naming `owner`, unless `data` is as long as it is to be and nothing follows the last sign or trit."""
         if data.size != self.nbytes(size):
             raise PayloadError(f"{owner}: {data.size} bytes instead of {self.nbytes(size)} for {size} coordinates")
         if self.form == "signs" and size % 8 and int(data[-1]) >> size % 8:
             raise PayloadError(f"{owner}: bits follow that of the last coordinate")
+        if self.form == "trits" and not is_valid(readonly(data), size):
+            raise PayloadError(f"{owner}: {data.size} bytes that are not {size} digits, five to a byte")
 
 
 def planes(codes: Value, width: int) -> Packed:
@@ -89,6 +117,11 @@ def halves(codes: Value) -> Packed:
 def signs(conditions: Value) -> Packed:
     """One bit each, 1 where the condition is true."""
     return Packed(_checked(conditions, Kind.BOOL, "signs"), "signs", 1)
+
+
+def trits(codes: Value) -> Packed:
+    """Codes 0, 1, 2, five to a byte; uint32."""
+    return Packed(_checked(codes, Kind.U32, "trits"), "trits", 2)
 
 
 def _checked(value: Value, kind: Kind, word: str) -> Value:

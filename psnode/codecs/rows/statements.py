@@ -18,10 +18,9 @@ Then = Callable[[str, list[str]], list[str]]
 
 
 class Store(NamedTuple):
-    """The statement that stores a value {x} in place {at}, and, for codes, the one that makes what lies there one more."""
+    """The statement that stores a value {x} in place {at}."""
 
     form: str
-    more: str = ""
 
     def line(self, at: str, x: str) -> str:
         """The statement itself."""
@@ -29,17 +28,17 @@ class Store(NamedTuple):
 
 
 class Statements(ABC):
-    """A writer of statements; `rooms`: arrays of 512 that were needed. `uses_random`: whether random words are drawn."""
+    """A writer of statements; `rooms`: arrays of 512 that were needed. `uses_random`, `uses_coins`: whether such are drawn."""
 
     opening, otherwise, closing = "if {}:", "else:", ""
 
     def __init__(self, program: Program) -> None:
         self.program, self.indent = program, 1
         self.rooms: list[tuple[str, Kind]] = []
-        self.uses_random = False
+        self.uses_random = self.uses_coins = False
         self._lines: list[str] = []
         self._names: dict[Value, str] = {}
-        self._filled = False
+        self._filled = self._tossed = False
         self._count = 0
 
     @abstractmethod
@@ -63,16 +62,16 @@ class Statements(ABC):
         """The statements that draw a row's random words."""
 
     @abstractmethod
+    def tossed(self) -> list[str]:
+        """The statements that draw a row's coins."""
+
+    @abstractmethod
     def loop(self, ends: list[Value], then: Then, random: bool) -> None:
         """A loop over the row with what `ends` are made of; `then`: the statements, from a place and the names of the ends."""
 
     @abstractmethod
     def stored(self, end: Value, store: Store) -> None:
         """Store a value of every coordinate that is no branch."""
-
-    @abstractmethod
-    def is_whole(self, value: Value) -> bool:
-        """True if a value of coordinates cannot be computed inside a loop with others."""
 
     def put(self, *lines: str) -> None:
         """Statements as they are."""
@@ -86,11 +85,11 @@ class Statements(ABC):
     @contextmanager
     def block(self) -> Iterator[None]:
         """An indented block: what is computed in it is known in it alone."""
-        kept = dict(self._names), self._filled
+        kept = dict(self._names), self._filled, self._tossed
         self.indent += 1
         yield
         self.indent -= 1
-        self._names, self._filled = kept
+        self._names, self._filled, self._tossed = kept
 
     @contextmanager
     def when(self, condition: str) -> Iterator[None]:
@@ -117,6 +116,12 @@ class Statements(ABC):
                 self.define(end, self.expression(end, [self.number(arg) for arg in end.args]))
         return self._names[end]
 
+    def numbers(self, ends: list[Value]) -> None:
+        """Compute the numbers of the array that `ends` are made of, here."""
+        for value in below(ends, known=list(self._names)):
+            if value.span is Span.ARRAY:
+                self.number(value)
+
     def into(self, end: Value, store: Store) -> None:
         """Store a value of every coordinate."""
         if not branches(end):
@@ -138,6 +143,9 @@ class Statements(ABC):
         if random and not self._filled:
             self.put(*self.filled())
             self._filled = self.uses_random = True
+        if not self._tossed and any(value.op == "coin" for value in self.inside(ends)):
+            self.put(*self.tossed())
+            self._tossed = self.uses_coins = True
         self.loop(ends, then, random)
 
     def room(self, value: Value) -> str:
@@ -193,7 +201,7 @@ class Statements(ABC):
             seen.add(value)
             if value.span < Span.COORDINATE:
                 self.number(value)
-            elif branches(value) or self.is_whole(value):
+            elif branches(value):
                 self.room(value)
             else:
                 ahead.extend(value.args)

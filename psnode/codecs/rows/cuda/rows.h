@@ -52,6 +52,16 @@ INLINE void draw(U32 (&words)[8], const uint32 (&key)[5], uint32 stream, uint32 
 
 #define SIXTEEN(words, k) ((k) < 8 ? (words)[(k) & 7] & 0xFFFF : (words)[(k) & 7] >> 16)
 
+// The coins of a row: bit t of the word of lane k < 16 is that of coordinate t + 32 k. 16 rows share 64 calls.
+INLINE U32 toss(const uint32 (&key)[5], uint32 stream, uint32 row) {
+    U32 x[4] = {(LANE & 15) + (64 * (row / 16) + 16 * (row & 3)), SPREAD_U32(stream), SPREAD_U32(0), SPREAD_U32(0)};
+    threefry(x, key);
+    const uint32 word = row / 4 & 3;
+    return word & 2 ? (word & 1 ? x[3] : x[2]) : (word & 1 ? x[1] : x[0]);
+}
+
+#define COIN(coins, k) BITS_OF_WORD(OF_LANE(coins, k))
+
 // True with probability `fraction`: 128 bits of a stream of their own are below it.
 SELDOM bool chance(double fraction, uint32 a, uint32 b, uint32 c, uint32 d, uint32 stream, uint32 index) {
     const uint32 key[5] = {a, b, c, d, a ^ b ^ c ^ d ^ 0x1BD11BDAu};
@@ -101,6 +111,24 @@ INLINE uint32 top_bits(const F32 (&x)[16]) {
         top = SELECT(GT(other, top), other, top);
     }
     return OF_LANE(top, 0);
+}
+
+// True if so many rows from number `first` on are finite.
+INLINE bool finite_rows(const float *x, uint32 first, uint32 count) {
+    uint32 top = 0;
+    for (uint32 at = first; at < first + count; at++) {
+        F32 v[16];
+        EACH(k) v[k] = LOAD_F32(x, 512 * (uint64)at + 32 * k);
+        const uint32 found = top_bits(v);
+        top = found > top ? found : top;
+    }
+    return top < FINITE_BELOW;
+}
+
+// Five trits to a byte; a byte that is none counts as the largest.
+INLINE U32 digits_of(U32 bytes) {
+    const U32 top = SPREAD_U32(242);
+    return SELECT(GT(bytes, top), top, bytes);
 }
 
 INLINE float largest(const F32 (&x)[16]) { return float_of(top_bits(x)); }
