@@ -24,13 +24,15 @@ KEY = Key.derive(1, "golden")  # that of the golden payloads
 FORMS = [
     "bf16",
     "fp16",
+    "nuqsgd",
+    "nuqsgd:levels=62,norm=max",
     "qsgd",
     "qsgd:levels=1,norm=max",
     "qsgd:levels=127",
     "qsgd:levels=300",
 ]
 # Golden payloads of codecs that have a formula: file and spec.
-GOLDEN = {name: name for name in ("bf16", "fp16", "qsgd")}
+GOLDEN = {name: name for name in ("bf16", "fp16", "nuqsgd", "qsgd")}
 
 
 def with_formula() -> set[str]:
