@@ -24,6 +24,8 @@ KEY = Key.derive(1, "golden")  # that of the golden payloads
 FORMS = [
     "bf16",
     "fp16",
+    "minmax",
+    "minmax:bits=1",
     "nuqsgd",
     "nuqsgd:levels=62,norm=max",
     "qsgd",
@@ -32,7 +34,7 @@ FORMS = [
     "qsgd:levels=300",
 ]
 # Golden payloads of codecs that have a formula: file and spec.
-GOLDEN = {name: name for name in ("bf16", "fp16", "nuqsgd", "qsgd")}
+GOLDEN = {name: name for name in ("bf16", "fp16", "minmax", "nuqsgd", "qsgd")} | {"minmax-1": "minmax:bits=1"}
 
 
 def with_formula() -> set[str]:

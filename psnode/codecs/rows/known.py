@@ -21,12 +21,15 @@ from psnode.codecs.rows.language import (
     f64,
     floor,
     from_bits,
+    greatest_of_all,
     i32,
     l2_norm,
     largest,
+    least_of_all,
     minimum,
     random16,
     settle,
+    stochastic,
     u32,
     where,
 )
@@ -165,6 +168,43 @@ class NuqsgdRows(Known):
         return bool(codec.bucket == ROW)
 
 
+class MinMaxRows(Known):
+    """minmax: even steps from the least to the greatest value, in units of which float32 has the span and its inverse."""
+
+    def to_fields(self, v: Value) -> Fields:
+        steps = 2**self.codec.bits - 1
+        least, greatest = least_of_all(v), greatest_of_all(v)
+        up = self._up(least, greatest)
+        base = least * up
+        scaled = (v * up - base) * _factor(greatest * up - base, steps)
+        codes = stochastic(clip(scaled, 0.0, steps * 65536.0), 0)  # cuts off nothing but zeros that fill up the last row
+        return Fields(width=u32(self.codec.bits), least=least, greatest=greatest, codes=planes(codes, self.codec.bits))
+
+    def from_fields(self, width: Value, least: Value, greatest: Value, codes: Value) -> Value:
+        steps, up = 2**self.codec.bits - 1, self._up(least, greatest)
+        base, end = least * up, greatest * up
+        step = f32((f64(greatest) - f64(least)) * f64(up) / float(steps))
+        for _ in range(2):  # rounding the step and its product takes the last value beyond the end by less than two of its units
+            step = where(base + step * float(steps) > end, _below(step), step)
+        return (base + f32(i32(codes)) * step) * (1.0 / up)
+
+    def _up(self, least: Value, greatest: Value) -> Value:
+        span = f64(greatest) - f64(least)
+        return where((span > 0) & (span < 2.0**-64), f32(2.0**64), where(span > 2.0**120, f32(0.25), 1.0))
+
+
+def _factor(span: Value, steps: int) -> Value:
+    """2^16 steps / span in float32, or the next number below where span times that is more than 2^16 steps; 0 for 0."""
+    end = steps * 65536.0
+    nearest = f32(end / f64(span))
+    return where(span == 0, 0.0, where(span * nearest > end, _below(nearest), nearest))
+
+
+def _below(x: Value) -> Value:
+    """The next float32 towards 0 of a positive one."""
+    return from_bits(bits(x) - 1)
+
+
 def _ordinary(norm: Value) -> Value:
     return (norm >= _LOW) & (norm <= _HIGH)
 
@@ -172,6 +212,7 @@ def _ordinary(norm: Value) -> Value:
 _KNOWN: dict[str, type[Known]] = {
     "bf16": Bf16Rows,
     "fp16": Fp16Rows,
+    "minmax": MinMaxRows,
     "nuqsgd": NuqsgdRows,
     "qsgd": QsgdRows,
 }
