@@ -32,9 +32,10 @@ FORMS = [
     "qsgd:levels=1,norm=max",
     "qsgd:levels=127",
     "qsgd:levels=300",
+    "sign",
 ]
 # Golden payloads of codecs that have a formula: file and spec.
-GOLDEN = {name: name for name in ("bf16", "fp16", "minmax", "nuqsgd", "qsgd")} | {"minmax-1": "minmax:bits=1"}
+GOLDEN = {name: name for name in ("bf16", "fp16", "minmax", "nuqsgd", "qsgd", "sign")} | {"minmax-1": "minmax:bits=1"}
 
 
 def with_formula() -> set[str]:

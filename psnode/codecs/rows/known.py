@@ -15,8 +15,10 @@ from psnode.codecs.rows.formula import Fields, Formula
 from psnode.codecs.rows.language import (
     LARGEST,
     ROW,
+    any_of,
     bits,
     clip,
+    coin,
     f32,
     f64,
     floor,
@@ -33,7 +35,7 @@ from psnode.codecs.rows.language import (
     u32,
     where,
 )
-from psnode.codecs.rows.packings import halves, planes
+from psnode.codecs.rows.packings import halves, planes, signs
 from psnode.codecs.rows.values import Value
 from psnode.codecs.table import number_of
 
@@ -193,6 +195,16 @@ class MinMaxRows(Known):
         return where((span > 0) & (span < 2.0**-64), f32(2.0**64), where(span > 2.0**120, f32(0.25), 1.0))
 
 
+class SignRows(Known):
+    """sign: one bit; zeros of either sign toss a coin."""
+
+    def to_fields(self, v: Value) -> Fields:
+        return Fields(negative=signs(where(any_of(v == 0), where(v == 0, coin(), v < 0), v < 0)))
+
+    def from_fields(self, negative: Value) -> Value:
+        return where(negative, f32(-1.0), 1.0)
+
+
 def _factor(span: Value, steps: int) -> Value:
     """2^16 steps / span in float32, or the next number below where span times that is more than 2^16 steps; 0 for 0."""
     end = steps * 65536.0
@@ -215,6 +227,7 @@ _KNOWN: dict[str, type[Known]] = {
     "minmax": MinMaxRows,
     "nuqsgd": NuqsgdRows,
     "qsgd": QsgdRows,
+    "sign": SignRows,
 }
 
 
