@@ -33,9 +33,10 @@ FORMS = [
     "qsgd:levels=127",
     "qsgd:levels=300",
     "sign",
+    "terngrad",
 ]
 # Golden payloads of codecs that have a formula: file and spec.
-GOLDEN = {name: name for name in ("bf16", "fp16", "minmax", "nuqsgd", "qsgd", "sign")} | {"minmax-1": "minmax:bits=1"}
+GOLDEN = {name: name for name in ("bf16", "fp16", "minmax", "nuqsgd", "qsgd", "sign", "terngrad")} | {"minmax-1": "minmax:bits=1"}
 
 
 def with_formula() -> set[str]:

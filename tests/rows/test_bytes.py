@@ -48,6 +48,7 @@ def test_all_contract_inputs(spec: str, make) -> None:
     ("spec", "name"),
     [
         ("qsgd:levels=1,norm=max", "all ties"),
+        ("terngrad", "all ties"),
         ("minmax:bits=1", "all ties"),
         ("nuqsgd:levels=62,norm=max", "all ties of powers"),
     ],

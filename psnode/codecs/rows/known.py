@@ -27,6 +27,7 @@ from psnode.codecs.rows.language import (
     i32,
     l2_norm,
     largest,
+    largest_of_all,
     least_of_all,
     minimum,
     random16,
@@ -35,7 +36,7 @@ from psnode.codecs.rows.language import (
     u32,
     where,
 )
-from psnode.codecs.rows.packings import halves, planes, signs
+from psnode.codecs.rows.packings import halves, planes, signs, trits
 from psnode.codecs.rows.values import Value
 from psnode.codecs.table import number_of
 
@@ -205,6 +206,22 @@ class SignRows(Known):
         return where(negative, f32(-1.0), 1.0)
 
 
+class TernGradRows(Known):
+    """terngrad without a clip: -s, 0 or s, the largest magnitude of all."""
+
+    def to_fields(self, v: Value) -> Fields:
+        scale = largest_of_all(v)
+        up = where(scale < 2.0**-64, f32(2.0**64), 1.0)
+        return Fields(scale=scale, digits=trits(stochastic(v * up * _factor(scale * up, 1), -1)))
+
+    def from_fields(self, scale: Value, digits: Value) -> Value:
+        return f32(i32(digits) - 1) * scale
+
+    @classmethod
+    def expresses(cls, codec: Any) -> bool:
+        return not codec.clip
+
+
 def _factor(span: Value, steps: int) -> Value:
     """2^16 steps / span in float32, or the next number below where span times that is more than 2^16 steps; 0 for 0."""
     end = steps * 65536.0
@@ -228,6 +245,7 @@ _KNOWN: dict[str, type[Known]] = {
     "nuqsgd": NuqsgdRows,
     "qsgd": QsgdRows,
     "sign": SignRows,
+    "terngrad": TernGradRows,
 }
 
 
