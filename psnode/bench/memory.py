@@ -26,14 +26,15 @@ from psnode.plan.groups import Plan
 from psnode.records.directory import saved_run
 from psnode.records.metrics import SUMMARY
 
-_SMALL = ["--network", "torchvision:squeezenet1_1"]  # 2.9 MB
-_COMMON = "--dataset synthetic --batch-size 1 --max-steps 2 --eval-freq 0 --threads 1 --no-tensorboard"
-_SHAPE = ["--synthetic-shape", "3,64,64", "--synthetic-examples", "16"]  # small activations
+_SMALL = "torchvision:squeezenet1_1"  # 2.9 MB
+_COMMON = "--batch-size 1 --max-steps 2 --eval-freq 0 --threads 1 --no-tensorboard --quiet"
+_DATA = "--dataset synthetic --synthetic-shape 3,64,64 --synthetic-examples 16"  # small activations
+_TRANSFORMER, _TASK = "gpt2:", Path(__file__).parents[1] / "tasks" / "gpt2.py"
 _PEAKS = {"master": "peak_memory_bytes", "worker": "worker_peak_memory_bytes"}
 
 
 def run(networks: Sequence[str], workers: Sequence[int], schemes: Sequence[str], flags: Sequence[str] = ()) -> dict[str, Any]:
-    """Measure every combination. `flags`: of train, for all of them.
+    """Measure every combination. `networks`: of --network, or gpt2:124m, gpt2:355m. `flags`: of train, for all of them.
 
     Returns rows of two for each, one a role: `base_bytes`, `peak_bytes`, `model_bytes`, `copies` and `expected_copies` of the
     model above the base, `expected_bytes` of the peak, and `coded`, the copies that a worker sends in a step. PsnodeError when a
@@ -41,10 +42,10 @@ def run(networks: Sequence[str], workers: Sequence[int], schemes: Sequence[str],
     """
     rows = []
     for scheme in schemes:
-        base = [_measured([*_SMALL, "--scheme", scheme, *flags], 1) for _ in range(2)][-1]
+        base = [_measured(_SMALL, ["--scheme", scheme, *flags], 1) for _ in range(2)][-1]
         for network in networks:
             for count in workers:
-                found = _measured(["--network", network, "--scheme", scheme, *flags], count)
+                found = _measured(network, ["--scheme", scheme, *flags], count)
                 rows += [_row(role, network, scheme, count, base, found) for role in _PEAKS]
     return {**hardware(), "flags": shlex.join(flags), "rows": rows}
 
@@ -69,11 +70,18 @@ def _row(role: str, network: str, scheme: str, workers: int, base: _Measured, fo
     }  # fmt: skip
 
 
-def _measured(flags: Sequence[str], workers: int) -> _Measured:
+def _what(network: str) -> list[str]:
+    """Flags of train for the model and its data."""
+    if network.startswith(_TRANSFORMER):
+        return ["--task", f"{_TASK}:Gpt2", "--task-option", f"model={network.removeprefix(_TRANSFORMER)}"]
+    return ["--network", network, *_DATA.split()]
+
+
+def _measured(network: str, flags: Sequence[str], workers: int) -> _Measured:
     with tempfile.TemporaryDirectory() as directory:
-        code = launch(workers, ["train", *_COMMON.split(), *_SHAPE, *flags, "--quiet", "--train-dir", directory])
+        code = launch(workers, ["train", *_what(network), *_COMMON.split(), *flags, "--train-dir", directory])
         if code != 0:
-            raise PsnodeError(f"the run {' '.join(flags)} ended with exit code {code}: see its messages above")
+            raise PsnodeError(f"the run of {network} with {' '.join(flags)} ended with exit code {code}: see its messages above")
         summary: dict[str, Any] = json.loads((Path(directory) / SUMMARY).read_bytes())
         saved = saved_run(Path(directory))
     if None in (summary[name] for name in _PEAKS.values()):

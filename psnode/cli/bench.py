@@ -132,8 +132,9 @@ def bench_liars(**options: Any) -> int:
 
 @bench.command(name="memory", short_help="Peak memory of both roles, beside the prediction.")
 @click.option(
-    "--network", "networks", multiple=True, default=("torchvision:resnet18",), show_default=True, help="Repeat for more."
-)
+    "--network", "networks", multiple=True, default=("torchvision:resnet18",), show_default=True,
+    help="As of train, or gpt2:124m, gpt2:355m. Repeat for more.",
+)  # fmt: skip
 @click.option("--scheme", "schemes", multiple=True, default=("dense", "qsgd"), show_default=True, help="Repeat for more.")
 @click.option(
     "-n", "--workers", type=click.IntRange(1), multiple=True, default=(1, 2, 4), show_default=True, help="Repeat for more."

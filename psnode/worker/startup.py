@@ -168,7 +168,6 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
         load_codec(config.codec)
     device = choose_device(config.enable_gpu, link.transport.local_rank)
     torch.set_num_threads(max(1, config.threads))
-    malloc.keep_freed_memory()
     with torch_lock:
         task = make_task(config)
         torch.manual_seed(config.seed)
@@ -213,6 +212,7 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
         link, config, Scheme.from_dict(setup.scheme), directory, device, model, data, layout, sampler, computation, patience,
         task.own_rate,
     )  # fmt: skip
+    malloc.keep_freed_memory()  # from step to step: what the start itself needs goes back at once
     while (start := context.next_start()).rehearsal:
         context.rehearse(start)
     worker = context.worker(start)
