@@ -87,7 +87,8 @@ def sent_by_all(traffic: Sequence[Traffic], star: bool) -> int:
 
 def booked(metrics: Path, traffic: Sequence[Traffic], steps: range) -> float:
     """psnode's bytes of `steps` over the payload bytes that its workers' interfaces counted in that time."""
-    own = sum(record["uplink_bytes"] + record["downlink_bytes"] for record in read_records(metrics) if record["step"] in steps)
+    names = [f"{way}link_{kind}" for way in ("up", "down") for kind in ("bytes", "control_bytes")]
+    own = sum(record[name] for record in read_records(metrics) if record["step"] in steps for name in names)
     return float(own / sum(each.sent_payload + each.received_payload for each in traffic))
 
 

@@ -110,6 +110,8 @@ def _facts(run: Run) -> dict[str, Any]:
         "top1": run.best,
         "uplink_bytes": int(run.steps.sum("uplink_bytes")),
         "downlink_bytes": int(run.steps.sum("downlink_bytes")),
+        "uplink_control_bytes": int(run.steps.sum("uplink_control_bytes")),
+        "downlink_control_bytes": int(run.steps.sum("downlink_control_bytes")),
         "compression_ratio": run.ratio,
         "seconds": run.steps.sum("seconds.step"),
         "ended": run.ended,

@@ -169,7 +169,10 @@ def _run(
         shard.take_up(run.resume_point.checkpoint)
         behind = _start(link, run, plan, ready, model, sharding, len(workers), recorded(groups))
         clock = Clock()
-        recorder = StepRecorder(len(workers), sharding.epochs.steps, step, sharding.epochs.shift, weighted=config.weighted_mean)
+        recorder = StepRecorder(
+            len(workers), sharding.epochs.steps, step, sharding.epochs.shift, weighted=config.weighted_mean,
+            control=lambda: link.control,
+        )  # fmt: skip
         views = [] if config.quiet else [progress(plan.size, step, sharding.last_step, config.log_interval)]
         loggers.begin(config, step)
         with Fanout(RunLog(run.path), loggers, *views, DownlinkNotice(run.scheme, recorder, len(workers))) as observer:

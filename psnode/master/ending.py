@@ -91,4 +91,6 @@ def _summary(run: RunDirectory, steps: int, reason: str, code: int, coordinates:
         exit_code=code,
         coordinates=coordinates,
         peak_memory_bytes=peak_memory(),
+        uplink_control_bytes=sums.uplink_control_bytes,
+        downlink_control_bytes=sums.downlink_control_bytes,
     )

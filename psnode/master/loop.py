@@ -29,7 +29,7 @@ from psnode.master.soundness import Soundness
 from psnode.master.turn import Turn
 from psnode.protocol.channel import ENOUGH, FrameChannel, RemoteFailureError, StopRequest
 from psnode.protocol.messages import Report, plain
-from psnode.protocol.wire import HEADER_BYTES, Flag, Frame, Kind
+from psnode.protocol.wire import Flag, Frame, Kind
 from psnode.records.directory import RunDirectory
 from psnode.records.history import Added, History
 from psnode.records.retention import SOUND
@@ -155,7 +155,6 @@ class Master:
             case _Overdue():
                 self._membership.on_overdue(self._missing_traces(), held=self._held)
             case Frame(kind=Kind.STOP_REQUEST):
-                self._count_up(event)
                 self._stop(plain(bytes(event.body).decode("ascii", "replace")))
             case Frame(kind=Kind.ASK):
                 self._turn.hear_answer(event.sender, event.version)
@@ -166,7 +165,6 @@ class Master:
             case Frame(kind=Kind.REPORT):
                 self._on_report(event)
             case Frame(kind=Kind.STATE):
-                self._count_up(event)
                 self.pending.take(event)
             case Frame(kind=Kind.TRACE):
                 self.traces[event.sender] = parse_events(bytes(event.body), event.sender)
@@ -200,8 +198,8 @@ class Master:
 
     def _on_skip(self, frame: Frame) -> None:
         """A worker's gradient of this step is not finite."""
-        self._count_up(frame, frame.step)
         self.recorder.dropped(self.version + 1)
+        self.recorder.skipped(frame.step, frame.sender)
         reason = plain(bytes(frame.body).decode("utf-8", "replace"))
         self.events.tell("skipped", self.version, frame.sender, f"its gradient of step {frame.step} is left out: {reason}")
         if not self.job_state.stopping:
@@ -287,7 +285,6 @@ class Master:
             self.shard.open(self.version)
 
     def _on_report(self, frame: Frame) -> None:
-        self._count_up(frame, frame.step)
         report = Report.from_bytes(frame.body, frame.sender)
         self.recorder.up(report.up, frame.step)
         self.recorder.down(report.down, frame.step)
@@ -306,9 +303,6 @@ class Master:
             self.final_loss = record.loss
             self.soundness.take(record.step, record.loss)
             self.observer.write(record)
-
-    def _count_up(self, frame: Frame, step: int | None = None) -> None:
-        self.recorder.up(HEADER_BYTES + frame.body.size, step)
 
     def _is_pause(self, flags: Flag) -> bool:
         """True if the round that follows is known to take longer."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
+from psnode.protocol.channel import ControlBytes
 from psnode.protocol.messages import Report
 from psnode.records.metrics import Seconds, StepRecord
 
@@ -26,17 +27,30 @@ class _Round:
     up: int = 0
     down: int = 0
     excused: set[int] = field(default_factory=set)
+    skipped: set[int] = field(default_factory=set)
 
 
 class StepRecorder:
     """Collects the figures of each step; a step's record is due once its round is closed and all reports are in.
 
-    Frames that belong to no step count in the next record that is made: the sums over all records are all bytes. `weighted`: a
-    record's loss is the mean over samples, not over workers.
+    Group frames that belong to no step count in the next record that is made, and so do the control messages since the record
+    before, whose sums `control` tells: over all records no byte is lost. `weighted`: a record's loss is the mean over samples,
+    not over workers.
     """
 
-    def __init__(self, workers: int, steps_per_epoch: int, step: int, shift: int = 0, *, weighted: bool = False) -> None:
+    def __init__(
+        self,
+        workers: int,
+        steps_per_epoch: int,
+        step: int,
+        shift: int = 0,
+        *,
+        weighted: bool = False,
+        control: Callable[[], ControlBytes] = lambda: ControlBytes(0, 0),
+    ) -> None:
         self._workers = workers
+        self._control = control
+        self._booked = ControlBytes(0, 0)
         self._weighted = weighted
         self._steps_per_epoch = steps_per_epoch
         self._shift = shift
@@ -64,16 +78,21 @@ class StepRecorder:
         return (step + self._shift) / self._steps_per_epoch
 
     def up(self, nbytes: int, step: int | None = None) -> None:
-        """Count bytes sent up: of frames for the master itself as they come, of gradients as their senders report them."""
+        """Count the frames of gradients that their sender has reported."""
         (self._elsewhere if step is None or step < self._next else self._rounds[step]).up += nbytes
 
     def down(self, nbytes: int, step: int | None = None) -> None:
-        """Count frames that were sent."""
+        """Count frames of weights that were sent."""
         (self._elsewhere if step is None or step < self._next else self._rounds[step]).down += nbytes
 
     def dropped(self, step: int) -> None:
         """Count a gradient frame that was not used in the round of `step`: late, twice, refused or left out."""
         self._rounds[step].dropped += 1
+
+    def skipped(self, step: int, rank: int) -> None:
+        """`rank` leaves its gradient of `step` out: what it had sent of it by then is in its report, which is still to come."""
+        if step >= self._next:
+            self._rounds[step].skipped.add(rank)
 
     def report(self, step: int, rank: int, report: Report) -> None:
         """Take a worker's report about its own `step`."""
@@ -114,14 +133,15 @@ class StepRecorder:
     def due(self) -> Iterator[StepRecord]:
         """The records that are complete, in order; where rounds go on without somebody's report, not all wait for it for ever."""
         while (entry := self._rounds.get(self._next)) and entry.closed:
-            if self._missing(entry) and len(self._rounds) <= _MOST_REPORTS:
+            if self._missing(self._next, entry) and len(self._rounds) <= _MOST_REPORTS:
                 return
             yield self._record(self._next, self._rounds.pop(self._next))
             self._next += 1
 
-    def _missing(self, entry: _Round) -> bool:
+    def _missing(self, number: int, entry: _Round) -> bool:
         silent = self._lost | entry.excused
         own = [(rank, step) for rank, step in entry.contributors if step > self._first]  # others were reported before the start
+        own += [(rank, number) for rank in entry.skipped]
         return any(rank not in silent and step not in self._reports[rank] for rank, step in own)
 
     def _record(self, step: int, entry: _Round) -> StepRecord:
@@ -132,6 +152,7 @@ class StepRecorder:
         seconds = (entry.closed or 0.0) - self._last_close
         self._last_close = entry.closed or 0.0
         spare, self._elsewhere = self._elsewhere, _Round()
+        booked, self._booked = self._booked, self._control()
         self.first = self.first if any(self.first) else (entry.up, entry.down)
         errors = [report.relative_error for report in reports if report.relative_error is not None]
         return StepRecord(
@@ -160,6 +181,8 @@ class StepRecorder:
                 for name in sorted({name for report in reports for name in report.metrics})
             },
             gradient_norm=entry.gradient_norm,
+            uplink_control_bytes=self._booked.received - booked.received,
+            downlink_control_bytes=self._booked.sent - booked.sent,
         )
 
     def _mean_loss(self, reports: Sequence[Report]) -> float | None:

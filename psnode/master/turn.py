@@ -16,7 +16,7 @@ from psnode.master.members import Members
 from psnode.master.recorder import StepRecorder
 from psnode.master.sharding import Sharding
 from psnode.protocol.channel import FrameChannel
-from psnode.protocol.wire import HEADER_BYTES, Flag, Kind, pack_factors, pack_groups
+from psnode.protocol.wire import Flag, Kind, pack_factors, pack_groups
 from psnode.records import retention
 from psnode.records.directory import RunDirectory
 from psnode.records.history import Added
@@ -89,7 +89,6 @@ class Turn:
             for earlier in self.pending.awaiting(rank):
                 if self._released[rank].version <= earlier < version:
                     self.link.send(rank, Kind.ASK, step=earlier, version=version, flags=Flag.CHECKPOINT)
-                    self.recorder.down(HEADER_BYTES, version)
         if not self.job_state.stopping:
             self.shard.admit([rank for rank in ranks if rank in self.members.live], version)
 
@@ -122,7 +121,6 @@ class Turn:
             self.entering[rank] = self.job_state.version, []
             if statistics := self.pending.statistics:
                 self.link.send(rank, Kind.STATE, statistics, step=self.job_state.version, version=self.job_state.version)
-                self.recorder.down(HEADER_BYTES + len(statistics), self.job_state.version)
         for rank in self.entering.keys() & self.members.live:
             self.recorder.found(rank)
             self.shard.admit([rank], self.job_state.version)
@@ -171,7 +169,6 @@ class Turn:
         if informed:
             body = self.sharding.deal.to_bytes()
             self.link.send(sorted(informed), Kind.RESHARD, body, step=self.job_state.version, version=self.job_state.version)
-            self.recorder.down((HEADER_BYTES + len(body)) * len(informed), self.job_state.version)
         return renewed
 
     def left_out(self, added: Sequence[Iterable[Added]]) -> dict[int, list[int]]:
@@ -191,7 +188,6 @@ class Turn:
         self._ask(ranks)
         if ranks and self.sharding.applied is not None:
             self.link.send(ranks, Kind.EPOCH, step=self.sharding.applied.gradients, version=version)
-            self.recorder.down(HEADER_BYTES * len(ranks), version)
         for rank in ranks:
             spare = rank in self.members.spares
             step, unused = self.entering.get(rank, (version, left_out.get(rank, [])))
@@ -205,7 +201,6 @@ class Turn:
         self._released.clear()
         for (step, body, told), readers in frames.items():
             self.link.send(readers, Kind.VERSION_COMPLETE, body, step=step, version=version, flags=told)
-            self.recorder.down((HEADER_BYTES + len(body)) * len(readers), version)
         if not self.job_state.stopping:
             self._hold(ranks)
             self.shard.recipients = tuple(rank for rank in ranks if rank not in self.backlog.held)
@@ -216,7 +211,6 @@ class Turn:
             step, factors = self._clipped.pop(rank)
             body = pack_factors(factors, len(self.shard.plan.groups))
             self.link.send(rank, Kind.CLIP, body, step=step, version=self.job_state.version)
-            self.recorder.down(HEADER_BYTES + len(body), self.job_state.version)
 
     def _watched(self, ranks: Iterable[int]) -> list[int]:
         return [rank for rank in ranks if self.shard.rule.rounds_go_on or rank in self.members.spares]
@@ -234,4 +228,3 @@ class Turn:
     def _put_question(self, ranks: list[int], number: int, flags: Flag) -> None:
         if ranks:
             self.link.send(ranks, Kind.ASK, version=number, flags=flags)
-            self.recorder.down(HEADER_BYTES * len(ranks), number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import traceback
 from collections.abc import Collection, Sequence
@@ -44,6 +45,13 @@ class StopRequest(NamedTuple):
     reason: str
 
 
+class ControlBytes(NamedTuple):
+    """Bytes of the messages of one end that are no group frames, with headers."""
+
+    received: int
+    sent: int
+
+
 class FrameChannel:
     """Frames of one role: those with `tag` that come to this rank, and sends to the same role of others.
 
@@ -58,6 +66,13 @@ class FrameChannel:
         self.rank = transport.rank
         self.job = 0
         self._watched = watched
+        self._control = ControlBytes(0, 0)
+        self._counting = threading.Lock()
+
+    @property
+    def control(self) -> ControlBytes:
+        """Bytes of the control messages that came and went so far."""
+        return self._control
 
     def send(
         self,
@@ -69,8 +84,9 @@ class FrameChannel:
         version: int = 0,
         flags: Flag = Flag.NONE,
     ) -> list[Pending]:
-        """Send a small frame to one rank or to several."""
+        """Send a control message to one rank or to several."""
         frame = wire.pack(kind, body, sender=self.rank, job=self.job, step=step, version=version, flags=flags)
+        self._count(kind, sent=frame.size * (1 if isinstance(ranks, int) else len(ranks)))
         return self.send_frame(ranks, frame)
 
     def send_frame(self, ranks: int | Sequence[int], frame: Bytes) -> list[Pending]:
@@ -104,6 +120,7 @@ class FrameChannel:
             event = self.inbox.wait(end - time.monotonic())
         if isinstance(event, Arrival):
             frame = wire.unpack(event.data, job=self.job, source=event.source, release=event.release)
+            self._count(frame.kind, received=event.data.size)
             if frame.kind is Kind.FAILED:
                 raise RemoteFailureError(frame.sender, Failure.from_bytes(frame.body, frame.sender), frame.step)
             return frame
@@ -140,6 +157,11 @@ class FrameChannel:
             what = event.kind.name if isinstance(event, Frame) else type(event).__name__
             raise PsnodeError(f"rank {self.rank} expected a {kind.name} frame and got {what}")
         return event
+
+    def _count(self, kind: Kind, *, received: int = 0, sent: int = 0) -> None:
+        if kind not in wire.CODED:
+            with self._counting:  # the heartbeat sends from a thread of its own
+                self._control = ControlBytes(self._control.received + received, self._control.sent + sent)
 
 
 def _formatted(error: BaseException) -> str:

@@ -69,6 +69,9 @@ class Kind(IntEnum):
     CLIP = 20  # master -> worker: how much of each group of yours a version used
 
 
+CODED = frozenset({Kind.WEIGHTS, Kind.DELTA, Kind.GRADIENT})  # kinds of group frames; all others are control messages
+
+
 class Flag(IntFlag):
     """Modifiers of a frame."""
 

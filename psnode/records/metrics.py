@@ -43,7 +43,11 @@ class Seconds:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One finished update. Bytes are those of the whole job, frame headers included; rates per second. `loss`: None if untold."""
+    """One finished update. Bytes are those of the whole job, frame headers included; rates per second. `loss`: None if untold.
+
+    `uplink_bytes` and `downlink_bytes` are of gradients and weights, and equal in equal runs; control messages, whose times are
+    written in figures, are counted apart.
+    """
 
     step: int
     epoch: float
@@ -59,6 +63,8 @@ class StepRecord:
     relative_error: float | None
     metrics: dict[str, float]
     gradient_norm: float | None = None  # of the mean gradient, before --clip-grad-norm
+    uplink_control_bytes: int = 0
+    downlink_control_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,8 @@ class Summary:
     coordinates: int
     peak_memory_bytes: int | None  # of the master; resident
     worker_peak_memory_bytes: int | None = None  # of the worker that held the most; None if none has told
+    uplink_control_bytes: int = 0
+    downlink_control_bytes: int = 0
 
     def write(self, directory: Path) -> None:
         """Write summary.json into `directory` atomically."""
@@ -104,7 +112,7 @@ def _memory(line_of: str) -> int | None:
 
 
 def compression_ratio(coordinates: int, worker_steps: int, total_bytes: int) -> float | None:
-    """Bytes that float32 gradients up and weights down would take over those sent: `worker_steps` = P steps, 8 d each."""
+    """Bytes that float32 gradients up and weights down would take over theirs: `worker_steps` = P steps, 8 d each."""
     return 8 * coordinates * worker_steps / total_bytes if total_bytes else None
 
 
@@ -165,13 +173,18 @@ def _record(line: bytes, path: Path, number: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Totals:
-    """Totals of the run's steps up to `steps`: bytes sent and seconds taken; `worker_steps`: summed over workers."""
+    """Totals of the run's steps up to `steps`: bytes sent and seconds taken; `worker_steps`: summed over workers.
+
+    Records of earlier versions do not tell control messages apart: theirs are in `uplink_bytes` and `downlink_bytes`.
+    """
 
     steps: int = 0
     worker_steps: int = 0
     uplink_bytes: int = 0
     downlink_bytes: int = 0
     seconds: float = 0.0
+    uplink_control_bytes: int = 0
+    downlink_control_bytes: int = 0
 
 
 def totals(path: Path, step: int) -> Totals:
@@ -187,6 +200,8 @@ def totals(path: Path, step: int) -> Totals:
                 found.uplink_bytes + record["uplink_bytes"],
                 found.downlink_bytes + record["downlink_bytes"],
                 found.seconds + record["seconds"]["step"],
+                found.uplink_control_bytes + record.get("uplink_control_bytes", 0),
+                found.downlink_control_bytes + record.get("downlink_control_bytes", 0),
             )
         except (KeyError, TypeError) as error:
             problem = f"the record of step {record['step']} in {path} is damaged ({error})"

@@ -58,7 +58,7 @@ class Run:
 
     @property
     def sent(self) -> float:
-        """Bytes of the whole job, both ways."""
+        """Bytes of the whole job's gradients and weights."""
         return self.steps.sum("uplink_bytes", "downlink_bytes")
 
     @property

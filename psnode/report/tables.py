@@ -18,6 +18,7 @@ from psnode.report.elements import e, table
 from psnode.report.run import Run
 from psnode.report.steps import finite
 
+_CONTROL = ("uplink_control_bytes", "downlink_control_bytes")
 _PARTS = {
     "step": "from one finished update to the next",
     "forward_backward": "workers: computing",
@@ -97,6 +98,7 @@ def links(runs: Sequence[Run]) -> Element:
         rows.append([label, *(_text(run.scheme.get(name)) for run in runs)])
     rows.append(["bytes up, a worker and step", *(_per_worker(run, "uplink_bytes") for run in runs)])
     rows.append(["bytes down, a worker and step", *(_per_worker(run, "downlink_bytes") for run in runs)])
+    rows.append(["control messages, a worker and step", *(_per_worker(run, *_CONTROL) for run in runs)])
     rows.append(["bits up, a coordinate", *(_bits(run) for run in runs)])
     rows.append(["sent in all", *(amount(run.sent) for run in runs)])
     rows.append(["float32 / sent", *(_ratio(run) for run in runs)])
@@ -104,9 +106,10 @@ def links(runs: Sequence[Run]) -> Element:
     return table("Scheme and links", _heads(runs), rows)
 
 
-def _per_worker(run: Run, name: str) -> str | None:
+def _per_worker(run: Run, *names: str) -> str | None:
     turns = run.steps.sum("workers")
-    return amount(run.steps.sum(name) / turns) if turns else None
+    told = any(run.steps.known(name).size for name in names)
+    return amount(run.steps.sum(*names) / turns) if turns and told else None
 
 
 def _bits(run: Run) -> str | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from psnode.exchange.stopwatch import Stopwatch
 from psnode.master.recorder import StepRecorder
+from psnode.protocol.channel import ControlBytes
 from psnode.protocol.messages import Report
 
 
@@ -39,7 +42,11 @@ def test_records_come_in_order_even_if_a_later_step_is_complete_first() -> None:
 
 
 def test_every_byte_is_in_exactly_one_record() -> None:
-    recorder = StepRecorder(workers=1, steps_per_epoch=10, step=0)
+    control = Counter[str](received=3, sent=5)  # of the start
+    recorder = StepRecorder(
+        workers=1, steps_per_epoch=10, step=0, control=lambda: ControlBytes(control["received"], control["sent"])
+    )
+    beside = []
     recorder.up(1)
     recorder.down(2)
     seen_up = seen_down = 0
@@ -52,9 +59,33 @@ def test_every_byte_is_in_exactly_one_record() -> None:
         for record in recorder.due():
             seen_up += record.uplink_bytes
             seen_down += record.downlink_bytes
+            beside.append((record.uplink_control_bytes, record.downlink_control_bytes))
+        control["received"] += 100 * step
+        control["sent"] += 200
         recorder.up(7, step)  # late, about a step whose record is out
     assert seen_up == 1 + 10 * (1 + 2 + 3) + 1000 * 2 + 7 * 2
     assert seen_down == 2 + 20 * (1 + 2 + 3)
+    assert beside == [(3, 5), (100, 200), (200, 200)]
+
+
+def test_a_record_waits_for_the_report_of_a_worker_that_left_its_gradient_out() -> None:
+    """Some of its frames may have left before: they count in this record, whenever the report comes."""
+    recorder = StepRecorder(workers=2, steps_per_epoch=10, step=0)
+    recorder.skipped(1, 2)
+    recorder.report(1, 1, report(loss=1.0))
+    recorder.up(10, 1)
+    recorder.close(1, 0.1, {(1, 1)}, {})
+    assert list(recorder.due()) == []
+    recorder.up(4, 1)
+    recorder.report(1, 2, report(loss=9.0))
+    [record] = recorder.due()
+    assert (record.uplink_bytes, record.loss, record.contributing) == (14, 1.0, 1)
+    recorder.skipped(1, 2)  # told again, behind the record
+    recorder.skipped(2, 2)
+    recorder.report(2, 1, report())
+    recorder.close(2, 0.1, {(1, 2)}, {})
+    recorder.lost(2)
+    assert [record.step for record in recorder.due()] == [2]
 
 
 def test_a_late_report_is_ignored() -> None:

@@ -29,7 +29,9 @@ def test_the_books_agree_with_the_interfaces_and_the_weights_with_a_run_in_one_p
     assert done.code == 0, done
     records = [json.loads(line) for line in (train_dir / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == list(range(1, steps + 1))
-    up, down = (sum(record[f"{way}link_bytes"] for record in records) for way in ("up", "down"))
+    up, down = (
+        sum(record[f"{way}link_bytes"] + record[f"{way}link_control_bytes"] for record in records) for way in ("up", "down")
+    )
     master, *workers = netlab.payload(counters)
     assert up + down == pytest.approx(master + sum(workers), rel=0.03)
     assert down == pytest.approx(master, rel=0.03)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ from psnode.records.metrics import (
     totals,
     write_atomically,
 )
+
+RUNS = Path(__file__).resolve().parents[1] / "old_runs"
 
 
 def record(step: int, up: int = 100, down: int = 200) -> StepRecord:
@@ -85,6 +88,19 @@ def test_totals_are_those_up_to_a_step_and_change_nothing(tmp_path: Path) -> Non
     assert (tmp_path / METRICS).read_bytes() == before
 
 
+def test_records_of_an_earlier_version_have_totals_without_control_messages(tmp_path: Path) -> None:
+    assert all("uplink_control_bytes" not in old for old in read_records(RUNS / "qsgd" / METRICS))
+    (tmp_path / METRICS).write_bytes((RUNS / "qsgd" / METRICS).read_bytes())
+    with RunLog(tmp_path) as log:
+        log.write(replace(record(8), uplink_control_bytes=7, downlink_control_bytes=9))
+    found = totals(tmp_path / METRICS, 8)
+    assert (found.uplink_bytes, found.downlink_bytes) == (
+        70_302 + 100,
+        111_632 + 200,
+    )  # of its summary.json, and more
+    assert (found.uplink_control_bytes, found.downlink_control_bytes) == (7, 9)
+
+
 @pytest.mark.parametrize("line", [b"garbage", b"\xff\xfe", b"[1]", b"{}", b'{"step": "1"}', b""])
 def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: bytes) -> None:
     with RunLog(tmp_path) as log:
@@ -109,7 +125,7 @@ def test_the_ratio_is_dense_traffic_over_traffic() -> None:
 def test_a_summary_has_the_documented_fields(tmp_path: Path) -> None:
     Summary(3, 1.0, 0.5, 10, 20, 2.0, "ab", "completed", 0, 1000, None).write(tmp_path)
     expected = "steps seconds final_loss uplink_bytes downlink_bytes compression_ratio model_hash stop_reason exit_code"
-    expected += " coordinates peak_memory_bytes worker_peak_memory_bytes"
+    expected += " coordinates peak_memory_bytes worker_peak_memory_bytes uplink_control_bytes downlink_control_bytes"
     assert set(json.loads((tmp_path / "summary.json").read_bytes())) == set(expected.split())
 
 

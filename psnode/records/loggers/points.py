@@ -20,6 +20,8 @@ def points(record: StepRecord) -> Iterator[tuple[str, float]]:
         yield "train/gradient_norm", record.gradient_norm
     yield "comm/bytes_up", record.uplink_bytes
     yield "comm/bytes_down", record.downlink_bytes
+    yield "comm/control_bytes_up", record.uplink_control_bytes
+    yield "comm/control_bytes_down", record.downlink_control_bytes
     yield "comm/dropped", record.dropped
     if record.relative_error is not None:
         yield "comm/relative_error", record.relative_error
