@@ -129,8 +129,8 @@ def _row(spec: str, codec: Codec, memory: Memory, theory: Curve, seconds: float)
     return row
 
 
-class _Actions:
-    """Measured calls, with payload buffers that a user of the codec would keep between steps."""
+class Actions:
+    """Measured calls of a codec, with payload buffers that a user of the codec would keep between steps."""
 
     def __init__(self, codec: Codec, memory: Memory) -> None:
         self.codec, self.memory, self.fed_back = codec, memory, codec.contractive()
@@ -174,7 +174,7 @@ def tensors(gradient: Floats, codec: Codec) -> Parts:
 
 
 def _speed(codec: Codec, memory: Memory, size: int, seconds: float) -> dict[str, Any]:
-    actions = _Actions(codec, memory)
+    actions = Actions(codec, memory)
     memory.targets.fill(0)
     found = {"feedback": rate(actions.feedback, 4 * size, seconds)}
     return found | {name: rate(getattr(actions, name), 4 * size, seconds) for name in ("encode", "decode", "decode_add")}
@@ -182,7 +182,7 @@ def _speed(codec: Codec, memory: Memory, size: int, seconds: float) -> dict[str,
 
 def _allocated(codec: Codec, memory: Memory, size: int) -> dict[str, float]:
     """The most bytes that Python and NumPy hold beside the buffers of the caller, as shares of the input."""
-    actions = _Actions(codec, memory)
+    actions = Actions(codec, memory)
     actions.encode()
     shares = {}
     for name in ("encode", "decode", "decode_add"):

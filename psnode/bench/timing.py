@@ -29,15 +29,15 @@ def best_in_turn(actions: dict[str, Callable[[], object]], repeats: int, seconds
 
     Actions take turns, once a repetition: other programs only ever make one slower.
     """
-    calls = {name: max(1, round(1e9 * seconds / max(_timed(action, 2), 1.0))) for name, action in actions.items()}
+    calls = {name: max(1, round(1e9 * seconds / max(timed(action, 2), 1.0))) for name, action in actions.items()}
     best = dict.fromkeys(actions, math.inf)
     for _ in range(repeats):
         for name, action in actions.items():
-            best[name] = min(best[name], _timed(action, calls[name]))
+            best[name] = min(best[name], timed(action, calls[name]))
     return best
 
 
-def _timed(action: Callable[[], object], calls: int) -> float:
+def timed(action: Callable[[], object], calls: int) -> float:
     """Nanoseconds of this thread's processor time for a call."""
     begin = time.thread_time_ns()
     for _ in range(calls):

@@ -27,7 +27,7 @@ def _codecs(text: str) -> Callable[[Any], Any]:
 def _without(options: dict[str, Any], flags: dict[str, str]) -> dict[str, Any]:
     """The options but those with `flags`, which --compare does not know. ConfigurationError if one of them is given."""
     if given := [flag for name, flag in flags.items() if options[name] is not None]:
-        raise ConfigurationError(f"--compare rows measures speeds on N(0,1) alone: leave out {given[0]}")
+        raise ConfigurationError(f"--compare measures speeds on N(0,1) alone: leave out {given[0]}")
     return {name: value for name, value in options.items() if name not in flags}
 
 
@@ -40,13 +40,18 @@ def _without(options: dict[str, Any], flags: dict[str, str]) -> dict[str, Any]:
 @shared.json_file
 @click.option("--plot", "plot_file", type=click.Path(path_type=Path), help="Draw rate and distortion, as PNG and as SVG.")
 @shared.earlier
-@click.option("--compare", type=click.Choice(["rows"]), help="Only speeds: kernels made of formulas beside those by hand.")
+@click.option(
+    "--compare",
+    type=click.Choice(["rows", "widths"]),
+    help="Only speeds, in turn: of kernels made of formulas beside those by hand, or of kernels by the width of their vectors.",
+)
 @debuggable
 def bench_codecs(compare: str | None, **options: Any) -> int:
     """Every codec on N(0,1), Student-t(3) and a recorded gradient, on one core, against memory and theory."""
     if compare is not None:
-        from psnode.bench.rows import main as compared
+        from psnode.bench import rows, widths
 
+        compared = {"rows": rows.main, "widths": widths.main}[compare]
         return compared(**_without(options, {"gradient": "--gradient", "plot_file": "--plot", "earlier": "--from"}))
     from psnode.bench.codecs import main as measure
 

@@ -91,7 +91,7 @@ def plain(compiled: F) -> F:
 
 def _wide(typing: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if has("avx512vbmi2"):
+        if has("avx512vbmi2") and not has("prefer-256-bit"):
             set.add(builder.function.attributes, _WIDE)  # llvmlite knows attributes with a value by name only
         return context.get_dummy_value()
 

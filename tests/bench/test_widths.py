@@ -1,0 +1,71 @@
+"""`psnode bench codecs --compare widths`: targets that differ, figures of every one, and what is told where a process ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from psnode.bench import widths
+from psnode.bench.codecs import SPEEDS
+from psnode.cli import app
+from psnode.errors import ConfigurationError, PsnodeError
+
+
+def compare(*arguments: str) -> str:
+    flags = ["bench", "codecs", "--compare", "widths", "--size", "2048", "--seconds", "0", "--copies", "0", *arguments]
+    return CliRunner().invoke(app, flags, catch_exceptions=False, standalone_mode=False).stdout
+
+
+@pytest.mark.parametrize(
+    ("processor", "features", "names"),
+    [
+        ("znver4", "+avx2,+avx512f,+avx512vl,+fma,-avx512er", ["host", "256", "AVX2", "baseline"]),
+        ("icelake-server", "+avx2,+avx512f,+fma", ["host", "256", "AVX2", "512", "baseline"]),
+        ("znver2", "+avx2,+fma,-avx512f", ["host", "baseline"]),
+        ("neoverse-n1", "+neon", ["host", "baseline"]),
+    ],
+)
+def test_targets_are_those_that_the_processor_runs(processor: str, features: str, names: list[str]) -> None:
+    found = widths.targets(processor, features)
+    assert sorted(found) == sorted(names) and found["host"] == {}
+    if "AVX2" in found:
+        words = found["AVX2"]["NUMBA_CPU_FEATURES"].split(",")
+        assert {"+avx2", "+fma"} <= set(words) and not [word for word in words if word.startswith("+avx512")]
+        assert found["256"]["NUMBA_CPU_FEATURES"] == features + ",+prefer-256-bit"
+
+
+def test_every_codec_has_figures_for_every_target(tmp_path: Path) -> None:
+    text = compare("--codec", "sign", "--json", str(tmp_path / "widths.json"))
+    result = json.loads((tmp_path / "widths.json").read_text())
+    assert {"host", "baseline"} <= result["targets"].keys()
+    assert result["read"].keys() == result["targets"].keys()
+    assert [(row["spec"], row["action"]) for row in result["rows"]] == [("sign", action) for action in SPEEDS]
+    for row in result["rows"]:
+        assert row["gbps"].keys() == result["targets"].keys()
+        assert all(gbps > 0 for gbps in row["gbps"].values())
+        host = row["gbps"]["host"]
+        assert f"| `sign` | {row['action']} | {host:.2f} | {host / result['read']['host']:.2f} |" in text
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="leave out --plot"):
+        compare("--plot", "plot.png")
+
+
+def test_a_process_that_ends_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(widths, "targets", lambda *_: {"host": {"NUMBA_CPU_NAME": "none such"}, "baseline": {}})
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(PsnodeError, match="the process of target host ended with 1"):
+        compare("--codec", "sign")
+
+
+def test_targets_that_write_other_bytes_end_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    digests = iter(["a", "b"])
+    monkeypatch.setattr(widths._Process, "_answer", lambda self: {"sign": next(digests)})
+    monkeypatch.setattr(widths, "targets", lambda *_: {"host": {}, "baseline": {}})
+    monkeypatch.setattr("sys.executable", "/bin/true")
+    with pytest.raises(PsnodeError, match="sign writes 2 payloads for targets host, baseline"):
+        compare("--codec", "sign")
