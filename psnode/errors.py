@@ -14,6 +14,7 @@
     │   ├── AlteredFrameError               checksum differs
     │   └── ForeignFrameError               other protocol, version or job
     ├── NormError                       1   a gradient out of all proportion to those of the others
+    ├── DeviceError                     1   a device has failed, or memory does not suffice
     ├── TransportError
     │   ├── MissingRanksError           3   ranks absent at the start, or too few left
     │   ├── DeadlineExceededError       3   nothing arrived in time
@@ -115,6 +116,10 @@ class NormError(PsnodeError):
             "accepted: look at its batch and its host, or set --norm-cap off"
         )
         self.rank, self.step, self.group, self.norm, self.bound = rank, step, group, norm, bound
+
+
+class DeviceError(PsnodeError):
+    """The device that a rank computes on has failed, or there is not enough memory: no fault of the code that ran there."""
 
 
 class TransportError(PsnodeError):

@@ -38,7 +38,7 @@ from psnode.records.metrics import (
 from psnode.records.retention import reading
 from psnode.task import Batch, Data, Task
 from psnode.tasks.data.given import eval_data_of
-from psnode.tasks.device import choose_device, to_device
+from psnode.tasks.device import choose_device, device_errors, to_device
 from psnode.tasks.load import make_task
 
 _LOG = logging.getLogger(__name__)
@@ -152,7 +152,8 @@ class Evaluator:
             raise CheckpointError(
                 f"checkpoint {path} does not fit the network of config.json: {str(error).splitlines()[0]}"
             ) from error
-        result = evaluate(self._task, self._model, self._data, found.step, self._batch_size, self._device)
+        with device_errors(f"--batch-size ({self._batch_size})"):
+            result = evaluate(self._task, self._model, self._data, found.step, self._batch_size, self._device)
         result = replace(result, model=found.facts["files"][checkpoint.MODEL]["xxh3_128"])
         own = path.resolve() in {known.resolve() for known in self._look()}
         if own and found.step not in self._done:

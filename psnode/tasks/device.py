@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, MutableMapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from psnode.errors import ConfigurationError
+from psnode.errors import ConfigurationError, DeviceError, location
 from psnode.task import Batch
 
 if TYPE_CHECKING:
@@ -29,6 +29,37 @@ def choose_device(enable_gpu: bool, local_rank: int = 0) -> torch.device:
     device = torch.device("cuda", local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
+
+
+@contextmanager
+def device_errors(lower: str) -> Iterator[None]:
+    """Raise DeviceError in the place of an error of torch that says in its way that memory or the device has failed.
+
+    `lower`: settings that take less memory.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if message := _meaning(error, lower):
+            raise DeviceError(message) from error
+        raise
+
+
+def _meaning(error: RuntimeError | MemoryError, lower: str) -> str:
+    """One line for the user; empty if the error is of another kind.
+
+    torch tells failures of CUDA by RuntimeError, of which OutOfMemoryError and AcceleratorError are kinds, with lines of advice.
+    """
+    import torch
+
+    first = next(iter(str(error).strip().splitlines()), type(error).__name__).partition(" Of the allocated memory")[0]
+    told = f"{first.rstrip('.')}, {where}" if (where := location(error)) else first.rstrip(".")
+    full = ("out of memory", "_ALLOC_FAILED", "can't allocate memory")
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(sign in first for sign in full):
+        return f"out of memory: lower {lower} ({told})"
+    if first.startswith(("CUDA error", "cuDNN error")):
+        return f"the device has failed: CUDA_LAUNCH_BLOCKING=1 names the operation, dmesg a fault of the hardware ({told})"
+    return ""
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

@@ -12,6 +12,7 @@ from psnode.exchange.routes import MASTER
 from psnode.protocol.channel import FrameChannel, RemoteFailureError, StopRequest
 from psnode.protocol.wire import Frame, Kind
 from psnode.task import Task
+from psnode.tasks.device import device_errors
 from psnode.transport.barrier import send_hello
 from psnode.transport.base import Transport
 from psnode.worker.startup import join
@@ -61,7 +62,8 @@ def _takes_part(
 def _reported(link: FrameChannel, debug: bool) -> Iterator[None]:
     """Tell the master of exceptions, the task's included; a program that leaves on one rank is an exception like others."""
     try:
-        yield
+        with device_errors("--batch-size, with more --batches-per-step, take --precision bf16, or put fewer workers there"):
+            yield
     except (RemoteFailureError, TransportError):
         raise
     except (Exception, SystemExit) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -90,6 +91,61 @@ def test_the_others_go_on_without_a_worker_whose_data_cannot_be_read(tmp_path: P
 def test_whatever_a_task_raises_is_the_end_of_one_worker(tmp_path: Path, raises: Callable[[], BaseException]) -> None:
     assert run(config(tmp_path), Fails(raises)) == 0
     assert events(tmp_path) == [("lost", 2)]
+
+
+LAUNCH = """CUDA error: unspecified launch failure
+Search for `cudaErrorLaunchFailure' in https://docs.nvidia.com/cuda/cuda-runtime-api for more information.
+CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.
+For debugging consider passing CUDA_LAUNCH_BLOCKING=1
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
+"""
+FULL = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.77 GiB of which 1.20 GiB is free. "
+    "Of the allocated memory 14.00 GiB is allocated by PyTorch, and 1.00 MiB is reserved by PyTorch but unallocated."
+)
+LOWER = "lower --batch-size, with more --batches-per-step, take --precision bf16, or put fewer workers there"
+
+
+@pytest.mark.parametrize(
+    ("raises", "told"),
+    [
+        (lambda: torch.AcceleratorError(LAUNCH), "the device has failed: .*dmesg.*CUDA error: unspecified launch failure, "),
+        (lambda: RuntimeError(LAUNCH), "the device has failed: .*dmesg.*CUDA error: unspecified launch failure, "),
+        (lambda: RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), r"the device has failed: .*CUDNN_STATUS_"),
+        (lambda: torch.OutOfMemoryError(FULL), rf"out of memory: {LOWER} .*Tried to allocate 2.00 GiB.* 1.20 GiB is free, "),
+        (lambda: RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), f"out of .*{LOWER}"),
+        (MemoryError, rf"out of memory: {LOWER} \(MemoryError, "),
+    ],
+)
+def test_a_device_that_fails_or_is_full_is_the_end_of_one_worker_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], raises: Callable[[], BaseException], told: str
+) -> None:
+    assert run(config(tmp_path), Fails(raises)) == 0
+    assert events(tmp_path) == [("lost", 2)]
+    assert json.loads((tmp_path / "summary.json").read_bytes())["steps"] == 10
+    [event] = read_records(tmp_path / "events.jsonl")
+    assert re.fullmatch(rf"{told}.*{HERE}:\d+ in loss\)", event["reason"])
+    shown = capsys.readouterr().err
+    assert "Traceback" not in shown and len([line for line in shown.splitlines() if "rank 2" in line]) == 1
+
+
+def test_more_memory_than_there_is_ends_a_worker_in_one_line(tmp_path: Path) -> None:
+    """As torch says it on the CPU: no address space holds so much."""
+
+    def too_much() -> BaseException:
+        torch.empty(1 << 60)
+        raise AssertionError("there is an exbibyte of memory")
+
+    assert run(config(tmp_path), Fails(too_much)) == 0
+    [event] = read_records(tmp_path / "events.jsonl")
+    assert (event["event"], event["rank"]) == ("lost", 2)
+    assert event["reason"].startswith(f"out of memory: {LOWER} (")
+
+
+def test_other_errors_of_torch_keep_their_type_and_place(tmp_path: Path) -> None:
+    assert run(config(tmp_path), Fails(lambda: RuntimeError("mat1 and mat2 shapes cannot be multiplied"))) == 0
+    [event] = read_records(tmp_path / "events.jsonl")
+    assert event["reason"].startswith("RuntimeError: mat1 and mat2")
 
 
 def test_below_the_quorum_the_job_ends_with_the_exception_behind_a_checkpoint(
