@@ -61,7 +61,10 @@ class _Process:
         self._process = subprocess.Popen(
             command, env={**os.environ, **variables}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self.digests: dict[str, str] = self._answer()
+
+    def digests(self) -> dict[str, str]:
+        """Digests of the payloads by spec, once everything is compiled; called first, and once."""
+        return dict(self._answer())
 
     def time(self, spec: str, action: str, calls: int) -> float:
         """Nanoseconds of processor time of a call."""
@@ -97,9 +100,10 @@ def run(specs: Sequence[str], size: int, seconds: float, copies: int) -> dict[st
     chosen = targets(get_host_cpu_name(), get_host_cpu_features())  # type: ignore[no-untyped-call]
     with contextlib.ExitStack() as stack:
         processes = [stack.enter_context(_Process(name, chosen[name], size, copies, specs)) for name in chosen]
+        written = [process.digests() for process in processes]
         for spec in specs:
-            if len(found := {process.digests[spec] for process in processes}) > 1:
-                raise PsnodeError(f"{spec} writes {len(found)} payloads for targets {', '.join(chosen)}: that is a bug")
+            if (different := len({digests[spec] for digests in written})) > 1:
+                raise PsnodeError(f"{spec} writes {different} payloads for targets {', '.join(chosen)}: that is a bug")
         read = _best(processes, READ, READ, size, seconds)
         rows = [
             {"spec": spec, "action": action, "gbps": _best(processes, spec, action, size, seconds)}
