@@ -29,6 +29,7 @@ from psnode.bench.hardware import hardware, last_level_cache
 from psnode.bench.rotation import beyond_cache
 from psnode.bench.saving import save
 from psnode.bench.width_process import READ
+from psnode.codecs.kernels.llvm.values import processor
 from psnode.errors import PsnodeError
 
 HOST = "host"
@@ -37,16 +38,16 @@ _REPEATS = 7
 _BASELINE = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
 
 
-def targets(processor: str, features: str) -> dict[str, dict[str, str]]:
-    """By name the variables that make Numba compile for it, of those that run on `processor`, with LLVM's words for it."""
+def targets(name: str, features: str) -> dict[str, dict[str, str]]:
+    """By name the variables that make Numba compile for it, of those that run on the processor `name`, in LLVM's words."""
     has = set(features.split(","))
     found: dict[str, dict[str, str]] = {HOST: {}}
     if "+avx512f" in has:
         without = ",".join(
-            f"-{name[1:]}" if name[1:].startswith(("avx512", "evex512", "avx10")) else name for name in sorted(has)
+            f"-{word[1:]}" if word[1:].startswith(("avx512", "evex512", "avx10")) else word for word in sorted(has)
         )
         found["256"] = {"NUMBA_CPU_FEATURES": f"{features},+prefer-256-bit"}
-        if not processor.startswith("znver"):
+        if not name.startswith("znver"):
             found["512"] = {"NUMBA_CPU_FEATURES": f"{features},-prefer-256-bit"}
         found["AVX2"] = {"NUMBA_CPU_FEATURES": without}
     return found | {"baseline": _BASELINE}
@@ -93,11 +94,8 @@ def run(specs: Sequence[str], size: int, seconds: float, copies: int) -> dict[st
 
     `read`: GB/s by target; a row has a spec, an action, and `gbps` by target. PsnodeError if payloads differ, or a process ends.
     """
-    from llvmlite.binding import get_host_cpu_name
-    from numba.core.codegen import get_host_cpu_features
-
     specs = list(specs) or list(DEFAULT)
-    chosen = targets(get_host_cpu_name(), get_host_cpu_features())  # type: ignore[no-untyped-call]
+    chosen = targets(*processor())
     with contextlib.ExitStack() as stack:
         processes = [stack.enter_context(_Process(name, chosen[name], size, copies, specs)) for name in chosen]
         written = [process.digests() for process in processes]

@@ -17,9 +17,16 @@ I1, I8, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 32, 64))
 
 
 @cache
+def processor() -> tuple[str, str]:
+    """Name and features, between commas, of the processor that Numba compiles for, by LLVM's words."""
+    _, name, features = cpu_target.target_context.codegen().magic_tuple()
+    return name, features
+
+
+@cache
 def has(feature: str) -> bool:
     """True if the processor that Numba compiles for has a `feature`, by LLVM's name of it."""
-    return f"+{feature}" in cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+    return f"+{feature}" in processor()[1].split(",")
 
 
 @cache
