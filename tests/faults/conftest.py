@@ -78,12 +78,19 @@ class Job:
 
     def pid(self, rank: int) -> int:
         """The process of a rank."""
-        word = f"OMPI_COMM_WORLD_RANK={rank}".encode()
-        for pid in self._processes():
+        found = self.pids(rank)
+        if not found:
+            pytest.fail(f"rank {rank} does not run")
+        return found[0]
+
+    def pids(self, rank: int) -> list[int]:
+        """The process of a rank, and those that it has started."""
+        word, found = f"OMPI_COMM_WORLD_RANK={rank}".encode(), []
+        for pid in sorted(self._processes()):
             with contextlib.suppress(OSError):
                 if word in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                    return pid
-        pytest.fail(f"rank {rank} does not run")
+                    found.append(pid)
+        return found
 
     def end(self, seconds: float = 300.0) -> tuple[int, str]:
         """Exit code and output of the job, which must end by itself."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +39,25 @@ def test_the_others_go_on_without_a_killed_worker(launched: Launched, tmp_path: 
     assert "rank 2 lost" in out
     newest = checkpoint.Checkpoint.open(checkpoint.latest(job.train_dir))
     assert [newest.has(checkpoint.worker_file(rank)) for rank in (1, 2, 3)] == [True, False, True]
+
+
+def test_processes_that_make_batches_end_with_the_worker_that_was_killed(launched: Launched, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    flags = ["--max-steps", "20", "--scheme", "qsgd", "--data-workers", "1", *halting.flags(9, gate)]
+    job = launched(2, *flags)
+    job.wait_for_step(3)
+    killed = job.pid(2)
+    others = [os.pidfd_open(pid) for pid in job.pids(2) if pid != killed]
+    assert len(others) >= 2, "the server of processes, and one that it has started"
+    os.kill(killed, signal.SIGKILL)
+    gate.touch()
+    for each in others:
+        assert select.select([each], [], [], 120)[0], "a process has outlived its worker"
+        os.close(each)
+    code, out = job.end()
+    assert code == 0, out
+    assert job.summary()["steps"] == 20
+    assert [(event["event"], event["rank"]) for event in job.events()] == [("lost", 2)]
 
 
 def test_below_the_quorum_a_job_stops_with_a_checkpoint(launched: Launched) -> None:
