@@ -91,7 +91,7 @@ class CudaRows(Statements):
         return room + "[{at}] = {x};"
 
     def stored(self, end: Value, store: Store) -> None:
-        self.run([end], lambda at, names: [store.line(at, names[0])])
+        self.run([end], lambda at, names: store.lines(at, names[0]))
 
     def loop(self, ends: list[Value], then: Then, random: bool) -> None:
         self.put("EACH(k) {")

@@ -87,7 +87,7 @@ class NumbaRows(Statements):
         if open_ones:
             self._settled(end, open_ones, store)
         else:
-            self.run([end], lambda at, names: [store.line(at, names[0])])
+            self.run([end], lambda at, names: store.lines(at, names[0]))
 
     def loop(self, ends: list[Value], then: Then, random: bool) -> None:
         self.put(f"for i in range({256 if random else 512}):")
@@ -106,7 +106,7 @@ class NumbaRows(Statements):
 
         def first(at: str, names: list[str]) -> list[str]:
             noted = [f"worst = max(worst, np.uint32({name} & ONES))" for name in names[1:]]
-            return [*noted, store.line(at, names[0])]
+            return [*noted, *store.lines(at, names[0])]
 
         self.run([end, *open_ones], first)
         with self.when("worst == ONES"):
@@ -114,5 +114,5 @@ class NumbaRows(Statements):
             with self.block():
                 self.put("half = np.uint32(words[i] & ONES) if i < 256 else np.uint32(words[i - 256] >> SIXTEEN)")
                 self._one_by_one = True
-                self._coordinate([end], lambda at, names: [store.line(at, names[0])], "i", "half")
+                self._coordinate([end], lambda at, names: store.lines(at, names[0]), "i", "half")
                 self._one_by_one = False

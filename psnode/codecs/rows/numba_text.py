@@ -22,13 +22,15 @@ from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, w
 from psnode.codecs.kernels.norms import l2_norm
 from psnode.codecs.kernels.planes import new_rows, pack_codes, pack_row, unpack_codes, unpack_row
 from psnode.codecs.kernels.rows import bits_of, draw_coins, float_of, is_finite, largest_512, pack_signs, sum_512
-from psnode.codecs.kernels.rows import settled, survey, top_of, unpack_signs
+from psnode.codecs.kernels.rows import settled, survey, top_of, uncounted, unpack_signs
 from psnode.codecs.kernels.trits import pack, unpack
 from psnode.codecs.rng import fill
 
 ONES, SIXTEEN = np.uint32(0xFFFF), np.uint32(16)
+MAGNITUDE, INFINITE = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
 '''
 
+_TELLING = {"l2_norm": "{} < 0", "largest": "not {} < np.inf"}  # what numbers of the row say of it if it is not finite
 _PART = "part = digits[start % 2560 : start % 2560 + 512]"
 _VIEWS = {Kind.F32: "side.view(np.float32)", Kind.I32: "side.view(np.int32)", Kind.U32: "side"}
 
@@ -51,14 +53,15 @@ class _Kernel:
     def scratch(self) -> list[str]:
         """Room for a row, as far as it is used."""
         lines = ["    room = new_rows()", "    low, low_words, lanes = room.low, room.low_words, np.empty(576, np.float32)"]
+        lines.append("    memory = uncounted(packed.view(np.float32))")
         if self.program.packed.bits > 8 and self.program.packed.form == "planes":
             lines.append("    codes = np.zeros(512, np.uint32)")
         if self.program.packed.form == "halves":
-            lines.append("    halves = packed.view(np.uint16)")
+            lines.append("    halves = memory.view(np.uint16)")
         elif self.program.packed.form == "trits":
-            lines.append("    digits = np.empty(2560, np.uint8)")
+            lines.append("    digits, bytes_of_digits = np.empty(2560, np.uint8), memory.view(np.uint8)")
         else:
-            lines.append("    cells = packed.view(np.uint32)")
+            lines.append("    cells = memory.view(np.uint32)")
         if self.rows.uses_random:
             lines.append("    words = np.empty(256, np.uint32)")
         if self.rows.uses_coins:
@@ -81,7 +84,7 @@ class _Kernel:
         if form == "halves":
             return []
         if form == "trits":
-            here = "packed[start // 2560 * 512 : start // 2560 * 512 + 512]"
+            here = "bytes_of_digits[start // 2560 * 512 : start // 2560 * 512 + 512]"
             if verb == "pack":
                 return ["if start % 2560 == 2048:", f"    pack(digits, {here})"]
             return ["if start % 2560 == 0:", f"    unpack({here}, digits)", _PART]
@@ -101,8 +104,11 @@ class _Encode(_Kernel):
             rows.put(f"{self.place(column)} = {rows.number(column.value)}")
         before = rows.taken()
         with rows.block():
-            self._row(ends)
+            is_short = self._row(ends) and not rows.uses_random
         body = rows.taken()
+        fetched = ["        if error.size:", "            fetch_row_to_write(error, start + AHEAD)"]
+        if not is_short:
+            fetched.insert(0, "        fetch_row(x, start + AHEAD)")
         return [
             "@kernel",
             "def encode(x, first, key, tops, side, rows, packed, error):",
@@ -111,39 +117,50 @@ class _Encode(_Kernel):
             *self.scratch(),
             *self.views(),
             "    in_place = error.ctypes.data == x.ctypes.data",
+            "    source, left = uncounted(x), uncounted(error)",
             *before,
             "    for start in range(0, x.size, 512):",
             "        row = first + start // 512",
-            "        fetch_row(x, start + AHEAD)",
-            "        if error.size:",
-            "            fetch_row_to_write(error, start + AHEAD)",
-            "        v = x[start : start + 512]",
+            *fetched,
+            "        v = source[start : start + 512]",
             *body,
             "    return x.size",
         ]
 
-    def _row(self, ends: list[Value]) -> None:
-        rows, form = self.rows, self.program.packed.form
-        norms = [value for value in below(ends) if value.op == "l2_norm" and value.args[0].op == "input"]
-        if self.program.sweeps:
-            pass  # it has looked at all of the input
-        elif form == "trits":
-            rows.put("if start % 2560 == 0 and not is_finite(x[start : start + 2560]):", "    return start")
-        else:
-            rows.put(f"if {rows.number(norms[0])} < 0:" if norms else "if not is_finite(v):", "    return start")
+    def _row(self, ends: list[Value]) -> bool:
+        """The statements for a row; true if one loop makes the codes, and the processor itself asks for memory in time."""
+        rows, form, coded = self.rows, self.program.packed.form, self.coded
+        refused = self._refused(ends)
+        if refused:
+            rows.put(f"if {refused}:", "    return start")
         for column in self.program.of_rows:
             rows.put(f"{self.place(column)} = {rows.number(column.value)}")
         if form == "halves":
             rows.put("part = halves[start : start + 512]")
         if form == "trits":
             rows.put(_PART)
-        rows.into(self.program.packed.value, self.coded)
+        if refused is None:
+            rows.put("top = np.uint32(0)")
+            coded = coded._replace(beside="top = max(top, np.uint32(bits_of(v[{at}]) & MAGNITUDE))")
+        rows.into(self.program.packed.value, coded)
+        if refused is None:
+            rows.put("if top >= INFINITE:", "    return start")
         rows.put(*self.packing("pack"), "if error.size:")
         with rows.block():
-            rows.put(
-                "lost = error[start : start + 512]", "if not in_place:", "    for i in range(512):", "        lost[i] = v[i]"
-            )
+            rows.put("lost = left[start : start + 512]", "if not in_place:", "    for i in range(512):", "        lost[i] = v[i]")
             rows.into(self.program.kept, Store("lost[{at}] -= {x}"))
+        return refused is None
+
+    def _refused(self, ends: list[Value]) -> str | None:
+        """The condition under which a row is not coded, empty if there is none; None: the loop over the row is to find out."""
+        if self.program.sweeps:
+            return ""  # the sweep has looked at all of the input
+        if self.program.packed.form == "trits":
+            return "start % 2560 == 0 and not is_finite(x[start : start + 2560])"
+        for value in below(ends):
+            if value.op in _TELLING and value.args[0].op == "input":
+                return _TELLING[value.op].format(self.rows.number(value))
+        return "not is_finite(v)" if any(value.span is Span.ROW for value in below(ends)) else None
 
 
 class _Decode(_Kernel):
@@ -174,11 +191,12 @@ class _Decode(_Kernel):
             "    wide()",
             *self.scratch(),
             *self.views(),
+            "    target = uncounted(out)",
             *before,
             "    for start in range(0, out.size, 512):",
             "        row = first + start // 512",
             "        fetch_row_to_write(out, start + AHEAD)",
-            "        y = out[start : start + 512]",
+            "        y = target[start : start + 512]",
             *body,
         ]
 

@@ -18,13 +18,14 @@ Then = Callable[[str, list[str]], list[str]]
 
 
 class Store(NamedTuple):
-    """The statement that stores a value {x} in place {at}."""
+    """The statement that stores a value {x} in place {at}, and one that goes with it, about the place alone."""
 
     form: str
+    beside: str = ""
 
-    def line(self, at: str, x: str) -> str:
-        """The statement itself."""
-        return self.form.format(at=at, x=x)
+    def lines(self, at: str, x: str) -> list[str]:
+        """The statements themselves."""
+        return [self.form.format(at=at, x=x), self.beside.format(at=at)]
 
 
 class Statements(ABC):
