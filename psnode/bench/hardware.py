@@ -35,7 +35,7 @@ def _vectors() -> str:
     """The widest vector extension that kernels use."""
     told = _told()
     flags = set(f"{told.get('flags', '')} {told.get('Features', '')}".split())
-    for flag, name in (("avx512vbmi2", "AVX-512 (VBMI2)"), ("avx512bw", "AVX-512"), ("avx2", "AVX2"), ("asimd", "NEON")):
+    for flag, name in (("avx512_vbmi2", "AVX-512 (VBMI2)"), ("avx512bw", "AVX-512"), ("avx2", "AVX2"), ("asimd", "NEON")):
         if flag in flags:
             return name
     return platform.machine()
