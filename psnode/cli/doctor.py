@@ -69,6 +69,7 @@ path = njit(cache=True)(copy_finite.py_func).stats.cache_path
 os.makedirs(path, exist_ok=True)
 print(json.dumps({"path": path, "writable": os.access(path, os.W_OK), "open": open_to_others(Path(path), Path(trusted))}))
 """
+_KERNELS = "import json; from psnode.exchange.device.trust import summary; print(json.dumps(summary()))"
 
 
 @dataclass(frozen=True)
@@ -215,6 +216,18 @@ def _torch() -> Iterator[Finding]:
     yield Finding("torch", "ok", f"{found['version']}, CUDA devices: {', '.join(found['devices']) or 'none'}")
     if vision := found.get("vision", "torchvision ends the process that imports it"):
         yield Finding("torchvision models", "optional", vision, install)
+    if found["devices"]:
+        yield _device_kernels(_probe([sys.executable, "-c", _KERNELS]))
+
+
+def _device_kernels(found: Mapping[str, Any]) -> Finding:
+    """From a check of all codecs with a formula on all CUDA devices, by psnode.exchange.device.trust."""
+    if "error" in found:
+        return Finding("codecs on the GPU", "optional", found["error"], installing("gpu"))
+    if found["problems"]:
+        remedy = "report it: a new driver or CuPy may give other results"
+        return Finding("codecs on the GPU", "optional", "; ".join(found["problems"]), remedy)
+    return Finding("codecs on the GPU", "ok", f"the processor's bytes: {', '.join(found['good'])}")
 
 
 def _data(directory: Path) -> Finding:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from psnode.codecs.base import NOTHING, Bytes, Floats, Shape, Sink, Source, Words
+from psnode.codecs.base import NOTHING, Bytes, Codec, Floats, Shape, Sink, Source, Words
 from psnode.codecs.rows.coder import Coder
 from psnode.codecs.rows.compiled import compiled
 from psnode.codecs.rows.formula import Fields, Program, program_of
@@ -54,7 +54,7 @@ class RowCodec(FlatCodec):
     def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
         x, error = operands(source, sink)
         coder, start, used = _coder(self), self._settings_nbytes(), self._max_body(source.shape)
-        body[:start] = np.frombuffer(struct.pack(self._format(), *_settings(self)), np.uint8)
+        body[:start] = np.frombuffer(preamble(self), np.uint8)
         done = coder.encode(x, key, body[start:used], error)
         if done < x.size:
             source.refuse(x.size, coder.beginning(body[start:used], x.size, done if error.size else 0))
@@ -96,6 +96,11 @@ class RowCodec(FlatCodec):
 
     def _settings_nbytes(self) -> int:
         return struct.calcsize(self._format())
+
+
+def preamble(codec: Codec) -> bytes:
+    """The bytes of a body before those that the formula's program writes: the parameters of a RowCodec, none of another codec."""
+    return struct.pack(codec._format(), *_settings(codec)) if isinstance(codec, RowCodec) else b""
 
 
 def _settings(codec: RowCodec) -> tuple[Any, ...]:

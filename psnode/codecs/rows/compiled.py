@@ -25,7 +25,7 @@ from psnode.codecs.rows.coder import Functions
 def compiled(text: str) -> Functions:
     """The kernels of a module's `text`, each compiled at its first call."""
     name = f"psnode_rows_{xxhash.xxh3_128_hexdigest(text.encode())}"
-    path = _directory() / f"{name}.py"
+    path = directory() / f"{name}.py"
     if not path.is_file() or path.read_text() != text:
         handle, written = tempfile.mkstemp(dir=path.parent, prefix=name, suffix=".tmp")
         with os.fdopen(handle, "w") as file:
@@ -44,7 +44,7 @@ def _imported(name: str, path: Path) -> ModuleType:
 
 
 @cache
-def _directory() -> Path:
+def directory() -> Path:
     """The directory of generated modules, which nobody but this user and root can write to."""
     chosen = os.environ.get("NUMBA_CACHE_DIR")
     place = (

@@ -1,0 +1,156 @@
+"""CUDA text on a device: compiled by NVRTC through CuPy, kept on disk, launched on a stream that somebody else owns.
+
+CuPy's RawModule hands NVRTC `-ftz=true` behind all options of a caller's, and the last one counts: numbers below 2^-126 would
+become zero, and payloads other ones than the processor's. So CuPy's compiler is called without it, and RawModule loads what it
+made. Memory is the caller's too: kernels take addresses. Nothing here has met a GPU yet; tests run it on a stand-in for CuPy.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+from psnode.codecs.rows.compiled import directory
+from psnode.codecs.rows.cuda_text import HEADERS
+from psnode.errors import ConfigurationError, in_one_line, installing
+
+OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
+_INCLUDE = re.compile(r'^#include "(?!host\.h)(\w+\.h)"$', re.MULTILINE)
+_THREADS, _ROWS_PER_BLOCK, _MOST_BLOCKS = 256, 8, 65535
+
+
+def import_cupy() -> Any:
+    """CuPy. ConfigurationError, with what to do, if it is absent or broken."""
+    try:
+        import cupy
+    except Exception as error:  # an import that fails half-way raises whatever it met
+        raise ConfigurationError(f"CuPy cannot be imported ({in_one_line(error)}): {installing('gpu')}") from error
+    return cupy
+
+
+def standalone(text: str) -> str:
+    """`text` with the headers that it includes for a GPU, so that it alone says what is compiled."""
+    while match := _INCLUDE.search(text):
+        text = text[: match.start()] + (HEADERS / match[1]).read_text() + text[match.end() :]
+    return text
+
+
+class Identity(NamedTuple):
+    """Everything beside the text that decides what a kernel does: names of a device, and versions."""
+
+    device: str
+    capability: str
+    driver: str
+    cupy: str
+    nvrtc: str
+
+    @classmethod
+    def of(cls, device: int) -> Identity:
+        """That of CUDA device number `device`."""
+        cupy = import_cupy()
+        name = cupy.cuda.runtime.getDeviceProperties(device)["name"]
+        return cls(
+            name.decode() if isinstance(name, bytes) else str(name),
+            str(cupy.cuda.Device(device).compute_capability),
+            str(cupy.cuda.runtime.driverGetVersion()),
+            str(cupy.__version__),
+            ".".join(map(str, cupy.cuda.nvrtc.getVersion())),
+        )
+
+    def file(self, text: str, suffix: str) -> Path:
+        """The file of what belongs to `text` here, in the directory of generated modules, where only this user may write."""
+        digest = xxhash.xxh3_128_hexdigest("\0".join((text, *OPTIONS, *self)).encode())
+        return directory() / f"psnode_rows_{digest}{suffix}"
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that others see whole or not at all."""
+    handle, written = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+    Path(written).replace(path)
+
+
+class Kernels:
+    """The kernels of a text on CUDA device number `device`, compiled when they are made unless their file is there.
+
+    A call gives a kernel to `stream`, the address of a CUDA stream, and returns at once. Other addresses are of device memory,
+    for `count` full rows.
+    """
+
+    def __init__(self, text: str, device: int) -> None:
+        self._cupy, self._device = import_cupy(), device
+        source = standalone(text)
+        path = Identity.of(device).file(source, ".cubin")
+        with self._cupy.cuda.Device(device):
+            try:
+                self._load(path)
+            except Exception:  # no such file, or no kernels in it that this driver takes
+                write_whole(path, self._compiled(source))
+                self._load(path)
+
+    def survey(self, stream: int, x: int, tops: int, count: int) -> None:
+        """Raise three int32 at `tops`, as Functions.survey."""
+        self._launch(self._survey, stream, count, np.uint64(x), np.uint64(tops), np.uint32(count))
+
+    def encode(self, stream: int, arrays: EncodeArrays, first: int, rows: int, count: int) -> None:
+        """Code `count` rows, the first of which is number `first` of `rows`, as Functions.encode; `done` is lowered."""
+        addresses = [np.uint64(address) for address in arrays]
+        self._launch(self._encode, stream, count, *addresses, *map(np.uint32, (first, rows, count)))
+
+    def decode(self, stream: int, arrays: DecodeArrays, weight: float, adding: bool, first: int, rows: int, count: int) -> None:
+        """Overwrite `out` with what is decoded, or add weight times that."""
+        addresses = [np.uint64(address) for address in arrays]
+        numbers = np.float32(weight), np.int32(adding), *map(np.uint32, (first, rows, count))
+        self._launch(self._decode, stream, count, *addresses, *numbers)
+
+    def _load(self, path: Path) -> None:
+        if not path.is_file():
+            raise FileNotFoundError(path)
+        module = self._cupy.RawModule(path=str(path))
+        self._survey, self._encode, self._decode = map(module.get_function, ("survey", "encode", "decode"))
+
+    def _compiled(self, source: str) -> bytes:
+        image, _ = self._cupy.cuda.compiler.compile_using_nvrtc(source, options=OPTIONS, filename="rows.cu")
+        return image.encode() if isinstance(image, str) else bytes(image)
+
+    def _launch(self, kernel: Any, stream: int, count: int, *arguments: Any) -> None:
+        blocks = min(-(-count // _ROWS_PER_BLOCK), _MOST_BLOCKS)
+        with self._cupy.cuda.Device(self._device), self._cupy.cuda.Stream.from_external(_Stream(stream)):
+            kernel((blocks,), (_THREADS,), arguments)
+
+
+class _Stream(NamedTuple):
+    """A stream by its address, as CUDA's protocol for streams has it."""
+
+    address: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """The protocol's version, and the address."""
+        return 0, self.address
+
+
+class EncodeArrays(NamedTuple):
+    """Addresses for `encode`, in the order of its arguments; `error`: 0 if it is not wanted, and it may be `x`."""
+
+    x: int
+    error: int
+    side: int
+    packed: int
+    tops: int
+    done: int
+    key: int
+
+
+class DecodeArrays(NamedTuple):
+    """Addresses for `decode`, in the order of its arguments."""
+
+    side: int
+    packed: int
+    out: int

@@ -1,0 +1,168 @@
+"""Arrays on a device, coded by kernels of a program that lie there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import torch
+
+from psnode.codecs.arrays import Bytes, Floats, Int32s, Words, Words32
+from psnode.codecs.kernels.finite import INFINITY_BITS
+
+if TYPE_CHECKING:
+    from psnode.codecs import Codec
+    from psnode.codecs.rows.cupy_kernels import Kernels
+    from psnode.codecs.rows.formula import Program
+
+    CodecKernels: TypeAlias = tuple[Program, Kernels]
+
+_TOPS = (0, 0x7FFFFFFF, -0x80000000)
+
+
+def kernels_for(codec: Codec, device: torch.device) -> CodecKernels | None:
+    """The program of `codec` and its kernels on `device`, compiled now unless they are cached; None if it has no formula."""
+    from psnode.codecs.rows.cuda_text import text_of
+    from psnode.codecs.rows.cupy_kernels import Kernels
+    from psnode.codecs.rows.formula import program_of
+    from psnode.codecs.rows.known import formula_of
+
+    formula = formula_of(codec)
+    if formula is None:
+        return None
+    program = program_of(formula)
+    return program, Kernels(text_of(program), device.index or 0)
+
+
+def stream_of(device: torch.device) -> int:
+    """The address of torch's current stream, on which kernels run in the order of torch's own."""
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+class DeviceCoder:
+    """A program's encode and decode of arrays of `size` values on a device. Calls return before anything has run.
+
+    Arrays are flat float32, `padded` long to fill whole units of rows, with zeros behind the `size` values. `body` (uint8) takes
+    what encode writes: the numbers, then the codes of all units, those of the last one whole.
+    """
+
+    def __init__(self, program: Program, kernels: Kernels, size: int, device: torch.device) -> None:
+        from psnode.codecs.rows.formula import rows_of
+        from psnode.codecs.rows.language import ROW
+
+        packed = program.packed
+        units = -(-size // (ROW * packed.rows))
+        self.program, self.padded, self._size = program, units * ROW * packed.rows, size
+        self._rows, self._count = rows_of(size), units * packed.rows
+        self._kernels, self._device = kernels, device
+        self._start = 4 * program.side_words(size)
+        self.body = torch.zeros(self._start + units * packed.unit, dtype=torch.uint8, device=device)
+        self._tops = torch.zeros(len(_TOPS), dtype=torch.int32, device=device)
+        self._key = torch.zeros(2, dtype=torch.int64, device=device)
+        self._done = torch.zeros(1, dtype=torch.int32, device=device)  # rows before the first that is not finite
+
+    def encode(self, x: torch.Tensor, key: Words, error: torch.Tensor | None = None) -> None:
+        """Write `body`, and x - decoded to `error`, which may be `x`: where `is_finite` is true behind it."""
+        from psnode.codecs.rows.cupy_kernels import EncodeArrays
+
+        stream = stream_of(self._device)
+        self._key.copy_(torch.tensor(np.asarray(key, np.uint64).view(np.int64)), non_blocking=True)
+        self._done.fill_(self._count)
+        if self.program.sweeps and not self._survey(x, stream):
+            self._done.zero_()
+            return
+        arrays = EncodeArrays(
+            x.data_ptr(), 0 if error is None else error.data_ptr(), self.body.data_ptr(), self.body.data_ptr() + self._start,
+            self._tops.data_ptr(), self._done.data_ptr(), self._key.data_ptr(),
+        )  # fmt: skip
+        self._kernels.encode(stream, arrays, 0, self._rows, self._count)
+
+    @property
+    def is_finite(self) -> bool:
+        """True unless the last array had a value that is not finite; waits for the device."""
+        return int(self._done) == self._count
+
+    def _survey(self, x: torch.Tensor, stream: int) -> bool:
+        """Find the extremes of all values; True if they are finite. Waits for the device."""
+        self._tops.copy_(torch.tensor(_TOPS, dtype=torch.int32))
+        x[self._size :].copy_(x[0])  # which changes no extreme, as zeros would
+        self._kernels.survey(stream, x.data_ptr(), self._tops.data_ptr(), self._count)
+        x[self._size :].zero_()
+        return int(self._tops[0]) < INFINITY_BITS
+
+    def decode(self, out: torch.Tensor, weight: float = 1.0, *, adding: bool = False) -> None:
+        """out = what `body` decodes to, or out += weight times that."""
+        from psnode.codecs.rows.cupy_kernels import DecodeArrays
+
+        arrays = DecodeArrays(self.body.data_ptr(), self.body.data_ptr() + self._start, out.data_ptr())
+        self._kernels.decode(stream_of(self._device), arrays, weight, adding, 0, self._rows, self._count)
+
+    def take(self, out: Bytes) -> int:
+        """Write `body`, cut to what the codec has on the host, to `out`; its length. Waits for what was given to the stream."""
+        from psnode.codecs.rows.language import ROW
+
+        found, packed = self.body.cpu().numpy(), self.program.packed
+        full, left = divmod(self._size, ROW * packed.rows)
+        used, end = self.program.nbytes(self._size), self._start + full * packed.unit
+        out[:end] = found[:end]
+        if left:
+            packed.cut(found[end:], left, out[end:used])
+        return used
+
+
+class OnDevice:
+    """Kernels on a device with arrays on the host, which are copied there and back: psnode.codecs.rows.coder.Functions.
+
+    For checks of what the kernels do, not for speed.
+    """
+
+    def __init__(self, kernels: Kernels, device: torch.device) -> None:
+        self._kernels, self._device = kernels, device
+
+    def survey(self, x: Floats, tops: Int32s) -> bool:
+        from psnode.codecs.rows.formula import rows_of
+        from psnode.codecs.rows.language import ROW
+
+        values = self._up(np.resize(x, rows_of(x.size) * ROW))  # repeats what there is, which changes no extreme
+        found = self._up(tops)
+        self._kernels.survey(stream_of(self._device), values.data_ptr(), found.data_ptr(), rows_of(x.size))
+        self._down(found, tops)
+        return bool(tops[0] < INFINITY_BITS)
+
+    def encode(
+        self, x: Floats, first: int, key: Words, tops: Int32s, side: Words32, rows: int, packed: Bytes, error: Floats
+    ) -> int:
+        from psnode.codecs.rows.cupy_kernels import EncodeArrays
+        from psnode.codecs.rows.language import ROW
+
+        count, done = x.size // ROW, np.array([x.size // ROW], np.uint32)
+        over = error.size > 0 and error.ctypes.data == x.ctypes.data
+        values, numbers, codes, undone = self._up(x), self._up(side), self._up(packed), self._up(done)
+        lost = values if over else self._up(error)
+        extremes, words = self._up(tops), self._up(key)
+        arrays = EncodeArrays(
+            values.data_ptr(), lost.data_ptr() if error.size else 0, numbers.data_ptr(), codes.data_ptr(),
+            extremes.data_ptr(), undone.data_ptr(), words.data_ptr(),
+        )  # fmt: skip
+        self._kernels.encode(stream_of(self._device), arrays, first, rows, count)
+        for found, target in ((numbers, side), (codes, packed), (undone, done), (lost, error)):
+            self._down(found, target)
+        return int(done[0]) * ROW
+
+    def decode(self, side: Words32, rows: int, first: int, packed: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
+        from psnode.codecs.rows.cupy_kernels import DecodeArrays
+        from psnode.codecs.rows.language import ROW
+
+        numbers, codes, values = self._up(side), self._up(packed), self._up(out)
+        arrays = DecodeArrays(numbers.data_ptr(), codes.data_ptr(), values.data_ptr())
+        self._kernels.decode(stream_of(self._device), arrays, float(weight), adding, first, rows, out.size // ROW)
+        self._down(values, out)
+
+    def _up(self, array: np.ndarray) -> torch.Tensor:
+        """A copy of the bytes on the device."""
+        return torch.tensor(np.ascontiguousarray(array).reshape(-1).view(np.uint8), device=self._device)
+
+    @staticmethod
+    def _down(found: torch.Tensor, array: np.ndarray) -> None:
+        """The copy's bytes in the place of the array's; waits for what was given to the stream."""
+        array.reshape(-1).view(np.uint8)[:] = found.cpu().numpy()
