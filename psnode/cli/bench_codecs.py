@@ -203,11 +203,28 @@ def bench_atomo(**options: Any) -> int:
     return measure(**options)
 
 
+@click.command(name="gpu", short_help="Speed and bytes of codecs on a CUDA device.")
+@_codecs("Measure this one; repeat; default: all that have a formula.")
+@click.option("--size", type=click.IntRange(512), default=2**26, show_default=True, help="Values, in multiples of 2560.")
+@click.option(
+    "--repeats", type=click.IntRange(3), default=15, show_default=True, help="Times of which each figure is the median."
+)
+@click.option("--device", type=click.IntRange(0), default=0, show_default=True, help="The number of the CUDA device.")
+@shared.json_file
+@debuggable
+def bench_gpu(**options: Any) -> int:
+    """GB/s of codecs on a CUDA device, beside a copy there in the same run, and whether they give the processor's bytes."""
+    from psnode.bench.gpu import main as measure
+
+    return measure(**options)
+
+
 COMMANDS = (
     bench_atomo,
     bench_codecs,
     bench_feedback,
     bench_fidelity,
+    bench_gpu,
     bench_scales,
     bench_sketchml,
     bench_polar_design,

@@ -1,0 +1,147 @@
+"""`psnode bench gpu`: codecs on a CUDA device, beside a copy there in the same run, and their bytes beside the processor's.
+
+One report for a result that names its hardware: every codec with a formula encodes, encodes and leaves the error over its input,
+decodes, and decodes and adds, arrays of N(0,1) that lie on the device. A share is of the copy's bytes a second, by bytes moved.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from psnode.bench.hardware import hardware
+from psnode.bench.inputs import gaussian
+from psnode.bench.saving import save
+from psnode.codecs import available, get_codec
+from psnode.codecs.rng import Key
+from psnode.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import torch
+
+    from psnode.codecs import Codec
+    from psnode.exchange.device.coder import DeviceCoder
+    from psnode.exchange.device.trust import Verdict
+
+KEY = Key.derive(1, "gpu")
+ACTIONS = ("encode", "error", "decode", "decode_add")
+_FLOATS = {"encode": 1, "error": 2, "decode": 1, "decode_add": 2}  # arrays that are read or written beside the payload
+_CALLS = 5  # between two events
+_UNITS = 5 * 512  # values that fill whole units of every packing
+
+
+def run(specs: Sequence[str], size: int, repeats: int, device: torch.device) -> dict[str, Any]:
+    """Measure `specs`, by default all codecs with a formula, on `device`.
+
+    `rows`: for each spec `equal` (the processor's payload, of these values too) or a `problem`, and for each of ACTIONS the
+    `speed` (bytes of float32 a second) and its `share` of `copy`, the bytes a second that a copy reads and writes.
+    ConfigurationError for a spec without a formula, and without CuPy.
+    """
+    import torch
+
+    from psnode.codecs.rows.cupy_kernels import Identity
+    from psnode.exchange.device.trust import check_all
+
+    codecs = [get_codec(spec) for spec in specs or available()]
+    verdicts = check_all(codecs, device, anew=True)
+    if specs and len(verdicts) < len(specs):
+        without = {str(codec) for codec in map(repr, codecs)} - {verdict.spec for verdict in verdicts}
+        raise ConfigurationError(f"{', '.join(sorted(without))}: no formula, so nothing runs on a device (psnode codecs --json)")
+    values = gaussian(max(1, size // _UNITS) * _UNITS).flat
+    x = torch.tensor(values, device=device)
+    target = torch.empty_like(x)
+    copy = 2 * x.nbytes / _seconds(lambda: target.copy_(x), repeats)
+    rows = [_row(verdict, values, x, target, repeats, copy) for verdict in verdicts]
+    machine = {**hardware(), **Identity.of(device.index or 0)._asdict(), "torch": torch.__version__}
+    return {**machine, "size": values.size, "repeats": repeats, "copy": copy, "rows": rows}
+
+
+def _row(
+    verdict: Verdict, values: np.ndarray, x: torch.Tensor, target: torch.Tensor, repeats: int, copy: float
+) -> dict[str, Any]:
+    """Measure one codec, with `x` the values on the device; `target` is overwritten."""
+    from psnode.exchange.device.coder import DeviceCoder
+
+    if verdict.kernels is None:
+        return {"spec": verdict.spec, "equal": False, "problem": verdict.problem}
+    coder, key = DeviceCoder(*verdict.kernels, values.size, x.device), np.array(KEY.words, np.uint64)
+    coder.encode(x, key)
+    equal = _is_payload(get_codec(verdict.spec), values, coder)
+    target.copy_(x)
+    actions: dict[str, Callable[[], object]] = {
+        "encode": lambda: coder.encode(x, key),
+        "error": lambda: coder.encode(target, key, target),
+        "decode": lambda: coder.decode(target),
+        "decode_add": lambda: coder.decode(target, 0.25, adding=True),
+    }
+    row: dict[str, Any] = {"spec": verdict.spec, "equal": equal, "payload": coder.body.numel()}
+    for name, action in actions.items():
+        seconds = _seconds(action, repeats)
+        moved = _FLOATS[name] * x.nbytes + coder.body.numel()
+        row[name] = {"speed": x.nbytes / seconds, "share": moved / seconds / copy}
+    return row
+
+
+def _is_payload(codec: Codec, values: np.ndarray, coder: DeviceCoder) -> bool:
+    """True if what the device wrote is what the processor writes for `values`, behind parameters if there are any."""
+    expected = codec.encode(values, KEY).body
+    found = np.zeros(expected.size, np.uint8)
+    used = coder.take(found)
+    return expected[expected.size - used :].tobytes() == found[:used].tobytes()
+
+
+def _seconds(action: Callable[[], object], repeats: int) -> float:
+    """The median of the seconds that the device takes for one call, by its own events; one call warms up."""
+    import torch
+
+    action()
+    taken = []
+    for _ in range(repeats):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        for _ in range(_CALLS):
+            action()
+        end.record()
+        end.synchronize()
+        taken.append(begin.elapsed_time(end) / 1000 / _CALLS)
+    return float(statistics.median(taken))
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The result as a page for docs/results."""
+    heads = " | ".join(f"{action} | share" for action in ACTIONS)
+    lines = [f"| codec | the processor's bytes | {heads} |", "|---|---|" + "---:|" * (2 * len(ACTIONS))]
+    for row in result["rows"]:
+        speeds = [f"{row[a]['speed'] / 1e9:.0f} | {row[a]['share']:.2f}" for a in ACTIONS] if "problem" not in row else []
+        cells = speeds or [" | "] * len(ACTIONS)
+        lines.append(f"| {row['spec']} | {'yes' if row['equal'] else 'no'} | {' | '.join(cells)} |")
+    problems = [f"{row['spec']}: {row['problem']}" for row in result["rows"] if "problem" in row]
+    head = [
+        f"{result['date']}, {result['device']} (sm_{result['capability']}), driver {result['driver']}, NVRTC {result['nvrtc']}, "
+        f"CuPy {result['cupy']}, torch {result['torch']}; host: {result['cpu']}, {result['cores']} cores.",
+        f"{result['size']:,} values of N(0,1). GB/s of float32, the median of {result['repeats']}; share: of a copy "
+        f"on the device, {result['copy'] / 1e9:.0f} GB/s read and written, by bytes moved.",
+    ]
+    return "\n".join([*head, "", *lines, *(["", *problems] if problems else [])]) + "\n"
+
+
+def main(specs: Sequence[str], size: int, repeats: int, device: int, json_file: Path | None) -> int:
+    """Measure, print the table, write it as JSON; 1 if a codec's bytes are not the processor's. ConfigurationError."""
+    result = run(specs, size, repeats, _cuda(device))
+    print(markdown(result))
+    save(result, json_file)
+    return 0 if all(row["equal"] for row in result["rows"]) else 1
+
+
+def _cuda(number: int) -> torch.device:
+    import torch
+
+    if number >= torch.cuda.device_count():
+        raise ConfigurationError(f"--device {number}: this torch sees {torch.cuda.device_count()} CUDA devices (psnode doctor)")
+    device = torch.device("cuda", number)
+    torch.cuda.set_device(device)
+    return device

@@ -1,0 +1,77 @@
+"""`psnode bench gpu` on a stand-in for a device, whose clock goes forward by a millisecond an event."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from psnode.bench.gpu import ACTIONS, markdown, run
+from psnode.cli import app
+from psnode.errors import ConfigurationError
+from tests.rows.fake_cupy import CPU, FakeCupy, install
+from tests.rows.forms import with_formula
+from tests.rows.hosted import GXX
+
+SIZE = 16 * 2560
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCupy:
+    if not GXX:
+        pytest.skip("no g++ to build CUDA text as C++")
+    return install(monkeypatch, tmp_path)
+
+
+@pytest.mark.usefixtures("cupy")
+def test_the_report_has_every_codec_with_a_formula_and_shares_of_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psnode.bench.gpu._cuda", lambda number: CPU)
+    flags = ["bench", "gpu", "--size", str(SIZE + 5), "--repeats", "3", "--json", str(tmp_path / "gpu.json")]
+    done = CliRunner().invoke(app, flags, catch_exceptions=False, standalone_mode=False)
+    assert done.return_value == 0
+    result = json.loads((tmp_path / "gpu.json").read_text())
+    assert {row["spec"].partition(":")[0] for row in result["rows"]} == with_formula()
+    assert (result["device"], result["capability"], result["driver"]) == ("A fake device", "90", "13000")
+    call = 0.001 / 5  # seconds: five calls between two events
+    assert result["copy"] == pytest.approx(2 * 4 * SIZE / call)
+    for row in result["rows"]:
+        assert row["equal"] is True
+        for action in ACTIONS:
+            assert row[action]["speed"] == pytest.approx(4 * SIZE / call)
+        assert row["encode"]["share"] == pytest.approx((4 * SIZE + row["payload"]) / (8 * SIZE))
+        assert row["error"]["share"] == pytest.approx((8 * SIZE + row["payload"]) / (8 * SIZE))
+        assert f"| {row['spec']} | yes |" in done.stdout
+    assert [row["payload"] for row in result["rows"] if row["spec"] == "fp16"] == [2 * SIZE]
+
+
+def test_a_codec_that_the_device_codes_otherwise_is_named_and_not_measured(cupy: FakeCupy) -> None:
+    cupy.edit = lambda text: text.replace("v[k] - ", "v[k] + ")
+    result = run(["fp16"], SIZE, 3, CPU)
+    assert result["rows"] == [{"spec": "fp16", "equal": False, "problem": "the device makes another residual of N(0,1)"}]
+    assert "| fp16 | no |" in markdown(result) and "fp16: the device makes another residual" in markdown(result)
+
+
+@pytest.mark.usefixtures("cupy")
+def test_a_codec_without_a_formula_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"topk:.*no formula"):
+        run(["fp16", "topk"], SIZE, 3, CPU)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_device_there_is_nothing_to_measure() -> None:
+    with pytest.raises(ConfigurationError, match=r"sees 0 CUDA devices \(psnode doctor\)"):
+        CliRunner().invoke(app, ["bench", "gpu"], catch_exceptions=False, standalone_mode=False)
+
+
+def test_the_doctor_says_which_codecs_give_the_processors_bytes() -> None:
+    from psnode.cli.doctor import _device_kernels
+
+    good = _device_kernels({"good": ["bf16", "fp16"], "problems": []})
+    assert (good.state, good.detail) == ("ok", "the processor's bytes: bf16, fp16")
+    bad = _device_kernels({"good": ["bf16"], "problems": ["fp16 is coded on the host: because"]})
+    assert bad.state == "optional" and bad.detail == "fp16 is coded on the host: because" and bad.remedy
+    absent = _device_kernels({"error": "CuPy cannot be imported"})
+    assert absent.state == "optional" and "pip install '.[gpu]'" in absent.remedy
