@@ -140,6 +140,16 @@ class Codec(ABC):
             raise CodecValueError(f"the sink has shape {sink.target.shape}, the source has {source.shape}: they must be equal")
         return self._payload(source.shape, rng, out, lambda key, body: self._coded(source, key, body, sink))
 
+    def assembled(
+        self, shape: Shape, rng: RandomSource, write: Callable[[Words, Bytes], int], out: Bytes | None = None
+    ) -> Payload:
+        """The payload of an array of `shape` whose body somebody else writes, from two words drawn from `rng`.
+
+        `write(key, body)` returns the length; `body` has room for the longest. It is not called for an empty array. `out`: as of
+        encode.
+        """
+        return self._payload(shape, rng, out, write)
+
     def decode(self, payload: Payload, out: Floats | None = None) -> Floats:
         """The decoded array, float32 of payload.shape: a new one, or `out` (that shape or flat, contiguous) overwritten.
 

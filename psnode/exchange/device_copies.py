@@ -37,3 +37,23 @@ class SideStream:
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record(self._stream)
         return done
+
+
+class OnDemand:
+    """A tensor that stays on its device, to be copied to `target` on the host by whoever asks for it there."""
+
+    def __init__(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        self._source, self._target = source, target
+        self._computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._computed.record()
+
+    def ready(self) -> torch.Tensor:
+        """The tensor, for work that is given to the calling thread's current stream: it waits for what computes it."""
+        stream = torch.cuda.current_stream()
+        stream.wait_event(self._computed)
+        self._source.record_stream(stream)  # its memory is not used again before that work is over
+        return self._source
+
+    def synchronize(self) -> None:
+        """Copy it."""
+        self._target.copy_(self.ready())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ from torch import nn
 from psnode.codecs.arrays import Floats, Parts
 from psnode.codecs.pages import untouched
 from psnode.errors import ConfigurationError
-from psnode.exchange.device_copies import Coming, Fetch, SideStream
+from psnode.exchange.device_copies import Coming, Fetch, OnDemand, SideStream
 from psnode.plan.groups import Plan
 
 
@@ -38,6 +38,8 @@ class Gradients:
         self._places = plan.slices()
         self._taken: dict[str, Floats | None] = {}
         self._coming: dict[str, Coming] = {}
+        self._stays: frozenset[str] = frozenset()
+        self._staying: dict[str, OnDemand] = {}
         self._covers: dict[tuple[int, int], list[str]] = {}
 
     def collect(self, name: str) -> None:
@@ -51,11 +53,28 @@ class Gradients:
             raise sparse_gradients(name)
         if gradient is None:
             self._taken[name] = None
+        elif name in self._stays:
+            self._staying[name] = self._coming[name] = OnDemand(gradient.reshape(-1), self._host[place])
+            self._taken[name] = self._flat[place]
         elif self._fetch is None:
             self._taken[name] = gradient.reshape(-1).numpy()
         else:
             self._coming[name] = self._fetch(gradient.reshape(-1), self._host[place])
             self._taken[name] = self._flat[place]
+
+    def keep(self, names: Collection[str]) -> None:
+        """Leave the gradients of these parameters on the device, until somebody reads them on the host."""
+        self._stays = frozenset(names)
+
+    def pieces(self, start: int, stop: int) -> list[tuple[int, torch.Tensor]]:
+        """`parts` of gradients that are kept on the device: there, for work given to the calling thread's current stream."""
+        found = []
+        for name in self._names(start, stop):
+            if self._taken[name] is not None:
+                place, gradient = self._places[name], self._staying[name].ready()
+                low, high = max(start, place.start), min(stop, place.stop)
+                found.append((low - start, gradient[low - place.start : high - place.start]))
+        return found
 
     def parts(self, start: int, stop: int) -> Parts:
         """Coordinates [start, stop) of the vector in pieces, each with its place behind `start`; the others are zeros."""
@@ -88,6 +107,7 @@ class Gradients:
         """Let go of the collected gradients."""
         self._taken.clear()
         self._coming.clear()
+        self._staying.clear()
 
     def _names(self, start: int, stop: int) -> list[str]:
         """The tensors that have a part in a range."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -11,8 +11,14 @@ from psnode.codecs import Codec, Payload, get_codec
 from psnode.codecs.arrays import Bytes, Floats, Parts
 from psnode.codecs.rng import Key
 from psnode.config.ratios import phases
+from psnode.exchange.device.segment import DeviceSegment, follows
 from psnode.feedback import Context, Feedback, State
 from psnode.plan.groups import Segment
+
+if TYPE_CHECKING:
+    import torch
+
+    from psnode.exchange.device.coder import CodecKernels
 
 CODEBOOK_BYTES = 4096  # with zeros behind the text
 
@@ -51,12 +57,20 @@ class SegmentCoder:
         self.feedback: Feedback = feedback.dense() if codec.lossless and not needs_memory else feedback
         self._phases: list[Codec] = [self.feedback.form(phase) for phase in phases(codec, warmup)]
         self._rule, self._memory = feedback, memory
-        self.state: State = self._begin()
+        self._state: State = self._begin()
+        self.on_device: DeviceSegment | None = None  # where it is coded on a device
         self.max_nbytes = max(phase.max_nbytes(segment.shape) for phase in self._phases)
         self._refit = self._phases[-1].traits.refit
         self.codebook = np.zeros(CODEBOOK_BYTES if self._refit > 1 else 0, np.uint8)  # after writing to it call `restore`
         self._fitted: Codec | None = None
         self.rate = 0.0  # the learning rate of the last push, which a rescaled memory is in units of; 0: not known
+
+    @property
+    def state(self) -> State:
+        """The memories on the host, for whoever reads or changes them; the newest, also where a device has them."""
+        if self.on_device is not None:
+            self.on_device.settle()
+        return self._state
 
     def _begin(self) -> State:
         """Memories before the first step."""
@@ -73,7 +87,7 @@ class SegmentCoder:
     def remember(self) -> None:
         """Have that memory all the same: something is owed from when the segment's tensors were compressed."""
         self.feedback = self._rule
-        self.state = self._begin()
+        self._state = self._begin()
 
     def context(self, workers: int, rate: float, before: float) -> Context:
         """Context of the push that follows, of a step with learning rate `rate`.
@@ -84,6 +98,18 @@ class SegmentCoder:
         if rate > 0:
             self.rate = rate
         return Context(workers, last / rate if rate > 0 else 1.0)
+
+    def use(self, kernels: CodecKernels, device: torch.device) -> None:
+        """Code on `device` from now on, by kernels of this segment's one codec."""
+        [codec] = self._phases
+        home = None if self.feedback.memory is None else self._state[self.feedback.memory]
+        self.on_device = DeviceSegment(codec, kernels, device, self.feedback, self.segment.shape, home)
+
+    @property
+    def only_codec(self) -> Codec | None:
+        """The codec, if it is the same in all phases and never fitted, and a device could follow the rule."""
+        same = len(self._phases) == 1 and self._refit == 1 and follows(self.feedback)
+        return self._phases[0] if same else None
 
     def codec(self, phase: int, step: int = 1) -> Codec:
         """The codec for `step`, counted from 1, in `phase` of the warm-up, or after it."""

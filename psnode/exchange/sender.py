@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import numpy as np
@@ -19,6 +20,8 @@ from psnode.codecs.sources import restore
 from psnode.config.schedules import Schedule
 from psnode.config.scheme import Scheme
 from psnode.errors import NonFiniteGradientError, NonFinitePartError
+from psnode.exchange.device.placing import place_on
+from psnode.exchange.device.trust import Verdict
 from psnode.exchange.gradients import Gradients
 from psnode.exchange.memories import Memories
 from psnode.exchange.outgoing import OutgoingFrames
@@ -84,8 +87,17 @@ class GradientSender:
         self._error: Exception | None = None
         self._queue: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._idle = threading.Semaphore(0)
+        self._stream: AbstractContextManager[object] = nullcontext()  # that groups are coded on
         self._thread = threading.Thread(target=self._run, name=f"encode-{link.rank}", daemon=True)
         self._thread.start()
+
+    def code_on(self, device: torch.device) -> list[Verdict]:
+        """Code on `device` from now on what can be coded there: before the first group. What was found about the codecs."""
+        placed = place_on(self._plan, [coder for coders in self._coders for coder in coders], device)
+        self._gradients.keep(placed.names)
+        if placed.stream is not None:
+            self._stream = torch.cuda.stream(placed.stream)
+        return placed.verdicts
 
     def begin(self, step: int, version: int, *, measure: bool) -> None:
         """The groups to come belong to `step` and were computed on weights of `version`.
@@ -181,7 +193,8 @@ class GradientSender:
             start = time.perf_counter()
             try:
                 if self._error is None and self._skipped is None:
-                    self._send(self._plan.groups[index])
+                    with self._stream:
+                        self._send(self._plan.groups[index])
             except Exception as error:  # handed to the thread that trains, which owns the decision
                 self._error = error
             self._seconds += time.perf_counter() - start
@@ -203,7 +216,9 @@ class GradientSender:
             fitted = any(codec.traits.refit > 1 for codec in codecs)  # a codebook that was fitted stays
             for coder, _ in pairs:
                 segment = coder.segment
-                if fitted or not coder.feedback.sums:  # else coding finds a part that is not finite, and is undone
+                if coder.on_device is not None:
+                    coder.on_device.check(self._gradients.pieces(segment.start, segment.stop))
+                elif fitted or not coder.feedback.sums:  # else coding finds a part that is not finite, and is undone
                     self._check(segment)
             for coder, codec in pairs:
                 segment = coder.segment
@@ -244,9 +259,15 @@ class GradientSender:
         rank = ALL if coder.feedback.merges(codec) else self._link.rank
         key = gradient_key(self._seed, rank, self._step, group.index, segment.index)
         context = coder.context(self._workers, self._rate, self._rate_before)
-        gradient, payload = coder.push(self._gradients, codec, key, out, context)
-        coder.fit(gradient, payload, key, self._phase, self._step)
+        if coder.on_device is not None:
+            pieces = self._gradients.pieces(segment.start, segment.stop)
+            payload = coder.on_device.push(pieces, key, out, context)
+        else:
+            gradient, payload = coder.push(self._gradients, codec, key, out, context)
+            coder.fit(gradient, payload, key, self._phase, self._step)
         if self._lost is not None:
+            if coder.on_device is not None:
+                gradient = self._gradients.flat(segment.start, segment.stop).reshape(segment.shape)
             error, energy = coder.feedback.lost(gradient, coder.state, codec.decode(payload))
             self._lost = self._lost[0] + error, self._lost[1] + energy
         return payload

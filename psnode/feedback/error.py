@@ -80,8 +80,11 @@ class ErrorFeedback(Feedback):
 
     def _carried(self, state: State, context: Context) -> Floats:
         """decay * e, in the place of e."""
-        residual = state["residual"]
-        factor = np.float32(self.decay * (context.lr_ratio if self.rescale else 1.0))
+        residual, factor = state["residual"], self.factor(context)
         if factor != 1:
             np.multiply(residual, factor, out=residual)
         return residual
+
+    def factor(self, context: Context) -> np.float32:
+        """What the residual is multiplied by before a gradient is added."""
+        return np.float32(self.decay * (context.lr_ratio if self.rescale else 1.0))

@@ -17,8 +17,10 @@ from psnode.config.extensions import load_codec
 from psnode.config.memory import free_memory
 from psnode.config.schedules import OwnRate, learning_rate
 from psnode.config.scheme import Scheme
+from psnode.errors import ConfigurationError
 from psnode.exchange import malloc
 from psnode.exchange.compilation import prepare
+from psnode.exchange.device.trust import Verdict
 from psnode.exchange.gradients import Gradients
 from psnode.exchange.machine import Machine
 from psnode.exchange.receiver import Receiver
@@ -110,6 +112,8 @@ class WorkerContext:
             shift=start.shift,
             workers=self.sampler.workers,
         )
+        if config.enable_gpu:
+            self._code_on_device(sender, quiet=start.rehearsal)
         finished = start.step
         if start.restore is not None:
             tensors = _restore(start, link, self.directory, replica, sender, self.patience)
@@ -141,6 +145,16 @@ class WorkerContext:
             tracer=tracer,
             own_rate=self.own_rate,
         )
+
+    def _code_on_device(self, sender: GradientSender, *, quiet: bool) -> None:
+        """Have gradients coded where they are computed, as far as the device gives the processor's bytes; tell about the rest."""
+        try:
+            verdicts = sender.code_on(self.device)
+        except ConfigurationError as error:
+            verdicts = [Verdict("every codec", None, str(error))]
+        for verdict in verdicts:
+            if verdict.problem and not quiet:
+                _LOG.warning("rank %d: %s", self.link.rank, verdict.line)
 
     def deal(self, deal: Reshard, version: int, before: Share | None) -> Share:
         """This rank's part of a deal, behind `version`, or behind its place in the share that it had `before`."""
