@@ -16,6 +16,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA de
 
 
 @needs_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("scheme", ["identity", "qsgd", "atomo"])
 def test_training_on_a_gpu_lowers_the_loss_and_resumes_from_its_checkpoint(tmp_path: Path, scheme: str) -> None:
     settings = {"scheme": scheme, "enable_gpu": True, "local": 2, "threads": 1, "lr": 0.02, "tensorboard": False}

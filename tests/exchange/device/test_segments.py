@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,19 +31,21 @@ class GivenThere(Given):
     """Gradients that lie on a device too; `kept`: tensors whose gradients are to stay there."""
 
     kept: frozenset[str] = frozenset()
+    device = CPU
 
     def keep(self, names: frozenset[str]) -> None:
         self.kept = names
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, torch.Tensor]]:
-        return [(place, torch.from_numpy(part)) for place, part in self.parts(start, stop)]
+        return [(place, torch.tensor(part, device=self.device)) for place, part in self.parts(start, stop)]
 
 
 class Both:
     """A sender on the host and one on a device, with the same gradients."""
 
-    def __init__(self, feedback: str) -> None:
+    def __init__(self, feedback: str, device: torch.device = CPU) -> None:
         self.given = GivenThere(np.random.default_rng(1).standard_normal(8007).astype(np.float32), pieces=2)
+        self.given.device = device
         self.masters: list[FrameChannel] = []
         self.senders: list[GradientSender] = []
         scheme = resolve(Config(scheme="dense", codec="fp16", feedback=feedback))
@@ -54,7 +57,7 @@ class Both:
             )  # fmt: skip
             self.masters.append(FrameChannel(first))
             self.senders.append(sender)
-        self.verdicts = self.senders[1].code_on(CPU)
+        self.verdicts = self.senders[1].code_on(device)
 
     def step(self, number: int) -> tuple[Kind, bytes]:
         """Take a step with a gradient of its own; the frame of both."""
@@ -166,4 +169,22 @@ def test_a_codec_without_a_formula_and_a_rule_of_the_hosts_are_told_once(cupy: F
         [verdict] = sender.code_on(CPU)
         assert verdict.line.startswith("topk") and reason in verdict.line
         assert given.kept == frozenset() and cupy.launched == []
+        sender.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available() or importlib.util.find_spec("cupy") is None, reason="no CUDA device or no cupy")
+@pytest.mark.parametrize("feedback", ["none", "ef"])
+def test_frames_and_residuals_on_a_gpu(feedback: str) -> None:
+    both = Both(feedback, torch.device("cuda", 0))
+    assert both.given.kept == {"a", "b"}, both.verdicts
+    for number in range(1, 5):
+        both.given.vector[:] = np.random.default_rng(number).standard_normal(8007)
+        assert both.step(number)[0] is Kind.GRADIENT
+        for sender in both.senders:
+            sender.give_back(number, {0} if number == 2 else ())
+    if both.senders[0].state():
+        host, device = both.residuals()
+        assert np.array_equal(host.view(np.uint32), device.view(np.uint32))
+    for sender in both.senders:
         sender.close()
