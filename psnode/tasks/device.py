@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
@@ -12,6 +13,13 @@ from psnode.task import Batch
 
 if TYPE_CHECKING:
     import torch
+
+_FULL = re.compile(r"(CUDA|HIP|XPU|MPS)\b.*\bout of memory|(CUDA|cuDNN) error: \w+_ALLOC_FAILED|.*DefaultCPUAllocator: ")
+_FAILED = re.compile(  # others are of the program: an assertion that does not hold, a wrong size, a build for other devices
+    r"(CUDA|CUDA driver|cuDNN|HIP) error: (an illegal memory|misaligned address|unknown error|unspecified launch failure"
+    r"|the launch timed out|uncorrectable ECC|hardware stack|an illegal instruction|device busy|.*unavailable"
+    r"|\w+_(EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR))"
+)
 
 
 def choose_device(enable_gpu: bool, local_rank: int = 0) -> torch.device:
@@ -54,10 +62,9 @@ def _meaning(error: RuntimeError | MemoryError, lower: str) -> str:
 
     first = next(iter(str(error).strip().splitlines()), type(error).__name__).partition(" Of the allocated memory")[0]
     told = f"{first.rstrip('.')}, {where}" if (where := location(error)) else first.rstrip(".")
-    full = ("out of memory", "_ALLOC_FAILED", "can't allocate memory")
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(sign in first for sign in full):
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or _FULL.match(first):
         return f"out of memory: lower {lower} ({told})"
-    if first.startswith(("CUDA error", "cuDNN error")):
+    if _FAILED.match(first):
         return f"the device has failed: CUDA_LAUNCH_BLOCKING=1 names the operation, dmesg a fault of the hardware ({told})"
     return ""
 

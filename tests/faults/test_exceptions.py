@@ -142,10 +142,24 @@ def test_more_memory_than_there_is_ends_a_worker_in_one_line(tmp_path: Path) -> 
     assert event["reason"].startswith(f"out of memory: {LOWER} (")
 
 
-def test_other_errors_of_torch_keep_their_type_and_place(tmp_path: Path) -> None:
-    assert run(config(tmp_path), Fails(lambda: RuntimeError("mat1 and mat2 shapes cannot be multiplied"))) == 0
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mat1 and mat2 shapes cannot be multiplied",
+        "the replay buffer is out of memory slots",
+        "CUDA error: device-side assert triggered",  # a label that is no class
+        "CUDA error: no kernel image is available for execution on the device",
+        "CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasSgemm(handle)`",
+        "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input.",
+    ],
+)
+def test_other_errors_of_torch_keep_their_type_and_place_and_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    assert run(config(tmp_path), Fails(lambda: RuntimeError(text))) == 0
     [event] = read_records(tmp_path / "events.jsonl")
-    assert event["reason"].startswith("RuntimeError: mat1 and mat2")
+    assert event["reason"].startswith(f"RuntimeError: {text}")
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_below_the_quorum_the_job_ends_with_the_exception_behind_a_checkpoint(
