@@ -8,6 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,9 @@ class Evaluator:
         self._task = task or make_task(config)
         self._data = eval_data_of(self._task.eval_data(), config)
         torch.manual_seed(config.seed)
-        self._model = self._task.model().to(self._device)
+        self._model = self._task.model()
+        with self._device_errors():
+            self._model.to(self._device)
         self._loggers = Observer(_loggers(config), train_dir.absolute())
         self._config = config
         self._done = set[int]()
@@ -145,14 +148,14 @@ class Evaluator:
         CheckpointError if it is broken or does not fit.
         """
         try:
-            with reading(path):
+            with reading(path), self._device_errors():
                 found = checkpoint.Checkpoint.open(path)
                 self._model.load_state_dict(found.tensors(self._weights))
         except RuntimeError as error:
             raise CheckpointError(
                 f"checkpoint {path} does not fit the network of config.json: {str(error).splitlines()[0]}"
             ) from error
-        with device_errors(f"--batch-size ({self._batch_size})"):
+        with self._device_errors():
             result = evaluate(self._task, self._model, self._data, found.step, self._batch_size, self._device)
         result = replace(result, model=found.facts["files"][checkpoint.MODEL]["xxh3_128"])
         own = path.resolve() in {known.resolve() for known in self._look()}
@@ -160,6 +163,9 @@ class Evaluator:
             self._record(result)
         print(_line(result), flush=True)
         return result
+
+    def _device_errors(self) -> AbstractContextManager[None]:
+        return device_errors(f"--batch-size ({self._batch_size})")
 
     def _record(self, result: Evaluation) -> None:
         with self._results.open("ab", buffering=0) as file:

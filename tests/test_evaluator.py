@@ -12,7 +12,7 @@ import torch
 
 from psnode.config import Config
 from psnode.config.logs import shown
-from psnode.errors import CheckpointError, ConfigurationError, DeadlineExceededError
+from psnode.errors import CheckpointError, ConfigurationError, DeadlineExceededError, DeviceError
 from psnode.evaluator import Evaluator, follow
 from psnode.jobs.job import run
 from psnode.records import checkpoint
@@ -87,6 +87,16 @@ def test_broken_checkpoints_are_reported_and_the_others_measured(train_dir: Path
     assert len(lines) == 2
     assert "step-00000008" in lines[0]
     assert "step-00000012" in lines[1]
+
+
+@pytest.mark.parametrize("where", ["to", "load_state_dict", "loss"])
+def test_a_device_that_fails_is_no_fault_of_a_checkpoint(train_dir: Path, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(Classification if where == "loss" else torch.nn.Module, where, fails)
+    with pytest.raises(DeviceError, match=r"out of memory: lower --batch-size \(256\) \(CUDA out of memory"):
+        follow(train_dir, interval=0.01, batch_size=256)
 
 
 def test_a_checkpoint_that_was_measured_is_not_recorded_again(train_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
