@@ -29,8 +29,9 @@ from psnode.bench.hardware import hardware, last_level_cache
 from psnode.bench.rotation import beyond_cache
 from psnode.bench.saving import save
 from psnode.bench.width_process import READ
+from psnode.codecs import get_codec, table
 from psnode.codecs.kernels.llvm.values import processor
-from psnode.errors import PsnodeError
+from psnode.errors import ConfigurationError, PsnodeError
 
 HOST = "host"
 DEFAULT = ("sign", "scaledsign", "qsgd", "terngrad", "minmax", "natural", "topk:ratio=0.001", "polar")
@@ -92,9 +93,12 @@ class _Process:
 def run(specs: Sequence[str], size: int, seconds: float, copies: int) -> dict[str, Any]:
     """Measure `specs`, by default those in DEFAULT. `seconds`: of each figure; `copies`: bytes of the arrays taken in turn.
 
-    `read`: GB/s by target; a row has a spec, an action, and `gbps` by target. PsnodeError if payloads differ, or a process ends.
+    `read`: GB/s by target; a row has a spec, an action, and `gbps` by target. PsnodeError if payloads differ, or a process ends,
+    ConfigurationError if a codec comes from outside psnode.
     """
     specs = list(specs) or list(DEFAULT)
+    if foreign := [spec for spec in specs if getattr(get_codec(spec), "number", None) in table.OUTSIDE]:
+        raise ConfigurationError(f"--compare widths knows psnode's own codecs alone: leave out {foreign[0]}")
     chosen = targets(*processor())
     with contextlib.ExitStack() as stack:
         processes = [stack.enter_context(_Process(name, chosen[name], size, copies, specs)) for name in chosen]

@@ -56,6 +56,9 @@ def test_every_codec_has_figures_for_every_target(tmp_path: Path, monkeypatch: p
 def test_what_cannot_be_compared_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="leave out --plot"):
         compare("--plot", "plot.png")
+    example = Path(__file__).parents[2] / "examples" / "codec.py"
+    with pytest.raises(ConfigurationError, match="psnode's own codecs alone: leave out logarithmic"):
+        compare("--codec", f"{example}:Logarithmic")
 
 
 def test_a_process_that_ends_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

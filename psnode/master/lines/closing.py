@@ -39,9 +39,9 @@ def tell_of_the_result(run: RunDirectory, summary: Summary, workers: int, last: 
     if (ratio := summary.compression_ratio) is not None:
         times = f"{ratio:.1f} times less than float32" if ratio >= 1 else "more than float32: the headers of small frames"
         rows.append(("sent", f"{amount(sent)} instead of {amount(ratio * sent)}: {times}"))
+        if 10 * (control := summary.uplink_control_bytes + summary.downlink_control_bytes) > sent:
+            rows.append(("beside it", f"{amount(control)} of reports and other control messages"))
     evaluated = _evaluated(run.path, summary.steps)
-    if 10 * (control := summary.uplink_control_bytes + summary.downlink_control_bytes) > sent:
-        rows.append(("beside it", f"{amount(control)} of reports and other control messages"))
     if evaluated is not None:
         rows.append(("evaluated", _result(evaluated)))
     newest = None
