@@ -18,7 +18,8 @@ here=$PWD/build/aarch64
 root=$here/root
 site=$here/site
 
-if [[ ! -x $root/usr/bin/python3 ]]; then
+if [[ ! -e $root.complete ]]; then
+    rm -rf "$root"
     mkdir -p "$here"/apt/lists/partial "$here"/apt/cache/archives/partial "$root"
     : >"$here/apt/status"
     cat >"$here/apt.conf" <<EOF_CONF
@@ -34,6 +35,7 @@ EOF_CONF
     for package in "$here"/apt/cache/archives/*.deb; do
         dpkg-deb -x "$package" "$root"
     done
+    touch "$root.complete"
 fi
 version=$(cd "$root/usr/bin" && echo python3.*)
 version=${version#python3.}
