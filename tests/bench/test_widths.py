@@ -53,6 +53,7 @@ def test_every_codec_has_figures_for_every_target(tmp_path: Path, monkeypatch: p
         assert f"| `sign` | {row['action']} | {host:.2f} | {host / result['read']['host']:.2f} |" in text
 
 
+@pytest.mark.usefixtures("forgotten_codecs")
 def test_what_cannot_be_compared_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="leave out --plot"):
         compare("--plot", "plot.png")
