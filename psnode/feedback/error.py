@@ -86,5 +86,5 @@ class ErrorFeedback(Feedback):
         return residual
 
     def factor(self, context: Context) -> np.float32:
-        """What the residual is multiplied by before a gradient is added."""
+        """The number that the residual is multiplied by before a gradient is added."""
         return np.float32(self.decay * (context.lr_ratio if self.rescale else 1.0))

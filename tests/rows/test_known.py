@@ -1,4 +1,4 @@
-"""What formulas of psnode's codecs rest on: corrections that end after as many steps as they have."""
+"""Foundations of the formulas of psnode's codecs: corrections that end after as many steps as they have."""
 
 from __future__ import annotations
 

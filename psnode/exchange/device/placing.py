@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Placed(NamedTuple):
-    """What was decided: `names` of the tensors with a part coded on the device, the stream for it, and a verdict a codec."""
+    """A decision: `names` of the tensors with a part coded on the device, the stream for it, and a verdict a codec."""
 
     names: frozenset[str]
     stream: torch.cuda.Stream | None

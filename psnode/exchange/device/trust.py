@@ -28,7 +28,7 @@ _WEIGHT = 0.3
 
 
 class Verdict(NamedTuple):
-    """What a check found of a codec with a formula: its kernels, or in one line why they are not used."""
+    """Result of a check of a codec with a formula: its kernels, or in one line why they are not used."""
 
     spec: str
     kernels: CodecKernels | None
@@ -68,7 +68,7 @@ def check(codec: Codec, device: torch.device, *, anew: bool = False) -> Verdict 
 
 
 def summary() -> dict[str, list[str]]:
-    """What a check of all codecs of psnode's finds on every CUDA device here: `good` specs, and `problems` in a line each."""
+    """Check all codecs of psnode's on every CUDA device here: `good` specs, and `problems` in a line each."""
     from psnode.codecs import available, get_codec
 
     good, problems = [], []
