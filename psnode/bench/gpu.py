@@ -49,7 +49,7 @@ def run(specs: Sequence[str], size: int, repeats: int, device: torch.device) -> 
     codecs = [get_codec(spec) for spec in specs or available()]
     verdicts = check_all(codecs, device, anew=True)
     if specs and len(verdicts) < len(specs):
-        without = {str(codec) for codec in map(repr, codecs)} - {verdict.spec for verdict in verdicts}
+        without = set(map(repr, codecs)) - {verdict.spec for verdict in verdicts}
         raise ConfigurationError(f"{', '.join(sorted(without))}: no formula, so nothing runs on a device (psnode codecs --json)")
     values = gaussian(max(1, size // _UNITS) * _UNITS).flat
     x = torch.tensor(values, device=device)
