@@ -27,11 +27,16 @@ def compiled(text: str) -> Functions:
     name = f"psnode_rows_{xxhash.xxh3_128_hexdigest(text.encode())}"
     path = directory() / f"{name}.py"
     if not path.is_file() or path.read_text() != text:
-        handle, written = tempfile.mkstemp(dir=path.parent, prefix=name, suffix=".tmp")
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        Path(written).replace(path)
+        write_whole(path, text.encode())
     return cast(Functions, _imported(name, path))
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that others see whole or not at all."""
+    handle, written = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+    Path(written).replace(path)
 
 
 def _imported(name: str, path: Path) -> ModuleType:

@@ -7,16 +7,14 @@ made. Memory is the caller's too: kernels take addresses. Nothing here has met a
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 
-from psnode.codecs.rows.compiled import directory
+from psnode.codecs.rows.compiled import directory, write_whole
 from psnode.codecs.rows.cuda_text import HEADERS
 from psnode.errors import ConfigurationError, in_one_line, installing
 
@@ -67,14 +65,6 @@ class Identity(NamedTuple):
         """The file of what belongs to `text` here, in the directory of generated modules, where only this user may write."""
         digest = xxhash.xxh3_128_hexdigest("\0".join((text, *OPTIONS, *self)).encode())
         return directory() / f"psnode_rows_{digest}{suffix}"
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that others see whole or not at all."""
-    handle, written = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-    Path(written).replace(path)
 
 
 class Kernels:

@@ -48,8 +48,9 @@ def check(codec: Codec, device: torch.device, *, anew: bool = False) -> Verdict 
 
     ConfigurationError if CuPy is absent; everything else that fails makes a verdict.
     """
+    from psnode.codecs.rows.compiled import write_whole
     from psnode.codecs.rows.cuda_text import text_of
-    from psnode.codecs.rows.cupy_kernels import Identity, import_cupy, standalone, write_whole
+    from psnode.codecs.rows.cupy_kernels import Identity, import_cupy, standalone
 
     import_cupy()
     try:
