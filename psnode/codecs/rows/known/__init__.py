@@ -1,0 +1,35 @@
+"""Formulas of psnode's own codecs, which make the same bytes. So these payloads can be made on any processor.
+
+A formula belongs to a codec at its settings; where those are none that rows can do, it is None.
+"""
+
+from __future__ import annotations
+
+from psnode.codecs.base import Codec
+from psnode.codecs.rows.codec import RowCodec
+from psnode.codecs.rows.formula import Formula
+from psnode.codecs.rows.known.base import Known
+from psnode.codecs.rows.known.minmax import MinMaxRows
+from psnode.codecs.rows.known.nuqsgd import NuqsgdRows
+from psnode.codecs.rows.known.qsgd import QsgdRows
+from psnode.codecs.rows.known.sign import SignRows
+from psnode.codecs.rows.known.sixteen import Bf16Rows, Fp16Rows
+from psnode.codecs.rows.known.terngrad import TernGradRows
+
+_KNOWN: dict[str, type[Known]] = {
+    "bf16": Bf16Rows,
+    "fp16": Fp16Rows,
+    "minmax": MinMaxRows,
+    "nuqsgd": NuqsgdRows,
+    "qsgd": QsgdRows,
+    "sign": SignRows,
+    "terngrad": TernGradRows,
+}
+
+
+def formula_of(codec: Codec) -> Formula | None:
+    """The formula of a codec of psnode's, or of one that is a formula; None if there is none at its settings."""
+    if isinstance(codec, RowCodec):
+        return codec
+    cls = _KNOWN.get(codec.id)
+    return cls(codec) if cls is not None and cls.expresses(codec) else None

@@ -1,0 +1,32 @@
+"""Base of the formulas of psnode's codecs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from psnode.codecs.rows.formula import Fields
+from psnode.codecs.rows.values import Value
+from psnode.codecs.table import number_of
+
+
+class Known(ABC):
+    """A formula for a codec of psnode's."""
+
+    may_overflow = False
+
+    def __init__(self, codec: Any) -> None:
+        self.codec, self.id, self.number = codec, codec.id, number_of(codec.id)
+
+    @classmethod
+    def expresses(cls, codec: Any) -> bool:
+        """True if the formula is the codec's at its settings."""
+        return True
+
+    @abstractmethod
+    def to_fields(self, v: Value) -> Fields:
+        """As Formula.to_fields."""
+
+    @abstractmethod
+    def from_fields(self, *fields: Any, **named: Any) -> Value:
+        """As Formula.from_fields."""

@@ -1,0 +1,77 @@
+"""nuqsgd with buckets of 512."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from psnode.codecs.rows.formula import Fields
+from psnode.codecs.rows.known.base import Known
+from psnode.codecs.rows.known.norms import ordinary
+from psnode.codecs.rows.language import (
+    ROW,
+    bits,
+    f32,
+    f64,
+    floor,
+    from_bits,
+    i32,
+    l2_norm,
+    largest,
+    minimum,
+    random16,
+    settle,
+    u32,
+    where,
+)
+from psnode.codecs.rows.packings import planes
+from psnode.codecs.rows.values import Value
+
+_BIAS, _FRACTION = 127, 0x7FFFFF  # of a float32's exponent, and the bits behind it
+
+
+class NuqsgdRows(Known):
+    """nuqsgd with buckets of 512: the exponent of |v| / norm is the level, its mantissa the way to the next one.
+
+    The exponent and 16 bits of the mantissa are one integer, which rounding at random carries over: e 2^16 + f is for
+    2^(e - 127) (1 + f / 2^16). Norms outside 2^-50 to 2^50 are divided by in float64.
+    """
+
+    def to_fields(self, v: Value) -> Fields:
+        s = self.codec.levels
+        norm = f32(l2_norm(v)) if self.codec.norm == "l2" else largest(v)
+        near = self._near(minimum(abs(v) * f32(1 / f64(norm)), 1.0))
+        far = self._far(minimum(abs(f64(v)) / f64(norm), 1.0))
+        negative = bits(v) >> 31
+        q = where(norm == 0, u32(0), where(ordinary(norm), self._code(near, negative), self._code(far, negative)))
+        return Fields(levels=u32(s), bucket=u32(ROW), norms=norm, codes=planes(q, (2 * s + 2).bit_length()))
+
+    def _near(self, r: Value) -> Value:
+        """The exponent that `r` (float32, at most 1) is rounded to; one below the least level for 0."""
+        s = self.codec.levels
+        below = minimum(r, 2.0**-s) * 2.0 ** (s + 16)
+        is_above = r >= 2.0**-s
+        start = where(is_above, bits(r) >> 7, u32(i32(below)) + (_BIAS - 1 - s << 16))
+        return settle(start + random16(), where(is_above, f32(i32(bits(r) & _FRACTION)) * 2.0**-7, below))
+
+    def _far(self, r: Value) -> Value:
+        """The same of float64."""
+        s = self.codec.levels
+        rounded = bits(f32(r)) >> 23
+        exponent = where(f64(from_bits(rounded << 23)) > r, rounded - 1, rounded)
+        is_above = r >= 2.0**-s
+        rest = where(is_above, r * f64(from_bits(2 * _BIAS - exponent << 23)) - 1.0, r * 2.0**s) * 65536.0
+        start = where(is_above, exponent, u32(_BIAS - 1 - s)) << 16
+        return settle(start + u32(i32(floor(rest))) + random16(), rest)
+
+    def _code(self, exponent: Value, negative: Value) -> Value:
+        return where(exponent < _BIAS - self.codec.levels, u32(0), 2 * _BIAS + 1 - (exponent << 1) + negative)
+
+    def from_fields(self, levels: Value, bucket: Value, norms: Value, codes: Value) -> Value:
+        place = codes - 1  # of 0: beyond all others
+        magnitude = norms * from_bits(_BIAS - (place >> 1) << 23)
+        signed = from_bits(bits(magnitude) ^ (place << 31))
+        return where(place < 2 * self.codec.levels + 2, signed, 0.0)
+
+    @classmethod
+    def expresses(cls, codec: Any) -> bool:
+        return bool(codec.bucket == ROW)
