@@ -49,7 +49,6 @@ TABLE: Mapping[str, str] = {
     "codecs/kernels/jit*": "codecs/test_jit.py",
     "codecs/kernels/llvm/*": f"codecs/test_llvm.py codecs/test_rng.py codecs/test_polar.py {_GOLDEN}",
     "codecs/kernels/memory*": f"codecs/test_rng.py codecs/test_sign.py codecs/test_qsgd.py {_GOLDEN}",
-    "codecs/kernels/minmax.py": "codecs/test_minmax.py codecs/test__golden.py",
     "codecs/kernels/minmaxsketch*": "codecs/test_sketchml.py codecs/test__golden.py",
     "codecs/kernels/moments*": f"codecs/test_lss.py codecs/test_tbq.py codecs/test_terngrad.py codecs/test_polar.py {_GOLDEN}",
     "codecs/kernels/norms*": f"codecs/test_qsgd.py codecs/test_threshold.py codecs/test_terngrad.py codecs/test_randk.py "

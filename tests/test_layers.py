@@ -234,13 +234,24 @@ def test_kernels_are_the_bottom_of_the_codecs() -> None:
     assert [shown(found) for found in kernels if found.module not in below and ".kernels." not in found.module] == []
 
 
+def test_formulas_are_below_the_codecs_that_run_by_them() -> None:
+    """psnode.codecs.rows knows what codecs have in common, and none of them (docs/decisions/rows.md)."""
+    rows, shared = (
+        PACKAGE / "codecs" / "rows",
+        {"arrays", "base", "kernels", "rng", "rows", "sinks", "sources", "stages", "table"},
+    )
+    known = [found for found in OWN if rows in found.path.parents and found.module.startswith("psnode.codecs.")]
+    assert [shown(found) for found in known if found.module.split(".")[2] not in shared] == []
+
+
 def test_formulas_are_loaded_where_they_are_asked_for() -> None:
-    """psnode.codecs.rows knows the codecs' base; no codec of psnode's, and no job without a formula, knows it."""
-    rows = PACKAGE / "codecs" / "rows"
-    users = [found for found in OWN if found.module.startswith("psnode.codecs.rows") and rows not in found.path.parents]
-    assert [shown(found) for found in users if not found.lazy and not found.typing] == []
-    device = PACKAGE / "exchange" / "device"
-    assert {part_of(found.path) for found in users if device not in found.path.parents} <= {"cli", "bench"}
+    """By codecs that derive from Generated; else inside functions, and by no job without a formula."""
+    rows, device = PACKAGE / "codecs" / "rows", PACKAGE / "exchange" / "device"
+    generated = {path for path in (PACKAGE / "codecs").glob("*.py") if "(Generated, " in path.read_text()}
+    found = [each for each in OWN if each.module.startswith("psnode.codecs.rows") and rows not in each.path.parents]
+    users = [each for each in found if each.path not in generated]
+    assert [shown(each) for each in users if not each.lazy and not each.typing] == []
+    assert {part_of(each.path) for each in users if device not in each.path.parents} <= {"cli", "bench"}
 
 
 @pytest.mark.parametrize("package", HEAVY)

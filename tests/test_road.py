@@ -41,7 +41,7 @@ UPLINK: dict[str, tuple[str, ...]] = {
     "natural": ("Natural" + PLAIN,),
     "dithered": ("Chain" + PLAIN,),
     "terngrad": ("TernGrad" + PLAIN,),
-    "minmax": ("MinMax" + PLAIN,),
+    "minmax": ("Generated" + PLAIN,),
     "onebit": ("Binary" + FED_BACK,),
     "signsgd": ("Binary" + PLAIN,),
     "signum": ("Binary" + PLAIN,),
@@ -61,7 +61,7 @@ WITH_FEEDBACK = {
     "qsgd": ("Contractive" + FED_BACK, "Qsgd(Accumulated, InnerProducts)"),
     "qsgd:factors=true": ("Qsgd" + FED_BACK,),  # one sweep: the factors of all others follow the codes of the whole array
     "terngrad": ("Contractive" + FED_BACK, "TernGrad(Accumulated, InnerProducts)"),
-    "minmax": ("Contractive" + FED_BACK, "MinMax(Accumulated, InnerProducts)"),
+    "minmax": ("Contractive" + FED_BACK, "Generated(Accumulated, InnerProducts)"),
     "dithered": ("Contractive" + FED_BACK, "Dithered(Accumulated, InnerProducts)"),
     "tbq:tau=0.01": ("Tbq" + FED_BACK,),
     "scaledsign:bucket=65536": ("Binary" + FED_BACK,),

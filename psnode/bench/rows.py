@@ -44,11 +44,11 @@ def run(specs: Sequence[str], size: int, seconds: float, copies: int) -> dict[st
 
 def _formula(spec: str) -> Formula | None:
     """The formula of a codec that has kernels by hand as well."""
-    from psnode.codecs.rows.codec import RowCodec
+    from psnode.codecs.rows.codec import Generated
     from psnode.codecs.rows.known import formula_of
 
     codec = get_codec(spec)
-    return None if isinstance(codec, RowCodec) else formula_of(codec)
+    return None if isinstance(codec, Generated) else formula_of(codec)
 
 
 def _row(spec: str, inputs: Rotation, targets: Rotation, seconds: float) -> dict[str, Any]:

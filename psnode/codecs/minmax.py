@@ -18,32 +18,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.arrays import Words32
-from psnode.codecs.base import NOTHING, Bytes, Codes, Floats, Measured, Shape, Sink, Source, Words, readonly
-from psnode.codecs.kernels import minmax as kernels
-from psnode.codecs.kernels.dots import NOTHING_LOST, Lost
-from psnode.codecs.kernels.finite import raise_nonfinite
-from psnode.codecs.kernels.minmax import Cells, Levels
-from psnode.codecs.kernels.parts import NO_PARTS, PartTable, reached
+from psnode.codecs.base import NOTHING, Bytes, Codes, Floats, Measured, Shape, Words, readonly
+from psnode.codecs.kernels.packed import pack, unpack
 from psnode.codecs.kernels.planes import packed_nbytes
-from psnode.codecs.kernels.stochastic import ROW, Rule, factor_of
-from psnode.codecs.rng import Draws
-from psnode.codecs.sinks import InnerProducts
-from psnode.codecs.sources import leaves_error, operands
+from psnode.codecs.rows.codec import Generated, coder_of, interpreted
+from psnode.codecs.rows.coder import Coder
+from psnode.codecs.rows.formula import Formula
+from psnode.codecs.rows.known.minmax import MinMaxRows
+from psnode.codecs.sources import Values
 from psnode.codecs.stages import Quantiser, Symbols
-from psnode.codecs.table import number_of
 from psnode.codecs.traits import Traits
 from psnode.errors import CodecSpecError, PayloadError
 
 WIDTHS = (1, 2, 4, 8)
 _SIDE = 12
-_SMALL, _LARGE = 2.0**-64, 2.0**120
-_NO_WORDS = np.empty(0, np.uint32)
-_NO_BYTES = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True, repr=False)
-class MinMax(Quantiser):
+class MinMax(Generated, Quantiser):
     """minmax:bits=4. `bits` a coordinate: 1, 2, 4 or 8."""
 
     bits: int = 4
@@ -56,40 +48,9 @@ class MinMax(Quantiser):
         if isinstance(self.bits, bool) or self.bits not in WIDTHS:
             raise CodecSpecError(f"minmax: bits={self.bits} must be one of {', '.join(map(str, WIDTHS))}")
 
-    def _max_body(self, shape: Shape) -> int:
-        return _SIDE + packed_nbytes(math.prod(shape), self.bits)
-
-    def _fuses(self, source: Source, sink: Sink) -> bool:
-        return sink is NOTHING or isinstance(sink, InnerProducts) or leaves_error(source, sink)
-
-    def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
-        parts = source.table()
-        x, error = operands(source, sink)
-        used, lost = self._max_body(x.shape), Lost(error, sink.dots())
-        cells = Cells(*_rows(body[_SIDE:used], x.size, self.bits), _NO_BYTES)
-        if not self._quantise(x, parts, key, body[:_SIDE], cells, lost):
-            source.refuse(reached(parts))
-        if isinstance(sink, InnerProducts):
-            sink.record(*lost.dots.tolist())
-        return used
-
-    def _quantise(self, x: Floats, parts: PartTable, key: Words, side: Bytes, cells: Cells, lost: Lost) -> bool:
-        """Write bits and extremes to `side`, and the codes; False if `x`, to whose memory `parts` are added, is not finite."""
-        side[:4].view(np.uint32)[0] = self.bits
-        ends = side[4:].view(np.float32)
-        if not kernels.extremes(x, parts, ends):
-            return False
-        up = np.float32(_balance(ends))
-        low, high = ends * up
-        rule = Rule(low, factor_of(high - low, 2**self.bits - 1), 0)
-        kernels.encode(x, self.bits, rule, _levels(ends, self.bits), Draws(key, number_of(self.id)), cells, lost)
-        return True
-
-    def _decode(self, body: Bytes, out: Floats) -> None:
-        kernels.decode(*self._read(body, out.size), np.float32(1), out.reshape(-1), False)
-
-    def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
-        kernels.decode(*self._read(body, out.size), weight, out.reshape(-1), True)
+    def formula(self) -> Formula:
+        """MinMaxRows."""
+        return MinMaxRows(self)
 
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
         """From the larger end."""
@@ -98,62 +59,37 @@ class MinMax(Quantiser):
         top = float(np.abs(body[4:_SIDE].view(np.float32)).max())
         return Measured(top * math.sqrt(size), lambda out, weight: self._decode_add(body, out, weight))
 
-    def _read(self, body: Bytes, size: int) -> tuple[Words32, Bytes, int, Levels]:
-        """Packed rows, the incomplete one, bits and levels of a body that is valid."""
-        bits, levels = _fields(body[:_SIDE])
-        data = body[_SIDE:]
-        if data.size != packed_nbytes(size, bits):
-            raise PayloadError(
-                f"minmax: {data.size} bytes instead of {packed_nbytes(size, bits)} for {size} codes of {bits} bits"
-            )
-        packed, tail = _rows(data, size, bits)
-        if tail.size and not kernels.is_padded(tail, size % ROW, bits):
-            raise PayloadError("minmax: bits follow those of the last code")
-        return packed, tail, bits, levels
+    def _read(self, body: Bytes, size: int) -> tuple[Coder, Bytes]:
+        bits = _bits(body[:_SIDE])
+        coder = coder_of(self) if bits == self.bits else interpreted(MinMax(bits))
+        coder.check(body, size)
+        return coder, body
 
     def _max_symbols(self, size: int) -> tuple[int, int, int]:
         return _SIDE, size, 2**self.bits
 
     def _symbols(self, x: Floats, key: Words) -> Symbols:
-        side, codes = np.empty(_SIDE, np.uint8), np.empty(x.size, np.uint8)
-        if not self._quantise(x, NO_PARTS, key, side, Cells(_NO_WORDS, _NO_BYTES, codes), NOTHING_LOST):
-            raise_nonfinite(x)
-        return Symbols(side, codes, 2**self.bits)
+        body, codes = np.empty(self._max_body(x.shape), np.uint8), np.empty(x.size, np.uint8)
+        self._encode(Values(x), key, body, NOTHING)
+        unpack(body[_SIDE:], codes, 2**self.bits, self.id)
+        return Symbols(body[:_SIDE], codes, 2**self.bits)
 
     def _read_side(self, side: Bytes, size: int) -> tuple[int, int]:
-        return size, 2 ** _fields(side)[0]
+        return size, 2 ** _bits(side)
 
     def _from_symbols(self, side: Bytes, codes: Codes, out: Floats) -> None:
-        kernels.write(readonly(np.asarray(codes, np.uint8)), _fields(side)[1], out)
+        bits = _bits(side)
+        body = np.empty(_SIDE + packed_nbytes(out.size, bits), np.uint8)
+        body[:_SIDE] = side
+        pack(np.asarray(codes, np.uint8), 2**bits, body[_SIDE:])
+        self._decode(readonly(body), out)
 
 
-def _balance(ends: Floats) -> float:
-    """A power of two that keeps the span of `ends`, and its inverse, within float32's range."""
-    span = float(ends[1]) - float(ends[0])
-    return 2.0**64 if 0 < span < _SMALL else 0.25 if span > _LARGE else 1.0
-
-
-def _levels(ends: Floats, bits: int) -> Levels:
-    """The values of codes of `bits` bits from ends[0] to ends[1]."""
-    up = _balance(ends)
-    low, high = (float(end) for end in ends)
-    base, step, top = (np.float32(v) for v in (low * up, (high - low) * up / (2**bits - 1), high * up))
-    while base + np.float32(2**bits - 1) * step > top:
-        step = np.nextafter(step, np.float32(0))
-    return Levels(base, step, np.float32(1 / up))
-
-
-def _rows(data: Bytes, size: int, bits: int) -> tuple[Words32, Bytes]:
-    """The complete rows and the last, incomplete one of the packed codes of `size` coordinates."""
-    end = size // ROW * (ROW // 8) * bits
-    return data[:end].view(np.uint32), data[end:]
-
-
-def _fields(side: Bytes) -> tuple[int, Levels]:
-    """Bits and levels of side information that is valid."""
+def _bits(side: Bytes) -> int:
+    """The bits that valid side information tells."""
     if side.size != _SIDE:
         raise PayloadError(f"minmax: {side.size} bytes of side information instead of {_SIDE}")
     bits, ends = int(side[:4].view(np.uint32)[0]), side[4:].view(np.float32)
     if bits not in WIDTHS or not np.isfinite(ends).all() or ends[0] > ends[1]:
         raise PayloadError(f"minmax: codes of {bits} bits from {ends[0]:g} to {ends[1]:g}")
-    return bits, _levels(ends, bits)
+    return bits

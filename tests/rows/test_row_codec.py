@@ -17,7 +17,7 @@ import pytest
 from psnode.codecs import Payload, get_codec
 from psnode.codecs.rng import Key, words
 from psnode.codecs.rows import known
-from psnode.codecs.rows.codec import _coder
+from psnode.codecs.rows.codec import coder_of
 from psnode.config.extensions import load_codec
 from psnode.errors import PayloadError
 from tests.codecs.family import gaussian
@@ -62,7 +62,7 @@ def test_payloads_of_other_parameters_are_read_without_compiling(monkeypatch: py
     x = gaussian(3, 700)
     payload = other.encode(x, Key.derive(2))
     expected = other.decode(payload)
-    _coder.cache_clear()
+    coder_of.cache_clear()
     codec.encode(x, Key.derive(2))
     monkeypatch.setattr("psnode.codecs.rows.codec.compiled", lambda text: pytest.fail("kernels of another setting were made"))
     np.testing.assert_array_equal(codec.decode(payload), expected)
@@ -122,7 +122,8 @@ def test_a_generated_module_that_somebody_changed_is_written_anew(tmp_path: Path
 
 
 def test_nothing_of_rows_is_loaded_by_a_codec_that_is_none() -> None:
-    program = "import sys; from psnode.codecs import get_codec; get_codec('qsgd'); print([m for m in sys.modules if 'rows' in m])"
+    codecs = "from psnode.codecs import get_codec; get_codec('qsgd'), get_codec('topk')"
+    program = f"import sys; {codecs}; print([m for m in sys.modules if 'rows' in m])"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -24,7 +24,8 @@ class Lost(NamedTuple):
     dots: Float64s
 
 
-NOTHING_LOST = Lost(np.empty(0, np.float32), np.empty(0, np.float64))
+NO_DOTS = np.empty(0, np.float64)
+NOTHING_LOST = Lost(np.empty(0, np.float32), NO_DOTS)
 
 
 @kernel
@@ -52,6 +53,36 @@ def add_inner_products(x: Floats, y: Floats, dots: Float64s) -> None:
             xy_total += xy[lane]
             yy_total += yy[lane]
     dots[0], dots[1] = xy_total, yy_total
+
+
+def begun() -> Float64s:
+    """Inner products of no rows yet, to which `add_row` adds: two sums, then the lanes of a block of which one row is known."""
+    return np.zeros(2 + 2 * LANES)
+
+
+@kernel
+def add_row(x: Floats, y: Floats, row: int, dots: Float64s) -> None:
+    """Add <x, y> and <y, y> of row number `row`, of 512 values; two rows are a block of add_inner_products."""
+    wide()
+    xy, yy = dots[2 : 2 + LANES], dots[2 + LANES :]
+    if row % 2 == 0:
+        for lane in range(2 * LANES):
+            dots[2 + lane] = 0.0
+    for start in range(0, BLOCK // 2, LANES):
+        for lane in range(LANES):
+            b = np.float64(y[start + lane])
+            xy[lane] += np.float64(x[start + lane]) * b
+            yy[lane] += b * b
+    if row % 2 == 1:
+        close(dots)
+
+
+@kernel
+def close(dots: Float64s) -> None:
+    """Add the lanes of the last block to the sums."""
+    for lane in range(LANES):
+        dots[0] += dots[2 + lane]
+        dots[1] += dots[2 + LANES + lane]
 
 
 def inner_products(x: Floats, y: Floats) -> tuple[float, float]:

@@ -13,8 +13,8 @@ from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.llvm.instructions import floats_at, instructions
 from psnode.codecs.kernels.llvm.operations import load, packed, store, unpacked
 from psnode.codecs.kernels.memory import AHEAD, fetch_row, wide
-from psnode.codecs.kernels.minmax import ordered
 from psnode.codecs.kernels.norms import fold, top_bits
+from psnode.codecs.kernels.parts import BEGIN, NOT_FINITE, STRETCH, PartTable, add_parts
 from psnode.codecs.kernels.planes import new_rows, pack_codes, unpack_codes
 from psnode.codecs.rng import BLOCK, HALF, fill
 
@@ -109,18 +109,32 @@ def settled(fixed: np.uint32, exact: float, key: Words, stream: int, index: int)
 
 
 @inlined
+def ordered(bits: np.int32) -> np.int32:
+    """An integer that is ordered as the float32 with `bits` is; its own inverse."""
+    return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(MAGNITUDE)))
+
+
+@inlined
 def top_of(place: np.int32) -> np.float32:
-    """The number whose place among all is `place`: see `survey`."""
+    """The number whose place among all is `place`: see `survey_sum`."""
     return np.float32(float_of(np.uint32(ordered(place))))
 
 
 @kernel
-def survey(x: Floats, tops: Int32s) -> bool:
-    """Raise `tops`, the largest magnitude, the least and the greatest value, as integers ordered alike; all finite?"""
+def survey_sum(x: Floats, tops: Int32s, parts: PartTable) -> bool:
+    """Raise `tops`, the largest magnitude, the least and the greatest value, as integers ordered alike; all finite?
+
+    `parts` are added to their target, the memory of `x`, beforehand; False if one is not finite.
+    """
     wide()
     bits = x.view(np.int32)
     largest, least, greatest = tops[0], tops[1], tops[2]
+    cursor = BEGIN
     for start in range(0, x.size, ROW):
+        if len(parts) > 1 and start % STRETCH == 0:
+            cursor = add_parts(parts, cursor, start, min(start + STRETCH, x.size))
+            if cursor == NOT_FINITE:
+                return False
         fetch_row(x, start + AHEAD)
         part = bits[start : start + ROW]
         for i in range(part.size):

@@ -1,4 +1,4 @@
-"""A codec that is two formulas: the base of codecs of one's own, which run by generated kernels."""
+"""Codecs that run by kernels generated of two formulas: psnode's, and those of one's own."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from psnode.codecs.base import NOTHING, Bytes, Codec, Floats, Shape, Sink, Source, Words
-from psnode.codecs.rows.coder import Coder
+from psnode.codecs.kernels.dots import NO_DOTS, begun
+from psnode.codecs.kernels.parts import reached
+from psnode.codecs.rows.coder import Coder, SumCoder, Sums
 from psnode.codecs.rows.compiled import compiled
-from psnode.codecs.rows.formula import Fields, Program, program_of
+from psnode.codecs.rows.formula import Fields, Formula, Program, program_of
 from psnode.codecs.rows.interpreter import Interpreted
 from psnode.codecs.rows.numba_text import text_of
 from psnode.codecs.rows.values import Value
+from psnode.codecs.sinks import InnerProducts
 from psnode.codecs.sources import leaves_error, operands
 from psnode.codecs.stages import FlatCodec
 from psnode.errors import CodecSpecError, PayloadError
@@ -26,7 +29,50 @@ from psnode.errors import CodecSpecError, PayloadError
 _FORMATS = {int: "q", bool: "q", float: "d"}
 
 
-class RowCodec(FlatCodec):
+class Generated(FlatCodec):
+    """Base of codecs whose kernels are generated: their bodies are a preamble and what the program of a formula writes."""
+
+    @abstractmethod
+    def formula(self) -> Formula:
+        """The formula of this codec at its settings."""
+
+    @abstractmethod
+    def _read(self, body: Bytes, size: int) -> tuple[Coder, Bytes]:
+        """Find the coder of a body by its parameters; also what the program wrote, checked. PayloadError."""
+
+    def _preamble(self) -> bytes:
+        return b""
+
+    def _max_body(self, shape: Shape) -> int:
+        return len(self._preamble()) + program(self).nbytes(math.prod(shape))
+
+    def _fuses(self, source: Source, sink: Sink) -> bool:
+        return sink is NOTHING or isinstance(sink, InnerProducts) or leaves_error(source, sink)
+
+    def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
+        parts = source.table()
+        x, error = operands(source, sink)
+        first, used, size = self._preamble(), self._max_body(source.shape), x.size
+        body[: len(first)] = np.frombuffer(first, np.uint8)
+        coder, coded = coder_of(self), body[len(first) : used]
+        dots = begun() if isinstance(sink, InnerProducts) else NO_DOTS
+        done = coder.encode(x, key, coded, error, Sums(parts, dots))
+        if done < size:
+            source.refuse(reached(parts), coder.beginning(coded, size, done if error.size else 0))
+        if isinstance(sink, InnerProducts):
+            sink.record(float(dots[0]), float(dots[1]))
+        return used
+
+    def _decode(self, body: Bytes, out: Floats) -> None:
+        coder, rest = self._read(body, out.size)
+        coder.decode(rest, out.reshape(-1), np.float32(1), False)
+
+    def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
+        coder, rest = self._read(body, out.size)
+        coder.decode(rest, out.reshape(-1), weight, True)
+
+
+class RowCodec(Generated):
     """Base of codecs that are two formulas (docs/rows.md). A subclass is a frozen dataclass with them, an `id` and a `number`.
 
     Its parameters are int, float or bool; the formulas may use them as the numbers that they are. The body is the parameters, 8
@@ -45,36 +91,18 @@ class RowCodec(FlatCodec):
     def from_fields(self, *fields: Any, **named: Any) -> Value:
         """The float32 of every coordinate that the fields, under their names, decode to."""
 
-    def _max_body(self, shape: Shape) -> int:
-        return self._settings_nbytes() + _program(self).nbytes(math.prod(shape))
+    def formula(self) -> Formula:
+        return self
 
-    def _fuses(self, source: Source, sink: Sink) -> bool:
-        return sink is NOTHING or leaves_error(source, sink)
-
-    def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
-        x, error = operands(source, sink)
-        coder, start, used = _coder(self), self._settings_nbytes(), self._max_body(source.shape)
-        body[:start] = np.frombuffer(preamble(self), np.uint8)
-        done = coder.encode(x, key, body[start:used], error)
-        if done < x.size:
-            source.refuse(x.size, coder.beginning(body[start:used], x.size, done if error.size else 0))
-        return used
-
-    def _decode(self, body: Bytes, out: Floats) -> None:
-        coder, rest = self._read(body, out.size)
-        coder.decode(rest, out.reshape(-1), np.float32(1), False)
-
-    def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
-        coder, rest = self._read(body, out.size)
-        coder.decode(rest, out.reshape(-1), weight, True)
+    def _preamble(self) -> bytes:
+        return struct.pack(self._format(), *_settings(self))
 
     def _read(self, body: Bytes, size: int) -> tuple[Coder, Bytes]:
-        """Find the coder of a body by its parameters; also the body behind them, checked."""
-        start = self._settings_nbytes()
+        start = struct.calcsize(self._format())
         if body.size < start:
             raise PayloadError(f"{self.id}: a body of {body.size} bytes ends inside the parameters")
         settings = struct.unpack(self._format(), body[:start].tobytes())
-        coder = _coder(self) if settings == _settings(self) else _interpreted(self._other(settings))
+        coder = coder_of(self) if settings == _settings(self) else interpreted(self._other(settings))
         coder.check(body[start:], size)
         return coder, body[start:]
 
@@ -86,7 +114,7 @@ class RowCodec(FlatCodec):
         values = {name: kind(value) for (name, kind), value in zip(hints.items(), settings, strict=True)}
         try:
             other = type(self)(**values)
-            _program(other)
+            program(other)
         except Exception as error:  # whatever a user's checks and formulas raise at parameters that nobody chose
             raise PayloadError(f"{self.id}: {values} are no parameters: {error}") from error
         return other
@@ -94,13 +122,10 @@ class RowCodec(FlatCodec):
     def _format(self) -> str:
         return "<" + "".join(_FORMATS[kind] for kind in _hints(type(self)).values())
 
-    def _settings_nbytes(self) -> int:
-        return struct.calcsize(self._format())
-
 
 def preamble(codec: Codec) -> bytes:
     """The bytes of a body before those that the formula's program writes: the parameters of a RowCodec, none of another codec."""
-    return struct.pack(codec._format(), *_settings(codec)) if isinstance(codec, RowCodec) else b""
+    return codec._preamble() if isinstance(codec, Generated) else b""
 
 
 def _settings(codec: RowCodec) -> tuple[Any, ...]:
@@ -119,14 +144,17 @@ def _hints(cls: type[RowCodec]) -> dict[str, type]:
 
 
 @lru_cache(maxsize=64)
-def _program(codec: RowCodec) -> Program:
-    return program_of(codec)
+def program(codec: Generated) -> Program:
+    """The program of a codec's formula."""
+    return program_of(codec.formula())
 
 
 @lru_cache(maxsize=64)
-def _coder(codec: RowCodec) -> Coder:
-    return Coder(_program(codec), compiled(text_of(_program(codec))))
+def coder_of(codec: Generated) -> SumCoder:
+    """A coder by compiled kernels."""
+    return SumCoder(program(codec), compiled(text_of(program(codec))))
 
 
-def _interpreted(codec: RowCodec) -> Coder:
-    return Coder(_program(codec), Interpreted(_program(codec)))
+def interpreted(codec: Generated) -> Coder:
+    """A coder by the interpreter: for settings that this rank did not choose."""
+    return Coder(program(codec), Interpreted(program(codec)))

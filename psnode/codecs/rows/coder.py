@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from psnode.codecs.arrays import Bytes, Floats, Int32s, Words, Words32, readonly
+from psnode.codecs.arrays import Bytes, Float64s, Floats, Int32s, Words, Words32, readonly
 from psnode.codecs.kernels.bitmasks import MAGNITUDE
+from psnode.codecs.kernels.dots import NO_DOTS, add_row, close
 from psnode.codecs.kernels.finite import INFINITY_BITS
+from psnode.codecs.kernels.parts import BEGIN, NO_PARTS, NOT_FINITE, PartTable, add_parts
 from psnode.codecs.rows.formula import Program, rows_of
 from psnode.codecs.rows.language import ROW
 from psnode.errors import PayloadError
@@ -32,6 +34,32 @@ class Functions(Protocol):
         """out = decoded, or out += weight * decoded."""
 
 
+class SumFunctions(Functions, Protocol):
+    """Kernels that serve `Sums` in their sweep. To those of an array's full units belong `first` = 0."""
+
+    def survey_sum(self, x: Floats, tops: Int32s, parts: PartTable) -> bool:
+        """Add parts, then survey; False too if a part is not finite."""
+
+    def encode_sum(
+        self, x: Floats, first: int, key: Words, tops: Int32s, side: Words32, rows: int, packed: Bytes, error: Floats,
+        parts: PartTable, dots: Float64s,
+    ) -> int:  # fmt: skip
+        """Add parts, then encode; fewer coordinates are done too if a part is not finite."""
+
+
+class Sums(NamedTuple):
+    """Work of a sweep beside coding: `parts` are added to the memory of the values beforehand, inner products to `dots`.
+
+    These are those with the decoded values, and begin as psnode.codecs.kernels.dots.begun; an empty array: they are not wanted.
+    """
+
+    parts: PartTable
+    dots: Float64s
+
+
+NO_SUMS = Sums(NO_PARTS, NO_DOTS)
+
+
 class Coder:
     """encode and decode of a program, by such functions. What is left behind full units is coded in a room of its own."""
 
@@ -39,21 +67,25 @@ class Coder:
         self.program, self.functions = program, functions
         self._unit = ROW * program.packed.rows
 
-    def encode(self, x: Floats, key: Words, body: Bytes, error: Floats) -> int:
+    def encode(self, x: Floats, key: Words, body: Bytes, error: Floats, sums: Sums = NO_SUMS) -> int:
         """Write the body of `x`, flat; the coordinates done, fewer than all if a value is not finite.
 
-        x - decoded goes to `error`, which may lie over `x`, unless it is empty.
+        x - decoded goes to `error`, which may lie over `x`, unless it is empty. `sums`: for a SumCoder alone.
         """
         tops = np.array([0, 0x7FFFFFFF, -0x80000000], np.int32)
-        if self.program.sweeps and not self.functions.survey(readonly(x), tops):
-            return 0
+        if self.program.sweeps:
+            if not self._survey(readonly(x), tops, sums.parts):
+                return 0
+            sums = sums._replace(parts=NO_PARTS)
         side, packed, rest = self._views(body, x.size)
         full, rows = x.size // self._unit * self._unit, rows_of(x.size)
         if full:
-            done = self.functions.encode(readonly(x[:full]), 0, key, tops, side, rows, packed, error[:full])
+            done = self._code(readonly(x[:full]), key, tops, side, rows, packed, error[:full], sums)
             if done < full:
                 return done
         if full < x.size:
+            if len(sums.parts) > 1 and add_parts(sums.parts, BEGIN, full, x.size) == NOT_FINITE:
+                return full
             last, lost = np.zeros(self._unit, np.float32), np.empty(self._unit if error.size else 0, np.float32)
             last[: x.size - full] = x[full:]
             room = np.zeros(self.program.packed.unit, np.uint8)
@@ -62,7 +94,29 @@ class Coder:
             self.program.packed.cut(room, x.size - full, rest)
             if error.size:
                 error[full:] = lost[: x.size - full]
+            if sums.dots.size:
+                self._multiply(last, full, x.size, side, room, sums.dots)
+        if sums.dots.size and rows % 2:
+            close(sums.dots)
         return x.size
+
+    def _survey(self, x: Floats, tops: Int32s, parts: PartTable) -> bool:
+        """As SumFunctions.survey_sum."""
+        return self.functions.survey(x, tops)
+
+    def _code(
+        self, x: Floats, key: Words, tops: Int32s, side: Words32, rows: int, packed: Bytes, error: Floats, sums: Sums
+    ) -> int:
+        """As SumFunctions.encode_sum, for the full units."""
+        return self.functions.encode(x, 0, key, tops, side, rows, packed, error)
+
+    def _multiply(self, last: Floats, full: int, size: int, side: Words32, room: Bytes, dots: Float64s) -> None:
+        """Add the inner products of the last unit, which zeros fill up from coordinate `size` on."""
+        decoded = np.empty(self._unit, np.float32)
+        self.functions.decode(readonly(side), rows_of(size), full // ROW, readonly(room), decoded, np.float32(1), False)
+        decoded[size - full :] = 0
+        for start in range(0, size - full, ROW):
+            add_row(readonly(last[start : start + ROW]), readonly(decoded[start : start + ROW]), (full + start) // ROW, dots)
 
     def decode(self, body: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
         """out = decoded, or out += weight * decoded; `out` is flat."""
@@ -101,3 +155,20 @@ class Coder:
         start = 4 * self.program.side_words(size)
         end = start + size // self._unit * self.program.packed.unit
         return body[:start].view(np.uint32), body[start:end], body[end : self.program.nbytes(size)]
+
+
+class SumCoder(Coder):
+    """A coder whose functions add parts and inner products in the sweep that codes."""
+
+    functions: SumFunctions
+
+    def __init__(self, program: Program, functions: SumFunctions) -> None:
+        super().__init__(program, functions)
+
+    def _survey(self, x: Floats, tops: Int32s, parts: PartTable) -> bool:
+        return self.functions.survey_sum(x, tops, parts)
+
+    def _code(
+        self, x: Floats, key: Words, tops: Int32s, side: Words32, rows: int, packed: Bytes, error: Floats, sums: Sums
+    ) -> int:
+        return self.functions.encode_sum(x, 0, key, tops, side, rows, packed, error, *sums)

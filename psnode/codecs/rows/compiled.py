@@ -18,17 +18,17 @@ from typing import cast
 import xxhash
 
 from psnode.codecs.kernels.jit import open_to_others
-from psnode.codecs.rows.coder import Functions
+from psnode.codecs.rows.coder import SumFunctions
 
 
 @cache
-def compiled(text: str) -> Functions:
+def compiled(text: str) -> SumFunctions:
     """The kernels of a module's `text`, each compiled at its first call."""
     name = f"psnode_rows_{xxhash.xxh3_128_hexdigest(text.encode())}"
     path = directory() / f"{name}.py"
     if not path.is_file() or path.read_text() != text:
         write_whole(path, text.encode())
-    return cast(Functions, _imported(name, path))
+    return cast(SumFunctions, _imported(name, path))
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""From a program to the text of a Python module with two Numba kernels, `encode` and `decode`.
+"""From a program to the text of a Python module with two Numba kernels, `encode_sum` and `decode`.
 
 A row lies in the first-level cache; every part of the formula that has to be there as a whole is a simple loop over it: what is
 packed, what is summed, what may have to be settled. All else is computed in the loop of what needs it. A row's or an array's
@@ -17,21 +17,40 @@ _HEADER = '''"""{id}: kernels made of its formula by psnode.codecs.rows. Do not 
 
 import numpy as np
 
+from psnode.codecs.kernels.dots import NO_DOTS, add_row
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, wide
 from psnode.codecs.kernels.norms import l2_norm
+from psnode.codecs.kernels.parts import BEGIN, NO_PARTS, NOT_FINITE, add_parts
 from psnode.codecs.kernels.planes import new_rows, pack_codes, pack_row, unpack_codes, unpack_row
 from psnode.codecs.kernels.rows import bits_of, draw_coins, float_of, is_finite, largest_512, pack_signs, sum_512
-from psnode.codecs.kernels.rows import settled, survey, top_of, uncounted, unpack_signs
+from psnode.codecs.kernels.rows import settled, survey_sum, top_of, uncounted, unpack_signs
 from psnode.codecs.kernels.trits import pack, unpack
 from psnode.codecs.rng import fill
 
 ONES, SIXTEEN = np.uint32(0xFFFF), np.uint32(16)
 MAGNITUDE, INFINITE = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
+
+
+def survey(x, tops):
+    """As survey_sum, of values that lie in memory."""
+    return survey_sum(x, tops, NO_PARTS)
+
+
+def encode(x, first, key, tops, side, rows, packed, error):
+    """As encode_sum, of values that lie in memory."""
+    return encode_sum(x, first, key, tops, side, rows, packed, error, NO_PARTS, NO_DOTS)
+
 '''
 
 _TELLING = {"l2_norm": "{} < 0", "largest": "not {} < np.inf"}  # what numbers of the row say of it if it is not finite
 _PART = "part = digits[start % 2560 : start % 2560 + 512]"
+_PARTS = [
+    "        if adding and start % {0} == 0:",
+    "            cursor = add_parts(parts, cursor, start, min(start + {0}, x.size))",
+    "            if cursor == NOT_FINITE:",
+    "                return start",
+]  # a stretch of rows that are packed together, or of as many as the first-level cache keeps
 _VIEWS = {Kind.F32: "side.view(np.float32)", Kind.I32: "side.view(np.int32)", Kind.U32: "side"}
 
 
@@ -106,21 +125,24 @@ class _Encode(_Kernel):
         with rows.block():
             is_short = self._row(ends) and not rows.uses_random
         body = rows.taken()
+        adding = [] if program.sweeps else [line.format(512 * max(4, program.packed.rows)) for line in _PARTS]
         fetched = ["        if error.size:", "            fetch_row_to_write(error, start + AHEAD)"]
         if not is_short:
             fetched.insert(0, "        fetch_row(x, start + AHEAD)")
         return [
             "@kernel",
-            "def encode(x, first, key, tops, side, rows, packed, error):",
+            "def encode_sum(x, first, key, tops, side, rows, packed, error, parts, dots):",
             '    """Code full rows, of which x begins at number `first`; the coordinates done, all if they are finite."""',
             "    wide()",
             *self.scratch(),
             *self.views(),
             "    in_place = error.ctypes.data == x.ctypes.data",
-            "    source, left = uncounted(x), uncounted(error)",
+            "    source, left, shown = uncounted(x), uncounted(error), np.empty(512, np.float32)",
+            *(["    adding, cursor = len(parts) > 1, BEGIN"] if adding else []),
             *before,
             "    for start in range(0, x.size, 512):",
             "        row = first + start // 512",
+            *adding,
             *fetched,
             "        v = source[start : start + 512]",
             *body,
@@ -145,7 +167,11 @@ class _Encode(_Kernel):
         rows.into(self.program.packed.value, coded)
         if refused is None:
             rows.put("if top >= INFINITE:", "    return start")
-        rows.put(*self.packing("pack"), "if error.size:")
+        rows.put(*self.packing("pack"), "if dots.size:")
+        with rows.block():
+            rows.into(self.program.kept, Store("shown[{at}] = {x}"))
+            rows.put("add_row(v, shown, row, dots)")
+        rows.put("if error.size:")
         with rows.block():
             rows.put("lost = left[start : start + 512]", "if not in_place:", "    for i in range(512):", "        lost[i] = v[i]")
             rows.into(self.program.kept, Store("lost[{at}] -= {x}"))

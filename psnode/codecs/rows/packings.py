@@ -92,12 +92,22 @@ class Packed(NamedTuple):
         else:
             unit[: data.size] = data
 
+    def _is_padded(self, data: Bytes, count: int) -> bool:
+        """True if no bit is 1 behind the last of `count` codes of the incomplete row that `data` ends with."""
+        last, row = data[data.size - self.nbytes(count) :], np.zeros(self.unit, np.uint8)
+        again = np.empty(last.size, np.uint8)
+        self.fill(last, count, row)
+        self.cut(row, count, again)
+        return bool((again == last).all())
+
     def check(self, data: Bytes, size: int, owner: str) -> None:
-        """PayloadError, naming `owner`, unless `data` is as long as it is to be and nothing follows the last sign or trit."""
+        """PayloadError, naming `owner`, unless `data` is as long as it is to be and no bits follow the last code or digit."""
         if data.size != self.nbytes(size):
             raise PayloadError(f"{owner}: {data.size} bytes instead of {self.nbytes(size)} for {size} coordinates")
         if self.form == "signs" and size % 8 and int(data[-1]) >> size % 8:
             raise PayloadError(f"{owner}: bits follow that of the last coordinate")
+        if self.form == "planes" and size % 512 and not self._is_padded(data, size % 512):
+            raise PayloadError(f"{owner}: bits follow those of the last code")
         if self.form == "trits" and not is_valid(readonly(data), size):
             raise PayloadError(f"{owner}: {data.size} bytes that are not {size} digits, five to a byte")
 

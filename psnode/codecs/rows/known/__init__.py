@@ -1,4 +1,4 @@
-"""Formulas of psnode's own codecs, which make the same bytes. So these payloads can be made on any processor.
+"""Formulas of psnode's own codecs. So their payloads can be made on any processor.
 
 A formula belongs to a codec at its settings; where those are none that rows can do, it is None.
 """
@@ -6,10 +6,9 @@ A formula belongs to a codec at its settings; where those are none that rows can
 from __future__ import annotations
 
 from psnode.codecs.base import Codec
-from psnode.codecs.rows.codec import RowCodec
+from psnode.codecs.rows.codec import Generated
 from psnode.codecs.rows.formula import Formula
 from psnode.codecs.rows.known.base import Known
-from psnode.codecs.rows.known.minmax import MinMaxRows
 from psnode.codecs.rows.known.nuqsgd import NuqsgdRows
 from psnode.codecs.rows.known.qsgd import QsgdRows
 from psnode.codecs.rows.known.sign import SignRows
@@ -19,7 +18,6 @@ from psnode.codecs.rows.known.terngrad import TernGradRows
 _KNOWN: dict[str, type[Known]] = {
     "bf16": Bf16Rows,
     "fp16": Fp16Rows,
-    "minmax": MinMaxRows,
     "nuqsgd": NuqsgdRows,
     "qsgd": QsgdRows,
     "sign": SignRows,
@@ -28,8 +26,8 @@ _KNOWN: dict[str, type[Known]] = {
 
 
 def formula_of(codec: Codec) -> Formula | None:
-    """The formula of a codec of psnode's, or of one that is a formula; None if there is none at its settings."""
-    if isinstance(codec, RowCodec):
-        return codec
+    """The formula of a codec that runs by one, or has one beside kernels by hand; None if there is none at its settings."""
+    if isinstance(codec, Generated):
+        return codec.formula()
     cls = _KNOWN.get(codec.id)
     return cls(codec) if cls is not None and cls.expresses(codec) else None
