@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 KEY = Key.derive(1, "gpu")
 ACTIONS = ("encode", "error", "decode", "decode_add")
-_FLOATS = {"encode": 1, "error": 2, "decode": 1, "decode_add": 2}  # arrays that are read or written beside the payload
+FLOATS = {"encode": 1, "error": 2, "decode": 1, "decode_add": 2}  # arrays that are read or written beside the payload
 _CALLS = 5  # between two events
 _UNITS = 5 * 512  # values that fill whole units of every packing
 
@@ -81,7 +81,7 @@ def _row(
     row: dict[str, Any] = {"spec": verdict.spec, "equal": equal, "payload": coder.body.numel()}
     for name, action in actions.items():
         seconds = _seconds(action, repeats)
-        moved = _FLOATS[name] * x.nbytes + coder.body.numel()
+        moved = FLOATS[name] * x.nbytes + coder.body.numel()
         row[name] = {"speed": x.nbytes / seconds, "share": moved / seconds / copy}
     return row
 

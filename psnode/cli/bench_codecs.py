@@ -210,10 +210,15 @@ def bench_atomo(**options: Any) -> int:
     "--repeats", type=click.IntRange(3), default=15, show_default=True, help="Times of which each figure is the median."
 )
 @click.option("--device", type=click.IntRange(0), default=0, show_default=True, help="The number of the CUDA device.")
+@click.option("--bounds", is_flag=True, help="Measure nothing: registers, instructions and the bound they imply. Needs no GPU.")
 @shared.json_file
 @debuggable
-def bench_gpu(**options: Any) -> int:
+def bench_gpu(bounds: bool, **options: Any) -> int:
     """GB/s of codecs on a CUDA device, beside a copy there in the same run, and whether they give the processor's bytes."""
+    if bounds:
+        from psnode.bench.gpu_bounds import main as bound
+
+        return bound(options["specs"], options["json_file"])
     from psnode.bench.gpu import main as measure
 
     return measure(**options)

@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from psnode.bench import nvrtc
 from psnode.codecs import get_codec
 from psnode.codecs.rows.coder import Coder
-from psnode.codecs.rows.cuda_text import HEADERS, text_of
+from psnode.codecs.rows.cuda_text import text_of
+from psnode.codecs.rows.cupy_kernels import standalone
 from psnode.config.extensions import load_codec
-from tests.rows import nvrtc
 from tests.rows.forms import EMPTY, FORMS, GOLDEN, KEY, check_all, check_golden, inputs, program, with_formula
 from tests.rows.hosted import GXX, Hosted, build
 
@@ -81,7 +82,7 @@ def test_a_codec_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("spec", sorted(with_formula()))
 def test_gpus_run_it_from_registers_and_round_every_operation(spec: str, architecture: str) -> None:
     """No value spills to memory, and no product and sum are contracted to one operation that rounds once."""
-    found = nvrtc.compile_text(text_of(program(get_codec(spec))), HEADERS, architecture)
+    found = nvrtc.compile_text(standalone(text_of(program(get_codec(spec)))), architecture)
     spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", found.log)
     assert len(re.findall(r"Compiling entry function '(?:encode|decode|survey)'", found.log)) == 3
     assert {*spills} == {("0", "0")}
@@ -91,5 +92,5 @@ def test_gpus_run_it_from_registers_and_round_every_operation(spec: str, archite
 
 @with_nvrtc
 def test_the_search_would_find_a_contraction() -> None:
-    found = nvrtc.compile_text(text_of(program(get_codec("qsgd"))), HEADERS, "sm_90", contracted=True)
+    found = nvrtc.compile_text(standalone(text_of(program(get_codec("qsgd")))), "sm_90", contracted=True)
     assert re.findall(r"\bfma\.", found.ptx)

@@ -14,7 +14,6 @@ from psnode.codecs.rows.cuda_text import text_of
 from psnode.codecs.rows.cupy_kernels import OPTIONS, Identity, Kernels, import_cupy, standalone
 from psnode.errors import ConfigurationError
 from psnode.exchange.device.coder import OnDevice
-from tests.rows import nvrtc
 from tests.rows.fake_cupy import CPU, FakeCupy, install
 from tests.rows.forms import FORMS, check_all, program
 from tests.rows.hosted import GXX
@@ -69,12 +68,6 @@ def test_without_cupy_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ConfigurationError, match=r"CuPy cannot be imported .*: pip install '\.\[gpu\]' in a clone") as caught:
         import_cupy()
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.skipif(not nvrtc.find(), reason="no NVRTC: pip install nvidia-cuda-nvrtc")
-def test_nvrtc_takes_the_text_alone(tmp_path: Path) -> None:
-    """No header lies in the folder that it is shown."""
-    assert "encode" in nvrtc.compile_text(standalone(text_of(program(get_codec("qsgd")))), tmp_path, "sm_90").ptx
 
 
 @pytest.mark.gpu

@@ -77,7 +77,7 @@ class Interpreted:
             v = x[start : start + ROW]
             if start % unit == 0 and not np.isfinite(x[start : start + unit]).all():
                 return start
-            found = _Evaluation(v[None], first + start // ROW, key, program.stream, tops)
+            found = Evaluation(v[None], first + start // ROW, key, program.stream, tops)
             for place, column in enumerate(program.of_array):
                 side[place] = found.word(column.value)
             for place, column in enumerate(program.of_rows):
@@ -102,7 +102,7 @@ class Interpreted:
 
     def _decoded(self, codes: Words32, side: Words32, rows: int, row: int) -> Floats:
         program = self.program
-        found = _Evaluation(np.zeros((1, ROW), np.float32), row, np.zeros(2, np.uint64), 0, None)
+        found = Evaluation(np.zeros((1, ROW), np.float32), row, np.zeros(2, np.uint64), 0, None)
         numbers = {column.name: side[place] for place, column in enumerate(program.of_array)}
         base = len(program.of_array)
         numbers |= {column.name: side[base + place * rows + row] for place, column in enumerate(program.of_rows)}
@@ -114,7 +114,7 @@ class Interpreted:
         return np.broadcast_to(found.value(program.decoded), (1, ROW)).reshape(-1)
 
 
-class _Evaluation:
+class Evaluation:
     """Values of a program over one or more rows `v`, shape (rows, 512), the first of which is number `row`."""
 
     def __init__(self, v: Floats, row: int, key: Words, stream: int, tops: Any) -> None:

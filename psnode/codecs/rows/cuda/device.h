@@ -19,6 +19,7 @@ typedef bool MASK;
 #define ROWS(at, count) \
     for (uint32 at = (blockIdx.x * blockDim.x + threadIdx.x) / 32; at < (count); at += gridDim.x * blockDim.x / 32)
 #define UNROLL _Pragma("unroll")
+#define ROLLED _Pragma("unroll 1")
 #define LANE (threadIdx.x & 31)
 #define ALL 0xFFFFFFFFu
 

@@ -23,6 +23,7 @@ typedef I32 MASK;  // -1 and 0
 #define KERNEL extern "C" void
 #define ROWS(at, count) for (uint32 at = 0; at < (count); at++)
 #define UNROLL
+#define ROLLED
 
 static const U32 LANE = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
                          16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};

@@ -147,7 +147,7 @@ INLINE double l2_norm(const F32 (&x)[16]) {
     const double top = (double)largest(x);
     if (top == 0) return 0;
     double total = 0;
-    EACH(k) for (int lane = 0; lane < 32; lane++) {
+    EACH(k) ROLLED for (int lane = 0; lane < 32; lane++) {
         const double each = (double)OF_LANE(x[k], lane);
         total += each * each;
     }

@@ -1,0 +1,69 @@
+"""Programs without what rows of N(0,1) never take: what a kernel executes there is the whole of its text.
+
+A condition on numbers of the row or the array is decided by one such row. In the header, a norm far from one, and coordinates
+that 16 random bits do not settle (one row in 128), are left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from psnode.codecs.rng import Key
+from psnode.codecs.rows.formula import Column, Program
+from psnode.codecs.rows.interpreter import Evaluation, Interpreted
+from psnode.codecs.rows.language import ROW
+from psnode.codecs.rows.values import Span, Value, below
+
+_SELDOM = {  # as psnode/codecs/rows/cuda/rows.h has it
+    "if (ANY(tie)) {": "if (false) {",
+    "if (sum >= 0x1p-120 && sum <= 0x1p120) return": "return",
+}
+
+
+def usual(program: Program) -> Program:
+    """The program that makes the same of a row of N(0,1), with one side of each condition on its numbers."""
+    x = np.random.default_rng(1).standard_normal(ROW).astype(np.float32)
+    tops = np.array([0, 0x7FFFFFFF, -0x80000000], np.int32)
+    Interpreted(program).survey(x, tops)
+    found = Evaluation(x[None], 0, np.array(Key.derive(1, "usual").words, np.uint64), program.stream, tops)
+    columns = (*program.of_array, *program.of_rows)
+    numbers = {column.name: column.value for column in columns}
+    ends = [*numbers.values(), program.packed.value, program.kept, program.decoded]
+    for value in below([program.decoded]):
+        if value.op == "field":
+            found.known[value] = found.value(numbers[str(value.detail)])
+    made = _decided(ends, found)
+    return dataclasses.replace(
+        program,
+        of_array=tuple(Column(name, made[value]) for name, value in program.of_array),
+        of_rows=tuple(Column(name, made[value]) for name, value in program.of_rows),
+        packed=program.packed._replace(value=made[program.packed.value]),
+        decoded=made[program.decoded],
+        kept=made[program.kept],
+    )
+
+
+def _decided(ends: Sequence[Value], found: Evaluation) -> dict[Value, Value]:
+    """What takes the place of everything that `ends` are made of."""
+    made: dict[Value, Value] = {}
+    for value in below(ends):
+        args = [made[arg] for arg in value.args]
+        if value.op == "where" and value.args[0].span is not Span.COORDINATE:
+            made[value] = args[1] if bool(np.all(found.value(value.args[0]))) else args[2]
+        elif all(new is old for new, old in zip(args, value.args, strict=True)):
+            made[value] = value
+        else:
+            made[value] = Value(value.op, value.kind, args, value.span, value.detail)
+    return made
+
+
+def usual_text(text: str) -> str:
+    """A whole text of kernels without what the header seldom does."""
+    for rare, instead in _SELDOM.items():
+        if rare not in text:
+            raise AssertionError(f"the kernels have no {rare!r}")
+        text = text.replace(rare, instead)
+    return text
