@@ -1,4 +1,4 @@
-"""`psnode bench codecs --compare rows`: a row for every codec with a formula beside kernels by hand, ratios of the figures beside them, refusals."""
+"""`psnode bench codecs --compare rows`: a row for every codec that has a formula and kernels by hand, their ratios, refusals."""
 
 from __future__ import annotations
 
