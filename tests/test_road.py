@@ -43,8 +43,8 @@ UPLINK: dict[str, tuple[str, ...]] = {
     "terngrad": ("TernGrad" + PLAIN,),
     "minmax": ("Generated" + PLAIN,),
     "onebit": ("Binary" + FED_BACK,),
-    "signsgd": ("Binary" + PLAIN,),
-    "signum": ("Binary" + PLAIN,),
+    "signsgd": ("Generated" + PLAIN,),
+    "signum": ("Generated" + PLAIN,),
     "tbq": ("Tbq" + FED_BACK,),  # its threshold follows the sum, and is found in the sweep that adds
     "efsignsgd": ("Binary" + FED_BACK,),
     "randk": ("Selector" + FED_BACK, SUM),  # it searches nothing

@@ -1,6 +1,8 @@
 """Sign: +1 or -1 a coordinate, one bit. The magnitude is left to the learning rate.
 
-    body   signs: see psnode.codecs.binary
+    body   1 bit a coordinate, 1 where it is negative: bit i mod 8 of byte i // 8; zeros to a whole byte
+
+A zero takes either sign with probability 1/2, as an independent coin falls: over the steps it is pushed neither way.
 
 Biased, and no contraction: in a feedback loop its form is scaledsign, its multiple of least error.
 
@@ -9,21 +11,25 @@ Source: Bernstein, Wang, Azizzadenesheli, Anandkumar, "signSGD: Compressed Optim
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.arrays import Bytes, Floats, Words
-from psnode.codecs.binary import Binary, Signed
-from psnode.codecs.kernels.parts import PartTable
-from psnode.codecs.kernels.sign import signs
+from psnode.codecs.base import NOTHING, Bytes, Codes, Floats, Measured, Shape, Words, readonly
+from psnode.codecs.rows.codec import Generated, coder_of
+from psnode.codecs.rows.coder import Coder
+from psnode.codecs.rows.formula import Formula
+from psnode.codecs.rows.known.sign import SignRows
 from psnode.codecs.scaledsign import ScaledSign
-from psnode.codecs.table import number_of
+from psnode.codecs.sources import Values
+from psnode.codecs.stages import Quantiser, Symbols
 from psnode.codecs.traits import Traits
+from psnode.errors import PayloadError
 
 
 @dataclass(frozen=True, repr=False)
-class Sign(Binary):
+class Sign(Generated, Quantiser):
     """sign: decodes to 1 or -1; zeros, -0.0 too, to either with probability 1/2."""
 
     id = "sign"
@@ -33,14 +39,33 @@ class Sign(Binary):
         """scaledsign: ||x - c sign(x)|| is least for c the mean of |x|."""
         return ScaledSign()
 
-    def _side_nbytes(self, size: int) -> int:
-        return 0
+    def formula(self) -> Formula:
+        """SignRows."""
+        return SignRows(self)
 
-    def _sign(self, x: Floats, parts: PartTable, key: Words, side: Bytes, bits: Bytes, error: Floats) -> Signed:
-        return Signed(signs(x, parts, key, number_of(self.id), bits, error))
+    def _read(self, body: Bytes, size: int) -> tuple[Coder, Bytes]:
+        coder = coder_of(self)
+        coder.check(body, size)
+        return coder, body
 
-    def _split(self, body: Bytes, size: int) -> int:
-        return 0
+    def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
+        """From the size alone."""
+        size = math.prod(shape)
+        self._read(body, size)
+        return Measured(math.sqrt(size), lambda out, weight: self._decode_add(body, out, weight))
 
-    def _levels(self, side: Bytes, size: int) -> tuple[int, Floats, Floats]:
-        return size, np.full(1, -1, np.float32), np.full(1, 1, np.float32)
+    def _max_symbols(self, size: int) -> tuple[int, int, int]:
+        return 0, size, 2
+
+    def _symbols(self, x: Floats, key: Words) -> Symbols:
+        body = np.empty(self._max_body(x.shape), np.uint8)
+        self._encode(Values(x), key, body, NOTHING)
+        return Symbols(body[:0], np.unpackbits(body, count=x.size, bitorder="little"), 2)
+
+    def _read_side(self, side: Bytes, size: int) -> tuple[int, int]:
+        if side.size:
+            raise PayloadError(f"sign: {side.size} bytes of side information where none belong")
+        return size, 2
+
+    def _from_symbols(self, side: Bytes, codes: Codes, out: Floats) -> None:
+        self._decode(readonly(np.packbits(codes, bitorder="little")), out)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 
 from psnode.codecs.arrays import Bytes, Float64s, Floats, Words, Words32
-from psnode.codecs.kernels.finite import all_finite
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import AHEAD, copy_to, fetch_row, wide
 from psnode.codecs.kernels.norms import fold
@@ -184,24 +183,6 @@ def signs_and_means(
         if error.size and done > first:
             closed = means[first // bucket : (done + bucket - 1) // bucket]
             _subtract(bits[first // 8 : (done + 7) // 8], bucket, closed, x[first:done], error[first:done])
-    return x.size
-
-
-@kernel
-def signs(x: Floats, parts: PartTable, key: Words, stream: int, bits: Bytes, error: Floats) -> int:
-    """Pack the signs of `x`; the coordinates done, and `parts`: as above. error, or empty: x - sign, may be x."""
-    coins, zero = np.empty(HALF, np.uint32), np.empty(PIECE // 8, np.uint8)
-    lanes, one = np.empty(_LANES, np.float32), np.full(1, 1, np.float32)
-    cursor = BEGIN
-    for start in range(0, x.size, PIECE):
-        piece = x[start : start + PIECE]
-        packed = bits[start // 8 : (start + PIECE) // 8]
-        magnitude, cursor = _piece(piece, parts, cursor, start, packed, zero[: packed.size], lanes)
-        if cursor == NOT_FINITE or (not np.isfinite(magnitude) and not all_finite(piece)):
-            return start
-        _settle(key, stream, start, packed, zero[: packed.size], coins)
-        if error.size:
-            _subtract(packed, PIECE, one, piece, error[start : start + PIECE])
     return x.size
 
 

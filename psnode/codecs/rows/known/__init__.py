@@ -11,7 +11,6 @@ from psnode.codecs.rows.formula import Formula
 from psnode.codecs.rows.known.base import Known
 from psnode.codecs.rows.known.nuqsgd import NuqsgdRows
 from psnode.codecs.rows.known.qsgd import QsgdRows
-from psnode.codecs.rows.known.sign import SignRows
 from psnode.codecs.rows.known.sixteen import Bf16Rows, Fp16Rows
 from psnode.codecs.rows.known.terngrad import TernGradRows
 
@@ -20,7 +19,6 @@ _KNOWN: dict[str, type[Known]] = {
     "fp16": Fp16Rows,
     "nuqsgd": NuqsgdRows,
     "qsgd": QsgdRows,
-    "sign": SignRows,
     "terngrad": TernGradRows,
 }
 
