@@ -150,6 +150,16 @@ class Codec(ABC):
         """
         return self._payload(shape, rng, out, write)
 
+    def disassembled(self, payload: Payload, size: int) -> Bytes:
+        """The body of a payload of `size` values, for somebody else who decodes it; nothing in the body is checked.
+
+        PayloadError if it is not this codec's, or of another size.
+        """
+        body = self._body(payload)
+        if payload.size != size:
+            raise PayloadError(f"a payload of {payload.size} values, shape {payload.shape}, where {size} are expected")
+        return body
+
     def decode(self, payload: Payload, out: Floats | None = None) -> Floats:
         """The decoded array, float32 of payload.shape: a new one, or `out` (that shape or flat, contiguous) overwritten.
 

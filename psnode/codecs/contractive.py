@@ -54,6 +54,10 @@ class Contractive(Codec):
         """With the wrapped codec fitted to `x`."""
         return Contractive(self.codec.fit(x, rng))
 
+    def split(self, body: Bytes) -> tuple[np.float32, Bytes]:
+        """c, and the body of Q. PayloadError unless c is a number."""
+        return self._scale(body), body[4:]
+
     def _max_body(self, shape: Shape) -> int:
         return 4 + self.codec._max_body(shape)
 

@@ -250,14 +250,12 @@ class Receiver:
         """Put a group's weights in place, or add their change."""
         group = self._plan.groups[frame.group]
         with self._tracer.span("apply", group=frame.group):
-            weights = self._replica.weights
             if frame.kind is Kind.WEIGHTS:
                 [data] = wire.split_group(frame.body, 1, frame.sender)
-                _IDENTITY.decode(Payload.from_bytes(data), out=weights[group.start : group.stop])
+                _IDENTITY.decode(Payload.from_bytes(data), out=self._replica.weights[group.start : group.stop])
+                self._replica.publish(group.start, group.stop)
             elif self._downlink is not None:
                 parts = wire.split_group(frame.body, len(group.segments), frame.sender)
                 for segment, data in zip(group.segments, parts, strict=True):
-                    codec = self._downlink[segment.index]
-                    codec.decode_add(Payload.from_bytes(data), weights[segment.start : segment.stop])
+                    self._replica.change(segment, self._downlink[segment.index], Payload.from_bytes(data))
             frame.release()
-            self._replica.publish(group)

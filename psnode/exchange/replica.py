@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
 import xxhash
 from torch import nn
 
+from psnode.codecs import Codec, Payload
 from psnode.codecs.arrays import Floats
 from psnode.errors import ConfigurationError
-from psnode.plan.groups import Group, Plan, Tensor
+from psnode.exchange.device.change import DeviceChange, changes_on
+from psnode.exchange.device.trust import Verdict
+from psnode.plan.groups import Plan, Segment, Tensor
 from psnode.tasks.inventory import bits, persistent_buffers, same
 
 
@@ -41,18 +45,23 @@ def written(name: str, *, trained: bool = True) -> ConfigurationError:
     )
 
 
+def _is_host(device: torch.device) -> bool:
+    return device.type == "cpu"
+
+
 class Replica:
     """The model as views of `weights`.
 
     On a GPU they have a twin there, and the model looks at the twin; `publish` copies.
-    `weights` is this worker's copy y of the published weights: float32, `plan.size` long, on the host.
+    `weights` is this worker's copy y of the published weights: float32, `plan.size` long, on the host. Of segments that are
+    changed on the device it only holds what came whole.
     """
 
     def __init__(self, model: nn.Module, plan: Plan, device: torch.device) -> None:
         self.model = model.to(device)
         self.device = device
-        self._on_host = device.type == "cpu"
-        host = torch.empty(plan.size, pin_memory=not self._on_host)
+        self._on_host = _is_host(device)
+        host = torch.empty(plan.size, pin_memory=device.type == "cuda")
         self._weights = host if self._on_host else torch.empty(plan.size, device=device)
         self._host = host
         self.weights: Floats = host.numpy()
@@ -67,16 +76,33 @@ class Replica:
         self._frozen = {name: value for name, value in model.named_parameters() if not value.requires_grad}
         self._versions |= {name: parameter._version for name, parameter in self._frozen.items()}
         self._host.copy_(self._weights)
+        self._changed_there: dict[int, DeviceChange] = {}
 
     @property
     def on_device(self) -> torch.Tensor:
         """The flat vector that the model's parameters are views of."""
         return self._weights
 
-    def publish(self, group: Group) -> None:
-        """Make a change of `weights` in the group's range visible to the model."""
+    def change_on_device(self, plan: Plan, codecs: Sequence[Codec]) -> list[Verdict]:
+        """Have changes decoded where the model looks, from now on, as far as that gives the host's weights; what was found.
+
+        `codecs`: of the segments' changes. ConfigurationError if CuPy is absent.
+        """
+        self._changed_there, verdicts = changes_on(plan, codecs, self._weights)
+        return verdicts
+
+    def change(self, segment: Segment, codec: Codec, payload: Payload) -> None:
+        """Add what `payload` decodes to to the segment's weights. PayloadError."""
+        if (change := self._changed_there.get(segment.index)) is not None:
+            change.add(payload)
+        else:
+            codec.decode_add(payload, self.weights[segment.start : segment.stop])
+            self.publish(segment.start, segment.stop)
+
+    def publish(self, start: int, stop: int) -> None:
+        """Make a change of `weights` in a range visible to the model."""
         if not self._on_host:  # not in the background: the next version may be written into `weights` at once
-            self._weights[group.start : group.stop].copy_(self._host[group.start : group.stop])
+            self._weights[start:stop].copy_(self._host[start:stop])
 
     def check(self, *, settled: bool = True) -> None:
         """Make sure that the model computes with `weights`, after a step of it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from psnode.codecs import Codec
 from psnode.config import Config
 from psnode.config.extensions import load_codec
 from psnode.config.memory import free_memory
@@ -112,15 +113,16 @@ class WorkerContext:
             shift=start.shift,
             workers=self.sampler.workers,
         )
+        downlink = downlink_codecs(plan, scheme.downlink)
         if config.enable_gpu:
-            self._code_on_device(sender, quiet=start.rehearsal)
+            self._code_on_device(plan, sender, replica, downlink, quiet=start.rehearsal)
         finished = start.step
         if start.restore is not None:
             tensors = _restore(start, link, self.directory, replica, sender, self.patience)
             finished = resumed(tensors, sampler, start.step, moves=rule.rounds_go_on)
         tracer = Tracer(link.rank, enabled=config.timeline)
         receiver = Receiver(
-            link, plan, replica, [route.down(link.rank) for route in routes], downlink_codecs(plan, scheme.downlink), tracer,
+            link, plan, replica, [route.down(link.rank) for route in routes], downlink, tracer,
             max(config.deadline or 0.0, config.pause_deadline), sender.give_back, sender.give_back_parts,
         )  # fmt: skip
         early = may_begin_early(config, rule) and not start.waits
@@ -146,15 +148,21 @@ class WorkerContext:
             own_rate=self.own_rate,
         )
 
-    def _code_on_device(self, sender: GradientSender, *, quiet: bool) -> None:
-        """Have gradients coded where they are computed, as far as the device gives the processor's bytes; tell about the rest."""
+    def _code_on_device(
+        self, plan: Plan, sender: GradientSender, replica: Replica, downlink: Sequence[Codec] | None, *, quiet: bool
+    ) -> None:
+        """Have gradients coded where they are computed, and changes of weights decoded where these lie.
+
+        As far as the device gives the processor's bytes; tell about the rest.
+        """
         try:
-            verdicts = sender.code_on(self.device)
+            lines = [verdict.line for verdict in sender.code_on(self.device) if verdict.problem]
+            verdicts = [] if downlink is None else replica.change_on_device(plan, downlink)
+            lines += [f"the weights' {verdict.line}" for verdict in verdicts if verdict.problem]
         except ConfigurationError as error:
-            verdicts = [Verdict("every codec", None, str(error))]
-        for verdict in verdicts:
-            if verdict.problem and not quiet:
-                _LOG.warning("rank %d: %s", self.link.rank, verdict.line)
+            lines = [Verdict("every codec", None, str(error)).line]
+        for line in () if quiet else lines:
+            _LOG.warning("rank %d: %s", self.link.rank, line)
 
     def deal(self, deal: Reshard, version: int, before: Share | None) -> Share:
         """This rank's part of a deal, behind `version`, or behind its place in the share that it had `before`."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -22,6 +23,14 @@ from tests.rows.hosted import build
 
 CPU = torch.device("cpu")
 _ARGUMENTS = {np.uint64: ctypes.c_uint64, np.uint32: ctypes.c_uint32, np.int32: ctypes.c_int32, np.float32: ctypes.c_float}
+
+
+@functools.cache
+def _built(text: str) -> bytes:
+    """The library of kernels in `text`, which g++ makes once for all tests of a process."""
+    with tempfile.TemporaryDirectory() as folder:
+        build(text, Path(folder))
+        return (Path(folder) / "kernels.so").read_bytes()
 
 
 class Device:
@@ -67,9 +76,7 @@ class FakeCupy(ModuleType):
 
     def _compile(self, source: str, options: tuple[str, ...] = (), filename: str = "") -> tuple[bytes, None]:
         self.compiled.append((source, options))
-        with tempfile.TemporaryDirectory() as folder:
-            build(self.edit(source), Path(folder))
-            return (Path(folder) / "kernels.so").read_bytes(), None
+        return _built(self.edit(source)), None
 
     def RawModule(self, *, path: str) -> Any:  # noqa: N802
         library = ctypes.CDLL(path)

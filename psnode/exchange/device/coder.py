@@ -97,6 +97,37 @@ class DeviceCoder:
         arrays = DecodeArrays(self.body.data_ptr(), self.body.data_ptr() + self._start, out.data_ptr())
         self._kernels.decode(stream_of(self._device), arrays, weight, adding, 0, self._rows, self._count)
 
+    def add_to(self, out: torch.Tensor, weight: float) -> None:
+        """out += weight times what `body` decodes to, for `out` of `size` values with others behind them."""
+        from psnode.codecs.rows.cupy_kernels import DecodeArrays
+        from psnode.codecs.rows.language import ROW
+
+        packed, stream = self.program.packed, stream_of(self._device)
+        unit = ROW * packed.rows
+        full = self._size // unit * unit
+        arrays = DecodeArrays(self.body.data_ptr(), self.body.data_ptr() + self._start, out.data_ptr())
+        if full:
+            self._kernels.decode(stream, arrays, weight, True, 0, self._rows, full // ROW)
+        if full < self._size:
+            room = torch.zeros(unit, dtype=torch.float32, device=self._device)
+            room[: self._size - full].copy_(out[full:])
+            last = arrays._replace(packed=arrays.packed + full // unit * packed.unit, out=room.data_ptr())
+            self._kernels.decode(stream, last, weight, True, full // ROW, self._rows, packed.rows)
+            out[full:].copy_(room[: self._size - full])
+
+    def put(self, found: Bytes) -> None:
+        """Inverse of `take`: have `body` hold what the codec has on the host."""
+        from psnode.codecs.rows.language import ROW
+
+        packed = self.program.packed
+        full, left = divmod(self._size, ROW * packed.rows)
+        end = self._start + full * packed.unit
+        whole = np.zeros(self.body.numel(), np.uint8)
+        whole[:end] = found[:end]
+        if left:
+            packed.fill(found[end:], left, whole[end:])
+        self.body.copy_(torch.from_numpy(whole))
+
     def take(self, out: Bytes) -> int:
         """Write `body`, cut to what the codec has on the host, to `out`; its length. Waits for what was given to the stream."""
         from psnode.codecs.rows.language import ROW

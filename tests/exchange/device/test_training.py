@@ -66,6 +66,22 @@ def test_training_on_a_device_gives_the_weights_and_residuals_of_the_host(
         assert_same(tmp_path / "host", tmp_path / "device", step)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"scheme": "qsgd"}, {"scheme": "dense", "codec": "fp16", "feedback": "ef", "downlink": "bf16"}],
+    ids=["a factor in front", "halves"],
+)
+def test_weights_that_are_changed_on_the_device_alone_are_those_of_the_host(
+    cupy: FakeCupy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    """The model looks at memory of its own, hashed at every step; of what is changed there the host keeps nothing."""
+    assert run(Config(train_dir=tmp_path / "host", **SETTINGS, **settings)) == 0
+    monkeypatch.setattr("psnode.exchange.replica._is_host", lambda device: False)
+    assert run(Config(train_dir=tmp_path / "device", enable_gpu=True, hash_every=1, **SETTINGS, **settings)) == 0
+    assert cupy.launched.count("decode") > 6
+    assert_same(tmp_path / "host", tmp_path / "device", 6)
+
+
 def test_a_run_that_goes_on_has_its_residuals_on_the_device_again(cupy: FakeCupy, tmp_path: Path) -> None:
     settings = SETTINGS | {"scheme": "dense", "codec": "fp16", "feedback": "ef"}
     assert run(Config(train_dir=tmp_path / "host", **settings)) == 0

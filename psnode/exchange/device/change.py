@@ -1,0 +1,89 @@
+"""Changes of weights that lie on a device: payloads are decoded and added there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from psnode.codecs import Codec, Payload
+from psnode.codecs.contractive import Contractive
+from psnode.errors import PayloadError
+from psnode.exchange.device.coder import DeviceCoder, OnDevice
+from psnode.exchange.device.trust import Verdict, check
+from psnode.plan.groups import Plan
+
+if TYPE_CHECKING:
+    from psnode.codecs.arrays import Bytes
+    from psnode.exchange.device.coder import CodecKernels
+
+
+class DeviceChange:
+    """What payloads of `codec` add to `weights`, a flat float32 tensor on a device: `codec.decode_add`, bit for bit.
+
+    Only the bytes of a payload go there, and at most those of five rows more. A factor of more than 1 in front of a payload's
+    values is seldom, and left to the host, which sees to it that no value leaves float32.
+    """
+
+    def __init__(self, codec: Codec, kernels: CodecKernels, weights: torch.Tensor) -> None:
+        from psnode.codecs.rows.coder import Coder
+
+        self._codec, self._weights = codec, weights
+        self._coder = DeviceCoder(*kernels, weights.numel(), weights.device)
+        self._checked = Coder(kernels[0], OnDevice(kernels[1], weights.device))
+
+    def add(self, payload: Payload) -> None:
+        """Weights += decoded. PayloadError, with the weights as they were."""
+        body = self._codec.disassembled(payload, self._weights.numel())
+        scale = np.float32(1)
+        if isinstance(self._codec, Contractive):
+            scale, body = self._codec.split(body)
+        if abs(scale) > 1:
+            decoded = self._codec.decode(payload).reshape(-1)
+            self._weights.add_(torch.from_numpy(decoded).to(self._weights.device))
+            return
+        self._coder.put(self._behind_parameters(body))
+        self._coder.add_to(self._weights, float(scale))
+
+    def _behind_parameters(self, body: Bytes) -> Bytes:
+        """The body that the kernels read, checked."""
+        from psnode.codecs.rows.codec import preamble
+
+        head = preamble(decoder(self._codec))
+        if body[: len(head)].tobytes() != head:
+            raise PayloadError(f"{self._codec!r}: a payload of other parameters")
+        self._checked.check(body[len(head) :], self._weights.numel())
+        return body[len(head) :]
+
+
+def decoder(codec: Codec) -> Codec:
+    """The codec whose kernels decode payloads of `codec`: behind a factor, those of the wrapped one."""
+    return codec.codec if isinstance(codec, Contractive) else codec
+
+
+class Changes(NamedTuple):
+    """Segments, by number, that are changed where the weights lie, and a verdict on each codec of the others."""
+
+    by_segment: dict[int, DeviceChange]
+    verdicts: list[Verdict]
+
+
+def changes_on(plan: Plan, codecs: Sequence[Codec], weights: torch.Tensor) -> Changes:
+    """Have payloads of `codecs`, one a segment, added to `weights`, the plan's flat vector, where it lies.
+
+    Those that travel as they are need no verdict. ConfigurationError if CuPy is absent.
+    """
+    verdicts: dict[str, Verdict] = {}
+    found = {}
+    for segment, codec in zip(plan.segments, codecs, strict=True):
+        if codec.lossless:
+            continue
+        spec = repr(codec)
+        if spec not in verdicts:
+            verdict = check(decoder(codec), weights.device)
+            verdicts[spec] = (verdict or Verdict(spec, None, "it has no formula for a device"))._replace(spec=spec)
+        if (kernels := verdicts[spec].kernels) is not None:
+            found[segment.index] = DeviceChange(codec, kernels, weights[segment.start : segment.stop])
+    return Changes(found, list(verdicts.values()))
