@@ -11,7 +11,8 @@ from psnode.codecs import Codec, Payload, get_codec
 from psnode.codecs.arrays import Bytes, Floats, Parts
 from psnode.codecs.rng import Key
 from psnode.config.ratios import phases
-from psnode.exchange.device.segment import DeviceSegment, follows
+from psnode.exchange.device.rules import rule_of
+from psnode.exchange.device.segment import DeviceSegment
 from psnode.feedback import Context, Feedback, State
 from psnode.plan.groups import Segment
 
@@ -102,13 +103,12 @@ class SegmentCoder:
     def use(self, kernels: CodecKernels, device: torch.device) -> None:
         """Code on `device` from now on, by kernels of this segment's one codec."""
         [codec] = self._phases
-        home = None if self.feedback.memory is None else self._state[self.feedback.memory]
-        self.on_device = DeviceSegment(codec, kernels, device, self.feedback, self.segment.shape, home)
+        self.on_device = DeviceSegment(codec, kernels, device, self.feedback, self.segment.shape, self._state)
 
     @property
     def only_codec(self) -> Codec | None:
         """The codec, if it is the same in all phases and never fitted, and a device could follow the rule."""
-        same = len(self._phases) == 1 and self._refit == 1 and follows(self.feedback)
+        same = len(self._phases) == 1 and self._refit == 1 and rule_of(self.feedback) is not None
         return self._phases[0] if same else None
 
     def codec(self, phase: int, step: int = 1) -> Codec:

@@ -1,57 +1,49 @@
-"""A segment of a worker's gradient, coded on a device where its residual lies between steps."""
+"""A segment of a worker's gradient, coded on a device where its memories lie between steps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from psnode.codecs import Codec, Payload
-from psnode.codecs.arrays import Bytes, Floats, Words
+from psnode.codecs.arrays import Bytes, Words
 from psnode.codecs.kernels.finite import raise_nonfinite
 from psnode.codecs.rng import Key
 from psnode.errors import NonFinitePartError
 from psnode.exchange.device.coder import DeviceCoder
-from psnode.feedback import Context, ErrorFeedback, Feedback, NoFeedback
+from psnode.exchange.device.rules import Pieces, rule_of
+from psnode.feedback import Context, Feedback, State
 
 if TYPE_CHECKING:
     from psnode.exchange.device.coder import CodecKernels
 
-Pieces = Sequence[tuple[int, torch.Tensor]]  # flat parts of a gradient on the device, each with its place in the segment
-
-
-def follows(rule: Feedback) -> bool:
-    """True if a segment under this rule can be coded on a device: without feedback, or by error feedback."""
-    return type(rule) in (NoFeedback, ErrorFeedback)
-
 
 class DeviceSegment:
-    """The values of a segment of `shape` on a device, and their coder.
+    """The values of a segment of `shape` on a device, its memories under `rule`, and their coder.
 
-    Under error feedback they are the residual; `home` is its place on the host. Whoever reads or writes that calls `settle`
-    before: the newest residual is brought there, and taken from there by the next push.
+    `homes` are the memories' places on the host. Whoever reads or writes those calls `settle` before: the newest memories are
+    brought there, and taken from there by the next push.
     """
 
     def __init__(
-        self,
-        codec: Codec,
-        kernels: CodecKernels,
-        device: torch.device,
-        rule: Feedback,
-        shape: tuple[int, ...],
-        home: Floats | None,
+        self, codec: Codec, kernels: CodecKernels, device: torch.device, rule: Feedback, shape: tuple[int, ...], homes: State
     ) -> None:
+        found = rule_of(rule)
+        assert found is not None, rule
         self._codec, self._kernels, self._device = codec, kernels, device
-        self._rule, self._shape, self._home = rule, shape, home
+        self._feedback, self._rule, self._shape, self._size = rule, found, shape, math.prod(shape)
+        self._homes, self._memories = homes, dict[str, torch.Tensor]()
         self._is_home = True
         self._coder: DeviceCoder | None = None
 
     def settle(self) -> None:
-        """Have the residual on the host."""
-        if self._home is not None and not self._is_home:
-            self._home[:] = self._values[: self._home.size].cpu().numpy()
+        """Have the memories on the host."""
+        if not self._is_home:
+            for name, home in self._homes.items():
+                home[:] = self._memories[name].cpu().numpy()
             self._is_home = True
 
     def check(self, pieces: Pieces) -> None:
@@ -68,25 +60,22 @@ class DeviceSegment:
 
         NonFiniteGradientError if the sum with the residual is not finite.
         """
-        return self._codec.assembled(self._shape, key, lambda words, body: self._code(pieces, words, body, context), out)
+        payload = self._codec.assembled(self._shape, key, lambda words, body: self._code(pieces, words, body, context), out)
+        if self._feedback.masks and not self._codec.lossless:
+            self._forget(payload)
+        return payload
 
     def _code(self, pieces: Pieces, words: Words, body: Bytes, context: Context) -> int:
         from psnode.codecs.rows.codec import preamble
 
         coder = self._begin()
-        values, size = self._values, int(np.prod(self._shape))
-        if isinstance(self._rule, ErrorFeedback) and self._home is not None:
-            if self._is_home:
-                values[:size].copy_(torch.tensor(self._home))
-                self._is_home = False
-            if (factor := self._rule.factor(context)) != 1:
-                values.mul_(float(factor))
-        else:
-            values.zero_()
-        for place, piece in pieces:
-            target = values[place : place + piece.numel()]
-            target.copy_(piece) if self._home is None else target.add_(piece)
-        coder.encode(values, words, None if self._home is None else values)
+        values, size = self._values, self._size
+        if self._is_home:
+            for name, home in self._homes.items():
+                self._memories[name].copy_(torch.tensor(home))
+            self._is_home = not self._homes
+        self._rule.gather(self._feedback, values[:size], self._memories, pieces, context)
+        coder.encode(values, words, values if self._rule.keeps else None)
         head = preamble(self._codec)
         body[: len(head)] = np.frombuffer(head, np.uint8)
         used = len(head) + coder.take(body[len(head) :])
@@ -95,9 +84,20 @@ class DeviceSegment:
         values[size:].zero_()
         return used
 
+    def _forget(self, payload: Payload) -> None:
+        """Momentum factor masking: no momentum where `payload` carries something."""
+        momentum = self._memories["momentum"]
+        if self._codec.sparse:
+            momentum[torch.from_numpy(self._codec.support(payload)).to(self._device)] = 0
+        else:
+            momentum.zero_()
+
     def _begin(self) -> DeviceCoder:
         """The coder; memory is taken at the first push."""
         if self._coder is None:
-            self._coder = DeviceCoder(*self._kernels, int(np.prod(self._shape)), self._device)
+            self._coder = DeviceCoder(*self._kernels, self._size, self._device)
             self._values = torch.zeros(self._coder.padded, dtype=torch.float32, device=self._device)
+            for name, home in self._homes.items():
+                coded = name == self._rule.coded
+                self._memories[name] = self._values[: self._size] if coded else torch.zeros(home.size, device=self._device)
         return self._coder

@@ -48,7 +48,8 @@ class Both:
         self.given.device = device
         self.masters: list[FrameChannel] = []
         self.senders: list[GradientSender] = []
-        scheme = resolve(Config(scheme="dense", codec="fp16", feedback=feedback))
+        codec = "topk" if feedback.startswith("dgc") else "fp16"  # which dgc is for; the plan has its own
+        scheme = resolve(Config(scheme="dense", codec=codec, feedback=feedback))
         for _ in range(2):
             first, second = loopback_group(2)
             plan = Plan.from_dict({"tensors": TENSORS, "groups": [SEGMENTS]})
@@ -95,7 +96,22 @@ def both(cupy: FakeCupy, request: pytest.FixtureRequest) -> Iterator[Both]:
         sender.close()
 
 
-@pytest.mark.parametrize("both", ["none", "ef", "ef:decay=0.5", "ef:rescale=true"], indirect=True)
+RULES = [
+    *(
+        "none",
+        "ef",
+        "ef:decay=0.5",
+        "ef:rescale=true",
+        "ema",
+        "ema:beta=0.3",
+        "dgc:momentum=0.9",
+        "dgc:momentum=0.7,nesterov=true",
+    ),
+    *("momentum:momentum=0.9", "momentum:momentum=0.7,nesterov=true"),
+]
+
+
+@pytest.mark.parametrize("both", RULES, indirect=True)
 def test_frames_errors_and_residuals_are_those_of_the_host(both: Both, cupy: FakeCupy) -> None:
     assert both.given.kept == {"a", "b"}
     for number in range(1, 5):
@@ -160,7 +176,7 @@ def test_a_codec_without_a_formula_and_a_rule_of_the_hosts_are_told_once(cupy: F
     plan = Plan.from_dict(
         {"tensors": TENSORS, "groups": [[["topk", 0, [5000]]], [["topk", 5000, [3000]]], [["identity", 8000, [7]]]]}
     )
-    for feedback, reason in (("ef", "it has no formula"), ("dgc:momentum=0.9", "its feedback rule")):
+    for feedback, reason in (("ef", "it has no formula"), ("dgc:momentum=0.9,clip=1", "its feedback rule")):
         scheme = resolve(Config(scheme="dense", codec="topk", feedback=feedback))
         given = GivenThere(np.zeros(8007, np.float32))
         sender = GradientSender(
@@ -174,7 +190,7 @@ def test_a_codec_without_a_formula_and_a_rule_of_the_hosts_are_told_once(cupy: F
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available() or importlib.util.find_spec("cupy") is None, reason="no CUDA device or no cupy")
-@pytest.mark.parametrize("feedback", ["none", "ef"])
+@pytest.mark.parametrize("feedback", RULES)
 def test_frames_and_residuals_on_a_gpu(feedback: str) -> None:
     both = Both(feedback, torch.device("cuda", 0))
     assert both.given.kept == {"a", "b"}, both.verdicts

@@ -1,0 +1,95 @@
+"""Feedback rules where their memories lie on a device: the host's operations in the host's order, each rounded by itself.
+
+Products and sums are operations of their own, so that none is contracted to one that rounds once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+
+from psnode.feedback import Context, ErrorFeedback, Feedback, NoFeedback
+from psnode.feedback.average import MomentumAverage
+from psnode.feedback.momentum import LocalMomentum, MomentumCorrection
+
+Pieces: TypeAlias = Sequence[tuple[int, torch.Tensor]]  # flat parts of a gradient, each with its place in the segment
+Memories: TypeAlias = dict[str, torch.Tensor]
+_Gather: TypeAlias = Callable[[Any, torch.Tensor, Memories, Pieces, Context], None]
+
+
+class Rule(NamedTuple):
+    """A rule's part in a push: `gather` makes of a gradient what is coded, in the memory `coded`, or in a room of no memory.
+
+    `keeps`: what coding loses stays there.
+    """
+
+    coded: str | None
+    keeps: bool
+    gather: _Gather
+
+
+def rule_of(rule: Feedback) -> Rule | None:
+    """The rule on a device; None if it is the host's: one of the user's own, or one that clips, by a sum in the host's order."""
+    return None if getattr(rule, "clip", 0) else _RULES.get(type(rule))
+
+
+def _covering(pieces: Pieces, size: int) -> Iterator[tuple[slice, torch.Tensor | float]]:
+    """The pieces, and zeros where there is none."""
+    end = 0
+    for place, piece in pieces:
+        if end < place:
+            yield slice(end, place), 0.0
+        end = place + piece.numel()
+        yield slice(place, end), piece
+    if end < size:
+        yield slice(end, size), 0.0
+
+
+def _none(rule: NoFeedback, values: torch.Tensor, memories: Memories, pieces: Pieces, context: Context) -> None:
+    for place, piece in _covering(pieces, values.numel()):
+        values[place].fill_(piece) if isinstance(piece, float) else values[place].copy_(piece)
+
+
+def _error(rule: ErrorFeedback, values: torch.Tensor, memories: Memories, pieces: Pieces, context: Context) -> None:
+    if (factor := rule.factor(context)) != 1:
+        values.mul_(float(factor))
+    for place, piece in pieces:
+        values[place : place + piece.numel()].add_(piece)
+
+
+def _average(rule: MomentumAverage, values: torch.Tensor, memories: Memories, pieces: Pieces, context: Context) -> None:
+    beta = np.float32(rule.beta)
+    values.mul_(float(beta))
+    for place, piece in _covering(pieces, values.numel()):
+        values[place].add_(piece * float(np.float32(1) - beta))
+
+
+def _momentum(rule: LocalMomentum, values: torch.Tensor, memories: Memories, pieces: Pieces, context: Context) -> None:
+    values.zero_()
+    _correction(rule, values, memories, pieces, context)
+
+
+def _correction(
+    rule: MomentumCorrection | LocalMomentum, values: torch.Tensor, memories: Memories, pieces: Pieces, context: Context
+) -> None:
+    factor = float(np.float32(rule.momentum))
+    for place, piece in _covering(pieces, values.numel()):
+        u, v = memories["momentum"][place], values[place]
+        if rule.nesterov:
+            u.add_(piece).mul_(factor)
+            v.add_(u + piece)
+        else:
+            u.mul_(factor).add_(piece)
+            v.add_(u)
+
+
+_RULES: dict[type[Feedback], Rule] = {
+    NoFeedback: Rule(None, False, _none),
+    ErrorFeedback: Rule("residual", True, _error),
+    MomentumAverage: Rule("average", False, _average),
+    LocalMomentum: Rule("sent", False, _momentum),
+    MomentumCorrection: Rule("velocity", True, _correction),
+}

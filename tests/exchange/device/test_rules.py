@@ -1,0 +1,90 @@
+"""Feedback rules on a device, which is a stand-in, beside the host's: payloads and memories after some steps, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from psnode.codecs import get_codec
+from psnode.codecs.base import Bytes, Indices, Shape
+from psnode.codecs.fp16 import Fp16
+from psnode.codecs.rng import Key
+from psnode.codecs.traits import Traits
+from psnode.exchange.device.rules import rule_of
+from psnode.exchange.device.segment import DeviceSegment
+from psnode.exchange.device.trust import check
+from psnode.feedback import Context, get_feedback
+from tests.rows.fake_cupy import CPU, install
+from tests.rows.hosted import GXX
+
+SIZE = 1300
+with_gxx = pytest.mark.skipif(not GXX, reason="no g++ to build CUDA text as C++")
+
+
+@dataclass(frozen=True, repr=False)
+class Few(Fp16):
+    """fp16, said to carry what does not decode to zero."""
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(sparse=True)
+
+    def _support(self, body: Bytes, shape: Shape) -> Indices:
+        out = np.empty(shape, np.float32)
+        self._decode(body, out)
+        return np.flatnonzero(out)
+
+
+def gradient(step: int) -> np.ndarray:
+    """Values, most of which fp16 takes for zero, both zeros among them."""
+    rng = np.random.default_rng(step)
+    x = rng.standard_normal(SIZE).astype(np.float32) * np.where(rng.random(SIZE) < 0.7, np.float32(2.0**-26), np.float32(1))
+    x[::50], x[1::50] = 0.0, -0.0
+    return x
+
+
+@with_gxx
+@pytest.mark.parametrize(
+    "rule",
+    [
+        *("none", "ef", "ef:decay=0.5", "ema", "ema:beta=0.3", "momentum", "momentum:nesterov=true"),
+        *("dgc", "dgc:momentum=0.7,nesterov=true"),
+    ],
+)
+@pytest.mark.parametrize("codec", [Few(), get_codec("bf16")], ids=repr)
+def test_payloads_and_memories_are_those_of_the_host(
+    rule: str, codec: Fp16, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    install(monkeypatch, tmp_path)
+    feedback = get_feedback(rule)
+    verdict = check(get_codec(codec.id), CPU)
+    assert verdict is not None and verdict.kernels is not None
+    on_host, homes = feedback.init(SIZE), feedback.init(SIZE)
+    segment = DeviceSegment(codec, verdict.kernels, CPU, feedback, (SIZE,), homes)
+    for step in range(1, 6):
+        x, key = gradient(step), Key.derive(step, "rules")
+        pieces = [(0, torch.from_numpy(x[:300].copy())), (700, torch.from_numpy(x[700:1200].copy()))]
+        x[300:700], x[1200:] = 0, 0  # of which no tensor had a gradient
+        expected = feedback.push(x, on_host, codec, key, context=Context(4, 0.5))
+        found = segment.push(pieces, key, np.empty(codec.max_nbytes((SIZE,)), np.uint8), Context(4, 0.5))
+        assert found.data.tobytes() == expected.data.tobytes(), step
+        if step in (2, 5):  # between, they lie on the device alone
+            segment.settle()
+            for name, memory in on_host.items():
+                assert homes[name].tobytes() == memory.tobytes(), (step, name)
+        if step == 2 and feedback.memory is not None:  # what the master gives back
+            for memories in (on_host, homes):
+                codec.decode_add(expected, memories[feedback.memory], 0.25)
+    if feedback.masks:
+        sent = on_host["momentum"] == 0
+        assert sent.any() and sent.all() == (codec.id == "bf16")
+
+
+def test_rules_that_clip_are_the_hosts() -> None:
+    """The norm is a sum of squares, in an order that a device does not share."""
+    assert rule_of(get_feedback("dgc:clip=1")) is None and rule_of(get_feedback("momentum:clip=1")) is None
+    assert rule_of(get_feedback("dgc")) is not None
