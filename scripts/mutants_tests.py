@@ -68,6 +68,7 @@ TABLE: Mapping[str, str] = {
     "codecs/kernels/threefry*": f"codecs/test_rng.py {_GOLDEN}",
     "codecs/kernels/ties*": f"codecs/test_qsgd.py codecs/test_terngrad.py codecs/test_nuqsgd.py codecs/test_dithered.py "
     f"{_GOLDEN}",
+    "codecs/kernels/trees*": f"rows/test_sums.py codecs/test_scaledsign.py codecs/test_onebit.py {_GOLDEN}",
     "codecs/kernels/trits*": f"codecs/test_terngrad.py codecs/test_tbq.py {_GOLDEN}",
     "codecs/selection/waterfilling*": "codecs/test_entrywise.py codecs/test__golden.py",
     "codecs/lowrank/atoms*": "codecs/test_atoms.py codecs/test_svd.py codecs/test__golden.py",

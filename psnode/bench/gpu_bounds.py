@@ -81,7 +81,8 @@ def _row(spec: str, program: Program, architecture: str) -> dict[str, Any]:
         row[name + "_kernel"] = {**kernels[name]._asdict(), "warps": resident_warps(kernels[name].registers)}
     payload = program.nbytes(_ROW * _UNIT) / (_ROW * _UNIT)
     for action, kernel in _taken(program, architecture).items():
-        sweeps = [(4.0, kernels["survey"].instructions)] if program.sweeps and action in ("encode", "error") else []
+        before = [*(["survey"] if program.sweeps else []), *(["sum_rows"] if program.sums else [])]
+        sweeps = [(4.0, kernels[name].instructions) for name in before if action in ("encode", "error")]
         moved = 4.0 * FLOATS[action] + payload
         parts = [*sweeps, (moved, kernel)]
         row[action] = {

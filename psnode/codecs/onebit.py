@@ -42,7 +42,7 @@ class OneBit(Binary):
     def _sign(self, x: Floats, parts: PartTable, key: Words, side: Bytes, bits: Bytes, error: Floats) -> Signed:
         sums = np.zeros(2)
         negatives = signs_and_sums(x, parts, key, number_of(self.id), bits, sums)
-        if negatives < 0 or not np.isfinite(sums).all():
+        if negatives < 0:
             return Signed(0, later=True)
         positive, negative = sums.tolist()
         high = min(positive / max(x.size - negatives, 1), _LARGEST)

@@ -98,7 +98,7 @@ def test_without_nvrtc_a_line_says_what_to_install(monkeypatch: pytest.MonkeyPat
         run(["fp16"])
 
 
-@pytest.mark.parametrize("spec", ["minmax", "nuqsgd", "qsgd", "sign", "terngrad"])
+@pytest.mark.parametrize("spec", ["minmax", "nuqsgd", "onebit", "qsgd", "sign", "terngrad"])
 def test_a_usual_row_is_coded_alike_without_the_branches_that_it_does_not_take(spec: str) -> None:
     codec = get_codec(spec)
     whole = program(codec)

@@ -28,15 +28,19 @@ FORMS = [
     "minmax:bits=1",
     "nuqsgd",
     "nuqsgd:levels=62,norm=max",
+    "onebit",
     "qsgd",
     "qsgd:levels=1,norm=max",
     "qsgd:levels=127",
     "qsgd:levels=300",
+    "scaledsign",
     "sign",
     "terngrad",
 ]
 # Golden payloads of codecs that have a formula: file and spec.
-GOLDEN = {name: name for name in ("bf16", "fp16", "minmax", "nuqsgd", "qsgd", "sign", "terngrad")} | {"minmax-1": "minmax:bits=1"}
+GOLDEN = {name: name for name in ("bf16", "fp16", "minmax", "nuqsgd", "onebit", "qsgd", "scaledsign", "sign", "terngrad")} | {
+    "minmax-1": "minmax:bits=1"
+}
 
 
 def with_formula() -> set[str]:

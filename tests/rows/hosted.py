@@ -41,6 +41,22 @@ class Hosted:
         self.library.survey(address(padded), address(tops), ctypes.c_uint32(padded.size // 512))
         return bool(tops[0] < 0x7F800000)
 
+    def sum_up(self, x: np.ndarray, key: Any, tops: np.ndarray) -> bool:
+        """512 numbers become one, until one is left."""
+        count, sums = -(-x.size // 512), tops.size // 2 - 2
+        padded, parts, done = np.zeros(512 * count, np.float32), np.empty(sums * count), np.array([count], np.uint32)
+        padded[: x.size] = x
+        arrays = [address(array) for array in (padded, parts, tops, done, key)]
+        self.library.sum_rows(*arrays, ctypes.c_uint32(x.size), ctypes.c_uint32(count))
+        while True:
+            groups = -(-count // 512)
+            folded = np.empty(sums * groups)
+            self.library.fold_sums(address(parts), address(folded), *map(ctypes.c_uint32, (count, groups, sums)))
+            parts, count = folded, groups
+            if groups == 1:
+                tops[4:].view(np.float64)[:] = parts
+                return bool(done[0] == -(-x.size // 512))
+
     def encode(self, x: Any, first: int, key: Any, tops: Any, side: Any, rows: int, packed: Any, error: Any) -> int:
         done = np.array([x.size // 512], np.uint32)
         numbers = [ctypes.c_uint32(number) for number in (first, rows, x.size // 512)]

@@ -18,6 +18,7 @@ from psnode.codecs.rows import (
     bits,
     clip,
     coin,
+    count_of_all,
     cuda_text,
     f32,
     f64,
@@ -35,8 +36,10 @@ from psnode.codecs.rows import (
     random16,
     settle,
     signs,
+    size_of_all,
     sqrt,
     stochastic,
+    sum_of_all,
     tree_sum,
     trits,
     u32,
@@ -86,11 +89,11 @@ def shown(make: Callable[[Value], Value], functions: Callable[[Program], Functio
     return found.reshape(X.shape)
 
 
-def row_sum(x: np.ndarray) -> np.float32:
+def row_sum(x: np.ndarray) -> Any:
     """Lane l of 64 takes coordinates l mod 64 in pairs of pairs; then 64 lanes fold to 16 and 16 to 1."""
     lanes = []
     for lane in range(64):
-        e = [np.float32(v) for v in x[lane::64]]
+        e = list(x[lane::64])
         lanes.append(((e[0] + e[1]) + (e[2] + e[3])) + ((e[4] + e[5]) + (e[6] + e[7])))
     s = [(lanes[i] + lanes[16 + i]) + (lanes[32 + i] + lanes[48 + i]) for i in range(16)]
     a, b = (((t[0] + t[1]) + (t[2] + t[3])) + ((t[4] + t[5]) + (t[6] + t[7])) for t in (s[:8], s[8:]))
@@ -156,6 +159,9 @@ WORDS: dict[str, tuple[Callable[[Value], Value], Any]] = {
             np.uint32
         ),
     ),
+    "sum of all": (lambda v: f32(sum_of_all(v * 3)), F(float(row_sum(ROWS[0] * F(3))) + float(row_sum(ROWS[1] * F(3))))),
+    "sum of rows": (lambda v: f32(sum_of_all(largest(v))), F(np.abs(ROWS).max(axis=1).astype(float).sum())),
+    "counts of all": (lambda v: count_of_all(v > 1) + 2000 * size_of_all(), np.uint32((X > 1).sum() + 2000 * X.size)),
     "largest of all": (lambda v: largest_of_all(v), np.abs(X).max()),
     "least and greatest": (lambda v: greatest_of_all(v) - least_of_all(v), X.max() - X.min()),
 }
@@ -295,6 +301,11 @@ def test_what_does_not_fit_is_refused_in_one_line() -> None:
     assert "neither a packing nor" in refused(lambda v: Fields(v=v, codes=planes(bits(v) & 3, 2)))
     assert "is to return Fields" in refused(lambda v: v)
     assert "the input of encode itself" in refused(lambda v: good(v * largest_of_all(v + v)))
+    assert "takes float32 of every coordinate" in refused(lambda v: good(v * f32(sum_of_all(f32(largest_of_all(v))))))
+    assert "takes float32" in refused(lambda v: good(v * f32(sum_of_all(bits(v)))))
+    assert "takes bool" in refused(lambda v: good(v * f32(count_of_all(v))))
+    assert "cannot be made of another one" in refused(lambda v: good(v * f32(sum_of_all(v * f32(sum_of_all(v))))))
+    assert "knows the fields alone" in refused(good, lambda codes: f32(codes + size_of_all()))
     assert "is to return an f32" in refused(good, lambda codes: codes)
     assert "knows the fields alone" in refused(good, lambda codes: f32(random16()))
     assert "knows the fields alone" in refused(good, lambda codes: f32(u32(coin())))

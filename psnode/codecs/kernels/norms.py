@@ -6,9 +6,11 @@ fold to 16 and 16 to 1) and the 512s in float64. Sums outside 2^-120..2^120 are 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from psnode.codecs.arrays import Floats, Words32
+from psnode.codecs.arrays import Float64s, Floats, Words32
 from psnode.codecs.kernels.jit import inlined, kernel
 
 CHUNK = 512
@@ -19,13 +21,21 @@ SAFE_HIGH = 2.0**120
 
 
 @inlined
-def fold(v: Floats) -> np.float32:
-    """The sum of the first 64 values of `v`, which are overwritten."""
+def fold_16(v: Floats | Float64s) -> Any:
+    """The sum of the first 16 values of `v`, of its type, in pairs of pairs; they are overwritten."""
+    for i in range(8):
+        v[i] = v[2 * i] + v[2 * i + 1]
+    for i in range(4):
+        v[i] = v[2 * i] + v[2 * i + 1]
+    return (v[0] + v[1]) + (v[2] + v[3])
+
+
+@inlined
+def fold(v: Floats | Float64s) -> Any:
+    """The sum of the first 64 values of `v`, of its type; they are overwritten."""
     for i in range(16):
         v[i] = (v[i] + v[16 + i]) + (v[32 + i] + v[48 + i])
-    a = ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]))
-    b = ((v[8] + v[9]) + (v[10] + v[11])) + ((v[12] + v[13]) + (v[14] + v[15]))
-    return np.float32(a + b)
+    return fold_16(v)
 
 
 @inlined
@@ -35,7 +45,7 @@ def inner_512(v: Floats, w: Floats, lanes: Floats) -> np.float32:
         a = (v[i] * w[i] + v[64 + i] * w[64 + i]) + (v[128 + i] * w[128 + i] + v[192 + i] * w[192 + i])
         b = (v[256 + i] * w[256 + i] + v[320 + i] * w[320 + i]) + (v[384 + i] * w[384 + i] + v[448 + i] * w[448 + i])
         lanes[i] = a + b
-    return fold(lanes)
+    return np.float32(fold(lanes))
 
 
 @kernel

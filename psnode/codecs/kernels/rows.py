@@ -13,7 +13,7 @@ from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.llvm.instructions import floats_at, instructions
 from psnode.codecs.kernels.llvm.operations import load, packed, store, unpacked
 from psnode.codecs.kernels.memory import AHEAD, fetch_row, wide
-from psnode.codecs.kernels.norms import fold, top_bits
+from psnode.codecs.kernels.norms import top_bits
 from psnode.codecs.kernels.parts import BEGIN, NOT_FINITE, STRETCH, PartTable, add_parts
 from psnode.codecs.kernels.planes import new_rows, pack_codes, unpack_codes
 from psnode.codecs.rng import BLOCK, HALF, fill
@@ -38,16 +38,6 @@ def float_of(x: np.uint32) -> np.float32:
 def uncounted(x: Floats) -> Floats:
     """The memory of `x`, which lives on: slices of it count no references, which would take a tenth of the time of short rows."""
     return carray(floats_at(x.ctypes.data), x.size)
-
-
-@inlined
-def sum_512(v: Floats, lanes: Floats) -> np.float32:
-    """The sum of a row, by the tree of psnode.codecs.kernels.norms. `lanes`: 64 float32 of scratch."""
-    for i in range(64):
-        a = (v[i] + v[64 + i]) + (v[128 + i] + v[192 + i])
-        b = (v[256 + i] + v[320 + i]) + (v[384 + i] + v[448 + i])
-        lanes[i] = a + b
-    return fold(lanes)
 
 
 @inlined

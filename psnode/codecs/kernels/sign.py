@@ -1,8 +1,6 @@
 """The encoders of one bit a coordinate: signs and sums in one pass, 8192 coordinates at a time in the first-level cache.
 
-Sums have a fixed order. In every piece of 8192 coordinates (and bucket) lane l of 64 adds coordinates l mod 64 in float32,
-eight rows at a time by a tree; the 64 lanes are folded to one, and the pieces are added in float64. A sum that is not finite
-shows that a coordinate is not, or that float32 overflowed: then it is taken again, in float64.
+Sums are those of psnode.codecs.kernels.trees; the rows of a bucket begin with the bucket.
 """
 
 from __future__ import annotations
@@ -10,11 +8,13 @@ from __future__ import annotations
 import numpy as np
 
 from psnode.codecs.arrays import Bytes, Float64s, Floats, Words, Words32
+from psnode.codecs.kernels.finite import all_finite
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import AHEAD, copy_to, fetch_row, wide
-from psnode.codecs.kernels.norms import fold
+from psnode.codecs.kernels.norms import fold, fold_16
 from psnode.codecs.kernels.parts import BEGIN, NOT_FINITE, STRETCH, PartTable, add_parts
 from psnode.codecs.kernels.signbits import ROW, apply, count, pack_rest, pack_row, some, toss
+from psnode.codecs.kernels.trees import DOWN, UP, sum_512, tree_of
 from psnode.codecs.rng import BLOCK, HALF, fill
 
 PIECE = 32 * HALF
@@ -29,27 +29,61 @@ def _positive(value: np.float32) -> np.float32:
 
 
 @inlined
-def _add_magnitudes(w: Floats, lanes: Floats) -> None:
-    for i in range(_LANES):
-        a = (abs(w[i]) + abs(w[64 + i])) + (abs(w[128 + i]) + abs(w[192 + i]))
-        b = (abs(w[256 + i]) + abs(w[320 + i])) + (abs(w[384 + i]) + abs(w[448 + i]))
-        lanes[i] += a + b
+def _part(value: np.float32, sums: int, which: int) -> np.float32:
+    """What is summed of a value: of one sum its magnitude, of two max(value, 0) and max(-value, 0)."""
+    return abs(value) if sums == 1 else _positive(value if which == 0 else -value)
 
 
 @inlined
-def _add_positive(w: Floats, lanes: Floats) -> None:
-    for i in range(_LANES):
-        a = (_positive(w[i]) + _positive(w[64 + i])) + (_positive(w[128 + i]) + _positive(w[192 + i]))
-        b = (_positive(w[256 + i]) + _positive(w[320 + i])) + (_positive(w[384 + i]) + _positive(w[448 + i]))
-        lanes[i] += a + b
+def _magnitudes(w: Floats, i: int) -> np.float32:
+    a = (abs(w[i]) + abs(w[64 + i])) + (abs(w[128 + i]) + abs(w[192 + i]))
+    b = (abs(w[256 + i]) + abs(w[320 + i])) + (abs(w[384 + i]) + abs(w[448 + i]))
+    return np.float32(a + b)
 
 
 @inlined
-def _add_negative(w: Floats, lanes: Floats) -> None:
-    for i in range(_LANES):
-        a = (_positive(-w[i]) + _positive(-w[64 + i])) + (_positive(-w[128 + i]) + _positive(-w[192 + i]))
-        b = (_positive(-w[256 + i]) + _positive(-w[320 + i])) + (_positive(-w[384 + i]) + _positive(-w[448 + i]))
-        lanes[i] += a + b
+def _above(w: Floats, i: int) -> np.float32:
+    a = (_positive(w[i]) + _positive(w[64 + i])) + (_positive(w[128 + i]) + _positive(w[192 + i]))
+    b = (_positive(w[256 + i]) + _positive(w[320 + i])) + (_positive(w[384 + i]) + _positive(w[448 + i]))
+    return np.float32(a + b)
+
+
+@inlined
+def _below(w: Floats, i: int) -> np.float32:
+    a = (_positive(-w[i]) + _positive(-w[64 + i])) + (_positive(-w[128 + i]) + _positive(-w[192 + i]))
+    b = (_positive(-w[256 + i]) + _positive(-w[320 + i])) + (_positive(-w[384 + i]) + _positive(-w[448 + i]))
+    return np.float32(a + b)
+
+
+@inlined
+def _sum_row(w: Floats, sums: Float64s, at: int, lanes: Floats) -> None:
+    """Write the sums of the row `w` to sums[at]. `lanes`: 64 float32 of scratch."""
+    if sums.shape[1] == 1:
+        for i in range(16):
+            lanes[i] = (_magnitudes(w, i) + _magnitudes(w, 16 + i)) + (_magnitudes(w, 32 + i) + _magnitudes(w, 48 + i))
+        sums[at, 0] = np.float64(fold_16(lanes))
+    else:
+        for i in range(16):
+            lanes[i] = (_above(w, i) + _above(w, 16 + i)) + (_above(w, 32 + i) + _above(w, 48 + i))
+        sums[at, 0] = np.float64(fold_16(lanes))
+        for i in range(16):
+            lanes[i] = (_below(w, i) + _below(w, 16 + i)) + (_below(w, 32 + i) + _below(w, 48 + i))
+        sums[at, 1] = np.float64(fold_16(lanes))
+
+
+@kernel
+def _settle_sums(x: Floats, sums: Float64s, lanes: Floats) -> bool:
+    """Take those sums of rows of `x` again that left float32's range; False if x is not finite."""
+    for at in range((x.size + ROW - 1) // ROW):
+        for which in range(sums.shape[1]):
+            if not np.isfinite(sums[at, which]):
+                row, scaled = x[ROW * at : ROW * at + ROW], np.zeros(ROW, np.float32)
+                if not all_finite(row):
+                    return False
+                for i in range(row.size):
+                    scaled[i] = _part(row[i], sums.shape[1], which) * DOWN
+                sums[at, which] = UP * np.float64(sum_512(scaled, lanes))
+    return True
 
 
 @kernel
@@ -61,8 +95,13 @@ def _settle(key: Words, stream: int, start: int, bits: Bytes, zero: Bytes, coins
 
 
 @kernel
-def _piece(x: Floats, parts: PartTable, cursor: int, base: int, bits: Bytes, zero: Bytes, lanes: Floats) -> tuple[float, int]:
-    """Pack the piece from coordinate `base` on, note its zeros; the sum of |x|, and the last result of add_parts."""
+def _piece(
+    x: Floats, parts: PartTable, cursor: int, base: int, bits: Bytes, zero: Bytes, sums: Float64s, lanes: Floats
+) -> tuple[bool, int]:
+    """Pack the piece from coordinate `base` on, note its zeros; is it finite, and the last result of add_parts.
+
+    The sums of its rows go to `sums`, a dimension for the rows and one for the sums (`_part`). `lanes`: 64 float32 of scratch.
+    """
     wide()
     values = x.view(np.uint32)
     lanes[:] = 0
@@ -72,74 +111,47 @@ def _piece(x: Floats, parts: PartTable, cursor: int, base: int, bits: Bytes, zer
         if adding and row % STRETCH == 0:
             cursor = add_parts(parts, cursor, base + row, base + min(row + STRETCH, x.size))
             if cursor == NOT_FINITE:
-                return 0.0, cursor
+                return False, cursor
         pack_row(values, row, bits, zero, row // 8)
-        _add_magnitudes(x[row : row + ROW], lanes)
+        if sums.shape[1]:
+            _sum_row(x[row : row + ROW], sums, row // ROW, lanes)
+        else:
+            w = x[row : row + ROW]
+            for i in range(_LANES):
+                lanes[i] += _magnitudes(w, i)
     if full < x.size:
         if adding and full % STRETCH == 0:
             cursor = add_parts(parts, cursor, base + full, base + x.size)
             if cursor == NOT_FINITE:
-                return 0.0, cursor
+                return False, cursor
         rest = np.zeros(ROW, np.float32)
         copy_to(x[full:], rest)
         pack_rest(rest.view(np.uint32), x.size - full, bits[full // 8 :], zero[full // 8 :])
-        _add_magnitudes(rest, lanes)
-    return np.float64(fold(lanes)), cursor
+        if sums.shape[1]:
+            _sum_row(rest, sums, full // ROW, lanes)
+        else:
+            for i in range(_LANES):
+                lanes[i] += _magnitudes(rest, i)
+    if sums.shape[1]:
+        return _settle_sums(x, sums, lanes), cursor
+    return bool(np.isfinite(fold(lanes))) or all_finite(x), cursor
 
 
 @kernel
-def _signed_piece(
-    x: Floats, parts: PartTable, cursor: int, base: int, bits: Bytes, zero: Bytes, plus: Floats, minus: Floats
-) -> tuple[float, float, int]:
-    """As _piece; the sums of max(x, 0) and max(-x, 0), and the cursor."""
-    wide()
-    values = x.view(np.uint32)
-    plus[:] = 0
-    minus[:] = 0
-    full, adding = x.size // ROW * ROW, len(parts) > 1
-    for row in range(0, full, ROW):
-        fetch_row(x, row + AHEAD)
-        if adding and row % STRETCH == 0:
-            cursor = add_parts(parts, cursor, base + row, base + min(row + STRETCH, x.size))
-            if cursor == NOT_FINITE:
-                return 0.0, 0.0, cursor
-        pack_row(values, row, bits, zero, row // 8)
-        _add_positive(x[row : row + ROW], plus)
-        _add_negative(x[row : row + ROW], minus)
-    if full < x.size:
-        if adding and full % STRETCH == 0:
-            cursor = add_parts(parts, cursor, base + full, base + x.size)
-            if cursor == NOT_FINITE:
-                return 0.0, 0.0, cursor
-        rest = np.zeros(ROW, np.float32)
-        copy_to(x[full:], rest)
-        pack_rest(rest.view(np.uint32), x.size - full, bits[full // 8 :], zero[full // 8 :])
-        _add_positive(rest, plus)
-        _add_negative(rest, minus)
-    return np.float64(fold(plus)), np.float64(fold(minus)), cursor
-
-
-@kernel
-def _magnitude(x: Floats, lanes: Floats) -> float:
-    """The sum of |x|."""
-    lanes[:] = 0
-    full = x.size // ROW * ROW
-    for row in range(0, full, ROW):
-        _add_magnitudes(x[row : row + ROW], lanes)
-    for i in range(full, x.size):
-        lanes[i % _LANES] += abs(x[i])
-    return np.float64(fold(lanes))
-
-
-@kernel
-def _mean(x: Floats, total: float) -> float:
-    """The mean of |x|, whose sum is `total` unless that is not finite; NaN if x is not finite."""
-    if not np.isfinite(total):  # float32 overflowed, or x is not finite
-        total = 0.0
-        for i in range(x.size):
-            total += abs(np.float64(x[i]))
-    mean = total / x.size
-    return min(mean, _LARGEST) if np.isfinite(mean) else np.nan
+def _sum_of(x: Floats, row: Floats, sums: Float64s, lanes: Floats) -> float:
+    """The sum of |x|, at most 512 values that are finite. `row` (512), `sums` (1, 1): scratch."""
+    copy_to(x, row)
+    if x.size <= 128:  # what the tree adds to these is 0
+        row[x.size : 128] = 0
+        for i in range(64):
+            lanes[i] = abs(row[i]) + abs(row[64 + i])
+        sums[0, 0] = np.float64(fold(lanes))
+    else:
+        row[x.size :] = 0
+        _sum_row(row, sums, 0, lanes)
+    if not np.isfinite(sums[0, 0]):
+        _settle_sums(x, sums, lanes)
+    return float(sums[0, 0])
 
 
 @kernel
@@ -159,27 +171,30 @@ def signs_and_means(
     read from memory once.
     """
     coins, zero = np.empty(HALF, np.uint32), np.empty(PIECE // 8, np.uint8)
-    lanes = np.empty(_LANES, np.float32)
-    cursor, magnitude, done = BEGIN, 0.0, 0  # of the bucket that is open; coordinates in buckets that are closed
+    lanes, row, one = np.empty(_LANES, np.float32), np.empty(ROW, np.float32), np.empty((1, 1), np.float64)
+    in_rows = bucket % ROW == 0 or bucket >= x.size  # rows of a bucket are rows of x
+    sums = np.empty(((x.size if in_rows else min(bucket, x.size)) + ROW - 1) // ROW, np.float64)  # of all rows, or a bucket's
+    of_rows = sums.reshape(sums.size, 1) if in_rows else np.empty((0, 0), np.float64)
+    cursor, at, done = BEGIN, 0, 0  # coordinates whose rows are summed, and those in buckets that are closed
     for start in range(0, x.size, PIECE):
         piece = x[start : start + PIECE]
-        end = start + piece.size
+        end, first = start + piece.size, done
         packed = bits[start // 8 : (start + PIECE) // 8]
-        whole, cursor = _piece(piece, parts, cursor, start, packed, zero[: packed.size], lanes)
-        if cursor == NOT_FINITE:
+        found = of_rows[start // ROW :]
+        finite, cursor = _piece(piece, parts, cursor, start, packed, zero[: packed.size], found, lanes)
+        if not finite:
             return done
         _settle(key, stream, start, packed, zero[: packed.size], coins)
-        at, first = start, done
-        while at < end:
-            stop = min(done + bucket, end)
-            magnitude += whole if stop - at == piece.size else _magnitude(x[at:stop], lanes)
-            if stop == min(done + bucket, x.size):
-                mean = _mean(x[done:stop], magnitude)
-                if np.isnan(mean):
-                    return first
-                means[done // bucket] = mean
-                magnitude, done = 0.0, stop
-            at = stop
+        while done < end:
+            closing = min(done + bucket, x.size)
+            while not in_rows and at < closing and min(at + ROW, closing) <= end:
+                sums[(at - done) // ROW] = _sum_of(x[at : min(at + ROW, closing)], row, one, lanes)
+                at = min(at + ROW, closing)
+            if closing > end or (at < closing and not in_rows):
+                break
+            of_bucket = sums[done // ROW if in_rows else 0 :][: (closing - done + ROW - 1) // ROW]
+            means[done // bucket] = min(tree_of(of_bucket) / (closing - done), _LARGEST)
+            done = closing
         if error.size and done > first:
             closed = means[first // bucket : (done + bucket - 1) // bucket]
             _subtract(bits[first // 8 : (done + 7) // 8], bucket, closed, x[first:done], error[first:done])
@@ -187,37 +202,22 @@ def signs_and_means(
 
 
 @kernel
-def _sums(x: Floats) -> tuple[float, float]:
-    """The sums of max(x, 0) and max(-x, 0) in float64; one of them is not finite if x is not."""
-    plus, minus = 0.0, 0.0
-    for i in range(x.size):
-        value = np.float64(x[i])
-        if value < 0:
-            minus -= value
-        else:
-            plus += value
-    return plus, minus
-
-
-@kernel
 def signs_and_sums(x: Floats, parts: PartTable, key: Words, stream: int, bits: Bytes, sums: Float64s) -> int:
-    """Pack the signs of `x`, add the sums of max(x, 0) and of max(-x, 0) to `sums`; the number of negative signs.
+    """Pack the signs of `x`, write the sums of max(x, 0) and of max(-x, 0) to `sums`; the number of negative signs.
 
-    `parts`: as above; NOT_FINITE if one is not finite.
+    `parts`: as above; NOT_FINITE if one or x is not finite.
     """
     negatives, cursor = 0, BEGIN
     coins, zero = np.empty(HALF, np.uint32), np.empty(PIECE // 8, np.uint8)
-    plus, minus = np.empty(_LANES, np.float32), np.empty(_LANES, np.float32)
+    lanes, of_rows = np.empty(_LANES, np.float32), np.empty(((x.size + ROW - 1) // ROW, 2), np.float64)
     for start in range(0, x.size, PIECE):
         piece = x[start : start + PIECE]
         packed = bits[start // 8 : (start + PIECE) // 8]
-        a, b, cursor = _signed_piece(piece, parts, cursor, start, packed, zero[: packed.size], plus, minus)
-        if cursor == NOT_FINITE:
+        found = of_rows[start // ROW :]
+        finite, cursor = _piece(piece, parts, cursor, start, packed, zero[: packed.size], found, lanes)
+        if not finite:
             return NOT_FINITE
-        if not np.isfinite(a + b):
-            a, b = _sums(piece)
         _settle(key, stream, start, packed, zero[: packed.size], coins)
-        sums[0] += a
-        sums[1] += b
         negatives += count(packed)
+    sums[0], sums[1] = tree_of(of_rows[:, 0].copy()), tree_of(of_rows[:, 1].copy())
     return negatives

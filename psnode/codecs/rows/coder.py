@@ -22,6 +22,12 @@ class Functions(Protocol):
     def survey(self, x: Floats, tops: Int32s) -> bool:
         """Raise `tops`: the largest magnitude, the least and the greatest value of `x`, as integers ordered alike; all finite?"""
 
+    def sum_up(self, x: Floats, key: Words, tops: Int32s) -> bool:
+        """Write the program's sums over all of `x` into `tops`, behind what `survey` found; are all values finite?
+
+        `tops`: numbers of the whole input, as Program.of_input. Programs without sums need none of this.
+        """
+
     def encode(
         self, x: Floats, first: int, key: Words, tops: Int32s, side: Words32, rows: int, packed: Bytes, error: Floats
     ) -> int:
@@ -72,11 +78,17 @@ class Coder:
 
         x - decoded goes to `error`, which may lie over `x`, unless it is empty. `sums`: for a SumCoder alone.
         """
-        tops = np.array([0, 0x7FFFFFFF, -0x80000000], np.int32)
+        tops = self.program.of_input(x.size)
         if self.program.sweeps:
             if not self._survey(readonly(x), tops, sums.parts):
                 return 0
             sums = sums._replace(parts=NO_PARTS)
+        if self.program.sums:
+            if len(sums.parts) > 1 and add_parts(sums.parts, BEGIN, 0, x.size) == NOT_FINITE:
+                return 0
+            sums = sums._replace(parts=NO_PARTS)
+            if not self.functions.sum_up(readonly(x), key, tops):
+                return 0
         side, packed, rest = self._views(body, x.size)
         full, rows = x.size // self._unit * self._unit, rows_of(x.size)
         if full:

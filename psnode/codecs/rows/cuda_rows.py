@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.rows.formula import OF_ALL
+from psnode.codecs.rows.formula import OF_ALL, SUMS
 from psnode.codecs.rows.numba_rows import INFIX
 from psnode.codecs.rows.statements import Statements, Store, Then
 from psnode.codecs.rows.values import Kind, Span, Value
@@ -75,6 +75,10 @@ class CudaRows(Statements):
     def reduced(self, value: Value) -> str:
         if value.op in OF_ALL:
             return f"top_of(tops[{OF_ALL.index(value.op)}])"
+        if value.op == "size_of_all":
+            return "(uint32)tops[3]"
+        if value.op in SUMS:
+            return f"({PLAIN[value.kind]})((const double *)tops)[{self.program.place_of_sum(value)}]"
         row = "v" if value.args[0].op == "input" else self.room(value.args[0])
         return f"{'any_of' if value.op == 'any' else value.op}({row})"
 
@@ -99,3 +103,8 @@ class CudaRows(Statements):
             leaves = {"input": "v[k]", "codes": "codes[k]", "random16": "SIXTEEN(words, k)", "coin": "COIN(coins, k)"}
             self.put(*then("k", self.named(ends, lambda value: leaves.get(value.op), "k")))
         self.put("}")
+
+
+def rooms_of(rows: CudaRows) -> list[str]:
+    """Statements that make room for values of all coordinates of a row."""
+    return [f"        {LANES[kind]} {name}[16];" for name, kind in rows.rooms]

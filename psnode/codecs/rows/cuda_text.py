@@ -1,4 +1,5 @@
-"""From a program to the text of two CUDA kernels, `encode` and `decode`, beside `survey` of psnode/codecs/rows/cuda/rows.h.
+"""From a program to the text of its CUDA kernels, `encode` and `decode`, and `sum_rows` where it has sums over the whole input.
+Beside them are `survey` and `fold_sums` of psnode/codecs/rows/cuda/rows.h.
 
 A warp takes a row at a time and exchanges nothing with others. The same text is C++ for a processor, with a warp as a vector of
 32 lanes: g++ -std=c++17 -ffp-contract=off -fwrapv. On a GPU: --fmad=false; division and root are IEEE's by default.
@@ -8,7 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from psnode.codecs.rows.cuda_rows import LANES, PLAIN, CudaRows
+from psnode.codecs.rows.cuda_rows import PLAIN, CudaRows, rooms_of
+from psnode.codecs.rows.cuda_sums import sum_rows
 from psnode.codecs.rows.formula import Column, Program
 from psnode.codecs.rows.statements import Store, place_of
 from psnode.codecs.rows.values import Kind, Span, below
@@ -18,7 +20,7 @@ HEADERS = Path(__file__).parent / "cuda"
 _HEADER = '// {}: kernels made of its formula by psnode.codecs.rows\n#include "rows.h"\n'
 _ENCODE = [
     "// Code `count` full rows, of which x begins at number `first` of `rows`. `done`: the first of them that is not finite,",
-    "// or that is packed with one.",
+    "// or that is packed with one. Kernels with sums find that beforehand.",
     "KERNEL encode(const float *x, float *error, uint32 *side, byte *packed, const int *tops, uint32 *done,",
     "              const uint64 *drawn, uint32 first, uint32 rows, uint32 count) {",
     "    uint32 key[5];",
@@ -41,15 +43,18 @@ _UNIT = [
 
 def text_of(program: Program) -> str:
     """The kernels' text: a function of the program alone."""
-    return "\n".join([_HEADER.format(program.id), *_encode(program), "", *_decode(program), ""])
+    sums = [*sum_rows(program), ""] if program.sums else []
+    return "\n".join([_HEADER.format(program.id), *sums, *_encode(program), "", *_decode(program), ""])
 
 
 def _encode(program: Program) -> list[str]:
     rows, columns = CudaRows(program), (*program.of_array, *program.of_rows)
     rows.numbers([*(column.value for column in columns), program.packed.value, program.kept])
     before = rows.taken()
+    if program.sums:
+        before.insert(0, "    if (*done < count) return;")
     with rows.block():
-        if program.packed.rows == 1:
+        if program.packed.rows == 1 and not program.sums:
             rows.put("if (top_bits(v) >= FINITE_BELOW) {", "    LOWER(done, at);", "    continue;", "}")
         for column in columns:
             rows.put(f"STORE_WORD(side, {place_of(program, column)}, {_word(column, rows)});")
@@ -61,11 +66,11 @@ def _encode(program: Program) -> list[str]:
     body = rows.taken()
     load = ["        F32 v[16];", "        EACH(k) v[k] = LOAD_F32(x, start + 32 * k);"]
     if program.packed.rows == 1:
-        return [*_ENCODE, *before, "    ROWS(at, count) {", *_ROW, *load, *_rooms(rows), *body, "    }", "}"]
-    look = [] if program.sweeps else ["        if (!finite_rows(x, 5 * unit, 5)) {", *_MISSED, "        }"]
+        return [*_ENCODE, *before, "    ROWS(at, count) {", *_ROW, *load, *rooms_of(rows), *body, "    }", "}"]
+    look = [] if program.sweeps or program.sums else ["        if (!finite_rows(x, 5 * unit, 5)) {", *_MISSED, "        }"]
     store = "        EACH(k) STORE_8(packed + 512 * (uint64)unit, 32 * k, trits[k]);"
     opening = [*_UNIT[:2], *look, *_UNIT[2:]]
-    return [*_ENCODE, *before, *opening, *_ROW, *load, *_rooms(rows), *body, "        }", store, "    }", "}"]
+    return [*_ENCODE, *before, *opening, *_ROW, *load, *rooms_of(rows), *body, "        }", store, "    }", "}"]
 
 
 def _decode(program: Program) -> list[str]:
@@ -94,13 +99,9 @@ def _decode(program: Program) -> list[str]:
         rows.put("}")
     body = rows.taken()
     if program.packed.rows == 1:
-        return [*_DECODE, *before, "    ROWS(at, count) {", *_ROW, *_rooms(rows), *body, "    }", "}"]
+        return [*_DECODE, *before, "    ROWS(at, count) {", *_ROW, *rooms_of(rows), *body, "    }", "}"]
     load = "        EACH(k) trits[k] = digits_of(LOAD_8(packed + 512 * (uint64)unit, 32 * k));"
-    return [*_DECODE, *before, *_UNIT[:2], load, *_UNIT[2:], *_ROW, *_rooms(rows), *body, "        }", "    }", "}"]
-
-
-def _rooms(rows: CudaRows) -> list[str]:
-    return [f"        {LANES[kind]} {name}[16];" for name, kind in rows.rooms]
+    return [*_DECODE, *before, *_UNIT[:2], load, *_UNIT[2:], *_ROW, *rooms_of(rows), *body, "        }", "    }", "}"]
 
 
 def _word(column: Column, rows: CudaRows) -> str:

@@ -16,6 +16,7 @@ import xxhash
 
 from psnode.codecs.rows.compiled import directory, write_whole
 from psnode.codecs.rows.cuda_text import HEADERS
+from psnode.codecs.rows.formula import rows_of
 from psnode.errors import ConfigurationError, in_one_line, installing
 
 OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
@@ -89,6 +90,24 @@ class Kernels:
         """Raise three int32 at `tops`, as Functions.survey."""
         self._launch(self._survey, stream, count, np.uint64(x), np.uint64(tops), np.uint32(count))
 
+    def sum_up(self, stream: int, arrays: SumArrays, size: int, sums: int) -> None:
+        """Write so many sums over all of `size` coordinates to `tops`, as Functions.sum_up; `done` is lowered.
+
+        First every row's part in each, then sums of 512 of those, until one is left.
+        """
+        count, source, target = rows_of(size), arrays.room, arrays.room + 8 * sums * rows_of(size)
+        addresses = [np.uint64(address) for address in arrays]
+        rows = self._module.get_function("sum_rows")
+        self._launch(rows, stream, count, *addresses, np.uint32(size), np.uint32(count))
+        while True:
+            groups = rows_of(count)
+            to = arrays.tops + 16 if groups == 1 else target
+            numbers = map(np.uint32, (count, groups, sums))
+            self._launch(self._fold, stream, groups * sums, np.uint64(source), np.uint64(to), *numbers)
+            if groups == 1:
+                return
+            source, target, count = target, source, groups
+
     def encode(self, stream: int, arrays: EncodeArrays, first: int, rows: int, count: int) -> None:
         """Code `count` rows, the first of which is number `first` of `rows`, as Functions.encode; `done` is lowered."""
         addresses = [np.uint64(address) for address in arrays]
@@ -103,8 +122,9 @@ class Kernels:
     def _load(self, path: Path) -> None:
         if not path.is_file():
             raise FileNotFoundError(path)
-        module = self._cupy.RawModule(path=str(path))
-        self._survey, self._encode, self._decode = map(module.get_function, ("survey", "encode", "decode"))
+        self._module = self._cupy.RawModule(path=str(path))
+        names = ("survey", "encode", "decode", "fold_sums")
+        self._survey, self._encode, self._decode, self._fold = map(self._module.get_function, names)
 
     def _compiled(self, source: str) -> bytes:
         image, _ = self._cupy.cuda.compiler.compile_using_nvrtc(source, options=OPTIONS, filename="rows.cu")
@@ -124,6 +144,21 @@ class _Stream(NamedTuple):
     def __cuda_stream__(self) -> tuple[int, int]:
         """The protocol's version, and the address."""
         return 0, self.address
+
+
+class SumArrays(NamedTuple):
+    """Addresses for `sum_up`; `room`: as many bytes as `nbytes_of_sums` says."""
+
+    x: int
+    room: int
+    tops: int
+    done: int
+    key: int
+
+
+def nbytes_of_sums(size: int, sums: int) -> int:
+    """Bytes that `sum_up` needs for parts of so many sums over `size` coordinates."""
+    return 8 * sums * (rows_of(size) + rows_of(rows_of(size)))
 
 
 class EncodeArrays(NamedTuple):

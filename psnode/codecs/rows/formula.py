@@ -5,16 +5,21 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
-from psnode.codecs.arrays import Words32
+import numpy as np
+
+from psnode.codecs.arrays import Int32s, Words32
 from psnode.codecs.rows.language import LARGEST, ROW, minimum, where
 from psnode.codecs.rows.packings import Packed
 from psnode.codecs.rows.values import Kind, Span, Value, below
 from psnode.errors import CodecError, CodecSpecError, in_one_line
 
-_OF_ENCODE = ("input", "random16", "coin", "settle")
+_OF_ENCODE = ("input", "random16", "coin", "settle", "size_of_all")
 OF_ALL = ("largest_of_all", "least_of_all", "greatest_of_all")  # what takes a sweep of its own
+SUMS = ("sum_of_all", "count_of_all")  # what takes a sweep of the formula's own
+OF_INPUT = (*OF_ALL, *SUMS, "size_of_all")
 
 
 class Fields:
@@ -86,6 +91,23 @@ class Program:
         ends = [*(column.value for column in (*self.of_array, *self.of_rows)), self.packed.value]
         return any(value.op in OF_ALL for value in below(ends))
 
+    @cached_property
+    def sums(self) -> tuple[Value, ...]:
+        """The sums and counts over the whole input, each once, in their order among the numbers of it."""
+        ends = [*(column.value for column in (*self.of_array, *self.of_rows)), self.packed.value, self.kept]
+        return tuple(value for value in below(ends) if value.op in SUMS)
+
+    def of_input(self, size: int) -> Int32s:
+        """Numbers of the whole input, of `size` coordinates, before anything is known of it; they are found by sweeps.
+
+        The largest magnitude, the least and the greatest value as integers ordered alike, the size, then float64 sums.
+        """
+        return np.array([0, 0x7FFFFFFF, -0x80000000, size] + [0, 0] * len(self.sums), np.int32)
+
+    def place_of_sum(self, value: Value) -> int:
+        """The place of a sum among the numbers of the whole input, seen as float64."""
+        return 2 + next(place for place, each in enumerate(self.sums) if each is value)
+
     def columns(self, side: Words32, rows: int) -> Iterator[tuple[str, Words32]]:
         """The names of the floating-point columns with the bits of their numbers in `side`, for so many rows."""
         ends = [1] * len(self.of_array) + [rows] * len(self.of_rows)
@@ -120,7 +142,7 @@ def program_of(formula: Formula) -> Program:
     columns = [Column(name, value) for name, value in fields.numbers.items()]
     if fields.packed.rows > 1 and any(value.span is Span.ROW for value in fields.numbers.values()):
         raise CodecSpecError(f"{formula.id}: a number of the row cannot go with {fields.packed.form}, which are of several rows")
-    return Program(
+    program = Program(
         formula.id,
         formula.number,
         tuple(column for column in columns if _column_span(column.value) is Span.ARRAY),
@@ -129,6 +151,9 @@ def program_of(formula: Formula) -> Program:
         _decoded(formula, {**symbols, fields.name: codes}),
         _decoded(formula, {**fields.numbers, fields.name: codes}),
     )
+    if any(each.op in SUMS for value in program.sums for each in below(value.args)):
+        raise CodecSpecError(f"{formula.id}: a sum over the whole input cannot be made of another one")
+    return program
 
 
 def _column_span(value: Value) -> Span:

@@ -13,7 +13,7 @@ import numpy as np
 from psnode.codecs.arrays import Bytes, Floats, Words, Words32
 from psnode.codecs.kernels.norms import SAFE_HIGH, SAFE_LOW
 from psnode.codecs.rng import BLOCK, HALF, words
-from psnode.codecs.rows.formula import Program
+from psnode.codecs.rows.formula import OF_ALL, Program, rows_of
 from psnode.codecs.rows.language import LARGEST, ROW
 from psnode.codecs.rows.values import Kind, Span, Value, below
 
@@ -66,6 +66,21 @@ class Interpreted:
         tops[2] = max(int(tops[2]), int(ordered.max(initial=-0x80000000)))
         return bool(tops[0] < 0x7F800000)
 
+    def sum_up(self, x: Floats, key: Words, tops: Any) -> bool:
+        """Write the program's sums over all of `x`, which is of any size, into `tops`; are all values finite?"""
+        if not np.isfinite(x).all():
+            return False
+        found = np.zeros((len(self.program.sums), rows_of(x.size)))
+        for row in range(rows_of(x.size)):
+            v, here = np.zeros((1, ROW), np.float32), min(ROW, x.size - ROW * row)
+            v[0, :here] = x[ROW * row : ROW * row + here]
+            evaluation = Evaluation(v, row, key, self.program, tops)
+            for place, value in enumerate(self.program.sums):
+                found[place, row] = _sum_of_row(evaluation.value(value.args[0]), here)
+        for value, sums in zip(self.program.sums, found, strict=True):
+            tops.view(np.float64)[self.program.place_of_sum(value)] = _tree_of(sums)
+        return True
+
     def encode(self, x: Floats, first: int, key: Words, tops: Any, side: Words32, rows: int, packed: Bytes, error: Floats) -> int:
         """Write numbers and codes of full rows `x`, which begin at number `first` of `rows`.
 
@@ -77,7 +92,8 @@ class Interpreted:
             v = x[start : start + ROW]
             if start % unit == 0 and not np.isfinite(x[start : start + unit]).all():
                 return start
-            found = Evaluation(v[None], first + start // ROW, key, program.stream, tops)
+            found = Evaluation(v[None], first + start // ROW, key, program, tops)
+            found.know_sums()
             for place, column in enumerate(program.of_array):
                 side[place] = found.word(column.value)
             for place, column in enumerate(program.of_rows):
@@ -102,7 +118,7 @@ class Interpreted:
 
     def _decoded(self, codes: Words32, side: Words32, rows: int, row: int) -> Floats:
         program = self.program
-        found = Evaluation(np.zeros((1, ROW), np.float32), row, np.zeros(2, np.uint64), 0, None)
+        found = Evaluation(np.zeros((1, ROW), np.float32), row, np.zeros(2, np.uint64), program, None)
         numbers = {column.name: side[place] for place, column in enumerate(program.of_array)}
         base = len(program.of_array)
         numbers |= {column.name: side[base + place * rows + row] for place, column in enumerate(program.of_rows)}
@@ -117,9 +133,15 @@ class Interpreted:
 class Evaluation:
     """Values of a program over one or more rows `v`, shape (rows, 512), the first of which is number `row`."""
 
-    def __init__(self, v: Floats, row: int, key: Words, stream: int, tops: Any) -> None:
-        self.v, self.row, self.key, self.stream, self.tops = v, row, key, stream, tops
+    def __init__(self, v: Floats, row: int, key: Words, program: Program, tops: Any) -> None:
+        self.v, self.row, self.key, self.program, self.tops = v, row, key, program, tops
+        self.stream = program.stream
         self.known: dict[Value, Any] = {}
+
+    def know_sums(self) -> None:
+        """Take the sums over the whole input for known."""
+        for value in self.program.sums:
+            self.known[value] = self.tops.view(np.float64)[self.program.place_of_sum(value)].astype(value.kind.value)
 
     def value(self, end: Value) -> Any:
         with np.errstate(all="ignore"):
@@ -145,7 +167,9 @@ class Evaluation:
             return self._settle(*arguments)
         if value.op == "cast":
             return arguments[0].astype(value.kind.value)
-        if value.op.endswith("_of_all"):
+        if value.op == "size_of_all":
+            return np.array(self.tops[3], np.uint32)
+        if value.op in OF_ALL:
             return _top(value.op, self.tops)
         return _OPERATIONS[value.op](*arguments)
 
@@ -188,7 +212,7 @@ def _chance(fraction: float, key: Words, stream: int, index: int) -> bool:
 
 
 def _top(op: str, tops: Any) -> Any:
-    word = np.int32(tops[("largest_of_all", "least_of_all", "greatest_of_all").index(op)])
+    word = np.int32(tops[OF_ALL.index(op)])
     return np.array(word if word >= 0 else word ^ np.int32(0x7FFFFFFF)).view(np.float32)
 
 
@@ -196,7 +220,26 @@ def _rows(x: Any) -> Any:
     return np.broadcast_to(x, (np.shape(x)[0] if np.ndim(x) else 1, ROW))
 
 
-def _tree(x: Floats) -> Floats:
+def _sum_of_row(x: Any, here: int) -> float:
+    """The sum of the first `here` values of a row, or how many conditions hold there; or the row's number itself."""
+    if x.size == 1:
+        return float(x.reshape(1)[0])
+    if x.dtype == bool:
+        return float(x[0, :here].sum())
+    kept = np.where(np.arange(ROW) < here, x, np.float32(0))
+    with np.errstate(all="ignore"):
+        found = float(_tree(kept)[0])
+        return found if np.isfinite(found) else 2.0**10 * float(_tree(kept * np.float32(2.0**-10))[0])
+
+
+def _tree_of(sums: Any) -> float:
+    """The sum of rows' sums, 512 at a time by the tree, until one is left."""
+    while sums.size > 1:
+        sums = _tree(np.concatenate([sums, np.zeros(-sums.size % ROW)]).reshape(-1, ROW))
+    return float(sums[0]) + 0.0
+
+
+def _tree(x: Any) -> Any:
     """Sums of rows by the tree of psnode.codecs.kernels.norms."""
     e = x.reshape(-1, 8, 64).transpose(1, 0, 2)
     lanes = ((e[0] + e[1]) + (e[2] + e[3])) + ((e[4] + e[5]) + (e[6] + e[7]))

@@ -111,6 +111,27 @@ def greatest_of_all(v: Value) -> Value:
     return _of_input("greatest_of_all", v)
 
 
+def sum_of_all(x: Value) -> Value:
+    """The sum over the whole input, a float64: of a float32 of every coordinate or of a number of every row.
+
+    Rows are summed as by `tree_sum`, without overflow, and their sums, 512 at a time, by the same tree in float64. Coordinates
+    beyond the last do not count.
+    """
+    if isinstance(x, Value) and x.kind.real and x.span is Span.ROW:
+        return Value("sum_of_all", Kind.F64, (f64(x),), Span.ARRAY)
+    return Value("sum_of_all", Kind.F64, (_of_coordinates(x, Kind.F32, "sum_of_all"),), Span.ARRAY)
+
+
+def count_of_all(condition: Value) -> Value:
+    """How many coordinates of the whole input a condition holds for, an uint32."""
+    return Value("count_of_all", Kind.U32, (_of_coordinates(condition, Kind.BOOL, "count_of_all"),), Span.ARRAY)
+
+
+def size_of_all() -> Value:
+    """How many coordinates the whole input has, an uint32."""
+    return Value("size_of_all", Kind.U32, span=Span.ARRAY)
+
+
 def random16() -> Value:
     """16 random bits of a coordinate: the same wherever the formula names them."""
     return Value("random16", Kind.U32, span=Span.COORDINATE)
@@ -151,6 +172,12 @@ def _of(x: Value, kind: Kind | None, word: str) -> Value:
     if not isinstance(x, Value) or (x.kind is not kind if kind else not x.kind.real):
         found = x.kind.value if isinstance(x, Value) else type(x).__name__
         raise CodecSpecError(f"{word} takes {kind.value if kind else 'real numbers'}, not {found}")
+    return x
+
+
+def _of_coordinates(x: Value, kind: Kind, word: str) -> Value:
+    if _of(x, kind, word).span is not Span.COORDINATE:
+        raise CodecSpecError(f"{word} takes {kind.value} of every coordinate, not {x!r}")
     return x
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.rows.formula import OF_ALL, Program
+from psnode.codecs.rows.formula import OF_ALL, SUMS, Program
 from psnode.codecs.rows.statements import Statements, Store, Then
 from psnode.codecs.rows.values import Kind, Value
 
@@ -51,6 +51,10 @@ class NumbaRows(Statements):
     def reduced(self, value: Value) -> str:
         if value.op in OF_ALL:
             return f"top_of(tops[{OF_ALL.index(value.op)}])"
+        if value.op == "size_of_all":
+            return "np.uint32(tops[3])"
+        if value.op in SUMS:
+            return f"np.{value.kind.value}(tops.view(np.float64)[{self.program.place_of_sum(value)}])"
         if value.op == "any":
             return self._any(value.args[0])
         row = "v" if value.args[0].op == "input" else self.room(value.args[0])
@@ -116,3 +120,13 @@ class NumbaRows(Statements):
                 self._one_by_one = True
                 self._coordinate([end], lambda at, names: store.lines(at, names[0]), "i", "half")
                 self._one_by_one = False
+
+
+def rooms_of(rows: NumbaRows) -> list[str]:
+    """Statements that make room for what is drawn for a row, and for values of all its coordinates."""
+    lines = []
+    if rows.uses_random:
+        lines.append("    words = np.empty(256, np.uint32)")
+    if rows.uses_coins:
+        lines.append("    coins, coin_words = np.empty(512, np.uint8), np.zeros(257, np.uint32)")
+    return lines + [f"    {name} = np.empty(512, np.{'bool_' if kind is Kind.BOOL else kind.value})" for name, kind in rows.rooms]

@@ -8,7 +8,8 @@ packed, what is summed, what may have to be settled. All else is computed in the
 from __future__ import annotations
 
 from psnode.codecs.rows.formula import Column, Program
-from psnode.codecs.rows.numba_rows import NumbaRows
+from psnode.codecs.rows.numba_rows import NumbaRows, rooms_of
+from psnode.codecs.rows.numba_sums import sum_up
 from psnode.codecs.rows.packings import Packed
 from psnode.codecs.rows.statements import Store, place_of
 from psnode.codecs.rows.values import Kind, Span, Value, below
@@ -23,8 +24,9 @@ from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, w
 from psnode.codecs.kernels.norms import l2_norm
 from psnode.codecs.kernels.parts import BEGIN, NO_PARTS, NOT_FINITE, add_parts
 from psnode.codecs.kernels.planes import new_rows, pack_codes, pack_row, unpack_codes, unpack_row
-from psnode.codecs.kernels.rows import bits_of, draw_coins, float_of, is_finite, largest_512, pack_signs, sum_512
+from psnode.codecs.kernels.rows import bits_of, draw_coins, float_of, is_finite, largest_512, pack_signs
 from psnode.codecs.kernels.rows import settled, survey_sum, top_of, uncounted, unpack_signs
+from psnode.codecs.kernels.trees import count_512, row_sum, sum_512, tree_of
 from psnode.codecs.kernels.trits import pack, unpack
 from psnode.codecs.rng import fill
 
@@ -56,7 +58,8 @@ _VIEWS = {Kind.F32: "side.view(np.float32)", Kind.I32: "side.view(np.int32)", Ki
 
 def text_of(program: Program) -> str:
     """The module's text: a function of the program alone."""
-    return "\n".join([_HEADER.format(id=program.id), *_Encode(program).lines(), "", "", *_Decode(program).lines(), ""])
+    sums = [*sum_up(program), "", ""] if program.sums else []
+    return "\n".join([_HEADER.format(id=program.id), *sums, *_Encode(program).lines(), "", "", *_Decode(program).lines(), ""])
 
 
 class _Kernel:
@@ -81,11 +84,7 @@ class _Kernel:
             lines.append("    digits, bytes_of_digits = np.empty(2560, np.uint8), memory.view(np.uint8)")
         else:
             lines.append("    cells = memory.view(np.uint32)")
-        if self.rows.uses_random:
-            lines.append("    words = np.empty(256, np.uint32)")
-        if self.rows.uses_coins:
-            lines.append("    coins, coin_words = np.empty(512, np.uint8), np.zeros(257, np.uint32)")
-        return lines + [f"    {name} = np.empty(512, np.{_dtype(kind)})" for name, kind in self.rows.rooms]
+        return lines + rooms_of(self.rows)
 
     def views(self) -> list[str]:
         """The numbers before the packing by kind."""
@@ -179,7 +178,7 @@ class _Encode(_Kernel):
 
     def _refused(self, ends: list[Value]) -> str | None:
         """The condition under which a row is not coded, empty if there is none; None: the loop over the row is to find out."""
-        if self.program.sweeps:
+        if self.program.sweeps or self.program.sums:
             return ""  # the sweep has looked at all of the input
         if self.program.packed.form == "trits":
             return "start % 2560 == 0 and not is_finite(x[start : start + 2560])"
@@ -236,7 +235,3 @@ def _coded(packed: Packed) -> tuple[str, Store]:
     if packed.bits > 8:
         return "codes", Store("codes[{at}] = {x}")
     return "low", Store("low[{at}] = np.uint8({x})")
-
-
-def _dtype(kind: Kind) -> str:
-    return "bool_" if kind is Kind.BOOL else kind.value

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from psnode.codecs.rows.formula import Column, Program
+from psnode.codecs.rows.formula import OF_INPUT, Column, Program
 from psnode.codecs.rows.values import Kind, Span, Value, below
 
 Then = Callable[[str, list[str]], list[str]]
@@ -52,7 +52,7 @@ class Statements(ABC):
 
     @abstractmethod
     def reduced(self, value: Value) -> str:
-        """The expression of a number of the row that is made of all its coordinates."""
+        """The expression of a number of the row that is made of all its coordinates, or of the whole input."""
 
     @abstractmethod
     def assigned(self, value: Value, name: str, expression: str) -> str:
@@ -111,7 +111,7 @@ class Statements(ABC):
         if end.op == "constant":
             return self.literal(end)
         if end not in self._names:
-            if end.args and end.args[0].span is Span.COORDINATE:
+            if end.op in OF_INPUT or (end.args and end.args[0].span is Span.COORDINATE):
                 self.define(end, self.reduced(end))
             else:
                 self.define(end, self.expression(end, [self.number(arg) for arg in end.args]))

@@ -26,9 +26,11 @@ _SELDOM = {  # as psnode/codecs/rows/cuda/rows.h has it
 def usual(program: Program) -> Program:
     """The program that makes the same of a row of N(0,1), with one side of each condition on its numbers."""
     x = np.random.default_rng(1).standard_normal(ROW).astype(np.float32)
-    tops = np.array([0, 0x7FFFFFFF, -0x80000000], np.int32)
+    tops, key = program.of_input(ROW), np.array(Key.derive(1, "usual").words, np.uint64)
     Interpreted(program).survey(x, tops)
-    found = Evaluation(x[None], 0, np.array(Key.derive(1, "usual").words, np.uint64), program.stream, tops)
+    Interpreted(program).sum_up(x, key, tops)
+    found = Evaluation(x[None], 0, key, program, tops)
+    found.know_sums()
     columns = (*program.of_array, *program.of_rows)
     numbers = {column.name: column.value for column in columns}
     ends = [*numbers.values(), program.packed.value, program.kept, program.decoded]

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     CodecKernels: TypeAlias = tuple[Program, Kernels]
 
-_TOPS = (0, 0x7FFFFFFF, -0x80000000)
-
 
 def kernels_for(codec: Codec, device: torch.device) -> CodecKernels | None:
     """The program of `codec` and its kernels on `device`, compiled now unless they are cached; None if it has no formula."""
@@ -47,6 +45,7 @@ class DeviceCoder:
     """
 
     def __init__(self, program: Program, kernels: Kernels, size: int, device: torch.device) -> None:
+        from psnode.codecs.rows.cupy_kernels import nbytes_of_sums
         from psnode.codecs.rows.formula import rows_of
         from psnode.codecs.rows.language import ROW
 
@@ -57,13 +56,15 @@ class DeviceCoder:
         self._kernels, self._device = kernels, device
         self._start = 4 * program.side_words(size)
         self.body = torch.zeros(self._start + units * packed.unit, dtype=torch.uint8, device=device)
-        self._tops = torch.zeros(len(_TOPS), dtype=torch.int32, device=device)
+        self._unknown = torch.tensor(program.of_input(size))
+        self._tops = self._unknown.to(device, copy=True)
+        self._room = torch.empty(nbytes_of_sums(size, len(program.sums)), dtype=torch.uint8, device=device)
         self._key = torch.zeros(2, dtype=torch.int64, device=device)
         self._done = torch.zeros(1, dtype=torch.int32, device=device)  # rows before the first that is not finite
 
     def encode(self, x: torch.Tensor, key: Words, error: torch.Tensor | None = None) -> None:
         """Write `body`, and x - decoded to `error`, which may be `x`: where `is_finite` is true behind it."""
-        from psnode.codecs.rows.cupy_kernels import EncodeArrays
+        from psnode.codecs.rows.cupy_kernels import EncodeArrays, SumArrays
 
         stream = stream_of(self._device)
         self._key.copy_(torch.tensor(np.asarray(key, np.uint64).view(np.int64)), non_blocking=True)
@@ -71,6 +72,9 @@ class DeviceCoder:
         if self.program.sweeps and not self._survey(x, stream):
             self._done.zero_()
             return
+        if self.program.sums:
+            places = [each.data_ptr() for each in (x, self._room, self._tops, self._done, self._key)]
+            self._kernels.sum_up(stream, SumArrays(*places), self._size, len(self.program.sums))
         arrays = EncodeArrays(
             x.data_ptr(), 0 if error is None else error.data_ptr(), self.body.data_ptr(), self.body.data_ptr() + self._start,
             self._tops.data_ptr(), self._done.data_ptr(), self._key.data_ptr(),
@@ -84,7 +88,7 @@ class DeviceCoder:
 
     def _survey(self, x: torch.Tensor, stream: int) -> bool:
         """Find the extremes of all values; True if they are finite. Waits for the device."""
-        self._tops.copy_(torch.tensor(_TOPS, dtype=torch.int32))
+        self._tops.copy_(self._unknown)
         x[self._size :].copy_(x[0])  # which changes no extreme, as zeros would
         self._kernels.survey(stream, x.data_ptr(), self._tops.data_ptr(), self._count)
         x[self._size :].zero_()
@@ -159,6 +163,21 @@ class OnDevice:
         self._kernels.survey(stream_of(self._device), values.data_ptr(), found.data_ptr(), rows_of(x.size))
         self._down(found, tops)
         return bool(tops[0] < INFINITY_BITS)
+
+    def sum_up(self, x: Floats, key: Words, tops: Int32s) -> bool:
+        from psnode.codecs.rows.cupy_kernels import SumArrays, nbytes_of_sums
+        from psnode.codecs.rows.formula import rows_of
+        from psnode.codecs.rows.language import ROW
+
+        sums, done = tops.size // 2 - 2, np.array([rows_of(x.size)], np.uint32)
+        values = self._up(np.concatenate([x, np.zeros(-x.size % ROW, np.float32)]))
+        room = self._up(np.empty(nbytes_of_sums(x.size, sums), np.uint8))
+        found, undone, words = self._up(tops), self._up(done), self._up(key)
+        places = [each.data_ptr() for each in (values, room, found, undone, words)]
+        self._kernels.sum_up(stream_of(self._device), SumArrays(*places), x.size, sums)
+        self._down(found, tops)
+        self._down(undone, done)
+        return int(done[0]) == rows_of(x.size)
 
     def encode(
         self, x: Floats, first: int, key: Words, tops: Int32s, side: Words32, rows: int, packed: Bytes, error: Floats

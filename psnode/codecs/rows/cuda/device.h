@@ -57,10 +57,13 @@ INLINE float float_of(uint32 x) { return __uint_as_float(x); }
 #define SHUFFLE_XOR(x, by) __shfl_xor_sync(ALL, (x), (by))
 #define BALLOT(mask) __ballot_sync(ALL, (mask))
 #define ANY(mask) __any_sync(ALL, (mask))
+#define ONES(word) ((uint32)__popc(word))
 
 // Memory: place `at` + the lane.
 #define LOAD_F32(from, at) ((from)[(at) + LANE])
 #define STORE_F32(to, at, x) ((to)[(at) + LANE] = (x))
+#define LOAD_F64(from, at, end) ((at) + LANE < (end) ? (from)[(at) + LANE] : 0.0)
+#define STORE_F64(to, at, x) do { if (LANE == 0) (to)[at] = (x); } while (0)
 #define LOAD_8(from, at) ((U32)(from)[(at) + LANE])
 #define STORE_8(to, at, x) ((to)[(at) + LANE] = (byte)(x))
 #define LOAD_16(from, at) ((U32)((const half_word *)(from))[(at) + LANE])

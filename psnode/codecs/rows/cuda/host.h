@@ -28,8 +28,9 @@ typedef I32 MASK;  // -1 and 0
 static const U32 LANE = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
                          16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
 
-INLINE F32 SPREAD_F32(float x) { return F32{} + x; }
-INLINE F64 SPREAD_F64(double x) { return F64{} + x; }
+// x - 0 is x, -0 too.
+INLINE F32 SPREAD_F32(float x) { return x - F32{}; }
+INLINE F64 SPREAD_F64(double x) { return x - F64{}; }
 INLINE I32 SPREAD_I32(int32_t x) { return I32{} + x; }
 INLINE U32 SPREAD_U32(uint32 x) { return U32{} + x; }
 INLINE MASK SPREAD_MASK(bool x) { return I32{} - (int32_t)x; }
@@ -74,9 +75,16 @@ INLINE uint32 BALLOT(MASK mask) {
     return word;
 }
 #define ANY(mask) (BALLOT(mask) != 0)
+#define ONES(word) ((uint32)__builtin_popcount(word))
 
 INLINE F32 LOAD_F32(const float *from, size_t at) { F32 y; std::memcpy(&y, from + at, sizeof y); return y; }
 INLINE void STORE_F32(float *to, size_t at, F32 x) { std::memcpy(to + at, &x, sizeof x); }
+INLINE F64 LOAD_F64(const double *from, size_t at, size_t end) {
+    F64 y;
+    EACH_LANE(y, at + lane < end ? from[at + lane] : 0.0);
+    return y;
+}
+#define STORE_F64(to, at, x) ((to)[at] = (x))
 INLINE U32 LOAD_8(const byte *from, size_t at) { U32 y; EACH_LANE(y, from[at + lane]); return y; }
 INLINE void STORE_8(byte *to, size_t at, U32 x) { for (int lane = 0; lane < 32; lane++) to[at + lane] = (byte)x[lane]; }
 INLINE U32 LOAD_16(const byte *from, size_t at) { U32 y; EACH_LANE(y, ((const half_word *)from)[at + lane]); return y; }

@@ -88,11 +88,11 @@ INLINE U32 settle(U32 fixed, F64 exact, const uint32 (&key)[5], uint32 stream, u
     return code;
 }
 
-// The sum of a row, by the tree of psnode.codecs.kernels.norms.
-INLINE float tree_sum(const F32 (&x)[16]) {
-    const F32 a = ((x[0] + x[2]) + (x[4] + x[6])) + ((x[8] + x[10]) + (x[12] + x[14]));
-    const F32 b = ((x[1] + x[3]) + (x[5] + x[7])) + ((x[9] + x[11]) + (x[13] + x[15]));
-    F32 sum = (a + SHUFFLE_DOWN(a, 16)) + (b + SHUFFLE_DOWN(b, 16));
+// The sum of a row, by the tree of psnode.codecs.kernels.norms. V: F32 or F64.
+template <typename V> INLINE auto tree_sum(const V (&x)[16]) {
+    const V a = ((x[0] + x[2]) + (x[4] + x[6])) + ((x[8] + x[10]) + (x[12] + x[14]));
+    const V b = ((x[1] + x[3]) + (x[5] + x[7])) + ((x[9] + x[11]) + (x[13] + x[15]));
+    V sum = (a + SHUFFLE_DOWN(a, 16)) + (b + SHUFFLE_DOWN(b, 16));
     sum = sum + SHUFFLE_XOR(sum, 1);
     sum = sum + SHUFFLE_XOR(sum, 2);
     sum = sum + SHUFFLE_XOR(sum, 4);
@@ -153,6 +153,31 @@ INLINE double l2_norm(const F32 (&x)[16]) {
     }
     const double norm = sqrt(total);
     return norm < top ? top : norm > LARGEST ? LARGEST : norm;
+}
+
+// A row's part of a sum over the whole input: psnode.codecs.kernels.trees. `here`: coordinates that are not beyond the last.
+INLINE double row_sum(const F32 (&x)[16], uint32 here) {
+    F32 kept[16];
+    EACH(k) kept[k] = SELECT(LT(LANE + 32 * k, SPREAD_U32(here)), x[k], SPREAD_F32(0));
+    const float sum = tree_sum(kept);
+    if ((bits_of(sum) & 0x7FFFFFFF) < FINITE_BELOW) return (double)sum;
+    EACH(k) kept[k] = kept[k] * SPREAD_F32(0x1p-10f);
+    return 0x1p10 * (double)tree_sum(kept);
+}
+
+INLINE double count_512(const MASK (&x)[16], uint32 here) {
+    uint32 count = 0;
+    EACH(k) count += ONES(BALLOT(x[k] & LT(LANE + 32 * k, SPREAD_U32(here))));
+    return (double)count;
+}
+
+// Sums of so many numbers each become sums of `groups`, 512 numbers at a time.
+KERNEL fold_sums(const double *from, double *to, uint32 numbers, uint32 groups, uint32 sums) {
+    ROWS(at, groups * sums) {
+        F64 x[16];
+        EACH(k) x[k] = LOAD_F64(from + (uint64)numbers * (at / groups), 512 * (at % groups) + 32 * k, numbers);
+        STORE_F64(to, at, tree_sum(x) + 0.0);
+    }
 }
 
 // Codes of `bits` bits in planes, as psnode.codecs.kernels.planes: byte j of a plane is made in the lane j mod 32.

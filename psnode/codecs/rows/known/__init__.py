@@ -11,6 +11,7 @@ from psnode.codecs.rows.formula import Formula
 from psnode.codecs.rows.known.base import Known
 from psnode.codecs.rows.known.nuqsgd import NuqsgdRows
 from psnode.codecs.rows.known.qsgd import QsgdRows
+from psnode.codecs.rows.known.signs import OneBitRows, ScaledSignRows
 from psnode.codecs.rows.known.sixteen import Bf16Rows, Fp16Rows
 from psnode.codecs.rows.known.terngrad import TernGradRows
 
@@ -18,7 +19,9 @@ _KNOWN: dict[str, type[Known]] = {
     "bf16": Bf16Rows,
     "fp16": Fp16Rows,
     "nuqsgd": NuqsgdRows,
+    "onebit": OneBitRows,
     "qsgd": QsgdRows,
+    "scaledsign": ScaledSignRows,
     "terngrad": TernGradRows,
 }
 

@@ -13,7 +13,12 @@ class SignRows(Known):
     """sign: one bit; zeros of either sign toss a coin."""
 
     def to_fields(self, v: Value) -> Fields:
-        return Fields(negative=signs(where(any_of(v == 0), where(v == 0, coin(), v < 0), v < 0)))
+        return Fields(negative=signs(is_negative(v)))
 
     def from_fields(self, negative: Value) -> Value:
         return where(negative, f32(-1.0), 1.0)
+
+
+def is_negative(v: Value) -> Value:
+    """True for numbers below 0, and for a zero of either sign if its coin says so."""
+    return where(any_of(v == 0), where(v == 0, coin(), v < 0), v < 0)

@@ -1,0 +1,81 @@
+"""Sums over a whole input in an order that any number of processors can keep: by trees of 512.
+
+A row of 512 float32 (the last one filled up with zeros) is summed in float32 by the tree of `fold`; where that leaves float32's
+range, of 2^-10 times its values, which gives 2^-10 times the sum. Sums of rows are float64, and are summed 512 at a time by the
+same tree, those of the last one filled up with zeros, until one is left.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from psnode.codecs.arrays import Float64s, Floats
+from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.norms import fold
+
+ROW = 512
+DOWN, UP = np.float32(2.0**-10), 2.0**10
+
+
+@inlined
+def sum_512(v: Floats, lanes: Floats) -> np.float32:
+    """The sum of a row, by the tree of psnode.codecs.kernels.norms. `lanes`: 64 float32 of scratch."""
+    for i in range(64):
+        a = (v[i] + v[64 + i]) + (v[128 + i] + v[192 + i])
+        b = (v[256 + i] + v[320 + i]) + (v[384 + i] + v[448 + i])
+        lanes[i] = a + b
+    return np.float32(fold(lanes))
+
+
+@kernel
+def row_sum(v: Floats, count: int, scratch: Floats) -> float:
+    """The sum of the first `count` of 512 values; not finite if one of them is not. `scratch`: 576 float32, not `v`."""
+    rest = scratch[64:]
+    for i in range(ROW):
+        rest[i] = v[i] if i < count else np.float32(0)
+    found = sum_512(rest, scratch)
+    if np.isfinite(found):
+        return float(found)
+    for i in range(ROW):
+        rest[i] *= DOWN
+    return UP * float(sum_512(rest, scratch))
+
+
+@kernel
+def count_512(conditions: npt.NDArray[np.bool_], count: int) -> float:
+    """How many of the first `count` of 512 are true, exactly."""
+    found = 0
+    for i in range(count):
+        found += int(conditions[i])
+    return float(found)
+
+
+@inlined
+def _tree_512(sums: Float64s, start: int, count: int, row: Float64s) -> float:
+    """The sum of sums[start : start + count], at most 512 of them. `row`: 512 float64 of scratch."""
+    if count <= 64:  # what is added to these is 0
+        for i in range(64):
+            row[i] = sums[start + i] if i < count else 0.0
+    else:
+        for i in range(ROW):
+            row[i] = sums[start + i] if i < count else 0.0
+        for i in range(64):
+            a = (row[i] + row[64 + i]) + (row[128 + i] + row[192 + i])
+            b = (row[256 + i] + row[320 + i]) + (row[384 + i] + row[448 + i])
+            row[i] = a + b
+    return float(fold(row))
+
+
+@kernel
+def tree_of(sums: Float64s) -> float:
+    """The sum of one or more sums of rows, which are overwritten; never -0."""
+    if sums.size == 1:
+        return float(sums[0] + 0.0)
+    row, left = np.empty(ROW, np.float64), sums.size
+    while left > 1:
+        groups = (left + ROW - 1) // ROW
+        for g in range(groups):
+            sums[g] = _tree_512(sums, ROW * g, min(ROW, left - ROW * g), row)
+        left = groups
+    return float(sums[0] + 0.0)

@@ -1,0 +1,118 @@
+"""Sums and counts over a whole input: their order is that of docs/payload-format.md, wherever they are taken."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from psnode.codecs.kernels.trees import tree_of
+from psnode.codecs.rng import Key
+from psnode.codecs.rows import Fields, Value, coin, count_of_all, f32, f64, signs, size_of_all, sum_of_all, tree_sum, where
+from psnode.codecs.rows.coder import Coder, Functions
+from psnode.codecs.rows.formula import Program, program_of
+from psnode.codecs.rows.interpreter import Interpreted, _tree_of
+from tests.codecs.family import gaussian
+from tests.codecs.low_bit_oracle import coins
+from tests.rows.test_language import EMPTY, by_cuda_text, by_numba, row_sum, with_gxx
+
+KEY = Key.derive(3)
+NUMBER = 250
+SIZES = (1, 511, 513, 512 * 512 + 700)  # of one tree, and of more
+MAKERS = [Interpreted, by_numba, pytest.param(by_cuda_text, marks=with_gxx)]
+
+
+class Summed:
+    """Sums of values and of rows' numbers, in two float32 each; counts of what is known and of what is drawn."""
+
+    id, number, may_overflow = "summed", NUMBER, False
+
+    def to_fields(self, v: Value) -> Fields:
+        size = f64(size_of_all())
+        mean, magnitude = sum_of_all(v) / size, sum_of_all(abs(v)) / size
+        return Fields(
+            mean=f32(mean),
+            rest=f32(mean - f64(f32(mean))),
+            magnitude=f32(magnitude),
+            rows=f32(sum_of_all(tree_sum(where(v > 1, f32(1), 0)))),
+            above=count_of_all(v > 1),
+            tossed=count_of_all(coin()),
+            size=size_of_all(),
+            negative=signs(v < 0),
+        )
+
+    def from_fields(
+        self, mean: Value, rest: Value, magnitude: Value, rows: Value, above: Value, tossed: Value, size: Value, negative: Value
+    ) -> Value:
+        return where(negative, f32(-1), 1)
+
+
+def folded(sums: list[float]) -> float:
+    """512 at a time, until one is left."""
+    while len(sums) > 1:
+        sums += [0.0] * (-len(sums) % 512)
+        sums = [float(row_sum(np.array(sums[start : start + 512]))) for start in range(0, len(sums), 512)]
+    return sums[0]
+
+
+def summed(x: np.ndarray) -> float:
+    """Rows in float32, those beyond its range at 2^-10 of their size, then trees in float64."""
+    rows = np.concatenate([x, np.zeros(-x.size % 512, np.float32)]).reshape(-1, 512)
+    with np.errstate(all="ignore"):
+        found = [float(row_sum(row)) for row in rows]
+        small = rows * np.float32(2.0**-10)
+        return folded([s if math.isfinite(s) else 1024 * float(row_sum(small[i])) for i, s in enumerate(found)])
+
+
+def inputs(size: int) -> dict[str, np.ndarray]:
+    x = gaussian(size)
+    largest = np.full(size, np.finfo(np.float32).max, np.float32)
+    return {
+        "gaussian": x,
+        "denormals": (x * np.float32(2.0**-140)).astype(np.float32),
+        "the largest": largest,
+        "the largest of either sign": largest * np.sign(x),
+        "zeros": np.zeros(size, np.float32),
+        "zeros below": np.full(size, -0.0, np.float32),
+        "above": np.full(size, 1.5, np.float32),
+    }
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_sums_have_one_order_and_counts_are_exact(make: Callable[[Program], Functions]) -> None:
+    program = program_of(Summed())
+    coder = Coder(program, make(program))
+    for size in SIZES:
+        for name, x in inputs(size).items():
+            body = np.empty(program.nbytes(size), np.uint8)
+            assert coder.encode(x, np.array(KEY.words, np.uint64), body, EMPTY) == size
+            numbers = body[: 4 * program.side_words(size)].view(np.uint32)
+            mean, magnitude = summed(x) / size, summed(np.abs(x)) / size
+            expected = [np.float32(mean), np.float32(mean - float(np.float32(mean))), np.float32(magnitude)]
+            above = int((x > 1).sum())
+            counts = [above, int(coins(KEY.words, NUMBER, size).sum()), size]
+            assert numbers.tolist() == [*np.array([*expected, above], np.float32).view(np.uint32).tolist(), *counts], (name, size)
+            assert magnitude == pytest.approx(float(np.abs(x.astype(np.float64)).mean()), rel=1e-6)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_value_that_is_not_finite_is_refused_before_anything_is_coded(make: Callable[[Program], Functions]) -> None:
+    program = program_of(Summed())
+    coder = Coder(program, make(program))
+    for index in (0, 700, 1029):
+        for value in (np.nan, np.inf, -np.inf):
+            x = gaussian(1030)
+            x[index] = value
+            over = x.copy()
+            assert coder.encode(over, np.array(KEY.words, np.uint64), np.empty(program.nbytes(1030), np.uint8), over) == 0
+            np.testing.assert_array_equal(over, x)
+
+
+def test_a_sum_of_more_than_two_trees() -> None:
+    sums = gaussian(512 * 512 + 3).astype(np.float64) ** 3
+    expected = folded(sums.tolist())
+    assert _tree_of(sums) == expected
+    assert tree_of(sums.copy()) == expected
+    assert expected == pytest.approx(math.fsum(sums), abs=1e-10)
