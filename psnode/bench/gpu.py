@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 KEY = Key.derive(1, "gpu")
 ACTIONS = ("encode", "error", "decode", "decode_add")
 FLOATS = {"encode": 1, "error": 2, "decode": 1, "decode_add": 2}  # arrays that are read or written beside the payload
+REPEATS = 15
 _CALLS = 5  # between two events
 _UNITS = 5 * 512  # values that fill whole units of every packing
 

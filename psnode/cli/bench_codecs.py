@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from psnode.cli import shared
 from psnode.cli.debugging import debuggable
@@ -31,6 +32,22 @@ def _without(options: dict[str, Any], flags: dict[str, str]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in flags}
 
 
+def _on_device(device: str, options: dict[str, Any]) -> int:
+    """Measure as bench gpu does. ConfigurationError for another device, and for options that this does not know."""
+    from psnode.bench.gpu import REPEATS
+    from psnode.bench.gpu import main as measure
+
+    kind, _, number = device.partition(":")
+    if kind != "cuda" or not (number.isdecimal() or device == "cuda"):
+        raise ConfigurationError(f"--device {device}: kernels are for CUDA: name cuda or cuda:1")
+    context, known = click.get_current_context(), ("device", "specs", "size", "json_file")
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        if name not in known and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise ConfigurationError(f"--device measures speeds and bytes on N(0,1) alone: leave out {parameter.opts[0]}")
+    return measure(options["specs"], options["size"], REPEATS, int(number or 0), options["json_file"])
+
+
 @click.command(name="codecs", short_help="Speed, bits and error of every codec.")
 @_codecs("Measure this one; repeat; default: all.")
 @click.option("--size", type=click.IntRange(1024), default=2**24, show_default=True, help="Values of the two distributions.")
@@ -45,9 +62,12 @@ def _without(options: dict[str, Any], flags: dict[str, str]) -> dict[str, Any]:
     type=click.Choice(["rows", "widths"]),
     help="Only speeds, in turn: of kernels made of formulas beside those by hand, or of kernels by the width of their vectors.",
 )
+@click.option("--device", metavar="cuda[:N]", help="On this device instead, beside a copy there, as bench gpu.")
 @debuggable
-def bench_codecs(compare: str | None, **options: Any) -> int:
+def bench_codecs(compare: str | None, device: str | None, **options: Any) -> int:
     """Every codec on N(0,1), Student-t(3) and a recorded gradient, on one core, against memory and theory."""
+    if device is not None:
+        return _on_device(device, options)
     if compare is not None:
         from psnode.bench import rows, widths
 

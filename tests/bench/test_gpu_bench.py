@@ -47,6 +47,44 @@ def test_the_report_has_every_codec_with_a_formula_and_shares_of_a_copy(tmp_path
     assert [row["payload"] for row in result["rows"] if row["spec"] == "fp16"] == [2 * SIZE]
 
 
+@pytest.mark.usefixtures("cupy")
+def test_codecs_are_measured_on_a_device_by_the_same_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psnode.bench.gpu._cuda", lambda number: CPU)
+    flags = [
+        "bench",
+        "codecs",
+        "--device",
+        "cuda:0",
+        "--codec",
+        "bf16",
+        "--size",
+        str(SIZE),
+        "--json",
+        str(tmp_path / "gpu.json"),
+    ]
+    done = CliRunner().invoke(app, flags, catch_exceptions=False, standalone_mode=False)
+    assert done.return_value == 0 and "| bf16 | yes |" in done.stdout
+    [row] = json.loads((tmp_path / "gpu.json").read_text())["rows"]
+    assert row["spec"] == "bf16" and row["decode"]["share"] == pytest.approx((4 * SIZE + row["payload"]) / (8 * SIZE))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--device", "tpu"], "name cuda or cuda:1"),
+        (["--device", "cuda:x"], "name cuda or cuda:1"),
+        (["--device", "cuda:"], "name cuda or cuda:1"),
+        (["--device", "cuda", "--seconds", "1"], "leave out --seconds"),
+        (["--device", "cuda", "--compare", "rows"], "leave out --compare"),
+        (["--device", "cuda:9"], r"sees \d+ CUDA devices"),
+    ],
+)
+def test_a_device_is_named_and_takes_no_options_of_the_processors(flags: list[str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        CliRunner().invoke(app, ["bench", "codecs", *flags], catch_exceptions=False, standalone_mode=False)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_codec_that_the_device_codes_otherwise_is_named_and_not_measured(cupy: FakeCupy) -> None:
     cupy.edit = lambda text: text.replace("v[k] - ", "v[k] + ")
     result = run(["fp16"], SIZE, 3, CPU)

@@ -24,14 +24,17 @@ class DeviceChange:
     """What payloads of `codec` add to `weights`, a flat float32 tensor on a device: `codec.decode_add`, bit for bit.
 
     Only the bytes of a payload go there, and at most those of five rows more. A factor of more than 1 in front of a payload's
-    values is seldom, and left to the host, which sees to it that no value leaves float32.
+    values is seldom, and left to the host, which sees to it that no value leaves float32; so is a body of another length than
+    the kernels are laid out for.
     """
 
     def __init__(self, codec: Codec, kernels: CodecKernels, weights: torch.Tensor) -> None:
+        from psnode.codecs.rows.codec import preamble
         from psnode.codecs.rows.coder import Coder
 
-        self._codec, self._weights = codec, weights
+        self._codec, self._weights, self._head = codec, weights, preamble(decoder(codec))
         self._coder = DeviceCoder(*kernels, weights.numel(), weights.device)
+        self._nbytes = len(self._head) + kernels[0].nbytes(weights.numel())
         self._checked = Coder(kernels[0], OnDevice(kernels[1], weights.device))
 
     def add(self, payload: Payload) -> None:
@@ -40,7 +43,7 @@ class DeviceChange:
         scale = np.float32(1)
         if isinstance(self._codec, Contractive):
             scale, body = self._codec.split(body)
-        if abs(scale) > 1:
+        if abs(scale) > 1 or body.size != self._nbytes:
             decoded = self._codec.decode(payload).reshape(-1)
             self._weights.add_(torch.from_numpy(decoded).to(self._weights.device))
             return
@@ -49,9 +52,7 @@ class DeviceChange:
 
     def _behind_parameters(self, body: Bytes) -> Bytes:
         """The body that the kernels read, checked."""
-        from psnode.codecs.rows.codec import preamble
-
-        head = preamble(decoder(self._codec))
+        head = self._head
         if body[: len(head)].tobytes() != head:
             raise PayloadError(f"{self._codec!r}: a payload of other parameters")
         self._checked.check(body[len(head) :], self._weights.numel())

@@ -75,6 +75,19 @@ def test_a_factor_above_one_is_left_to_the_host(cupy: FakeCupy) -> None:
     assert cupy.launched == [] and not np.array_equal(expected, normal(2, 3000))
 
 
+def test_a_body_of_another_length_than_the_kernels_is_left_to_the_host(cupy: FakeCupy) -> None:
+    codec = get_codec("qsgd")
+    weights = torch.from_numpy(normal(2, 3000))
+    expected = weights.numpy().copy()
+    change = change_of(codec, weights)
+    cupy.launched.clear()
+    payload = get_codec("qsgd:levels=7").encode(normal(1, 3000), KEY)  # which any qsgd decodes
+    change.add(payload)
+    codec.decode_add(payload, expected)
+    np.testing.assert_array_equal(weights.numpy(), expected)
+    assert cupy.launched == []
+
+
 @pytest.mark.usefixtures("cupy")
 @pytest.mark.parametrize("spec", ["qsgd", "terngrad", "bf16"])
 def test_what_is_no_payload_of_the_segment_changes_nothing(spec: str) -> None:
