@@ -28,6 +28,7 @@ from psnode.feedback import Context, get_feedback
 from psnode.plan.groups import IDENTITY, Plan, Segment, downlink_codecs
 
 _MOST = 1 << 20  # values
+_ROW = 512  # values that codecs pack together
 CODED, ADDED, MOVED, READ = "gradients coded", "gradients added", "weights coded", "weights read"
 UPDATED, ADAM = "weights updated", "weights updated by Adam"
 
@@ -73,20 +74,22 @@ def pieces_of(plan: Plan, scheme: Scheme, config: Config) -> list[Piece]:
 
 
 def _by_codec(segments: Iterable[Segment], codecs: Iterable[Codec]) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """By codec the shapes of the smallest segment and of the largest that is not too large: small arrays may go other ways."""
+    """By codec the shapes of some segments, chosen by `_chosen`."""
     found: dict[str, list[tuple[int, ...]]] = {}
     for segment, codec in sorted(zip(segments, codecs, strict=True), key=lambda pair: (pair[1].id == IDENTITY, pair[0].size)):
         if segment.size:
             found.setdefault(repr(codec), []).append(segment.shape)
-    return {codec: _ends(shapes, get_codec(codec)) for codec, shapes in found.items()}
+    return {codec: _chosen(shapes, get_codec(codec)) for codec, shapes in found.items()}
 
 
-def _ends(shapes: list[tuple[int, ...]], codec: Codec) -> tuple[tuple[int, ...], ...]:
+def _chosen(shapes: list[tuple[int, ...]], codec: Codec) -> tuple[tuple[int, ...], ...]:
+    """The smallest and the largest that is not too large, as small arrays may go other ways; and one that ends inside a row."""
     fitting = [shape for shape in shapes if math.prod(shape) <= _MOST]
     if len(fitting) < len(shapes) and not codec.shaped:
         fitting.append((_MOST,))
     fitting = fitting or shapes[:1]
-    return tuple(dict.fromkeys((fitting[0], fitting[-1])))
+    cut = [min(shape, (_MOST - 1,), key=math.prod) for shape in shapes if math.prod(shape) % _ROW and not codec.shaped]
+    return tuple(dict.fromkeys((fitting[0], *cut[:1], fitting[-1])))
 
 
 def run_piece(piece: Piece) -> None:

@@ -60,6 +60,7 @@ def python(program: str, *args: str, **variables: str) -> subprocess.CompletedPr
         {"scheme": "dgc", "weight_decay": 0.01},
         {"scheme": "qsgd", "downlink": "dense", "clip_grad_norm": 1.0, "nesterov": True},
         {"scheme": "dense", "optimizer": "adamw"},
+        {"scheme": "minmax", "downlink": "dense"},
     ],
     ids=lambda fields: "-".join(map(str, fields.values())),
 )
@@ -83,10 +84,11 @@ def test_a_cold_cache_is_filled_once_and_told(tmp_path: Path) -> None:
     assert told[1] == []
 
 
-def pieces(scheme: str) -> list[Piece]:
+def pieces(scheme: str, *shapes: tuple[int, ...]) -> list[Piece]:
     config = Config(scheme=scheme, lr=0.1)
     found = resolve(config)
-    return pieces_of(plan_of([Tensor("a", (64, 128)), Tensor("b", (8,))], found, config), found, config)
+    tensors = [Tensor(f"t{number}", shape) for number, shape in enumerate(shapes or [(64, 128), (8,)])]
+    return pieces_of(plan_of(tensors, found, config), found, config)
 
 
 @pytest.mark.parametrize("scheme", ["dense", "atomo", "dgc", "topk", "efsignsgd"])
@@ -95,6 +97,12 @@ def test_pieces_survive_the_way_to_a_child_and_can_be_run_there(scheme: str) -> 
         copy = Piece.parse(json.loads(json.dumps(piece)))
         assert copy == piece
         run_piece(copy)
+
+
+def test_a_segment_that_ends_inside_a_row_is_among_those_that_are_prepared() -> None:
+    """The incomplete row takes kernels of its own; here neither the smallest segment has one nor the largest."""
+    coded = [piece for piece in pieces("minmax", (64, 64), (75, 75), (96, 96)) if piece.codec.startswith("minmax")]
+    assert coded and all(piece.shapes == ((4096,), (5625,), (9216,)) for piece in coded)
 
 
 def test_pieces_that_share_stages_are_compiled_one_after_the_other() -> None:
