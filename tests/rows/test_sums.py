@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from psnode.codecs import get_codec
 from psnode.codecs.kernels.trees import tree_of
 from psnode.codecs.rng import Key
 from psnode.codecs.rows import Fields, Value, coin, count_of_all, f32, f64, signs, size_of_all, sum_of_all, tree_sum, where
 from psnode.codecs.rows.coder import Coder, Functions
 from psnode.codecs.rows.formula import Program, program_of
 from psnode.codecs.rows.interpreter import Interpreted, _tree_of
-from tests.codecs.family import gaussian
+from psnode.config.extensions import load_codec
+from psnode.errors import NonFiniteGradientError
+from tests.codecs.family import fed_back, gaussian
 from tests.codecs.low_bit_oracle import coins
 from tests.rows.test_language import EMPTY, by_cuda_text, by_numba, row_sum, with_gxx
 
@@ -116,3 +120,40 @@ def test_a_sum_of_more_than_two_trees() -> None:
     assert _tree_of(sums) == expected
     assert tree_of(sums.copy()) == expected
     assert expected == pytest.approx(math.fsum(sums), abs=1e-10)
+
+
+MEANS = """
+from dataclasses import dataclass
+from psnode.codecs.rows import Fields, RowCodec, Value, f32, f64, signs, size_of_all, sum_of_all, where
+from psnode.codecs.traits import Traits
+
+@dataclass(frozen=True, repr=False)
+class Means(RowCodec):
+    id = "means"
+    number = 194
+    traits = Traits(one_scale=True)
+
+    def to_fields(self, v):
+        return Fields(mean=f32(sum_of_all(abs(v)) / f64(size_of_all())), negative=signs(v < 0))
+
+    def from_fields(self, mean, negative):
+        return where(negative, -mean, mean)
+"""
+
+
+@pytest.mark.usefixtures("forgotten_codecs")
+def test_a_codec_with_sums_takes_parts_beforehand(tmp_path: Path) -> None:
+    """One sweep of error feedback is the step in three; a part that is not finite leaves everything before it as it was."""
+    (tmp_path / "means.py").write_text(MEANS)
+    codec = get_codec(load_codec(f"{tmp_path / 'means.py'}:Means"))
+    for size in (1, 700, 30_001):
+        gradient, residual = gaussian(size), gaussian(size, seed=1)
+        total = gradient + residual
+        expected = codec.encode(total, KEY, error=total)
+        assert fed_back(codec, gradient, KEY, residual) == expected
+        np.testing.assert_array_equal(residual, total)
+        mean = np.float32(summed(np.abs(gradient + gaussian(size, seed=1))) / size)
+        np.testing.assert_array_equal(np.abs(codec.decode(expected)), np.full(size, mean))
+    gradient[20_000] = np.nan
+    with pytest.raises(NonFiniteGradientError, match="20000"):
+        fed_back(codec, gradient, KEY, np.zeros(30_001, np.float32))
