@@ -38,6 +38,24 @@ def test_every_value_becomes_one_of_the_powers_of_two_next_to_it(name: str) -> N
         assert np.all(np.sign(decoded) == np.sign(x))
 
 
+@pytest.mark.parametrize("tiny", [2.0**-126, 2.0**-140])
+def test_tiny_values_in_one_row_leave_the_others_alone(tiny: float) -> None:
+    """More exponents than a float32's normal range, in rows that have few each."""
+    x = gaussian(3 * 512)
+    x[7], x[512:1024] = 0, tiny * gaussian(512, seed=1)
+    assert_next_to(x)
+
+
+def test_values_that_the_largest_one_leaves_far_below_float32_are_not_zero() -> None:
+    assert_next_to(np.array([2.0**40, 1.0, 0.0, 3 * 2.0**-149], np.float32))
+
+
+def assert_next_to(x: np.ndarray) -> None:
+    low = binade(x)
+    decoded = np.abs(CODEC.decode(CODEC.encode(x, KEY)).astype(np.float64))
+    assert np.all((decoded == low) | (decoded == 2 * low))
+
+
 @pytest.mark.parametrize("name", INPUTS)
 def test_mean_and_variance_are_those_of_an_unbiased_choice_and_omega_is_at_most_an_eighth(name: str) -> None:
     """1500 keys: squared error within 5 % of (2b - |x|)(|x| - b); 24 class means within 4 standard errors: 2e-3 of seeds."""

@@ -29,6 +29,7 @@ _HIGH_NORM = 2.0**50
 _LARGEST = float(np.finfo(np.float32).max)
 _DIRECT = 62  # up to this s, 2^(s + 16) and the values below 2^-s are within float32
 _ONE = 0x3F800000  # 1.0, as bits
+_NORMAL = 1 << 23  # 2^-126: with an s beyond 126, blocks that are quantised as vectors have nothing between it and 0
 _UNIT = 65536.0
 _ENDS_IN_ONES = 0xFFFF
 
@@ -79,7 +80,7 @@ def _vector_quantise(
     """Codes of a block from r = |v| / norm, at most 1; `linear` = 2^(s + 16)."""
     bits = r.view(np.uint32)
     signs = v.view(np.uint32)
-    least = np.uint32(_ONE - (s << 23))
+    least = np.uint32(max(_ONE - (s << 23), _NORMAL))
     end = np.float32(_UNIT) / linear
     highest = np.uint32(2 * (_ONE >> 23) + 1)
     tie = np.uint32(_ENDS_IN_ONES << 16)
@@ -97,13 +98,13 @@ def _vector_quantise(
 
 
 @inlined
-def _smallest(r: Floats) -> np.uint32:
-    """The bits of the smallest that is not 0, all ones if there is none."""
+def _smallest(v: Floats, r: Floats) -> np.uint32:
+    """The bits of the smallest r = |v| / norm of those where v is not 0, all ones if there is none; r may have become 0."""
     bits = r.view(np.uint32)
     least = np.uint32(0xFFFFFFFF)
     for i in range(BLOCK):
-        least = min(least, np.uint32(bits[i] - np.uint32(1)))
-    return np.uint32(least + np.uint32(least != np.uint32(0xFFFFFFFF)))
+        least = min(least, np.uint32(bits[i] - np.uint32(v[i] == 0)))
+    return least
 
 
 @kernel
@@ -116,7 +117,7 @@ def quantise(v: Floats, norm: float, s: int, k: Words32, draws: Draws, start: in
         factor = np.float32(1.0 / norm)
         for i in range(BLOCK):
             r[i] = min(np.float32(abs(v[i]) * factor), np.float32(1))
-        if s <= _DIRECT or _smallest(r) >= np.uint32(max(_ONE - (s << 23), 1 << 23)):
+        if s <= _DIRECT or _smallest(v, r) >= np.uint32(max(_ONE - (s << 23), _NORMAL)):
             _vector_quantise(v, r, s, np.float32(2.0 ** min(s + 16, _DIRECT + 16)), k, draws, start, codes)
             return
     for i in range(BLOCK):
