@@ -55,12 +55,13 @@ class SixteenBits(Quantiser):
         return 2 * x.size
 
     def _decode(self, body: Bytes, out: Floats) -> None:
-        self._widen(self._codes(body, out.size), out.reshape(-1))
+        self._widen(self.codes(body, out.size), out.reshape(-1))
 
     def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
-        self._widen_add(self._codes(body, out.size), out.reshape(-1), weight)
+        self._widen_add(self.codes(body, out.size), out.reshape(-1), weight)
 
-    def _codes(self, body: Bytes, size: int) -> Halves:
+    def codes(self, body: Bytes, size: int) -> Halves:
+        """The codes of a body of `size` values. PayloadError if one is not finite."""
         if body.size != 2 * size:
             raise PayloadError(f"{self.id}: a body of {body.size} bytes cannot hold {size} values")
         codes = body.view(np.uint16)

@@ -154,10 +154,13 @@ class Coder:
         return out
 
     def check(self, body: Bytes, size: int) -> None:
-        """PayloadError unless `body` is one of `size` coordinates: its length, and numbers that are finite."""
+        """PayloadError unless `body` is one of `size` coordinates: its length, numbers that are finite, and the constants."""
         program, start = self.program, 4 * self.program.side_words(size)
         program.packed.check(body[start:], size, program.id)
         side, rows = body[:start].view(np.uint32), rows_of(size)
+        for name, at, word in program.constants():
+            if size and side[at] != word:
+                raise PayloadError(f"{program.id}: {name} is not that of these parameters")
         for name, numbers in program.columns(side, rows):
             if int((numbers & np.uint32(MAGNITUDE)).max(initial=0)) >= INFINITY_BITS:
                 raise PayloadError(f"{program.id}: {name} is not finite")

@@ -117,6 +117,12 @@ class Program:
                 yield column.name, side[at : at + count]
             at += count
 
+    def constants(self) -> Iterator[tuple[str, int, int]]:
+        """Names, places and bits of the numbers of the array that are the same in all bodies: parameters that decoding takes."""
+        for at, (name, value) in enumerate(self.of_array):
+            if value.op == "constant":
+                yield name, at, int(np.array(value.detail, value.kind.value).view(np.uint32))
+
     def side_words(self, size: int) -> int:
         """Numbers of four bytes before the packing, for `size` coordinates."""
         return len(self.of_array) + len(self.of_rows) * rows_of(size)

@@ -10,6 +10,7 @@ import torch
 
 from psnode.codecs import Codec, Payload
 from psnode.codecs.contractive import Contractive
+from psnode.codecs.sixteen import SixteenBits
 from psnode.errors import PayloadError
 from psnode.exchange.device.coder import DeviceCoder, OnDevice
 from psnode.exchange.device.trust import Verdict, check
@@ -55,6 +56,8 @@ class DeviceChange:
         head = self._head
         if body[: len(head)].tobytes() != head:
             raise PayloadError(f"{self._codec!r}: a payload of other parameters")
+        if isinstance(inner := decoder(self._codec), SixteenBits):
+            inner.codes(body, self._weights.numel())
         self._checked.check(body[len(head) :], self._weights.numel())
         return body[len(head) :]
 
@@ -74,12 +77,12 @@ class Changes(NamedTuple):
 def changes_on(plan: Plan, codecs: Sequence[Codec], weights: torch.Tensor) -> Changes:
     """Have payloads of `codecs`, one a segment, added to `weights`, the plan's flat vector, where it lies.
 
-    Those that travel as they are need no verdict. ConfigurationError if CuPy is absent.
+    Those that travel as they are need no verdict, and empty ones no change. ConfigurationError if CuPy is absent.
     """
     verdicts: dict[str, Verdict] = {}
     found = {}
     for segment, codec in zip(plan.segments, codecs, strict=True):
-        if codec.lossless:
+        if codec.lossless or not segment.size:
             continue
         spec = repr(codec)
         if spec not in verdicts:

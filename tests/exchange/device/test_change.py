@@ -12,7 +12,7 @@ from torch import nn
 from psnode.codecs import Codec, Payload, get_codec
 from psnode.codecs.rng import Key
 from psnode.errors import PayloadError
-from psnode.exchange.device.change import DeviceChange, decoder
+from psnode.exchange.device.change import DeviceChange, changes_on, decoder
 from psnode.exchange.device.trust import check
 from psnode.exchange.replica import Replica
 from psnode.plan.groups import Plan
@@ -103,6 +103,35 @@ def test_what_is_no_payload_of_the_segment_changes_nothing(spec: str) -> None:
         with pytest.raises(PayloadError):
             change.add(payload)
     np.testing.assert_array_equal(weights.numpy(), normal(2, 3001))
+
+
+@pytest.mark.usefixtures("cupy")
+@pytest.mark.parametrize(("spec", "code"), [("bf16", 0x7F80), ("bf16", 0xFFC0), ("fp16", 0x7C00), ("fp16", 0xFE01)])
+def test_a_half_that_is_not_finite_changes_nothing(spec: str, code: int) -> None:
+    codec, weights = get_codec(spec), torch.from_numpy(normal(2, 700))
+    payload = codec.encode(normal(1, 700), KEY)
+    data = payload.data.copy()
+    data[-2:].view(np.uint16)[0] = code
+    with pytest.raises(PayloadError, match="not finite"):
+        change_of(codec, weights).add(Payload(data))
+    np.testing.assert_array_equal(weights.numpy(), normal(2, 700))
+
+
+@pytest.mark.usefixtures("cupy")
+def test_other_parameters_in_as_many_bits_change_nothing() -> None:
+    """Codes of 4 bits with 5 levels, and with 7."""
+    ours, theirs = (get_codec(f"qsgd:levels={levels}").contractive() for levels in (5, 7))
+    weights = torch.from_numpy(normal(2, 700))
+    with pytest.raises(PayloadError, match="levels"):
+        change_of(ours, weights).add(theirs.encode(normal(1, 700), KEY))
+    np.testing.assert_array_equal(weights.numpy(), normal(2, 700))
+
+
+@pytest.mark.usefixtures("cupy")
+def test_a_segment_without_values_is_left_alone() -> None:
+    plan = Plan.from_dict({"tensors": [["a", [0]], ["b", [600]]], "groups": [[["qsgd", 0, [0]], ["qsgd", 0, [600]]]]})
+    codecs = [get_codec("qsgd").contractive()] * 2
+    assert list(changes_on(plan, codecs, torch.zeros(600)).by_segment) == [1]
 
 
 def test_the_host_has_no_part_in_a_change_of_a_replica_on_a_device(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
