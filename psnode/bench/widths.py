@@ -1,4 +1,4 @@
-"""`psnode bench codecs --compare widths`: the same kernels compiled for vectors of several widths, in turn, on one core.
+"""`psnode bench codecs --compare widths`: kernels compiled for several processors and widths of vectors, in turn, on one core.
 
 GB/s of float32 on N(0,1), by processor time. Some processors run an instruction of 512 bits as two halves, others lower their
 clock for it: which width is the fastest is a matter of measuring. A process for each of the targets that this processor can run:
@@ -7,6 +7,8 @@ clock for it: which width is the fastest is a matter of measuring. A process for
     256       no wider than 256 bits where LLVM chooses the width (`+prefer-256-bit`)
     512       as wide as the processor allows there; an AMD's kernels are as they are
     AVX2      without AVX-512: a processor that has AVX2 alone
+    Intel     as on an Ice Lake of Intel's with the features of this processor: kernels ask for memory ahead. On an AMD alone
+    AMD       as on a Zen 4: they leave that to the processor. On others alone
     baseline  without anything that not every processor of this kind has
 
 All write the same payload, which is checked.
@@ -51,6 +53,9 @@ def targets(name: str, features: str) -> dict[str, dict[str, str]]:
         if not name.startswith("znver"):
             found["512"] = {"NUMBA_CPU_FEATURES": f"{features},-prefer-256-bit"}
         found["AVX2"] = {"NUMBA_CPU_FEATURES": without}
+    if "+avx2" in has:
+        maker, other = ("Intel", "icelake-server") if name.startswith("znver") else ("AMD", "znver4")
+        found[maker] = {"NUMBA_CPU_NAME": other, "NUMBA_CPU_FEATURES": features}
     return found | {"baseline": _BASELINE}
 
 

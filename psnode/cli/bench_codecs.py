@@ -60,7 +60,7 @@ def _on_device(device: str, options: dict[str, Any]) -> int:
 @click.option(
     "--compare",
     type=click.Choice(["rows", "widths"]),
-    help="Only speeds, in turn: of kernels made of formulas beside those by hand, or of kernels by the width of their vectors.",
+    help="Only speeds, in turn: of kernels made of formulas beside those by hand, or of kernels by processor and vectors' width.",
 )
 @click.option("--device", metavar="cuda[:N]", help="On this device instead, beside a copy there, as bench gpu.")
 @debuggable

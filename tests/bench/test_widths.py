@@ -23,9 +23,9 @@ def compare(*arguments: str) -> str:
 @pytest.mark.parametrize(
     ("processor", "features", "names"),
     [
-        ("znver4", "+avx2,+avx512f,+avx512vl,+fma,-avx512er", ["host", "256", "AVX2", "baseline"]),
-        ("icelake-server", "+avx2,+avx512f,+fma", ["host", "256", "AVX2", "512", "baseline"]),
-        ("znver2", "+avx2,+fma,-avx512f", ["host", "baseline"]),
+        ("znver4", "+avx2,+avx512f,+avx512vl,+fma,-avx512er", ["host", "256", "AVX2", "Intel", "baseline"]),
+        ("icelake-server", "+avx2,+avx512f,+fma", ["host", "256", "AVX2", "512", "AMD", "baseline"]),
+        ("znver2", "+avx2,+fma,-avx512f", ["host", "Intel", "baseline"]),
         ("neoverse-n1", "+neon", ["host", "baseline"]),
     ],
 )

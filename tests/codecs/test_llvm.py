@@ -19,6 +19,7 @@ from numba import carray, njit  # type: ignore[attr-defined]
 import psnode
 from psnode.codecs.kernels import bitmasks, memory, rows, sign_lanes, threefry
 from psnode.codecs.kernels.llvm import operations as ops
+from psnode.codecs.kernels.llvm import values
 from psnode.codecs.kernels.llvm.instructions import floats_at, instructions, plain, wide
 from psnode.codecs.polarcodes import coder, lanes, reader, symbols, vectors, writer
 from psnode.exchange.shard import sgd
@@ -295,3 +296,20 @@ def test_wide_vectors_change_no_sum() -> None:
     njit(add)(x, y)
     assert bits_of(x) == bits_of(expected)
     plain(wide)()
+
+
+@pytest.mark.parametrize(("processor", "asked"), [("znver4", False), ("icelake-server", True), ("neoverse-n1", True)])
+def test_memory_is_asked_for_ahead_where_that_is_faster(processor: str, asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(values, "processor", lambda: (processor, ""))
+    values.wants_hints.cache_clear()
+
+    @njit
+    def run(x: Any) -> None:
+        memory.fetch_row(x, 0)
+
+    try:
+        run(np.zeros(1024, F32))
+    finally:
+        values.wants_hints.cache_clear()
+    [text] = run.inspect_llvm().values()
+    assert ("llvm.prefetch" in text) is asked

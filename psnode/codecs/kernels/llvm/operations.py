@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 
-from psnode.codecs.kernels.llvm.values import BOOL, I1, I8, I32, I64, Array, Value, call, element, has
+from psnode.codecs.kernels.llvm.values import BOOL, I1, I8, I32, I64, Array, Value, call, element, has, wants_hints
 
 _LINE = 64  # bytes in a line of the cache
 
@@ -43,8 +43,11 @@ def store(array: Any, start: Any, value: Any) -> None:
 
 
 def prefetch(array: Any, start: Any, nbytes: int, writing: bool) -> None:
-    """Ask for `nbytes` of `array` from element `start` on, which may lie beyond its end. In NumPy nothing."""
-    if isinstance(array, Array):
+    """Ask for `nbytes` of `array` from element `start` on, which may lie beyond its end. In NumPy nothing.
+
+    Nor for processors that are slower for it.
+    """
+    if isinstance(array, Array) and wants_hints():
         address = array.address(start, I8)
         hints = [ir.Constant(I32, value) for value in (int(writing), 3, 1)]
         for offset in range(0, nbytes, _LINE):

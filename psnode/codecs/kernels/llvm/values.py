@@ -30,6 +30,15 @@ def has(feature: str) -> bool:
 
 
 @cache
+def wants_hints() -> bool:
+    """True if kernels are to ask for memory ahead.
+
+    AMD's Zen brings it in time by itself, and is slowed down by being asked (docs/results/2026-11-24-processors.md).
+    """
+    return not processor()[0].startswith("znver")
+
+
+@cache
 def rounds_once() -> bool:
     """True if that processor has an instruction for a * b + c, which rounds once."""
     return has("fma") or bool(cpu_target.target_context.codegen().magic_tuple()[0].startswith("aarch64"))
