@@ -1,5 +1,6 @@
 """The hook: a bucket's gradients coded, exchanged, and put back as their mean; and what a rank remembers between steps."""
 
+import atexit
 import queue
 import threading
 import zlib
@@ -26,6 +27,7 @@ from psnode.plan.groups import ALL, gradient_key
 
 _NOT_FINITE = -1  # sent as the size of a payload: the gradient of this rank holds NaN or infinity
 _FAILED = -2
+_LAST_BUCKET = 5.0  # seconds that the end of the program waits for an exchange in progress
 _Queued = tuple[Job, torch.futures.Future[torch.Tensor]]
 
 
@@ -62,7 +64,7 @@ class HookState:
         self._order: list[Names] = []  # tensors of each bucket of the last step
         self._loaded = False  # a state, and no step has been taken since
         self._step = 0
-        self._jobs: queue.SimpleQueue[_Queued] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Queued | None] = queue.SimpleQueue()
         self._exchange: Collectives | None = None
         self._thread: threading.Thread | None = None
         self.sent_bytes = 0  # payload bytes of this rank so far
@@ -89,6 +91,7 @@ class HookState:
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, args=[self.exchange], name="psnode-ddp", daemon=True)
             self._thread.start()
+            atexit.register(_end, self._jobs, self._thread)
         buffer = bucket.buffer()
         devices: list[int | str | torch.device] | None = [buffer.device] if buffer.is_cuda else None
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
@@ -126,8 +129,8 @@ class HookState:
 
     def _serve(self, exchange: Collectives) -> None:
         waiting: list[_Queued] = []
-        while True:
-            job, done = self._jobs.get()
+        while (queued := self._jobs.get()) is not None:
+            job, done = queued
             if job.number == 0:
                 waiting = []  # were those of a backward pass that was broken off
             waiting.append((job, done))
@@ -238,6 +241,12 @@ class HookState:
     def _add(self, coder: SegmentCoder, payload: Payload, total: Floats) -> None:
         segment = coder.segment
         coder.codec(0, self._step).decode_add(payload, total[segment.start : segment.stop].reshape(segment.shape))
+
+
+def _end(jobs: queue.SimpleQueue[_Queued | None], thread: threading.Thread) -> None:
+    """End a hook's thread before Python does: one that is still inside torch then takes the whole process down."""
+    jobs.put(None)
+    thread.join(_LAST_BUCKET)
 
 
 def comm_hook(

@@ -120,6 +120,16 @@ def test_what_it_cannot_do_is_refused(codec: str, named: dict[str, str], message
         ddp.comm_hook(codec, **named)
 
 
+def test_its_thread_has_ended_when_python_does(tmp_path: Path) -> None:
+    """One that is inside torch while the interpreter goes away takes the process down: "terminate called ..."."""
+    command = [sys.executable, Path(__file__).with_name("ending.py"), tmp_path]
+    ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    during, running = ended.stdout.splitlines()
+    assert "psnode-ddp" in during
+    assert "psnode-ddp" not in running
+
+
 def test_a_state_that_was_loaded_is_saved_again_as_it_was() -> None:
     """A checkpoint may follow before the next step."""
     state, _ = ddp.comm_hook("lss:refit=4", feedback="ef")
