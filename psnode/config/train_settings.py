@@ -68,7 +68,7 @@ class Config:
         free=True,
         before=False,
     )
-    enable_gpu: bool = option(False, "Compute on CUDA where there is a device.")
+    enable_gpu: bool = option(False, "Compute on CUDA where there is a device.", free=True)
     precision: str = option(
         "fp32", "Type that workers' forward and backward passes compute in; bf16 is torch.autocast, over weights of float32.",
         metavar="fp32|bf16", choices=("fp32", "bf16", "fp16"), before="fp32",

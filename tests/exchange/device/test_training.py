@@ -110,3 +110,19 @@ def test_without_cupy_the_host_codes_and_says_what_to_install(
     assert run(Config(train_dir=tmp_path / "run", enable_gpu=True, **SETTINGS | {"scheme": "qsgd", "local": 1})) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert "rank 1: every codec is coded on the host: CuPy cannot be imported" in said and "pip install '.[gpu]'" in said
+
+
+@pytest.mark.parametrize("begins_there", [False, True], ids=["host to device", "device to host"])
+def test_a_run_that_goes_on_elsewhere_has_the_weights_and_residuals_of_one_that_never_stopped(
+    cupy: FakeCupy, tmp_path: Path, begins_there: bool
+) -> None:
+    settings = SETTINGS | {"scheme": "dense", "codec": "fp16", "feedback": "ef"}
+    assert run(Config(train_dir=tmp_path / "whole", **settings)) == 0
+    first = settings | {"max_steps": 3, "enable_gpu": begins_there}
+    assert run(Config(train_dir=tmp_path / "two", **first)) == 0
+    assert bool(cupy.launched) == begins_there
+    cupy.launched.clear()
+    second = settings | {"enable_gpu": not begins_there, "resume": True}
+    assert run(Config(train_dir=tmp_path / "two", **second)) == 0
+    assert bool(cupy.launched) != begins_there
+    assert_same(tmp_path / "whole", tmp_path / "two", 6)
