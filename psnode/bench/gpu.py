@@ -90,7 +90,7 @@ def _row(
 def _is_payload(codec: Codec, values: np.ndarray, coder: DeviceCoder) -> bool:
     """True if what the device wrote is what the processor writes for `values`, behind parameters if there are any."""
     expected = codec.encode(values, KEY).body
-    found = np.zeros(expected.size, np.uint8)
+    found = np.zeros(codec.max_nbytes(values.shape), np.uint8)
     used = coder.take(found)
     return expected[expected.size - used :].tobytes() == found[:used].tobytes()
 

@@ -67,6 +67,9 @@ def run(specs: Sequence[str]) -> dict[str, Any]:
         without = ", ".join(spec for spec, formula in formulas.items() if formula is None)
         raise ConfigurationError(f"{without}: no formula, so nothing runs on a device (psnode codecs --json)")
     programs = {spec: program_of(formula) for spec, formula in formulas.items() if formula is not None}
+    if varying := [spec for spec in specs if programs[spec].packed.varies]:
+        raise ConfigurationError(f"{', '.join(varying)}: instructions depend on what is coded")
+    programs = {spec: program for spec, program in programs.items() if not program.packed.varies}
     rows = [_row(spec, program, name) for name in DEVICES for spec, program in programs.items()]
     return {**hardware(), "nvrtc": version(), "rows": rows}
 

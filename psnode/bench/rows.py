@@ -77,7 +77,7 @@ def _pairs(spec: str, inputs: Rotation, targets: Rotation) -> dict[str, tuple[Ca
     room, body = np.zeros(codec.max_nbytes(x.shape), np.uint8), np.zeros(program.nbytes(x.size), np.uint8)
     payload, one, quarter = codec.encode(x, KEY), np.float32(1), np.float32(0.25)
     coder.encode(x, key, body, _EMPTY)
-    if body.tobytes() != payload.body.tobytes():
+    if body[: program.length(body, x.size)].tobytes() != payload.body.tobytes():
         raise AssertionError(f"{spec}: the formula writes other bytes than the kernels by hand")
     return {
         "encode": (

@@ -32,7 +32,6 @@ from psnode.codecs.stages import Quantiser, Symbols
 from psnode.codecs.traits import Traits
 from psnode.errors import PayloadError
 
-SHARE = 0.88  # maximises 4 t pdf(t) - 2 t^2 (1 - cdf(t)), the energy that thresholds +-t take from N(0, 1)
 _SIDE = 4
 _LEAST, _MOST = 1e-37, 1e38
 
@@ -82,7 +81,7 @@ class Tbq(Quantiser):
 
         Where tau follows the array the `parts` are added to the memory of `x` beforehand.
         """
-        tau = np.float32(SHARE * root_mean_square(x, parts) if self.tau is None else self.tau)
+        tau = np.float32(kernels.SHARE * root_mean_square(x, parts) if self.tau is None else self.tau)
         if tau < 0:
             return tau, np.float32(np.nan)
         side.view(np.float32)[0] = tau

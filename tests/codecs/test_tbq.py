@@ -10,8 +10,8 @@ from scipy.optimize import minimize_scalar
 from scipy.stats import norm
 
 from psnode.codecs import Payload, get_codec
+from psnode.codecs.kernels.tbq import SHARE
 from psnode.codecs.rng import Key
-from psnode.codecs.tbq import SHARE
 from psnode.errors import CodecSpecError, NonFiniteGradientError, PayloadError
 from tests.codecs.family import fed_back, gaussian, recorded, student
 

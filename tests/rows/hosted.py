@@ -30,11 +30,20 @@ def address(array: np.ndarray) -> ctypes.c_void_p:
     return ctypes.c_void_p(array.ctypes.data if array.size else None)
 
 
+def starts_of(packed: np.ndarray, size: int) -> np.ndarray:
+    """Where blocks of 20480 codes begin, and where the last one ends."""
+    starts = [0]
+    for _ in range(size // 20480):
+        listed = int(packed[starts[-1] : starts[-1] + 2].view(np.uint16)[0])
+        starts.append(starts[-1] + (4098 if listed == 65535 else 2 + 2 * listed))
+    return np.array(starts, np.uint32)
+
+
 class Hosted:
     """Kernels of such a library, with the interface of psnode.codecs.rows.coder.Functions."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self.library = library
+        self.library, self.varies = library, hasattr(library, "place_blocks")
 
     def survey(self, x: np.ndarray, tops: np.ndarray) -> bool:
         padded = np.resize(x, -(-x.size // 512) * 512)  # repeats what there is, which changes no extreme
@@ -48,6 +57,8 @@ class Hosted:
         padded[: x.size] = x
         arrays = [address(array) for array in (padded, parts, tops, done, key)]
         self.library.sum_rows(*arrays, ctypes.c_uint32(x.size), ctypes.c_uint32(count))
+        if hasattr(self.library, "norms"):
+            self.library.norms(address(padded), address(parts), ctypes.c_uint32(count))
         while True:
             groups = -(-count // 512)
             folded = np.empty(sums * groups)
@@ -60,6 +71,14 @@ class Hosted:
     def encode(self, x: Any, first: int, key: Any, tops: Any, side: Any, rows: int, packed: Any, error: Any) -> int:
         done = np.array([x.size // 512], np.uint32)
         numbers = [ctypes.c_uint32(number) for number in (first, rows, x.size // 512)]
+        if self.varies:
+            blocks = ctypes.c_uint32(x.size // 20480)
+            rooms, starts = np.empty(8192 * blocks.value, np.uint8), np.empty(blocks.value + 1, np.uint32)
+            arrays = [address(array) for array in (x, error, side, rooms, tops, done, key)]
+            self.library.encode(*arrays, *numbers, address(starts))
+            self.library.place_blocks(address(starts), blocks)
+            self.library.copy_blocks(address(rooms), address(starts), address(packed), blocks)
+            return int(done[0]) * 512
         arrays = [address(array) for array in (x, error, side, packed, tops, done, key)]
         self.library.encode(*arrays, *numbers)
         return int(done[0]) * 512
@@ -67,4 +86,5 @@ class Hosted:
     def decode(self, side: Any, rows: int, first: int, packed: Any, out: Any, weight: np.float32, adding: bool) -> None:
         numbers = [ctypes.c_uint32(number) for number in (first, rows, out.size // 512)]
         arrays = [address(array) for array in (side, packed, out)]
-        self.library.decode(*arrays, ctypes.c_float(float(weight)), ctypes.c_int(adding), *numbers)
+        starts = [address(starts_of(packed, out.size))] if self.varies else []
+        self.library.decode(*arrays, ctypes.c_float(float(weight)), ctypes.c_int(adding), *numbers, *starts)

@@ -85,6 +85,7 @@ def test_gpus_run_it_from_registers_and_round_every_operation(spec: str, archite
     found = nvrtc.compile_text(standalone(text_of(program(get_codec(spec)))), architecture)
     spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", found.log)
     entries = {"encode", "decode", "survey", "fold_sums"} | ({"sum_rows"} if program(get_codec(spec)).sums else set())
+    entries |= {"norms", "place_blocks", "copy_blocks"} if spec == "tbq" else set()
     assert set(re.findall(r"Compiling entry function '(\w+)'", found.log)) == entries
     assert {*spills} == {("0", "0")}
     assert re.findall(r"\bfma\.", found.ptx) == []

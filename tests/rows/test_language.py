@@ -27,6 +27,7 @@ from psnode.codecs.rows import (
     greatest_of_all,
     halves,
     i32,
+    l2_norm_of_all,
     largest,
     largest_of_all,
     least_of_all,
@@ -301,6 +302,7 @@ def test_what_does_not_fit_is_refused_in_one_line() -> None:
     assert "neither a packing nor" in refused(lambda v: Fields(v=v, codes=planes(bits(v) & 3, 2)))
     assert "is to return Fields" in refused(lambda v: v)
     assert "the input of encode itself" in refused(lambda v: good(v * largest_of_all(v + v)))
+    assert "the input of encode itself" in refused(lambda v: good(v * f32(l2_norm_of_all(v + v))))
     assert "takes float32 of every coordinate" in refused(lambda v: good(v * f32(sum_of_all(f32(largest_of_all(v))))))
     assert "takes float32" in refused(lambda v: good(v * f32(sum_of_all(bits(v)))))
     assert "takes bool" in refused(lambda v: good(v * f32(count_of_all(v))))

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
-from psnode.codecs.arrays import Floats, readonly
+from psnode.codecs.arrays import Floats
 from psnode.codecs.kernels.parts import NO_PARTS, PartTable
-from psnode.codecs.kernels.sums import l2_of_sum
+from psnode.codecs.kernels.sums import l2_of_sum, uncut
 
 NOT_FINITE = -1.0
-_LARGEST = float(np.finfo(np.float32).max)
-_DOWN = 2.0**-20
 
 
 def root_mean_square(x: Floats, parts: PartTable = NO_PARTS) -> float:
@@ -20,7 +16,5 @@ def root_mean_square(x: Floats, parts: PartTable = NO_PARTS) -> float:
 
     `parts` are added to their target, the memory of `x`, beforehand; negative if one is not finite.
     """
-    norm = l2_of_sum(x, parts)
-    if norm >= _LARGEST:  # cut off there
-        norm = l2_of_sum(readonly(x * np.float32(_DOWN)), NO_PARTS) / _DOWN
+    norm = uncut(l2_of_sum(x, parts), x)
     return NOT_FINITE if norm < 0 else norm / math.sqrt(x.size)

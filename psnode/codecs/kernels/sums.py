@@ -10,6 +10,8 @@ from psnode.codecs.kernels.memory import copy_to, wide
 from psnode.codecs.kernels.norms import CHUNK, SAFE_HIGH, SAFE_LOW, inner_512, l2_norm, magnitude_of, top_bits
 from psnode.codecs.kernels.parts import BEGIN, NOT_FINITE, STRETCH, PartTable, add_parts
 
+_LARGEST, _DOWN = float(np.finfo(np.float32).max), np.float32(2.0**-20)
+
 
 @kernel
 def max_of_sum(x: Floats, parts: PartTable) -> float:
@@ -44,3 +46,11 @@ def l2_of_sum(x: Floats, parts: PartTable) -> float:
         copy_to(x[full:], rest)
         total += np.float64(inner_512(rest, rest, scratch))
     return float(np.sqrt(total)) if SAFE_LOW <= total <= SAFE_HIGH else float(l2_norm(x, scratch))
+
+
+@kernel
+def uncut(norm: float, x: Floats) -> float:
+    """The L2 norm of `x`, whose norm by l2_norm, cut off at the largest float32, is `norm`."""
+    if norm < _LARGEST:
+        return float(norm)
+    return float(l2_norm(x * _DOWN, np.empty(CHUNK + 64, np.float32)) / np.float64(_DOWN))

@@ -19,6 +19,7 @@ from psnode.codecs.rows.language import (
     greatest_of_all,
     i32,
     l2_norm,
+    l2_norm_of_all,
     largest,
     largest_of_all,
     least_of_all,
@@ -34,7 +35,7 @@ from psnode.codecs.rows.language import (
     u32,
     where,
 )
-from psnode.codecs.rows.packings import halves, planes, signs, trits
+from psnode.codecs.rows.packings import halves, planes, signs, sparse, trits
 from psnode.codecs.rows.values import Value
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "halves",
     "i32",
     "l2_norm",
+    "l2_norm_of_all",
     "largest",
     "largest_of_all",
     "least_of_all",
@@ -64,6 +66,7 @@ __all__ = [
     "settle",
     "signs",
     "size_of_all",
+    "sparse",
     "sqrt",
     "stochastic",
     "sum_of_all",

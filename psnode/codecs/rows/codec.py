@@ -61,7 +61,7 @@ class Generated(FlatCodec):
             source.refuse(reached(parts), coder.beginning(coded, size, done if error.size else 0))
         if isinstance(sink, InnerProducts):
             sink.record(float(dots[0]), float(dots[1]))
-        return used
+        return len(first) + coder.program.length(coded, size)
 
     def _decode(self, body: Bytes, out: Floats) -> None:
         coder, rest = self._read(body, out.size)

@@ -89,12 +89,14 @@ class Coder:
             sums = sums._replace(parts=NO_PARTS)
             if not self.functions.sum_up(readonly(x), key, tops):
                 return 0
-        side, packed, rest = self._views(body, x.size)
+        side, packed = self._views(body, x.size)
         full, rows = x.size // self._unit * self._unit, rows_of(x.size)
+        packed = packed[: full // self._unit * self.program.packed.unit]
         if full:
             done = self._code(readonly(x[:full]), key, tops, side, rows, packed, error[:full], sums)
             if done < full:
                 return done
+        packed, rest = self._split(body, x.size)
         if full < x.size:
             if len(sums.parts) > 1 and add_parts(sums.parts, BEGIN, full, x.size) == NOT_FINITE:
                 return full
@@ -132,7 +134,8 @@ class Coder:
 
     def decode(self, body: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
         """out = decoded, or out += weight * decoded; `out` is flat."""
-        side, packed, rest = self._views(body, out.size)
+        side, _ = self._views(body, out.size)
+        packed, rest = self._split(body, out.size)
         full, rows = out.size // self._unit * self._unit, rows_of(out.size)
         if full:
             self.functions.decode(readonly(side), rows, 0, readonly(packed), out[:full], weight, adding)
@@ -148,8 +151,8 @@ class Coder:
         """The first `done` decoded values, full units, of an array of `size`."""
         out = np.empty(done, np.float32)
         if done:
-            side, packed, _ = self._views(body, size)
-            end = done // self._unit * self.program.packed.unit
+            side, packed = self._views(body, size)
+            end = self.program.packed.length(packed, done)
             self.functions.decode(readonly(side), rows_of(size), 0, readonly(packed[:end]), out, np.float32(1), False)
         return out
 
@@ -165,11 +168,16 @@ class Coder:
             if int((numbers & np.uint32(MAGNITUDE)).max(initial=0)) >= INFINITY_BITS:
                 raise PayloadError(f"{program.id}: {name} is not finite")
 
-    def _views(self, body: Bytes, size: int) -> tuple[Words32, Bytes, Bytes]:
-        """The numbers, and the codes of full units and of what is left."""
+    def _views(self, body: Bytes, size: int) -> tuple[Words32, Bytes]:
+        """The numbers, and the codes."""
         start = 4 * self.program.side_words(size)
-        end = start + size // self._unit * self.program.packed.unit
-        return body[:start].view(np.uint32), body[start:end], body[end : self.program.nbytes(size)]
+        return body[:start].view(np.uint32), body[start : self.program.nbytes(size)]
+
+    def _split(self, body: Bytes, size: int) -> tuple[Bytes, Bytes]:
+        """The codes of full units, which are there, and of what is left."""
+        codes = self._views(body, size)[1]
+        end = self.program.packed.length(codes, size // self._unit * self._unit)
+        return codes[:end], codes[end:]
 
 
 class SumCoder(Coder):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from psnode.codecs.rows.cuda_rows import CudaRows, rooms_of
-from psnode.codecs.rows.formula import Program
+from psnode.codecs.rows.formula import NORM, Program
 from psnode.codecs.rows.values import Kind, Span, Value
 
 _OPENING = [
@@ -30,10 +30,19 @@ def sum_rows(program: Program) -> list[str]:
     with rows.block():
         rows.put("if (top_bits(v) >= FINITE_BELOW) {", "    LOWER(done, row);", "    continue;", "}")
         for place, value in enumerate(program.sums):
-            part = _of_row(value.args[0], rows)
+            part = "square_sum(v)" if value.op == NORM else _of_row(value.args[0], rows)
             rows.put(f"STORE_F64(sums, {place} * (uint64)count + row, {part});")
     body = rows.taken()
-    return [*_OPENING, *before, *_ROW, *rooms_of(rows), *body, "    }", "}"]
+    return [*_OPENING, *before, *_ROW, *rooms_of(rows), *body, "    }", "}", *_norms(program)]
+
+
+def _norms(program: Program) -> list[str]:
+    """The kernel for norms of all of x, which takes their rows' parts."""
+    places = [place for place, value in enumerate(program.sums) if value.op == NORM]
+    if not places:
+        return []
+    calls = [f"        norm_of_all(x, sums + {place} * (uint64)count, count);" for place in places]
+    return ["", "KERNEL norms(const float *x, double *sums, uint32 count) {", "    ROWS(at, 1) {", *calls, "    }", "}"]
 
 
 def _of_row(x: Value, rows: CudaRows) -> str:

@@ -32,7 +32,12 @@ _DECODE = [
     "              uint32 first, uint32 rows, uint32 count) {",
 ]
 _ROW = ["        const uint32 row = first + at;", "        const uint64 start = 512 * (uint64)at;"]
-_MISSED = ["            LOWER(done, 5 * unit);", "            continue;"]
+_BLOCK = [
+    "    ROWS(unit, count / 40) {",
+    "        uint32 sent = 0;",
+    "        ROLLED for (uint32 part = 0; part < 40; part++) {",
+    "        const uint32 at = 40 * unit + part;",
+]
 _UNIT = [
     "    ROWS(unit, count / 5) {",
     "        U32 trits[16];",
@@ -44,7 +49,8 @@ _UNIT = [
 def text_of(program: Program) -> str:
     """The kernels' text: a function of the program alone."""
     sums = [*sum_rows(program), ""] if program.sums else []
-    return "\n".join([_HEADER.format(program.id), *sums, *_encode(program), "", *_decode(program), ""])
+    more = ['#include "sparse.h"', ""] if program.packed.varies else []
+    return "\n".join([_HEADER.format(program.id), *more, *sums, *_encode(program), "", *_decode(program), ""])
 
 
 def _encode(program: Program) -> list[str]:
@@ -61,20 +67,27 @@ def _encode(program: Program) -> list[str]:
         rows.put(f"{_codes(program)} codes[16];")
         rows.into(program.packed.value, Store("codes[{at}] = {x};"))
         rows.put(_pack(program))
+        if program.packed.varies:
+            rows.put("STORE_WORD(starts, unit, sent);")
         with rows.when("error"):
             rows.into(program.kept, Store("STORE_F32(error, start + 32 * {at}, v[{at}] - {x});"))
     body = rows.taken()
     load = ["        F32 v[16];", "        EACH(k) v[k] = LOAD_F32(x, start + 32 * k);"]
     if program.packed.rows == 1:
         return [*_ENCODE, *before, "    ROWS(at, count) {", *_ROW, *load, *rooms_of(rows), *body, "    }", "}"]
-    look = [] if program.sweeps or program.sums else ["        if (!finite_rows(x, 5 * unit, 5)) {", *_MISSED, "        }"]
-    store = "        EACH(k) STORE_8(packed + 512 * (uint64)unit, 32 * k, trits[k]);"
-    opening = [*_UNIT[:2], *look, *_UNIT[2:]]
-    return [*_ENCODE, *before, *opening, *_ROW, *load, *rooms_of(rows), *body, "        }", store, "    }", "}"]
+    unit, count = (_BLOCK, 40) if program.packed.varies else (_UNIT, 5)
+    missed = [f"        if (!finite_rows(x, {count} * unit, {count})) {{", f"            LOWER(done, {count} * unit);"]
+    look = [] if program.sweeps or program.sums else [*missed, "            continue;", "        }"]
+    store = [] if program.packed.varies else ["        EACH(k) STORE_8(packed + 512 * (uint64)unit, 32 * k, trits[k]);"]
+    opening = [*unit[:2], *look, *unit[2:]]
+    head = _with_starts(_ENCODE, "uint32 *starts") if program.packed.varies else _ENCODE
+    return [*head, *before, *opening, *_ROW, *load, *rooms_of(rows), *body, "        }", *store, "    }", "}"]
 
 
 def _decode(program: Program) -> list[str]:
     rows = CudaRows(program)
+    if program.packed.varies:
+        return _decode_blocks(program, rows)
     columns = {column.name: column for column in (*program.of_array, *program.of_rows)}
     fields = [value for value in below([program.decoded]) if value.op == "field"]
 
@@ -104,6 +117,52 @@ def _decode(program: Program) -> list[str]:
     return [*_DECODE, *before, *_UNIT[:2], load, *_UNIT[2:], *_ROW, *rooms_of(rows), *body, "        }", "    }", "}"]
 
 
+def _with_starts(lines: list[str], starts: str) -> list[str]:
+    """The opening of a kernel that takes where blocks begin, too."""
+    end = next(at for at, line in enumerate(lines) if line.endswith(") {"))
+    return [*lines[:end], lines[end].replace(") {", f", {starts}) {{"), *lines[end + 1 :]]
+
+
+def _decode_blocks(program: Program, rows: CudaRows) -> list[str]:
+    """All coordinates of a dense block; of another one those that are listed, and if nothing is added to, first all as a 1."""
+    for at, column in enumerate(program.of_array):
+        value = next((value for value in below([program.decoded]) if value.op == "field" and value.detail == column.name), None)
+        if value is not None:
+            word = f"side[{at}]"
+            rows.define(value, f"float_of({word})" if value.kind is Kind.F32 else f"({PLAIN[value.kind]}){word}")
+    rows.numbers([program.decoded])
+    before = rows.taken()
+
+    def stored(opening: list[str], new: str, old: str) -> None:
+        with rows.block():
+            rows.put(*opening, "if (adding) {")
+            with rows.block():
+                rows.into(program.decoded, Store(new.format(x=f"{old} + weight * {{x}}")))
+            rows.put("} else {")
+            with rows.block():
+                rows.into(program.decoded, Store(new.format(x="{x}")))
+            rows.put("}")
+
+    rows.put("    const byte *from = packed + starts[unit];", "    const uint32 sent = LOAD_HALF(from);")
+    rows.put("    if (sent == DENSE || !adding) ROLLED for (uint32 part = 0; part < BLOCK_ROWS; part++) {")
+    with rows.block():
+        one = "if (sent == DENSE) digits_of_row(codes, part, from + 2);"
+        opening = ["const uint64 start = 512 * (uint64)(BLOCK_ROWS * unit + part);", "U32 codes[16];"]
+        opening += ["EACH(k) codes[k] = SPREAD_U32(1);", one]
+        stored(opening, "STORE_F32(out, start + 32 * {{at}}, {x});", "LOAD_F32(out, start + 32 * {at})")
+    rows.put("    }", "    if (sent != DENSE) TOGETHER;")
+    rows.put("    if (sent != DENSE) ROLLED for (uint32 first = 0; first < sent; first += 512) {")
+    with rows.block():
+        opening = ["float *to = out + 512 * BLOCK_ROWS * (uint64)unit;", "U32 codes[16], places[16];", "MASK listed[16];"]
+        opening += ["list_entries(codes, places, listed, from + 2, first, sent);"]
+        there = "listed[{at}], to, places[{at}]"
+        stored(opening, f"SCATTER_F32({there.replace('{', '{{').replace('}', '}}')}, {{x}});", f"GATHER_F32({there})")
+    rows.put("    }")
+    body = rows.taken()
+    head = _with_starts(_DECODE, "const uint32 *starts")
+    return [*head, *before, "    ROWS(unit, count / BLOCK_ROWS) {", *rooms_of(rows), *body, "    }", "}"]
+
+
 def _word(column: Column, rows: CudaRows) -> str:
     """The four bytes of a number."""
     found = rows.number(column.value)
@@ -120,6 +179,8 @@ def _pack(program: Program) -> str:
         return "EACH(k) STORE_16(packed + 2 * start, 32 * k, codes[k]);"
     if form == "trits":
         return "EACH(k) trits[k] = part ? trits[k] + codes[k] * power : codes[k];"
+    if form == "sparse":
+        return "append_row(codes, part, packed + ROOM_BYTES * (uint64)unit, sent);"
     if form == "signs":
         return "EACH(k) STORE_WORD(packed + start / 8, k, BALLOT(codes[k]));"
     return f"pack_planes<{bits}>(codes, packed + {bits} * (start / 8));"

@@ -22,6 +22,7 @@ from psnode.errors import ConfigurationError, in_one_line, installing
 OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
 _INCLUDE = re.compile(r'^#include "(?!host\.h)(\w+\.h)"$', re.MULTILINE)
 _THREADS, _ROWS_PER_BLOCK, _MOST_BLOCKS = 256, 8, 65535
+BLOCK_ROWS, ROOM = 40, 8192  # of a packing that varies: rows of a block, and bytes of its room, as sparse.h has it
 
 
 def import_cupy() -> Any:
@@ -72,12 +73,13 @@ class Kernels:
     """The kernels of a text on CUDA device number `device`, compiled when they are made unless their file is there.
 
     A call gives a kernel to `stream`, the address of a CUDA stream, and returns at once. Other addresses are of device memory,
-    for `count` full rows.
+    for `count` full rows. `blocks`: the packing is one of blocks that vary in length.
     """
 
     def __init__(self, text: str, device: int) -> None:
         self._cupy, self._device = import_cupy(), device
         source = standalone(text)
+        self._has_norms, self.blocks = "KERNEL norms(" in text, "KERNEL place_blocks(" in source
         path = Identity.of(device).file(source, ".cubin")
         with self._cupy.cuda.Device(device):
             try:
@@ -99,6 +101,9 @@ class Kernels:
         addresses = [np.uint64(address) for address in arrays]
         rows = self._module.get_function("sum_rows")
         self._launch(rows, stream, count, *addresses, np.uint32(size), np.uint32(count))
+        if self._has_norms:
+            norms = self._module.get_function("norms")
+            self._launch(norms, stream, 1, np.uint64(arrays.x), np.uint64(arrays.room), np.uint32(count))
         while True:
             groups = rows_of(count)
             to = arrays.tops + 16 if groups == 1 else target
@@ -110,14 +115,23 @@ class Kernels:
 
     def encode(self, stream: int, arrays: EncodeArrays, first: int, rows: int, count: int) -> None:
         """Code `count` rows, the first of which is number `first` of `rows`, as Functions.encode; `done` is lowered."""
-        addresses = [np.uint64(address) for address in arrays]
-        self._launch(self._encode, stream, count, *addresses, *map(np.uint32, (first, rows, count)))
+        if not self.blocks:
+            addresses = [np.uint64(address) for address in arrays[:-2]]
+            self._launch(self._encode, stream, count, *addresses, *map(np.uint32, (first, rows, count)))
+            return
+        starts, rooms, blocks = np.uint64(arrays.starts), np.uint64(arrays.rooms), count // BLOCK_ROWS
+        addresses = [np.uint64(address) for address in arrays._replace(packed=arrays.rooms)[:-2]]
+        self._launch(self._encode, stream, blocks, *addresses, *map(np.uint32, (first, rows, count)), starts)
+        self._launch(self._module.get_function("place_blocks"), stream, 1, starts, np.uint32(blocks))
+        copy = self._module.get_function("copy_blocks")
+        self._launch(copy, stream, blocks, rooms, starts, np.uint64(arrays.packed), np.uint32(blocks))
 
     def decode(self, stream: int, arrays: DecodeArrays, weight: float, adding: bool, first: int, rows: int, count: int) -> None:
         """Overwrite `out` with what is decoded, or add weight times that."""
-        addresses = [np.uint64(address) for address in arrays]
+        addresses = [np.uint64(address) for address in arrays[:-1]]
         numbers = np.float32(weight), np.int32(adding), *map(np.uint32, (first, rows, count))
-        self._launch(self._decode, stream, count, *addresses, *numbers)
+        starts = [np.uint64(arrays.starts)] if self.blocks else []
+        self._launch(self._decode, stream, count // BLOCK_ROWS if starts else count, *addresses, *numbers, *starts)
 
     def _load(self, path: Path) -> None:
         if not path.is_file():
@@ -162,7 +176,11 @@ def nbytes_of_sums(size: int, sums: int) -> int:
 
 
 class EncodeArrays(NamedTuple):
-    """Addresses for `encode`, in the order of its arguments; `error`: 0 if it is not wanted, and it may be `x`."""
+    """Addresses for `encode`, in the order of its arguments; `error`: 0 if it is not wanted, and it may be `x`.
+
+    Of packings that vary also `starts`, uint32: where each block begins in `packed`, and where the last one ends; and ROOM bytes
+    a block at `rooms`.
+    """
 
     x: int
     error: int
@@ -171,6 +189,8 @@ class EncodeArrays(NamedTuple):
     tops: int
     done: int
     key: int
+    starts: int = 0
+    rooms: int = 0
 
 
 class DecodeArrays(NamedTuple):
@@ -179,3 +199,4 @@ class DecodeArrays(NamedTuple):
     side: int
     packed: int
     out: int
+    starts: int = 0

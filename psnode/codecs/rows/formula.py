@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from psnode.codecs.arrays import Int32s, Words32
+from psnode.codecs.arrays import Bytes, Int32s, Words32
 from psnode.codecs.rows.language import LARGEST, ROW, minimum, where
 from psnode.codecs.rows.packings import Packed
 from psnode.codecs.rows.values import Kind, Span, Value, below
@@ -18,7 +18,8 @@ from psnode.errors import CodecError, CodecSpecError, in_one_line
 
 _OF_ENCODE = ("input", "random16", "coin", "settle", "size_of_all")
 OF_ALL = ("largest_of_all", "least_of_all", "greatest_of_all")  # what takes a sweep of its own
-SUMS = ("sum_of_all", "count_of_all")  # what takes a sweep of the formula's own
+NORM = "l2_norm_of_all"
+SUMS = ("sum_of_all", "count_of_all", NORM)  # what takes a sweep of the formula's own
 OF_INPUT = (*OF_ALL, *SUMS, "size_of_all")
 
 
@@ -128,8 +129,13 @@ class Program:
         return len(self.of_array) + len(self.of_rows) * rows_of(size)
 
     def nbytes(self, size: int) -> int:
-        """Bytes of the body of `size` coordinates."""
+        """Bytes of the body of `size` coordinates, or, where the packing varies, the most."""
         return 4 * self.side_words(size) + self.packed.nbytes(size)
+
+    def length(self, body: Bytes, size: int) -> int:
+        """Bytes of the body of `size` coordinates that `body` begins with."""
+        start = 4 * self.side_words(size)
+        return start + self.packed.length(body[start:], size)
 
 
 def rows_of(size: int) -> int:

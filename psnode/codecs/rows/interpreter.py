@@ -13,7 +13,7 @@ import numpy as np
 from psnode.codecs.arrays import Bytes, Floats, Words, Words32
 from psnode.codecs.kernels.norms import SAFE_HIGH, SAFE_LOW
 from psnode.codecs.rng import BLOCK, HALF, words
-from psnode.codecs.rows.formula import OF_ALL, Program, rows_of
+from psnode.codecs.rows.formula import NORM, OF_ALL, Program, rows_of
 from psnode.codecs.rows.language import LARGEST, ROW
 from psnode.codecs.rows.values import Kind, Span, Value, below
 
@@ -76,9 +76,11 @@ class Interpreted:
             v[0, :here] = x[ROW * row : ROW * row + here]
             evaluation = Evaluation(v, row, key, self.program, tops)
             for place, value in enumerate(self.program.sums):
-                found[place, row] = _sum_of_row(evaluation.value(value.args[0]), here)
+                if value.op != NORM:
+                    found[place, row] = _sum_of_row(evaluation.value(value.args[0]), here)
         for value, sums in zip(self.program.sums, found, strict=True):
-            tops.view(np.float64)[self.program.place_of_sum(value)] = _tree_of(sums)
+            total = _norm_of_all(x) if value.op == NORM else _tree_of(sums)
+            tops.view(np.float64)[self.program.place_of_sum(value)] = total
         return True
 
     def encode(self, x: Floats, first: int, key: Words, tops: Any, side: Words32, rows: int, packed: Bytes, error: Floats) -> int:
@@ -87,7 +89,7 @@ class Interpreted:
         The coordinates done: all, or those before the first unit that is not finite. x - decoded goes to `error`, unless empty.
         """
         program, unit = self.program, ROW * self.program.packed.rows
-        codes = np.empty(unit, np.uint32)
+        codes, used = np.empty(unit, np.uint32), 0
         for start in range(0, x.size, ROW):
             v = x[start : start + ROW]
             if start % unit == 0 and not np.isfinite(x[start : start + unit]).all():
@@ -101,7 +103,9 @@ class Interpreted:
             coded = found.value(program.packed.value)
             codes[start % unit : start % unit + ROW] = coded
             if (start + ROW) % unit == 0:
-                packed[start // unit * program.packed.unit :][: program.packed.unit] = program.packed.pack(codes)
+                made = program.packed.pack(codes)
+                packed[used : used + made.size] = made
+                used += made.size
             if error.size:
                 found.known[_symbol(program.kept)] = coded
                 error[start : start + ROW] = v - found.value(program.kept).reshape(-1)
@@ -110,11 +114,18 @@ class Interpreted:
     def decode(self, side: Words32, rows: int, first: int, packed: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
         """out = decoded, or out += weight * decoded, for full rows `out`, which begin at number `first` of `rows`."""
         form, unit = self.program.packed, ROW * self.program.packed.rows
+        used = 0
         for start in range(0, out.size, ROW):
-            codes = form.unpack(packed[start // unit * form.unit :][: form.unit], unit)[start % unit :][:ROW]
+            if start % unit == 0:
+                length = form.length(packed[used:], unit)
+                data, used = packed[used : used + length], used + length
+                all_codes = form.unpack(data, unit)
+            codes = all_codes[start % unit :][:ROW]
             y = self._decoded(codes, side, rows, first + start // ROW)
+            changed = (codes != 1) | (data[:2] == 255).all() if form.varies else np.True_
             with np.errstate(all="ignore"):
-                out[start : start + ROW] = out[start : start + ROW] + weight * y if adding else y
+                z = out[start : start + ROW]
+                out[start : start + ROW] = np.where(changed, z + weight * y, z) if adding else y
 
     def _decoded(self, codes: Words32, side: Words32, rows: int, row: int) -> Floats:
         program = self.program
@@ -251,7 +262,10 @@ def _tree(x: Any) -> Any:
 
 
 def _norm(x: Floats) -> float:
-    total = float(_tree((x * x)[None])[0])
+    total = 0.0
+    for row in np.concatenate([x, np.zeros(-x.size % ROW, np.float32)]).reshape(-1, ROW):
+        with np.errstate(all="ignore"):
+            total += float(_tree((row * row)[None])[0])
     if SAFE_LOW <= total <= SAFE_HIGH:
         return float(np.sqrt(total))
     if total == 0 and not x.any():
@@ -261,3 +275,8 @@ def _norm(x: Floats) -> float:
         total += each * each
         top = max(top, each)
     return min(max(float(np.sqrt(total)), top), LARGEST)
+
+
+def _norm_of_all(x: Floats) -> float:
+    norm = _norm(x)
+    return norm if norm < LARGEST else _norm(x * np.float32(2.0**-20)) * 2.0**20

@@ -122,6 +122,16 @@ def sum_of_all(x: Value) -> Value:
     return Value("sum_of_all", Kind.F64, (_of_coordinates(x, Kind.F32, "sum_of_all"),), Span.ARRAY)
 
 
+def l2_norm_of_all(v: Value) -> Value:
+    """The L2 norm of the whole input, a float64: squares of a row as by `tree_sum`, the rows' sums one after the other.
+
+    In float64, coordinate by coordinate, where that leaves 2^+-120.
+    """
+    if _of(v, Kind.F32, "l2_norm_of_all").op != "input":
+        raise CodecSpecError("l2_norm_of_all takes the input of encode itself")
+    return Value("l2_norm_of_all", Kind.F64, (v,), Span.ARRAY)
+
+
 def count_of_all(condition: Value) -> Value:
     """How many coordinates of the whole input a condition holds for, an uint32."""
     return Value("count_of_all", Kind.U32, (_of_coordinates(condition, Kind.BOOL, "count_of_all"),), Span.ARRAY)

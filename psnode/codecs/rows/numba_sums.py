@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from psnode.codecs.rows.formula import Program
+from psnode.codecs.rows.formula import NORM, Program
 from psnode.codecs.rows.numba_rows import NumbaRows, rooms_of
 from psnode.codecs.rows.values import Kind, Span, Value
 
@@ -14,7 +14,8 @@ def sum_up(program: Program) -> list[str]:
     before = rows.taken()
     with rows.block():
         for place, value in enumerate(program.sums):
-            rows.put(f"found[{place}, row] = {_of_row(value.args[0], rows)}")
+            if value.op != NORM:
+                rows.put(f"found[{place}, row] = {_of_row(value.args[0], rows)}")
     body = rows.taken()
     return [
         "@kernel",
@@ -36,10 +37,15 @@ def sum_up(program: Program) -> list[str]:
         "        if not is_finite(v):",
         "            return False",
         *body,
-        f"    for j in range({len(program.sums)}):",
-        "        tops.view(np.float64)[2 + j] = tree_of(found[j])",
+        *_totals(program),
         "    return True",
     ]
+
+
+def _totals(program: Program) -> list[str]:
+    places = ((value.op == NORM, program.place_of_sum(value)) for value in program.sums)
+    totals = ("uncut(l2_norm(x, lanes), x)" if is_norm else f"tree_of(found[{place - 2}])" for is_norm, place in places)
+    return [f"    tops.view(np.float64)[{2 + at}] = {total}" for at, total in enumerate(totals)]
 
 
 def _of_row(x: Value, rows: NumbaRows) -> str:

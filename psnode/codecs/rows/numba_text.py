@@ -26,6 +26,8 @@ from psnode.codecs.kernels.parts import BEGIN, NO_PARTS, NOT_FINITE, add_parts
 from psnode.codecs.kernels.planes import new_rows, pack_codes, pack_row, unpack_codes, unpack_row
 from psnode.codecs.kernels.rows import bits_of, draw_coins, float_of, is_finite, largest_512, pack_signs
 from psnode.codecs.kernels.rows import settled, survey_sum, top_of, uncounted, unpack_signs
+from psnode.codecs.kernels.sums import uncut
+from psnode.codecs.kernels.tbq import pack_block, unpack_block
 from psnode.codecs.kernels.trees import count_512, row_sum, sum_512, tree_of
 from psnode.codecs.kernels.trits import pack, unpack
 from psnode.codecs.rng import fill
@@ -46,7 +48,7 @@ def encode(x, first, key, tops, side, rows, packed, error):
 '''
 
 _TELLING = {"l2_norm": "{} < 0", "largest": "not {} < np.inf"}  # what numbers of the row say of it if it is not finite
-_PART = "part = digits[start % 2560 : start % 2560 + 512]"
+_PART = "part = digits[start % {0} : start % {0} + 512]"
 _PARTS = [
     "        if adding and start % {0} == 0:",
     "            cursor = add_parts(parts, cursor, start, min(start + {0}, x.size))",
@@ -72,9 +74,16 @@ class _Kernel:
         found = f"np.uint32({array}[{{}}])"
         self.rows = NumbaRows(program, f"({found} != np.uint32(0))" if program.packed.form == "signs" else found)
 
+    @property
+    def digits(self) -> int:
+        """Coordinates of a unit."""
+        return 512 * self.program.packed.rows
+
     def scratch(self) -> list[str]:
         """Room for a row, as far as it is used."""
         lines = ["    room = new_rows()", "    low, low_words, lanes = room.low, room.low_words, np.empty(576, np.float32)"]
+        if self.program.packed.varies:
+            return [*lines, f"    digits, used = np.empty({self.digits}, np.uint8), 0", *rooms_of(self.rows)]
         lines.append("    memory = uncounted(packed.view(np.float32))")
         if self.program.packed.bits > 8 and self.program.packed.form == "planes":
             lines.append("    codes = np.zeros(512, np.uint32)")
@@ -105,7 +114,15 @@ class _Kernel:
             here = "bytes_of_digits[start // 2560 * 512 : start // 2560 * 512 + 512]"
             if verb == "pack":
                 return ["if start % 2560 == 2048:", f"    pack(digits, {here})"]
-            return ["if start % 2560 == 0:", f"    unpack({here}, digits)", _PART]
+            return ["if start % 2560 == 0:", f"    unpack({here}, digits)", _PART.format(2560)]
+        if form == "sparse":
+            if verb == "pack":
+                return [f"if start % {self.digits} == {self.digits - 512}:", "    used += pack_block(digits, packed[used:])"]
+            load = [
+                "    dense = packed[used] & packed[used + 1] == np.uint8(255)",
+                "    used += unpack_block(packed[used:], digits)",
+            ]
+            return [f"if start % {self.digits} == 0:", *load, _PART.format(self.digits)]
         if form == "signs":
             return [f"{verb}_signs(low, {here})" if verb == "pack" else f"{verb}_signs({here}, low)"]
         if bits > 8:
@@ -158,8 +175,8 @@ class _Encode(_Kernel):
             rows.put(f"{self.place(column)} = {rows.number(column.value)}")
         if form == "halves":
             rows.put("part = halves[start : start + 512]")
-        if form == "trits":
-            rows.put(_PART)
+        if self.program.packed.rows > 1:
+            rows.put(_PART.format(self.digits))
         if refused is None:
             rows.put("top = np.uint32(0)")
             coded = coded._replace(beside="top = max(top, np.uint32(bits_of(v[{at}]) & MAGNITUDE))")
@@ -180,8 +197,8 @@ class _Encode(_Kernel):
         """The condition under which a row is not coded, empty if there is none; None: the loop over the row is to find out."""
         if self.program.sweeps or self.program.sums:
             return ""  # the sweep has looked at all of the input
-        if self.program.packed.form == "trits":
-            return "start % 2560 == 0 and not is_finite(x[start : start + 2560])"
+        if self.program.packed.rows > 1:
+            return f"start % {self.digits} == 0 and not is_finite(x[start : start + {self.digits}])"
         for value in below(ends):
             if value.op in _TELLING and value.args[0].op == "input":
                 return _TELLING[value.op].format(self.rows.number(value))
@@ -204,7 +221,10 @@ class _Decode(_Kernel):
                 rows.put("part = halves[start : start + 512]")
             rows.put(*self.packing("unpack"), "if adding:")
             with rows.block():
-                rows.into(program.decoded, Store("y[{at}] += weight * {x}"))
+                form = "y[{at}] += weight * {x}"
+                if program.packed.varies:  # -0 stays what it is where nothing was sent
+                    form = "y[{at}] = y[{at}] + weight * {x} if dense or part[{at}] != np.uint8(1) else y[{at}]"
+                rows.into(program.decoded, Store(form))
             rows.put("else:")
             with rows.block():
                 rows.into(program.decoded, Store("y[{at}] = {x}"))
@@ -230,7 +250,7 @@ def _coded(packed: Packed) -> tuple[str, Store]:
     """The array that takes the codes of a row, and how they are stored."""
     if packed.form == "halves":
         return "part", Store("part[{at}] = np.uint16({x})")
-    if packed.form == "trits":
+    if packed.rows > 1:
         return "part", Store("part[{at}] = np.uint8({x})")
     if packed.bits > 8:
         return "codes", Store("codes[{at}] = {x}")

@@ -1,6 +1,6 @@
 """Packings: how one number a coordinate becomes the last part of a body, and back, in NumPy.
 
-`planes`, `halves` and `trits` take codes, `signs` conditions. Layouts are those of docs/payload-format.md.
+`planes`, `halves`, `trits` and `sparse` take codes, `signs` conditions. Layouts are those of docs/payload-format.md.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from psnode.codecs.arrays import Bytes, Words32, readonly
+from psnode.codecs.kernels import tbq
 from psnode.codecs.kernels.planes import packed_nbytes
 from psnode.codecs.kernels.rows import cut_row, fill_row
 from psnode.codecs.kernels.ternary import is_valid
@@ -32,21 +33,34 @@ class Packed(NamedTuple):
     @property
     def rows(self) -> int:
         """Rows that are packed together: a unit."""
-        return DIGITS if self.form == "trits" else 1
+        return {"trits": DIGITS, "sparse": tbq.BLOCK // 512}.get(self.form, 1)
 
     @property
     def unit(self) -> int:
-        """Bytes of a unit."""
+        """Bytes of a unit; of one that varies, the most."""
         return self.nbytes(512 * self.rows)
 
+    @property
+    def varies(self) -> bool:
+        """True if the codes decide how many bytes they take."""
+        return self.form == "sparse"
+
+    def length(self, data: Bytes, size: int) -> int:
+        """Bytes of the `size` codes that `data` begins with."""
+        return tbq.length(readonly(data), size) if self.varies else self.nbytes(size)
+
     def nbytes(self, size: int) -> int:
-        """Bytes that `size` codes take."""
+        """Bytes that `size` codes take, or take at most."""
+        if self.form == "sparse":
+            return 2 * -(-size // tbq.BLOCK) + -(-size // DIGITS)
         if self.form == "trits":
             return -(-size // DIGITS)
         return -(-size * self.bits // 8) if self.form != "planes" else packed_nbytes(size, self.bits)
 
     def pack(self, codes: Words32) -> Bytes:
         """The bytes of the codes of a unit or less."""
+        if self.form == "sparse":
+            return _block(codes)
         if self.form == "trits":
             digits = np.zeros((DIGITS, -(-codes.size // DIGITS)), np.uint32)
             digits.reshape(-1)[: codes.size] = codes
@@ -58,7 +72,9 @@ class Packed(NamedTuple):
         return np.concatenate([_plane(codes, width, shift) for width, shift in _split(self.bits)])
 
     def unpack(self, data: Bytes, count: int) -> Words32:
-        """Inverse of `pack`, for `count` codes."""
+        """Inverse of `pack`, for `count` codes that `data` begins with."""
+        if self.form == "sparse":
+            return _from_block(data, count)
         if self.form == "trits":
             return (np.minimum(data, _TOP).astype(np.uint32) // _POWERS % 3).astype(np.uint32).reshape(-1)[:count]
         if self.form == "halves":
@@ -77,18 +93,23 @@ class Packed(NamedTuple):
         if self.form == "planes":
             cut_row(unit, self.bits, count, out)
             return
+        if self.form == "sparse":
+            found = self.pack(self.unpack(unit, 512 * self.rows)[:count])
+            out[: found.size] = found
+            return
         out[:] = self.pack(self.unpack(unit, count)) if self.form == "trits" else unit[: out.size]
         if self.form == "signs" and count % 8:
             out[-1] &= np.uint8(2 ** (count % 8) - 1)
 
     def fill(self, data: Bytes, count: int, unit: Bytes) -> None:
-        """Inverse of `cut`: the codes from `count` on are 0."""
+        """Inverse of `cut`: the codes from `count` on are 0, or those that a sparse form leaves out."""
         if self.form == "planes":
             fill_row(readonly(data), self.bits, count, unit)
-        elif self.form == "trits":
-            codes = np.zeros(512 * self.rows, np.uint32)
+        elif self.form in ("trits", "sparse"):
+            codes = np.full(512 * self.rows, int(self.form == "sparse"), np.uint32)
             codes[:count] = self.unpack(data, count)
-            unit[:] = self.pack(codes)
+            found = self.pack(codes)
+            unit[: found.size] = found
         else:
             unit[: data.size] = data
 
@@ -102,6 +123,10 @@ class Packed(NamedTuple):
 
     def check(self, data: Bytes, size: int, owner: str) -> None:
         """PayloadError, naming `owner`, unless `data` is as long as it is to be and no bits follow the last code or digit."""
+        if self.form == "sparse":
+            if not tbq.is_valid(readonly(data), size):
+                raise PayloadError(f"{owner}: {data.size} bytes that are not blocks of {size} coordinates")
+            return
         if data.size != self.nbytes(size):
             raise PayloadError(f"{owner}: {data.size} bytes instead of {self.nbytes(size)} for {size} coordinates")
         if self.form == "signs" and size % 8 and int(data[-1]) >> size % 8:
@@ -132,6 +157,32 @@ def signs(conditions: Value) -> Packed:
 def trits(codes: Value) -> Packed:
     """Codes 0, 1, 2, five to a byte; uint32."""
     return Packed(_checked(codes, Kind.U32, "trits"), "trits", 2)
+
+
+def sparse(codes: Value) -> Packed:
+    """Codes 0, 1, 2, of which 1 is frequent: by blocks five to a byte, or two bytes for each other one, the shorter; uint32."""
+    return Packed(_checked(codes, Kind.U32, "sparse"), "sparse", 2)
+
+
+def _block(codes: Words32) -> Bytes:
+    """A block of psnode.codecs.kernels.tbq."""
+    places = np.flatnonzero(codes != 1)
+    if 2 * places.size < -(-codes.size // DIGITS):
+        entries = places | np.where(codes[places] == 0, 0x8000, 0)
+        return np.concatenate([[places.size], entries]).astype("<u2").view(np.uint8)
+    digits = np.zeros((DIGITS, -(-codes.size // DIGITS)), np.uint32)
+    digits.reshape(-1)[: codes.size] = codes
+    return np.concatenate([[0xFF, 0xFF], (digits * _POWERS).sum(axis=0)]).astype(np.uint8)
+
+
+def _from_block(data: Bytes, count: int) -> Words32:
+    sent = int(data[0]) + 256 * int(data[1])
+    if sent == 0xFFFF:
+        trits = np.minimum(data[2 : 2 + -(-count // DIGITS)], _TOP).astype(np.uint32)
+        return np.asarray(trits // _POWERS % 3, np.uint32).reshape(-1)[:count]
+    codes, entries = np.ones(count, np.uint32), data[2 : 2 + 2 * sent].copy().view("<u2")
+    codes[entries & 0x7FFF] = np.where(entries & 0x8000, 0, 2)
+    return codes
 
 
 def _checked(value: Value, kind: Kind, word: str) -> Value:

@@ -35,6 +35,7 @@ class DeviceChange:
 
         self._codec, self._weights, self._head = codec, weights, preamble(decoder(codec))
         self._coder = DeviceCoder(*kernels, weights.numel(), weights.device)
+        self._varies = kernels[0].packed.varies
         self._nbytes = len(self._head) + kernels[0].nbytes(weights.numel())
         self._checked = Coder(kernels[0], OnDevice(kernels[1], weights.device))
 
@@ -44,7 +45,7 @@ class DeviceChange:
         scale = np.float32(1)
         if isinstance(self._codec, Contractive):
             scale, body = self._codec.split(body)
-        if abs(scale) > 1 or body.size != self._nbytes:
+        if abs(scale) > 1 or (body.size != self._nbytes and not self._varies):
             decoded = self._codec.decode(payload).reshape(-1)
             self._weights.add_(torch.from_numpy(decoded).to(self._weights.device))
             return

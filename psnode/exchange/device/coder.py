@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import torch
 
-from psnode.codecs.arrays import Bytes, Floats, Int32s, Words, Words32
+from psnode.codecs.arrays import Bytes, Floats, Int32s, Words, Words32, readonly
 from psnode.codecs.kernels.finite import INFINITY_BITS
+from psnode.codecs.kernels.tbq import block_starts
 
 if TYPE_CHECKING:
     from psnode.codecs import Codec
-    from psnode.codecs.rows.cupy_kernels import Kernels
+    from psnode.codecs.rows.cupy_kernels import DecodeArrays, Kernels
     from psnode.codecs.rows.formula import Program
 
     CodecKernels: TypeAlias = tuple[Program, Kernels]
@@ -45,7 +46,7 @@ class DeviceCoder:
     """
 
     def __init__(self, program: Program, kernels: Kernels, size: int, device: torch.device) -> None:
-        from psnode.codecs.rows.cupy_kernels import nbytes_of_sums
+        from psnode.codecs.rows.cupy_kernels import ROOM, nbytes_of_sums
         from psnode.codecs.rows.formula import rows_of
         from psnode.codecs.rows.language import ROW
 
@@ -56,6 +57,8 @@ class DeviceCoder:
         self._kernels, self._device = kernels, device
         self._start = 4 * program.side_words(size)
         self.body = torch.zeros(self._start + units * packed.unit, dtype=torch.uint8, device=device)
+        self._starts = torch.zeros(units + 1 if packed.varies else 0, dtype=torch.int32, device=device)
+        self._rooms = torch.zeros(units * ROOM if packed.varies else 0, dtype=torch.uint8, device=device)
         self._unknown = torch.tensor(program.of_input(size))
         self._tops = self._unknown.to(device, copy=True)
         self._room = torch.empty(nbytes_of_sums(size, len(program.sums)), dtype=torch.uint8, device=device)
@@ -77,7 +80,7 @@ class DeviceCoder:
             self._kernels.sum_up(stream, SumArrays(*places), self._size, len(self.program.sums))
         arrays = EncodeArrays(
             x.data_ptr(), 0 if error is None else error.data_ptr(), self.body.data_ptr(), self.body.data_ptr() + self._start,
-            self._tops.data_ptr(), self._done.data_ptr(), self._key.data_ptr(),
+            self._tops.data_ptr(), self._done.data_ptr(), self._key.data_ptr(), self._starts.data_ptr(), self._rooms.data_ptr(),
         )  # fmt: skip
         self._kernels.encode(stream, arrays, 0, self._rows, self._count)
 
@@ -96,26 +99,32 @@ class DeviceCoder:
 
     def decode(self, out: torch.Tensor, weight: float = 1.0, *, adding: bool = False) -> None:
         """out = what `body` decodes to, or out += weight times that."""
+        self._kernels.decode(stream_of(self._device), self._arrays(out), weight, adding, 0, self._rows, self._count)
+
+    def _arrays(self, out: torch.Tensor) -> DecodeArrays:
         from psnode.codecs.rows.cupy_kernels import DecodeArrays
 
-        arrays = DecodeArrays(self.body.data_ptr(), self.body.data_ptr() + self._start, out.data_ptr())
-        self._kernels.decode(stream_of(self._device), arrays, weight, adding, 0, self._rows, self._count)
+        body, starts = self.body.data_ptr(), self._starts.data_ptr()
+        return DecodeArrays(body, body + self._start, out.data_ptr(), starts)
 
     def add_to(self, out: torch.Tensor, weight: float) -> None:
         """out += weight times what `body` decodes to, for `out` of `size` values with others behind them."""
-        from psnode.codecs.rows.cupy_kernels import DecodeArrays
         from psnode.codecs.rows.language import ROW
 
         packed, stream = self.program.packed, stream_of(self._device)
         unit = ROW * packed.rows
         full = self._size // unit * unit
-        arrays = DecodeArrays(self.body.data_ptr(), self.body.data_ptr() + self._start, out.data_ptr())
+        arrays = self._arrays(out)
         if full:
             self._kernels.decode(stream, arrays, weight, True, 0, self._rows, full // ROW)
         if full < self._size:
             room = torch.zeros(unit, dtype=torch.float32, device=self._device)
             room[: self._size - full].copy_(out[full:])
-            last = arrays._replace(packed=arrays.packed + full // unit * packed.unit, out=room.data_ptr())
+            last = arrays._replace(out=room.data_ptr())
+            if packed.varies:
+                last = last._replace(starts=arrays.starts + 4 * (full // unit))
+            else:
+                last = last._replace(packed=arrays.packed + full // unit * packed.unit)
             self._kernels.decode(stream, last, weight, True, full // ROW, self._rows, packed.rows)
             out[full:].copy_(room[: self._size - full])
 
@@ -123,26 +132,32 @@ class DeviceCoder:
         """Inverse of `take`: have `body` hold what the codec has on the host."""
         from psnode.codecs.rows.language import ROW
 
-        packed = self.program.packed
-        full, left = divmod(self._size, ROW * packed.rows)
-        end = self._start + full * packed.unit
-        whole = np.zeros(self.body.numel(), np.uint8)
+        packed, unit = self.program.packed, ROW * self.program.packed.rows
+        full, left = divmod(self._size, unit)
+        end = self._start + packed.length(found[self._start :], full * unit)
+        whole = np.zeros(end + packed.unit * bool(left), np.uint8)
         whole[:end] = found[:end]
         if left:
             packed.fill(found[end:], left, whole[end:])
-        self.body.copy_(torch.from_numpy(whole))
+        if packed.varies:
+            starts = block_starts(readonly(whole[self._start :]), self._starts.numel() - 1)
+            self._starts.copy_(torch.from_numpy(starts))
+            whole = whole[: self._start + int(starts[-1])]
+        self.body[: whole.size].copy_(torch.from_numpy(whole))
 
     def take(self, out: Bytes) -> int:
         """Write `body`, cut to what the codec has on the host, to `out`; its length. Waits for what was given to the stream."""
         from psnode.codecs.rows.language import ROW
 
-        found, packed = self.body.cpu().numpy(), self.program.packed
-        full, left = divmod(self._size, ROW * packed.rows)
-        used, end = self.program.nbytes(self._size), self._start + full * packed.unit
+        packed, unit = self.program.packed, ROW * self.program.packed.rows
+        used = self._start + int(self._starts[-1]) if packed.varies and self._starts.numel() else self.body.numel()
+        found = self.body[:used].cpu().numpy()
+        full, left = divmod(self._size, unit)
+        end = self._start + packed.length(found[self._start :], full * unit)
         out[:end] = found[:end]
         if left:
-            packed.cut(found[end:], left, out[end:used])
-        return used
+            packed.cut(found[end:], left, out[end : self.program.nbytes(self._size)])
+        return self.program.length(out, self._size)
 
 
 class OnDevice:
@@ -182,7 +197,7 @@ class OnDevice:
     def encode(
         self, x: Floats, first: int, key: Words, tops: Int32s, side: Words32, rows: int, packed: Bytes, error: Floats
     ) -> int:
-        from psnode.codecs.rows.cupy_kernels import EncodeArrays
+        from psnode.codecs.rows.cupy_kernels import BLOCK_ROWS, ROOM, EncodeArrays
         from psnode.codecs.rows.language import ROW
 
         count, done = x.size // ROW, np.array([x.size // ROW], np.uint32)
@@ -190,9 +205,11 @@ class OnDevice:
         values, numbers, codes, undone = self._up(x), self._up(side), self._up(packed), self._up(done)
         lost = values if over else self._up(error)
         extremes, words = self._up(tops), self._up(key)
+        blocks = count // BLOCK_ROWS if self._kernels.blocks else 0
+        starts, rooms = self._up(np.zeros(blocks + 1, np.uint32)), self._up(np.zeros(blocks * ROOM, np.uint8))
         arrays = EncodeArrays(
             values.data_ptr(), lost.data_ptr() if error.size else 0, numbers.data_ptr(), codes.data_ptr(),
-            extremes.data_ptr(), undone.data_ptr(), words.data_ptr(),
+            extremes.data_ptr(), undone.data_ptr(), words.data_ptr(), starts.data_ptr(), rooms.data_ptr() if blocks else 0,
         )  # fmt: skip
         self._kernels.encode(stream_of(self._device), arrays, first, rows, count)
         for found, target in ((numbers, side), (codes, packed), (undone, done), (lost, error)):
@@ -200,11 +217,14 @@ class OnDevice:
         return int(done[0]) * ROW
 
     def decode(self, side: Words32, rows: int, first: int, packed: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
-        from psnode.codecs.rows.cupy_kernels import DecodeArrays
+        from psnode.codecs.rows.cupy_kernels import BLOCK_ROWS, DecodeArrays
         from psnode.codecs.rows.language import ROW
 
         numbers, codes, values = self._up(side), self._up(packed), self._up(out)
-        arrays = DecodeArrays(numbers.data_ptr(), codes.data_ptr(), values.data_ptr())
+        starts = self._up(
+            block_starts(readonly(packed), out.size // (BLOCK_ROWS * ROW)) if self._kernels.blocks else np.zeros(0, np.int32)
+        )
+        arrays = DecodeArrays(numbers.data_ptr(), codes.data_ptr(), values.data_ptr(), starts.data_ptr())
         self._kernels.decode(stream_of(self._device), arrays, float(weight), adding, first, rows, out.size // ROW)
         self._down(values, out)
 

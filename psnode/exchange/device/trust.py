@@ -89,23 +89,24 @@ def check_all(codecs: Iterable[Codec], device: torch.device, *, anew: bool = Fal
 
 def difference(codec: Codec, program: Program, functions: Functions) -> str:
     """Name what `functions` make otherwise than `codec` itself does; empty if all bits are equal."""
+    from psnode.codecs.rows.codec import preamble
     from psnode.codecs.rows.coder import Coder
 
     coder, key = Coder(program, functions), np.array(_KEY.words, np.uint64)
     for name, x in inputs():
         error, left = x.copy(), x.copy()
         payload = codec.encode(error, _KEY, error=error)
-        expected = payload.body[payload.body.size - program.nbytes(x.size) :]  # behind the parameters, if there are any
+        expected = payload.body[len(preamble(codec)) :]
         sums, decoded = np.full(x.size, 0.1, np.float32), np.empty(x.size, np.float32)
         added = sums.copy()
         codec.decode_add(payload, sums, _WEIGHT)
-        body = np.zeros(expected.size, np.uint8)
+        body = np.zeros(program.nbytes(x.size), np.uint8)
         if coder.encode(left, key, body, left) < x.size:
             return f"the device takes values of {name} for not finite"
         coder.decode(expected, decoded, np.float32(1), False)
         coder.decode(expected, added, np.float32(_WEIGHT), True)
         pairs: dict[str, tuple[np.ndarray, np.ndarray]] = {
-            "another payload": (body, expected),
+            "another payload": (body[: program.length(body, x.size)], expected),
             "another residual": (left, error),
             "other decoded values": (decoded, codec.decode(payload)),
             "other sums": (added, sums),
@@ -117,11 +118,12 @@ def difference(codec: Codec, program: Program, functions: Functions) -> str:
 
 
 def inputs() -> Iterator[tuple[str, Floats]]:
-    """N(0,1); the same with 62 % zeros; values on and half-way between levels; numbers below 2^-126."""
+    """N(0,1); the same with 62 % zeros; few large values; values on and half-way between levels; numbers below 2^-126."""
     rng = np.random.default_rng(1)
     normal = rng.standard_normal(_SIZE, np.float32)
     yield "N(0,1)", normal
     yield "62 % zeros", np.where(rng.random(_SIZE) < 0.62, np.float32(0), normal).astype(np.float32)
+    yield "few large values", normal**9
     ties = ((np.arange(_SIZE) % 61 - 30) / 2).astype(np.float32)
     ties[::512] = 15
     yield "ties", ties

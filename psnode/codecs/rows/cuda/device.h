@@ -54,10 +54,13 @@ INLINE float float_of(uint32 x) { return __uint_as_float(x); }
 
 // Across the warp.
 #define SHUFFLE_DOWN(x, by) __shfl_down_sync(ALL, (x), (by))
+#define SHUFFLE_UP(x, by) __shfl_up_sync(ALL, (x), (by))
 #define SHUFFLE_XOR(x, by) __shfl_xor_sync(ALL, (x), (by))
 #define BALLOT(mask) __ballot_sync(ALL, (mask))
 #define ANY(mask) __any_sync(ALL, (mask))
 #define ONES(word) ((uint32)__popc(word))
+#define ONES_BELOW(word) ((uint32)__popc((word) & ((1u << LANE) - 1)))
+#define TOGETHER __syncwarp()
 
 // Memory: place `at` + the lane.
 #define LOAD_F32(from, at) ((from)[(at) + LANE])
@@ -70,6 +73,14 @@ INLINE float float_of(uint32 x) { return __uint_as_float(x); }
 #define STORE_16(to, at, x) (((half_word *)(to))[(at) + LANE] = (half_word)(x))
 #define LOAD_WORD(from, at) (((const uint32 *)(from))[at])
 #define STORE_WORD(to, at, x) do { if (LANE == 0) ((uint32 *)(to))[at] = (x); } while (0)
+#define LOAD_U32(from, at, end) ((at) + LANE < (end) ? (from)[(at) + LANE] : 0u)
+#define PUT_U32(to, at, end, x) do { if ((at) + LANE < (end)) (to)[(at) + LANE] = (x); } while (0)
+#define GET_16(from, at, end) ((at) + LANE < (end) ? (U32)((const half_word *)(from))[(at) + LANE] : 0u)
+#define PUT_16(to, at, end, x) do { if ((at) + LANE < (end)) ((half_word *)(to))[(at) + LANE] = (half_word)(x); } while (0)
+#define SCATTER_16(mask, to, places, x) do { if (mask) ((half_word *)(to))[places] = (half_word)(x); } while (0)
+#define GATHER_F32(mask, from, places) ((mask) ? (from)[places] : 0.0f)
+#define SCATTER_F32(mask, to, places, x) do { if (mask) (to)[places] = (x); } while (0)
+#define LOAD_HALF(from) ((uint32)*(const half_word *)(from))
 #define BITS_OF_WORD(word) ((((word) >> LANE) & 1) != 0)
 #define LOWER(to, x) do { if (LANE == 0) atomicMin((to), (x)); } while (0)
 #define RAISE_SIGNED(to, x) do { if (LANE == 0) atomicMax((to), (x)); } while (0)

@@ -68,6 +68,7 @@ INLINE uint32 bits_of(float x) { uint32 y; std::memcpy(&y, &x, 4); return y; }
 INLINE float float_of(uint32 x) { float y; std::memcpy(&y, &x, 4); return y; }
 
 template <typename V> INLINE V SHUFFLE_DOWN(V x, int by) { V y; EACH_LANE(y, x[(lane + by) & 31]); return y; }
+template <typename V> INLINE V SHUFFLE_UP(V x, int by) { V y; EACH_LANE(y, x[lane < by ? lane : lane - by]); return y; }
 template <typename V> INLINE V SHUFFLE_XOR(V x, int by) { V y; EACH_LANE(y, x[lane ^ by]); return y; }
 INLINE uint32 BALLOT(MASK mask) {
     uint32 word = 0;
@@ -76,6 +77,8 @@ INLINE uint32 BALLOT(MASK mask) {
 }
 #define ANY(mask) (BALLOT(mask) != 0)
 #define ONES(word) ((uint32)__builtin_popcount(word))
+INLINE U32 ONES_BELOW(uint32 word) { U32 y; EACH_LANE(y, ONES(word & ((1u << lane) - 1))); return y; }
+#define TOGETHER
 
 INLINE F32 LOAD_F32(const float *from, size_t at) { F32 y; std::memcpy(&y, from + at, sizeof y); return y; }
 INLINE void STORE_F32(float *to, size_t at, F32 x) { std::memcpy(to + at, &x, sizeof x); }
@@ -93,6 +96,26 @@ INLINE void STORE_16(byte *to, size_t at, U32 x) {
 }
 #define LOAD_WORD(from, at) (((const uint32 *)(from))[at])
 #define STORE_WORD(to, at, x) (((uint32 *)(to))[at] = (x))
+INLINE U32 LOAD_U32(const uint32 *from, size_t at, size_t end) { U32 y; EACH_LANE(y, at + lane < end ? from[at + lane] : 0); return y; }
+INLINE void PUT_U32(uint32 *to, size_t at, size_t end, U32 x) {
+    for (size_t lane = 0; lane < 32 && at + lane < end; lane++) to[at + lane] = x[lane];
+}
+INLINE U32 GET_16(const byte *from, size_t at, size_t end) {
+    U32 y;
+    EACH_LANE(y, at + lane < end ? ((const half_word *)from)[at + lane] : 0);
+    return y;
+}
+INLINE void PUT_16(byte *to, size_t at, size_t end, U32 x) {
+    for (size_t lane = 0; lane < 32 && at + lane < end; lane++) ((half_word *)to)[at + lane] = (half_word)x[lane];
+}
+INLINE void SCATTER_16(MASK mask, byte *to, U32 places, U32 x) {
+    for (int lane = 0; lane < 32; lane++) if (mask[lane]) ((half_word *)to)[places[lane]] = (half_word)x[lane];
+}
+INLINE F32 GATHER_F32(MASK mask, const float *from, U32 places) { F32 y; EACH_LANE(y, mask[lane] ? from[places[lane]] : 0.0f); return y; }
+INLINE void SCATTER_F32(MASK mask, float *to, U32 places, F32 x) {
+    for (int lane = 0; lane < 32; lane++) if (mask[lane]) to[places[lane]] = x[lane];
+}
+#define LOAD_HALF(from) ((uint32)*(const half_word *)(from))
 #define BITS_OF_WORD(word) NE((SPREAD_U32(word) >> LANE) & 1, U32{})
 #define LOWER(to, x) do { if ((x) < *(to)) *(to) = (x); } while (0)
 #define RAISE_SIGNED(to, x) do { if ((x) > *(to)) *(to) = (x); } while (0)

@@ -139,10 +139,14 @@ INLINE bool any_of(const MASK (&x)[16]) {
     return ANY(some);
 }
 
-INLINE double l2_norm(const F32 (&x)[16]) {
+INLINE double square_sum(const F32 (&x)[16]) {
     F32 squares[16];
     EACH(k) squares[k] = x[k] * x[k];
-    const double sum = (double)tree_sum(squares);
+    return (double)tree_sum(squares);
+}
+
+INLINE double l2_norm(const F32 (&x)[16]) {
+    const double sum = square_sum(x);
     if (sum >= 0x1p-120 && sum <= 0x1p120) return sqrt(sum);
     const double top = (double)largest(x);
     if (top == 0) return 0;
@@ -169,6 +173,42 @@ INLINE double count_512(const MASK (&x)[16], uint32 here) {
     uint32 count = 0;
     EACH(k) count += ONES(BALLOT(x[k] & LT(LANE + 32 * k, SPREAD_U32(here))));
     return (double)count;
+}
+
+// The sum of `count` rows' parts, one after the other.
+INLINE double chain(const double *parts, uint32 count) {
+    double total = 0;
+    for (uint32 first = 0; first < count; first += 32) {
+        const F64 part = LOAD_F64(parts, first, count);
+        ROLLED for (int lane = 0; lane < 32; lane++) total += OF_LANE(part, lane);
+    }
+    return total;
+}
+
+// The L2 norm of `up` times so many rows, coordinate by coordinate.
+SELDOM double careful_norm(const float *x, uint32 count, float up) {
+    double total = 0, top = 0;
+    for (uint32 at = 0; at < 16 * count; at++) {
+        const F32 v = LOAD_F32(x, 32 * (uint64)at) * SPREAD_F32(up);
+        ROLLED for (int lane = 0; lane < 32; lane++) {
+            const double each = fabs((double)OF_LANE(v, lane));
+            total += each * each;
+            top = each > top ? each : top;
+        }
+    }
+    const double norm = sqrt(total);
+    return norm < top ? top : norm > LARGEST ? LARGEST : norm;
+}
+
+// The norm of all of `count` rows takes the place of the first one's part, and zeros those of the others: what their tree adds up to.
+INLINE void norm_of_all(const float *x, double *parts, uint32 count) {
+    const double total = chain(parts, count);
+    double norm = sqrt(total);
+    if (!(total >= 0x1p-120 && total <= 0x1p120)) {
+        norm = careful_norm(x, count, 1);
+        if (norm >= LARGEST) norm = careful_norm(x, count, 0x1p-20f) * 0x1p20;
+    }
+    for (uint32 at = 0; at < count; at++) STORE_F64(parts, at, at ? 0.0 : norm);
 }
 
 // Sums of so many numbers each become sums of `groups`, 512 numbers at a time.

@@ -13,6 +13,7 @@ from psnode.codecs.rows.known.nuqsgd import NuqsgdRows
 from psnode.codecs.rows.known.qsgd import QsgdRows
 from psnode.codecs.rows.known.signs import OneBitRows, ScaledSignRows
 from psnode.codecs.rows.known.sixteen import Bf16Rows, Fp16Rows
+from psnode.codecs.rows.known.tbq import TbqRows
 from psnode.codecs.rows.known.terngrad import TernGradRows
 
 _KNOWN: dict[str, type[Known]] = {
@@ -22,6 +23,7 @@ _KNOWN: dict[str, type[Known]] = {
     "onebit": OneBitRows,
     "qsgd": QsgdRows,
     "scaledsign": ScaledSignRows,
+    "tbq": TbqRows,
     "terngrad": TernGradRows,
 }
 

@@ -1,0 +1,70 @@
+// Blocks of 40 rows with codes 0, 1, 2: five to a byte, or two bytes for each that is not 1 (psnode.codecs.kernels.tbq). A warp takes a
+// block, and writes both forms to a room of its own. What is shorter is copied behind the blocks before it, once all lengths are known.
+
+#define BLOCK_ROWS 40
+#define DENSE_BYTES 4096
+#define ROOM_BYTES (2 * DENSE_BYTES)
+#define DENSE 0xFFFFu
+
+INLINE U32 length_of(U32 sent) { return SELECT(LT(sent, SPREAD_U32(DENSE_BYTES / 2)), 2 * sent + 2, SPREAD_U32(DENSE_BYTES + 2)); }
+
+// Row number `part` of a block into its room, in both forms. `sent`: how many codes before it are not 1.
+INLINE void append_row(const U32 (&codes)[16], uint32 part, byte *room, uint32 &sent) {
+    const uint32 powers[5] = {1, 3, 9, 27, 81}, power = powers[part / 8];
+    byte *bytes = room + 512 * (part % 8);
+    EACH(k) {
+        STORE_8(bytes, 32 * k, part < 8 ? codes[k] : LOAD_8(bytes, 32 * k) + codes[k] * power);
+        const MASK listed = NE(codes[k], SPREAD_U32(1));
+        const uint32 word = BALLOT(listed);
+        const U32 place = ONES_BELOW(word) + sent;
+        const MASK fits = listed & LT(place, SPREAD_U32(DENSE_BYTES / 2));
+        const U32 entry = (LANE + (512 * part + 32 * k)) | SELECT(EQ(codes[k], SPREAD_U32(0)), SPREAD_U32(0x8000), SPREAD_U32(0));
+        SCATTER_16(fits, room + DENSE_BYTES, place, entry);
+        sent += ONES(word);
+    }
+}
+
+// Codes of row number `part` of a block that is dense.
+INLINE void digits_of_row(U32 (&codes)[16], uint32 part, const byte *bytes) {
+    const uint32 powers[5] = {1, 3, 9, 27, 81}, power = powers[part / 8];
+    EACH(k) codes[k] = digits_of(LOAD_8(bytes + 512 * (part % 8), 32 * k)) / power % 3;
+}
+
+// Codes of entries `first` to `first` + 511 of `sent`, their places in the block, and which of them there are.
+INLINE void list_entries(U32 (&codes)[16], U32 (&places)[16], MASK (&listed)[16], const byte *entries, uint32 first, uint32 sent) {
+    EACH(k) {
+        const U32 entry = GET_16(entries, first + 32 * k, sent);
+        listed[k] = LT(LANE + (first + 32 * k), SPREAD_U32(sent));
+        places[k] = entry & 0x7FFF;
+        codes[k] = SELECT(LT(entry, SPREAD_U32(0x8000)), SPREAD_U32(2), SPREAD_U32(0));
+    }
+}
+
+// From how many codes each of `count` blocks lists to where its bytes begin, in place; behind them where the last one ends.
+KERNEL place_blocks(uint32 *starts, uint32 count) {
+    ROWS(at, 1) {
+        uint32 end = 0;
+        for (uint32 first = 0; first < count; first += 32) {
+            const U32 here = SELECT(LT(LANE + first, SPREAD_U32(count)), length_of(LOAD_U32(starts, first, count)), SPREAD_U32(0));
+            U32 sum = here;
+            for (int by = 1; by < 32; by *= 2) {
+                const U32 before = SHUFFLE_UP(sum, by);
+                sum = sum + SELECT(GE(LANE, SPREAD_U32(by)), before, SPREAD_U32(0));
+            }
+            PUT_U32(starts, first, count, sum - here + end);
+            end += OF_LANE(sum, 31);
+        }
+        STORE_WORD(starts, count, end);
+    }
+}
+
+// Copy the shorter form of `count` blocks from their rooms to where `starts` says.
+KERNEL copy_blocks(const byte *rooms, const uint32 *starts, byte *packed, uint32 count) {
+    ROWS(at, count) {
+        const uint32 words = (starts[at + 1] - starts[at]) / 2 - 1, dense = words == DENSE_BYTES / 2;
+        const byte *from = rooms + ROOM_BYTES * (uint64)at + (dense ? 0 : DENSE_BYTES);
+        byte *to = packed + starts[at];
+        PUT_16(to, 0, 1, SPREAD_U32(dense ? DENSE : words));
+        ROLLED for (uint32 first = 0; first < words; first += 32) PUT_16(to + 2, first, words, GET_16(from, first, words));
+    }
+}

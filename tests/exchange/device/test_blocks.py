@@ -1,0 +1,87 @@
+"""Blocks whose length depends on what they hold, on a device: as many bytes come and go as a payload has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from psnode.codecs import get_codec
+from psnode.exchange.device.change import changes_on
+from psnode.exchange.device.coder import DeviceCoder, kernels_for
+from psnode.plan.groups import Plan
+from tests.codecs.family import gaussian
+from tests.rows.fake_cupy import CPU, FakeCupy, install
+from tests.rows.forms import KEY
+from tests.rows.hosted import GXX
+
+pytestmark = pytest.mark.skipif(not GXX, reason="no g++ to build CUDA text as C++")
+SIZES = [700, 20480, 3 * 20480 + 1234]
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCupy:
+    return install(monkeypatch, tmp_path)
+
+
+def mixed(size: int) -> np.ndarray:
+    """Blocks of many values beyond 3 beside blocks of few."""
+    return gaussian(size) * np.where(np.arange(size) // 20480 % 2, 1, 5).astype(np.float32)
+
+
+def coder_of(spec: str, size: int) -> DeviceCoder:
+    kernels = kernels_for(get_codec(spec), CPU)
+    assert kernels is not None
+    return DeviceCoder(*kernels, size, CPU)
+
+
+@pytest.mark.usefixtures("cupy")
+@pytest.mark.parametrize("spec", ["tbq", "tbq:tau=3", "tbq:tau=0.01"])
+@pytest.mark.parametrize("size", SIZES)
+def test_a_body_is_taken_put_back_and_decoded(spec: str, size: int) -> None:
+    x, codec, coder = mixed(size), get_codec(spec), coder_of(spec, size)
+    expected = codec.encode(x, KEY).body
+    values = torch.zeros(coder.padded)
+    values[:size] = torch.from_numpy(x)
+    coder.encode(values, np.array(KEY.words, np.uint64))
+    out = np.full(codec.max_nbytes((size,)), 0xAA, np.uint8)
+    assert coder.take(out) == expected.size
+    np.testing.assert_array_equal(out[: expected.size], expected)
+    again = coder_of(spec, size)
+    again.put(expected)
+    found = torch.empty(coder.padded)
+    again.decode(found)
+    np.testing.assert_array_equal(found.numpy()[:size], codec.decode(codec.encode(x, KEY)))
+
+
+@pytest.mark.usefixtures("cupy")
+def test_what_is_not_finite_is_told_and_the_next_body_is_sound() -> None:
+    size = SIZES[-1]
+    for spec in ("tbq", "tbq:tau=3"):
+        coder, codec, key = coder_of(spec, size), get_codec(spec), np.array(KEY.words, np.uint64)
+        values, out = torch.zeros(coder.padded), np.zeros(codec.max_nbytes((size,)), np.uint8)
+        values[:size] = torch.from_numpy(mixed(size))
+        for value in (np.nan, 1.0, np.inf, -1.0):
+            values[30000] = value
+            coder.encode(values, key)
+            used = coder.take(out)
+            assert coder.is_finite == np.isfinite(value)
+        np.testing.assert_array_equal(out[:used], codec.encode(values.numpy()[:size], KEY).body)
+
+
+@pytest.mark.usefixtures("cupy")
+@pytest.mark.parametrize("spec", ["tbq", "tbq:tau=3"])
+def test_weights_are_changed_where_they_lie_and_zeros_keep_their_sign(spec: str) -> None:
+    """In a block that lists values all others are left alone; a dense one adds zeros."""
+    size, codec = SIZES[-1], get_codec(spec).contractive()
+    plan = Plan.from_dict({"tensors": [["a", [size]]], "groups": [[[spec, 0, [size]]]]})
+    weights = torch.full((size,), -0.0)
+    expected = weights.numpy().copy()
+    change = changes_on(plan, [codec], weights).by_segment[0]
+    for _ in range(2):
+        payload = codec.encode(mixed(size), KEY)
+        codec.decode_add(payload, expected)
+        change.add(payload)
+        np.testing.assert_array_equal(weights.numpy().view(np.uint32), expected.view(np.uint32))
