@@ -1,7 +1,8 @@
 """`psnode bench gpu`: codecs on a CUDA device, beside a copy there in the same run, and their bytes beside the processor's.
 
-One report for a result that names its hardware: every codec with a formula encodes, encodes and leaves the error over its input,
-decodes, and decodes and adds, arrays of N(0,1) that lie on the device. A share is of the copy's bytes a second, by bytes moved.
+One report for a result that names its hardware: every codec with kernels encodes, encodes and leaves the error over its input,
+decodes, and decodes and adds, arrays of N(0,1) that lie on the device; selections, whose entries the host decodes, only encode.
+A share is of the copy's bytes a second, by bytes moved.
 """
 
 from __future__ import annotations
@@ -23,8 +24,6 @@ from psnode.errors import ConfigurationError
 if TYPE_CHECKING:
     import torch
 
-    from psnode.codecs import Codec
-    from psnode.exchange.device.coder import DeviceCoder
     from psnode.exchange.device.trust import Verdict
 
 KEY = Key.derive(1, "gpu")
@@ -36,11 +35,11 @@ _UNITS = 5 * 512  # values that fill whole units of every packing
 
 
 def run(specs: Sequence[str], size: int, repeats: int, device: torch.device) -> dict[str, Any]:
-    """Measure `specs`, by default all codecs with a formula, on `device`.
+    """Measure `specs`, by default all codecs with kernels, on `device`.
 
     `rows`: for each spec `equal` (the processor's payload, of these values too) or a `problem`, and for each of ACTIONS the
     `speed` (bytes of float32 a second) and its `share` of `copy`, the bytes a second that a copy reads and writes.
-    ConfigurationError for a spec without a formula, and without CuPy.
+    ConfigurationError for a spec without kernels, and without CuPy.
     """
     import torch
 
@@ -51,7 +50,7 @@ def run(specs: Sequence[str], size: int, repeats: int, device: torch.device) -> 
     verdicts = check_all(codecs, device, anew=True)
     if specs and len(verdicts) < len(specs):
         without = set(map(repr, codecs)) - {verdict.spec for verdict in verdicts}
-        raise ConfigurationError(f"{', '.join(sorted(without))}: no formula, so nothing runs on a device (psnode codecs --json)")
+        raise ConfigurationError(f"{', '.join(sorted(without))}: no kernels for a device, so the host codes (docs/gpu.md)")
     values = gaussian(max(1, size // _UNITS) * _UNITS).flat
     x = torch.tensor(values, device=device)
     target = torch.empty_like(x)
@@ -67,32 +66,27 @@ def _row(
     """Measure one codec, with `x` the values on the device; `target` is overwritten."""
     from psnode.exchange.device.coder import DeviceCoder
 
-    if verdict.kernels is None:
+    if verdict.on_device is None:
         return {"spec": verdict.spec, "equal": False, "problem": verdict.problem}
-    coder, key = DeviceCoder(*verdict.kernels, values.size, x.device), np.array(KEY.words, np.uint64)
-    coder.encode(x, key)
-    equal = _is_payload(get_codec(verdict.spec), values, coder)
+    codec, key = get_codec(verdict.spec), np.array(KEY.words, np.uint64)
+    encoder = verdict.on_device.encoder(values.shape)
+    encoder.encode(x, key)
+    expected, found = codec.encode(values, KEY).body, np.zeros(codec.max_nbytes(values.shape), np.uint8)
+    used = encoder.take(found)
+    row: dict[str, Any] = {"spec": verdict.spec, "equal": expected.tobytes() == found[:used].tobytes(), "payload": used}
     target.copy_(x)
     actions: dict[str, Callable[[], object]] = {
-        "encode": lambda: coder.encode(x, key),
-        "error": lambda: coder.encode(target, key, target),
-        "decode": lambda: coder.decode(target),
-        "decode_add": lambda: coder.decode(target, 0.25, adding=True),
+        "encode": lambda: encoder.encode(x, key),
+        "error": lambda: encoder.encode(target, key, target),
     }
-    row: dict[str, Any] = {"spec": verdict.spec, "equal": equal, "payload": coder.body.numel()}
+    if isinstance(encoder, DeviceCoder):
+        actions["decode"] = lambda: encoder.decode(target)
+        actions["decode_add"] = lambda: encoder.decode(target, 0.25, adding=True)
     for name, action in actions.items():
         seconds = _seconds(action, repeats)
-        moved = FLOATS[name] * x.nbytes + coder.body.numel()
-        row[name] = {"speed": x.nbytes / seconds, "share": moved / seconds / copy}
+        floats = 1 if name == "error" and codec.sparse else FLOATS[name]
+        row[name] = {"speed": x.nbytes / seconds, "share": (floats * x.nbytes + used) / seconds / copy}
     return row
-
-
-def _is_payload(codec: Codec, values: np.ndarray, coder: DeviceCoder) -> bool:
-    """True if what the device wrote is what the processor writes for `values`, behind parameters if there are any."""
-    expected = codec.encode(values, KEY).body
-    found = np.zeros(codec.max_nbytes(values.shape), np.uint8)
-    used = coder.take(found)
-    return expected[expected.size - used :].tobytes() == found[:used].tobytes()
 
 
 def _seconds(action: Callable[[], object], repeats: int) -> float:
@@ -117,8 +111,7 @@ def markdown(result: dict[str, Any]) -> str:
     heads = " | ".join(f"{action} | share" for action in ACTIONS)
     lines = [f"| codec | the processor's bytes | {heads} |", "|---|---|" + "---:|" * (2 * len(ACTIONS))]
     for row in result["rows"]:
-        speeds = [f"{row[a]['speed'] / 1e9:.0f} | {row[a]['share']:.2f}" for a in ACTIONS] if "problem" not in row else []
-        cells = speeds or [" | "] * len(ACTIONS)
+        cells = [f"{row[a]['speed'] / 1e9:.0f} | {row[a]['share']:.2f}" if a in row else " | " for a in ACTIONS]
         lines.append(f"| {row['spec']} | {'yes' if row['equal'] else 'no'} | {' | '.join(cells)} |")
     problems = [f"{row['spec']}: {row['problem']}" for row in result["rows"] if "problem" in row]
     head = [

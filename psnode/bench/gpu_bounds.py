@@ -60,8 +60,10 @@ def run(specs: Sequence[str]) -> dict[str, Any]:
     instructions were of integers. ConfigurationError for a spec without a formula, and without NVRTC.
     """
     from psnode.codecs.rows.formula import program_of
-    from psnode.codecs.rows.known import formula_of
+    from psnode.codecs.rows.known import formula_of, ranking_of
 
+    if selections := [spec for spec in specs if ranking_of(get_codec(spec)) is not None]:
+        raise ConfigurationError(f"{', '.join(selections)}: instructions depend on what is coded")
     formulas = {spec: formula_of(get_codec(spec)) for spec in specs or available()}
     if specs and None in formulas.values():
         without = ", ".join(spec for spec, formula in formulas.items() if formula is None)

@@ -36,14 +36,14 @@ def everything() -> dict[str, Any]:
 
 
 def _describe(codec: Codec) -> dict[str, Any]:
-    from psnode.codecs.rows.known import formula_of
+    from psnode.codecs.rows.known import has_formula
 
     return {
         "id": codec.id,
         "default": repr(codec),
         "summary": (inspect.getdoc(inspect.getmodule(codec)) or "").partition("\n")[0],
         **{trait: getattr(codec.traits, trait) for trait in _TRAITS},
-        "rows": formula_of(codec) is not None,
+        "rows": has_formula(codec),
         "max_bits": 8 * codec.max_nbytes(_MATRIX) / _SIZE,
     }
 
@@ -75,15 +75,20 @@ def explain(name: str) -> None:
 
 def show_source(spec: str, target: str) -> None:
     """Print what is made of the formula of a codec, by its spec or FILE:NAME. ConfigurationError if it has none."""
-    from psnode.codecs.rows import cuda_text, numba_text
+    from psnode.codecs.rows import cuda_text, numba_text, ranks
     from psnode.codecs.rows.formula import program_of
-    from psnode.codecs.rows.known import formula_of
+    from psnode.codecs.rows.known import formula_of, has_formula, ranking_of
     from psnode.config.extensions import load_codec
 
     codec = get_codec(load_codec(spec))
-    formula = formula_of(codec)
+    formula, ranking = formula_of(codec), ranking_of(codec)
+    if ranking is not None:
+        if target != "cuda":
+            raise ConfigurationError(f"on a processor {codec!r} selects by kernels by hand: --source cuda is made of its formula")
+        click.echo(ranks.text_of(ranking), nl=False)
+        return
     if formula is None:
-        others = ", ".join(name for name in available() if formula_of(get_codec(name)) is not None)
+        others = ", ".join(name for name in available() if has_formula(get_codec(name)))
         raise ConfigurationError(f"{codec!r} has no formula at these settings: those that have one by default are {others}")
     language = {"cuda": cuda_text, "numba": numba_text}[target]
     click.echo(language.text_of(program_of(formula)), nl=False)

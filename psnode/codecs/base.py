@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from psnode.codecs.sources import Accumulated, Copied, Source, Values
 from psnode.codecs.spec import Spec, Stage
 from psnode.codecs.traits import Traits
 from psnode.errors import CodecError, CodecTypeError, CodecValueError, PayloadError
+
+if TYPE_CHECKING:
+    from psnode.codecs.selection.largest import Entries
 
 __all__ = [
     "NOTHING",
@@ -200,6 +203,13 @@ class Codec(ABC):
         body = self._body(payload)
         return self._support(body, payload.shape) if payload.size else np.empty(0, np.int64)
 
+    def entries(self, payload: Payload) -> Entries | None:
+        """Ascending indices (uint32) and values of a sparse payload: all others decode to 0. None if the codec is not sparse,
+        and of an empty array. Raises PayloadError.
+        """
+        body = self._body(payload)
+        return self._entries(body, payload.shape) if payload.size else None
+
     def contractive(self) -> Codec:
         """The form to use inside a feedback loop: E||x - decode|| shrinks x whatever the codec's variance."""
         if self.lossless or not self.unbiased:
@@ -267,6 +277,10 @@ class Codec(ABC):
     def _support(self, body: Bytes, shape: Shape) -> Indices:
         """The flat indices sent, ascending."""
         return np.arange(math.prod(shape), dtype=np.int64)
+
+    def _entries(self, body: Bytes, shape: Shape) -> Entries | None:
+        """`entries` of a body. Raises PayloadError for all that _decode refuses."""
+        return None
 
     def _payload(self, shape: Shape, rng: RandomSource, out: Bytes | None, write: Callable[[Words, Bytes], int]) -> Payload:
         """Header and the body that `write` fills from a key, in `out` or in a buffer of its own."""

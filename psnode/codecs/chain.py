@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -49,6 +50,9 @@ from psnode.codecs.stages import (
 )
 from psnode.codecs.traits import Traits
 from psnode.errors import CodecSpecError, PayloadError
+
+if TYPE_CHECKING:
+    from psnode.codecs.selection.largest import Entries
 
 
 def build_chain(stages: Sequence[Stage]) -> Codec:
@@ -256,6 +260,12 @@ class Chain(Codec):
             return super()._measure(body, shape, room)
         found = self.quantiser._measure(body, (int(np.prod(shape, dtype=np.int64)),), room)
         return Measured(found.norm, lambda out, weight: found.add(out.reshape(-1), weight))
+
+    def _entries(self, body: Bytes, shape: Shape) -> Entries | None:
+        if not isinstance(self.reducer, Searching):
+            return None
+        side, count, coded = self._split(body, shape)
+        return self.reducer._at(side, self._kept(coded, count), shape)
 
     def _support(self, body: Bytes, shape: Shape) -> Indices:
         if self.reducer is None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +23,9 @@ from psnode.codecs.spec import Spec
 from psnode.codecs.stages import check_finite
 from psnode.codecs.traits import Traits
 from psnode.errors import PayloadError
+
+if TYPE_CHECKING:
+    from psnode.codecs.selection.largest import Entries
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -105,6 +109,16 @@ class Contractive(Codec):
                 super(Contractive, self)._decode_add(body, out, weight)
 
         return Measured(norm, add)
+
+    def _entries(self, body: Bytes, shape: Shape) -> Entries | None:
+        scale, found = self._scale(body), self.codec._entries(body[4:], shape)
+        if found is None:
+            return None
+        with np.errstate(over="ignore"):
+            values = found.values * scale
+        if abs(scale) > 1:
+            check_finite(values, self.id)
+        return found._replace(values=values)
 
     def _support(self, body: Bytes, shape: Shape) -> Indices:
         self._scale(body)

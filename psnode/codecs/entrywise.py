@@ -102,15 +102,15 @@ class Entrywise(Codec):
         end = used + 4 * int(np.count_nonzero(certain))
         body[used:end].view(np.float32)[:] = entries.values[certain]
         if isinstance(sink, InnerProducts):
-            sent = self._entries(body[:end], x.size)
+            sent = self._entries(body[:end], x.shape)
             sink.record(*inner_products(x.reshape(-1)[sent.indices], sent.values))
         return end
 
     def _write_set(self, members: Words32, size: int, body: Bytes) -> int:
         return write_section(body, indices.write(members, size, body[4:]))
 
-    def _entries(self, body: Bytes, size: int) -> Entries:
-        """The decoded entries."""
+    def _entries(self, body: Bytes, shape: Shape) -> Entries:
+        size = math.prod(shape)
         if body.size < 4:
             raise PayloadError(f"entrywise: a body of {body.size} bytes ends inside the level")
         level = np.float32(body[:4].view(np.float32)[0])
@@ -129,13 +129,13 @@ class Entrywise(Codec):
         return Entries(members, values)
 
     def _decode(self, body: Bytes, out: Floats) -> None:
-        put_at(out.reshape(-1), *self._entries(body, out.size))
+        put_at(out.reshape(-1), *self._entries(body, out.shape))
 
     def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
-        add_at(out.reshape(-1), *self._entries(body, out.size), weight)
+        add_at(out.reshape(-1), *self._entries(body, out.shape), weight)
 
     def _support(self, body: Bytes, shape: Shape) -> Indices:
-        return self._entries(body, math.prod(shape)).indices.astype(np.int64)
+        return self._entries(body, shape).indices.astype(np.int64)
 
 
 @kernel

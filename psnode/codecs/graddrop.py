@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 
 from psnode.codecs.arrays import Words
-from psnode.codecs.selection.largest import Entries, Scan
+from psnode.codecs.selection.search import F, Search
 from psnode.codecs.selection.selector import Selector, check_ratio, share
 from psnode.codecs.table import number_of
 
@@ -39,9 +39,9 @@ class Graddrop(Selector):
     def _most(self, size: int) -> int:
         return min(2 * share(self.ratio, size), size)
 
-    def _select(self, scan: Scan, key: Words) -> Entries:
-        size = scan.size
+    def _select(self, search: Search[F], key: Words) -> F:
+        size = search.size
         sampled = min(max(size // 1000, 4096), 1 << 16, size)
         rank = share(self.ratio, sampled)
-        limit = scan.limit(sampled, rank, key, number_of(self.id))
-        return scan.at_least(limit, self._most(size), int(size / sampled * (rank + 3 * math.sqrt(rank))))
+        limit = search.limit(sampled, rank, key, number_of(self.id))
+        return search.at_least(limit, self._most(size), int(size / sampled * (rank + 3 * math.sqrt(rank))))

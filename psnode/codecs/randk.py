@@ -18,9 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from psnode.codecs.arrays import Bytes, Shape, Words, Words32
-from psnode.codecs.kernels.finite import raise_nonfinite
-from psnode.codecs.kernels.norms import NOT_FINITE, max_norm
-from psnode.codecs.selection.largest import Entries, Scan
+from psnode.codecs.selection.search import F, Search
 from psnode.codecs.selection.selector import Selector, check_ratio, share
 from psnode.codecs.selection.subset import draw
 from psnode.codecs.table import number_of
@@ -28,7 +26,6 @@ from psnode.codecs.traits import Traits
 from psnode.errors import PayloadError
 
 _SIDE = 20
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, repr=False)
@@ -62,17 +59,10 @@ class Randk(Selector):
     def _max_parts(self, shape: Shape) -> tuple[int, int]:
         return _SIDE, self._most(math.prod(shape))
 
-    def _select(self, scan: Scan, key: Words) -> Entries:
-        flat = scan.array()
-        if max_norm(flat) == NOT_FINITE:
-            raise_nonfinite(flat)
-        count = self._most(flat.size)
-        indices = draw(count, flat.size, key, number_of(self.id))
-        values = flat[indices]
-        if self.scaled and count < flat.size:
-            scaled = values.astype(np.float64) * (flat.size / count)
-            values = np.clip(scaled, -_LARGEST, _LARGEST).astype(np.float32)
-        return Entries(indices, values)
+    def _select(self, search: Search[F], key: Words) -> F:
+        count = self._most(search.size)
+        entries = search.at(draw(count, search.size, key, number_of(self.id)))
+        return entries.scaled(search.size / count) if self.scaled and count < search.size else entries
 
     def _write_indices(self, selected: Words32, key: Words, size: int, side: Bytes) -> int:
         side[:16].view(np.uint32)[:] = key.view(np.uint32)

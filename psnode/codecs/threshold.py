@@ -11,23 +11,19 @@ as total error minimization", NeurIPS 2021.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.arrays import Floats, Words
+from psnode.codecs.arrays import Words
 from psnode.codecs.bounds import check_real
-from psnode.codecs.kernels.finite import raise_nonfinite
-from psnode.codecs.kernels.norms import NOT_FINITE, l2_norm
-from psnode.codecs.selection.largest import Entries, Scan
+from psnode.codecs.selection.search import F, Search
 from psnode.codecs.selection.selector import Selector
 from psnode.codecs.table import number_of
 from psnode.codecs.traits import Traits
 
 _RMS = 3.0
 _ROOM = 16
-_SCRATCH = 576  # float32 that l2_norm works in
 _LARGEST = float(np.finfo(np.float32).max)
 _LEAST = 1e-45  # the least that float32 can tell from zero, rounded
 
@@ -59,21 +55,14 @@ class Threshold(Selector):
     def _most(self, size: int) -> int:
         return size if self.tau is not None else max(1, size // int(_RMS**2))
 
-    def _select(self, scan: Scan, key: Words) -> Entries:
-        size = scan.size
+    def _select(self, search: Search[F], key: Words) -> F:
+        size = search.size
         most, room = self._most(size), size // _ROOM
         if self.tau is not None:
-            return scan.at_least(_bits_from(self.tau), most, room)
-        limit = max(1, _bits_from(_RMS * _rms(scan.array())))
-        entries = scan.at_least(limit, most, room)
-        return entries if entries.indices.size else scan.largest(1, key, number_of(self.id))
-
-
-def _rms(x: Floats) -> float:
-    norm = l2_norm(x.reshape(-1), np.empty(_SCRATCH, np.float32))
-    if norm == NOT_FINITE:
-        raise_nonfinite(x)
-    return norm / math.sqrt(x.size)
+            return search.at_least(_bits_from(self.tau), most, room)
+        limit = max(1, _bits_from(_RMS * search.root_mean_square()))
+        entries = search.at_least(limit, most, room)
+        return entries if len(entries.indices) else search.largest(1, key, number_of(self.id))
 
 
 def _bits_from(tau: float) -> int:

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 
 from psnode.codecs.arrays import Words
-from psnode.codecs.selection.largest import Entries, Scan
+from psnode.codecs.selection.search import F, Search
 from psnode.codecs.selection.selector import Selector, check_ratio, share
 from psnode.codecs.table import number_of
 
@@ -45,17 +45,17 @@ class Topk(Selector):
     def _most(self, size: int) -> int:
         return share(self.ratio, size)
 
-    def _select(self, scan: Scan, key: Words) -> Entries:
-        size = scan.size
+    def _select(self, search: Search[F], key: Words) -> F:
+        size = search.size
         keep, stream = self._most(size), number_of(self.id)
         if not self.sampled or size <= _SMALL:
-            return scan.largest(keep, key, stream)
+            return search.largest(keep, key, stream)
         sampled = min(size // 100, 1 << 14)
         rank = sampled * keep / size
         rank += 2 * math.sqrt(rank) + 1
         while True:
-            limit = scan.limit(sampled, rank, key, stream)
-            entries = scan.at_least(limit, keep, int(size / sampled * (rank + 3 * math.sqrt(rank))))
-            if entries.indices.size >= _FEWEST * keep or limit == 1:
+            limit = search.limit(sampled, rank, key, stream)
+            entries = search.at_least(limit, keep, int(size / sampled * (rank + 3 * math.sqrt(rank))))
+            if len(entries.indices) >= _FEWEST * keep or limit == 1:
                 return entries
             rank *= 2

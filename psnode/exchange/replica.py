@@ -12,7 +12,8 @@ from torch import nn
 from psnode.codecs import Codec, Payload
 from psnode.codecs.arrays import Floats
 from psnode.errors import ConfigurationError
-from psnode.exchange.device.change import DeviceChange, changes_on
+from psnode.exchange.device.codecs import Change
+from psnode.exchange.device.placing import changes_on
 from psnode.exchange.device.trust import Verdict
 from psnode.plan.groups import Plan, Segment, Tensor
 from psnode.tasks.inventory import bits, persistent_buffers, same
@@ -76,7 +77,7 @@ class Replica:
         self._frozen = {name: value for name, value in model.named_parameters() if not value.requires_grad}
         self._versions |= {name: parameter._version for name, parameter in self._frozen.items()}
         self._host.copy_(self._weights)
-        self._changed_there: dict[int, DeviceChange] = {}
+        self._changed_there: dict[int, Change] = {}
 
     @property
     def on_device(self) -> torch.Tensor:

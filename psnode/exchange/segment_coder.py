@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ from psnode.plan.groups import Segment
 if TYPE_CHECKING:
     import torch
 
-    from psnode.exchange.device.coder import CodecKernels
+    from psnode.exchange.device.codecs import DeviceCodec
 
 CODEBOOK_BYTES = 4096  # with zeros behind the text
 
@@ -100,16 +100,15 @@ class SegmentCoder:
             self.rate = rate
         return Context(workers, last / rate if rate > 0 else 1.0)
 
-    def use(self, kernels: CodecKernels, device: torch.device) -> None:
-        """Code on `device` from now on, by kernels of this segment's one codec."""
-        [codec] = self._phases
-        self.on_device = DeviceSegment(codec, kernels, device, self.feedback, self.segment.shape, self._state)
+    def use(self, codecs: Mapping[str, DeviceCodec], device: torch.device) -> None:
+        """Code on `device` from now on, by the forms there of `codecs_by_spec`."""
+        self.on_device = DeviceSegment(codecs, device, self.feedback, self.segment.shape, self._state)
 
     @property
-    def only_codec(self) -> Codec | None:
-        """The codec, if it is the same in all phases and never fitted, and a device could follow the rule."""
-        same = len(self._phases) == 1 and self._refit == 1 and rule_of(self.feedback) is not None
-        return self._phases[0] if same else None
+    def codecs_by_spec(self) -> dict[str, Codec] | None:
+        """The codecs of all phases, if none is ever fitted, and a device could follow the rule."""
+        could = self._refit == 1 and rule_of(self.feedback) is not None
+        return {repr(phase): phase for phase in self._phases} if could else None
 
     def codec(self, phase: int, step: int = 1) -> Codec:
         """The codec for `step`, counted from 1, in `phase` of the warm-up, or after it."""

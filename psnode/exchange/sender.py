@@ -261,7 +261,7 @@ class GradientSender:
         context = coder.context(self._workers, self._rate, self._rate_before)
         if coder.on_device is not None:
             pieces = self._gradients.pieces(segment.start, segment.stop)
-            payload = coder.on_device.push(pieces, key, out, context)
+            payload = coder.on_device.push(pieces, codec, key, out, context)
         else:
             gradient, payload = coder.push(self._gradients, codec, key, out, context)
             coder.fit(gradient, payload, key, self._phase, self._step)

@@ -49,7 +49,7 @@ GOLDEN = {name: name for name in ("bf16", "fp16", "minmax", "nuqsgd", "onebit", 
 
 
 def with_formula() -> set[str]:
-    """Ids of all codecs that have a formula by default."""
+    """Ids of all codecs that have a formula of what their rows become by default."""
     return {name for name in table.CODECS if table.is_known(name) and formula_of(get_codec(name)) is not None}
 
 

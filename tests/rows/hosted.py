@@ -26,6 +26,9 @@ def build(text: str, folder: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
+uint32 = ctypes.c_uint32
+
+
 def address(array: np.ndarray) -> ctypes.c_void_p:
     return ctypes.c_void_p(array.ctypes.data if array.size else None)
 

@@ -10,7 +10,8 @@ from click.testing import CliRunner
 
 from psnode.cli import app
 from psnode.codecs import get_codec, table
-from psnode.codecs.rows import cuda_text, numba_text
+from psnode.codecs.rows import cuda_text, numba_text, ranks
+from psnode.codecs.rows.known import ranking_of
 from psnode.errors import ConfigurationError
 from tests.rows.forms import program, with_formula
 
@@ -29,7 +30,8 @@ def test_the_source_is_what_runs(target: str, language: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["topk", "--source", "numba"], "has no formula"),
+        (["polar", "--source", "numba"], "has no formula"),
+        (["topk", "--source", "numba"], "selects by kernels by hand: --source cuda"),
         (["qsgd:bucket=100", "--source", "numba"], "has no formula at these settings.*qsgd"),
         (["--source", "numba"], "name it"),
         (["qsgd", "--json", "--source", "numba"], "--json lists everything"),
@@ -42,5 +44,11 @@ def test_what_has_no_source_is_refused(arguments: list[str], message: str) -> No
 
 def test_the_listing_says_which_codecs_have_rows() -> None:
     listed = {entry["id"]: entry["rows"] for entry in json.loads(run("--json"))["codecs"] if entry["id"] in table.CODECS}
-    assert {name for name, rows in listed.items() if rows} == with_formula()
-    assert listed["topk"] is False
+    assert {name for name, rows in listed.items() if rows} == with_formula() | {"graddrop", "threshold", "topk"}
+    assert listed["polar"] is False
+
+
+def test_the_source_of_a_selection_is_what_a_device_runs() -> None:
+    codec = get_codec("topk:ratio=0.5")
+    ranking = ranking_of(codec)
+    assert ranking is not None and run("topk:ratio=0.5", "--source", "cuda") == ranks.text_of(ranking)

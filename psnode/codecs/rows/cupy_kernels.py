@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import xxhash
@@ -69,28 +69,56 @@ class Identity(NamedTuple):
         return directory() / f"psnode_rows_{digest}{suffix}"
 
 
-class Kernels:
+class Loaded:
     """The kernels of a text on CUDA device number `device`, compiled when they are made unless their file is there.
 
-    A call gives a kernel to `stream`, the address of a CUDA stream, and returns at once. Other addresses are of device memory,
-    for `count` full rows. `blocks`: the packing is one of blocks that vary in length.
+    A call gives a kernel to `stream`, the address of a CUDA stream, and returns at once. Other addresses are of device memory.
     """
+
+    names: ClassVar[tuple[str, ...]]  # of kernels that every text has
 
     def __init__(self, text: str, device: int) -> None:
         self._cupy, self._device = import_cupy(), device
-        source = standalone(text)
-        self._has_norms, self.blocks = "KERNEL norms(" in text, "KERNEL place_blocks(" in source
-        path = Identity.of(device).file(source, ".cubin")
+        self.text = standalone(text)
+        path = Identity.of(device).file(self.text, ".cubin")
         with self._cupy.cuda.Device(device):
             try:
                 self._load(path)
             except Exception:  # no such file, or no kernels in it that this driver takes
-                write_whole(path, self._compiled(source))
+                write_whole(path, self._compiled(self.text))
                 self._load(path)
+
+    def _load(self, path: Path) -> None:
+        if not path.is_file():
+            raise FileNotFoundError(path)
+        self._module = self._cupy.RawModule(path=str(path))
+        self._functions = {name: self._module.get_function(name) for name in self.names}
+
+    def _compiled(self, source: str) -> bytes:
+        image, _ = self._cupy.cuda.compiler.compile_using_nvrtc(source, options=OPTIONS, filename="rows.cu")
+        return image.encode() if isinstance(image, str) else bytes(image)
+
+    def _launch(self, name: str, stream: int, count: int, *arguments: Any) -> None:
+        """Have `count` warps run a kernel, or each several times."""
+        if name not in self._functions:
+            self._functions[name] = self._module.get_function(name)
+        blocks = min(-(-count // _ROWS_PER_BLOCK), _MOST_BLOCKS)
+        with self._cupy.cuda.Device(self._device), self._cupy.cuda.Stream.from_external(_Stream(stream)):
+            self._functions[name]((blocks,), (_THREADS,), arguments)
+
+
+class Kernels(Loaded):
+    """Kernels that code and decode rows, `count` full ones. `blocks`: the packing is one of blocks that vary in length."""
+
+    names = ("survey", "encode", "decode", "fold_sums")
+
+    def __init__(self, text: str, device: int) -> None:
+        super().__init__(text, device)
+        self._has_norms, self.blocks = "KERNEL norms(" in text, "KERNEL place_blocks(" in self.text
 
     def survey(self, stream: int, x: int, tops: int, count: int) -> None:
         """Raise three int32 at `tops`, as Functions.survey."""
-        self._launch(self._survey, stream, count, np.uint64(x), np.uint64(tops), np.uint32(count))
+        self._launch("survey", stream, count, np.uint64(x), np.uint64(tops), np.uint32(count))
 
     def sum_up(self, stream: int, arrays: SumArrays, size: int, sums: int) -> None:
         """Write so many sums over all of `size` coordinates to `tops`, as Functions.sum_up; `done` is lowered.
@@ -99,16 +127,14 @@ class Kernels:
         """
         count, source, target = rows_of(size), arrays.room, arrays.room + 8 * sums * rows_of(size)
         addresses = [np.uint64(address) for address in arrays]
-        rows = self._module.get_function("sum_rows")
-        self._launch(rows, stream, count, *addresses, np.uint32(size), np.uint32(count))
+        self._launch("sum_rows", stream, count, *addresses, np.uint32(size), np.uint32(count))
         if self._has_norms:
-            norms = self._module.get_function("norms")
-            self._launch(norms, stream, 1, np.uint64(arrays.x), np.uint64(arrays.room), np.uint32(count))
+            self._launch("norms", stream, 1, np.uint64(arrays.x), np.uint64(arrays.room), np.uint32(count))
         while True:
             groups = rows_of(count)
             to = arrays.tops + 16 if groups == 1 else target
             numbers = map(np.uint32, (count, groups, sums))
-            self._launch(self._fold, stream, groups * sums, np.uint64(source), np.uint64(to), *numbers)
+            self._launch("fold_sums", stream, groups * sums, np.uint64(source), np.uint64(to), *numbers)
             if groups == 1:
                 return
             source, target, count = target, source, groups
@@ -117,37 +143,20 @@ class Kernels:
         """Code `count` rows, the first of which is number `first` of `rows`, as Functions.encode; `done` is lowered."""
         if not self.blocks:
             addresses = [np.uint64(address) for address in arrays[:-2]]
-            self._launch(self._encode, stream, count, *addresses, *map(np.uint32, (first, rows, count)))
+            self._launch("encode", stream, count, *addresses, *map(np.uint32, (first, rows, count)))
             return
         starts, rooms, blocks = np.uint64(arrays.starts), np.uint64(arrays.rooms), count // BLOCK_ROWS
         addresses = [np.uint64(address) for address in arrays._replace(packed=arrays.rooms)[:-2]]
-        self._launch(self._encode, stream, blocks, *addresses, *map(np.uint32, (first, rows, count)), starts)
-        self._launch(self._module.get_function("place_blocks"), stream, 1, starts, np.uint32(blocks))
-        copy = self._module.get_function("copy_blocks")
-        self._launch(copy, stream, blocks, rooms, starts, np.uint64(arrays.packed), np.uint32(blocks))
+        self._launch("encode", stream, blocks, *addresses, *map(np.uint32, (first, rows, count)), starts)
+        self._launch("place_blocks", stream, 1, starts, np.uint32(blocks))
+        self._launch("copy_blocks", stream, blocks, rooms, starts, np.uint64(arrays.packed), np.uint32(blocks))
 
     def decode(self, stream: int, arrays: DecodeArrays, weight: float, adding: bool, first: int, rows: int, count: int) -> None:
         """Overwrite `out` with what is decoded, or add weight times that."""
         addresses = [np.uint64(address) for address in arrays[:-1]]
         numbers = np.float32(weight), np.int32(adding), *map(np.uint32, (first, rows, count))
         starts = [np.uint64(arrays.starts)] if self.blocks else []
-        self._launch(self._decode, stream, count // BLOCK_ROWS if starts else count, *addresses, *numbers, *starts)
-
-    def _load(self, path: Path) -> None:
-        if not path.is_file():
-            raise FileNotFoundError(path)
-        self._module = self._cupy.RawModule(path=str(path))
-        names = ("survey", "encode", "decode", "fold_sums")
-        self._survey, self._encode, self._decode, self._fold = map(self._module.get_function, names)
-
-    def _compiled(self, source: str) -> bytes:
-        image, _ = self._cupy.cuda.compiler.compile_using_nvrtc(source, options=OPTIONS, filename="rows.cu")
-        return image.encode() if isinstance(image, str) else bytes(image)
-
-    def _launch(self, kernel: Any, stream: int, count: int, *arguments: Any) -> None:
-        blocks = min(-(-count // _ROWS_PER_BLOCK), _MOST_BLOCKS)
-        with self._cupy.cuda.Device(self._device), self._cupy.cuda.Stream.from_external(_Stream(stream)):
-            kernel((blocks,), (_THREADS,), arguments)
+        self._launch("decode", stream, count // BLOCK_ROWS if starts else count, *addresses, *numbers, *starts)
 
 
 class _Stream(NamedTuple):

@@ -10,7 +10,7 @@ from psnode.codecs.kernels.jit import kernel
 
 GROUP = 32
 _WORD = 64
-_TURN = 1.62  # geometric gaps take b + 1 low bits rather than b if their mean exceeds this times 2^b
+TURN = 1.62  # geometric gaps take b + 1 low bits rather than b if their mean exceeds this times 2^b
 
 
 @kernel
@@ -24,14 +24,14 @@ def fit(indices: Words32, bits: Bytes) -> tuple[float, float]:
         stop = np.int64(indices[first + count - 1]) + 1
         span = stop - start - count
         b = 0
-        while span > _TURN * count * (1 << b):
+        while span > TURN * count * (1 << b):
             b += 1
         bits[group] = b
         total += count * b + span / (1 << b)
         start = stop
     span = start - indices.size
     b = 0
-    while span > _TURN * indices.size * (1 << b):
+    while span > TURN * indices.size * (1 << b):
         b += 1
     return total + indices.size, indices.size * (1.0 + b) + span / (1 << b)
 

@@ -22,8 +22,8 @@ from psnode.codecs.selection.gap_kernels import GROUP, fit, read_streams, unary_
 from psnode.errors import PayloadError
 
 MAX_LOW_BITS = 28
-_PARAMETER_BITS = 5
-_GAIN = 49 / 50  # the gain expected of a b for each group before it is tried
+PARAMETER_BITS = 5
+GAIN = 49 / 50  # the gain expected of a b for each group before it is tried
 
 
 class Code(NamedTuple):
@@ -56,7 +56,7 @@ def choose(indices: Words32, size: int) -> Code:
     )
     bits = np.empty(groups, np.uint8)
     expected, expected_fixed = fit(indices, bits)
-    if expected + _PARAMETER_BITS * groups > _GAIN * expected_fixed:
+    if expected + PARAMETER_BITS * groups > GAIN * expected_fixed:
         return fixed
     fitted = _code(indices, bits, None)
     return fitted if fitted.nbytes < fixed.nbytes else fixed
@@ -69,7 +69,7 @@ def _code(indices: Words32, bits: Bytes, b: int | None) -> Code:
 def _lengths(count: int, bits: Bytes, b: int | None) -> tuple[int, int]:
     """Bytes of the parameters and of the low bits."""
     low = GROUP * int(bits.sum(dtype=np.int64)) - (-count % GROUP) * int(bits[-1])
-    return 0 if b is not None else _bytes(_PARAMETER_BITS * bits.size), _bytes(low)
+    return 0 if b is not None else _bytes(PARAMETER_BITS * bits.size), _bytes(low)
 
 
 def _bytes(bits: int) -> int:
@@ -84,7 +84,7 @@ def write(indices: Words32, code: Code, out: Bytes) -> None:
     unary = np.zeros((out.size - split) // 8 + 1, np.uint64)
     write_streams(indices, code.bits, low, unary)
     if head:
-        parameters = code.bits[:, None] >> np.arange(_PARAMETER_BITS, dtype=np.uint8) & 1
+        parameters = code.bits[:, None] >> np.arange(PARAMETER_BITS, dtype=np.uint8) & 1
         out[:head] = np.packbits(parameters, bitorder="little")
     out[head:split] = low.view(np.uint8)[: split - head]
     out[split:] = unary.view(np.uint8)[: out.size - split]
@@ -94,12 +94,12 @@ def read(data: Bytes, b: int | None, count: int, size: int) -> Words32:
     """`count` >= 1 ascending indices below `size` from all of `data`; b None: one for each 32 gaps. Raises PayloadError."""
     groups = -(-count // GROUP)
     if b is None:
-        head = _bytes(_PARAMETER_BITS * groups)
+        head = _bytes(PARAMETER_BITS * groups)
         if data.size < head + _bytes(count):
             raise PayloadError(f"{data.size} bytes are too few for {count} indices")
         flags = np.unpackbits(data[:head], bitorder="little")
-        bits = np.packbits(flags[: _PARAMETER_BITS * groups].reshape(groups, _PARAMETER_BITS), axis=1, bitorder="little")[:, 0]
-        spare = bool(flags[_PARAMETER_BITS * groups :].any()) or int(bits.max()) > MAX_LOW_BITS
+        bits = np.packbits(flags[: PARAMETER_BITS * groups].reshape(groups, PARAMETER_BITS), axis=1, bitorder="little")[:, 0]
+        spare = bool(flags[PARAMETER_BITS * groups :].any()) or int(bits.max()) > MAX_LOW_BITS
     elif b > MAX_LOW_BITS or data.size < _bytes(count * b) + _bytes(count):
         raise PayloadError(f"{data.size} bytes are too few for {count} indices of {b} bits and more")
     else:

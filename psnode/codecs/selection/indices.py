@@ -11,6 +11,8 @@ Within 3 % of log2 binomial(size, count) for random sets of any density, but for
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 
 from psnode.codecs.arrays import Bytes, Words32
@@ -19,10 +21,10 @@ from psnode.codecs.selection import bitmap, gaps
 from psnode.errors import PayloadError
 
 _HEAD = 5
-_FITTED = 62
+FITTED = 62
 _BITMAP = 63
 _COMPLEMENT = 128
-_DENSE = 8  # gaps need no bitmap beside them where fewer than one index in eight is coded
+DENSE = 8  # gaps need no bitmap beside them where fewer than one index in eight is coded
 
 
 def max_nbytes(count: int, size: int) -> int:
@@ -37,16 +39,20 @@ def write(indices: Words32, size: int, out: Bytes) -> int:
     form = nbytes = 0
     if coded.size:
         chosen = gaps.choose(coded, size)
-        nbytes, form = chosen.nbytes, _FITTED if chosen.b is None else chosen.b
-        code = bitmap.write(coded, size) if _DENSE * coded.size > size else None
+        nbytes, form = chosen.nbytes, FITTED if chosen.b is None else chosen.b
+        code = bitmap.write(coded, size) if DENSE * coded.size > size else None
         if code is not None and code.size < nbytes:
             form, nbytes = _BITMAP, code.size
             out[_HEAD : _HEAD + nbytes] = code
         else:
             gaps.write(coded, chosen, out[_HEAD : _HEAD + nbytes])
-    out[:4] = np.frombuffer(np.uint32(coded.size).tobytes(), np.uint8)
-    out[4] = form | _COMPLEMENT * complement
+    out[:_HEAD] = np.frombuffer(head(coded.size, form | _COMPLEMENT * complement), np.uint8)
     return _HEAD + nbytes
+
+
+def head(coded: int, form: int) -> bytes:
+    """What a code of so many indices begins with."""
+    return struct.pack("<IB", coded, form)
 
 
 def count(data: Bytes, size: int) -> int:
@@ -71,7 +77,7 @@ def read(data: Bytes, size: int) -> Words32:
     elif form == _BITMAP:
         indices = bitmap.read(data[_HEAD:], coded, size)
     else:
-        indices = gaps.read(data[_HEAD:], None if form == _FITTED else form, coded, size)
+        indices = gaps.read(data[_HEAD:], None if form == FITTED else form, coded, size)
     return _others(indices, size) if complement else indices
 
 

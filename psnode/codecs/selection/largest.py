@@ -18,8 +18,13 @@ import numpy as np
 from psnode.codecs.arrays import Floats, Words, Words32
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
 from psnode.codecs.kernels.gather import STRIP, places
+from psnode.codecs.kernels.norms import NOT_FINITE, l2_norm, max_norm
 from psnode.codecs.selection.ranking import keep_largest, kth_largest, peak
 from psnode.codecs.selection.scans import Scanned
+from psnode.codecs.selection.search import Search
+
+_LARGEST = float(np.finfo(np.float32).max)
+_SCRATCH = 576  # float32 that l2_norm works in
 
 
 class Entries(NamedTuple):
@@ -28,6 +33,11 @@ class Entries(NamedTuple):
     indices: Words32
     values: Floats
 
+    def scaled(self, factor: float) -> Entries:
+        """The values times `factor`, rounded once and within float32's range."""
+        scaled = np.clip(self.values.astype(np.float64) * factor, -_LARGEST, _LARGEST)
+        return self._replace(values=scaled.astype(np.float32))
+
 
 def _longer(array: Words32, most: int) -> Words32:
     longer = np.empty(min(2 * array.size, most), np.uint32)
@@ -35,21 +45,33 @@ def _longer(array: Words32, most: int) -> Words32:
     return longer
 
 
-class Scan:
+class Scan(Search[Entries]):
     """A search of `source` for its largest values. Its first pass makes sums and differences; later ones read them."""
 
     def __init__(self, source: Scanned) -> None:
         self._source = source
         self.size = source.size
 
-    def array(self) -> Floats:
+    def _array(self) -> Floats:
         """All of the array, flat: made now, if nothing has searched it yet, in a pass of its own."""
         array = self._source.made()
         self._source = self._source.gathered()
         return array
 
+    def at(self, indices: Words32) -> Entries:
+        array = self._array()
+        if max_norm(array) == NOT_FINITE:
+            raise_nonfinite(array)
+        return Entries(indices, array[indices])
+
+    def root_mean_square(self) -> float:
+        array = self._array()
+        norm = l2_norm(array, np.empty(_SCRATCH, np.float32))
+        if norm == NOT_FINITE:
+            raise_nonfinite(array)
+        return norm / math.sqrt(self.size)
+
     def limit(self, size: int, rank: float, key: Words, stream: int) -> int:
-        """The bits, at least 1, of the rank-th largest of `size` sampled magnitudes; 1 if the rank exceeds the sample."""
         if rank >= size:
             return 1
         sampled = np.empty(size, np.uint32)
@@ -58,10 +80,6 @@ class Scan:
         return max(1, int(kth_largest(found, max(1, math.ceil(rank)))[0]))
 
     def at_least(self, limit: int, most: int, room: int) -> Entries:
-        """The coordinates whose magnitude has bits of at least `limit` >= 1; of more than `most` the largest.
-
-        `room`: how many are expected; a multiple of it is allocated when there are more. Raises NonFiniteGradientError.
-        """
         full = min(most + max(most // 2, STRIP), self.size) + STRIP
         room = min(room + STRIP, full)
         indices, found = np.empty(room, np.uint32), np.empty(room, np.uint32)
@@ -82,18 +100,3 @@ class Scan:
         if int(peak(found[:count])) >= INFINITY_BITS:
             raise_nonfinite(self._source.made())
         return Entries(indices[:count], found[:count].view(np.float32))
-
-    def largest(self, keep: int, key: Words, stream: int) -> Entries:
-        """The `keep` >= 1 largest, exactly; all that are not zero if there are fewer."""
-        limit, size = 1, self.size
-        room = size
-        if size > 4 * STRIP:
-            sampled = min(size // 64, 1 << 12)
-            expected = sampled * keep / size
-            rank = expected + 4 * math.sqrt(expected) + 3  # fewer than one scan in 10^4 finds too few
-            room = int(size / sampled * (rank + 4 * math.sqrt(rank)))
-            limit = self.limit(sampled, rank, key, stream)
-        entries = self.at_least(limit, keep, room)
-        if entries.indices.size < keep and limit > 1:
-            return self.at_least(1, keep, room)
-        return entries

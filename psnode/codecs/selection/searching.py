@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
-from psnode.codecs.base import NOTHING, Bytes, Sink, Source, Words
+from psnode.codecs.base import NOTHING, Bytes, Floats, Shape, Sink, Source, Words
 from psnode.codecs.sinks import Moved
 from psnode.codecs.stages import Reducer
 
@@ -19,6 +19,10 @@ class Searching(Reducer):
     @abstractmethod
     def select(self, source: Source, key: Words, side: Bytes) -> tuple[int, Entries]:
         """The entries to send of `source`, whose indices are written to `side`, in so many bytes. NonFiniteGradientError."""
+
+    @abstractmethod
+    def _at(self, side: Bytes, values: Floats, shape: Shape) -> Entries:
+        """Side information and values as entries. Raises PayloadError."""
 
     def _fuses(self, source: Source, sink: Sink) -> bool:
         return sink is NOTHING or isinstance(sink, Moved)

@@ -19,6 +19,7 @@ from psnode.codecs.payload import MAX_COORDINATES
 from psnode.codecs.selection import indices
 from psnode.codecs.selection.largest import Entries, Scan
 from psnode.codecs.selection.scans import scanned
+from psnode.codecs.selection.search import F, Search
 from psnode.codecs.selection.searching import Searching
 from psnode.codecs.sinks import Moved
 from psnode.codecs.sources import Values
@@ -39,8 +40,8 @@ class Selector(Searching, Reducer):
         """The most entries kept of `size` > 0 coordinates."""
 
     @abstractmethod
-    def _select(self, scan: Scan, key: Words) -> Entries:
-        """The entries to send of the scanned values. Raises NonFiniteGradientError."""
+    def _select(self, search: Search[F], key: Words) -> F:
+        """The entries to send of the searched values. Raises NonFiniteGradientError."""
 
     def _write_indices(self, selected: Words32, key: Words, size: int, side: Bytes) -> int:
         return indices.write(selected, size, side)
@@ -80,6 +81,13 @@ class Selector(Searching, Reducer):
 
     def _expand_add(self, side: Bytes, values: Floats, out: Floats, weight: np.float32) -> None:
         add_at(out.reshape(-1), self._read_indices(side, out.size), values, weight)
+
+    def _entries(self, body: Bytes, shape: Shape) -> Entries:
+        side, values = self._parts(body, shape)
+        return self._at(side, values, shape)
+
+    def _at(self, side: Bytes, values: Floats, shape: Shape) -> Entries:
+        return Entries(self._read_indices(side, math.prod(shape)), values)
 
     def _support_of(self, side: Bytes, shape: Shape) -> Indices:
         return self._read_indices(side, math.prod(shape)).astype(np.int64)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,16 +12,14 @@ from psnode.codecs.contractive import Contractive
 from psnode.codecs.sixteen import SixteenBits
 from psnode.errors import PayloadError
 from psnode.exchange.device.coder import DeviceCoder, OnDevice
-from psnode.exchange.device.trust import Verdict, check
-from psnode.plan.groups import Plan
 
 if TYPE_CHECKING:
     from psnode.codecs.arrays import Bytes
     from psnode.exchange.device.coder import CodecKernels
 
 
-class DeviceChange:
-    """What payloads of `codec` add to `weights`, a flat float32 tensor on a device: `codec.decode_add`, bit for bit.
+class ChangeOfRows:
+    """What payloads of `codec`, of rows, add to `weights`, a flat float32 tensor on a device: `codec.decode_add`, bit for bit.
 
     Only the bytes of a payload go there, and at most those of five rows more. A factor of more than 1 in front of a payload's
     values is seldom, and left to the host, which sees to it that no value leaves float32; so is a body of another length than
@@ -63,32 +60,25 @@ class DeviceChange:
         return body[len(head) :]
 
 
+class ChangeOfEntries:
+    """What payloads of `codec`, which is sparse, add to `weights`, a flat float32 tensor on a device.
+
+    As `codec.decode_add`, bit for bit. The host decodes the few entries there are, and they go to the device.
+    """
+
+    def __init__(self, codec: Codec, weights: torch.Tensor) -> None:
+        self._codec, self._weights = codec, weights
+
+    def add(self, payload: Payload) -> None:
+        """Weights += decoded. PayloadError, with the weights as they were."""
+        self._codec.disassembled(payload, self._weights.numel())
+        entries = self._codec.entries(payload)
+        assert entries is not None, self._codec
+        device = self._weights.device
+        there = torch.from_numpy(entries.indices.astype(np.int64)).to(device)
+        self._weights[there] = self._weights[there] + torch.tensor(entries.values).to(device)
+
+
 def decoder(codec: Codec) -> Codec:
     """The codec whose kernels decode payloads of `codec`: behind a factor, those of the wrapped one."""
     return codec.codec if isinstance(codec, Contractive) else codec
-
-
-class Changes(NamedTuple):
-    """Segments, by number, that are changed where the weights lie, and a verdict on each codec of the others."""
-
-    by_segment: dict[int, DeviceChange]
-    verdicts: list[Verdict]
-
-
-def changes_on(plan: Plan, codecs: Sequence[Codec], weights: torch.Tensor) -> Changes:
-    """Have payloads of `codecs`, one a segment, added to `weights`, the plan's flat vector, where it lies.
-
-    Those that travel as they are need no verdict, and empty ones no change. ConfigurationError if CuPy is absent.
-    """
-    verdicts: dict[str, Verdict] = {}
-    found = {}
-    for segment, codec in zip(plan.segments, codecs, strict=True):
-        if codec.lossless or not segment.size:
-            continue
-        spec = repr(codec)
-        if spec not in verdicts:
-            verdict = check(decoder(codec), weights.device)
-            verdicts[spec] = (verdict or Verdict(spec, None, "it has no formula for a device"))._replace(spec=spec)
-        if (kernels := verdicts[spec].kernels) is not None:
-            found[segment.index] = DeviceChange(codec, kernels, weights[segment.start : segment.stop])
-    return Changes(found, list(verdicts.values()))

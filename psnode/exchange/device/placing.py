@@ -1,4 +1,4 @@
-"""Decide which segments of a plan are coded on a device."""
+"""Decide which segments of a plan are coded on a device, and which changes of weights are decoded there."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from psnode.exchange.device.trust import Verdict, check
+from psnode.codecs import Codec
+from psnode.exchange.device.change import ChangeOfEntries, decoder
+from psnode.exchange.device.codecs import Change, DeviceCodec
+from psnode.exchange.device.trust import Verdict, check, check_entries
 from psnode.plan.groups import Plan
 
 if TYPE_CHECKING:
     from psnode.exchange.segment_coder import SegmentCoder
+
+_NONE = "it has no kernels for a device"
 
 
 class Placed(NamedTuple):
@@ -23,7 +28,7 @@ class Placed(NamedTuple):
 
 
 def place_on(plan: Plan, coders: Sequence[SegmentCoder], device: torch.device) -> Placed:
-    """Have those of `coders` use `device` whose codec has a formula, which it codes as the host does, under a rule it can follow.
+    """Have those of `coders` use `device` whose codecs have kernels, which code as the host does, under a rule it can follow.
 
     Segments that travel as they are need no verdict. ConfigurationError if CuPy is absent.
     """
@@ -33,13 +38,48 @@ def place_on(plan: Plan, coders: Sequence[SegmentCoder], device: torch.device) -
         codec = coder.codec(0)
         if codec.lossless:
             continue
-        spec = repr(codec)
-        if coder.only_codec is None:
-            verdicts[spec] = Verdict(spec, None, f"its feedback rule ({coder.feedback!r}) or its phases are the host's")
-        elif spec not in verdicts:
-            verdicts[spec] = check(codec, device) or Verdict(spec, None, "it has no formula for a device")
-        if (kernels := verdicts[spec].kernels) is not None:
-            coder.use(kernels, device)
+        if coder.codecs_by_spec is None:
+            spec = repr(codec)
+            verdicts[spec] = Verdict(spec, None, f"its feedback rule ({coder.feedback!r}) or its codebook is the host's")
+            continue
+        found: dict[str, DeviceCodec] = {}
+        for spec, phase in coder.codecs_by_spec.items():
+            if spec not in verdicts:
+                verdicts[spec] = check(phase, device) or Verdict(spec, None, _NONE)
+            if (there := verdicts[spec].on_device) is not None:
+                found[spec] = there
+        if len(found) == len(coder.codecs_by_spec):
+            coder.use(found, device)
             names |= plan.covering(coder.segment.start, coder.segment.stop).keys()
     stream = torch.cuda.Stream(device) if names else None  # type: ignore[no-untyped-call]
     return Placed(frozenset(names), stream, list(verdicts.values()))
+
+
+class Changes(NamedTuple):
+    """Segments, by number, that are changed where the weights lie, and a verdict on each codec of the others."""
+
+    by_segment: dict[int, Change]
+    verdicts: list[Verdict]
+
+
+def changes_on(plan: Plan, codecs: Sequence[Codec], weights: torch.Tensor) -> Changes:
+    """Have payloads of `codecs`, one a segment, added to `weights`, the plan's flat vector, where it lies.
+
+    Those that travel as they are need no verdict, and empty ones no change. ConfigurationError if CuPy is absent.
+    """
+    verdicts: dict[str, Verdict] = {}
+    found: dict[int, Change] = {}
+    for segment, codec in zip(plan.segments, codecs, strict=True):
+        if codec.lossless or not segment.size:
+            continue
+        spec = repr(codec)
+        if spec not in verdicts:
+            wrapped = decoder(codec)
+            verdict = check_entries(wrapped, weights.device) if codec.sparse else check(wrapped, weights.device)
+            verdicts[spec] = (verdict or Verdict(spec, None, _NONE))._replace(spec=spec)
+        verdict, part = verdicts[spec], weights[segment.start : segment.stop]
+        if codec.sparse and not verdict.problem:
+            found[segment.index] = ChangeOfEntries(codec, part)
+        elif verdict.on_device is not None:
+            found[segment.index] = verdict.on_device.change(codec, part)
+    return Changes(found, list(verdicts.values()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -13,31 +13,28 @@ from psnode.codecs.arrays import Bytes, Words
 from psnode.codecs.kernels.finite import raise_nonfinite
 from psnode.codecs.rng import Key
 from psnode.errors import NonFinitePartError
-from psnode.exchange.device.coder import DeviceCoder
+from psnode.exchange.device.codecs import DeviceCodec, DeviceEncoder
 from psnode.exchange.device.rules import Pieces, rule_of
 from psnode.feedback import Context, Feedback, State
 
-if TYPE_CHECKING:
-    from psnode.exchange.device.coder import CodecKernels
-
 
 class DeviceSegment:
-    """The values of a segment of `shape` on a device, its memories under `rule`, and their coder.
+    """The values of a segment of `shape` on a device, and its memories under `rule`. `codecs` code it, by their specs.
 
     `homes` are the memories' places on the host. Whoever reads or writes those calls `settle` before: the newest memories are
     brought there, and taken from there by the next push.
     """
 
     def __init__(
-        self, codec: Codec, kernels: CodecKernels, device: torch.device, rule: Feedback, shape: tuple[int, ...], homes: State
+        self, codecs: Mapping[str, DeviceCodec], device: torch.device, rule: Feedback, shape: tuple[int, ...], homes: State
     ) -> None:
         found = rule_of(rule)
         assert found is not None, rule
-        self._codec, self._kernels, self._device = codec, kernels, device
+        self._codecs, self._device = codecs, device
         self._feedback, self._rule, self._shape, self._size = rule, found, shape, math.prod(shape)
         self._homes, self._memories = homes, dict[str, torch.Tensor]()
         self._is_home = True
-        self._coder: DeviceCoder | None = None
+        self._encoders: dict[str, DeviceEncoder] = {}
 
     def settle(self) -> None:
         """Have the memories on the host."""
@@ -55,49 +52,53 @@ class DeviceSegment:
                 if not np.isfinite(found).all():
                     raise_nonfinite(found, place, NonFinitePartError)
 
-    def push(self, pieces: Pieces, key: Key, out: Bytes, context: Context) -> Payload:
-        """Code a finite gradient, as the feedback rule has it; only the payload's bytes come to the host.
+    def push(self, pieces: Pieces, codec: Codec, key: Key, out: Bytes, context: Context) -> Payload:
+        """Code a finite gradient with `codec`, as the feedback rule has it; only the payload's bytes come to the host.
 
         NonFiniteGradientError if the sum with the residual is not finite.
         """
-        payload = self._codec.assembled(self._shape, key, lambda words, body: self._code(pieces, words, body, context), out)
-        if self._feedback.masks and not self._codec.lossless:
-            self._forget(payload)
+        encoder = self._encoder(codec)
+        payload = codec.assembled(self._shape, key, lambda words, body: self._code(encoder, pieces, words, body, context), out)
+        if self._feedback.masks and not codec.lossless:
+            self._forget(codec, payload)
         return payload
 
-    def _code(self, pieces: Pieces, words: Words, body: Bytes, context: Context) -> int:
-        from psnode.codecs.rows.codec import preamble
-
-        coder = self._begin()
+    def _code(self, encoder: DeviceEncoder, pieces: Pieces, words: Words, body: Bytes, context: Context) -> int:
         values, size = self._values, self._size
         if self._is_home:
             for name, home in self._homes.items():
                 self._memories[name].copy_(torch.tensor(home))
             self._is_home = not self._homes
         self._rule.gather(self._feedback, values[:size], self._memories, pieces, context)
-        coder.encode(values, words, values if self._rule.keeps else None)
-        head = preamble(self._codec)
-        body[: len(head)] = np.frombuffer(head, np.uint8)
-        used = len(head) + coder.take(body[len(head) :])
-        if not coder.is_finite:
+        encoder.encode(values, words, values if self._rule.keeps else None)
+        used = encoder.take(body)
+        if not encoder.is_finite:
             raise_nonfinite(values[:size].cpu().numpy())
         values[size:].zero_()
         return used
 
-    def _forget(self, payload: Payload) -> None:
+    def _forget(self, codec: Codec, payload: Payload) -> None:
         """Momentum factor masking: no momentum where `payload` carries something."""
         momentum = self._memories["momentum"]
-        if self._codec.sparse:
-            momentum[torch.from_numpy(self._codec.support(payload)).to(self._device)] = 0
+        if codec.sparse:
+            momentum[torch.from_numpy(codec.support(payload)).to(self._device)] = 0
         else:
             momentum.zero_()
 
-    def _begin(self) -> DeviceCoder:
-        """The coder; memory is taken at the first push."""
-        if self._coder is None:
-            self._coder = DeviceCoder(*self._kernels, self._size, self._device)
-            self._values = torch.zeros(self._coder.padded, dtype=torch.float32, device=self._device)
-            for name, home in self._homes.items():
-                coded = name == self._rule.coded
-                self._memories[name] = self._values[: self._size] if coded else torch.zeros(home.size, device=self._device)
-        return self._coder
+    def _encoder(self, codec: Codec) -> DeviceEncoder:
+        """The encoder of `codec`; memory is taken at the first push of each."""
+        spec = repr(codec)
+        if spec not in self._encoders:
+            encoder = self._encoders[spec] = self._codecs[spec].encoder(self._shape)
+            if len(self._encoders) == 1:
+                self._take_memory(encoder.padded)
+            elif self._values.numel() < encoder.padded:
+                raise AssertionError(f"{spec} needs more room than the codec of an earlier phase")
+        return self._encoders[spec]
+
+    def _take_memory(self, padded: int) -> None:
+        """Take memory of so many float32 for the values, and that of the memories which are not among these."""
+        self._values = torch.zeros(padded, dtype=torch.float32, device=self._device)
+        for name, home in self._homes.items():
+            coded = name == self._rule.coded
+            self._memories[name] = self._values[: self._size] if coded else torch.zeros(home.size, device=self._device)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from psnode.codecs import get_codec
-from psnode.exchange.device.change import changes_on
 from psnode.exchange.device.coder import DeviceCoder, kernels_for
+from psnode.exchange.device.placing import changes_on
 from psnode.plan.groups import Plan
 from tests.codecs.family import gaussian
 from tests.rows.fake_cupy import CPU, FakeCupy, install

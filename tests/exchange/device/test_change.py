@@ -12,7 +12,9 @@ from torch import nn
 from psnode.codecs import Codec, Payload, get_codec
 from psnode.codecs.rng import Key
 from psnode.errors import PayloadError
-from psnode.exchange.device.change import DeviceChange, changes_on, decoder
+from psnode.exchange.device.change import decoder
+from psnode.exchange.device.codecs import Change
+from psnode.exchange.device.placing import changes_on
 from psnode.exchange.device.trust import check
 from psnode.exchange.replica import Replica
 from psnode.plan.groups import Plan
@@ -29,10 +31,10 @@ def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCupy:
     return install(monkeypatch, tmp_path)
 
 
-def change_of(codec: Codec, weights: torch.Tensor) -> DeviceChange:
+def change_of(codec: Codec, weights: torch.Tensor) -> Change:
     verdict = check(decoder(codec), CPU)
-    assert verdict is not None and verdict.kernels is not None, verdict
-    return DeviceChange(codec, verdict.kernels, weights)
+    assert verdict is not None and verdict.on_device is not None, verdict
+    return verdict.on_device.change(codec, weights)
 
 
 def normal(seed: int, size: int) -> np.ndarray:

@@ -62,15 +62,15 @@ def test_payloads_and_memories_are_those_of_the_host(
     install(monkeypatch, tmp_path)
     feedback = get_feedback(rule)
     verdict = check(get_codec(codec.id), CPU)
-    assert verdict is not None and verdict.kernels is not None
+    assert verdict is not None and verdict.on_device is not None
     on_host, homes = feedback.init(SIZE), feedback.init(SIZE)
-    segment = DeviceSegment(codec, verdict.kernels, CPU, feedback, (SIZE,), homes)
+    segment = DeviceSegment({repr(codec): verdict.on_device}, CPU, feedback, (SIZE,), homes)
     for step in range(1, 6):
         x, key = gradient(step), Key.derive(step, "rules")
         pieces = [(0, torch.from_numpy(x[:300].copy())), (700, torch.from_numpy(x[700:1200].copy()))]
         x[300:700], x[1200:] = 0, 0  # of which no tensor had a gradient
         expected = feedback.push(x, on_host, codec, key, context=Context(4, 0.5))
-        found = segment.push(pieces, key, np.empty(codec.max_nbytes((SIZE,)), np.uint8), Context(4, 0.5))
+        found = segment.push(pieces, codec, key, np.empty(codec.max_nbytes((SIZE,)), np.uint8), Context(4, 0.5))
         assert found.data.tobytes() == expected.data.tobytes(), step
         if step in (2, 5):  # between, they lie on the device alone
             segment.settle()

@@ -174,16 +174,16 @@ def test_residuals_that_are_loaded_are_coded_next(both: Both) -> None:
 
 def test_a_codec_without_a_formula_and_a_rule_of_the_hosts_are_told_once(cupy: FakeCupy) -> None:
     plan = Plan.from_dict(
-        {"tensors": TENSORS, "groups": [[["topk", 0, [5000]]], [["topk", 5000, [3000]]], [["identity", 8000, [7]]]]}
+        {"tensors": TENSORS, "groups": [[["lss", 0, [5000]]], [["lss", 5000, [3000]]], [["identity", 8000, [7]]]]}
     )
-    for feedback, reason in (("ef", "it has no formula"), ("dgc:momentum=0.9,clip=1", "its feedback rule")):
+    for feedback, reason in (("ef", "it has no kernels"), ("dgc:momentum=0.9,clip=1", "its feedback rule")):
         scheme = resolve(Config(scheme="dense", codec="topk", feedback=feedback))
         given = GivenThere(np.zeros(8007, np.float32))
         sender = GradientSender(
             plan, scheme, FrameChannel(loopback_group(2)[1]), [0, 0, 0], given, seed=1, lr=lambda step: 0.1, steps_per_epoch=9,  # type: ignore[arg-type]
         )  # fmt: skip
         [verdict] = sender.code_on(CPU)
-        assert verdict.line.startswith("topk") and reason in verdict.line
+        assert verdict.line.startswith("lss") and reason in verdict.line
         assert given.kept == frozenset() and cupy.launched == []
         sender.close()
 

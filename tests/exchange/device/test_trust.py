@@ -13,12 +13,14 @@ from psnode.codecs import available, get_codec
 from psnode.config.extensions import load_codec
 from psnode.errors import ConfigurationError
 from psnode.exchange.device.coder import DeviceCoder
-from psnode.exchange.device.trust import check, check_all, inputs, summary
+from psnode.exchange.device.differences import inputs
+from psnode.exchange.device.trust import check, check_all, summary
 from tests.rows.fake_cupy import CPU, FakeCupy, install
 from tests.rows.forms import KEY, with_formula
 from tests.rows.hosted import GXX
 
 pytestmark = pytest.mark.skipif(not GXX, reason="no g++ to build CUDA text as C++")
+SELECTIONS = {"graddrop", "randk", "threshold", "topk"}
 EXAMPLE = f"{Path(__file__).parents[3] / 'examples' / 'row_codec.py'}:Levels"
 
 
@@ -30,14 +32,14 @@ def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCupy:
 @pytest.mark.usefixtures("cupy")
 def test_every_codec_with_a_formula_is_trusted_on_a_device_that_gives_its_bytes() -> None:
     verdicts = check_all(map(get_codec, available()), CPU)
-    assert {get_codec(verdict.spec).id for verdict in verdicts} == with_formula()
-    assert [verdict.line for verdict in verdicts if verdict.kernels is None] == []
+    assert {get_codec(verdict.spec).id for verdict in verdicts} == with_formula() | SELECTIONS
+    assert [verdict.line for verdict in verdicts if verdict.on_device is None] == []
 
 
 @pytest.mark.usefixtures("cupy", "forgotten_codecs")
 def test_a_codec_of_ones_own_is_trusted() -> None:
     verdict = check(get_codec(load_codec(EXAMPLE)), CPU)
-    assert verdict is not None and verdict.kernels is not None, verdict
+    assert verdict is not None and verdict.on_device is not None, verdict
 
 
 def test_trust_is_remembered_for_the_same_driver_and_may_be_asked_for_anew(cupy: FakeCupy) -> None:
@@ -68,7 +70,7 @@ def test_a_device_that_computes_something_else_is_not_trusted(cupy: FakeCupy, ri
     cupy.edit = edit
     for _ in range(2):  # it is not remembered
         verdict = check(get_codec("bf16"), CPU)
-        assert verdict is not None and verdict.kernels is None
+        assert verdict is not None and verdict.on_device is None
         assert verdict.line == f"bf16 is coded on the host: the device makes {what} of N(0,1)"
 
 
@@ -78,14 +80,14 @@ def test_a_device_that_fails_is_not_trusted_and_says_why_in_a_line(cupy: FakeCup
 
     cupy.edit = fails
     verdict = check(get_codec("fp16"), CPU)
-    assert verdict is not None and verdict.kernels is None
+    assert verdict is not None and verdict.on_device is None
     assert verdict.line.startswith("fp16 is coded on the host: its kernels failed: ") and "ILLEGAL_ADDRESS" in verdict.line
     assert "\n" not in verdict.line
 
 
 @pytest.mark.usefixtures("cupy")
 def test_a_codec_without_a_formula_has_no_verdict() -> None:
-    assert check(get_codec("topk"), CPU) is None
+    assert check(get_codec("polar"), CPU) is None
     assert check(get_codec("qsgd:bucket=1024"), CPU) is None
 
 
@@ -109,8 +111,9 @@ def test_the_inputs_have_what_goes_wrong() -> None:
 def test_an_array_that_stays_on_the_device_is_coded_as_on_the_host(spec: str, size: int) -> None:
     codec = get_codec(spec)
     verdict = check(codec, CPU)
-    assert verdict is not None and verdict.kernels is not None
-    coder = DeviceCoder(*verdict.kernels, size, CPU)
+    assert verdict is not None and verdict.on_device is not None
+    coder = verdict.on_device.encoder((size,))
+    assert isinstance(coder, DeviceCoder)
     x = np.random.default_rng(2).standard_normal(size).astype(np.float32) + 3  # all above 0, which padding is not
     on_device = torch.zeros(coder.padded)
     on_device[:size] = torch.tensor(x)

@@ -11,10 +11,12 @@ from psnode.codecs.rows.formula import Formula
 from psnode.codecs.rows.known.base import Known
 from psnode.codecs.rows.known.nuqsgd import NuqsgdRows
 from psnode.codecs.rows.known.qsgd import QsgdRows
+from psnode.codecs.rows.known.selections import MagnitudeRanks
 from psnode.codecs.rows.known.signs import OneBitRows, ScaledSignRows
 from psnode.codecs.rows.known.sixteen import Bf16Rows, Fp16Rows
 from psnode.codecs.rows.known.tbq import TbqRows
 from psnode.codecs.rows.known.terngrad import TernGradRows
+from psnode.codecs.rows.ranks import Ranking
 
 _KNOWN: dict[str, type[Known]] = {
     "bf16": Bf16Rows,
@@ -26,6 +28,7 @@ _KNOWN: dict[str, type[Known]] = {
     "tbq": TbqRows,
     "terngrad": TernGradRows,
 }
+_RANKED = ("graddrop", "threshold", "topk")
 
 
 def formula_of(codec: Codec) -> Formula | None:
@@ -34,3 +37,13 @@ def formula_of(codec: Codec) -> Formula | None:
         return codec.formula()
     cls = _KNOWN.get(codec.id)
     return cls(codec) if cls is not None and cls.expresses(codec) else None
+
+
+def ranking_of(codec: Codec) -> Ranking | None:
+    """The formula by which a codec selects coordinates; None if it does not, or by other means."""
+    return MagnitudeRanks() if codec.id in _RANKED else None
+
+
+def has_formula(codec: Codec) -> bool:
+    """True if kernels of `codec` are made of a formula, for a processor or for a device."""
+    return formula_of(codec) is not None or ranking_of(codec) is not None

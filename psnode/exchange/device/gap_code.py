@@ -1,0 +1,81 @@
+"""The code of gaps between indices, psnode.codecs.selection.gaps, made where the indices lie by operations on whole arrays.
+
+Every code of a gap is a few bits at a place of its own, so that codes are added to the words they fall in: sums of integers
+without a common bit, the same in any order.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from psnode.codecs.selection import gaps
+from psnode.codecs.selection.gap_kernels import GROUP, TURN
+from psnode.codecs.selection.indices import DENSE, FITTED, head
+
+_WORD = 32
+_LOW = (1 << _WORD) - 1
+
+
+def written(indices: torch.Tensor, size: int) -> tuple[bytes, torch.Tensor] | None:
+    """The bytes of `psnode.codecs.selection.indices.write`: the first few, and the others (uint8) on the device.
+
+    `indices`: int32, ascending, below `size`. None for a set that is coded otherwise: none at all, or more than one in eight.
+    """
+    count = indices.numel()
+    if not count or DENSE * count > size:
+        return None
+    ends = indices.long() + 1
+    skipped = torch.diff(ends, prepend=ends.new_zeros(1)) - 1
+    groups = -(-count // GROUP)
+    by_group = torch.zeros(groups * GROUP, dtype=torch.int64, device=indices.device)
+    by_group[:count] = skipped
+    spans = by_group.view(groups, GROUP).sum(1)
+    members = torch.full_like(spans, GROUP)
+    members[-1] = count - GROUP * (groups - 1)
+    b, fitted = _choice(skipped, spans, members, size)
+    bits = fitted.repeat_interleave(members)
+    parameters = [_packed(fitted, 5 * torch.arange(groups, device=indices.device), 5 * groups)] if b is None else []
+    low = _packed(skipped & ((1 << bits) - 1), torch.cumsum(bits, 0) - bits, int(bits.sum()))
+    unary = torch.cumsum((skipped >> bits) + 1, 0) - 1
+    ones = _packed(torch.ones_like(unary), unary, int(unary[-1]) + 1)
+    return head(count, FITTED if b is None else b), torch.cat([*parameters, low, ones])
+
+
+def _choice(skipped: torch.Tensor, spans: torch.Tensor, members: torch.Tensor, size: int) -> tuple[int | None, torch.Tensor]:
+    """The one b of the shortest code, or None for one of each group; and the b of every group."""
+    count, groups = skipped.numel(), spans.numel()
+    wide = gaps.widest(count, size)
+    trials = list(range(max(0, wide - 1), wide + 2))
+    lengths = [_bytes(count * b) + _bytes(count + int((skipped >> b).sum())) for b in trials]
+    fixed = min(lengths)
+    b = trials[lengths.index(fixed)]
+    fitted = _fitted(spans, members)
+    low = int((members * fitted).sum())
+    expected = count + low + int((spans << (gaps.MAX_LOW_BITS - fitted)).sum()) / (1 << gaps.MAX_LOW_BITS)
+    one = int(_fitted(spans.sum()[None], torch.tensor([count], device=spans.device)))
+    expected_fixed = count * (1.0 + one) + int(spans.sum()) / (1 << one)
+    if expected + gaps.PARAMETER_BITS * groups <= gaps.GAIN * expected_fixed:
+        unary = count + int((skipped >> fitted.repeat_interleave(members)).sum())
+        if _bytes(gaps.PARAMETER_BITS * groups) + _bytes(low) + _bytes(unary) < fixed:
+            return None, fitted
+    return b, torch.full_like(spans, b)
+
+
+def _fitted(spans: torch.Tensor, members: torch.Tensor) -> torch.Tensor:
+    """The b of groups whose gaps add up to `spans`."""
+    edges = TURN * members.double()
+    powers = 2.0 ** torch.arange(gaps.MAX_LOW_BITS + 1, dtype=torch.float64, device=spans.device)
+    return (spans.double()[:, None] > edges[:, None] * powers).sum(1)
+
+
+def _packed(codes: torch.Tensor, places: torch.Tensor, length: int) -> torch.Tensor:
+    """A stream of `length` bits that has each code, at most 28 bits long, at its place."""
+    words = torch.zeros(length // _WORD + 2, dtype=torch.int64, device=codes.device)
+    shifted, at = codes << (places % _WORD), places // _WORD
+    words.index_add_(0, at, shifted & _LOW)
+    words.index_add_(0, at + 1, shifted >> _WORD)
+    return words.view(torch.uint8).view(-1, 8)[:, :4].reshape(-1)[: _bytes(length)]
+
+
+def _bytes(bits: int) -> int:
+    return -(-bits // 8)
