@@ -7,7 +7,7 @@ import shlex
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from psnode.bench.ddp_process import Communication, Program
 from psnode.config import settings
@@ -91,6 +91,11 @@ class Psnode:
 
     def __post_init__(self) -> None:
         """Refuse settings that train would refuse, and those that are the same for all contenders."""
+        resolve(load(self.settings, {}))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The flags as settings, by name. ConfigurationError for one that is unknown, or the same for all contenders."""
         given = {}
         for flag, value in self._pairs():
             found = _settings(flag)
@@ -102,7 +107,7 @@ class Psnode:
             if value is None:
                 raise ConfigurationError(f"--scheme {self.flags!r}: {flag} needs a value")
             given[found[0].name] = found[0].parse(value, flag)
-        resolve(load(given, {}))
+        return given
 
     def _pairs(self) -> list[tuple[str, str | None]]:
         words = [part for word in shlex.split(self.flags) for part in (word.split("=", 1) if word.startswith("--") else [word])]

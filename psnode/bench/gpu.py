@@ -125,13 +125,14 @@ def markdown(result: dict[str, Any]) -> str:
 
 def main(specs: Sequence[str], size: int, repeats: int, device: int, json_file: Path | None) -> int:
     """Measure, print the table, write it as JSON; 1 if a codec's bytes are not the processor's. ConfigurationError."""
-    result = run(specs, size, repeats, _cuda(device))
+    result = run(specs, size, repeats, cuda(device))
     print(markdown(result))
     save(result, json_file)
     return 0 if all(row["equal"] for row in result["rows"]) else 1
 
 
-def _cuda(number: int) -> torch.device:
+def cuda(number: int) -> torch.device:
+    """The CUDA device of that number, made the current one. ConfigurationError if there is none."""
     import torch
 
     if number >= torch.cuda.device_count():

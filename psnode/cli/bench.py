@@ -10,6 +10,7 @@ import click
 
 from psnode.cli import shared
 from psnode.cli.bench_codecs import COMMANDS
+from psnode.cli.bench_step import bench_step
 from psnode.cli.debugging import debuggable
 from psnode.config import Config
 
@@ -273,5 +274,5 @@ def bench_record(output: Path, steps: int, **options: Any) -> int:
     return save(output, steps, Config(**options))
 
 
-for command in COMMANDS:
+for command in (*COMMANDS, bench_step):
     bench.add_command(command)

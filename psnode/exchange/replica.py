@@ -92,6 +92,10 @@ class Replica:
         self._changed_there, verdicts = changes_on(plan, codecs, self._weights)
         return verdicts
 
+    def is_changed_there(self, segment: Segment) -> bool:
+        """True if changes of the segment are decoded where the model looks, and not on the host."""
+        return segment.index in self._changed_there
+
     def change(self, segment: Segment, codec: Codec, payload: Payload) -> None:
         """Add what `payload` decodes to to the segment's weights. PayloadError."""
         if (change := self._changed_there.get(segment.index)) is not None:

@@ -99,6 +99,11 @@ class GradientSender:
             self._stream = torch.cuda.stream(placed.stream)
         return placed.verdicts
 
+    @property
+    def coded_there(self) -> int:
+        """Coordinates of the gradient that are coded on a device."""
+        return sum(coder.segment.size for coders in self._coders for coder in coders if coder.on_device is not None)
+
     def begin(self, step: int, version: int, *, measure: bool) -> None:
         """The groups to come belong to `step` and were computed on weights of `version`.
 

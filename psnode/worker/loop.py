@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -62,6 +62,7 @@ class Worker:
     deal: Callable[[Reshard, int, Share | None], Share]  # this rank's part of a deal, behind a version and another share
     tracer: Tracer
     own_rate: OwnRate | None = None  # Task.learning_rate
+    on_host: Sequence[str] = ()  # with a device: what is coded on the host all the same, and why, in lines
     _void: list[Batch] | None = None  # of a step that was begun and not taken
 
     def train(self) -> None:

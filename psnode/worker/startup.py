@@ -114,8 +114,9 @@ class WorkerContext:
             workers=self.sampler.workers,
         )
         downlink = downlink_codecs(plan, scheme.downlink)
-        if config.enable_gpu:
-            self._code_on_device(plan, sender, replica, downlink, quiet=start.rehearsal)
+        on_host = self._code_on_device(plan, sender, replica, downlink) if config.enable_gpu else []
+        for line in () if start.rehearsal else on_host:
+            _LOG.warning("rank %d: %s", link.rank, line)
         finished = start.step
         if start.restore is not None:
             tensors = _restore(start, link, self.directory, replica, sender, self.patience)
@@ -146,23 +147,22 @@ class WorkerContext:
             deal=self.deal,
             tracer=tracer,
             own_rate=self.own_rate,
+            on_host=on_host,
         )
 
     def _code_on_device(
-        self, plan: Plan, sender: GradientSender, replica: Replica, downlink: Sequence[Codec] | None, *, quiet: bool
-    ) -> None:
+        self, plan: Plan, sender: GradientSender, replica: Replica, downlink: Sequence[Codec] | None
+    ) -> list[str]:
         """Have gradients coded where they are computed, and changes of weights decoded where these lie.
 
-        As far as the device gives the processor's bytes; tell about the rest.
+        As far as the device gives the processor's bytes; a line for each codec of the rest.
         """
         try:
             lines = [verdict.line for verdict in sender.code_on(self.device) if verdict.problem]
             verdicts = [] if downlink is None else replica.change_on_device(plan, downlink)
-            lines += [f"the weights' {verdict.line}" for verdict in verdicts if verdict.problem]
+            return lines + [f"the weights' {verdict.line}" for verdict in verdicts if verdict.problem]
         except ConfigurationError as error:
-            lines = [Verdict("every codec", None, str(error)).line]
-        for line in () if quiet else lines:
-            _LOG.warning("rank %d: %s", self.link.rank, line)
+            return [Verdict("every codec", None, str(error)).line]
 
     def deal(self, deal: Reshard, version: int, before: Share | None) -> Share:
         """This rank's part of a deal, behind `version`, or behind its place in the share that it had `before`."""

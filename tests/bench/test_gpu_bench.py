@@ -29,7 +29,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCupy:
 
 @pytest.mark.usefixtures("cupy")
 def test_the_report_has_every_codec_with_a_formula_and_shares_of_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psnode.bench.gpu._cuda", lambda number: CPU)
+    monkeypatch.setattr("psnode.bench.gpu.cuda", lambda number: CPU)
     flags = ["bench", "gpu", "--size", str(SIZE + 5), "--repeats", "3", "--json", str(tmp_path / "gpu.json")]
     done = CliRunner().invoke(app, flags, catch_exceptions=False, standalone_mode=False)
     assert done.return_value == 0
@@ -51,7 +51,7 @@ def test_the_report_has_every_codec_with_a_formula_and_shares_of_a_copy(tmp_path
 
 @pytest.mark.usefixtures("cupy")
 def test_codecs_are_measured_on_a_device_by_the_same_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psnode.bench.gpu._cuda", lambda number: CPU)
+    monkeypatch.setattr("psnode.bench.gpu.cuda", lambda number: CPU)
     flags = [
         "bench",
         "codecs",

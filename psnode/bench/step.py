@@ -1,0 +1,225 @@
+"""`psnode bench step`: what a training step costs on one host under several schemes, beside its passes alone.
+
+Everything runs in one process and takes turns, a few steps each in every round: forward and backward passes alone (`none`), and
+the same passes of a worker, from the change of the weights that it decodes and adds to the gradient's payload on the host. A
+master decodes, updates and codes changes between the steps, untimed, and there is no network: what is left of a job's step is
+what coding costs the worker. With a device the bytes that cross between it and the host are counted in one step more.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from psnode.bench.contenders import Psnode
+from psnode.bench.crossings import crossed
+from psnode.bench.gpu import cuda
+from psnode.bench.hardware import hardware
+from psnode.bench.saving import save
+from psnode.config.load import load
+from psnode.config.resolve import resolve
+from psnode.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import torch
+
+    from psnode.bench.step_rigs import Alone, Exchanging, Ground
+
+NONE = "none"
+SCHEMES = (NONE, "dense", "fp16", "qsgd", "topk:ratio=0.005", "atomo")
+_LR = 1e-4  # of all schemes: weights move, and stay near where they were
+_HEADS = (
+    "step, ms",
+    "least to most",
+    "over none",
+    "sent, MB",
+    "to the host, MB",
+    "over sent",
+    "received, MB",
+    "to the device, MB",
+)
+
+
+class Workload(NamedTuple):
+    """A network with a batch of images of noise. `shape`: channels, height and width of one."""
+
+    network: str
+    batch: int
+    shape: tuple[int, ...]
+    classes: int
+
+
+USUAL = {"cpu": Workload("LeNet", 32, (3, 32, 32), 10), "cuda": Workload("torchvision:resnet50", 64, (3, 224, 224), 1000)}
+
+
+def run(
+    schemes: Sequence[str],
+    workload: Workload,
+    device: torch.device,
+    *,
+    coded_there: bool,
+    rounds: int,
+    steps: int,
+    warmup: int,
+    threads: int = 1,
+    seed: int = 1,
+    tell: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Measure `none` and `schemes` in `rounds` rounds of `steps` steps each, behind `warmup` steps.
+
+    A row has `ms`, the median, `rounds`, the median of each, `ratio`, the median over the rounds of a round's over that of none;
+    `sent` and `received`, bytes of the step's frames; `down` and `up`, bytes from the device to the host and back, or None where
+    the driver does not tell; `gradients` and `changes`, where they are coded and decoded; `on_host`, the reasons.
+    ConfigurationError for a scheme that train refuses.
+    """
+    import torch
+
+    from psnode.bench.step_rigs import Ground
+    from psnode.tasks.load import make_task
+
+    names = [NONE, *(scheme for scheme in schemes if scheme != NONE)]
+    settings = {
+        "network": workload.network, "dataset": "synthetic", "synthetic_shape": workload.shape, "batch_size": workload.batch,
+        "synthetic_classes": workload.classes, "synthetic_examples": workload.batch, "seed": seed, "threads": threads,
+        "enable_gpu": coded_there, "log_interval": 10**9, "lr": _LR,
+    }  # fmt: skip
+    chosen = {name: settings | Psnode(name).settings for name in names if name != NONE}
+    used = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    rigs: dict[str, Alone | Exchanging] = {}
+    try:
+        ground = Ground(make_task(load(settings, {})), workload.batch, device, coded_there=coded_there, seed=seed)
+        for name in names:
+            rigs[name] = _rig(ground, chosen.get(name))
+            _take(rigs[name], warmup)
+            tell(f"{name}: ready")
+        taken: dict[str, list[list[float]]] = {name: [] for name in names}
+        for number in range(rounds):
+            for name, rig in rigs.items():
+                taken[name].append(_take(rig, steps))
+            tell(f"round {number + 1}: " + ", ".join(f"{name} {_ms(taken[name][-1]):.1f} ms" for name in names))
+        rows = [_row(name, rig, taken[name], taken[NONE], device) for name, rig in rigs.items()]
+    finally:
+        for rig in rigs.values():
+            rig.close()
+        torch.set_num_threads(used)
+    found = {**hardware(), "device": _name(device), "torch": torch.__version__, **workload._asdict(), "threads": threads}
+    return {**found, "rounds": rounds, "steps": steps, "warmup": warmup, "rows": rows}
+
+
+def _rig(ground: Ground, settings: dict[str, Any] | None) -> Alone | Exchanging:
+    from psnode.bench.step_rigs import Alone, Exchanging
+
+    if settings is None:
+        return Alone(ground)
+    config = load(settings, {})
+    return Exchanging(ground, config, resolve(config))
+
+
+def _take(rig: Alone | Exchanging, steps: int) -> list[float]:
+    """Seconds of each of so many steps."""
+    found = []
+    for _ in range(steps):
+        found.append(rig.step())
+        rig.between()
+    return found
+
+
+def _ms(seconds: Sequence[float]) -> float:
+    return 1e3 * statistics.median(seconds)
+
+
+def _row(
+    name: str, rig: Alone | Exchanging, taken: Sequence[Sequence[float]], alone: Sequence[Sequence[float]], device: torch.device
+) -> dict[str, Any]:
+    """The figures of a row; one step more is taken, for the bytes that cross."""
+    found = crossed(rig.step, device)
+    rig.between()
+    return {
+        "scheme": name,
+        "ms": _ms([seconds for each in taken for seconds in each]),
+        "rounds": [_ms(each) for each in taken],
+        "ratio": statistics.median(_ms(each) / _ms(floor) for each, floor in zip(taken, alone, strict=True)),
+        "sent": rig.sent,
+        "received": rig.received,
+        "down": None if found is None else found.down,
+        "up": None if found is None else found.up,
+        "gradients": rig.gradients.place if name != NONE else "",
+        "changes": rig.changes.place if name != NONE else "",
+        "on_host": list(rig.on_host),
+    }
+
+
+def _name(device: torch.device) -> str:
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The result as a page for docs/results."""
+    lines = [
+        f"{result['date']}, {result['cpu']}, {result['cores']} cores, {result['threads']} for torch; device: {result['device']}; "
+        f"torch {result['torch']}. {result['network']}, batches of {result['batch']} x {'x'.join(map(str, result['shape']))}; "
+        f"{result['rounds']} rounds of {result['steps']} steps.",
+        "",
+        f"| scheme | {' | '.join(_HEADS)} | gradients coded | changes decoded |",
+        "|---|" + "---:|" * len(_HEADS) + "---|---|",
+    ]
+    for row in result["rows"]:
+        spread = f"{min(row['rounds']):.1f} to {max(row['rounds']):.1f}"
+        over = f"{row['down'] / row['sent']:.3f}" if row["down"] and row["sent"] else ""
+        cells = [
+            f"{row['ms']:.1f}",
+            spread,
+            f"{row['ratio']:.3f}",
+            _mb(row["sent"]),
+            _mb(row["down"]),
+            over,
+            _mb(row["received"]),
+        ]
+        lines.append(f"| {row['scheme']} | {' | '.join(cells)} | {_mb(row['up'])} | {row['gradients']} | {row['changes']} |")
+    reasons = list(dict.fromkeys(line for row in result["rows"] for line in row["on_host"]))
+    return "\n".join([*lines, *(["", *reasons] if reasons else [])]) + "\n"
+
+
+def _mb(nbytes: int | None) -> str:
+    return "not told" if nbytes is None else f"{nbytes / 1e6:.3f}"
+
+
+def main(
+    schemes: Sequence[str],
+    device: str,
+    network: str | None,
+    batch_size: int | None,
+    shape: tuple[int, ...] | None,
+    classes: int | None,
+    json_file: Path | None,
+    **options: int,
+) -> int:
+    """Measure, print the table, write it as JSON; the exit code. ConfigurationError for a device that is not there."""
+    kind, found = device_of(device)
+    usual = USUAL[kind]
+    workload = Workload(network or usual.network, batch_size or usual.batch, shape or usual.shape, classes or usual.classes)
+    result = run(
+        schemes or SCHEMES, workload, found, coded_there=kind == "cuda", **options,
+        tell=lambda line: print(line, file=sys.stderr, flush=True),
+    )  # fmt: skip
+    print(markdown(result))
+    save(result, json_file)
+    return 0
+
+
+def device_of(text: str) -> tuple[str, torch.device]:
+    """The kind of the device that `text`, cpu, cuda or cuda:N, names, and the device. ConfigurationError."""
+    import torch
+
+    kind, _, number = text.partition(":")
+    if text == "cpu":
+        return kind, torch.device("cpu")
+    if kind != "cuda" or not (number.isdecimal() or text == "cuda"):
+        raise ConfigurationError(f"--device {text}: name cpu, cuda or cuda:1")
+    return kind, cuda(int(number or 0))

@@ -1,0 +1,242 @@
+"""What `psnode bench step` times: a worker stepped from outside, its master in the same process, and passes without either.
+
+The worker is that of a job, as psnode.worker builds it: its hooks, its thread that codes, its feedback, its receiver. What the
+master does with a gradient lies between two steps: nothing of it runs, and nothing waits, while a step is timed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from psnode.codecs import Codec, get_codec
+from psnode.config import Config
+from psnode.config.schedules import constant
+from psnode.config.scheme import Scheme
+from psnode.errors import ConfigurationError, TransportError
+from psnode.exchange.replica import describe
+from psnode.exchange.routes import Layout
+from psnode.exchange.shard.consistency import rule_of
+from psnode.exchange.shard.events import GroupClosed, NotApplied, Refused
+from psnode.exchange.shard.shard import Shard
+from psnode.plan.groups import Plan, Segment, Tensor, downlink_codecs, plan_of
+from psnode.protocol.channel import FrameChannel
+from psnode.protocol.messages import Start
+from psnode.protocol.wire import Frame, Kind, pack_groups
+from psnode.records.timeline import Tracer
+from psnode.task import Batch, Task
+from psnode.tasks.data.sampler import Sampler
+from psnode.tasks.device import to_device
+from psnode.transport.loopback import loopback_group
+from psnode.worker.computation import Computation
+from psnode.worker.inspection import Findings, inspect
+from psnode.worker.startup import WorkerContext, may_begin_early
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import torch
+
+_JOB, _MASTER, _WORKER = 1, 0, 1
+_STEPS = 10**9  # more than anybody measures
+_SECONDS = 600.0
+
+
+class Ground:
+    """What all that is timed has in common: the network, one batch, which lies on `device` from the first, and the seed.
+
+    `coded_there`: gradients are to be coded on the device, changes of weights decoded there. `findings` are those of the passes
+    that a worker makes at its start.
+    """
+
+    def __init__(self, task: Task, size: int, device: torch.device, *, coded_there: bool, seed: int) -> None:
+        import numpy as np
+
+        self.task, self.size, self.device, self.coded_there, self.seed = task, size, device, coded_there, seed
+        self.batch = to_device(task.train_data().batch(np.arange(size), np.random.default_rng(seed)), device)
+        model = self.model().to(device)
+        self.findings: Findings = inspect(self.computation(model), model, lambda step: self.batch, agreed=(), early=True)
+        if self.findings.waits:
+            raise ConfigurationError(f"a forward pass of this network waits for all weights, since {self.findings.waits}")
+
+    def model(self) -> torch.nn.Module:
+        """The network with its first weights, on the host."""
+        import torch
+
+        torch.manual_seed(self.seed)
+        return self.task.model()
+
+    def computation(self, model: torch.nn.Module) -> Computation:
+        """The passes of `model`."""
+        return Computation(self.task, model, self.device, rank=_WORKER, seed=self.seed, torch_lock=nullcontext())
+
+    def settle(self) -> None:
+        """Wait for all that the device has been given."""
+        import torch
+
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+class Coded(NamedTuple):
+    """Coordinates that travel coded, and of these the ones that are coded, or decoded, on the device."""
+
+    there: int
+    everywhere: int
+
+    @property
+    def place(self) -> str:
+        """One word or two for a table."""
+        if not self.everywhere:
+            return "uncoded"
+        share = self.there / self.everywhere
+        return {0.0: "host", 1.0: "device"}.get(share, f"device {100 * share:.0f} %, host")
+
+
+class Alone:
+    """Forward and backward passes without any communication."""
+
+    sent = received = 0
+    gradients = changes = Coded(0, 0)
+    on_host: Sequence[str] = ()
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground, self._step = ground, 0
+        self._model = ground.model().to(ground.device)
+        self._computation = ground.computation(self._model)
+
+    def step(self) -> float:
+        """Take a step; the seconds of it."""
+        self._ground.settle()
+        self._step += 1
+        begin = time.perf_counter()
+        self._computation.run(self._step, [self._ground.batch], None)
+        self._ground.settle()
+        seconds = time.perf_counter() - begin
+        self._model.zero_grad()
+        return seconds
+
+    def between(self) -> None:
+        """Do what has to be done behind a step and is none of it: nothing."""
+
+    def close(self) -> None:
+        """End what runs: nothing does."""
+
+
+class Exchanging:
+    """The same passes of a worker under a scheme, with all that it does to gradients and to changes of weights.
+
+    `sent`, `received`: bytes of the last step's frames. ConfigurationError for a scheme whose steps cannot be taken one by one.
+    """
+
+    def __init__(self, ground: Ground, config: Config, scheme: Scheme) -> None:
+        self._ground = ground
+        rule = rule_of(config, 1)
+        if not may_begin_early(config, rule):
+            raise ConfigurationError("bench step takes one step behind the other: leave out --consistency and --no-overlap")
+        model = ground.model()
+        shapes = {tensor.name: tensor.shape for tensor in describe(model)}
+        plan = plan_of([Tensor(name, shapes[name]) for name in ground.findings.backward or shapes], scheme, config)
+        self._link, link = (FrameChannel(end) for end in loopback_group(2))
+        self._link.job = link.job = _JOB
+        rate = constant(config.lr or scheme.lr)
+        self._shard = Shard(
+            plan, config, scheme, ground.model(), self._link, rule, rate, (_WORKER,), Tracer(_MASTER, enabled=False)
+        )
+        self._shard.admit((_WORKER,), 0)
+        model.to(ground.device)
+        context = WorkerContext(
+            link, config, scheme, None, ground.device, model, _Again(ground.batch, ground.size), Layout(1),
+            Sampler(ground.size, 0, 1, ground.size, 1, ground.seed), ground.computation(model), _SECONDS,
+        )  # fmt: skip
+        start = Start(plan.to_dict(), _JOB, 0, _STEPS, 1, None, False, weights_follow=False, late=ground.findings.late)
+        self._worker, self._groups, self._version = context.worker(start), len(plan.groups), 0
+        self._worker.receiver.assume(0)
+        self._steps = self._worker.steps()
+        self._passes = next(self._steps)
+        self.received = 0
+        self.on_host = self._worker.on_host
+        self.gradients = Coded(self._worker.sender.coded_there, _coded(plan, [get_codec(s.codec) for s in plan.segments]))
+        changed = [segment for segment in plan.segments if self._worker.replica.is_changed_there(segment)]
+        self.changes = Coded(_values(changed), _coded(plan, downlink_codecs(plan, scheme.downlink) or ()))
+
+    def step(self) -> float:
+        """Take a step, on weights whose change came behind the one before; the seconds of it."""
+        worker, (number, batches, settled) = self._worker, self._passes
+        self._ground.settle()
+        begin = time.perf_counter()
+        outcome = worker.computation.run(number, batches, worker.hooks, first_forward=worker.first_use, settled=settled)
+        self._passes = self._steps.send(outcome)
+        self._ground.settle()
+        return time.perf_counter() - begin
+
+    @property
+    def sent(self) -> int:
+        """Bytes of the frames with the last step's gradient."""
+        return self._worker.sender.nbytes
+
+    def between(self) -> None:
+        """Have the master take the gradient, and send the next weights. TransportError if it cannot."""
+        open_groups, told, self.received = self._groups, False, 0
+        self._shard.open(self._version)
+        while open_groups or not told:
+            match event := self._link.next(_SECONDS):
+                case Frame(kind=Kind.GRADIENT):
+                    self._shard.offer(event)
+                case Frame(kind=Kind.REPORT):
+                    told = True
+                case GroupClosed():
+                    open_groups -= 1
+                    self.received += event.nbytes
+                case Frame(kind=Kind.SKIP_STEP):
+                    raise TransportError(f"the worker sent no gradient: {bytes(event.body).decode()}")
+                case Refused():
+                    raise TransportError(f"the master refused a gradient: {event.error}")
+                case NotApplied():
+                    raise TransportError(event.reason)
+        self._version += 1
+        number = self._version
+        self._link.send(_WORKER, Kind.VERSION_COMPLETE, pack_groups([], 0), step=number, version=number)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._steps.close()
+        self._worker.close()
+        self._shard.__exit__(None, None, None)
+
+
+def _values(segments: Sequence[Segment]) -> int:
+    return sum(segment.size for segment in segments)
+
+
+def _coded(plan: Plan, codecs: Sequence[Codec]) -> int:
+    """Coordinates of the segments whose codec, one of `codecs`, loses something. Without codecs: none."""
+    return sum(segment.size for segment, codec in zip(plan.segments, codecs, strict=False) if not codec.lossless)
+
+
+@dataclass(frozen=True)
+class _Again:
+    """Data whose every batch is the same one: `Data`, and `Feeding` of psnode.worker.share."""
+
+    found: Batch
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    def batch(self, indices: npt.NDArray[np.int64], rng: np.random.Generator | None) -> Batch:
+        """The batch."""
+        return self.found
+
+    def feed(self, sampler: Sampler, finished: int, last: int) -> _Again:
+        """Itself, as the batches of all steps."""
+        return self
+
+    def __next__(self) -> list[Batch]:
+        return [self.found]
+
+    def close(self) -> None:
+        """Nothing is held."""
