@@ -90,6 +90,7 @@ class Replica:
         `codecs`: of the segments' changes. ConfigurationError if CuPy is absent.
         """
         self._changed_there, verdicts = changes_on(plan, codecs, self._weights)
+        self._stream = torch.cuda.current_stream(self.device)
         return verdicts
 
     def is_changed_there(self, segment: Segment) -> bool:
@@ -100,9 +101,17 @@ class Replica:
         """Add what `payload` decodes to to the segment's weights. PayloadError."""
         if (change := self._changed_there.get(segment.index)) is not None:
             change.add(payload)
+            self._order()
         else:
             codec.decode_add(payload, self.weights[segment.start : segment.stop])
             self.publish(segment.start, segment.stop)
+
+    def _order(self) -> None:
+        """Have a change that was given to a stream of the model's own be over before other streams use these weights."""
+        if (stream := torch.cuda.current_stream(self.device)) != self._stream:
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record(stream)
+            done.synchronize()
 
     def publish(self, start: int, stop: int) -> None:
         """Make a change of `weights` in a range visible to the model."""

@@ -35,10 +35,12 @@ class DeviceSegment:
         self._homes, self._memories = homes, dict[str, torch.Tensor]()
         self._is_home = True
         self._encoders: dict[str, DeviceEncoder] = {}
+        self._pushed = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def settle(self) -> None:
         """Have the memories on the host."""
         if not self._is_home:
+            torch.cuda.current_stream(self._device).wait_event(self._pushed)
             for name, home in self._homes.items():
                 home[:] = self._memories[name].cpu().numpy()
             self._is_home = True
@@ -61,6 +63,7 @@ class DeviceSegment:
         payload = codec.assembled(self._shape, key, lambda words, body: self._code(encoder, pieces, words, body, context), out)
         if self._feedback.masks and not codec.lossless:
             self._forget(codec, payload)
+        self._pushed.record()  # the masking is not waited for, and whoever settles uses another stream
         return payload
 
     def _code(self, encoder: DeviceEncoder, pieces: Pieces, words: Words, body: Bytes, context: Context) -> int:

@@ -1,0 +1,90 @@
+"""What is read on one stream was written on another before: the waits between streams, which no result on a processor shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from psnode.codecs import get_codec
+from psnode.exchange.device.segment import DeviceSegment
+from psnode.exchange.replica import Replica
+from psnode.plan.groups import Plan
+from tests.exchange.device.streams import Stream, Streams
+from tests.exchange.device.test_segments import Both
+from tests.rows.fake_cupy import CPU, install
+from tests.rows.forms import KEY
+from tests.rows.hosted import GXX
+
+pytestmark = pytest.mark.skipif(not GXX, reason="no g++ to build CUDA text as C++")
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Streams:
+    install(monkeypatch, tmp_path)
+    return Streams(monkeypatch)
+
+
+def test_memories_come_to_the_host_behind_the_masking_of_momenta(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The masking is given to the coding stream behind the wait for the payload, and nobody else waits for it."""
+    whole, read = DeviceSegment._forget, torch.Tensor.cpu
+
+    def forget(segment: DeviceSegment, *given: object) -> None:
+        whole(segment, *given)  # type: ignore[arg-type]
+        streams.note("mask")
+
+    def cpu(tensor: torch.Tensor) -> torch.Tensor:
+        streams.note("read", tensor.numel())
+        return read(tensor)
+
+    both = Both("dgc:momentum=0.9")
+    monkeypatch.setattr(DeviceSegment, "_forget", forget)
+    monkeypatch.setattr(torch.Tensor, "cpu", cpu)
+    device = both.senders[1]
+    for number in (1, 2):
+        device.begin(number, number - 1, measure=False)
+        device.push(0)
+        device.drain()
+        pushed, streams.notes[:] = list(streams.notes), []
+        masked = [at for at, note in enumerate(pushed) if note[:2] == ("mask", "coding")]
+        behind = [pushed[at + 1] for at in masked if at + 1 < len(pushed)]
+        assert [note[:2] for note in behind] == [("record", "coding")] * 2  # one of each segment
+        device.state()
+        read_back, streams.notes[:] = list(streams.notes), []
+        assert [note[:2] for note in read_back] == [("wait", "training"), *[("read", "training")] * 2] * 2  # of two memories
+        assert [read_back[0][2], read_back[3][2]] == [note[2] for note in behind]
+    for sender in both.senders:
+        sender.close()
+
+
+@pytest.mark.usefixtures("streams")
+def test_memories_that_are_home_are_waited_for_no_more(streams: Streams) -> None:
+    both = Both("ef")
+    both.step(1)
+    both.senders[1].state()
+    streams.notes.clear()
+    both.senders[1].state()
+    assert streams.notes == []
+    for sender in both.senders:
+        sender.close()
+
+
+def test_a_change_on_a_stream_of_the_models_own_is_there_before_anybody_uses_it(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module may enter a stream, and what comes meanwhile is added on that one: layers behind it are on another."""
+    monkeypatch.setattr("psnode.exchange.replica._is_host", lambda device: False)
+    plan = Plan.from_dict({"tensors": [["weight", [75, 40]]], "groups": [[["qsgd", 0, [3000]]]]})
+    replica, codec = Replica(nn.Linear(40, 75, bias=False), plan, CPU), get_codec("qsgd").contractive()
+    replica.change_on_device(plan, [codec])
+    payload = codec.encode(np.random.default_rng(1).standard_normal(3000).astype(np.float32), KEY)
+    streams.notes.clear()
+    replica.change(plan.segments[0], codec, payload)
+    assert [note for note in streams.notes if note[0] == "synchronize"] == []
+    with streams.entered(Stream(name="module")):
+        replica.change(plan.segments[0], codec, payload)
+    [recorded] = [note[2] for note in streams.notes if note[:2] == ("record", "module")]
+    assert streams.notes[-1][0] == "synchronize" and streams.notes[-1][2] is recorded
