@@ -169,8 +169,17 @@ class Chain(Codec):
         if self.reducer is None:
             return self._encode_values(x.reshape(-1), key, body)
         used, values = self.reducer._reduce(x, key, body[4 : 4 + self.reducer._max_parts(x.shape)[0]])
+        return self.joined(used, values, key, body)
+
+    def joined(self, used: int, values: Floats, key: Words, body: Bytes) -> int:
+        """Finish a body behind a reducer whose side information, `used` bytes of it, was written to body[4:]; its length."""
         start = write_section(body, used)
         return start + self._encode_values(readonly(np.ascontiguousarray(values)), key, body[start:])
+
+    def parted(self, body: Bytes, shape: Shape) -> tuple[Bytes, Floats]:
+        """The reducer's side information and the values as the quantiser decodes them, checked: PayloadError."""
+        side, count, coded = self._split(body, shape)
+        return side, self._kept(coded, count)
 
     def _search(self, selector: Searching, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
         """One search, and the values found coded. The quantiser's loss stays behind, like the values not selected."""
@@ -238,8 +247,7 @@ class Chain(Codec):
         if self.reducer is None:
             self._decode_values(body, out.reshape(-1))
             return
-        side, count, coded = self._split(body, out.shape)
-        self.reducer._expand(side, self._kept(coded, count), out)
+        self.reducer._expand(*self.parted(body, out.shape), out)
 
     def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
         if self.reducer is None:
@@ -248,13 +256,11 @@ class Chain(Codec):
             else:
                 super()._decode_add(body, out, weight)
             return
-        side, count, coded = self._split(body, out.shape)
-        self.reducer._expand_add(side, self._kept(coded, count), out, weight)
+        self.reducer._expand_add(*self.parted(body, out.shape), out, weight)
 
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
         if self.reducer is not None:
-            side, count, coded = self._split(body, shape)
-            found = self.reducer._measure_parts(side, self._kept(coded, count), shape)
+            found = self.reducer._measure_parts(*self.parted(body, shape), shape)
             return found or super()._measure(body, shape, room)
         if self.lossless_stage is not None:
             return super()._measure(body, shape, room)

@@ -85,12 +85,17 @@ class Reducer(Codec):
     def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
         x = source.array()
         used, values = self._reduce(x, key, body[4 : 4 + self._max_parts(x.shape)[0]])
+        return self.joined(used, values, key, body)
+
+    def joined(self, used: int, values: Floats, key: Words, body: Bytes) -> int:
+        """Finish a body whose side information, `used` bytes of it, was written to body[4:]; its length."""
         start = write_section(body, used)
         end = start + 4 * values.size
         body[start:end].view(np.float32)[:] = values
         return end
 
-    def _parts(self, body: Bytes, shape: Shape) -> tuple[Bytes, Floats]:
+    def parted(self, body: Bytes, shape: Shape) -> tuple[Bytes, Floats]:
+        """Side information and values of a body, checked: PayloadError."""
         side, rest = read_section(body)
         count = self._count(side, shape)
         if rest.size != 4 * count:
@@ -100,13 +105,13 @@ class Reducer(Codec):
         return side, values
 
     def _decode(self, body: Bytes, out: Floats) -> None:
-        self._expand(*self._parts(body, out.shape), out)
+        self._expand(*self.parted(body, out.shape), out)
 
     def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
-        self._expand_add(*self._parts(body, out.shape), out, weight)
+        self._expand_add(*self.parted(body, out.shape), out, weight)
 
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
-        return self._measure_parts(*self._parts(body, shape), shape) or super()._measure(body, shape, room)
+        return self._measure_parts(*self.parted(body, shape), shape) or super()._measure(body, shape, room)
 
     def _measure_parts(self, side: Bytes, values: Floats, shape: Shape) -> Measured | None:
         """`measure`, given finite values; None if that takes expanding them. Those of a sparse reducer are the decoded ones."""
@@ -118,7 +123,7 @@ class Reducer(Codec):
         return Measured(norm_of(values, self.id), lambda out, weight: self._expand_add(side, values, out, weight))
 
     def _support(self, body: Bytes, shape: Shape) -> Indices:
-        return self._support_of(self._parts(body, shape)[0], shape)
+        return self._support_of(self.parted(body, shape)[0], shape)
 
 
 class Symbols(NamedTuple):

@@ -52,7 +52,7 @@ from psnode.codecs.table import number_of
 from psnode.codecs.traits import Traits
 from psnode.errors import CodecSpecError, PayloadError
 
-_SIDE = 4
+SIDE = 4
 
 
 @dataclass(frozen=True, repr=False)
@@ -110,7 +110,7 @@ class Svd(Reducer):
 
         The subspace of the methods that are not exact is the one of `key` (two uint64; zeros if None): others differ little.
         """
-        split, m, n = self._cut(x.shape)
+        split, m, n = self.cut(x.shape)
         energy = float(np.sum(np.square(x, dtype=np.float64)))
         if not split or not energy:
             return 0.0
@@ -128,30 +128,30 @@ class Svd(Reducer):
             return deflated(matrix, math.ceil(self.rank), key)
         return sketch(matrix, math.ceil(self.rank), key, cover=self.cover)
 
-    def _cut(self, shape: Shape) -> tuple[int, int, int]:
+    def cut(self, shape: Shape) -> tuple[int, int, int]:
         """(split, m, n) of the matrix to factorise; split 0 if terms would take as many values as the array has."""
         split, m, n = matricise(shape)
         return (split, m, n) if math.ceil(self.rank) * (m + n) < m * n else (0, 1, math.prod(shape))
 
     def _max_parts(self, shape: Shape) -> tuple[int, int]:
-        split, m, n = self._cut(shape)
-        return _SIDE, math.ceil(self.rank) * (m + n) if split else m * n
+        split, m, n = self.cut(shape)
+        return SIDE, math.ceil(self.rank) * (m + n) if split else m * n
 
     def _reduce(self, x: Floats, key: Words, side: Bytes) -> tuple[int, Floats]:
-        split, m, n = self._cut(x.shape)
+        split, m, n = self.cut(x.shape)
         fields = side.view(np.uint16)
         if not split:
             if not np.isfinite(x).all():
                 raise_nonfinite(x)
             fields[:] = 0, 0
-            return _SIDE, x.reshape(-1)
+            return SIDE, x.reshape(-1)
         with one_thread():
             found = self._find(x.reshape(m, n), key)
-            chosen, probabilities = self._choose(found.values, key)
+            chosen, probabilities = self.choose(found.values, key)
             fields[:] = split, chosen.size
-            return _SIDE, fold(*found.terms(chosen), probabilities)
+            return SIDE, fold(*found.terms(chosen), probabilities)
 
-    def _choose(self, values: Float64s, key: Words) -> tuple[Int64s, Float64s]:
+    def choose(self, values: Float64s, key: Words) -> tuple[Int64s, Float64s]:
         """The indices of the terms to send, and the probabilities to divide them by."""
         if not self.sample:
             chosen = np.arange(min(int(self.rank), values.size))
@@ -161,9 +161,9 @@ class Svd(Reducer):
         return chosen, shares[chosen] / TICKS
 
     def _count(self, side: Bytes, shape: Shape) -> int:
-        if side.size != _SIDE:
-            raise PayloadError(f"svd: {side.size} bytes of side information instead of {_SIDE}")
-        split, terms, m, n = _sizes(side, shape)
+        if side.size != SIDE:
+            raise PayloadError(f"svd: {side.size} bytes of side information instead of {SIDE}")
+        split, terms, m, n = sizes(side, shape)
         if not split:
             if terms:
                 raise PayloadError(f"svd: {terms} terms of a matrix that is not split")
@@ -173,7 +173,7 @@ class Svd(Reducer):
         return terms * (m + n)
 
     def _expand(self, side: Bytes, values: Floats, out: Floats) -> None:
-        split, terms, m, n = _sizes(side, out.shape)
+        split, terms, m, n = sizes(side, out.shape)
         if not split:
             out[...] = values.reshape(out.shape)
             return
@@ -184,7 +184,7 @@ class Svd(Reducer):
             write_terms(*factors, matrix)
 
     def _expand_add(self, side: Bytes, values: Floats, out: Floats, weight: np.float32) -> None:
-        split, terms, m, n = _sizes(side, out.shape)
+        split, terms, m, n = sizes(side, out.shape)
         if not split:
             out += weight * values.reshape(out.shape)
             return
@@ -196,7 +196,7 @@ class Svd(Reducer):
 
     def _measure_parts(self, side: Bytes, values: Floats, shape: Shape) -> Measured | None:
         """From the inner products of the factors: ||sum of l_k r_k^T||^2 = sum over j, k of <l_j, l_k> <r_j, r_k>."""
-        split, terms, m, n = _sizes(side, shape)
+        split, terms, m, n = sizes(side, shape)
         if not split:
             return None
         left, right = unfold(values, terms, m, n)
@@ -207,7 +207,7 @@ class Svd(Reducer):
         return Measured(math.sqrt(max(0.0, energy)), lambda out, weight: add_terms(left, right, out.reshape(m, n), weight))
 
 
-def _sizes(side: Bytes, shape: Shape) -> tuple[int, int, int, int]:
+def sizes(side: Bytes, shape: Shape) -> tuple[int, int, int, int]:
     """split, terms, m, n."""
     split, terms = side.view(np.uint16).tolist()
     return split, terms, math.prod(shape[:split]), math.prod(shape[split:])

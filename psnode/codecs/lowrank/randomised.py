@@ -39,18 +39,18 @@ def sketch(matrix: Floats, count: int, key: Words, *, cover: bool = False) -> Sp
     width = count + OVERSAMPLING
     if short <= width:
         return spectrum(matrix)
-    normals = _normals(key, short * (width + 1)).reshape(width + 1, short)
-    basis = _range(core, normals[:width], matrix)
+    drawn = normals(key, short * (width + 1)).reshape(width + 1, short)
+    basis = _range(core, drawn[:width], matrix)
     products = project(core, basis)
     values, turns = eigenpairs(products @ products.T)
     found = Spectrum(core, values, turns @ basis, turns @ products)
-    return _covered(found, basis, normals[width]) if cover else found
+    return _covered(found, basis, drawn[width]) if cover else found
 
 
-def _range(core: Core, normals: Float64s, matrix: Floats) -> Float64s:
+def _range(core: Core, drawn: Float64s, matrix: Floats) -> Float64s:
     """Orthonormal rows (width, short) that span nearly the leading subspace of the short side."""
     a = core.values.T if core.tall else core.values
-    start = normals.astype(np.float32)
+    start = drawn.astype(np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         first = start @ a
         peak = float(np.max(np.abs(first)))
@@ -84,7 +84,7 @@ def _covered(found: Spectrum, basis: Float64s, direction: Float64s) -> Spectrum:
     )
 
 
-def _normals(key: Words, count: int) -> Float64s:
+def normals(key: Words, count: int) -> Float64s:
     """Independent N(0, 1) values: Box and Muller's transform of pairs of words of a stream."""
     words = np.empty((-(-count // (4 * BLOCK)), 4 * BLOCK), np.uint32)
     for at, row in enumerate(words):
