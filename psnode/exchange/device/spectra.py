@@ -50,13 +50,14 @@ class Core(NamedTuple):
 
 def trim(matrix: torch.Tensor) -> Core:
     """`matrix` (m, n) without its zero rows and columns; not copied if it has none. Waits for the device."""
-    values, kept = matrix, list[torch.Tensor | None]()
-    for side in (0, 1):
-        live = matrix.any(dim=1 - side).nonzero().reshape(-1)
-        full = live.numel() == matrix.shape[side]
-        kept.append(None if full else live)
-        values = values if full else values.index_select(side, live)
-    return Core(values, *kept, (matrix.shape[0], matrix.shape[1]))
+    m, n = matrix.shape
+    rows, columns = (_unless_all(matrix.any(dim=side).nonzero().reshape(-1), size) for side, size in ((1, m), (0, n)))
+    values = matrix if rows is None else matrix.index_select(0, rows)
+    return Core(values if columns is None else values.index_select(1, columns), rows, columns, (m, n))
+
+
+def _unless_all(places: torch.Tensor, size: int) -> torch.Tensor | None:
+    return None if places.numel() == size else places
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,7 +150,7 @@ def _add(side: Bytes, values: Floats, shape: Shape, out: torch.Tensor, weight: n
         write_saturated(left, right, decoded)
         out.add_(torch.from_numpy(decoded.reshape(-1)).to(out.device).mul_(float(weight)))
     else:
-        add_terms(*(torch.tensor(factors).to(out.device) for factors in (left, right)), out.reshape(m, n), weight)
+        add_terms(torch.tensor(left).to(out.device), torch.tensor(right).to(out.device), out.reshape(m, n), weight)
 
 
 def _folded(left: torch.Tensor, right: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:

@@ -78,12 +78,12 @@ def _differences(codec: Spectral, svd: Svd, device: torch.device) -> Iterator[st
 
 
 def inputs() -> Iterator[tuple[str, Floats]]:
-    """Matrices with singular values well apart: wide, tall with zero rows and columns, square at 1e30, a convolution's at 1e-30."""
+    """Matrices with singular values well apart: wide, tall with zeros, square at 1e30, a convolution's at 1e-30."""
     rng = np.random.default_rng(1)
 
     def decaying(m: int, n: int) -> Floats:
         left, right = (np.linalg.qr(rng.standard_normal((side, 24)))[0] for side in (m, n))
-        return ((left * 0.7 ** np.arange(24)) @ right.T).astype(np.float32)
+        return np.asarray((left * 0.7 ** np.arange(24)) @ right.T, np.float32)
 
     yield "a wide matrix", decaying(96, 160)
     tall = decaying(160, 96)
