@@ -44,9 +44,14 @@ def run(specs: Sequence[str], size: int, repeats: int, device: torch.device) -> 
     import torch
 
     from psnode.codecs.rows.cupy_kernels import Identity
+    from psnode.exchange.device.spectral import is_spectral
     from psnode.exchange.device.trust import check_all
 
     codecs = [get_codec(spec) for spec in specs or available()]
+    if not specs:
+        codecs = [codec for codec in codecs if not is_spectral(codec)]
+    elif spectral := [repr(codec) for codec in codecs if is_spectral(codec)]:
+        raise ConfigurationError(f"{', '.join(spectral)}: psnode bench atomo --device cuda measures it")
     verdicts = check_all(codecs, device, anew=True)
     if specs and len(verdicts) < len(specs):
         without = set(map(repr, codecs)) - {verdict.spec for verdict in verdicts}

@@ -270,8 +270,7 @@ class Chain(Codec):
     def _entries(self, body: Bytes, shape: Shape) -> Entries | None:
         if not isinstance(self.reducer, Searching):
             return None
-        side, count, coded = self._split(body, shape)
-        return self.reducer._at(side, self._kept(coded, count), shape)
+        return self.reducer._at(*self.parted(body, shape), shape)
 
     def _support(self, body: Bytes, shape: Shape) -> Indices:
         if self.reducer is None:

@@ -83,8 +83,7 @@ class Selector(Searching, Reducer):
         add_at(out.reshape(-1), self._read_indices(side, out.size), values, weight)
 
     def _entries(self, body: Bytes, shape: Shape) -> Entries:
-        side, values = self._parts(body, shape)
-        return self._at(side, values, shape)
+        return self._at(*self.parted(body, shape), shape)
 
     def _at(self, side: Bytes, values: Floats, shape: Shape) -> Entries:
         return Entries(self._read_indices(side, math.prod(shape)), values)

@@ -14,6 +14,8 @@ from psnode.exchange.device.change import ChangeOfEntries, ChangeOfRows
 from psnode.exchange.device.coder import DeviceCoder, OnDevice, kernels_for
 from psnode.exchange.device.differences import difference_of_encoder, difference_of_entries, difference_of_rows
 from psnode.exchange.device.selected import SelectedEncoder, selector_of
+from psnode.exchange.device.spectral import Spectral, SpectralChange, SpectralEncoder, is_spectral
+from psnode.exchange.device.spectral_trust import problem
 
 if TYPE_CHECKING:
     from psnode.codecs.rows.cupy_selection import SelectionKernels
@@ -44,7 +46,7 @@ class Change(Protocol):
 
 
 class DeviceCodec(Protocol):
-    """A codec whose arrays lie on a device. `text`: of its kernels."""
+    """A codec whose arrays lie on a device. `text`: of its kernels; empty if torch's own are all it takes."""
 
     @property
     def text(self) -> str: ...
@@ -56,11 +58,16 @@ class DeviceCodec(Protocol):
         """Payloads of `codec`, which is this one or its contractive form, added to flat `weights`."""
 
     def difference(self) -> str:
-        """Name what is made otherwise than on the host; empty if all bits are equal."""
+        """Name what is made otherwise than on the host; empty if nothing is."""
 
 
 def on_device(codec: Codec, device: torch.device) -> DeviceCodec | None:
-    """`codec` on `device`, with kernels compiled now unless they are cached; None if it has none."""
+    """`codec` on `device`, with kernels compiled now unless they are cached; None if it has no form there.
+
+    ConfigurationError if it has kernels and CuPy is absent.
+    """
+    if is_spectral(codec):
+        return SpectralOnDevice(codec, device)
     if (kernels := kernels_for(codec, device)) is not None:
         return RowsOnDevice(codec, kernels, device)
     if (selection := selection_for(codec, device)) is not None:
@@ -131,3 +138,21 @@ class SelectionOnDevice:
 
     def difference(self) -> str:
         return difference_of_encoder(self._codec, self.encoder, self._device) or difference_of_entries(self._codec, self._device)
+
+
+class SpectralOnDevice:
+    """Spectral ATOMO, alone or with a stage behind it."""
+
+    text = ""
+
+    def __init__(self, codec: Spectral, device: torch.device) -> None:
+        self._codec, self._device = codec, device
+
+    def encoder(self, shape: Shape) -> SpectralEncoder:
+        return SpectralEncoder(self._codec, shape, self._device)
+
+    def change(self, codec: Codec, weights: torch.Tensor) -> SpectralChange:
+        return SpectralChange(codec, weights)
+
+    def difference(self) -> str:
+        return problem(self._codec, self._device)

@@ -47,7 +47,7 @@ class SelectedEncoder:
         selector = selector_of(codec)
         assert selector is not None, codec
         self._codec, self._selector, self._kernels = codec, selector, kernels
-        self._size = math.prod(shape)
+        self._shape, self._size = shape, math.prod(shape)
         self.padded = rows_of(self._size) * ROW
 
     def encode(self, x: torch.Tensor, key: Words, error: torch.Tensor | None = None) -> None:
@@ -71,17 +71,16 @@ class SelectedEncoder:
         """Write the body to `out`; its length. Waits for the device. Nothing if the array is not finite."""
         if not self.is_finite:
             return 0
-        start = write_section(out, self._take_indices(self._found, out[4:]))
-        count = self._found.indices.numel()
+        used = self._take_indices(self._found, out[4:])
         if self._values is not None:
-            end = start + self._values.element_size() * count
+            start = write_section(out, used)
+            end = start + self._values.element_size() * self._values.numel()
             out[start:end] = self._values.view(torch.uint8).cpu().numpy()
             return end
         assert isinstance(self._codec, Chain)
-        values = self._found.values.cpu().numpy()
-        end = start + self._codec._encode_values(readonly(values), self._key, out[start:])
+        end = self._codec.joined(used, readonly(self._found.values.cpu().numpy()), self._key, out)
         if self._error is not None:
-            decoded = self._codec._kept(readonly(out[start:end]), count)
+            _, decoded = self._codec.parted(readonly(out[:end]), self._shape)
             self._lose(torch.tensor(decoded).to(self._error.device))
         return end
 

@@ -14,7 +14,7 @@ Factors whose sum might leave float32 (gradients beyond 1e36) come as float64, t
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 import numpy as np
 import torch
@@ -38,6 +38,11 @@ def svd_of(codec: Codec) -> Svd | None:
     """The svd that makes the values which `codec` codes, itself or the first stage of a chain; None if there is none."""
     first = codec.reducer if isinstance(codec, Chain) else codec
     return first if isinstance(first, Svd) else None
+
+
+def is_spectral(codec: Codec) -> TypeGuard[Spectral]:
+    """True for svd, and for a chain behind it."""
+    return svd_of(codec) is not None
 
 
 class SpectralEncoder:

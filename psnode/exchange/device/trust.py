@@ -1,11 +1,14 @@
 """A check of kernels on the device that is to run them: does it give the processor's payloads, decoded values and residuals?
 
-What was found good is remembered by the kernels' text, device, driver and versions; what differs is tried again each time.
+What was found good is remembered by the text of the kernels and of what uses them, device, driver and versions; what differs is
+tried again each time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -14,6 +17,7 @@ from psnode.codecs import Codec
 from psnode.errors import in_one_line
 from psnode.exchange.device.codecs import DeviceCodec, on_device
 from psnode.exchange.device.differences import difference_of_entries
+from psnode.exchange.device.spectral import is_spectral
 
 
 class Verdict(NamedTuple):
@@ -33,18 +37,24 @@ class Verdict(NamedTuple):
 
 
 def check(codec: Codec, device: torch.device, *, anew: bool = False) -> Verdict | None:
-    """Compare `codec` on `device` with itself on the host; None if it has no kernels. `anew`: whatever is remembered.
+    """Compare `codec` on `device` with itself on the host; None if it has no form there. `anew`: whatever is remembered.
 
-    ConfigurationError if CuPy is absent; everything else that fails makes a verdict.
+    What takes no kernels of psnode's is compared each time. ConfigurationError if it takes such and CuPy is absent; everything
+    else that fails makes a verdict.
     """
     from psnode.codecs.rows.compiled import write_whole
     from psnode.codecs.rows.cupy_kernels import Identity, import_cupy
 
-    import_cupy()
+    if not is_spectral(codec):
+        import_cupy()
     try:
         if (found := on_device(codec, device)) is None:
             return None
-        mark = Identity.of(device.index or 0).file(f"{codec!r}\n{found.text}", f".{codec.id}.trusted")
+        if not found.text:
+            problem = found.difference()
+            return Verdict(repr(codec), None if problem else found, problem)
+        facts = "\n".join((repr(codec), torch.__version__, _sources(), found.text))
+        mark = Identity.of(device.index or 0).file(facts, f".{codec.id}.trusted")
         if not anew and mark.is_file():
             return Verdict(repr(codec), found, is_known=True)
         problem = found.difference()
@@ -53,6 +63,12 @@ def check(codec: Codec, device: torch.device, *, anew: bool = False) -> Verdict 
     except Exception as error:  # whatever a compiler, a driver or a device may say
         problem = f"its kernels failed: {in_one_line(error)}"
     return Verdict(repr(codec), None if problem else found, problem)
+
+
+@cache
+def _sources() -> str:
+    """The text of what uses kernels: with another one nothing is known of a device."""
+    return "".join(path.read_text() for path in sorted(Path(__file__).parent.glob("*.py")))
 
 
 def check_entries(codec: Codec, device: torch.device) -> Verdict:
