@@ -10,6 +10,7 @@ import torch
 from psnode.codecs.arrays import Bytes, Floats, Int32s, Words, Words32, readonly
 from psnode.codecs.kernels.finite import INFINITY_BITS
 from psnode.codecs.kernels.tbq import block_starts
+from psnode.exchange.device.rooms import Room
 
 if TYPE_CHECKING:
     from psnode.codecs import Codec
@@ -57,6 +58,7 @@ class DeviceCoder:
         self._kernels, self._device = kernels, device
         self._start = 4 * program.side_words(size)
         self.body = torch.zeros(self._start + units * packed.unit, dtype=torch.uint8, device=device)
+        self._passage = Room(self.body.numel(), device)
         self._starts = torch.zeros(units + 1 if packed.varies else 0, dtype=torch.int32, device=device)
         self._rooms = torch.zeros(units * ROOM if packed.varies else 0, dtype=torch.uint8, device=device)
         self._unknown = torch.tensor(program.of_input(size))
@@ -129,21 +131,21 @@ class DeviceCoder:
             out[full:].copy_(room[: self._size - full])
 
     def put(self, found: Bytes) -> None:
-        """Inverse of `take`: have `body` hold what the codec has on the host."""
+        """Inverse of `take`: have `body` hold what the codec has on the host, for what is given to the stream behind it."""
         from psnode.codecs.rows.language import ROW
 
         packed, unit = self.program.packed, ROW * self.program.packed.rows
         full, left = divmod(self._size, unit)
         end = self._start + packed.length(found[self._start :], full * unit)
-        whole = np.zeros(end + packed.unit * bool(left), np.uint8)
-        whole[:end] = found[:end]
+        whole = self._passage.free(end + packed.unit * bool(left))
+        whole[:end], whole[end:] = found[:end], 0
         if left:
             packed.fill(found[end:], left, whole[end:])
         if packed.varies:
             starts = block_starts(readonly(whole[self._start :]), self._starts.numel() - 1)
             self._starts.copy_(torch.from_numpy(starts))
             whole = whole[: self._start + int(starts[-1])]
-        self.body[: whole.size].copy_(torch.from_numpy(whole))
+        self._passage.up(self.body[: whole.size])
 
     def take(self, out: Bytes) -> int:
         """Write `body`, cut to what the codec has on the host, to `out`; its length. Waits for what was given to the stream."""
@@ -151,7 +153,7 @@ class DeviceCoder:
 
         packed, unit = self.program.packed, ROW * self.program.packed.rows
         used = self._start + int(self._starts[-1]) if packed.varies and self._starts.numel() else self.body.numel()
-        found = self.body[:used].cpu().numpy()
+        found = self._passage.down(self.body[:used])
         full, left = divmod(self._size, unit)
         end = self._start + packed.length(found[self._start :], full * unit)
         out[:end] = found[:end]
