@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import statistics
 from pathlib import Path
@@ -142,3 +143,42 @@ def test_a_gradient_that_is_not_finite_ends_it(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Gradients, "collect", collect)
     with pytest.raises(TransportError, match="sent no gradient"):
         rows_of(["fp16 --feedback ef"])
+
+
+def test_a_payload_and_little_else_comes_from_the_device(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes of tensors that are copied to the host by torch, in one step of a network with matrices alone."""
+    from psnode.exchange.device.rooms import Room
+
+    down = 0
+    rooms, read, whole = Room.down, torch.Tensor.cpu, torch.Tensor.__int__
+
+    def counts(method: Any) -> Any:
+        def counted(*given: Any) -> Any:
+            nonlocal down
+            down += given[-1].nbytes
+            return method(*given)
+
+        return counted
+
+    def cross(action: Any, device: torch.device) -> Crossed:
+        nonlocal down
+        down = 0
+        action()
+        return Crossed(down, 0)
+
+    monkeypatch.setattr(Room, "down", counts(rooms))
+    monkeypatch.setattr(torch.Tensor, "cpu", counts(read))
+    monkeypatch.setattr(torch.Tensor, "__int__", counts(whole))
+    monkeypatch.setattr("psnode.bench.step.crossed", cross)
+    for name, row in rows_of(["fp16", "qsgd", "fp16 --feedback ef"], coded_there=True).items():
+        payload = row["sent"] - 4 * OFFSETS  # which travel as they are, and are not counted here
+        assert (row["down"] > 0.9 * payload and row["down"] <= 1.02 * payload) or name == "none", row
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available() or importlib.util.find_spec("cupy") is None, reason="no CUDA device or no cupy")
+def test_a_payload_and_little_else_comes_from_a_gpu() -> None:
+    found = run(["fp16", "qsgd", "fp16 --feedback ef"], SMALL, torch.device("cuda", 0), coded_there=True, **ONCE)
+    for row in found["rows"][1:]:
+        assert (row["gradients"], row["changes"]) == ("device", "device"), row
+        assert row["down"] is None or 0.98 * row["sent"] <= row["down"] <= 1.02 * row["sent"], row
