@@ -131,7 +131,7 @@ class SelectionOnDevice:
         return self._kernels.text
 
     def encoder(self, shape: Shape) -> SelectedEncoder:
-        return SelectedEncoder(self._codec, self._kernels, shape)
+        return SelectedEncoder(self._codec, self._kernels, shape, self._device)
 
     def change(self, codec: Codec, weights: torch.Tensor) -> ChangeOfEntries:
         return ChangeOfEntries(codec, weights)

@@ -16,6 +16,7 @@ from psnode.codecs.fp16 import Fp16
 from psnode.codecs.selection.selector import Selector
 from psnode.codecs.stages import write_section
 from psnode.exchange.device.gap_code import written
+from psnode.exchange.device.rooms import Room
 from psnode.exchange.device.search import DeviceEntries, DeviceSearch
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class SelectedEncoder:
     come as float32.
     """
 
-    def __init__(self, codec: Codec, kernels: SelectionKernels, shape: Shape) -> None:
+    def __init__(self, codec: Codec, kernels: SelectionKernels, shape: Shape, device: torch.device) -> None:
         from psnode.codecs.rows.formula import rows_of
         from psnode.codecs.rows.language import ROW
 
@@ -49,6 +50,7 @@ class SelectedEncoder:
         self._codec, self._selector, self._kernels = codec, selector, kernels
         self._shape, self._size = shape, math.prod(shape)
         self.padded = rows_of(self._size) * ROW
+        self._room = Room(codec.max_nbytes(shape), device)
 
     def encode(self, x: torch.Tensor, key: Words, error: torch.Tensor | None = None) -> None:
         """Find what is sent of `x`, and leave x - decoded in `error`, which may be `x`; behind `take` where the host codes."""
@@ -74,8 +76,8 @@ class SelectedEncoder:
         used = self._take_indices(self._found, out[4:])
         if self._values is not None:
             start = write_section(out, used)
-            end = start + self._values.element_size() * self._values.numel()
-            out[start:end] = self._values.view(torch.uint8).cpu().numpy()
+            end = start + self._values.nbytes
+            out[start:end] = self._room.down(self._values.view(torch.uint8))
             return end
         assert isinstance(self._codec, Chain)
         end = self._codec.joined(used, readonly(self._found.values.cpu().numpy()), self._key, out)
@@ -108,7 +110,7 @@ class SelectedEncoder:
             first, rest = code
             end = len(first) + rest.numel()
             out[: len(first)] = np.frombuffer(first, np.uint8)
-            out[len(first) : end] = rest.cpu().numpy()
+            out[len(first) : end] = self._room.down(rest)
             return end
         if indices is None:
             indices = found.indices.cpu().numpy().view(np.uint32)

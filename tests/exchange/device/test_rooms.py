@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from psnode.codecs import get_codec
-from psnode.exchange.device.change import changes_on
+from psnode.exchange.device.placing import changes_on
 from psnode.exchange.device.rooms import Room
 from psnode.plan.groups import Plan
 from tests.exchange.device.streams import Streams

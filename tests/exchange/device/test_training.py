@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from psnode.codecs.arrays import Bytes
 from psnode.config import Config
+from psnode.exchange.device.spectral import SpectralEncoder
 from psnode.jobs.job import run
 from psnode.records.checkpoint import Checkpoint
 from tests.rows.fake_cupy import CPU, FakeCupy, install
@@ -132,3 +134,24 @@ def test_a_run_that_goes_on_elsewhere_has_the_weights_and_residuals_of_one_that_
     assert run(Config(train_dir=tmp_path / "two", **second)) == 0
     assert bool(cupy.launched) != begins_there
     assert_same(tmp_path / "whole", tmp_path / "two", 6)
+
+
+def test_atomo_is_coded_there_without_cupy_and_every_worker_keeps_the_weights_of_the_master(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Factors may differ from the host's in their last bits, so that only hashes are compared, of every version."""
+    coded: list[tuple[int, ...]] = []
+
+    class Counted(SpectralEncoder):
+        def take(self, out: Bytes) -> int:
+            coded.append(self._shape)
+            return super().take(out)
+
+    monkeypatch.setattr("psnode.worker.startup.choose_device", lambda enable_gpu, rank=0: CPU)
+    install(monkeypatch, tmp_path)
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.setattr("psnode.exchange.device.codecs.SpectralEncoder", Counted)
+    settings = SETTINGS | {"scheme": "atomo", "hash_every": 1}
+    assert run(Config(train_dir=tmp_path / "run", enable_gpu=True, **settings)) == 0
+    assert len(coded) >= 2 * 6 and all(len(shape) > 1 for shape in coded)
+    assert "is coded on the host" not in " ".join(capsys.readouterr().err.split())
