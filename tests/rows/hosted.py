@@ -55,7 +55,7 @@ class Hosted:
 
     def sum_up(self, x: np.ndarray, key: Any, tops: np.ndarray) -> bool:
         """512 numbers become one, until one is left."""
-        count, sums = -(-x.size // 512), tops.size // 2 - 2
+        count, sums = -(-x.size // 512), tops.size // 2 - 3
         padded, parts, done = np.zeros(512 * count, np.float32), np.empty(sums * count), np.array([count], np.uint32)
         padded[: x.size] = x
         arrays = [address(array) for array in (padded, parts, tops, done, key)]
@@ -68,7 +68,7 @@ class Hosted:
             self.library.fold_sums(address(parts), address(folded), *map(ctypes.c_uint32, (count, groups, sums)))
             parts, count = folded, groups
             if groups == 1:
-                tops[4:].view(np.float64)[:] = parts
+                tops[6:].view(np.float64)[:] = parts
                 return bool(done[0] == -(-x.size // 512))
 
     def encode(self, x: Any, first: int, key: Any, tops: Any, side: Any, rows: int, packed: Any, error: Any) -> int:

@@ -30,6 +30,7 @@ from psnode.codecs.rows import (
     l2_norm_of_all,
     largest,
     largest_of_all,
+    least_magnitude_of_all,
     least_of_all,
     maximum,
     minimum,
@@ -164,6 +165,7 @@ WORDS: dict[str, tuple[Callable[[Value], Value], Any]] = {
     "sum of rows": (lambda v: f32(sum_of_all(largest(v))), F(np.abs(ROWS).max(axis=1).astype(float).sum())),
     "counts of all": (lambda v: count_of_all(v > 1) + 2000 * size_of_all(), np.uint32((X > 1).sum() + 2000 * X.size)),
     "largest of all": (lambda v: largest_of_all(v), np.abs(X).max()),
+    "least magnitude of all": (lambda v: least_magnitude_of_all(v), np.abs(X).min()),
     "least and greatest": (lambda v: greatest_of_all(v) - least_of_all(v), X.max() - X.min()),
 }
 

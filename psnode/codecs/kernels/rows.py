@@ -106,12 +106,18 @@ def ordered(bits: np.int32) -> np.int32:
 
 @inlined
 def top_of(place: np.int32) -> np.float32:
-    """The number whose place among all is `place`: see `survey_sum`."""
+    """The number whose place among all is `place`: see `survey_ends`."""
     return np.float32(float_of(np.uint32(ordered(place))))
 
 
+@inlined
+def least_of(place: np.int32) -> np.float32:
+    """The magnitude that `survey_magnitudes` left as `place`."""
+    return np.float32(float_of(np.uint32(np.uint32(np.uint32(place) + np.uint32(1)) & np.uint32(MAGNITUDE))))
+
+
 @kernel
-def survey_sum(x: Floats, tops: Int32s, parts: PartTable) -> bool:
+def survey_ends(x: Floats, tops: Int32s, parts: PartTable) -> bool:
     """Raise `tops`, the largest magnitude, the least and the greatest value, as integers ordered alike; all finite?
 
     `parts` are added to their target, the memory of `x`, beforehand; False if one is not finite.
@@ -134,6 +140,31 @@ def survey_sum(x: Floats, tops: Int32s, parts: PartTable) -> bool:
             greatest = max(greatest, place)
     tops[0], tops[1], tops[2] = largest, least, greatest
     return bool(largest < np.int32(INFINITY_BITS))
+
+
+@kernel
+def survey_magnitudes(x: Floats, tops: Int32s, parts: PartTable) -> bool:
+    """Raise tops[0], the largest magnitude as its bits, and lower tops[4], the least above 0, less one; all finite?
+
+    `parts`: as for survey_ends. Of zeros the latter becomes 2^31 - 1.
+    """
+    wide()
+    bits = x.view(np.uint32)
+    magnitude, one = np.uint32(MAGNITUDE), np.uint32(1)
+    largest, least = np.uint32(tops[0]), np.uint32(tops[4])
+    cursor = BEGIN
+    for start in range(0, x.size, ROW):
+        if len(parts) > 1 and start % STRETCH == 0:
+            cursor = add_parts(parts, cursor, start, min(start + STRETCH, x.size))
+            if cursor == NOT_FINITE:
+                return False
+        fetch_row(x, start + AHEAD)
+        part = bits[start : start + ROW]
+        for i in range(part.size):
+            largest = max(largest, np.uint32(part[i] & magnitude))
+            least = min(least, np.uint32(np.uint32(part[i] - one) & magnitude))
+    tops[0], tops[4] = np.int32(largest), np.int32(least)
+    return bool(largest < np.uint32(INFINITY_BITS))
 
 
 @kernel

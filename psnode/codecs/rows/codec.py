@@ -40,6 +40,9 @@ class Generated(FlatCodec):
     def _read(self, body: Bytes, size: int) -> tuple[Coder, Bytes]:
         """Find the coder of a body by its parameters; also what the program wrote, checked. PayloadError."""
 
+    def check_fields(self, body: Bytes) -> None:
+        """PayloadError if numbers that `body` begins with are none that encode writes, where a coder does not see that."""
+
     def _preamble(self) -> bytes:
         return b""
 

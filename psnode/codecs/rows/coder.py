@@ -20,7 +20,7 @@ class Functions(Protocol):
     """Kernels made of a program, for any processor. Arrays are full units of rows, the first row number `first` of `rows`."""
 
     def survey(self, x: Floats, tops: Int32s) -> bool:
-        """Raise `tops`: the largest magnitude, the least and the greatest value of `x`, as integers ordered alike; all finite?"""
+        """Raise `tops`, numbers of the whole input as Program.of_input, to those extremes of `x` that are wanted; all finite?"""
 
     def sum_up(self, x: Floats, key: Words, tops: Int32s) -> bool:
         """Write the program's sums over all of `x` into `tops`, behind what `survey` found; are all values finite?
@@ -105,7 +105,7 @@ class Coder:
             room = np.zeros(self.program.packed.unit, np.uint8)
             if self.functions.encode(readonly(last), full // ROW, key, tops, side, rows, room, lost) < self._unit:
                 return full
-            self.program.packed.cut(room, x.size - full, rest)
+            self.program.packing(side).cut(room, x.size - full, rest)
             if error.size:
                 error[full:] = lost[: x.size - full]
             if sums.dots.size:
@@ -143,7 +143,7 @@ class Coder:
             last = np.zeros(self._unit, np.float32)
             last[: out.size - full] = out[full:]
             room = np.zeros(self.program.packed.unit, np.uint8)
-            self.program.packed.fill(rest, out.size - full, room)
+            self.program.packing(side).fill(rest, out.size - full, room)
             self.functions.decode(readonly(side), rows, full // ROW, readonly(room), last, weight, adding)
             out[full:] = last[: out.size - full]
 
@@ -152,15 +152,17 @@ class Coder:
         out = np.empty(done, np.float32)
         if done:
             side, packed = self._views(body, size)
-            end = self.program.packed.length(packed, done)
+            end = self.program.packing(side).length(packed, done)
             self.functions.decode(readonly(side), rows_of(size), 0, readonly(packed[:end]), out, np.float32(1), False)
         return out
 
     def check(self, body: Bytes, size: int) -> None:
         """PayloadError unless `body` is one of `size` coordinates: its length, numbers that are finite, and the constants."""
         program, start = self.program, 4 * self.program.side_words(size)
-        program.packed.check(body[start:], size, program.id)
+        if body.size < start:
+            raise PayloadError(f"{program.id}: a body of {body.size} bytes ends inside its numbers")
         side, rows = body[:start].view(np.uint32), rows_of(size)
+        program.packing(side).check(body[start:], size, program.id)
         for name, at, word in program.constants():
             if size and side[at] != word:
                 raise PayloadError(f"{program.id}: {name} is not that of these parameters")
@@ -175,8 +177,8 @@ class Coder:
 
     def _split(self, body: Bytes, size: int) -> tuple[Bytes, Bytes]:
         """The codes of full units, which are there, and of what is left."""
-        codes = self._views(body, size)[1]
-        end = self.program.packed.length(codes, size // self._unit * self._unit)
+        side, codes = self._views(body, size)
+        end = self.program.packing(side).length(codes, size // self._unit * self._unit)
         return codes[:end], codes[end:]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.rows.formula import OF_ALL, SUMS
+from psnode.codecs.rows.formula import OF_ALL, PLACES, SIZE, SUMS
 from psnode.codecs.rows.numba_rows import INFIX
 from psnode.codecs.rows.statements import Statements, Store, Then
 from psnode.codecs.rows.values import Kind, Span, Value
@@ -74,9 +74,9 @@ class CudaRows(Statements):
 
     def reduced(self, value: Value) -> str:
         if value.op in OF_ALL:
-            return f"top_of(tops[{OF_ALL.index(value.op)}])"
+            return f"{'least_of' if value.op == 'least_magnitude_of_all' else 'top_of'}(tops[{PLACES[value.op]}])"
         if value.op == "size_of_all":
-            return "(uint32)tops[3]"
+            return f"(uint32)tops[{SIZE}]"
         if value.op in SUMS:
             return f"({PLAIN[value.kind]})((const double *)tops)[{self.program.place_of_sum(value)}]"
         row = "v" if value.args[0].op == "input" else self.room(value.args[0])

@@ -13,7 +13,7 @@ from psnode.codecs.rows.cuda_rows import PLAIN, CudaRows, rooms_of
 from psnode.codecs.rows.cuda_sums import sum_rows
 from psnode.codecs.rows.formula import Column, Program
 from psnode.codecs.rows.statements import Store, place_of
-from psnode.codecs.rows.values import Kind, Span, below
+from psnode.codecs.rows.values import Kind, Span, Value, below
 
 HEADERS = Path(__file__).parent / "cuda"
 
@@ -49,13 +49,14 @@ _UNIT = [
 def text_of(program: Program) -> str:
     """The kernels' text: a function of the program alone."""
     sums = [*sum_rows(program), ""] if program.sums else []
-    more = ['#include "sparse.h"', ""] if program.packed.varies else []
+    more = ['#include "sparse.h"', ""] if program.packed.in_blocks else []
     return "\n".join([_HEADER.format(program.id), *more, *sums, *_encode(program), "", *_decode(program), ""])
 
 
 def _encode(program: Program) -> list[str]:
     rows, columns = CudaRows(program), (*program.of_array, *program.of_rows)
     rows.numbers([*(column.value for column in columns), program.packed.value, program.kept])
+    rows.put(*_width(program.packed.width, rows))
     before = rows.taken()
     if program.sums:
         before.insert(0, "    if (*done < count) return;")
@@ -67,7 +68,7 @@ def _encode(program: Program) -> list[str]:
         rows.put(f"{_codes(program)} codes[16];")
         rows.into(program.packed.value, Store("codes[{at}] = {x};"))
         rows.put(_pack(program))
-        if program.packed.varies:
+        if program.packed.in_blocks:
             rows.put("STORE_WORD(starts, unit, sent);")
         with rows.when("error"):
             rows.into(program.kept, Store("STORE_F32(error, start + 32 * {at}, v[{at}] - {x});"))
@@ -75,21 +76,22 @@ def _encode(program: Program) -> list[str]:
     load = ["        F32 v[16];", "        EACH(k) v[k] = LOAD_F32(x, start + 32 * k);"]
     if program.packed.rows == 1:
         return [*_ENCODE, *before, "    ROWS(at, count) {", *_ROW, *load, *rooms_of(rows), *body, "    }", "}"]
-    unit, count = (_BLOCK, 40) if program.packed.varies else (_UNIT, 5)
+    unit, count = (_BLOCK, 40) if program.packed.in_blocks else (_UNIT, 5)
     missed = [f"        if (!finite_rows(x, {count} * unit, {count})) {{", f"            LOWER(done, {count} * unit);"]
     look = [] if program.sweeps or program.sums else [*missed, "            continue;", "        }"]
-    store = [] if program.packed.varies else ["        EACH(k) STORE_8(packed + 512 * (uint64)unit, 32 * k, trits[k]);"]
+    store = [] if program.packed.in_blocks else ["        EACH(k) STORE_8(packed + 512 * (uint64)unit, 32 * k, trits[k]);"]
     opening = [*unit[:2], *look, *unit[2:]]
-    head = _with_starts(_ENCODE, "uint32 *starts") if program.packed.varies else _ENCODE
+    head = _with_starts(_ENCODE, "uint32 *starts") if program.packed.in_blocks else _ENCODE
     return [*head, *before, *opening, *_ROW, *load, *rooms_of(rows), *body, "        }", *store, "    }", "}"]
 
 
 def _decode(program: Program) -> list[str]:
     rows = CudaRows(program)
-    if program.packed.varies:
+    if program.packed.in_blocks:
         return _decode_blocks(program, rows)
     columns = {column.name: column for column in (*program.of_array, *program.of_rows)}
-    fields = [value for value in below([program.decoded]) if value.op == "field"]
+    ends = [program.decoded] if program.width is None else [program.width, program.decoded]
+    fields = [value for value in below(ends) if value.op == "field"]
 
     def read(span: Span) -> None:
         for value in (value for value in fields if value.span is span):
@@ -98,6 +100,7 @@ def _decode(program: Program) -> list[str]:
 
     read(Span.ARRAY)
     rows.numbers([program.decoded])
+    rows.put(*_width(program.width, rows))
     before = rows.taken()
     with rows.block():
         read(Span.ROW)
@@ -173,8 +176,13 @@ def _codes(program: Program) -> str:
     return "MASK" if program.packed.form == "signs" else "U32"
 
 
+def _width(width: Value | None, rows: CudaRows) -> list[str]:
+    """The line that names the width of the codes, if it is a number of the array."""
+    return [] if width is None else [f"const uint32 bits = {rows.number(width)};"]
+
+
 def _pack(program: Program) -> str:
-    form, bits = program.packed.form, program.packed.bits
+    form, bits = program.packed.form, "bits" if program.packed.width is not None else program.packed.bits
     if form == "halves":
         return "EACH(k) STORE_16(packed + 2 * start, 32 * k, codes[k]);"
     if form == "trits":
@@ -183,15 +191,15 @@ def _pack(program: Program) -> str:
         return "append_row(codes, part, packed + ROOM_BYTES * (uint64)unit, sent);"
     if form == "signs":
         return "EACH(k) STORE_WORD(packed + start / 8, k, BALLOT(codes[k]));"
-    return f"pack_planes<{bits}>(codes, packed + {bits} * (start / 8));"
+    return f"pack_planes(codes, {bits}, packed + {bits} * (start / 8));"
 
 
 def _unpack(program: Program) -> str:
-    form, bits = program.packed.form, program.packed.bits
+    form, bits = program.packed.form, "bits" if program.width is not None else program.packed.bits
     if form == "halves":
         return "EACH(k) codes[k] = LOAD_16(packed + 2 * start, 32 * k);"
     if form == "trits":
         return "EACH(k) { codes[k] = trits[k] % 3; trits[k] = trits[k] / 3; }"
     if form == "signs":
         return "EACH(k) codes[k] = BITS_OF_WORD(LOAD_WORD(packed + start / 8, k));"
-    return f"unpack_planes<{bits}>(codes, packed + {bits} * (start / 8));"
+    return f"unpack_planes(codes, {bits}, packed + {bits} * (start / 8));"

@@ -16,7 +16,7 @@ import xxhash
 
 from psnode.codecs.rows.compiled import directory, write_whole
 from psnode.codecs.rows.cuda_text import HEADERS
-from psnode.codecs.rows.formula import rows_of
+from psnode.codecs.rows.formula import FIRST_SUM, rows_of
 from psnode.errors import ConfigurationError, in_one_line, installing
 
 OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
@@ -117,7 +117,7 @@ class Kernels(Loaded):
         self._has_norms, self.blocks = "KERNEL norms(" in text, "KERNEL place_blocks(" in self.text
 
     def survey(self, stream: int, x: int, tops: int, count: int) -> None:
-        """Raise three int32 at `tops`, as Functions.survey."""
+        """Raise the extremes at `tops`, as Functions.survey."""
         self._launch("survey", stream, count, np.uint64(x), np.uint64(tops), np.uint32(count))
 
     def sum_up(self, stream: int, arrays: SumArrays, size: int, sums: int) -> None:
@@ -132,7 +132,7 @@ class Kernels(Loaded):
             self._launch("norms", stream, 1, np.uint64(arrays.x), np.uint64(arrays.room), np.uint32(count))
         while True:
             groups = rows_of(count)
-            to = arrays.tops + 16 if groups == 1 else target
+            to = arrays.tops + 8 * FIRST_SUM if groups == 1 else target
             numbers = map(np.uint32, (count, groups, sums))
             self._launch("fold_sums", stream, groups * sums, np.uint64(source), np.uint64(to), *numbers)
             if groups == 1:

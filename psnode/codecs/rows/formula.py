@@ -5,19 +5,22 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from psnode.codecs.arrays import Bytes, Int32s, Words32
 from psnode.codecs.rows.language import LARGEST, ROW, minimum, where
+from psnode.codecs.rows.numpy_words import number
 from psnode.codecs.rows.packings import Packed
-from psnode.codecs.rows.values import Kind, Span, Value, below
+from psnode.codecs.rows.values import Kind, Span, Value, below, replaced
 from psnode.errors import CodecError, CodecSpecError, in_one_line
 
 _OF_ENCODE = ("input", "random16", "coin", "settle", "size_of_all")
-OF_ALL = ("largest_of_all", "least_of_all", "greatest_of_all")  # what takes a sweep of its own
+OF_ALL = ("largest_of_all", "least_of_all", "greatest_of_all", "least_magnitude_of_all")  # what takes a sweep of its own
+PLACES = dict(zip(OF_ALL, (0, 1, 2, 4), strict=True))  # among the numbers of the whole input
+SIZE, FIRST_SUM = 3, 3  # the latter among them as float64
 NORM = "l2_norm_of_all"
 SUMS = ("sum_of_all", "count_of_all", NORM)  # what takes a sweep of the formula's own
 OF_INPUT = (*OF_ALL, *SUMS, "size_of_all")
@@ -75,7 +78,8 @@ class Column(NamedTuple):
 @dataclass(frozen=True)
 class Program:
     """A formula as graphs. `of_array` and `of_rows`: the columns of the body. `decoded`: made of symbols for the fields;
-    `kept`: the same, made of what encode has at hand; in both, codes are a symbol.
+    `kept`: the same, made of what encode has at hand; in both, codes are a symbol. `width`: that of the packing, made of symbols
+    for the fields; None if it is no number of the array.
     """
 
     id: str
@@ -85,12 +89,18 @@ class Program:
     packed: Packed
     decoded: Value
     kept: Value
+    width: Value | None = None
 
     @property
     def sweeps(self) -> bool:
         """True if encode takes a sweep over the whole input beforehand."""
+        return bool(self.extremes)
+
+    @cached_property
+    def extremes(self) -> set[str]:
+        """The words of OF_ALL that encode takes."""
         ends = [*(column.value for column in (*self.of_array, *self.of_rows)), self.packed.value]
-        return any(value.op in OF_ALL for value in below(ends))
+        return {value.op for value in below(ends) if value.op in OF_ALL}
 
     @cached_property
     def sums(self) -> tuple[Value, ...]:
@@ -101,13 +111,14 @@ class Program:
     def of_input(self, size: int) -> Int32s:
         """Numbers of the whole input, of `size` coordinates, before anything is known of it; they are found by sweeps.
 
-        The largest magnitude, the least and the greatest value as integers ordered alike, the size, then float64 sums.
+        The largest magnitude, the least and the greatest value as integers ordered alike, the size, the least magnitude above 0
+        less one, all ones if there is none, nothing, then float64 sums.
         """
-        return np.array([0, 0x7FFFFFFF, -0x80000000, size] + [0, 0] * len(self.sums), np.int32)
+        return np.array([0, 0x7FFFFFFF, -0x80000000, size, 0x7FFFFFFF, 0] + [0, 0] * len(self.sums), np.int32)
 
     def place_of_sum(self, value: Value) -> int:
         """The place of a sum among the numbers of the whole input, seen as float64."""
-        return 2 + next(place for place, each in enumerate(self.sums) if each is value)
+        return FIRST_SUM + next(place for place, each in enumerate(self.sums) if each is value)
 
     def columns(self, side: Words32, rows: int) -> Iterator[tuple[str, Words32]]:
         """The names of the floating-point columns with the bits of their numbers in `side`, for so many rows."""
@@ -128,6 +139,25 @@ class Program:
         """Numbers of four bytes before the packing, for `size` coordinates."""
         return len(self.of_array) + len(self.of_rows) * rows_of(size)
 
+    def packing(self, side: Words32) -> Packed:
+        """The packing behind the numbers `side`: of the width that they tell, if it is one of the array's."""
+        if self.width is None:
+            return self.packed
+        return self.packed._replace(bits=self._width_of(side[: len(self.of_array)].tobytes()), width=None)
+
+    @cached_property
+    def _width_of(self) -> Callable[[bytes], int]:
+        """The width by the numbers of the array; those that were asked for last are remembered."""
+
+        @lru_cache(maxsize=64)
+        def found(side: bytes) -> int:
+            assert self.width is not None
+            words = {column.name: np.frombuffer(side, np.uint32)[at] for at, column in enumerate(self.of_array)}
+            fields = [value for value in below([self.width]) if value.op == "field"]
+            return int(number(self.width, {value: words[str(value.detail)].view(value.kind.value) for value in fields}))
+
+        return found
+
     def nbytes(self, size: int) -> int:
         """Bytes of the body of `size` coordinates, or, where the packing varies, the most."""
         return 4 * self.side_words(size) + self.packed.nbytes(size)
@@ -135,7 +165,7 @@ class Program:
     def length(self, body: Bytes, size: int) -> int:
         """Bytes of the body of `size` coordinates that `body` begins with."""
         start = 4 * self.side_words(size)
-        return start + self.packed.length(body[start:], size)
+        return start + self.packing(body[:start].view(np.uint32)).length(body[start:], size)
 
 
 def rows_of(size: int) -> int:
@@ -162,10 +192,21 @@ def program_of(formula: Formula) -> Program:
         fields.packed,
         _decoded(formula, {**symbols, fields.name: codes}),
         _decoded(formula, {**fields.numbers, fields.name: codes}),
+        _width(formula, fields, symbols),
     )
     if any(each.op in SUMS for value in program.sums for each in below(value.args)):
         raise CodecSpecError(f"{formula.id}: a sum over the whole input cannot be made of another one")
     return program
+
+
+def _width(formula: Formula, fields: Fields, symbols: dict[str, Value]) -> Value | None:
+    """The width of the packing, made of symbols for the fields."""
+    if fields.packed.width is None:
+        return None
+    width = replaced(fields.packed.width, {value: symbols[name] for name, value in fields.numbers.items()})
+    if any(value.op in _OF_ENCODE for value in below([width])):
+        raise CodecSpecError(f"{formula.id}: the width of planes is to be made of numbers that are sent")
+    return width
 
 
 def _column_span(value: Value) -> Span:

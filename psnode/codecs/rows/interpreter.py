@@ -5,50 +5,19 @@ It also reads payloads of settings that nobody compiled kernels for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from psnode.codecs.arrays import Bytes, Floats, Words, Words32
-from psnode.codecs.kernels.norms import SAFE_HIGH, SAFE_LOW
 from psnode.codecs.rng import BLOCK, HALF, words
-from psnode.codecs.rows.formula import NORM, OF_ALL, Program, rows_of
+from psnode.codecs.rows.formula import NORM, OF_ALL, PLACES, SIZE, Program, rows_of
 from psnode.codecs.rows.language import LARGEST, ROW
+from psnode.codecs.rows.numpy_words import apply, norm_of, tree
 from psnode.codecs.rows.values import Kind, Span, Value, below
 
 _TIES = 256  # added to a stream: that of the bits that settle ties
 _ONES = np.uint32(0xFFFF)
-
-_OPERATIONS: dict[str, Callable[..., Any]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.divide,
-    "neg": np.negative,
-    "abs": np.abs,
-    "floor": np.floor,
-    "sqrt": np.sqrt,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-    "not": np.invert,
-    "shl": np.left_shift,
-    "shr": np.right_shift,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "where": np.where,
-    "any": lambda x: _rows(x).any(axis=1, keepdims=True),
-    "bits": lambda x: np.asarray(x, np.float32).view(np.uint32),
-    "from_bits": lambda x: np.asarray(x, np.uint32).view(np.float32),
-    "largest": lambda x: np.abs(_rows(x)).max(axis=1, keepdims=True),
-    "tree_sum": lambda x: _tree(_rows(x))[:, None],
-    "l2_norm": lambda x: np.array([[_norm(row)] for row in _rows(x)]),
-}
 
 
 class Interpreted:
@@ -58,12 +27,14 @@ class Interpreted:
         self.program = program
 
     def survey(self, x: Floats, tops: Any) -> bool:
-        """Raise `tops`, int32: the largest magnitude, the least and the greatest value, as ordered integers; all finite?"""
+        """Raise `tops`, as Program.of_input, to the extremes of `x`; all finite?"""
         bits = x.view(np.int32)
         ordered = bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF))
         tops[0] = max(int(tops[0]), int((bits & np.int32(0x7FFFFFFF)).max(initial=0)))
         tops[1] = min(int(tops[1]), int(ordered.min(initial=0x7FFFFFFF)))
         tops[2] = max(int(tops[2]), int(ordered.max(initial=-0x80000000)))
+        less = (x.view(np.uint32) - np.uint32(1)) & np.uint32(0x7FFFFFFF)
+        tops[4] = min(int(tops[4]), int(less.min(initial=0x7FFFFFFF)))
         return bool(tops[0] < 0x7F800000)
 
     def sum_up(self, x: Floats, key: Words, tops: Any) -> bool:
@@ -103,7 +74,7 @@ class Interpreted:
             coded = found.value(program.packed.value)
             codes[start % unit : start % unit + ROW] = coded
             if (start + ROW) % unit == 0:
-                made = program.packed.pack(codes)
+                made = program.packing(side).pack(codes)
                 packed[used : used + made.size] = made
                 used += made.size
             if error.size:
@@ -113,7 +84,7 @@ class Interpreted:
 
     def decode(self, side: Words32, rows: int, first: int, packed: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
         """out = decoded, or out += weight * decoded, for full rows `out`, which begin at number `first` of `rows`."""
-        form, unit = self.program.packed, ROW * self.program.packed.rows
+        form, unit = self.program.packing(side), ROW * self.program.packed.rows
         used = 0
         for start in range(0, out.size, ROW):
             if start % unit == 0:
@@ -122,7 +93,7 @@ class Interpreted:
                 all_codes = form.unpack(data, unit)
             codes = all_codes[start % unit :][:ROW]
             y = self._decoded(codes, side, rows, first + start // ROW)
-            changed = (codes != 1) | (data[:2] == 255).all() if form.varies else np.True_
+            changed = (codes != 1) | (data[:2] == 255).all() if form.in_blocks else np.True_
             with np.errstate(all="ignore"):
                 z = out[start : start + ROW]
                 out[start : start + ROW] = np.where(changed, z + weight * y, z) if adding else y
@@ -166,8 +137,6 @@ class Evaluation:
 
     def _one(self, value: Value) -> Any:
         arguments = [self.known[arg] for arg in value.args]
-        if value.op == "constant":
-            return np.array(value.detail, value.kind.value)
         if value.op == "input":
             return self.v
         if value.op == "random16":
@@ -176,13 +145,11 @@ class Evaluation:
             return _coins(self.key, self.stream, self.row, len(self.v))
         if value.op == "settle":
             return self._settle(*arguments)
-        if value.op == "cast":
-            return arguments[0].astype(value.kind.value)
         if value.op == "size_of_all":
-            return np.array(self.tops[3], np.uint32)
+            return np.array(self.tops[SIZE], np.uint32)
         if value.op in OF_ALL:
             return _top(value.op, self.tops)
-        return _OPERATIONS[value.op](*arguments)
+        return apply(value, arguments)
 
     def _settle(self, fixed: Words32, exact: Any) -> Words32:
         codes = fixed >> np.uint32(16)
@@ -223,12 +190,10 @@ def _chance(fraction: float, key: Words, stream: int, index: int) -> bool:
 
 
 def _top(op: str, tops: Any) -> Any:
-    word = np.int32(tops[OF_ALL.index(op)])
+    word = np.int32(tops[PLACES[op]])
+    if op == "least_magnitude_of_all":
+        return np.array((int(word) + 1) & 0x7FFFFFFF, np.uint32).view(np.float32)
     return np.array(word if word >= 0 else word ^ np.int32(0x7FFFFFFF)).view(np.float32)
-
-
-def _rows(x: Any) -> Any:
-    return np.broadcast_to(x, (np.shape(x)[0] if np.ndim(x) else 1, ROW))
 
 
 def _sum_of_row(x: Any, here: int) -> float:
@@ -239,44 +204,17 @@ def _sum_of_row(x: Any, here: int) -> float:
         return float(x[0, :here].sum())
     kept = np.where(np.arange(ROW) < here, x, np.float32(0))
     with np.errstate(all="ignore"):
-        found = float(_tree(kept)[0])
-        return found if np.isfinite(found) else 2.0**10 * float(_tree(kept * np.float32(2.0**-10))[0])
+        found = float(tree(kept)[0])
+        return found if np.isfinite(found) else 2.0**10 * float(tree(kept * np.float32(2.0**-10))[0])
 
 
 def _tree_of(sums: Any) -> float:
     """The sum of rows' sums, 512 at a time by the tree, until one is left."""
     while sums.size > 1:
-        sums = _tree(np.concatenate([sums, np.zeros(-sums.size % ROW)]).reshape(-1, ROW))
+        sums = tree(np.concatenate([sums, np.zeros(-sums.size % ROW)]).reshape(-1, ROW))
     return float(sums[0]) + 0.0
 
 
-def _tree(x: Any) -> Any:
-    """Sums of rows by the tree of psnode.codecs.kernels.norms."""
-    e = x.reshape(-1, 8, 64).transpose(1, 0, 2)
-    lanes = ((e[0] + e[1]) + (e[2] + e[3])) + ((e[4] + e[5]) + (e[6] + e[7]))
-    s = lanes.reshape(-1, 4, 16)
-    sixteen = (s[:, 0] + s[:, 1]) + (s[:, 2] + s[:, 3])
-    while sixteen.shape[1] > 1:
-        sixteen = sixteen[:, ::2] + sixteen[:, 1::2]
-    return np.asarray(sixteen[:, 0])
-
-
-def _norm(x: Floats) -> float:
-    total = 0.0
-    for row in np.concatenate([x, np.zeros(-x.size % ROW, np.float32)]).reshape(-1, ROW):
-        with np.errstate(all="ignore"):
-            total += float(_tree((row * row)[None])[0])
-    if SAFE_LOW <= total <= SAFE_HIGH:
-        return float(np.sqrt(total))
-    if total == 0 and not x.any():
-        return 0.0
-    total, top = 0.0, 0.0
-    for each in np.abs(x.astype(np.float64)).tolist():
-        total += each * each
-        top = max(top, each)
-    return min(max(float(np.sqrt(total)), top), LARGEST)
-
-
 def _norm_of_all(x: Floats) -> float:
-    norm = _norm(x)
-    return norm if norm < LARGEST else _norm(x * np.float32(2.0**-20)) * 2.0**20
+    norm = norm_of(x)
+    return norm if norm < LARGEST else norm_of(x * np.float32(2.0**-20)) * 2.0**20

@@ -111,6 +111,11 @@ def greatest_of_all(v: Value) -> Value:
     return _of_input("greatest_of_all", v)
 
 
+def least_magnitude_of_all(v: Value) -> Value:
+    """The least magnitude in the whole input that is not 0; 0 if all are."""
+    return _of_input("least_magnitude_of_all", v)
+
+
 def sum_of_all(x: Value) -> Value:
     """The sum over the whole input, a float64: of a float32 of every coordinate or of a number of every row.
 

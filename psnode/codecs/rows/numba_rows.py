@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.rows.formula import OF_ALL, SUMS, Program
+from psnode.codecs.rows.formula import OF_ALL, PLACES, SIZE, SUMS, Program
 from psnode.codecs.rows.statements import Statements, Store, Then
 from psnode.codecs.rows.values import Kind, Value
 
@@ -50,9 +50,9 @@ class NumbaRows(Statements):
 
     def reduced(self, value: Value) -> str:
         if value.op in OF_ALL:
-            return f"top_of(tops[{OF_ALL.index(value.op)}])"
+            return f"{'least_of' if value.op == 'least_magnitude_of_all' else 'top_of'}(tops[{PLACES[value.op]}])"
         if value.op == "size_of_all":
-            return "np.uint32(tops[3])"
+            return f"np.uint32(tops[{SIZE}])"
         if value.op in SUMS:
             return f"np.{value.kind.value}(tops.view(np.float64)[{self.program.place_of_sum(value)}])"
         if value.op == "any":

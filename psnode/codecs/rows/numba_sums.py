@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from psnode.codecs.rows.formula import NORM, Program
+from psnode.codecs.rows.formula import FIRST_SUM, NORM, Program
 from psnode.codecs.rows.numba_rows import NumbaRows, rooms_of
 from psnode.codecs.rows.values import Kind, Span, Value
 
@@ -44,8 +44,10 @@ def sum_up(program: Program) -> list[str]:
 
 def _totals(program: Program) -> list[str]:
     places = ((value.op == NORM, program.place_of_sum(value)) for value in program.sums)
-    totals = ("uncut(l2_norm(x, lanes), x)" if is_norm else f"tree_of(found[{place - 2}])" for is_norm, place in places)
-    return [f"    tops.view(np.float64)[{2 + at}] = {total}" for at, total in enumerate(totals)]
+    totals = (
+        (place, "uncut(l2_norm(x, lanes), x)" if is_norm else f"tree_of(found[{place - FIRST_SUM}])") for is_norm, place in places
+    )
+    return [f"    tops.view(np.float64)[{place}] = {total}" for place, total in totals]
 
 
 def _of_row(x: Value, rows: NumbaRows) -> str:

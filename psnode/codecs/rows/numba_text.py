@@ -25,7 +25,7 @@ from psnode.codecs.kernels.norms import l2_norm
 from psnode.codecs.kernels.parts import BEGIN, NO_PARTS, NOT_FINITE, add_parts
 from psnode.codecs.kernels.planes import new_rows, pack_codes, pack_row, unpack_codes, unpack_row
 from psnode.codecs.kernels.rows import bits_of, draw_coins, float_of, is_finite, largest_512, pack_signs
-from psnode.codecs.kernels.rows import settled, survey_sum, top_of, uncounted, unpack_signs
+from psnode.codecs.kernels.rows import least_of, settled, survey_ends, survey_magnitudes, top_of, uncounted, unpack_signs
 from psnode.codecs.kernels.sums import uncut
 from psnode.codecs.kernels.tbq import pack_block, unpack_block
 from psnode.codecs.kernels.trees import count_512, row_sum, sum_512, tree_of
@@ -34,6 +34,11 @@ from psnode.codecs.rng import fill
 
 ONES, SIXTEEN = np.uint32(0xFFFF), np.uint32(16)
 MAGNITUDE, INFINITE = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
+
+
+def survey_sum(x, tops, parts):
+    """Add parts to the memory of x, then raise tops to its extremes; are all values finite?"""
+    return {survey}
 
 
 def survey(x, tops):
@@ -61,7 +66,16 @@ _VIEWS = {Kind.F32: "side.view(np.float32)", Kind.I32: "side.view(np.int32)", Ki
 def text_of(program: Program) -> str:
     """The module's text: a function of the program alone."""
     sums = [*sum_up(program), "", ""] if program.sums else []
-    return "\n".join([_HEADER.format(id=program.id), *sums, *_Encode(program).lines(), "", "", *_Decode(program).lines(), ""])
+    header = _HEADER.format(id=program.id, survey=_survey(program))
+    return "\n".join([header, *sums, *_Encode(program).lines(), "", "", *_Decode(program).lines(), ""])
+
+
+def _survey(program: Program) -> str:
+    """The calls that find as many extremes of the whole input as the program takes."""
+    if "least_magnitude_of_all" not in program.extremes:
+        return "survey_ends(x, tops, parts)"
+    beside = program.extremes & {"least_of_all", "greatest_of_all"}
+    return "survey_magnitudes(x, tops, parts)" + (" and survey_ends(x, tops, NO_PARTS)" if beside else "")
 
 
 class _Kernel:
@@ -82,7 +96,7 @@ class _Kernel:
     def scratch(self) -> list[str]:
         """Room for a row, as far as it is used."""
         lines = ["    room = new_rows()", "    low, low_words, lanes = room.low, room.low_words, np.empty(576, np.float32)"]
-        if self.program.packed.varies:
+        if self.program.packed.in_blocks:
             return [*lines, f"    digits, used = np.empty({self.digits}, np.uint8), 0", *rooms_of(self.rows)]
         lines.append("    memory = uncounted(packed.view(np.float32))")
         if self.program.packed.bits > 8 and self.program.packed.form == "planes":
@@ -104,10 +118,17 @@ class _Kernel:
         """The number of a column, in the row `row`."""
         return f"{column.value.kind.value}s[{place_of(self.program, column)}]"
 
+    def width(self, width: Value | None) -> list[str]:
+        """The line that names the width of the codes, if it is a number of the array."""
+        return [] if width is None else [f"bits = np.int64({self.rows.number(width)})"]
+
     def packing(self, verb: str) -> list[str]:
         """Lines that pack a row's codes, or unpack them."""
-        form, bits = self.program.packed.form, self.program.packed.bits
-        here = f"cells[start // 512 * {16 * bits} :]"
+        form, most = self.program.packed.form, self.program.packed.bits
+        bits: int | str = most
+        here = f"cells[start // 512 * {16 * most} :]"
+        if self.program.width is not None:
+            bits, here = "bits", "cells[start // 512 * 16 * bits :]"
         if form == "halves":
             return []
         if form == "trits":
@@ -125,7 +146,7 @@ class _Kernel:
             return [f"if start % {self.digits} == 0:", *load, _PART.format(self.digits)]
         if form == "signs":
             return [f"{verb}_signs(low, {here})" if verb == "pack" else f"{verb}_signs({here}, low)"]
-        if bits > 8:
+        if most > 8:
             return [f"{verb}_codes(codes, 512, {bits}, room, {here}, packed[:0])"]
         return [f"{verb}_row(low_words, {bits}, {here})" if verb == "pack" else f"{verb}_row({here}, {bits}, low_words)"]
 
@@ -135,6 +156,7 @@ class _Encode(_Kernel):
         program, rows = self.program, self.rows
         ends = [*(column.value for column in self.columns), program.packed.value]
         rows.numbers([*ends, program.kept])
+        rows.put(*self.width(program.packed.width))
         for column in program.of_array:
             rows.put(f"{self.place(column)} = {rows.number(column.value)}")
         before = rows.taken()
@@ -209,10 +231,12 @@ class _Decode(_Kernel):
     def lines(self) -> list[str]:
         program, rows = self.program, self.rows
         columns = {column.name: column for column in self.columns}
-        fields = [value for value in below([program.decoded]) if value.op == "field"]
+        ends = [program.decoded] if program.width is None else [program.width, program.decoded]
+        fields = [value for value in below(ends) if value.op == "field"]
         for value in (value for value in fields if value.span is Span.ARRAY):
             rows.define(value, self.place(columns[str(value.detail)]))
         rows.numbers([program.decoded])
+        rows.put(*self.width(program.width))
         before = rows.taken()
         with rows.block():
             for value in (value for value in fields if value.span is Span.ROW):
@@ -222,7 +246,7 @@ class _Decode(_Kernel):
             rows.put(*self.packing("unpack"), "if adding:")
             with rows.block():
                 form = "y[{at}] += weight * {x}"
-                if program.packed.varies:  # -0 stays what it is where nothing was sent
+                if program.packed.in_blocks:  # -0 stays what it is where nothing was sent
                     form = "y[{at}] = y[{at}] + weight * {x} if dense or part[{at}] != np.uint8(1) else y[{at}]"
                 rows.into(program.decoded, Store(form))
             rows.put("else:")

@@ -15,6 +15,7 @@ from psnode.codecs.kernels.planes import packed_nbytes
 from psnode.codecs.kernels.rows import cut_row, fill_row
 from psnode.codecs.kernels.ternary import is_valid
 from psnode.codecs.kernels.trits import DIGITS
+from psnode.codecs.rows.language import minimum
 from psnode.codecs.rows.values import Kind, Span, Value
 from psnode.errors import CodecSpecError, PayloadError
 
@@ -24,11 +25,15 @@ _TOP = 242  # the largest byte of five trits
 
 
 class Packed(NamedTuple):
-    """Codes below 2^bits of a row's coordinates, to be packed the way that `form` says."""
+    """Codes below 2^bits of a row's coordinates, to be packed the way that `form` says.
+
+    `width`: a number of the array, the bits that they are packed by, of which `bits` are the most; None: by `bits`.
+    """
 
     value: Value
     form: str
     bits: int
+    width: Value | None = None
 
     @property
     def rows(self) -> int:
@@ -42,12 +47,17 @@ class Packed(NamedTuple):
 
     @property
     def varies(self) -> bool:
-        """True if the codes decide how many bytes they take."""
+        """True if what is coded decides how many bytes it takes."""
+        return self.in_blocks or self.width is not None
+
+    @property
+    def in_blocks(self) -> bool:
+        """True if every unit has a length of its own."""
         return self.form == "sparse"
 
     def length(self, data: Bytes, size: int) -> int:
-        """Bytes of the `size` codes that `data` begins with."""
-        return tbq.length(readonly(data), size) if self.varies else self.nbytes(size)
+        """Bytes of the `size` codes that `data` begins with; if they have a width of their own, see Program.packing."""
+        return tbq.length(readonly(data), size) if self.in_blocks else self.nbytes(size)
 
     def nbytes(self, size: int) -> int:
         """Bytes that `size` codes take, or take at most."""
@@ -69,7 +79,7 @@ class Packed(NamedTuple):
             return codes.astype("<u2").view(np.uint8)
         if self.form == "signs":
             return np.packbits(codes.astype(bool), bitorder="little")
-        return np.concatenate([_plane(codes, width, shift) for width, shift in _split(self.bits)])
+        return np.concatenate([np.empty(0, np.uint8), *(_plane(codes, width, shift) for width, shift in _split(self.bits))])
 
     def unpack(self, data: Bytes, count: int) -> Words32:
         """Inverse of `pack`, for `count` codes that `data` begins with."""
@@ -137,11 +147,21 @@ class Packed(NamedTuple):
             raise PayloadError(f"{owner}: {data.size} bytes that are not {size} digits, five to a byte")
 
 
-def planes(codes: Value, width: int) -> Packed:
-    """Codes below 2^width, 1 to 16 bits each; uint32."""
-    if not isinstance(width, int) or not 1 <= width <= 16:
-        raise CodecSpecError(f"planes have 1 to 16 bits, not {width}")
-    return Packed(_checked(codes, Kind.U32, "planes"), "planes", width)
+def planes(codes: Value, width: int | Value, most: int = 16) -> Packed:
+    """Codes below 2^width, 1 to 16 bits each; uint32.
+
+    The width may be a number of the array, uint32, that is made of numbers which are sent: from 0 to `most`, which a larger one
+    counts as.
+    """
+    bits = most if isinstance(width, Value) else width
+    if not isinstance(bits, int) or not 1 <= bits <= 16:
+        raise CodecSpecError(f"planes have 1 to 16 bits, not {bits}")
+    codes = _checked(codes, Kind.U32, "planes")
+    if not isinstance(width, Value):
+        return Packed(codes, "planes", bits)
+    if width.kind is not Kind.U32 or width.span > Span.ARRAY:
+        raise CodecSpecError(f"the width of planes is a uint32 of the array, not {width!r}")
+    return Packed(codes, "planes", bits, minimum(width, bits))
 
 
 def halves(codes: Value) -> Packed:

@@ -7,7 +7,7 @@ for a coordinate. Numbers of Python take the kind of what they are combined with
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum, IntEnum
 from typing import NoReturn, TypeAlias
 
@@ -204,6 +204,15 @@ def _compare(op: str, a: Value, b: object) -> Value:
     if a.kind is Kind.BOOL:
         raise CodecSpecError("true and false are not compared: use &, | and ^")
     return Value(op, Kind.BOOL, (a, b))
+
+
+def replaced(end: Value, instead: Mapping[Value, Value]) -> Value:
+    """The value that is made as `end` is, with others instead of those that are named."""
+    made = dict(instead)
+    for value in below([end], known=list(instead)):
+        args = [made[arg] for arg in value.args]
+        made[value] = Value(value.op, value.kind, args, value.span, value.detail) if args else value
+    return made[end]
 
 
 def below(ends: Sequence[Value], known: Sequence[Value] = ()) -> Iterator[Value]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from psnode.codecs import Codec
     from psnode.codecs.rows.cupy_kernels import DecodeArrays, Kernels
     from psnode.codecs.rows.formula import Program
+    from psnode.codecs.rows.packings import Packed
 
     CodecKernels: TypeAlias = tuple[Program, Kernels]
 
@@ -57,10 +58,11 @@ class DeviceCoder:
         self._rows, self._count = rows_of(size), units * packed.rows
         self._kernels, self._device = kernels, device
         self._start = 4 * program.side_words(size)
+        self._found: Packed | None = None if packed.width is not None else packed
         self.body = torch.zeros(self._start + units * packed.unit, dtype=torch.uint8, device=device)
         self._passage = Room(self.body.numel(), device)
-        self._starts = torch.zeros(units + 1 if packed.varies else 0, dtype=torch.int32, device=device)
-        self._rooms = torch.zeros(units * ROOM if packed.varies else 0, dtype=torch.uint8, device=device)
+        self._starts = torch.zeros(units + 1 if packed.in_blocks else 0, dtype=torch.int32, device=device)
+        self._rooms = torch.zeros(units * ROOM if packed.in_blocks else 0, dtype=torch.uint8, device=device)
         self._unknown = torch.tensor(program.of_input(size))
         self._tops = self._unknown.to(device, copy=True)
         self._room = torch.empty(nbytes_of_sums(size, len(program.sums)), dtype=torch.uint8, device=device)
@@ -72,6 +74,7 @@ class DeviceCoder:
         from psnode.codecs.rows.cupy_kernels import EncodeArrays, SumArrays
 
         stream = stream_of(self._device)
+        self._found = None if self.program.width is not None else self.program.packed
         self._key.copy_(torch.tensor(np.asarray(key, np.uint64).view(np.int64)), non_blocking=True)
         self._done.fill_(self._count)
         if self.program.sweeps and not self._survey(x, stream):
@@ -113,7 +116,7 @@ class DeviceCoder:
         """out += weight times what `body` decodes to, for `out` of `size` values with others behind them."""
         from psnode.codecs.rows.language import ROW
 
-        packed, stream = self.program.packed, stream_of(self._device)
+        packed, stream = self._packing(), stream_of(self._device)
         unit = ROW * packed.rows
         full = self._size // unit * unit
         arrays = self._arrays(out)
@@ -123,7 +126,7 @@ class DeviceCoder:
             room = torch.zeros(unit, dtype=torch.float32, device=self._device)
             room[: self._size - full].copy_(out[full:])
             last = arrays._replace(out=room.data_ptr())
-            if packed.varies:
+            if packed.in_blocks:
                 last = last._replace(starts=arrays.starts + 4 * (full // unit))
             else:
                 last = last._replace(packed=arrays.packed + full // unit * packed.unit)
@@ -134,14 +137,15 @@ class DeviceCoder:
         """Inverse of `take`: have `body` hold what the codec has on the host, for what is given to the stream behind it."""
         from psnode.codecs.rows.language import ROW
 
-        packed, unit = self.program.packed, ROW * self.program.packed.rows
+        self._found = packed = self.program.packing(found[: self._start].view(np.uint32))
+        unit = ROW * packed.rows
         full, left = divmod(self._size, unit)
         end = self._start + packed.length(found[self._start :], full * unit)
         whole = self._passage.free(end + packed.unit * bool(left))
         whole[:end], whole[end:] = found[:end], 0
         if left:
             packed.fill(found[end:], left, whole[end:])
-        if packed.varies:
+        if packed.in_blocks:
             starts = block_starts(readonly(whole[self._start :]), self._starts.numel() - 1)
             self._starts.copy_(torch.from_numpy(starts))
             whole = whole[: self._start + int(starts[-1])]
@@ -151,8 +155,9 @@ class DeviceCoder:
         """Write `body`, cut to what the codec has on the host, to `out`; its length. Waits for what was given to the stream."""
         from psnode.codecs.rows.language import ROW
 
-        packed, unit = self.program.packed, ROW * self.program.packed.rows
-        used = self._start + int(self._starts[-1]) if packed.varies and self._starts.numel() else self.body.numel()
+        packed = self._packing()
+        unit = ROW * packed.rows
+        used = self._start + (int(self._starts[-1]) if packed.in_blocks else self._count // packed.rows * packed.unit)
         found = self._passage.down(self.body[:used])
         full, left = divmod(self._size, unit)
         end = self._start + packed.length(found[self._start :], full * unit)
@@ -160,6 +165,12 @@ class DeviceCoder:
         if left:
             packed.cut(found[end:], left, out[end : self.program.nbytes(self._size)])
         return self.program.length(out, self._size)
+
+    def _packing(self) -> Packed:
+        """The packing of what `body` holds; waits for the device if its numbers tell the width of the codes."""
+        if self._found is None:
+            self._found = self.program.packing(self.body[: self._start].cpu().numpy().view(np.uint32))
+        return self._found
 
 
 class OnDevice:
@@ -183,10 +194,10 @@ class OnDevice:
 
     def sum_up(self, x: Floats, key: Words, tops: Int32s) -> bool:
         from psnode.codecs.rows.cupy_kernels import SumArrays, nbytes_of_sums
-        from psnode.codecs.rows.formula import rows_of
+        from psnode.codecs.rows.formula import FIRST_SUM, rows_of
         from psnode.codecs.rows.language import ROW
 
-        sums, done = tops.size // 2 - 2, np.array([rows_of(x.size)], np.uint32)
+        sums, done = tops.size // 2 - FIRST_SUM, np.array([rows_of(x.size)], np.uint32)
         values = self._up(np.concatenate([x, np.zeros(-x.size % ROW, np.float32)]))
         room = self._up(np.empty(nbytes_of_sums(x.size, sums), np.uint8))
         found, undone, words = self._up(tops), self._up(done), self._up(key)

@@ -220,7 +220,7 @@ KERNEL fold_sums(const double *from, double *to, uint32 numbers, uint32 groups, 
     }
 }
 
-// Codes of `bits` bits in planes, as psnode.codecs.kernels.planes: byte j of a plane is made in the lane j mod 32.
+// Codes of `bits` bits, 0 to 16, in planes, as psnode.codecs.kernels.planes: byte j of a plane is made in the lane j mod 32.
 template <int WIDTH> INLINE byte *pack_plane(const U32 (&codes)[16], int shift, byte *to) {
     UNROLL for (int m = 0; m < 2 * WIDTH; m++) {
         U32 word = SPREAD_U32(0);
@@ -231,12 +231,12 @@ template <int WIDTH> INLINE byte *pack_plane(const U32 (&codes)[16], int shift, 
     return to + 64 * WIDTH;
 }
 
-template <int BITS> INLINE void pack_planes(const U32 (&codes)[16], byte *to) {
-    if (BITS >= 8) to = pack_plane<8>(codes, 0, to);
-    if (BITS >= 16) to = pack_plane<8>(codes, 8, to);
-    if (BITS & 4) to = pack_plane<4>(codes, BITS & ~7, to);
-    if (BITS & 2) to = pack_plane<2>(codes, BITS & ~3, to);
-    if (BITS & 1) to = pack_plane<1>(codes, BITS & ~1, to);
+INLINE void pack_planes(const U32 (&codes)[16], int bits, byte *to) {
+    if (bits >= 8) to = pack_plane<8>(codes, 0, to);
+    if (bits >= 16) to = pack_plane<8>(codes, 8, to);
+    if (bits & 4) to = pack_plane<4>(codes, bits & ~7, to);
+    if (bits & 2) to = pack_plane<2>(codes, bits & ~3, to);
+    if (bits & 1) to = pack_plane<1>(codes, bits & ~1, to);
 }
 
 template <int WIDTH> INLINE const byte *unpack_plane(U32 (&codes)[16], int shift, const byte *from) {
@@ -248,37 +248,43 @@ template <int WIDTH> INLINE const byte *unpack_plane(U32 (&codes)[16], int shift
     return from + 64 * WIDTH;
 }
 
-template <int BITS> INLINE void unpack_planes(U32 (&codes)[16], const byte *from) {
+INLINE void unpack_planes(U32 (&codes)[16], int bits, const byte *from) {
     EACH(k) codes[k] = SPREAD_U32(0);
-    if (BITS >= 8) from = unpack_plane<8>(codes, 0, from);
-    if (BITS >= 16) from = unpack_plane<8>(codes, 8, from);
-    if (BITS & 4) from = unpack_plane<4>(codes, BITS & ~7, from);
-    if (BITS & 2) from = unpack_plane<2>(codes, BITS & ~3, from);
-    if (BITS & 1) from = unpack_plane<1>(codes, BITS & ~1, from);
+    if (bits >= 8) from = unpack_plane<8>(codes, 0, from);
+    if (bits >= 16) from = unpack_plane<8>(codes, 8, from);
+    if (bits & 4) from = unpack_plane<4>(codes, bits & ~7, from);
+    if (bits & 2) from = unpack_plane<2>(codes, bits & ~3, from);
+    if (bits & 1) from = unpack_plane<1>(codes, bits & ~1, from);
 }
 
 // Places among all float32, as integers ordered alike.
 INLINE int ordered(int bits) { return bits ^ ((bits >> 31) & 0x7FFFFFFF); }
 INLINE float top_of(int place) { return float_of((uint32)ordered(place)); }
+INLINE float least_of(int place) { return float_of(((uint32)place + 1) & 0x7FFFFFFF); }
 
-// Raise tops: the largest magnitude, the least and the greatest value.
+// Raise tops: the largest magnitude, the least and the greatest value, and behind the size the least magnitude above 0 less one.
 KERNEL survey(const float *x, int *tops, uint32 count) {
     ROWS(at, count) {
-        I32 least = SPREAD_I32(0x7FFFFFFF), greatest = SPREAD_I32(~0x7FFFFFFF);
+        I32 least = SPREAD_I32(0x7FFFFFFF), greatest = SPREAD_I32(~0x7FFFFFFF), tiny = SPREAD_I32(0x7FFFFFFF);
         F32 v[16];
         EACH(k) {
             v[k] = LOAD_F32(x, 512 * (uint64)at + 32 * k);
             const I32 bits = (I32)BITS(v[k]), place = bits ^ ((bits >> 31) & 0x7FFFFFFF);
             least = SELECT(LT(place, least), place, least);
             greatest = SELECT(GT(place, greatest), place, greatest);
+            const I32 below = (I32)((BITS(v[k]) - 1) & 0x7FFFFFFF);
+            tiny = SELECT(LT(below, tiny), below, tiny);
         }
         for (int by = 16; by; by /= 2) {
             const I32 low = SHUFFLE_XOR(least, by), high = SHUFFLE_XOR(greatest, by);
             least = SELECT(LT(low, least), low, least);
             greatest = SELECT(GT(high, greatest), high, greatest);
+            const I32 other = SHUFFLE_XOR(tiny, by);
+            tiny = SELECT(LT(other, tiny), other, tiny);
         }
         RAISE_SIGNED(tops, (int)top_bits(v));
         LOWER_SIGNED(tops + 1, OF_LANE(least, 0));
         RAISE_SIGNED(tops + 2, OF_LANE(greatest, 0));
+        LOWER_SIGNED(tops + 4, OF_LANE(tiny, 0));
     }
 }
