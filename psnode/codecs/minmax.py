@@ -52,6 +52,10 @@ class MinMax(Generated, Quantiser):
         """MinMaxRows."""
         return MinMaxRows(self)
 
+    def check_fields(self, body: Bytes) -> None:
+        """PayloadError for bits that there are not, and for ends that are none."""
+        _bits(body[:_SIDE])
+
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
         """From the larger end."""
         size = math.prod(shape)

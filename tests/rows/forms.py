@@ -26,6 +26,7 @@ FORMS = [
     "fp16",
     "minmax",
     "minmax:bits=1",
+    "natural",
     "nuqsgd",
     "nuqsgd:levels=62,norm=max",
     "onebit",
@@ -41,7 +42,9 @@ FORMS = [
     "terngrad",
 ]
 # Golden payloads of codecs that have a formula: file and spec.
-GOLDEN = {name: name for name in ("bf16", "fp16", "minmax", "nuqsgd", "onebit", "qsgd", "scaledsign", "sign", "terngrad")} | {
+GOLDEN = {
+    name: name for name in ("bf16", "fp16", "minmax", "natural", "nuqsgd", "onebit", "qsgd", "scaledsign", "sign", "terngrad")
+} | {
     "minmax-1": "minmax:bits=1",
     "tbq": "tbq",
     "tbq-sparse": "tbq:tau=2",

@@ -51,6 +51,7 @@ def test_all_contract_inputs(spec: str, make) -> None:
         ("terngrad", "all ties"),
         ("minmax:bits=1", "all ties"),
         ("nuqsgd:levels=62,norm=max", "all ties of powers"),
+        ("natural", "all ties of powers"),
     ],
 )
 def test_all_ties_are_ties(spec: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:

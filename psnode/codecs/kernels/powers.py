@@ -1,10 +1,10 @@
-"""Rounding at random to powers of two: the loops of nuqsgd and natural.
+"""Rounding at random to powers of two: the loops of nuqsgd.
 
 In units of a norm the magnitudes are 0 and 2^-s, ..., 1/2, 1. A value between two neighbours is rounded up with probability its
 fraction of the way, exactly: 16 random bits are added to the fraction's first 16, and more where that gives 16 ones.
 The code of 0 is 0, that of +-2^-j is 1 + 2 j + (1 if it is negative).
 
-Buckets whose norm lies outside 2^-50..2^50, and blocks with values too small for float32's exponents, are computed in float64.
+Buckets whose norm lies outside 2^-50..2^50 are computed in float64.
 """
 
 from __future__ import annotations
@@ -22,14 +22,12 @@ from psnode.codecs.kernels.planes import BLOCK, ROW
 from psnode.codecs.kernels.ties import chance
 from psnode.codecs.rng import HALF, Draws, fill
 
-GIVEN, L2, MAX = 0, 1, 2  # norms: known beforehand, or taken of every bucket
-TABLE = 512  # more than the codes there can be: s is at most 254
+L2, MAX = 1, 2  # norms, of every bucket
+TABLE = 128  # more than the codes there can be: s is at most 62, so that 2^(s + 16) and the values below 2^-s are within float32
 _LOW_NORM = 2.0**-50
 _HIGH_NORM = 2.0**50
 _LARGEST = float(np.finfo(np.float32).max)
-_DIRECT = 62  # up to this s, 2^(s + 16) and the values below 2^-s are within float32
 _ONE = 0x3F800000  # 1.0, as bits
-_NORMAL = 1 << 23  # 2^-126: with an s beyond 126, blocks that are quantised as vectors have nothing between it and 0
 _UNIT = 65536.0
 _ENDS_IN_ONES = 0xFFFF
 
@@ -80,7 +78,7 @@ def _vector_quantise(
     """Codes of a block from r = |v| / norm, at most 1; `linear` = 2^(s + 16)."""
     bits = r.view(np.uint32)
     signs = v.view(np.uint32)
-    least = np.uint32(max(_ONE - (s << 23), _NORMAL))
+    least = np.uint32(_ONE - (s << 23))
     end = np.float32(_UNIT) / linear
     highest = np.uint32(2 * (_ONE >> 23) + 1)
     tie = np.uint32(_ENDS_IN_ONES << 16)
@@ -97,16 +95,6 @@ def _vector_quantise(
                 codes[i] = _careful_code(v[i], np.float64(r[i]), s, int(np.int64(k[i])), draws, start + i)
 
 
-@inlined
-def _smallest(v: Floats, r: Floats) -> np.uint32:
-    """The bits of the smallest r = |v| / norm of those where v is not 0, all ones if there is none; r may have become 0."""
-    bits = r.view(np.uint32)
-    least = np.uint32(0xFFFFFFFF)
-    for i in range(BLOCK):
-        least = min(least, np.uint32(bits[i] - np.uint32(v[i] == 0)))
-    return least
-
-
 @kernel
 def quantise(v: Floats, norm: float, s: int, k: Words32, draws: Draws, start: int, r: Floats, codes: Words32) -> None:
     """Codes of the 512 coordinates from `start` on, which are `v`. `r`: 512 of scratch."""
@@ -117,9 +105,8 @@ def quantise(v: Floats, norm: float, s: int, k: Words32, draws: Draws, start: in
         factor = np.float32(1.0 / norm)
         for i in range(BLOCK):
             r[i] = min(np.float32(abs(v[i]) * factor), np.float32(1))
-        if s <= _DIRECT or _smallest(v, r) >= np.uint32(max(_ONE - (s << 23), _NORMAL)):
-            _vector_quantise(v, r, s, np.float32(2.0 ** min(s + 16, _DIRECT + 16)), k, draws, start, codes)
-            return
+        _vector_quantise(v, r, s, np.float32(2.0 ** (s + 16)), k, draws, start, codes)
+        return
     for i in range(BLOCK):
         codes[i] = _careful_code(v[i], min(abs(np.float64(v[i])) / norm, 1.0), s, int(np.int64(k[i])), draws, start + i)
 
@@ -150,7 +137,7 @@ def _halves(words: Words32, k: Words32) -> None:
 
 @kernel
 def encode(x: Floats, grid: Grid, kind: int, norms: Float64s, draws: Draws, coded: Coded, error: Floats) -> bool:
-    """Quantise `x`; False if it is not finite. `norms`: one a bucket, read if `kind` is GIVEN, else written.
+    """Quantise `x`; False if it is not finite. `norms`: one a bucket, which are written; `kind`: L2 or MAX.
 
     `error`, unless it is empty, becomes x - decoded, and may be x.
     """
@@ -165,11 +152,10 @@ def encode(x: Floats, grid: Grid, kind: int, norms: Float64s, draws: Draws, code
         part = x[start : start + BLOCK]
         b = start // bucket
         if start == b * bucket:
-            if kind != GIVEN:
-                norm = _bucket_norm(x[start : start + bucket], kind, scratch)
-                if norm == NOT_FINITE:
-                    return False
-                norms[b] = norm
+            norm = _bucket_norm(x[start : start + bucket], kind, scratch)
+            if norm == NOT_FINITE:
+                return False
+            norms[b] = norm
             if error.size:
                 code_values(norms[b], s, table)
         v[part.size :] = 0
@@ -217,18 +203,3 @@ def decode(grid: Grid, norms: Float64s, coded: Coded, out: Floats, weight: np.fl
         else:
             for i in range(part.size):
                 part[i] = table[codes[i]]
-
-
-@kernel
-def extremes(x: Floats) -> tuple[int, int]:
-    """The largest magnitude and the smallest that is not 0, as bits of float32; (0, 0) if all are 0."""
-    bits = x.view(np.uint32)
-    top = np.uint32(0)
-    least = np.uint32(0xFFFFFFFF)
-    for start in range(0, bits.size, 4096):
-        part = bits[start : start + 4096]
-        for i in range(part.size):
-            magnitude = np.uint32(part[i] & np.uint32(0x7FFFFFFF))
-            top = max(top, magnitude)
-            least = min(least, np.uint32(magnitude - np.uint32(1)))
-    return int(np.int64(top)), int(np.int64(np.uint32(least + np.uint32(1))))

@@ -51,11 +51,15 @@ class ChangeOfRows:
 
     def _behind_parameters(self, body: Bytes) -> Bytes:
         """The body that the kernels read, checked."""
+        from psnode.codecs.rows.codec import Generated
+
         head = self._head
         if body[: len(head)].tobytes() != head:
             raise PayloadError(f"{self._codec!r}: a payload of other parameters")
         if isinstance(inner := decoder(self._codec), SixteenBits):
             inner.codes(body, self._weights.numel())
+        elif isinstance(inner, Generated):
+            inner.check_fields(body)
         self._checked.check(body[len(head) :], self._weights.numel())
         return body[len(head) :]
 

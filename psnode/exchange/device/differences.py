@@ -95,7 +95,7 @@ def _named(name: str, pairs: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> str
 
 
 def inputs() -> Iterator[tuple[str, Floats]]:
-    """N(0,1); the same with 62 % zeros; few large values; values on and half-way between levels; numbers below 2^-126."""
+    """N(0,1), also with 62 % zeros; few large values; those on and half-way between levels; some below 2^-126; all exponents."""
     rng = np.random.default_rng(1)
     normal = rng.standard_normal(_SIZE, np.float32)
     yield "N(0,1)", normal
@@ -104,4 +104,6 @@ def inputs() -> Iterator[tuple[str, Floats]]:
     ties = ((np.arange(_SIZE) % 61 - 30) / 2).astype(np.float32)
     ties[::512] = 15
     yield "ties", ties
-    yield "denormals", normal[: 4 * 512 + 100] * np.float32(2.0**-140)
+    few = normal[: 4 * 512 + 100]
+    yield "denormals", few * np.float32(2.0**-140)
+    yield "all exponents", np.ldexp(np.sign(few), rng.integers(-149, 128, few.size)).astype(np.float32) * np.float32(1.3)

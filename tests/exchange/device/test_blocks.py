@@ -1,14 +1,17 @@
-"""Blocks whose length depends on what they hold, on a device: as many bytes come and go as a payload has."""
+"""Codes whose length depends on what they hold, on a device: as many bytes come and go as a payload has."""
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from psnode.codecs import get_codec
+from psnode.codecs import Payload, get_codec
+from psnode.codecs.payload import header_nbytes
+from psnode.errors import PayloadError
 from psnode.exchange.device.coder import DeviceCoder, kernels_for
 from psnode.exchange.device.placing import changes_on
 from psnode.plan.groups import Plan
@@ -38,7 +41,7 @@ def coder_of(spec: str, size: int) -> DeviceCoder:
 
 
 @pytest.mark.usefixtures("cupy")
-@pytest.mark.parametrize("spec", ["tbq", "tbq:tau=3", "tbq:tau=0.01"])
+@pytest.mark.parametrize("spec", ["natural", "tbq", "tbq:tau=3", "tbq:tau=0.01"])
 @pytest.mark.parametrize("size", SIZES)
 def test_a_body_is_taken_put_back_and_decoded(spec: str, size: int) -> None:
     x, codec, coder = mixed(size), get_codec(spec), coder_of(spec, size)
@@ -59,7 +62,7 @@ def test_a_body_is_taken_put_back_and_decoded(spec: str, size: int) -> None:
 @pytest.mark.usefixtures("cupy")
 def test_what_is_not_finite_is_told_and_the_next_body_is_sound() -> None:
     size = SIZES[-1]
-    for spec in ("tbq", "tbq:tau=3"):
+    for spec in ("natural", "tbq", "tbq:tau=3"):
         coder, codec, key = coder_of(spec, size), get_codec(spec), np.array(KEY.words, np.uint64)
         values, out = torch.zeros(coder.padded), np.zeros(codec.max_nbytes((size,)), np.uint8)
         values[:size] = torch.from_numpy(mixed(size))
@@ -72,7 +75,7 @@ def test_what_is_not_finite_is_told_and_the_next_body_is_sound() -> None:
 
 
 @pytest.mark.usefixtures("cupy")
-@pytest.mark.parametrize("spec", ["tbq", "tbq:tau=3"])
+@pytest.mark.parametrize("spec", ["natural", "tbq", "tbq:tau=3"])
 def test_weights_are_changed_where_they_lie_and_zeros_keep_their_sign(spec: str) -> None:
     """In a block that lists values all others are left alone; a dense one adds zeros."""
     size, codec = SIZES[-1], get_codec(spec).contractive()
@@ -85,3 +88,39 @@ def test_weights_are_changed_where_they_lie_and_zeros_keep_their_sign(spec: str)
         codec.decode_add(payload, expected)
         change.add(payload)
         np.testing.assert_array_equal(weights.numpy().view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.usefixtures("cupy")
+@pytest.mark.parametrize("scale", [0.0, 2.0**-3, 2.0**100])
+def test_only_as_many_bits_as_the_exponents_need_come_and_go(scale: float) -> None:
+    """From none at all to nine, one after the other by one coder."""
+    size, codec = 3 * 512 + 77, get_codec("natural")
+    coder, values = coder_of("natural", size), torch.zeros(3 * 512 + 512)
+    for x in (gaussian(size) * np.float32(scale), mixed(size), np.resize(np.float32([2.0**127, 2.0**-149, 0]), size)):
+        values[:size] = torch.from_numpy(x)
+        coder.encode(values, np.array(KEY.words, np.uint64))
+        out, expected = np.full(codec.max_nbytes((size,)), 0xAA, np.uint8), codec.encode(x, KEY)
+        assert coder.take(out) == expected.body.size
+        np.testing.assert_array_equal(out[: expected.body.size], expected.body)
+        found, wanted = torch.ones(size + 100), np.ones(size + 100, np.float32)
+        coder.add_to(found[:size], 0.5)  # as encode has left it
+        codec.decode_add(expected, wanted[:size], 0.5)
+        np.testing.assert_array_equal(found.numpy(), wanted)
+        coder.put(expected.body)
+        coder.add_to(found[:size], 0.25)
+        codec.decode_add(expected, wanted[:size], 0.25)
+        np.testing.assert_array_equal(found.numpy(), wanted)
+
+
+@pytest.mark.usefixtures("cupy")
+@pytest.mark.parametrize(("top", "exponents"), [(129, 9), (0, 256), (-149, 2), (1, 0)])
+def test_a_change_with_exponents_that_float32_has_not_leaves_weights_as_they_are(top: int, exponents: int) -> None:
+    size, codec = 700, get_codec("natural")
+    plan = Plan.from_dict({"tensors": [["a", [size]]], "groups": [[["natural", 0, [size]]]]})
+    weights = torch.ones(size)
+    change = changes_on(plan, [codec], weights).by_segment[0]
+    data = bytearray(codec.encode(gaussian(size), KEY).to_bytes())
+    struct.pack_into("<hH", data, header_nbytes(1), top, exponents)
+    with pytest.raises(PayloadError, match="exponents"):
+        change.add(Payload.from_bytes(bytes(data)))
+    assert bool((weights == 1).all())

@@ -107,7 +107,7 @@ def test_the_inputs_have_what_goes_wrong() -> None:
 
 @pytest.mark.usefixtures("cupy")
 @pytest.mark.parametrize("size", [1, 511, 512, 3 * 512 + 5, 2560, 3000])
-@pytest.mark.parametrize("spec", ["qsgd", "minmax", "onebit", "scaledsign", "sign", "terngrad"])
+@pytest.mark.parametrize("spec", ["qsgd", "minmax", "natural", "onebit", "scaledsign", "sign", "terngrad"])
 def test_an_array_that_stays_on_the_device_is_coded_as_on_the_host(spec: str, size: int) -> None:
     codec = get_codec(spec)
     verdict = check(codec, CPU)
