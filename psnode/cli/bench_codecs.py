@@ -213,14 +213,27 @@ def bench_polar_stages(**options: Any) -> int:
 )
 @click.option("--steps", type=click.IntRange(1), default=10, show_default=True, help="Steps of training before the gradient.")
 @click.option("--rank", type=click.IntRange(1), default=3, show_default=True, help="Expected number of terms.")
-@click.option("--repeats", type=click.IntRange(1), default=2, show_default=True, help="The fastest of so many codings.")
+@click.option(
+    "--repeats",
+    type=click.IntRange(1),
+    default=2,
+    show_default=True,
+    help="The fastest, with --device the median, of so many codings.",
+)
+@click.option("--device", metavar="cuda[:N]", help="Milliseconds on this device instead, beside those of a step there.")
 @shared.json_file
 @debuggable
-def bench_atomo(**options: Any) -> int:
+def bench_atomo(device: str | None, steps: int, **options: Any) -> int:
     """Variance over the optimum's, and seconds of coding a step, by kind of tensor, of gradients of real models."""
+    if device is not None:
+        from psnode.bench.atomo_device import main as on_device
+
+        if click.get_current_context().get_parameter_source("steps") is ParameterSource.COMMANDLINE:
+            raise ConfigurationError("--device codes a gradient before any training: leave out --steps")
+        return on_device(device=device, **options)
     from psnode.bench.atomo import main as measure
 
-    return measure(**options)
+    return measure(steps=steps, **options)
 
 
 @click.command(name="gpu", short_help="Speed and bytes of codecs on a CUDA device.")
