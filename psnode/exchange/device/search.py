@@ -119,5 +119,5 @@ def _magnitudes(values: torch.Tensor) -> torch.Tensor:
 
 
 def _kth_largest(values: torch.Tensor, rank: int) -> torch.Tensor:
-    """The rank-th largest of as many values or more."""
-    return torch.kthvalue(values, values.numel() - rank + 1).values
+    """The rank-th largest of as many values or more. By sorting: torch.kthvalue is refused where a user wants determinism."""
+    return torch.sort(values).values[values.numel() - rank]

@@ -191,3 +191,20 @@ def test_without_cupy_nothing_is_selected_on_a_device(monkeypatch: pytest.Monkey
     monkeypatch.setitem(__import__("sys").modules, "cupy", None)
     with pytest.raises(ConfigurationError, match="CuPy cannot be imported"):
         check(get_codec("topk"), CPU)
+
+
+@with_gxx
+@pytest.mark.usefixtures("cupy")
+def test_it_selects_where_torch_is_to_be_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA torch.kthvalue raises then; here it is made to."""
+
+    def refused(*_: object) -> None:
+        raise RuntimeError("kthvalue CUDA does not have a deterministic implementation")
+
+    monkeypatch.setattr(torch, "kthvalue", refused)
+    torch.use_deterministic_algorithms(True)
+    try:
+        for spec in ("topk", "graddrop", "topk+fp16"):
+            assert_as_on_the_host(get_codec(spec), np.random.default_rng(1).standard_normal(40_000).astype(np.float32))
+    finally:
+        torch.use_deterministic_algorithms(False)
