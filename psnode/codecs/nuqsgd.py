@@ -10,6 +10,9 @@ small values of a long-tailed bucket cost less than on the even levels of qsgd.
 
 s = 2^b - 2 makes use of all codes of b + 1 bits: 2, 6, 14, 30, 62.
 
+Buckets of 512 are coded by kernels generated of a formula; larger ones, and payloads of other levels than an instance's own, by
+kernels by hand, which heed any settings.
+
 Source: Ramezani-Kebrya, Faghri, Markov, Aksenov, Alistarh, Roy, "NUQSGD: Provably Communication-efficient Data-parallel SGD via
 Nonuniform Quantization", JMLR 2021.
 """
@@ -18,19 +21,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from psnode.codecs.arrays import Float64s
 from psnode.codecs.base import NOTHING, Bytes, Codes, Floats, Measured, Shape, Sink, Source, Words, readonly
 from psnode.codecs.bounds import check_choice, check_integer
 from psnode.codecs.kernels import powers as kernels
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
+from psnode.codecs.kernels.packed import pack, unpack
 from psnode.codecs.kernels.planes import BLOCK, packed_nbytes
-from psnode.codecs.kernels.powers import Coded, Grid
+from psnode.codecs.kernels.powers import Grid
 from psnode.codecs.norm import norm_of_buckets
 from psnode.codecs.rng import Draws
-from psnode.codecs.sources import leaves_error, operands
+from psnode.codecs.rows.codec import Generated, coder_of
+from psnode.codecs.rows.coder import Decoder
+from psnode.codecs.rows.formula import Formula
+from psnode.codecs.rows.known.nuqsgd import NuqsgdRows
+from psnode.codecs.sources import Values, leaves_error, operands
 from psnode.codecs.stages import Quantiser, Symbols, codes_like
 from psnode.codecs.table import number_of
 from psnode.codecs.traits import Traits
@@ -39,12 +48,22 @@ from psnode.errors import CodecSpecError, PayloadError
 MAX_LEVELS = 62
 MAX_BUCKET = 2**28
 _FIELDS = 8
-_NO_BYTES = np.empty(0, np.uint8)
-_NO_FLOATS = np.empty(0, np.float32)
+
+
+class _ByHand(NamedTuple):
+    """What decodes a body of any settings: those, and the norms of its buckets."""
+
+    grid: Grid
+    norms: Float64s
+
+    def decode(self, body: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
+        """As Decoder.decode."""
+        codes = body[_side_nbytes(out.size, self.grid.bucket) :]
+        kernels.decode(self.grid, self.norms, codes, out, weight, adding)
 
 
 @dataclass(frozen=True, repr=False)
-class Nuqsgd(Quantiser):
+class Nuqsgd(Generated, Quantiser):
     """nuqsgd:levels=7,bucket=512,norm=l2.
 
     `levels`: s, 1..62; the smallest magnitude is 2^-s. `bucket`: coordinates that share a norm, a multiple of 512. `norm`: l2,
@@ -66,54 +85,54 @@ class Nuqsgd(Quantiser):
         if self.bucket % BLOCK:
             raise CodecSpecError(f"nuqsgd: bucket={self.bucket} must be a multiple of {BLOCK}")
 
+    def formula(self) -> Formula | None:
+        """NuqsgdRows, of buckets of 512."""
+        return NuqsgdRows(self) if self.bucket == BLOCK else None
+
     def _max_body(self, shape: Shape) -> int:
         size = math.prod(shape)
         return _side_nbytes(size, self.bucket) + packed_nbytes(size, _bits(self.levels))
 
     def _fuses(self, source: Source, sink: Sink) -> bool:
+        if self.bucket == BLOCK:
+            return super()._fuses(source, sink)
         return sink is NOTHING or leaves_error(source, sink)
 
     def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
+        if self.bucket == BLOCK:
+            return super()._encode(source, key, body, sink)
         x, error = operands(source, sink)
-        side, used = _side_nbytes(x.size, self.bucket), self._max_body(x.shape)
-        self._quantise(x, key, body[:side], Coded(body[side:used], _NO_BYTES), error)
-        return used
-
-    def _quantise(self, x: Floats, key: Words, side: Bytes, coded: Coded, error: Floats) -> None:
-        """Write the fields and norms to `side`, the codes to `coded`."""
+        start, used = _side_nbytes(x.size, self.bucket), self._max_body(x.shape)
         norms = np.empty(-(-x.size // self.bucket))
         kind = kernels.L2 if self.norm == "l2" else kernels.MAX
-        grid, draws = _grid(self.levels, self.bucket), Draws(key, number_of(self.id))
-        if not kernels.encode(x.reshape(-1), grid, kind, norms, draws, coded, error):
+        draws = Draws(key, number_of(self.id))
+        if not kernels.encode(x, _grid(self.levels, self.bucket), kind, norms, draws, body[start:used], error):
             raise_nonfinite(x)
-        side[:_FIELDS].view(np.uint32)[:] = self.levels, self.bucket
-        side[_FIELDS:].view(np.float32)[:] = norms
+        body[:_FIELDS].view(np.uint32)[:] = self.levels, self.bucket
+        body[_FIELDS:start].view(np.float32)[:] = norms
+        return used
 
-    def _decode(self, body: Bytes, out: Floats) -> None:
-        self._read(body, out, np.float32(1), False)
-
-    def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
-        self._read(body, out, weight, True)
+    def _read(self, body: Bytes, size: int) -> tuple[Decoder, Bytes]:
+        levels, bucket, norms = _checked(body, size)
+        if (levels, bucket) == (self.levels, self.bucket) and bucket == BLOCK:
+            return coder_of(self), body
+        return _ByHand(_grid(levels, bucket), norms), body
 
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
         """From the norms of the buckets, which no decoded magnitude exceeds."""
         size = math.prod(shape)
         _, bucket, norms = _checked(body, size)
-        return Measured(norm_of_buckets(norms, bucket, size), lambda out, weight: self._read(body, out, weight, True))
-
-    def _read(self, body: Bytes, out: Floats, weight: np.float32, add: bool) -> None:
-        levels, bucket, norms = _checked(body, out.size)
-        coded = Coded(body[_side_nbytes(out.size, bucket) :], readonly(_NO_BYTES))
-        kernels.decode(_grid(levels, bucket), norms, coded, out.reshape(-1), weight, add)
+        return Measured(norm_of_buckets(norms, bucket, size), lambda out, weight: self._decode_add(body, out, weight))
 
     def _max_symbols(self, size: int) -> tuple[int, int, int]:
         return _side_nbytes(size, self.bucket), size, 2 * self.levels + 3
 
     def _symbols(self, x: Floats, key: Words) -> Symbols:
         side_nbytes, count, alphabet = self._max_symbols(x.size)
-        side, codes = np.empty(side_nbytes, np.uint8), codes_like(count, alphabet)
-        self._quantise(x, key, side, Coded(_NO_BYTES, codes), _NO_FLOATS)
-        return Symbols(side, codes, alphabet)
+        body, codes = np.empty(self._max_body(x.shape), np.uint8), codes_like(count, alphabet)
+        self._encode(Values(x), key, body, NOTHING)
+        unpack(body[side_nbytes:], codes, alphabet, self.id)
+        return Symbols(body[:side_nbytes], codes, alphabet)
 
     def _read_side(self, side: Bytes, size: int) -> tuple[int, int]:
         levels, bucket, _ = _fields(side, size)
@@ -122,9 +141,11 @@ class Nuqsgd(Quantiser):
         return size, 2 * levels + 3
 
     def _from_symbols(self, side: Bytes, codes: Codes, out: Floats) -> None:
-        levels, bucket, norms = _fields(side, out.size)
-        coded = Coded(side[:0], readonly(codes))
-        kernels.decode(_grid(levels, bucket), norms, coded, out, np.float32(1), False)
+        levels, _, _ = _fields(side, out.size)
+        body = np.empty(side.size + packed_nbytes(out.size, _bits(levels)), np.uint8)
+        body[: side.size] = side
+        pack(codes, 2 * levels + 3, body[side.size :])
+        self._decode(readonly(body), out)
 
 
 def _bits(levels: int) -> int:

@@ -102,7 +102,9 @@ def test_the_payload_has_the_stated_bits(levels: int) -> None:
     assert payload.nbytes == header_nbytes(1) + 8 + 4 * 10 + 5120 * bits // 8
 
 
-@pytest.mark.parametrize("spec", ["nuqsgd", "nuqsgd:levels=62,norm=max", "nuqsgd:levels=1,bucket=1024", "nuqsgd+ans"])
+@pytest.mark.parametrize(
+    "spec", ["nuqsgd", "nuqsgd:levels=62,norm=max", "nuqsgd:levels=1,bucket=1024", "nuqsgd+ans", "nuqsgd:bucket=1024+ans"]
+)
 def test_an_independent_reader_agrees(spec: str) -> None:
     codec = get_codec(spec)
     for x in (gaussian(5000), recorded(), gaussian(3), *VALUES.values()):
@@ -115,10 +117,46 @@ def test_golden_bytes(spec: str) -> None:
     check_golden(spec.replace("+", "-"), spec, read)
 
 
-def test_codes_that_are_not_written_decode_to_zero() -> None:
-    payload = bytearray(get_codec("nuqsgd").encode(gaussian(512), KEY).to_bytes())
+def rows_of_one_size(scale: float) -> Floats:
+    """Rows of 512 whose largest value is `scale`, and a part of one, so that buckets of any size have that norm=max."""
+    x = np.clip(gaussian(5 * 512 + 100), -3, 3)
+    x[::512], x[1::512], x[2::512] = 3, 0, 2.0**-30
+    return (x / np.float32(3) * np.float32(scale)).astype(np.float32)
+
+
+@pytest.mark.parametrize("levels", [1, 7, 62])
+@pytest.mark.parametrize("scale", [0.0, 2.0**-140, 1.7, 2.0**100])
+def test_generated_kernels_and_those_by_hand_code_alike(scale: float, levels: int) -> None:
+    """Those of buckets of 512, and of 1024, of the same norms."""
+    x = rows_of_one_size(scale)
+    found = []
+    for bucket, norm_count in ((512, 6), (1024, 3)):
+        codec, error = Nuqsgd(levels, bucket, "max"), np.empty_like(x)
+        payload = codec.encode(x, KEY, error=error)
+        sums = gaussian(x.size, seed=3)
+        codec.decode_add(payload, sums, 0.3)
+        codes = payload.body[8 + 4 * norm_count :]
+        found.append((codes.tobytes(), codec.decode(payload).tobytes(), error.tobytes(), sums.tobytes()))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("spec", ["nuqsgd:levels=1", "nuqsgd:levels=14,norm=max", "nuqsgd:levels=62"])
+def test_an_instance_of_other_settings_decodes_to_the_same_bits(spec: str) -> None:
+    for x in (gaussian(5000), recorded(), *VALUES.values()):
+        payload = get_codec(spec).encode(x, KEY)
+        for other in (get_codec("nuqsgd"), get_codec("nuqsgd:bucket=1024")):
+            sums, expected = np.full(x.size, 0.1, np.float32), np.full(x.size, 0.1, np.float32)
+            other.decode_add(payload, sums, 0.3)
+            get_codec(spec).decode_add(payload, expected, 0.3)
+            assert sums.tobytes() == expected.tobytes()
+            assert other.decode(payload).tobytes() == get_codec(spec).decode(payload).tobytes()
+
+
+@pytest.mark.parametrize("spec", ["nuqsgd", "nuqsgd:bucket=1024"])
+def test_codes_that_are_not_written_decode_to_zero(spec: str) -> None:
+    payload = bytearray(get_codec(spec).encode(gaussian(512), KEY).to_bytes())
     payload[header_nbytes(1) + 12 :] = b"\xff" * (512 * 5 // 8)
-    assert not get_codec("nuqsgd").decode(Payload.from_bytes(bytes(payload))).any()
+    assert not get_codec(spec).decode(Payload.from_bytes(bytes(payload))).any()
 
 
 @pytest.mark.parametrize(("offset", "value"), [(0, 0), (0, 63), (4, 0), (4, 100), (8, 0x7F800000), (8, 0x80000000)])

@@ -1,4 +1,4 @@
-"""Rounding at random to powers of two: the loops of nuqsgd.
+"""Rounding at random to powers of two: the loops of nuqsgd for buckets of any size.
 
 In units of a norm the magnitudes are 0 and 2^-s, ..., 1/2, 1. A value between two neighbours is rounded up with probability its
 fraction of the way, exactly: 16 random bits are added to the fraction's first 16, and more where that gives 16 ones.
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from psnode.codecs.arrays import Bytes, Codes, Float64s, Floats, Words32
+from psnode.codecs.arrays import Bytes, Float64s, Floats, Words32
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.norms import NOT_FINITE, l2_norm, max_norm
 from psnode.codecs.kernels.packed import from_rows, pack_block, to_rows, unpack_block
@@ -38,13 +38,6 @@ class Grid(NamedTuple):
     s: int
     bits: int
     bucket: int
-
-
-class Coded(NamedTuple):
-    """The codes of an array: packed, or as symbols. The other is empty."""
-
-    packed: Bytes
-    symbols: Codes
 
 
 @inlined
@@ -136,13 +129,12 @@ def _halves(words: Words32, k: Words32) -> None:
 
 
 @kernel
-def encode(x: Floats, grid: Grid, kind: int, norms: Float64s, draws: Draws, coded: Coded, error: Floats) -> bool:
-    """Quantise `x`; False if it is not finite. `norms`: one a bucket, which are written; `kind`: L2 or MAX.
+def encode(x: Floats, grid: Grid, kind: int, norms: Float64s, draws: Draws, packed: Bytes, error: Floats) -> bool:
+    """Quantise `x` and pack the codes; False if it is not finite. `norms`: one a bucket, which are written; `kind`: L2 or MAX.
 
     `error`, unless it is empty, becomes x - decoded, and may be x.
     """
     s, bits, bucket = grid
-    packed, symbols = coded
     words, k, codes = np.empty(HALF, np.uint32), np.empty(BLOCK, np.uint32), np.empty(BLOCK, np.uint32)
     v, r = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
     low, high, row = np.empty(BLOCK, np.uint8), np.empty(BLOCK, np.uint8), np.zeros(ROW, np.uint8)
@@ -164,13 +156,8 @@ def encode(x: Floats, grid: Grid, kind: int, norms: Float64s, draws: Draws, code
         fill(words, draws.key, draws.stream, start // BLOCK * 64)
         _halves(words, k)
         quantise(v, norms[b], s, k, draws, start, r, codes)
-        if packed.size:
-            to_rows(codes, low, high)
-            used += pack_block(low, high, part.size, bits, row, packed[used:])
-        if symbols.size:
-            target = symbols[start : start + BLOCK]
-            for i in range(target.size):
-                target[i] = np.uint16(codes[i])
+        to_rows(codes, low, high)
+        used += pack_block(low, high, part.size, bits, row, packed[used:])
         if error.size:
             rest = error[start : start + BLOCK]
             for i in range(rest.size):
@@ -179,10 +166,9 @@ def encode(x: Floats, grid: Grid, kind: int, norms: Float64s, draws: Draws, code
 
 
 @kernel
-def decode(grid: Grid, norms: Float64s, coded: Coded, out: Floats, weight: np.float32, add: bool) -> None:
+def decode(grid: Grid, norms: Float64s, packed: Bytes, out: Floats, weight: np.float32, add: bool) -> None:
     """out = decoded, or out += weight * decoded. A code that encode does not write counts as 0."""
     s, bits, bucket = grid
-    packed, symbols = coded
     codes, table = np.zeros(BLOCK, np.uint32), np.zeros(TABLE, np.float32)
     low, high = np.zeros(ROW, np.uint8), np.zeros(ROW, np.uint8)
     used = 0
@@ -190,13 +176,8 @@ def decode(grid: Grid, norms: Float64s, coded: Coded, out: Floats, weight: np.fl
         part = out[start : start + BLOCK]
         if start % bucket == 0:
             code_values(norms[start // bucket], s, table)
-        if symbols.size:
-            source = symbols[start : start + BLOCK]
-            for i in range(source.size):
-                codes[i] = np.uint32(source[i]) & np.uint32(TABLE - 1)
-        else:
-            used += unpack_block(packed[used:], part.size, bits, low, high)
-            from_rows(low, high, codes)
+        used += unpack_block(packed[used:], part.size, bits, low, high)
+        from_rows(low, high, codes)
         if add:
             for i in range(part.size):
                 part[i] += weight * table[codes[i]]

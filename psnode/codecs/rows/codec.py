@@ -15,7 +15,7 @@ import numpy as np
 from psnode.codecs.base import NOTHING, Bytes, Codec, Floats, Shape, Sink, Source, Words
 from psnode.codecs.kernels.dots import NO_DOTS, begun
 from psnode.codecs.kernels.parts import reached
-from psnode.codecs.rows.coder import Coder, SumCoder, Sums
+from psnode.codecs.rows.coder import Coder, Decoder, SumCoder, Sums
 from psnode.codecs.rows.compiled import compiled
 from psnode.codecs.rows.formula import Fields, Formula, Program, program_of
 from psnode.codecs.rows.interpreter import Interpreted
@@ -33,12 +33,12 @@ class Generated(FlatCodec):
     """Base of codecs whose kernels are generated: their bodies are a preamble and what the program of a formula writes."""
 
     @abstractmethod
-    def formula(self) -> Formula:
-        """The formula of this codec at its settings."""
+    def formula(self) -> Formula | None:
+        """The formula of this codec at its settings; None: it codes by kernels by hand, and overrides what here needs one."""
 
     @abstractmethod
-    def _read(self, body: Bytes, size: int) -> tuple[Coder, Bytes]:
-        """Find the coder of a body by its parameters; also what the program wrote, checked. PayloadError."""
+    def _read(self, body: Bytes, size: int) -> tuple[Decoder, Bytes]:
+        """Find the decoder of a body by its parameters; also what the program wrote, checked. PayloadError."""
 
     def check_fields(self, body: Bytes) -> None:
         """PayloadError if numbers that `body` begins with are none that encode writes, where a coder does not see that."""
@@ -148,8 +148,10 @@ def _hints(cls: type[RowCodec]) -> dict[str, type]:
 
 @lru_cache(maxsize=64)
 def program(codec: Generated) -> Program:
-    """The program of a codec's formula."""
-    return program_of(codec.formula())
+    """The program of a codec's formula, which it has."""
+    formula = codec.formula()
+    assert formula is not None, codec
+    return program_of(formula)
 
 
 @lru_cache(maxsize=64)

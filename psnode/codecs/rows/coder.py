@@ -16,6 +16,13 @@ from psnode.codecs.rows.language import ROW
 from psnode.errors import PayloadError
 
 
+class Decoder(Protocol):
+    """What decodes bodies that were checked."""
+
+    def decode(self, body: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
+        """out = decoded, or out += weight * decoded; `out` is flat."""
+
+
 class Functions(Protocol):
     """Kernels made of a program, for any processor. Arrays are full units of rows, the first row number `first` of `rows`."""
 

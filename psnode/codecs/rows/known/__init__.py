@@ -9,7 +9,6 @@ from psnode.codecs.base import Codec
 from psnode.codecs.rows.codec import Generated
 from psnode.codecs.rows.formula import Formula
 from psnode.codecs.rows.known.base import Known
-from psnode.codecs.rows.known.nuqsgd import NuqsgdRows
 from psnode.codecs.rows.known.qsgd import QsgdRows
 from psnode.codecs.rows.known.selections import MagnitudeRanks
 from psnode.codecs.rows.known.signs import OneBitRows, ScaledSignRows
@@ -21,7 +20,6 @@ from psnode.codecs.rows.ranks import Ranking
 _KNOWN: dict[str, type[Known]] = {
     "bf16": Bf16Rows,
     "fp16": Fp16Rows,
-    "nuqsgd": NuqsgdRows,
     "onebit": OneBitRows,
     "qsgd": QsgdRows,
     "scaledsign": ScaledSignRows,

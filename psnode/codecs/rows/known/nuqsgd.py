@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from psnode.codecs.rows.formula import Fields
 from psnode.codecs.rows.known.base import Known
 from psnode.codecs.rows.known.norms import ordinary
@@ -71,7 +69,3 @@ class NuqsgdRows(Known):
         magnitude = norms * from_bits(_BIAS - (place >> 1) << 23)
         signed = from_bits(bits(magnitude) ^ (place << 31))
         return where(place < 2 * self.codec.levels + 2, signed, 0.0)
-
-    @classmethod
-    def expresses(cls, codec: Any) -> bool:
-        return bool(codec.bucket == ROW)
