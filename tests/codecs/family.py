@@ -27,6 +27,7 @@ VARIANTS = [
     "svd:method=deflated",
     "svd+qsgd",
     "svd:rank=1+fp16+zstd",
+    "nuqsgd:bucket=1024",
     "topk+qsgd:levels=7",
     "topk+qsgd+zstd",
     "randk+bf16",
