@@ -80,3 +80,15 @@ def test_a_value_that_is_not_finite_ends_the_sweep_before_its_row(spec: str, mak
         x[index] = value
         done = coder.encode(x, np.array(KEY.words, np.uint64), np.empty(coder.program.nbytes(1100), np.uint8), EMPTY)
         assert done in (0, index // 512 * 512)
+
+
+@pytest.mark.parametrize("make", [interpreted, by_numba])
+@pytest.mark.parametrize("scale", [0.0, 2.0**-149, 1.5, 3.4e38])
+def test_the_three_digits_of_terngrad_have_the_signs_of_their_products(make, scale: float) -> None:
+    """-0 among them: bytes 0, 121 and 242 are five times the digits 0, 1 and 2."""
+    body = np.repeat(np.array([0, 121, 242], np.uint8), 512)
+    body = np.concatenate([np.array([scale], np.float32).view(np.uint8), body])
+    out = np.empty(3 * 2560, np.float32)
+    Coder(program(get_codec("terngrad")), make("terngrad")).decode(body, out, np.float32(1), False)
+    expected = np.repeat(np.float32([-1, 0, 1]), 2560) * np.float32(scale)
+    np.testing.assert_array_equal(out.view(np.uint32), expected.view(np.uint32))

@@ -21,7 +21,7 @@ class TernGradRows(Known):
         return Fields(scale=scale, digits=trits(stochastic(v * up * factor(scale * up, 1), -1)))
 
     def from_fields(self, scale: Value, digits: Value) -> Value:
-        return f32(i32(digits) - 1) * scale
+        return where(digits == 0, -scale, f32(i32(digits >> 1)) * scale)  # faster than (digits - 1) scale, and than two wheres
 
     @classmethod
     def expresses(cls, codec: Any) -> bool:
