@@ -13,7 +13,7 @@ from psnode.codecs import get_codec
 from psnode.exchange.device.placing import changes_on
 from psnode.exchange.device.rooms import Room
 from psnode.plan.groups import Plan
-from tests.exchange.device.streams import Streams
+from tests.exchange.device.streams import Stream, Streams
 from tests.exchange.device.test_segments import Both
 from tests.rows.fake_cupy import CPU, install
 from tests.rows.forms import KEY
@@ -48,6 +48,18 @@ def test_what_goes_up_leaves_before_the_room_is_used_again(streams: Streams) -> 
     room.free(2)[:] = 9
     room.up(target[4:])
     assert notes(streams) == ["synchronize", "record"] and target.tolist() == [7, 7, 7, 7, 9, 9]
+
+
+def test_copies_are_waited_for_where_the_memory_lies(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another device may be the thread's current one, as in the doctor, which asks one after the other."""
+    monkeypatch.setattr(
+        torch.cuda, "current_stream", lambda device=None: Stream(name="elsewhere" if device is None else str(device))
+    )
+    target, room = torch.zeros(6, dtype=torch.uint8), Room(8, CPU)
+    room.down(target)
+    room.free(6)
+    room.up(target)
+    assert [stream for what, stream, _ in streams.notes if what == "record"] == ["cpu"] * 2
 
 
 @pytest.mark.usefixtures("streams")
