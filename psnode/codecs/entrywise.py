@@ -33,7 +33,7 @@ from psnode.codecs.selection.largest import Entries
 from psnode.codecs.selection.selector import add_at, put_at
 from psnode.codecs.selection.waterfilling import draw, level_of
 from psnode.codecs.sinks import InnerProducts
-from psnode.codecs.stages import padded, read_section, write_section
+from psnode.codecs.stages import check_finite, padded, read_section, write_section
 from psnode.codecs.table import number_of
 from psnode.codecs.traits import Traits
 from psnode.errors import PayloadError
@@ -124,6 +124,7 @@ class Entrywise(Codec):
         unused = int(signs[-1]) >> (uncertain % 8 or 8) if signs.size else 0
         if signs.size != -(-uncertain // 8) or unused or raw.size != 4 * (count - uncertain):
             raise PayloadError(f"entrywise: {signs.size} bytes of signs, {raw.size} of values, {uncertain} of {count} are drawn")
+        check_finite(raw.view(np.float32), self.id)
         members, values = indices.read(sent, size), np.empty(count, np.float32)
         _fill(level, signs, indices.read(certain, count), raw.view(np.float32), values)
         return Entries(members, values)

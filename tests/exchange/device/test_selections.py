@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from psnode.codecs import Codec, get_codec
+from psnode.codecs import Codec, Payload, get_codec
 from psnode.codecs.rng import Key
 from psnode.codecs.selection import indices
-from psnode.errors import ConfigurationError
+from psnode.errors import ConfigurationError, PayloadError
 from psnode.exchange.device.change import ChangeOfEntries
 from psnode.exchange.device.codecs import DeviceEncoder, SelectionOnDevice, on_device
 from psnode.exchange.device.differences import inputs
@@ -169,6 +169,21 @@ def test_changes_are_added_to_weights_where_these_lie(spec: str) -> None:
         codec.decode_add(payload, expected[700:3700])
     np.testing.assert_array_equal(room.numpy().view(np.uint32), expected.view(np.uint32))
     assert check_entries(codec, CPU).problem == ""
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("spec", ["topk", "entrywise:budget=0.9", "contractive(entrywise:budget=0.9)"])
+def test_a_payload_with_a_value_that_is_not_finite_changes_nothing(spec: str, value: float) -> None:
+    codec = get_codec(spec) if "(" not in spec else get_codec(spec[12:-1]).contractive()
+    before = np.random.default_rng(1).standard_normal(700).astype(np.float32)
+    data = codec.encode(before**3, KEY).data.copy()
+    data[-4:].view(np.float32)[0] = value
+    weights, there = before.copy(), torch.from_numpy(before.copy())
+    with pytest.raises(PayloadError, match="not finite"):
+        codec.decode_add(Payload(data), weights)
+    with pytest.raises(PayloadError, match="not finite"):
+        ChangeOfEntries(codec, there).add(Payload(data))
+    assert weights.tobytes() == there.numpy().tobytes() == before.tobytes()
 
 
 @with_gxx
