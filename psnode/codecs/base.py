@@ -269,6 +269,11 @@ class Codec(ABC):
         from psnode.codecs.kernels.finite import add_scaled
         from psnode.codecs.norm import norm_of
 
+        if (sent := self._entries(body, shape)) is not None:
+            from psnode.codecs.selection.selector import add_at
+
+            indices, values = sent
+            return Measured(norm_of(values, self.id), lambda out, weight: add_at(out.reshape(-1), indices, values, weight))
         size = math.prod(shape)
         decoded = np.empty(size, np.float32) if room is None else room[:size]
         self._decode(body, decoded.reshape(shape))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from psnode.codecs import Codec, Payload, get_codec
+from psnode.codecs.contractive import Contractive
 from psnode.codecs.rng import Key
 from psnode.codecs.selection import indices
 from psnode.errors import ConfigurationError, PayloadError
@@ -169,6 +170,22 @@ def test_changes_are_added_to_weights_where_these_lie(spec: str) -> None:
         codec.decode_add(payload, expected[700:3700])
     np.testing.assert_array_equal(room.numpy().view(np.uint32), expected.view(np.uint32))
     assert check_entries(codec, CPU).problem == ""
+
+
+@pytest.mark.parametrize("scale", [-0.4, 1.5, 1e38])
+@pytest.mark.parametrize("spec", ["randk", "entrywise", "randk+qsgd"])
+def test_a_factor_in_front_leaves_the_signs_of_zeros_alone(spec: str, scale: float) -> None:
+    """Weights that nothing is sent of stay, to the bit, on the host and on a device: -0 does not become 0."""
+    codec = Contractive(get_codec(spec))
+    data = codec.encode(np.random.default_rng(1).standard_normal(700).astype(np.float32) / 1000, KEY).data.copy()
+    start = data.size - Payload(data).body.size
+    data[start : start + 4].view(np.float32)[0] = scale
+    payload, weights = Payload(data), np.full(700, -0.0, np.float32)
+    there = torch.from_numpy(weights.copy())
+    codec.decode_add(payload, weights)
+    ChangeOfEntries(codec, there).add(payload)
+    assert weights.tobytes() == there.numpy().tobytes()
+    assert np.signbit(np.delete(weights, codec.support(payload))).all()
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
