@@ -42,6 +42,7 @@ TABLE: Mapping[str, str] = {
     "codecs/kernels/clusters*": "codecs/test_lss.py codecs/test_sketchml.py codecs/test__golden.py",
     "codecs/kernels/dithered*": "codecs/test_dithered.py codecs/test__golden.py",
     "codecs/kernels/dots*": f"codecs/test_qsgd.py codecs/test_lss.py codecs/test_chain.py codecs/test_countsketch.py {_GOLDEN}",
+    "codecs/kernels/entries*": "codecs/test_topk.py codecs/test_entrywise.py codecs/test__measure.py",
     "codecs/kernels/finite*": f"codecs/test_qsgd.py codecs/test_sign.py codecs/test_topk.py exchange/test_sender.py {_CONTRACT}",
     "codecs/kernels/fixed_point*": f"codecs/test_qsgd.py codecs/test_minmax.py codecs/test_dithered.py {_GOLDEN}",
     "codecs/kernels/gather*": "codecs/test_largest.py codecs/test_topk.py codecs/test__golden.py",

@@ -270,7 +270,7 @@ class Codec(ABC):
         from psnode.codecs.norm import norm_of
 
         if (sent := self._entries(body, shape)) is not None:
-            from psnode.codecs.selection.selector import add_at
+            from psnode.codecs.kernels.entries import add_at
 
             indices, values = sent
             return Measured(norm_of(values, self.id), lambda out, weight: add_at(out.reshape(-1), indices, values, weight))

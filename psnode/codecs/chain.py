@@ -183,7 +183,7 @@ class Chain(Codec):
 
     def _search(self, selector: Searching, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
         """One search, and the values found coded. The quantiser's loss stays behind, like the values not selected."""
-        from psnode.codecs.selection.selector import add_at
+        from psnode.codecs.kernels.entries import add_at
 
         used, entries = selector.select(source, key, body[4 : 4 + selector._max_parts(source.shape)[0]])
         start = write_section(body, used)

@@ -26,11 +26,11 @@ from psnode.codecs.arrays import Words32
 from psnode.codecs.base import NOTHING, Bytes, Codec, Floats, Indices, Shape, Sink, Source, Words
 from psnode.codecs.bounds import check_real
 from psnode.codecs.kernels.dots import inner_products
+from psnode.codecs.kernels.entries import add_at, put_at
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.payload import MAX_COORDINATES
 from psnode.codecs.selection import indices
 from psnode.codecs.selection.largest import Entries
-from psnode.codecs.selection.selector import add_at, put_at
 from psnode.codecs.selection.waterfilling import draw, level_of
 from psnode.codecs.sinks import InnerProducts
 from psnode.codecs.stages import check_finite, padded, read_section, write_section

@@ -27,12 +27,12 @@ from psnode.codecs.arrays import Int64s
 from psnode.codecs.base import Bytes, Codes, Floats, Shape, Sink, Source, Words, readonly
 from psnode.codecs.bounds import check_integer, check_real
 from psnode.codecs.kernels import clusters, minmaxsketch
+from psnode.codecs.kernels.entries import add_at, put_at
 from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
 from psnode.codecs.kernels.packed import bits_for, pack, unpack
 from psnode.codecs.kernels.planes import packed_nbytes
 from psnode.codecs.payload import MAX_COORDINATES
 from psnode.codecs.selection import indices
-from psnode.codecs.selection.selector import add_at, put_at
 from psnode.codecs.sketches.bins import MAX_GROUPS, MAX_ROWS, Bins, starts
 from psnode.codecs.sketches.quantiles import edges_of
 from psnode.codecs.stages import Quantiser, Symbols, padded

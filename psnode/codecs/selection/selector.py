@@ -14,7 +14,7 @@ import numpy as np
 from psnode.codecs.arrays import Words32
 from psnode.codecs.base import Bytes, Floats, Indices, Shape, Sink, Source, Words
 from psnode.codecs.bounds import check_real
-from psnode.codecs.kernels.jit import kernel
+from psnode.codecs.kernels.entries import add_at, put_at
 from psnode.codecs.payload import MAX_COORDINATES
 from psnode.codecs.selection import indices
 from psnode.codecs.selection.largest import Entries, Scan
@@ -100,18 +100,3 @@ def share(ratio: float, size: int) -> int:
 def check_ratio(owner: object) -> None:
     """The attribute `ratio` of `owner` must lie in (0, 1]: CodecSpecError."""
     check_real(owner, "ratio", 1 / MAX_COORDINATES, 1)
-
-
-@kernel
-def put_at(out: Floats, selected: Words32, values: Floats) -> None:
-    """`out` becomes zero but for `values` at the ascending indices `selected`."""
-    out[:] = 0
-    for i in range(selected.size):
-        out[selected[i]] = values[i]
-
-
-@kernel
-def add_at(out: Floats, selected: Words32, values: Floats, weight: np.float32) -> None:
-    """Add weight * value, both operations rounded to float32, at the indices `selected`."""
-    for i in range(selected.size):
-        out[selected[i]] += weight * values[i]
