@@ -53,7 +53,7 @@ class SelectedEncoder:
         self._room = Room(codec.max_nbytes(shape), device)
 
     def encode(self, x: torch.Tensor, key: Words, error: torch.Tensor | None = None) -> None:
-        """Find what is sent of `x`, and leave x - decoded in `error`, which may be `x`; behind `take` where the host codes."""
+        """Find what is sent of `x`. `take` leaves x - decoded in `error`, which may be `x`, or x if it is not finite."""
         search = DeviceSearch(x, self._size, self._kernels)
         self._key = np.array(key, np.uint64)
         self._found, self._search = self._selector._select(search, self._key), search
@@ -61,8 +61,6 @@ class SelectedEncoder:
             error.copy_(x)
         self._error = error
         self._values = self._narrowed()
-        if self._values is not None:
-            self._lose(self._values.float())
 
     @property
     def is_finite(self) -> bool:
@@ -73,6 +71,8 @@ class SelectedEncoder:
         """Write the body to `out`; its length. Waits for the device. Nothing if the array is not finite."""
         if not self.is_finite:
             return 0
+        if self._values is not None:
+            self._lose(self._values.float())
         used = self._take_indices(self._found, out[4:])
         if self._values is not None:
             start = write_section(out, used)

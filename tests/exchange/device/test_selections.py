@@ -97,6 +97,7 @@ def test_topk_sends_what_sorting_finds() -> None:
     values = torch.zeros(encoder.padded)
     values[: x.size] = torch.tensor(x)
     encoder.encode(values, np.array(KEY.words, np.uint64), values)
+    encoder.take(np.zeros(codec.max_nbytes(x.shape), np.uint8))
     left = x.copy()
     left[expected] = 0
     np.testing.assert_array_equal(values[: x.size].numpy(), left)

@@ -1,0 +1,54 @@
+"""Selections on a device, a stand-in that runs the kernels' text, where a mistake shows in no payload of finite gradients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from psnode.codecs import Codec, get_codec
+from psnode.codecs.rng import Key
+from psnode.errors import NonFiniteGradientError
+from psnode.exchange.device.codecs import on_device
+from psnode.exchange.device.segment import DeviceSegment
+from psnode.feedback import Context, get_feedback
+from tests.rows.fake_cupy import CPU, FakeCupy, install
+from tests.rows.hosted import GXX
+
+with_gxx = pytest.mark.skipif(not GXX, reason="no g++ to build CUDA text as C++")
+KEY = Key.derive(1, "edges")
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCupy:
+    return install(monkeypatch, tmp_path)
+
+
+class Pushed:
+    """A segment of `size` values on the device, with error feedback, that codes by `codecs`."""
+
+    def __init__(self, size: int, *codecs: Codec) -> None:
+        rule = get_feedback("ef")
+        found = {repr(codec): there for codec in codecs if (there := on_device(codec, CPU)) is not None}
+        self.residual = np.zeros(size, np.float32)
+        self.segment = DeviceSegment(found, CPU, rule, (size,), {"residual": self.residual})
+
+    def push(self, codec: Codec, gradient: np.ndarray) -> bytes:
+        """The body of the payload."""
+        room = np.zeros(codec.max_nbytes(gradient.shape), np.uint8)
+        pieces = [(0, torch.tensor(gradient))]
+        return self.segment.push(pieces, codec, KEY, room, Context(2, 1.0)).body.tobytes()
+
+
+@with_gxx
+@pytest.mark.usefixtures("cupy")
+@pytest.mark.parametrize("spec", ["topk", "topk+fp16", "graddrop", "randk:ratio=1.0,scaled=false", "topk+onebit"])
+def test_a_sum_that_is_not_finite_is_reported_as_it_was(spec: str) -> None:
+    """What was selected is not taken from it before: infinity less infinity is NaN."""
+    codec, gradient = get_codec(spec), np.zeros(3000, np.float32)
+    pushed = Pushed(gradient.size, codec)
+    pushed.residual[1234] = gradient[1234] = -3e38
+    with pytest.raises(NonFiniteGradientError, match="gradient is -inf at flat index 1234"):
+        pushed.push(codec, gradient)
