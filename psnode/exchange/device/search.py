@@ -98,10 +98,12 @@ class DeviceSearch(Search[DeviceEntries]):
     def root_mean_square(self) -> float:
         from psnode.codecs.rows.formula import rows_of
 
-        sums = torch.empty(rows_of(self.size), dtype=torch.float64, device=self._x.device)
         self._is_finite &= torch.isfinite(self._x).all()
+        if not bool(self._is_finite & self._x.any()):  # of zeros a warp would add up one after the other
+            return 0.0
+        sums = torch.empty(rows_of(self.size), dtype=torch.float64, device=self._x.device)
         self._kernels.norm(self._stream, self._x.data_ptr(), sums.data_ptr(), sums.numel())
-        return min(float(sums[0]), _LARGEST) / math.sqrt(self.size) if self.is_finite else 0.0
+        return min(float(sums[0]), _LARGEST) / math.sqrt(self.size)
 
     @property
     def _stream(self) -> int:

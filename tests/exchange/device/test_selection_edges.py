@@ -52,3 +52,17 @@ def test_a_sum_that_is_not_finite_is_reported_as_it_was(spec: str) -> None:
     pushed.residual[1234] = gradient[1234] = -3e38
     with pytest.raises(NonFiniteGradientError, match="gradient is -inf at flat index 1234"):
         pushed.push(codec, gradient)
+
+
+@with_gxx
+def test_the_norm_of_zeros_is_not_added_up_one_after_the_other(cupy: FakeCupy) -> None:
+    """A single warp does that on a device, for a second where there are 2^24 values."""
+    codec = get_codec("threshold")
+    pushed = Pushed(5000, codec)
+    zeros = np.zeros(5000, np.float32)
+    zeros[7::3] = -0.0
+    assert pushed.push(codec, zeros) == codec.encode(zeros, KEY).body.tobytes()
+    assert "norm_of_rows" not in cupy.launched
+    zeros[4999] = 1e-45
+    assert pushed.push(codec, zeros) == codec.encode(zeros, KEY).body.tobytes()
+    assert "norm_of_rows" in cupy.launched
