@@ -89,14 +89,15 @@ class DeviceSegment:
             momentum.zero_()
 
     def _encoder(self, codec: Codec) -> DeviceEncoder:
-        """The encoder of `codec`; memory is taken at the first push of each."""
+        """The encoder of `codec`; memory is taken at the first push of each, and that of an earlier phase let go of."""
         spec = repr(codec)
         if spec not in self._encoders:
-            encoder = self._encoders[spec] = self._codecs[spec].encoder(self._shape)
-            if len(self._encoders) == 1:
+            encoder = self._codecs[spec].encoder(self._shape)
+            if not self._encoders:
                 self._take_memory(encoder.padded)
             elif self._values.numel() < encoder.padded:
                 raise AssertionError(f"{spec} needs more room than the codec of an earlier phase")
+            self._encoders = {spec: encoder}
         return self._encoders[spec]
 
     def _take_memory(self, padded: int) -> None:

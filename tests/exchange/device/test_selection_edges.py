@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -66,3 +67,15 @@ def test_the_norm_of_zeros_is_not_added_up_one_after_the_other(cupy: FakeCupy) -
     zeros[4999] = 1e-45
     assert pushed.push(codec, zeros) == codec.encode(zeros, KEY).body.tobytes()
     assert "norm_of_rows" in cupy.launched
+
+
+@with_gxx
+@pytest.mark.usefixtures("cupy")
+def test_of_an_earlier_phase_nothing_stays_on_the_device() -> None:
+    first, last = get_codec("topk:ratio=0.25"), get_codec("topk:ratio=0.01")
+    pushed = Pushed(5000, first, last)
+    gradient = np.random.default_rng(1).standard_normal(5000).astype(np.float32)
+    pushed.push(first, gradient)
+    earlier = weakref.ref(pushed.segment._encoder(first))
+    pushed.push(last, gradient)
+    assert earlier() is None
