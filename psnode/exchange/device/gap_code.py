@@ -64,7 +64,7 @@ def _choice(skipped: torch.Tensor, spans: torch.Tensor, members: torch.Tensor, s
 def _fitted(spans: torch.Tensor, members: torch.Tensor) -> torch.Tensor:
     """The b of groups whose gaps add up to `spans`."""
     edges = TURN * members.double()
-    powers = 2.0 ** torch.arange(gaps.MAX_LOW_BITS + 1, dtype=torch.float64, device=spans.device)
+    powers = (1 << torch.arange(gaps.MAX_LOW_BITS + 1, device=spans.device)).double()  # exact, as CUDA's pow need not be
     return (spans.double()[:, None] > edges[:, None] * powers).sum(1)
 
 

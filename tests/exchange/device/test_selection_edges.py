@@ -13,6 +13,7 @@ from psnode.codecs import Codec, get_codec
 from psnode.codecs.rng import Key
 from psnode.errors import NonFiniteGradientError
 from psnode.exchange.device.codecs import on_device
+from psnode.exchange.device.gap_code import written
 from psnode.exchange.device.segment import DeviceSegment
 from psnode.feedback import Context, get_feedback
 from tests.rows.fake_cupy import CPU, FakeCupy, install
@@ -79,3 +80,20 @@ def test_of_an_earlier_phase_nothing_stays_on_the_device() -> None:
     earlier = weakref.ref(pushed.segment._encoder(first))
     pushed.push(last, gradient)
     assert earlier() is None
+
+
+def test_groups_of_gaps_are_fitted_where_powers_are_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's pow may be off by a unit in the last place; 25 gaps that add up to 81 need b = 1 to the last bit of 2^1."""
+    chosen = np.cumsum([*[1] * 320, *[1000] * 320, *[4] * 24, 10], dtype=np.uint32) - 1
+    size = 1 << 20
+    code = written(torch.from_numpy(chosen.astype(np.int32)), size)
+    assert code is not None
+    power = torch.Tensor.__rpow__
+
+    def below(exponents: torch.Tensor, base: float) -> torch.Tensor:
+        found = power(exponents, base)
+        return torch.nextafter(found, torch.zeros_like(found))
+
+    monkeypatch.setattr(torch.Tensor, "__rpow__", below)
+    again = written(torch.from_numpy(chosen.astype(np.int32)), size)
+    assert again is not None and again[0] == code[0] and torch.equal(again[1], code[1])
