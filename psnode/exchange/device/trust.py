@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 import torch
 
-from psnode.codecs import Codec
+from psnode.codecs import Codec, table
 from psnode.errors import in_one_line
 from psnode.exchange.device.codecs import DeviceCodec, on_device
 from psnode.exchange.device.differences import difference_of_entries
+from psnode.exchange.device.selected import selector_of
 from psnode.exchange.device.spectral import is_spectral
 
 
@@ -47,6 +48,7 @@ def check(codec: Codec, device: torch.device, *, anew: bool = False) -> Verdict 
 
     if not is_spectral(codec):
         import_cupy()
+    anew = anew or _selects_by_own_code(codec)
     try:
         if (found := on_device(codec, device)) is None:
             return None
@@ -69,6 +71,12 @@ def check(codec: Codec, device: torch.device, *, anew: bool = False) -> Verdict 
 def _sources() -> str:
     """The text of what uses kernels: with another one nothing is known of a device."""
     return "".join(path.read_text() for path in sorted(Path(__file__).parent.glob("*.py")))
+
+
+def _selects_by_own_code(codec: Codec) -> bool:
+    """True if a codec from outside psnode says what is sent, and how: by code that no text of kernels shows."""
+    selector = selector_of(codec)
+    return selector is not None and table.number_of(selector.id) in table.OUTSIDE
 
 
 def check_entries(codec: Codec, device: torch.device) -> Verdict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,17 @@ import pytest
 import torch
 
 from psnode.codecs import Codec, get_codec
+from psnode.codecs.arrays import Bytes, Words, Words32
+from psnode.codecs.registry import register
 from psnode.codecs.rng import Key
+from psnode.codecs.selection import indices
+from psnode.codecs.selection.search import F, Search
+from psnode.codecs.selection.selector import Selector
 from psnode.errors import NonFiniteGradientError
 from psnode.exchange.device.codecs import on_device
 from psnode.exchange.device.gap_code import written
 from psnode.exchange.device.segment import DeviceSegment
+from psnode.exchange.device.trust import check
 from psnode.feedback import Context, get_feedback
 from tests.rows.fake_cupy import CPU, FakeCupy, install
 from tests.rows.hosted import GXX
@@ -97,3 +104,40 @@ def test_groups_of_gaps_are_fitted_where_powers_are_not_exact(monkeypatch: pytes
     monkeypatch.setattr(torch.Tensor, "__rpow__", below)
     again = written(torch.from_numpy(chosen.astype(np.int32)), size)
     assert again is not None and again[0] == code[0] and torch.equal(again[1], code[1])
+
+
+@dataclass(frozen=True, repr=False)
+class Own(Selector):
+    """own: a selection from outside psnode, of values from 2 on."""
+
+    id = "own"
+    number = 200
+
+    def _most(self, size: int) -> int:
+        return size
+
+    def _select(self, search: Search[F], key: Words) -> F:
+        return search.at_least(int(np.float32(2).view(np.uint32)), search.size, search.size)
+
+
+class Changed(Own):
+    """The same, after its author has found another code of indices."""
+
+    def _write_indices(self, selected: Words32, key: Words, size: int, side: Bytes) -> int:
+        return indices.write((size - 1 - selected)[::-1].copy(), size, side)
+
+    def _read_indices(self, side: Bytes, size: int) -> Words32:
+        return (size - 1 - indices.read(side, size))[::-1].astype(np.uint32)
+
+
+@with_gxx
+@pytest.mark.usefixtures("cupy", "forgotten_codecs")
+@pytest.mark.parametrize("spec", ["own", "own+fp16"])
+def test_nothing_is_remembered_of_a_selection_by_code_of_ones_own(spec: str) -> None:
+    register(Own)
+    for _ in range(2):
+        verdict = check(get_codec(spec), CPU)
+        assert verdict is not None and verdict.on_device is not None and not verdict.is_known, verdict
+    register(Changed)
+    verdict = check(get_codec(spec), CPU)
+    assert verdict is not None and verdict.on_device is None and "another payload" in verdict.problem
