@@ -1,8 +1,8 @@
 """`psnode bench gpu`: codecs on a CUDA device, beside a copy there in the same run, and their bytes beside the processor's.
 
 One report for a result that names its hardware: every codec with kernels encodes, encodes and leaves the error over its input,
-decodes, and decodes and adds, arrays of N(0,1) that lie on the device. Selections only search: their payloads are made, and errors
-left, while they are brought to the host. A share is of the copy's bytes a second, by bytes moved.
+decodes, and decodes and adds, arrays of N(0,1) that lie on the device. Selections only search: their payloads are made, and
+errors left, while they are brought to the host. A share is of the copy's bytes a second, by bytes moved.
 """
 
 from __future__ import annotations
