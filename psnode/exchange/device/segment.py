@@ -96,7 +96,7 @@ class DeviceSegment:
             if not self._encoders:
                 self._take_memory(encoder.padded)
             elif self._values.numel() < encoder.padded:
-                raise AssertionError(f"{spec} needs more room than the codec of an earlier phase")
+                self._grow(encoder.padded)
             self._encoders = {spec: encoder}
         return self._encoders[spec]
 
@@ -106,3 +106,11 @@ class DeviceSegment:
         for name, home in self._homes.items():
             coded = name == self._rule.coded
             self._memories[name] = self._values[: self._size] if coded else torch.zeros(home.size, device=self._device)
+
+    def _grow(self, padded: int) -> None:
+        """Keep the values in memory of so many float32, more than an earlier phase's codec needed."""
+        values = torch.zeros(padded, dtype=torch.float32, device=self._device)
+        values[: self._size] = self._values[: self._size]
+        self._values = values
+        if self._rule.coded is not None:
+            self._memories[self._rule.coded] = values[: self._size]

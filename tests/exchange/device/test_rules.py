@@ -88,3 +88,27 @@ def test_rules_that_clip_are_the_hosts() -> None:
     """The norm is a sum of squares, in an order that a device does not share."""
     assert rule_of(get_feedback("dgc:clip=1")) is None and rule_of(get_feedback("momentum:clip=1")) is None
     assert rule_of(get_feedback("dgc")) is not None
+
+
+@with_gxx
+@pytest.mark.parametrize("rule", ["ef", "none", "momentum", "dgc"])
+def test_phases_whose_codecs_need_more_room_keep_the_memories(rule: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """fp16 codes rows, scaledsign too, and terngrad five rows at a time."""
+    install(monkeypatch, tmp_path)
+    feedback = get_feedback(rule)
+    codecs = [get_codec(spec) for spec in ("fp16", "terngrad", "scaledsign", "terngrad")]
+    verdicts = {repr(codec): check(codec, CPU) for codec in codecs}
+    there = {
+        spec: verdict.on_device for spec, verdict in verdicts.items() if verdict is not None and verdict.on_device is not None
+    }
+    on_host, homes = feedback.init(SIZE), feedback.init(SIZE)
+    segment = DeviceSegment(there, CPU, feedback, (SIZE,), homes)
+    for step, codec in enumerate(codecs, 1):
+        x, key = gradient(step), Key.derive(step, "rules")
+        expected = feedback.push(x, on_host, codec, key, context=Context(4, 0.5))
+        pieces = [(0, torch.from_numpy(x.copy()))]
+        found = segment.push(pieces, codec, key, np.empty(codec.max_nbytes((SIZE,)), np.uint8), Context(4, 0.5))
+        assert found.data.tobytes() == expected.data.tobytes(), step
+    segment.settle()
+    for name, memory in on_host.items():
+        assert homes[name].tobytes() == memory.tobytes(), name
