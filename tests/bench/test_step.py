@@ -57,6 +57,12 @@ def test_the_command_measures_schemes_beside_the_passes_alone(tmp_path: Path) ->
 HOSTS = "nuqsgd:bucket=1024 --downlink terngrad:clip=2"  # codecs that only a processor has
 
 
+@pytest.fixture(autouse=True)
+def _nothing_compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of this process have compiled and scripted functions, which a program of its own has not."""
+    monkeypatch.setattr("psnode.worker.inspection.unwatchable", lambda model: "")
+
+
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCupy:
     if not GXX:

@@ -104,7 +104,7 @@ def test_copies_take_no_more_than_their_room_and_who_finds_none_waits_for_the_re
     thread.start()
     most = 0
     for number in range(3):
-        assert not changed.is_set()
+        assert number == 2 or not changed.is_set()  # the last vector may be copied as soon as the second has been read
         for name in TENSORS:
             state.read(f"{number}/{name}")
             most = max(most, state.room.taken)
