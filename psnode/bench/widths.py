@@ -7,7 +7,7 @@ clock for it: which width is the fastest is a matter of measuring. A process for
     256       no wider than 256 bits where LLVM chooses the width (`+prefer-256-bit`)
     512       as wide as the processor allows there; an AMD's kernels are as they are
     AVX2      without AVX-512: a processor that has AVX2 alone
-    Intel     as on an Ice Lake of Intel's with the features of this processor: kernels ask for memory ahead. On an AMD alone
+    Intel     as on an Ice Lake of Intel's with the features of this processor: kernels ask for memory ahead. Up to Zen 4 alone
     AMD       as on a Zen 4: they leave that to the processor. On others alone
     baseline  without anything that not every processor of this kind has
 
@@ -32,7 +32,7 @@ from psnode.bench.rotation import beyond_cache
 from psnode.bench.saving import save
 from psnode.bench.width_process import READ
 from psnode.codecs import get_codec, table
-from psnode.codecs.kernels.llvm.values import processor
+from psnode.codecs.kernels.llvm.values import UNASKED, processor
 from psnode.errors import ConfigurationError, PsnodeError
 
 HOST = "host"
@@ -54,7 +54,7 @@ def targets(name: str, features: str) -> dict[str, dict[str, str]]:
             found["512"] = {"NUMBA_CPU_FEATURES": f"{features},-prefer-256-bit"}
         found["AVX2"] = {"NUMBA_CPU_FEATURES": without}
     if "+avx2" in has:
-        maker, other = ("Intel", "icelake-server") if name.startswith("znver") else ("AMD", "znver4")
+        maker, other = ("Intel", "icelake-server") if name in UNASKED else ("AMD", "znver4")
         found[maker] = {"NUMBA_CPU_NAME": other, "NUMBA_CPU_FEATURES": features}
     return found | {"baseline": _BASELINE}
 

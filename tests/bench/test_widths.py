@@ -24,6 +24,7 @@ def compare(*arguments: str) -> str:
     ("processor", "features", "names"),
     [
         ("znver4", "+avx2,+avx512f,+avx512vl,+fma,-avx512er", ["host", "256", "AVX2", "Intel", "baseline"]),
+        ("znver5", "+avx2,+avx512f,+fma", ["host", "256", "AVX2", "AMD", "baseline"]),
         ("icelake-server", "+avx2,+avx512f,+fma", ["host", "256", "AVX2", "512", "AMD", "baseline"]),
         ("znver2", "+avx2,+fma,-avx512f", ["host", "Intel", "baseline"]),
         ("neoverse-n1", "+neon", ["host", "baseline"]),

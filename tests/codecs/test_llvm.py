@@ -298,7 +298,9 @@ def test_wide_vectors_change_no_sum() -> None:
     plain(wide)()
 
 
-@pytest.mark.parametrize(("processor", "asked"), [("znver4", False), ("icelake-server", True), ("neoverse-n1", True)])
+@pytest.mark.parametrize(
+    ("processor", "asked"), [("znver4", False), ("znver5", True), ("icelake-server", True), ("neoverse-n1", True)]
+)
 def test_memory_is_asked_for_ahead_where_that_is_faster(processor: str, asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(values, "processor", lambda: (processor, ""))
     values.wants_hints.cache_clear()

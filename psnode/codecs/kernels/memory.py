@@ -1,8 +1,8 @@
 """Hints to the processor, which change how fast a kernel is and never its results; and copies.
 
 A kernel that works on one block at a time in the first-level cache lets the memory idle while it computes, unless the next
-block is asked for beforehand; on AMD's Zen it does not, and asks for nothing. And processors of the Ice Lake family and later
-lose nothing with vectors of 512 bits, which LLVM avoids for the sake of earlier ones.
+block is asked for beforehand; on AMD's processors up to Zen 4 it does not, and asks for nothing. And processors of the Ice Lake
+family and later lose nothing with vectors of 512 bits, which LLVM avoids for the sake of earlier ones.
 """
 
 from __future__ import annotations

@@ -29,13 +29,17 @@ def has(feature: str) -> bool:
     return f"+{feature}" in processor()[1].split(",")
 
 
+UNASKED = ("znver1", "znver2", "znver3", "znver4")  # processors that are not to be asked for memory ahead, by LLVM's names
+
+
 @cache
 def wants_hints() -> bool:
     """True if kernels are to ask for memory ahead.
 
-    AMD's Zen brings it in time by itself, and is slowed down by being asked (docs/results/2026-11-24-processors.md).
+    AMD's Zen 4 brings it in time by itself, and is slowed down by being asked; its elder ones are taken to be like it, and Zen 5
+    is as much faster for it (docs/results/2026-11-24-processors.md, 2026-11-25-processors.md).
     """
-    return not processor()[0].startswith("znver")
+    return processor()[0] not in UNASKED
 
 
 @cache
