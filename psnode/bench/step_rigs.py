@@ -1,4 +1,4 @@
-"""What `psnode bench step` times: a worker stepped from outside, its master in the same process, and passes without either.
+"""Rigs that `psnode bench step` times: a worker stepped from outside, its master in the same process, and passes without either.
 
 The worker is that of a job, as psnode.worker builds it: its hooks, its thread that codes, its feedback, its receiver. What the
 master does with a gradient lies between two steps: nothing of it runs, and nothing waits, while a step is timed.
@@ -46,7 +46,7 @@ _SECONDS = 600.0
 
 
 class Ground:
-    """What all that is timed has in common: the network, one batch, which lies on `device` from the first, and the seed.
+    """Common ground of all that is timed: the network, one batch, which lies on `device` from the first, and the seed.
 
     `coded_there`: gradients are to be coded on the device, changes of weights decoded there. `findings` are those of the passes
     that a worker makes at its start.

@@ -81,7 +81,7 @@ class Natural(Generated, Quantiser):
 
 
 def _alphabet(body: Bytes) -> int:
-    """How many codes there are, by the fields that `body` begins with. PayloadError unless float32 has their exponents."""
+    """Count the codes that there are, by the fields that `body` begins with. PayloadError unless float32 has their exponents."""
     if body.size < _FIELDS:
         raise PayloadError(f"natural: a body of {body.size} bytes ends inside its fields")
     top, exponents = int(body[:2].view(np.int16)[0]), int(body[2:_FIELDS].view(np.uint16)[0])

@@ -51,7 +51,7 @@ _FIELDS = 8
 
 
 class _ByHand(NamedTuple):
-    """What decodes a body of any settings: those, and the norms of its buckets."""
+    """Decoder of a body of any settings: those, and the norms of its buckets."""
 
     grid: Grid
     norms: Float64s

@@ -17,7 +17,7 @@ from psnode.errors import PayloadError
 
 
 class Decoder(Protocol):
-    """What decodes bodies that were checked."""
+    """Decoder of bodies that were checked."""
 
     def decode(self, body: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
         """out = decoded, or out += weight * decoded; `out` is flat."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ChangeOfRows:
-    """What payloads of `codec`, of rows, add to `weights`, a flat float32 tensor on a device: `codec.decode_add`, bit for bit.
+    """Addition of payloads of `codec`, of rows, to `weights`, a flat float32 tensor on a device: `codec.decode_add`, bit for bit.
 
     Only the bytes of a payload go there, and at most those of five rows more. A factor of more than 1 in front of a payload's
     values is seldom, and left to the host, which sees to it that no value leaves float32; so is a body of another length than
@@ -65,7 +65,7 @@ class ChangeOfRows:
 
 
 class ChangeOfEntries:
-    """What payloads of `codec`, which is sparse, add to `weights`, a flat float32 tensor on a device.
+    """Addition of payloads of `codec`, which is sparse, to `weights`, a flat float32 tensor on a device.
 
     As `codec.decode_add`, bit for bit. The host decodes the few entries there are, and they go to the device.
     """

@@ -39,7 +39,7 @@ class DeviceEncoder(Protocol):
 
 
 class Change(Protocol):
-    """What payloads add to weights on a device."""
+    """Addition of payloads to weights on a device."""
 
     def add(self, payload: Payload) -> None:
         """Weights += decoded. PayloadError, with the weights as they were."""

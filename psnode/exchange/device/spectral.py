@@ -104,7 +104,7 @@ class SpectralEncoder:
 
 
 class SpectralChange:
-    """What payloads of `codec` add to `weights`, a flat float32 tensor on a device: `codec.decode_add`, bit for bit.
+    """Addition of payloads of `codec` to `weights`, a flat float32 tensor on a device: `codec.decode_add`, bit for bit.
 
     Only the factors go there. `codec`: svd, a chain behind it, or the contractive form of one. What a factor of more than 1 in
     front might take out of float32 is decoded by the host.
