@@ -1,4 +1,4 @@
-"""What is read on one stream was written on another before: the waits between streams, which no result on a processor shows."""
+"""Waits between streams: a reader on one comes behind the writer on another, which no result on a processor shows."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def streams(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Streams:
 
 
 def notes(streams: Streams) -> list[str]:
-    """What was noted since the last call."""
+    """Notes since the last call."""
     found, streams.notes[:] = [note[0] for note in streams.notes], []
     return found
 

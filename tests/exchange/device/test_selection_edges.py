@@ -55,7 +55,7 @@ class Pushed:
 @pytest.mark.usefixtures("cupy")
 @pytest.mark.parametrize("spec", ["topk", "topk+fp16", "graddrop", "randk:ratio=1.0,scaled=false", "topk+onebit"])
 def test_a_sum_that_is_not_finite_is_reported_as_it_was(spec: str) -> None:
-    """What was selected is not taken from it before: infinity less infinity is NaN."""
+    """The selection is not taken from it before: infinity less infinity is NaN."""
     codec, gradient = get_codec(spec), np.zeros(3000, np.float32)
     pushed = Pushed(gradient.size, codec)
     pushed.residual[1234] = gradient[1234] = -3e38
