@@ -97,6 +97,13 @@ class Reader:
         return room
 
 
+def codecs_of(plan: Plan, scheme: Scheme) -> list[Codec]:
+    """The codecs of the segments' pushes, in the form that the feedback rule gives them."""
+    form = get_feedback(scheme.feedback).form
+    codecs = [get_codec(segment.codec) for segment in plan.segments]
+    return [codec if codec.lossless else form(codec) for codec in codecs]
+
+
 def limits(plan: Plan, scheme: Scheme) -> list[int]:
     """The most bytes that a worker's payload of each segment has, in any phase of the scheme."""
     form = get_feedback(scheme.feedback).form

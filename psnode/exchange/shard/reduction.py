@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 import torch
 
-from psnode.codecs import Payload, get_codec
-from psnode.codecs.arrays import Floats
-from psnode.codecs.kernels.finite import all_finite
+from psnode.codecs import Codec, Payload
 from psnode.codecs.rng import Key
 from psnode.config.effects import MAJORITY
 from psnode.config.scheme import Scheme
 from psnode.errors import CodecError, NormError, WireError
-from psnode.exchange.shard.aggregator import get_aggregator
+from psnode.exchange.shard.aggregator import Aggregator
+from psnode.exchange.shard.arithmetic import Arithmetic
 from psnode.exchange.shard.downlink import Downlink
 from psnode.exchange.shard.events import GroupClosed, NotApplied, Refused
 from psnode.exchange.shard.executor import GroupExecutor
@@ -40,7 +39,7 @@ _LARGEST = float(np.finfo(np.float32).max) / 2  # sums of norms below this are s
 
 
 class Reduction:
-    """Adds frames to one accumulator as long as the model, updates and sends: in lanes, in the order of submission.
+    """Adds frames to the sums of `arithmetic`, updates and sends: in lanes, in the order of submission.
 
     A `constraint` is put on the weights when all groups are updated; none is sent before. A push whose norm exceeds `norm_cap`
     times that of others (psnode.exchange.shard.norm_cap) is refused; one that might is held back until its round closes. A
@@ -53,6 +52,9 @@ class Reduction:
         plan: Plan,
         scheme: Scheme,
         parameters: Parameters,
+        codecs: Sequence[Codec],
+        aggregator: Aggregator,
+        arithmetic: Arithmetic,
         downlink: Downlink,
         lanes: GroupExecutor,
         watch: Stopwatch,
@@ -67,7 +69,8 @@ class Reduction:
     ) -> None:
         feedback = get_feedback(scheme.feedback)
         self._plan = plan
-        self._aggregator = get_aggregator(scheme.aggregator)
+        self._codecs = codecs
+        self._arithmetic = arithmetic
         self._parameters = parameters
         self._downlink = downlink
         self._lanes = lanes
@@ -81,20 +84,17 @@ class Reduction:
         self.before_change: Callable[[int], None] = lambda group: None  # told in a lane: x, y and memories of a group change next
         self._closing = threading.Lock()
         self._updated: dict[int, tuple[Added, ...]] = {}  # groups that wait for the others, with the pushes added to them
-        self._sum = np.zeros(plan.size, np.float32)
-        codecs = [get_codec(segment.codec) for segment in plan.segments]
-        self._codecs = [codec if codec.lossless else feedback.form(codec) for codec in codecs]
         self._merges = [  # not payloads of lossless codecs: adding them is as much work
-            self._aggregator.merges and feedback.merges(codec) and not codec.lossless for codec in self._codecs
+            aggregator.merges and feedback.merges(codec) and not codec.lossless for codec in codecs
         ]
         self._merged: dict[tuple[int, int], tuple[Payload, float]] = {}
-        self._clipping = Clipping(self._codecs, len(plan.groups)) if self._aggregator.clips else None
+        self._clipping = Clipping(codecs, len(plan.groups)) if aggregator.clips else None
         self._clipped: list[tuple[Clipped, ...]] = [()] * len(plan.groups)  # of the rounds that are being closed
         self.rescales = feedback.rescales
         self._added: list[list[Added]] = [[] for _ in plan.groups]
         self._counts: list[list[float]] = [[] for _ in plan.groups]  # beside them: for how many gradients each stands
         self._absent: list[list[frozenset[int]]] = [[] for _ in plan.groups]  # beside them: tensors that had no gradient there
-        self._reader = Reader(plan, self._codecs, limits(plan, scheme), self._merges, seed, weight_unit)
+        self._reader = Reader(plan, codecs, limits(plan, scheme), self._merges, seed, weight_unit)
         self._norms = [Norms(self._cap) for _ in plan.groups]
         self._accepted: list[list[tuple[int, float]]] = [[] for _ in plan.groups]  # norms of added pushes, by rank
         self._most = [0.0] * len(plan.groups)  # no coordinate of a group's sum is larger
@@ -175,13 +175,12 @@ class Reduction:
 
     def _add_part(self, part: Part, step: int, weight: float) -> None:
         """Add it decoded, or, if it can be merged, to the merged payload of its step, decoded once when the group closes."""
-        segment, payload, measured = part
-        codec = self._codecs[segment.index]
+        segment, payload, _ = part
         if self._merges[segment.index]:
-            earlier = self._merged.get((segment.index, step))
+            earlier, codec = self._merged.get((segment.index, step)), self._codecs[segment.index]
             self._merged[segment.index, step] = codec.merge([payload] if earlier is None else [earlier[0], payload]), weight
         else:
-            self._aggregator.add_measured(codec, payload, measured, self._sum[segment.start : segment.stop], weight)
+            self._arithmetic.add(part, weight)
 
     def _add_merged(self, group: Group) -> None:
         """Decode payloads merged since the group was last closed."""
@@ -189,7 +188,7 @@ class Reduction:
         for index, step in sorted(key for key in tuple(self._merged) if key[0] in segments):
             segment, (payload, weight) = segments[index], self._merged.pop((index, step))
             with self._watch.timing("decode"), self._tracer.span("decode", group=group.index, segment=index):
-                self._aggregator.add(self._codecs[index], payload, self._sum[segment.start : segment.stop], weight)
+                self._arithmetic.add_payload(segment, payload, weight)
 
     def _add_clipped(self, group: Group) -> None:
         """Add pushes held since the group was last closed, each with its factor."""
@@ -197,8 +196,7 @@ class Reduction:
         for (frame, push, weight, _), factor in self._clipping.take(group.index) if self._clipping is not None else ():
             with self._watch.timing("decode"), self._tracer.span("decode", group=group.index, sender=frame.sender):
                 for part in push.parts:
-                    there = self._sum[part.segment.start : part.segment.stop]
-                    self._aggregator.add(self._codecs[part.segment.index], part.payload, there, weight * factor)
+                    self._arithmetic.add_payload(part.segment, part.payload, weight * factor)
             if factor < 1 and self._remembers:
                 found.append(Clipped(frame.sender, frame.step, factor))
             frame.release()
@@ -211,7 +209,7 @@ class Reduction:
         if self._global_norm is None:
             return [*events, *self._move(group, version, lr, summed)]
         with self._watch.timing("update"), self._tracer.span("norm", group=group.index, version=version):
-            clipped = self._global_norm.offer(group.index, self._sum[group.start : group.stop], summed)
+            clipped = self._global_norm.offer(group.index, self._arithmetic.total(group), summed)
         own = clipped.pop(group.index, None)
         for index, each in clipped.items():
             self._lanes.submit(index, partial(self._move, self._plan.groups[index], version, lr, each))
@@ -220,21 +218,20 @@ class Reduction:
     def _finish(self, group: Group, version: int) -> tuple[Summed, list[NotApplied]]:
         """The group's sum, complete; cleared if nothing was added or it is not finite."""
         added, count, absent, sound = self._take(group)
-        gradient = self._sum[group.start : group.stop]
         problems = []
         if not sound:
             problems = [NotApplied(group.index, tuple(each.rank for each in added))]
             added, absent = (), frozenset()
         if not count:  # the losses of all counted nothing: no mean
             added = ()
-        idle = self._idle(group, gradient, absent)
+        idle = self._idle(group, absent)
         factor = 1.0
         with self._watch.timing("update"), self._tracer.span("finish", group=group.index, version=version):
             if added:
                 key = Key.derive(self._seed, _PURPOSE, 0, version, group.index, 0)
-                factor = self._aggregator.finish(gradient, count, key)
+                factor = self._arithmetic.finish(group, count, key)
             else:
-                gradient[:] = 0
+                self._arithmetic.clear(group)
         return Summed(added, factor, idle), problems
 
     def _move(self, group: Group, version: int, lr: float, summed: Summed) -> list[GroupClosed]:
@@ -243,7 +240,7 @@ class Reduction:
             self.before_change(group.index)
         if summed.added:
             with self._watch.timing("update"), self._tracer.span("update", group=group.index, version=version):
-                self._parameters.update(group.index, self._sum[group.start : group.stop], summed.factor, lr, summed.idle)
+                self._arithmetic.update(group, summed.factor, lr, summed.idle)
         if self._constraint is None:
             return [self._publish(group, version, summed.added)]
         with self._closing:
@@ -263,7 +260,7 @@ class Reduction:
             nbytes = self._downlink.send(group, version)
         return GroupClosed(group.index, version, nbytes, added, self._clipped[group.index])
 
-    def _idle(self, group: Group, gradient: Floats, absent: frozenset[int]) -> list[slice]:
+    def _idle(self, group: Group, absent: frozenset[int]) -> list[slice]:
         """The ranges of a group whose tensors nobody had a gradient of, for the optimizer to leave alone as torch does.
 
         Not where memories are kept and some of one has come: that is a gradient of earlier steps.
@@ -272,7 +269,7 @@ class Reduction:
         for index in sorted(absent):
             place = self._covered[group.index][index]
             where = slice(max(place.start, group.start) - group.start, min(place.stop, group.stop) - group.start)
-            if not (self._remembers and gradient[where].any()):
+            if not (self._remembers and not self._arithmetic.is_zero(group, where)):
                 found.append(where)
         return found
 
@@ -289,5 +286,5 @@ class Reduction:
             self._add_merged(group)
         except CodecError:  # merged payloads say no more who sent them
             most = math.inf
-        sound = most <= _LARGEST or (most < math.inf and all_finite(self._sum[group.start : group.stop]))
+        sound = most <= _LARGEST or (most < math.inf and self._arithmetic.is_finite(group))
         return added, sum(counts), frozenset.intersection(*absent) if absent else frozenset(), sound

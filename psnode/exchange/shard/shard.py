@@ -19,12 +19,15 @@ from torch import nn
 from psnode.codecs.arrays import Floats
 from psnode.config import Config
 from psnode.config.scheme import Scheme
+from psnode.exchange.shard.aggregator import get_aggregator
+from psnode.exchange.shard.arithmetic import HostArithmetic
 from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.shard.downlink import Downlink
 from psnode.exchange.shard.executor import GroupExecutor, lane_count
 from psnode.exchange.shard.global_norm_clipping import GlobalNorm
 from psnode.exchange.shard.moving_average import MovingAverage
 from psnode.exchange.shard.optimizer import Constraint, Parameters
+from psnode.exchange.shard.pushes import codecs_of
 from psnode.exchange.shard.reduction import Reduction
 from psnode.exchange.shard.rounds import Rounds
 from psnode.exchange.shard.unapplied import pack, unpack
@@ -91,10 +94,14 @@ class Shard:
         if config.clip_grad_norm is not None:
             self._norm = GlobalNorm(config.clip_grad_norm, len(plan.groups), estimated=config.clip_estimate == "previous")
         self.constrained = constraint is not None
+        codecs, aggregator = codecs_of(plan, scheme), get_aggregator(scheme.aggregator)
         self._reduction = Reduction(
             plan,
             scheme,
             self._parameters,
+            codecs,
+            aggregator,
+            HostArithmetic(plan, codecs, aggregator, self._parameters),
             self._downlink,
             self._lanes,
             self._watch,

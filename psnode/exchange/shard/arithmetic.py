@@ -1,0 +1,81 @@
+"""The sums of a shard's groups, and the optimizer's step on each: where they lie, and who computes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from psnode.codecs import Codec, Payload
+from psnode.codecs.arrays import Floats
+from psnode.codecs.base import RandomSource
+from psnode.codecs.kernels.finite import all_finite
+from psnode.exchange.shard.aggregator import Aggregator
+from psnode.exchange.shard.optimizer import Parameters
+from psnode.exchange.shard.pushes import Part
+from psnode.plan.groups import Group, Plan, Segment
+
+
+class Arithmetic(Protocol):
+    """The sums of all groups, zeros at first, and the optimizer. Called in lanes: for a group by one thread at a time."""
+
+    def add(self, part: Part, weight: float) -> None:
+        """Add what a part of a push decodes to, times `weight`."""
+
+    def add_payload(self, segment: Segment, payload: Payload, weight: float) -> None:
+        """Add a payload that was not measured, times `weight`. CodecError."""
+
+    def total(self, group: Group) -> Floats:
+        """The group's sum on the host, to look at."""
+
+    def is_finite(self, group: Group) -> bool:
+        """True if all of the group's sum is finite."""
+
+    def is_zero(self, group: Group, where: slice) -> bool:
+        """True if all of a range of the group's sum is 0."""
+
+    def finish(self, group: Group, count: float, rng: RandomSource) -> float:
+        """Turn the sum of `count` gradients into the gradient to apply, but for a factor, which is returned."""
+
+    def clear(self, group: Group) -> None:
+        """Have the group's sum be 0."""
+
+    def update(self, group: Group, factor: float, lr: float, idle: Sequence[slice]) -> None:
+        """One optimizer step with the gradient factor * sum, which is 0 behind it: as of Parameters.update."""
+
+
+class HostArithmetic:
+    """Sums in the host's memory. `codecs`: of the segments' pushes."""
+
+    def __init__(self, plan: Plan, codecs: Sequence[Codec], aggregator: Aggregator, parameters: Parameters) -> None:
+        self._codecs, self._aggregator, self._parameters = codecs, aggregator, parameters
+        self._sum = np.zeros(plan.size, np.float32)
+
+    def add(self, part: Part, weight: float) -> None:
+        segment, payload, measured = part
+        self._aggregator.add_measured(self._codecs[segment.index], payload, measured, self._of(segment), weight)
+
+    def add_payload(self, segment: Segment, payload: Payload, weight: float) -> None:
+        self._aggregator.add(self._codecs[segment.index], payload, self._of(segment), weight)
+
+    def total(self, group: Group) -> Floats:
+        return self._of(group)
+
+    def is_finite(self, group: Group) -> bool:
+        return all_finite(self._of(group))
+
+    def is_zero(self, group: Group, where: slice) -> bool:
+        return not self._of(group)[where].any()
+
+    def finish(self, group: Group, count: float, rng: RandomSource) -> float:
+        return self._aggregator.finish(self._of(group), count, rng)
+
+    def clear(self, group: Group) -> None:
+        self._of(group)[:] = 0
+
+    def update(self, group: Group, factor: float, lr: float, idle: Sequence[slice]) -> None:
+        self._parameters.update(group.index, self._of(group), factor, lr, idle)
+
+    def _of(self, part: Group | Segment) -> Floats:
+        return self._sum[part.start : part.stop]
