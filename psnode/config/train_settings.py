@@ -69,6 +69,9 @@ class Config:
         before=False,
     )
     enable_gpu: bool = option(False, "Compute on CUDA where there is a device.", free=True)
+    gpu_master: bool = option(
+        False, "Have the master, too, add, update and code on a CUDA device, of its own host.", free=True, before=False
+    )
     precision: str = option(
         "fp32", "Type that workers' forward and backward passes compute in; bf16 is torch.autocast, over weights of float32.",
         metavar="fp32|bf16", choices=("fp32", "bf16", "fp16"), before="fp32",

@@ -53,6 +53,7 @@ from psnode.records.timeline import Tracer, write_timeline
 from psnode.records.weights import initialise
 from psnode.task import Task
 from psnode.tasks import inventory
+from psnode.tasks.device import choose_device
 from psnode.tasks.optimizers import require_optimizer
 from psnode.tasks.parameter_groups import ParameterGroup, groups_of, recorded, refuse_other_groups
 from psnode.transport.barrier import gather_hello
@@ -162,10 +163,13 @@ def _run(
     tell_of_the_run(run, plan, ready, workers, sharding, need)
     config, tracer = run.config, Tracer(0, enabled=run.config.timeline)
     constraint = task.constrain if task.constrains else None
+    device = choose_device(True, link.transport.local_rank, "--gpu-master") if config.gpu_master else None
     with Shard(
         plan, config, run.scheme, model, link, rule, sharding.rate, recipients, tracer, constraint=constraint,
-        parameter_groups=groups, own_optimizer=task.own_optimizer,
+        parameter_groups=groups, own_optimizer=task.own_optimizer, device=device,
     ) as shard:  # fmt: skip
+        for line in shard.on_host:
+            _LOG.warning("the master: %s", line)
         shard.take_up(run.resume_point.checkpoint)
         behind = _start(link, run, plan, ready, model, sharding, len(workers), recorded(groups))
         clock = Clock()

@@ -257,7 +257,8 @@ class Master:
             self._write_records()
             if self.history is not None:
                 self.history.version(version, self.shard.digest(), self._added)
-        self._hashes.note(version, self.shard.replica)
+        if self._hashes.due(version):
+            self._hashes.note(version, self.shard.replica)
         self._unfinished = {group.index for group in self.shard.plan.groups}
         self._members.ask(self.shard.idle)
         self._turn.catch_up()

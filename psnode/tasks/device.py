@@ -22,18 +22,19 @@ _FAILED = re.compile(  # others are of the program: an assertion that does not h
 )
 
 
-def choose_device(enable_gpu: bool, local_rank: int = 0) -> torch.device:
+def choose_device(enable_gpu: bool, local_rank: int = 0, flag: str = "--enable-gpu") -> torch.device:
     """The CPU, or the CUDA device of this rank of its host, which becomes the calling thread's current one.
 
-    Ranks share devices in turn where there are more of them than devices. The master computes on none: where it is local rank 0,
-    the first device is that of the last rank of as many as fill the host. ConfigurationError if CUDA is asked for and absent.
+    Ranks share devices in turn where there are more of them than devices. Unless the master is given one, where it is local rank
+    0 the first device is that of the last rank of as many as fill the host. ConfigurationError if CUDA is asked for, by `flag`,
+    and absent.
     """
     import torch
 
     if not enable_gpu:
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise ConfigurationError("--enable-gpu: this torch sees no CUDA device; leave the flag out, or run psnode doctor")
+        raise ConfigurationError(f"{flag}: this torch sees no CUDA device; leave the flag out, or run psnode doctor")
     device = torch.device("cuda", local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device

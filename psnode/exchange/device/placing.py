@@ -9,7 +9,7 @@ import torch
 
 from psnode.codecs import Codec
 from psnode.exchange.device.change import ChangeOfEntries, decoder
-from psnode.exchange.device.codecs import Change, DeviceCodec
+from psnode.exchange.device.codecs import Change, DeviceCodec, DeviceEncoder
 from psnode.exchange.device.trust import Verdict, check, check_entries
 from psnode.plan.groups import Plan
 
@@ -53,6 +53,31 @@ def place_on(plan: Plan, coders: Sequence[SegmentCoder], device: torch.device) -
             names |= plan.covering(coder.segment.start, coder.segment.stop).keys()
     stream = torch.cuda.Stream(device) if names else None  # type: ignore[no-untyped-call]
     return Placed(frozenset(names), stream, list(verdicts.values()))
+
+
+class Encoders(NamedTuple):
+    """Coding of segments, by number, where their values lie, and a verdict on each codec."""
+
+    by_segment: dict[int, DeviceEncoder]
+    verdicts: list[Verdict]
+
+
+def encoders_on(plan: Plan, codecs: Sequence[Codec], device: torch.device) -> Encoders:
+    """Coding on `device` of `codecs`, one a segment, as far as that gives the host's bytes.
+
+    Segments that travel as they are need no verdict, and empty ones no coding. ConfigurationError if CuPy is absent.
+    """
+    verdicts: dict[str, Verdict] = {}
+    found: dict[int, DeviceEncoder] = {}
+    for segment, codec in zip(plan.segments, codecs, strict=True):
+        if codec.lossless or not segment.size:
+            continue
+        spec = repr(codec)
+        if spec not in verdicts:
+            verdicts[spec] = check(codec, device) or Verdict(spec, None, _NONE)
+        if (there := verdicts[spec].on_device) is not None:
+            found[segment.index] = there.encoder(segment.shape)
+    return Encoders(found, list(verdicts.values()))
 
 
 class Changes(NamedTuple):

@@ -26,14 +26,16 @@ class Moments(NamedTuple):
     decoupled: bool
 
 
-class _Coefficients(NamedTuple):
+class Coefficients(NamedTuple):
+    """Numbers of a step, as float32: `root` is that of 1 - beta2^count, `new1` 1 - beta1, `new2` 1 - beta2."""
+
     factor: np.float32
     decay: np.float32  # of the gradient
     shrink: np.float32  # of the weights, before the step
-    new1: np.float32  # 1 - beta1
+    new1: np.float32
     beta2: np.float32
     new2: np.float32
-    root: np.float32  # of 1 - beta2^count
+    root: np.float32
     eps: np.float32
     rate: np.float32
 
@@ -50,8 +52,13 @@ def adam(
     All flat float32 of one size. `mean` and `square` have the bits that torch gives them. Its square root is not always the
     nearest float32 and this one is: a step differs from torch's by a few units in its last place.
     """
+    _adam(x, mean, square, total, coefficients_of(moments, factor=factor, lr=lr, count=count))
+
+
+def coefficients_of(moments: Moments, *, factor: float, lr: float, count: int) -> Coefficients:
+    """The numbers of step number `count`."""
     beta1, beta2, eps, weight_decay, decoupled = moments
-    coefficients = _Coefficients(
+    return Coefficients(
         np.float32(factor),
         np.float32(0 if decoupled else weight_decay),
         np.float32(1 - lr * weight_decay if decoupled else 1),
@@ -62,11 +69,10 @@ def adam(
         np.float32(eps),
         np.float32(-lr / (1 - beta1**count)),
     )
-    _adam(x, mean, square, total, coefficients)
 
 
 @kernel
-def _adam(x: Floats, mean: Floats, square: Floats, total: Floats, coefficients: _Coefficients) -> None:
+def _adam(x: Floats, mean: Floats, square: Floats, total: Floats, coefficients: Coefficients) -> None:
     """`coefficients` are taken apart before the loop, or it would not be one of vectors."""
     wide()
     factor, decay, shrink, new1, beta2, new2, root, eps, rate = coefficients

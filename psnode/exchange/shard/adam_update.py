@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from psnode.codecs.arrays import Floats
-from psnode.exchange.shard.adam import Moments, adam
+from psnode.exchange.shard.adam import Moments
 from psnode.exchange.shard.torch_updates import TorchUpdate
 from psnode.exchange.shard.updates import Pace, Stretch, moving
 from psnode.plan.groups import Plan
@@ -18,21 +18,23 @@ _EPS = 1e-8  # torch's default
 class AdamUpdate(TorchUpdate):
     """Adam and AdamW without options of torch's own, in one pass; the state is that of torch's."""
 
+    in_one_pass = True
+
     def __init__(self, weights: torch.Tensor, plan: Plan, paces: Sequence[Pace], parts: Sequence[Sequence[Stretch]]) -> None:
         super().__init__(weights, plan, paces, parts)
         self._moments = [_moments(pace) for pace in paces]
 
-    def step(self, group: int, total: Floats, factor: float, lr: float, idle: Sequence[slice]) -> None:
+    def step(self, group: int, total: Any, factor: float, lr: float, idle: Sequence[slice]) -> None:
         """The count of steps is the range's, idle or not."""
         optimizer, ranges, begin = self.optimizers[group], self.ranges[group], self.plan.groups[group].start
-        x, mean, square = (vector.numpy() for vector in (self.weights, *self.memories.values()))
+        x, mean, square = self.vectors()
         for each in ranges if optimizer is not None else ():
             optimizer.state[each.parameter]["step"] += 1  # type: ignore[union-attr]
-        for each, part in moving(begin, total.size, ranges, idle):
+        for each, part in moving(begin, len(total), ranges, idle):
             where, rate = slice(begin + part.start, begin + part.stop), lr * self.paces[each.pace].factor
             count = int(optimizer.state[each.parameter]["step"])  # type: ignore[union-attr]
             moments = self._moments[each.pace]
-            adam(x[where], mean[where], square[where], total[part], moments, factor=factor, lr=rate, count=count)
+            self.steps.adam(x[where], mean[where], square[where], total[part], moments, factor=factor, lr=rate, count=count)
         for part in idle:
             total[part] = 0
 

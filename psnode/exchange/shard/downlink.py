@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from psnode.codecs.sinks import Added
 from psnode.codecs.sources import Difference
 from psnode.errors import CheckpointError
 from psnode.exchange.outgoing import OutgoingFrames
-from psnode.plan.groups import Group, Plan, downlink_codecs
+from psnode.plan.groups import Group, Plan, Segment, downlink_codecs
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Kind
@@ -24,24 +25,52 @@ _IDENTITY = get_codec("identity")
 _PURPOSE = "downlink"
 
 
+class Mover(Protocol):
+    """The arithmetic of the downlink. Called in lanes, for a group by one thread at a time."""
+
+    def move(self, segment: Segment, codec: Codec, key: Key, out: Bytes) -> Payload:
+        """Code the segment's x - y with `codec`, into `out`, and move y by the decoded values."""
+
+    def whole(self, group: Group) -> Floats:
+        """The group's y, on the host, to look at."""
+
+
+class HostMover:
+    """x and y in the host's memory, flat; `largest`: the size of the largest segment."""
+
+    def __init__(self, x: Floats, y: Floats, largest: int) -> None:
+        self._x, self._y, self._largest = x, y, largest
+        self._scratch: list[Floats] = []  # room for a change, one for every thread that has needed it at a time
+
+    def move(self, segment: Segment, codec: Codec, key: Key, out: Bytes) -> Payload:
+        scratch = self._scratch.pop() if self._scratch else np.empty(self._largest, np.float32)
+        x, y = (vector[segment.start : segment.stop].reshape(segment.shape) for vector in (self._x, self._y))
+        payload = moved(codec, x, y, key, out, scratch)
+        self._scratch.append(scratch)
+        return payload
+
+    def whole(self, group: Group) -> Floats:
+        return self._y[group.start : group.stop]
+
+
 class Downlink:
     """Keeps y, the weights that every worker holds, and moves it towards x.
 
     Dense: y is x, and a group's frame replaces it. Coded: the frame carries D = E(x - y) segment by segment, E in the codec's
     contractive form, and y += decode(D) here and on every worker, bit for bit alike. The part that D misses is in the
-    next x - y: y needs no error feedback of its own.
+    next x - y: y needs no error feedback of its own. `mover` may be replaced by one that has x and y elsewhere; `replica` then
+    is y as its owner last had it brought.
     """
 
     def __init__(self, spec: str, weights: Floats, plan: Plan, link: FrameChannel, workers: Sequence[int], *, seed: int) -> None:
-        self._codecs = downlink_codecs(plan, spec)
+        self.codecs = downlink_codecs(plan, spec)
         self._x = weights
-        self.replica = weights if self._codecs is None else weights.copy()
+        self.replica = weights if self.codecs is None else weights.copy()
         self.recipients = tuple(workers)  # may be replaced while no group is being sent
         self._seed = seed
         self._frames = OutgoingFrames(len(plan.groups), link)
-        self._segments = plan.segments
         self._places = layout.places(plan)
-        self._scratch: list[Floats] = []  # room for a change, one for every thread that has needed it at a time
+        self.mover: Mover = HostMover(weights, self.replica, max((segment.size for segment in plan.segments), default=0))
 
     @property
     def differs(self) -> bool:
@@ -67,25 +96,20 @@ class Downlink:
 
     def send(self, group: Group, version: int) -> int:
         """Send the group's part of `version` to every worker; the bytes of all frames. One thread a group at a time."""
-        if self._codecs is None:
+        if self.codecs is None:
             return self.send_dense(group, version)
-        codecs = [self._codecs[segment.index] for segment in group.segments]
+        codecs = [self.codecs[segment.index] for segment in group.segments]
         room = [wire.padded(codec.max_nbytes(s.shape)) for codec, s in zip(codecs, group.segments, strict=True)]
         frame = self._frames.begin(group.index, len(codecs), sum(room))
-        scratch = self._scratch.pop() if self._scratch else np.empty(max(segment.size for segment in self._segments), np.float32)
         for segment, codec in zip(group.segments, codecs, strict=True):
-            x = self._x[segment.start : segment.stop].reshape(segment.shape)
-            y = self.replica[segment.start : segment.stop].reshape(segment.shape)
             key = Key.derive(self._seed, _PURPOSE, 0, version, group.index, segment.index)
-            payload = _move(codec, x, y, key, frame.room, scratch)
-            frame.take(payload.nbytes)
-        self._scratch.append(scratch)
+            frame.take(self.mover.move(segment, codec, key, frame.room).nbytes)
         return self._post(group, frame, Kind.DELTA, version)
 
     def send_dense(self, group: Group, version: int, ranks: Sequence[int] | None = None) -> int:
         """Send the group's y as it is: to `ranks` that have none or an old one, else to everybody."""
         frame = self._frames.begin(group.index, 1, wire.padded(_IDENTITY.max_nbytes((group.size,))))
-        payload = _IDENTITY.encode(self.replica[group.start : group.stop], Key.derive(0), out=frame.room)
+        payload = _IDENTITY.encode(self.mover.whole(group), Key.derive(0), out=frame.room)
         frame.take(payload.nbytes)
         return self._post(group, frame, Kind.WEIGHTS, version, ranks)
 
@@ -95,6 +119,6 @@ class Downlink:
         return sealed.size * len(ranks)
 
 
-def _move(codec: Codec, x: Floats, y: Floats, key: Key, out: Bytes | None = None, scratch: Floats | None = None) -> Payload:
+def moved(codec: Codec, x: Floats, y: Floats, key: Key, out: Bytes | None = None, scratch: Floats | None = None) -> Payload:
     """Code x - y and move y by the decoded values."""
     return codec.encode(Difference(x, y, scratch), key, sink=Added(y), out=out)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import xxhash
 from torch import nn
 
-from psnode.codecs.arrays import Floats
 from psnode.config import Config
 from psnode.errors import CheckpointError, ConfigurationError
 from psnode.exchange.shard.adam import in_one_pass
 from psnode.exchange.shard.adam_update import AdamUpdate
+from psnode.exchange.shard.steps import Steps
 from psnode.exchange.shard.torch_updates import TorchUpdate
+from psnode.exchange.shard.twins import Twins
 from psnode.exchange.shard.updates import Descent, Pace, Update, stretches
 from psnode.exchange.shard.whole_updates import MakeOptimizer, WholeUpdate
 from psnode.feedback import Gathering
@@ -66,8 +68,23 @@ class Parameters:
             kind = AdamUpdate if in_one_pass(config) else TorchUpdate
             self._update = kind(self.weights, plan, paces, stretches(plan, of_tensors))
 
-    def update(self, group: int, total: Floats, factor: float, lr: float, idle: Sequence[slice] = ()) -> None:
-        """One optimizer step on a group's weights with the gradient factor * `total`; clears `total` (float32, flat).
+    @property
+    def in_one_pass(self) -> bool:
+        """True if a device can move the weights as the host does."""
+        return self._update.in_one_pass
+
+    @property
+    def vectors(self) -> tuple[torch.Tensor, ...]:
+        """Weights and the optimizer's memories of coordinates, each flat in the order of the plan."""
+        return (self.weights, *self._update.memories.values())
+
+    def move_to(self, steps: Steps, twins: Twins) -> None:
+        """Have `twins` of `vectors` moved by `steps` from now on, if it can be done `in_one_pass`."""
+        self._update.move_to(steps, twins)
+
+    def update(self, group: int, total: Any, factor: float, lr: float, idle: Sequence[slice] = ()) -> None:
+        """One optimizer step on a group's weights with the gradient factor * `total`; clears `total` (float32, flat,
+        and where the weights are that it moves).
 
         `lr`: before the factors of parameter groups. The ranges of the group that are `idle`, in ascending order, have no
         gradient: weights and memories there stay, also where weight decay or momentum would move them.

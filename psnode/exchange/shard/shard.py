@@ -20,16 +20,18 @@ from psnode.codecs.arrays import Floats
 from psnode.config import Config
 from psnode.config.scheme import Scheme
 from psnode.exchange.shard.aggregator import get_aggregator
-from psnode.exchange.shard.arithmetic import HostArithmetic
+from psnode.exchange.shard.arithmetic import Arithmetic, HostArithmetic
 from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.shard.downlink import Downlink
 from psnode.exchange.shard.executor import GroupExecutor, lane_count
 from psnode.exchange.shard.global_norm_clipping import GlobalNorm
 from psnode.exchange.shard.moving_average import MovingAverage
+from psnode.exchange.shard.on_device import place
 from psnode.exchange.shard.optimizer import Constraint, Parameters
 from psnode.exchange.shard.pushes import codecs_of
 from psnode.exchange.shard.reduction import Reduction
 from psnode.exchange.shard.rounds import Rounds
+from psnode.exchange.shard.twins import Twins
 from psnode.exchange.shard.unapplied import pack, unpack
 from psnode.exchange.shard.whole_updates import MakeOptimizer
 from psnode.exchange.stopwatch import Stopwatch
@@ -62,6 +64,8 @@ class Shard:
 
     One thread calls it. Arithmetic is done in lanes, which post GroupClosed, Refused and NotApplied to the inbox of `link`.
     `model`: its trainable parameters become views of x. `rate`: the learning rate of gradients computed on a version.
+    `device`: where sums, x, the optimizer's memories and y are computed with, as far as they can be; the host's have the newest
+    values when this class gives them away.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class Shard:
         constraint: Constraint | None = None,
         parameter_groups: Sequence[ParameterGroup] = (),
         own_optimizer: MakeOptimizer | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self.model = model
         self.rule = rule
@@ -95,13 +100,24 @@ class Shard:
             self._norm = GlobalNorm(config.clip_grad_norm, len(plan.groups), estimated=config.clip_estimate == "previous")
         self.constrained = constraint is not None
         codecs, aggregator = codecs_of(plan, scheme), get_aggregator(scheme.aggregator)
+        arithmetic: Arithmetic = HostArithmetic(plan, codecs, aggregator, self._parameters)
+        self._twins: Twins | None = None
+        self.on_host: list[str] = []  # lines about what the host does although there is a device
+        if device is not None:
+            placed = place(
+                plan, config, codecs, aggregator, self._parameters, self._downlink, device, constrained=self.constrained
+            )
+            if isinstance(placed, str):
+                self.on_host = [f"all is added and updated on the host: {placed}"]
+            else:
+                self._twins, arithmetic, self._downlink.mover, self.on_host = placed
         self._reduction = Reduction(
             plan,
             scheme,
             self._parameters,
             codecs,
             aggregator,
-            HostArithmetic(plan, codecs, aggregator, self._parameters),
+            arithmetic,
             self._downlink,
             self._lanes,
             self._watch,
@@ -195,17 +211,25 @@ class Shard:
 
     @property
     def replica(self) -> Floats:
-        """y, the weights that every recipient holds: flat, in the order of the plan."""
+        """y, the weights that every recipient holds: flat, in the order of the plan. While no group is open."""
+        self._settle()
         return self._downlink.replica
 
+    def _settle(self) -> None:
+        """Have the newest values on the host."""
+        if self._twins is not None:
+            self._twins.settle()
+
     def digest(self) -> str:
-        """xxh3_128 of the bytes of all parameters, x and frozen ones, in state-dict order."""
+        """xxh3_128 of the bytes of all parameters, x and frozen ones, in state-dict order. While no group is open."""
+        self._settle()
         return self._parameters.digest()
 
     # checkpoints and records
 
     def state(self) -> ShardState:
         """Model, optimizer and y, for a checkpoint. While no group is open."""
+        self._settle()
         average = {} if self._average is None else self._average.state(self.model)
         return ShardState(self.model.state_dict(), self._parameters.state(), self._downlink.state(), average)
 
@@ -222,8 +246,13 @@ class Shard:
         ]
 
     def before_change(self, tell: Callable[[int], None]) -> None:
-        """From here on `tell` is called with every group that is about to change, in a lane, which it may hold up."""
-        self._reduction.before_change = tell
+        """From here on `tell` is called with every group of which `memory` is about to change: in a lane, which it may hold up,
+        or, where a device has the newest values, when these are brought to the host.
+        """
+        if self._twins is not None:
+            self._twins.before_change = tell
+        else:
+            self._reduction.before_change = tell
 
     def norms(self) -> Tensors:
         """The norms that later pushes are compared with, for a checkpoint. While no group is open."""
@@ -246,6 +275,8 @@ class Shard:
             self._average.load(found.tensors(checkpoint.EMA))
         if self._downlink.differs:
             self._downlink.load(layout.state_of(found, checkpoint.REPLICA))
+        if self._twins is not None:
+            self._twins.renew()
         if self._norm is not None:
             self._norm.take_up(found.facts)
         self._reduction.take_up(found)

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from psnode.codecs.arrays import Floats
 from psnode.config import Config
 from psnode.errors import CheckpointError
-from psnode.exchange.shard.sgd import descend, descend_beside
+from psnode.exchange.shard.steps import HostSteps, Steps
+from psnode.exchange.shard.twins import Twins
 from psnode.feedback import Gathering
 from psnode.plan.groups import Plan
 from psnode.records import layout
 
 Tensors = dict[str, torch.Tensor]
 _VELOCITY = "momentum_buffer"  # as torch calls it
-_NOTHING = torch.zeros(0)
 
 
 class Pace(NamedTuple):
@@ -54,7 +52,12 @@ def stretches(plan: Plan, paces: Mapping[str, int]) -> list[list[Stretch]]:
 
 
 class Update(ABC):
-    """Moves `weights`, flat in the order of the plan, a group at a time, and keeps the optimizer's memories."""
+    """Moves `weights`, flat in the order of the plan, a group at a time, and keeps the optimizer's memories.
+
+    `in_one_pass`: whether its steps are psnode's own, which a device can take as well.
+    """
+
+    in_one_pass: ClassVar[bool] = False
 
     def __init__(self, weights: torch.Tensor, plan: Plan, paces: Sequence[Pace], parts: Sequence[Sequence[Stretch]]) -> None:
         self.weights = weights
@@ -62,10 +65,24 @@ class Update(ABC):
         self.paces = paces
         self.parts = parts
         self.memories: Tensors = {}
+        self.steps: Steps = HostSteps()
+        self._twins: Twins | None = None
 
     @abstractmethod
-    def step(self, group: int, total: Floats, factor: float, lr: float, idle: Sequence[slice]) -> None:
-        """One step on a group with the gradient factor * `total`; clears `total`. Nothing moves in the `idle` ranges."""
+    def step(self, group: int, total: Any, factor: float, lr: float, idle: Sequence[slice]) -> None:
+        """One step on a group with the gradient factor * `total`; clears `total`, an array, or a tensor where `twins` lie.
+
+        Nothing moves in the `idle` ranges.
+        """
+
+    def move_to(self, steps: Steps, twins: Twins) -> None:
+        """Have `twins` moved by `steps`, in the place of weights and memories, if it does so `in_one_pass`."""
+        self.steps, self._twins = steps, twins
+
+    def vectors(self) -> list[Any]:
+        """Weights and memories, flat: arrays, or the tensors on a device that are moved in their place."""
+        homes = (self.weights, *self.memories.values())
+        return [home.numpy() if self._twins is None else self._twins.of(home) for home in homes]
 
     def state(self) -> Tensors:
         """The memories, named by memory and tensor (psnode.records.layout): views."""
@@ -105,6 +122,8 @@ class Descent(Update):
     `gathering`: the momentum that the senders have gathered their gradients into, which weight decay then has here.
     """
 
+    in_one_pass = True
+
     def __init__(
         self,
         weights: torch.Tensor,
@@ -114,25 +133,28 @@ class Descent(Update):
         gathering: Gathering | None,
     ) -> None:
         super().__init__(weights, plan, paces, parts)
-        self._steps = [_descent(pace, gathering) for pace in paces]
+        self._gathering = gathering
         if any(pace.momentum or (gathering is not None and pace.config.weight_decay) for pace in paces):
             self.memories = {_VELOCITY: torch.zeros(plan.size)}
 
-    def step(self, group: int, total: Floats, factor: float, lr: float, idle: Sequence[slice]) -> None:
-        begin, x, velocity = self.plan.groups[group].start, self.weights.numpy(), self.memories.get(_VELOCITY, _NOTHING).numpy()
-        for each, part in moving(begin, total.size, self.parts[group], idle):
+    def step(self, group: int, total: Any, factor: float, lr: float, idle: Sequence[slice]) -> None:
+        begin = self.plan.groups[group].start
+        x, velocity, *_ = (*self.vectors(), total[:0])
+        for each, part in moving(begin, len(total), self.parts[group], idle):
             where, rate = slice(begin + part.start, begin + part.stop), lr * self.paces[each.pace].factor
-            self._steps[each.pace](x[where], velocity[where], total[part], factor=factor, lr=rate)
+            self._step(self.paces[each.pace], x[where], velocity[where], total[part], factor, rate)
         for part in idle:
             total[part] = 0
 
-
-def _descent(pace: Pace, gathering: Gathering | None) -> Callable[..., None]:
-    config, momentum, _ = pace
-    if gathering is not None and config.weight_decay != 0:
-        decay = gathering.gain * config.weight_decay
-        return partial(descend_beside, decay=decay, momentum=gathering.momentum, nesterov=gathering.nesterov)
-    return partial(descend, momentum=momentum, weight_decay=config.weight_decay, nesterov=config.nesterov)
+    def _step(self, pace: Pace, x: Any, velocity: Any, total: Any, factor: float, lr: float) -> None:
+        config, momentum, gathering = pace.config, pace.momentum, self._gathering
+        if gathering is not None and config.weight_decay != 0:
+            decay, nesterov = gathering.gain * config.weight_decay, gathering.nesterov
+            momentum = gathering.momentum
+            self.steps.descend_beside(x, velocity, total, factor=factor, lr=lr, decay=decay, momentum=momentum, nesterov=nesterov)
+        else:
+            decay, nesterov = config.weight_decay, config.nesterov
+            self.steps.descend(x, velocity, total, factor=factor, lr=lr, momentum=momentum, weight_decay=decay, nesterov=nesterov)
 
 
 class _Range(Protocol):

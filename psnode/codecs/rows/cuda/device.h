@@ -18,6 +18,10 @@ typedef bool MASK;
 #define KERNEL extern "C" __global__ void __launch_bounds__(256)
 #define ROWS(at, count) \
     for (uint32 at = (blockIdx.x * blockDim.x + threadIdx.x) / 32; at < (count); at += gridDim.x * blockDim.x / 32)
+#define EACH_VALUE(i, count) \
+    for (uint64 i = blockIdx.x * (uint64)blockDim.x + threadIdx.x; i < (count); i += gridDim.x * (uint64)blockDim.x)
+#define MULTIPLY_ADD(a, b, c) __fmaf_rn(a, b, c)
+#define SQUARE_ROOT(x) __fsqrt_rn(x)
 #define UNROLL _Pragma("unroll")
 #define ROLLED _Pragma("unroll 1")
 #define LANE (threadIdx.x & 31)

@@ -22,6 +22,9 @@ typedef I32 MASK;  // -1 and 0
 #define SELDOM static
 #define KERNEL extern "C" void
 #define ROWS(at, count) for (uint32 at = 0; at < (count); at++)
+#define EACH_VALUE(i, count) for (uint64 i = 0; i < (count); i++)
+#define MULTIPLY_ADD(a, b, c) std::fma(a, b, c)
+#define SQUARE_ROOT(x) std::sqrt(x)
 #define UNROLL
 #define ROLLED
 

@@ -1,0 +1,86 @@
+"""The sums of a shard on a device: payloads go there and are added there, and the optimizer moves what lies there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from psnode.codecs import Codec, Payload
+from psnode.codecs.arrays import Floats
+from psnode.codecs.base import RandomSource
+from psnode.exchange.device.codecs import Change
+from psnode.exchange.shard.aggregator import Mean
+from psnode.exchange.shard.optimizer import Parameters
+from psnode.exchange.shard.pushes import Part
+from psnode.exchange.shard.twins import Twins
+from psnode.plan.groups import Group, Plan, Segment
+from psnode.tasks.device import device_errors
+
+_NOTHING = np.empty(0, np.float32)
+told = device_errors("the size of the model, or leave out --gpu-master")
+
+
+class DeviceArithmetic:
+    """Sums beside the `twins` of weights and memories: Arithmetic, with the host's bits.
+
+    `changes`: of segments, by number, whose payloads are decoded there. Others are decoded on the host, and so is what is added
+    with a weight: their values go up. A push was checked and measured on the host before, by its scales where these bound it.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        codecs: Sequence[Codec],
+        aggregator: Mean,
+        parameters: Parameters,
+        twins: Twins,
+        total: torch.Tensor,
+        changes: Mapping[int, Change],
+    ) -> None:
+        self._codecs, self._aggregator, self._parameters, self._twins = codecs, aggregator, parameters, twins
+        self._total, self._changes = total, changes
+
+    @told
+    def add(self, part: Part, weight: float) -> None:
+        self.add_payload(part.segment, part.payload, weight)
+
+    @told
+    def add_payload(self, segment: Segment, payload: Payload, weight: float) -> None:
+        change = self._changes.get(segment.index)
+        if change is not None and weight == 1:
+            change.add(payload)
+            return
+        decoded = self._codecs[segment.index].decode(payload).reshape(-1)
+        if weight != 1:
+            decoded *= np.float32(weight)
+        self._of(segment).add_(torch.from_numpy(decoded).to(self._total.device))
+
+    @told
+    def total(self, group: Group) -> Floats:
+        found: Floats = self._of(group).cpu().numpy()
+        return found
+
+    @told
+    def is_finite(self, group: Group) -> bool:
+        return bool(torch.isfinite(self._of(group)).all())
+
+    @told
+    def is_zero(self, group: Group, where: slice) -> bool:
+        return not bool(self._of(group)[where].any())
+
+    def finish(self, group: Group, count: float, rng: RandomSource) -> float:
+        return self._aggregator.finish(_NOTHING, count, rng)
+
+    @told
+    def clear(self, group: Group) -> None:
+        self._of(group).zero_()
+
+    @told
+    def update(self, group: Group, factor: float, lr: float, idle: Sequence[slice]) -> None:
+        self._parameters.update(group.index, self._of(group), factor, lr, idle)
+        self._twins.change(group.index)
+
+    def _of(self, part: Group | Segment) -> torch.Tensor:
+        return self._total[part.start : part.stop]

@@ -1,0 +1,67 @@
+"""The arithmetic of the downlink on a device: changes of weights are coded where these lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from psnode.codecs import Codec, Payload
+from psnode.codecs.arrays import Bytes, Floats, Words
+from psnode.codecs.kernels.finite import raise_nonfinite
+from psnode.codecs.rng import Key
+from psnode.exchange.device.codecs import Change, DeviceEncoder
+from psnode.exchange.shard.device_arithmetic import told
+from psnode.exchange.shard.twins import Twins
+from psnode.plan.groups import Group, Plan, Segment
+
+
+class DeviceMover:
+    """x and y on a device, flat, the twins of others: Mover, with the host's bits.
+
+    `encoders` and `changes`: of the segments, by number, that are coded there, and of those whose payloads are decoded there. Of
+    others the difference comes to the host, or what the host decodes goes up.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        twins: Twins,
+        encoders: Mapping[int, DeviceEncoder],
+        changes: Mapping[int, Change],
+    ) -> None:
+        self._x, self._y, self._twins, self._encoders, self._changes = x, y, twins, encoders, changes
+        self._groups = {segment.index: group.index for group in plan.groups for segment in group.segments}
+
+    @told
+    def move(self, segment: Segment, codec: Codec, key: Key, out: Bytes) -> Payload:
+        x, y = (vector[segment.start : segment.stop] for vector in (self._x, self._y))
+        self._twins.change(self._groups[segment.index])
+        encoder, change = self._encoders.get(segment.index), self._changes.get(segment.index)
+        if encoder is not None:
+            payload = codec.assembled(segment.shape, key, lambda words, body: _code(encoder, x, y, words, body), out)
+        else:
+            difference = (x - y).cpu().numpy().reshape(segment.shape)
+            payload = codec.encode(difference, key, out=out)
+        if change is not None:
+            change.add(payload)
+        else:
+            y.add_(torch.from_numpy(codec.decode(payload).reshape(-1)).to(y.device))
+        return payload
+
+    @told
+    def whole(self, group: Group) -> Floats:
+        found: Floats = self._y[group.start : group.stop].cpu().numpy()
+        return found
+
+
+def _code(encoder: DeviceEncoder, x: torch.Tensor, y: torch.Tensor, words: Words, body: Bytes) -> int:
+    difference = torch.zeros(encoder.padded, device=x.device)
+    torch.sub(x, y, out=difference[: x.numel()])
+    encoder.encode(difference, words)
+    used = encoder.take(body)
+    if not encoder.is_finite:
+        raise_nonfinite(difference[: x.numel()].cpu().numpy())
+    return used

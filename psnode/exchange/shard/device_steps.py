@@ -1,0 +1,164 @@
+"""Steps of the optimizers on a device: kernels that round as those of the host do, so that weights have its bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from psnode.codecs.arrays import Floats
+from psnode.codecs.kernels.llvm.values import rounds_once
+from psnode.errors import in_one_line
+from psnode.exchange.device.coder import stream_of
+from psnode.exchange.shard.adam import Moments, coefficients_of
+from psnode.exchange.shard.steps import HostSteps, Steps
+
+if TYPE_CHECKING:
+    from psnode.codecs.rows.cupy_steps import StepKernels
+
+_SIZE = 10007
+
+
+class DeviceSteps:
+    """Steps on flat float32 tensors on a CUDA device, by its `kernels`: Steps."""
+
+    def __init__(self, kernels: StepKernels, device: torch.device) -> None:
+        self._kernels, self._device, self._once = kernels, device, rounds_once()
+
+    @classmethod
+    def on(cls, device: torch.device) -> DeviceSteps:
+        """Steps on `device`, with kernels compiled now unless they are cached. ConfigurationError without CuPy."""
+        from psnode.codecs.rows.cupy_steps import StepKernels
+
+        return cls(StepKernels(device.index or 0), device)
+
+    @property
+    def text(self) -> str:
+        """All that is compiled, with what decides how it is called."""
+        return f"{self._kernels.text}\n// rounds once: {self._once}"
+
+    def descend(
+        self,
+        x: torch.Tensor,
+        velocity: torch.Tensor,
+        total: torch.Tensor,
+        *,
+        factor: float,
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+        nesterov: bool,
+    ) -> None:
+        """psnode.exchange.shard.sgd.descend."""
+        f, rate, m, decay = np.array([factor, -lr, momentum, weight_decay], np.float32)
+        if not momentum:
+            self._step("descend_plain", (x, total), f, rate, decay)
+        else:
+            self._step("descend_nesterov" if nesterov else "descend_momentum", (x, velocity, total), f, rate, m, decay)
+
+    def descend_beside(
+        self,
+        x: torch.Tensor,
+        velocity: torch.Tensor,
+        total: torch.Tensor,
+        *,
+        factor: float,
+        lr: float,
+        decay: float,
+        momentum: float,
+        nesterov: bool,
+    ) -> None:
+        """psnode.exchange.shard.sgd.descend_beside."""
+        numbers = np.array([factor, -lr, momentum, decay], np.float32)
+        self._step("descend_beside", (x, velocity, total), np.int32(nesterov), *numbers)
+
+    def adam(
+        self,
+        x: torch.Tensor,
+        mean: torch.Tensor,
+        square: torch.Tensor,
+        total: torch.Tensor,
+        moments: Moments,
+        *,
+        factor: float,
+        lr: float,
+        count: int,
+    ) -> None:
+        """psnode.exchange.shard.adam.adam."""
+        numbers = coefficients_of(moments, factor=factor, lr=lr, count=count)
+        self._step("adam", (x, mean, square, total), *numbers)
+
+    def _step(self, name: str, vectors: tuple[torch.Tensor, ...], *numbers: np.float32 | np.int32) -> None:
+        if size := vectors[0].numel():
+            addresses = [vector.data_ptr() for vector in vectors]
+            self._kernels.step(name, stream_of(self._device), addresses, numbers, self._once, size)
+
+
+def checked_steps(device: torch.device) -> tuple[DeviceSteps | None, str]:
+    """Kernels whose results on `device` are the host's; or none, and the reason in a line. ConfigurationError without CuPy.
+
+    What was found good is remembered by text, device, driver and versions.
+    """
+    from psnode.codecs.rows.compiled import write_whole
+    from psnode.codecs.rows.cupy_kernels import Identity, import_cupy
+
+    import_cupy()
+    try:
+        steps = DeviceSteps.on(device)
+        mark = Identity.of(device.index or 0).file(f"{steps.text}\n{torch.__version__}", ".steps.trusted")
+        if mark.is_file():
+            return steps, ""
+        if problem := next(differences(steps, device), ""):
+            return None, problem
+        write_whole(mark, b"")
+    except Exception as error:  # whatever a compiler, a driver or a device may say
+        return None, f"its kernels failed: {in_one_line(error)}"
+    return steps, ""
+
+
+def differences(steps: Steps, device: torch.device) -> Iterator[str]:
+    """Name what `steps` make otherwise than the host on the same vectors, bit for bit."""
+    for name, vectors in _inputs():
+        for what, step, count in _cases():
+            here = [vector.copy() for vector in vectors[:count]]
+            there = [torch.tensor(vector).to(device) for vector in here]
+            step(HostSteps(), here)
+            step(steps, there)
+            if any(one.tobytes() != other.cpu().numpy().tobytes() for one, other in zip(here, there, strict=True)):
+                yield f"the device takes another step of {what} on {name}"
+
+
+def _cases() -> Iterator[tuple[str, Callable[[Steps, list[Any]], None], int]]:
+    """Steps by name, with the number of vectors that each is of, the gradient's sum last."""
+    for momentum, nesterov in ((0.0, False), (0.9, False), (0.9, True)):
+        settings: dict[str, Any] = {"momentum": momentum, "nesterov": nesterov, "factor": 1 / 3, "lr": 0.1}
+
+        def descend(steps: Steps, v: list[Any], settings: dict[str, Any] = settings) -> None:
+            steps.descend(*v, weight_decay=5e-4, **settings)
+
+        def beside(steps: Steps, v: list[Any], settings: dict[str, Any] = settings) -> None:
+            steps.descend_beside(*v, decay=5e-4, **settings)
+
+        yield f"sgd with momentum {momentum}{', nesterov' * nesterov}", descend, 3
+        if momentum:
+            yield f"sgd beside a momentum of {momentum}{', nesterov' * nesterov}", beside, 3
+    for decoupled in (False, True):
+
+        def adam(steps: Steps, v: list[Any], decoupled: bool = decoupled) -> None:
+            x, mean, square, total = v
+            steps.adam(x, mean, square, total, Moments(0.9, 0.999, 1e-8, 0.01, decoupled), factor=1 / 3, lr=0.01, count=3)
+
+        yield "adamw" if decoupled else "adam", adam, 4
+
+
+def _inputs() -> Iterator[tuple[str, list[Floats]]]:
+    """x, a velocity or mean, a square, and a sum: of N(0,1), of all exponents, and of zeros."""
+    rng = np.random.default_rng(1)
+    normal = [rng.standard_normal(_SIZE, np.float32) for _ in range(4)]
+    wide = [np.ldexp(vector, rng.integers(-149, 60, _SIZE)).astype(np.float32) for vector in normal]
+    for name, vectors in (("N(0,1)", normal), ("all exponents", wide)):
+        vectors[2] = np.abs(vectors[2])
+        yield name, vectors
+    yield "zeros", [np.zeros(_SIZE, np.float32) for _ in range(4)]

@@ -1,0 +1,90 @@
+"""Where a shard computes on a device: what can be there, and its parts put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from psnode.codecs import Codec
+from psnode.config import Config
+from psnode.errors import ConfigurationError
+from psnode.exchange.device.placing import Changes, Encoders, changes_on, encoders_on
+from psnode.exchange.shard.aggregator import Aggregator, Mean
+from psnode.exchange.shard.device_arithmetic import DeviceArithmetic, told
+from psnode.exchange.shard.device_mover import DeviceMover
+from psnode.exchange.shard.device_steps import checked_steps
+from psnode.exchange.shard.downlink import Downlink
+from psnode.exchange.shard.optimizer import Parameters
+from psnode.exchange.shard.twins import Twins
+from psnode.plan.groups import Plan
+
+
+class OnDevice(NamedTuple):
+    """The arithmetic of a shard on a device. `on_host`: lines about what is decoded or coded by the host all the same."""
+
+    twins: Twins
+    arithmetic: DeviceArithmetic
+    mover: DeviceMover
+    on_host: list[str]
+
+
+def _refusal(config: Config, aggregator: Aggregator, parameters: Parameters, constrained: bool) -> str:
+    """The reason why all of the shard's arithmetic is the host's; empty if none of its settings is one."""
+    if not parameters.in_one_pass:
+        return f"the optimizer {config.optimizer} is torch's or the task's; sgd, adam and adamw have kernels"
+    if not isinstance(aggregator, Mean):
+        return "a majority vote is counted there"
+    if constrained:
+        return "the task's constraint is put on the model there"
+    if config.ema_decay is not None:
+        return "the moving average of the weights is kept there (--ema-decay)"
+    return ""
+
+
+@told
+def place(
+    plan: Plan,
+    config: Config,
+    codecs: Sequence[Codec],
+    aggregator: Aggregator,
+    parameters: Parameters,
+    downlink: Downlink,
+    device: torch.device,
+    *,
+    constrained: bool,
+) -> OnDevice | str:
+    """Put the arithmetic of a shard on `device`, or say in a line why it stays on the host.
+
+    `codecs`: of the segments' pushes; `constrained`: the task constrains weights. What the device does otherwise than the host is
+    left to the host. DeviceError if its memory does not do.
+    """
+    if reason := _refusal(config, aggregator, parameters, constrained):
+        return reason
+    assert isinstance(aggregator, Mean)
+    try:
+        steps, problem = checked_steps(device)
+        if steps is None:
+            return problem
+        y = torch.from_numpy(downlink.replica)
+        twins = Twins(plan, [*parameters.vectors, *([y] if downlink.differs else [])], device)
+        total = torch.zeros(plan.size, device=device)
+        ups = changes_on(plan, codecs, total)
+        there = twins.of(y if downlink.differs else parameters.weights)
+        downs, encoders = Changes({}, []), Encoders({}, [])
+        if downlink.codecs is not None:
+            downs, encoders = changes_on(plan, downlink.codecs, there), encoders_on(plan, downlink.codecs, device)
+    except ConfigurationError as error:  # CuPy is absent
+        return str(error)
+    parameters.move_to(steps, twins)
+    lines = [
+        *(f"pushes: {verdict.line}" for verdict in ups.verdicts if verdict.problem),
+        *(f"changes of weights: {verdict.line}" for verdict in (*downs.verdicts, *encoders.verdicts) if verdict.problem),
+    ]
+    return OnDevice(
+        twins,
+        DeviceArithmetic(plan, codecs, aggregator, parameters, twins, total, ups.by_segment),
+        DeviceMover(plan, twins.of(parameters.weights), there, twins, encoders.by_segment, downs.by_segment),
+        list(dict.fromkeys(lines)),
+    )

@@ -1,0 +1,32 @@
+"""Steps of the optimizers that psnode takes in one pass, for vectors on the host and for vectors on a device."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from psnode.exchange.shard.adam import Moments, adam
+from psnode.exchange.shard.sgd import descend, descend_beside
+
+
+class Steps(Protocol):
+    """The functions of psnode.exchange.shard.sgd and psnode.exchange.shard.adam, for vectors of one kind."""
+
+    def descend(
+        self, x: Any, velocity: Any, total: Any, *, factor: float, lr: float, momentum: float, weight_decay: float, nesterov: bool
+    ) -> None: ...
+
+    def descend_beside(
+        self, x: Any, velocity: Any, total: Any, *, factor: float, lr: float, decay: float, momentum: float, nesterov: bool
+    ) -> None: ...
+
+    def adam(
+        self, x: Any, mean: Any, square: Any, total: Any, moments: Moments, *, factor: float, lr: float, count: int
+    ) -> None: ...
+
+
+class HostSteps:
+    """Steps on NumPy's arrays."""
+
+    descend = staticmethod(descend)
+    descend_beside = staticmethod(descend_beside)
+    adam = staticmethod(adam)
