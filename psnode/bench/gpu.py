@@ -1,8 +1,9 @@
 """`psnode bench gpu`: codecs on a CUDA device, beside a copy there in the same run, and their bytes beside the processor's.
 
 One report for a result that names its hardware: every codec with kernels encodes, encodes and leaves the error over its input,
-decodes, and decodes and adds, arrays of N(0,1) that lie on the device. Selections only search: their payloads are made, and
-errors left, while they are brought to the host. A share is of the copy's bytes a second, by bytes moved.
+decodes, and decodes and adds, arrays of N(0,1) that lie on the device. Selections are measured to the payload on the host, and
+from there, as they wait for the host amid their work. What other programs do with torch's own operations stands beside them
+(psnode.bench.gpu_peers). A share is of the copy's bytes a second, by bytes moved: those of float32 and of the payload.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from psnode.bench.gpu_peers import Peer, peers
 from psnode.bench.hardware import hardware
 from psnode.bench.inputs import gaussian
 from psnode.bench.saving import save
@@ -38,7 +40,8 @@ def run(specs: Sequence[str], size: int, repeats: int, device: torch.device) -> 
     """Measure `specs`, by default all codecs with kernels, on `device`.
 
     `rows`: for each spec `equal` (the processor's payload, of these values too) or a `problem`, and for each of ACTIONS the
-    `speed` (bytes of float32 a second) and its `share` of `copy`, the bytes a second that a copy reads and writes.
+    `speed` (bytes of float32 a second) and its `share` of `copy`, the bytes a second that a copy reads and writes. `peers`: the
+    same of other programs' codecs, encoding and decoding.
     ConfigurationError for a spec without kernels, and without CuPy.
     """
     import torch
@@ -62,13 +65,30 @@ def run(specs: Sequence[str], size: int, repeats: int, device: torch.device) -> 
     copy = 2 * x.nbytes / _seconds(lambda: target.copy_(x), repeats)
     rows = [_row(verdict, values, x, target, repeats, copy) for verdict in verdicts]
     machine = {**hardware(), **Identity.of(device.index or 0)._asdict(), "torch": torch.__version__}
-    return {**machine, "size": values.size, "repeats": repeats, "copy": copy, "rows": rows}
+    others = [] if specs else [_peer(peer, x, repeats, copy) for peer in peers()]
+    return {**machine, "size": values.size, "repeats": repeats, "copy": copy, "rows": rows, "peers": others}
+
+
+def _peer(peer: Peer, x: torch.Tensor, repeats: int, copy: float) -> dict[str, Any]:
+    """Measure another program's codec."""
+    parts = peer.encode(x)
+    payload = sum(part.nbytes for part in parts)
+    row: dict[str, Any] = {"name": peer.name, "payload": payload}
+    actions: dict[str, Callable[[], object]] = {
+        "encode": lambda: peer.encode(x),
+        "decode": lambda: peer.decode(parts, x.numel()),
+    }
+    for name, action in actions.items():
+        seconds = _seconds(action, repeats)
+        row[name] = {"speed": x.nbytes / seconds, "share": (x.nbytes + payload) / seconds / copy}
+    return row
 
 
 def _row(
     verdict: Verdict, values: np.ndarray, x: torch.Tensor, target: torch.Tensor, repeats: int, copy: float
 ) -> dict[str, Any]:
     """Measure one codec, with `x` the values on the device; `target` is overwritten."""
+    from psnode.exchange.device.change import ChangeOfEntries
     from psnode.exchange.device.coder import DeviceCoder
 
     if verdict.on_device is None:
@@ -80,11 +100,22 @@ def _row(
     used = encoder.take(found)
     row: dict[str, Any] = {"spec": verdict.spec, "equal": expected.tobytes() == found[:used].tobytes(), "payload": used}
     target.copy_(x)
-    actions: dict[str, Callable[[], object]] = {"encode": lambda: encoder.encode(x, key)}
+    actions: dict[str, Callable[[], object]]
     if isinstance(encoder, DeviceCoder):
-        actions["error"] = lambda: encoder.encode(target, key, target)
-        actions["decode"] = lambda: encoder.decode(target)
-        actions["decode_add"] = lambda: encoder.decode(target, 0.25, adding=True)
+        actions = {
+            "encode": lambda: encoder.encode(x, key),
+            "error": lambda: encoder.encode(target, key, target),
+            "decode": lambda: encoder.decode(target),
+            "decode_add": lambda: encoder.decode(target, 0.25, adding=True),
+        }
+    else:
+        change, payload = ChangeOfEntries(codec, target), codec.encode(values, KEY)
+
+        def coded(error: torch.Tensor | None) -> None:
+            encoder.encode(x, key, error)
+            encoder.take(found)
+
+        actions = {"encode": lambda: coded(None), "error": lambda: coded(target), "decode_add": lambda: change.add(payload)}
     for name, action in actions.items():
         seconds = _seconds(action, repeats)
         row[name] = {"speed": x.nbytes / seconds, "share": (FLOATS[name] * x.nbytes + used) / seconds / copy}
@@ -115,6 +146,15 @@ def markdown(result: dict[str, Any]) -> str:
     for row in result["rows"]:
         cells = [f"{row[a]['speed'] / 1e9:.0f} | {row[a]['share']:.2f}" if a in row else " | " for a in ACTIONS]
         lines.append(f"| {row['spec']} | {'yes' if row['equal'] else 'no'} | {' | '.join(cells)} |")
+    others = [
+        f"| {row['name']} | {row['payload']:,} | "
+        + " | ".join(f"{row[a]['speed'] / 1e9:.0f} | {row[a]['share']:.2f}" for a in ("encode", "decode"))
+        + " |"
+        for row in result["peers"]
+    ]
+    if others:
+        lines += ["", "GRACE's codecs, by torch's operations:", "", "| codec | bytes | encode | share | decode | share |"]
+        lines += ["|---|---:|---:|---:|---:|---:|", *others]
     problems = [f"{row['spec']}: {row['problem']}" for row in result["rows"] if "problem" in row]
     head = [
         f"{result['date']}, {result['device']} (sm_{result['capability']}), driver {result['driver']}, NVRTC {result['nvrtc']}, "

@@ -69,6 +69,8 @@ class FakeCupy(ModuleType):
             ),
         )
 
+    from_dlpack, packbits, unpackbits = (staticmethod(each) for each in (np.from_dlpack, np.packbits, np.unpackbits))
+
     @contextlib.contextmanager
     def _stream(self, stream: Any) -> Iterator[None]:
         assert stream.__cuda_stream__() == (0, STREAM)
