@@ -98,6 +98,7 @@ def _lead(
 ) -> int:
     layout = Layout.of(1 + len(ranks), config.spares)
     config.check_workers(layout.workers)
+    device = choose_device(True, link.transport.local_rank, "--gpu-master") if config.gpu_master else None
     task = make_task(config)
     require_optimizer(config, own=task.own_optimizer is not None)
     _tell_of_what_is_not_used(task, config)
@@ -116,7 +117,7 @@ def _lead(
             groups = groups_of(task.parameter_groups(model), model, run.config)
             if config.resume:
                 refuse_other_groups(groups, run.resume_point.parameter_groups)
-            return _run(link, run, task, model, statistics, layout, groups, loggers)
+            return _run(link, run, task, model, statistics, layout, groups, loggers, device)
         except StoppedError as error:  # before it began: whoever watches the directory learns why nothing comes
             ending.begun_in_vain(run, error)
             raise
@@ -141,6 +142,7 @@ def _run(
     layout: Layout,
     groups: tuple[ParameterGroup, ...],
     loggers: Observer,
+    device: torch.device | None,
 ) -> int:
     """Gather the ranks, agree on a plan, put the shard and the master together, and serve."""
     ranks, workers = layout.readers, layout.computing
@@ -163,7 +165,6 @@ def _run(
     tell_of_the_run(run, plan, ready, workers, sharding, need)
     config, tracer = run.config, Tracer(0, enabled=run.config.timeline)
     constraint = task.constrain if task.constrains else None
-    device = choose_device(True, link.transport.local_rank, "--gpu-master") if config.gpu_master else None
     with Shard(
         plan, config, run.scheme, model, link, rule, sharding.rate, recipients, tracer, constraint=constraint,
         parameter_groups=groups, own_optimizer=task.own_optimizer, device=device,
