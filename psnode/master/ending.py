@@ -6,7 +6,7 @@ import contextlib
 import logging
 from dataclasses import replace
 
-from psnode.errors import PsnodeError, StoppedError
+from psnode.errors import DeviceError, PsnodeError, StoppedError
 from psnode.master.job_state import PART, QUORUM
 from psnode.master.lines.closing import tell_of_the_result
 from psnode.master.loop import Master
@@ -71,7 +71,11 @@ def _exit_code(master: Master) -> int:
 def _summarise(master: Master, run: RunDirectory, reason: str, code: int) -> Summary:
     found = _summary(run, master.version, reason, code, master.shard.plan.size)
     memory = master.recorder.worker_memory or None
-    found = replace(found, final_loss=master.final_loss, model_hash=master.shard.digest(), worker_peak_memory_bytes=memory)
+    try:
+        digest = master.shard.digest()
+    except DeviceError:  # of the master's own, on which the weights are
+        digest = ""
+    found = replace(found, final_loss=master.final_loss, model_hash=digest, worker_peak_memory_bytes=memory)
     found.write(run.path)
     return found
 

@@ -10,6 +10,7 @@ import torch
 from psnode.codecs import Codec
 from psnode.exchange.device.change import ChangeOfEntries, decoder
 from psnode.exchange.device.codecs import Change, DeviceCodec, DeviceEncoder
+from psnode.exchange.device.spectral import is_spectral
 from psnode.exchange.device.trust import Verdict, check, check_entries
 from psnode.plan.groups import Plan
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from psnode.exchange.segment_coder import SegmentCoder
 
 _NONE = "it has no kernels for a device"
+_OTHER_BITS = "a device makes other last bits of its factors"
 
 
 class Placed(NamedTuple):
@@ -63,7 +65,7 @@ class Encoders(NamedTuple):
 
 
 def encoders_on(plan: Plan, codecs: Sequence[Codec], device: torch.device) -> Encoders:
-    """Coding on `device` of `codecs`, one a segment, as far as that gives the host's bytes.
+    """Coding on `device` of `codecs`, one a segment, as far as that gives the host's bytes; factors of svd differ in last bits.
 
     Segments that travel as they are need no verdict, and empty ones no coding. ConfigurationError if CuPy is absent.
     """
@@ -74,7 +76,8 @@ def encoders_on(plan: Plan, codecs: Sequence[Codec], device: torch.device) -> En
             continue
         spec = repr(codec)
         if spec not in verdicts:
-            verdicts[spec] = check(codec, device) or Verdict(spec, None, _NONE)
+            own = Verdict(spec, None, _OTHER_BITS) if is_spectral(codec) else check(codec, device)
+            verdicts[spec] = own or Verdict(spec, None, _NONE)
         if (there := verdicts[spec].on_device) is not None:
             found[segment.index] = there.encoder(segment.shape)
     return Encoders(found, list(verdicts.values()))

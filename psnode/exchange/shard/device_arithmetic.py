@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -10,20 +11,19 @@ import torch
 from psnode.codecs import Codec, Payload
 from psnode.codecs.arrays import Floats
 from psnode.codecs.base import RandomSource
+from psnode.errors import PayloadError
 from psnode.exchange.device.codecs import Change
 from psnode.exchange.shard.aggregator import Mean
 from psnode.exchange.shard.optimizer import Parameters
 from psnode.exchange.shard.pushes import Part
-from psnode.exchange.shard.twins import Twins
+from psnode.exchange.shard.twins import told
 from psnode.plan.groups import Group, Plan, Segment
-from psnode.tasks.device import device_errors
 
 _NOTHING = np.empty(0, np.float32)
-told = device_errors("the size of the model, or leave out --gpu-master")
 
 
 class DeviceArithmetic:
-    """Sums beside the `twins` of weights and memories: Arithmetic, with the host's bits.
+    """Sums beside the twins of weights and memories, which `parameters` move: Arithmetic, with the host's bits.
 
     `changes`: of segments, by number, whose payloads are decoded there. Others are decoded on the host, and so is what is added
     with a weight: their values go up. A push was checked and measured on the host before, by its scales where these bound it.
@@ -35,11 +35,10 @@ class DeviceArithmetic:
         codecs: Sequence[Codec],
         aggregator: Mean,
         parameters: Parameters,
-        twins: Twins,
         total: torch.Tensor,
         changes: Mapping[int, Change],
     ) -> None:
-        self._codecs, self._aggregator, self._parameters, self._twins = codecs, aggregator, parameters, twins
+        self._codecs, self._aggregator, self._parameters = codecs, aggregator, parameters
         self._total, self._changes = total, changes
 
     @told
@@ -50,8 +49,9 @@ class DeviceArithmetic:
     def add_payload(self, segment: Segment, payload: Payload, weight: float) -> None:
         change = self._changes.get(segment.index)
         if change is not None and weight == 1:
-            change.add(payload)
-            return
+            with contextlib.suppress(PayloadError):  # the host has taken it: one of other parameters, say
+                change.add(payload)
+                return
         decoded = self._codecs[segment.index].decode(payload).reshape(-1)
         if weight != 1:
             decoded *= np.float32(weight)
@@ -80,7 +80,6 @@ class DeviceArithmetic:
     @told
     def update(self, group: Group, factor: float, lr: float, idle: Sequence[slice]) -> None:
         self._parameters.update(group.index, self._of(group), factor, lr, idle)
-        self._twins.change(group.index)
 
     def _of(self, part: Group | Segment) -> torch.Tensor:
         return self._total[part.start : part.stop]

@@ -11,34 +11,29 @@ from psnode.codecs.arrays import Bytes, Floats, Words
 from psnode.codecs.kernels.finite import raise_nonfinite
 from psnode.codecs.rng import Key
 from psnode.exchange.device.codecs import Change, DeviceEncoder
-from psnode.exchange.shard.device_arithmetic import told
-from psnode.exchange.shard.twins import Twins
-from psnode.plan.groups import Group, Plan, Segment
+from psnode.exchange.shard.twins import told
+from psnode.plan.groups import Group, Segment
 
 
 class DeviceMover:
     """x and y on a device, flat, the twins of others: Mover, with the host's bits.
 
     `encoders` and `changes`: of the segments, by number, that are coded there, and of those whose payloads are decoded there. Of
-    others the difference comes to the host, or what the host decodes goes up.
+    others the difference comes to the host, or y, to be changed by what the host decodes.
     """
 
     def __init__(
         self,
-        plan: Plan,
         x: torch.Tensor,
         y: torch.Tensor,
-        twins: Twins,
         encoders: Mapping[int, DeviceEncoder],
         changes: Mapping[int, Change],
     ) -> None:
-        self._x, self._y, self._twins, self._encoders, self._changes = x, y, twins, encoders, changes
-        self._groups = {segment.index: group.index for group in plan.groups for segment in group.segments}
+        self._x, self._y, self._encoders, self._changes = x, y, encoders, changes
 
     @told
     def move(self, segment: Segment, codec: Codec, key: Key, out: Bytes) -> Payload:
         x, y = (vector[segment.start : segment.stop] for vector in (self._x, self._y))
-        self._twins.change(self._groups[segment.index])
         encoder, change = self._encoders.get(segment.index), self._changes.get(segment.index)
         if encoder is not None:
             payload = codec.assembled(segment.shape, key, lambda words, body: _code(encoder, x, y, words, body), out)
@@ -47,8 +42,12 @@ class DeviceMover:
             payload = codec.encode(difference, key, out=out)
         if change is not None:
             change.add(payload)
-        else:
+        elif codec.lossless:
             y.add_(torch.from_numpy(codec.decode(payload).reshape(-1)).to(y.device))
+        else:
+            moved = y.cpu().numpy()  # -0 stays where a sparse payload has nothing
+            codec.decode_add(payload, moved)
+            y.copy_(torch.from_numpy(moved))
         return payload
 
     @told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -99,7 +100,7 @@ class DeviceSteps:
 def checked_steps(device: torch.device) -> tuple[DeviceSteps | None, str]:
     """Kernels whose results on `device` are the host's; or none, and the reason in a line. ConfigurationError without CuPy.
 
-    What was found good is remembered by text, device, driver and versions.
+    What was found good is remembered by the text of kernels and of what uses them, device, driver and versions.
     """
     from psnode.codecs.rows.compiled import write_whole
     from psnode.codecs.rows.cupy_kernels import Identity, import_cupy
@@ -107,7 +108,7 @@ def checked_steps(device: torch.device) -> tuple[DeviceSteps | None, str]:
     import_cupy()
     try:
         steps = DeviceSteps.on(device)
-        mark = Identity.of(device.index or 0).file(f"{steps.text}\n{torch.__version__}", ".steps.trusted")
+        mark = Identity.of(device.index or 0).file("\n".join((steps.text, torch.__version__, *_sources())), ".steps.trusted")
         if mark.is_file():
             return steps, ""
         if problem := next(differences(steps, device), ""):
@@ -116,6 +117,14 @@ def checked_steps(device: torch.device) -> tuple[DeviceSteps | None, str]:
     except Exception as error:  # whatever a compiler, a driver or a device may say
         return None, f"its kernels failed: {in_one_line(error)}"
     return steps, ""
+
+
+def _sources() -> Iterator[str]:
+    """The text of what uses kernels, and of what they are compared with."""
+    from psnode.codecs.rows import cupy_steps
+    from psnode.exchange.shard import adam, sgd
+
+    return (Path(str(file)).read_text() for file in (cupy_steps.__file__, adam.__file__, sgd.__file__, __file__))
 
 
 def differences(steps: Steps, device: torch.device) -> Iterator[str]:

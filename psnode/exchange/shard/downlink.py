@@ -59,18 +59,24 @@ class Downlink:
     Dense: y is x, and a group's frame replaces it. Coded: the frame carries D = E(x - y) segment by segment, E in the codec's
     contractive form, and y += decode(D) here and on every worker, bit for bit alike. The part that D misses is in the
     next x - y: y needs no error feedback of its own. `mover` may be replaced by one that has x and y elsewhere; `replica` then
-    is y as its owner last had it brought.
+    is y as it began.
     """
 
     def __init__(self, spec: str, weights: Floats, plan: Plan, link: FrameChannel, workers: Sequence[int], *, seed: int) -> None:
         self.codecs = downlink_codecs(plan, spec)
         self._x = weights
         self.replica = weights if self.codecs is None else weights.copy()
+        self._home = torch.from_numpy(self.replica)
         self.recipients = tuple(workers)  # may be replaced while no group is being sent
         self._seed = seed
         self._frames = OutgoingFrames(len(plan.groups), link)
         self._places = layout.places(plan)
         self.mover: Mover = HostMover(weights, self.replica, max((segment.size for segment in plan.segments), default=0))
+
+    @property
+    def home(self) -> torch.Tensor:
+        """y's memory on the host."""
+        return self._home
 
     @property
     def differs(self) -> bool:

@@ -12,12 +12,12 @@ from psnode.config import Config
 from psnode.errors import ConfigurationError
 from psnode.exchange.device.placing import Changes, Encoders, changes_on, encoders_on
 from psnode.exchange.shard.aggregator import Aggregator, Mean
-from psnode.exchange.shard.device_arithmetic import DeviceArithmetic, told
+from psnode.exchange.shard.device_arithmetic import DeviceArithmetic
 from psnode.exchange.shard.device_mover import DeviceMover
 from psnode.exchange.shard.device_steps import checked_steps
 from psnode.exchange.shard.downlink import Downlink
 from psnode.exchange.shard.optimizer import Parameters
-from psnode.exchange.shard.twins import Twins
+from psnode.exchange.shard.twins import Twins, told
 from psnode.plan.groups import Plan
 
 
@@ -67,8 +67,8 @@ def place(
         steps, problem = checked_steps(device)
         if steps is None:
             return problem
-        y = torch.from_numpy(downlink.replica)
-        twins = Twins(plan, [*parameters.vectors, *([y] if downlink.differs else [])], device)
+        y = downlink.home
+        twins = Twins([*parameters.vectors, *([y] if downlink.differs else [])], device)
         total = torch.zeros(plan.size, device=device)
         ups = changes_on(plan, codecs, total)
         there = twins.of(y if downlink.differs else parameters.weights)
@@ -84,7 +84,7 @@ def place(
     ]
     return OnDevice(
         twins,
-        DeviceArithmetic(plan, codecs, aggregator, parameters, twins, total, ups.by_segment),
-        DeviceMover(plan, twins.of(parameters.weights), there, twins, encoders.by_segment, downs.by_segment),
+        DeviceArithmetic(plan, codecs, aggregator, parameters, total, ups.by_segment),
+        DeviceMover(twins.of(parameters.weights), there, encoders.by_segment, downs.by_segment),
         list(dict.fromkeys(lines)),
     )

@@ -105,11 +105,11 @@ class Parameters:
                 view.copy_(parameter.detach())
                 parameter.data = view
 
-    def digest(self) -> str:
-        """xxh3_128 of the bytes of all parameters, frozen ones too, in state-dict order."""
+    def digest(self, newest: Callable[[torch.Tensor], torch.Tensor] = lambda view: view) -> str:
+        """xxh3_128 of the bytes of all parameters, frozen ones too, in state-dict order; `newest`: as of Twins.copies."""
         state = xxhash.xxh3_128()
         for _, parameter in self.model.named_parameters():
-            state.update(bits(parameter))
+            state.update(bits(newest(parameter.detach())))
         return state.hexdigest()
 
     def state(self) -> dict[str, torch.Tensor]:

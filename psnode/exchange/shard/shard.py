@@ -50,7 +50,8 @@ class ShardState(NamedTuple):
     """Tensors of a checkpoint: the model with x, the optimizer's memories, y (empty where y is x), and the model with
     its moving average (empty where there is none).
 
-    Those of x, y and momenta are the shard's own memory, which later versions change. Names are as psnode.records.layout says.
+    Those of x, y and momenta are the shard's own memory, which later versions change, or copies of what is on a device. Names
+    are as psnode.records.layout says.
     """
 
     model: Tensors
@@ -64,8 +65,8 @@ class Shard:
 
     One thread calls it. Arithmetic is done in lanes, which post GroupClosed, Refused and NotApplied to the inbox of `link`.
     `model`: its trainable parameters become views of x. `rate`: the learning rate of gradients computed on a version.
-    `device`: where sums, x, the optimizer's memories and y are computed with, as far as they can be; the host's have the newest
-    values when this class gives them away.
+    `device`: where sums, x, the optimizer's memories and y are computed with, as far as they can be; this class gives away copies
+    of their newest values.
     """
 
     def __init__(
@@ -211,30 +212,37 @@ class Shard:
 
     @property
     def replica(self) -> Floats:
-        """y, the weights that every recipient holds: flat, in the order of the plan. While no group is open."""
-        self._settle()
-        return self._downlink.replica
-
-    def _settle(self) -> None:
-        """Have the newest values on the host."""
-        if self._twins is not None:
-            self._twins.settle()
+        """y, the weights that every recipient holds: flat, in the order of the plan."""
+        if self._twins is None:
+            return self._downlink.replica
+        home = self._downlink.home if self._downlink.differs else self._parameters.weights
+        found: Floats = self._twins.copy(home).numpy()
+        return found
 
     def digest(self) -> str:
-        """xxh3_128 of the bytes of all parameters, x and frozen ones, in state-dict order. While no group is open."""
-        self._settle()
-        return self._parameters.digest()
+        """xxh3_128 of the bytes of all parameters, x and frozen ones, in state-dict order."""
+        if self._twins is None:
+            return self._parameters.digest()
+        return self._parameters.digest(self._twins.copies([self._parameters.weights]))
 
     # checkpoints and records
 
     def state(self) -> ShardState:
         """Model, optimizer and y, for a checkpoint. While no group is open."""
-        self._settle()
         average = {} if self._average is None else self._average.state(self.model)
-        return ShardState(self.model.state_dict(), self._parameters.state(), self._downlink.state(), average)
+        found = ShardState(self.model.state_dict(), self._parameters.state(), self._downlink.state(), average)
+        if self._twins is None:
+            return found
+        newest = self._twins.copies([*self._parameters.vectors, *([self._downlink.home] if self._downlink.differs else [])])
+        return ShardState(*({name: newest(value) for name, value in tensors.items()} for tensors in found))
 
     def memory(self) -> list[list[torch.Tensor]]:
-        """By group what a later version changes of `state`; but for a constraint of the task, no tensor beside it changes."""
+        """By group what a later version changes of `state`; but for a constraint of the task, no tensor beside it changes.
+
+        Nothing where a device has the newest values, and `state` is copies.
+        """
+        if self._twins is not None:
+            return [[] for _ in self.plan.groups]
         average = self._average
         return [
             [
@@ -246,13 +254,8 @@ class Shard:
         ]
 
     def before_change(self, tell: Callable[[int], None]) -> None:
-        """From here on `tell` is called with every group of which `memory` is about to change: in a lane, which it may hold up,
-        or, where a device has the newest values, when these are brought to the host.
-        """
-        if self._twins is not None:
-            self._twins.before_change = tell
-        else:
-            self._reduction.before_change = tell
+        """From here on `tell` is called with every group that is about to change, in a lane, which it may hold up."""
+        self._reduction.before_change = tell
 
     def norms(self) -> Tensors:
         """The norms that later pushes are compared with, for a checkpoint. While no group is open."""

@@ -6,41 +6,46 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from psnode.plan.groups import Plan
+from psnode.tasks.device import device_errors
+
+told = device_errors("the size of the model, or leave out --gpu-master")
 
 
 class Twins:
-    """For each of `homes`, flat float32 vectors in the order of `plan`, a twin on `device`.
+    """For each of `homes`, flat float32 vectors, a twin on `device`, which changes while its home keeps old values.
 
-    Whoever reads homes calls `settle` before, and whoever has written to them `renew`: while no group is open. `before_change` is
-    called with a group whose homes are about to change.
+    So a home is written to where values come from elsewhere alone, with `renew` behind it; whoever wants to read one gets a copy.
     """
 
-    def __init__(self, plan: Plan, homes: Sequence[torch.Tensor], device: torch.device) -> None:
-        self._plan, self._homes = plan, homes
-        self.vectors = [home.to(device, copy=True) for home in homes]
-        self.before_change: Callable[[int], None] = lambda group: None
-        self._changed = set[int]()
+    def __init__(self, homes: Sequence[torch.Tensor], device: torch.device) -> None:
+        self._homes = homes
+        self._there = [home.to(device, copy=True) for home in homes]
 
     def of(self, home: torch.Tensor) -> torch.Tensor:
         """The twin of `home`."""
-        return next(there for each, there in zip(self._homes, self.vectors, strict=True) if each is home)
+        return next(there for each, there in zip(self._homes, self._there, strict=True) if each is home)
 
-    def change(self, group: int) -> None:
-        """The twins have newer values of a group than the homes."""
-        self._changed.add(group)
+    @told
+    def copy(self, home: torch.Tensor) -> torch.Tensor:
+        """The newest values of `home`, in memory of their own on the host. Waits for what was given to the device."""
+        return torch.empty_like(home).copy_(self.of(home))
 
-    def settle(self) -> None:
-        """Have the newest values in the homes. Waits for what was given to the device."""
-        for index in sorted(self._changed):
-            self._changed.discard(index)
-            self.before_change(index)
-            group = self._plan.groups[index]
-            for home, there in zip(self._homes, self.vectors, strict=True):
-                home[group.start : group.stop] = there[group.start : group.stop].cpu()
+    def copies(self, homes: Sequence[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Copies of `homes`: a function from a contiguous view of one to the same view of its copy; other tensors stay."""
+        found = [(home, self.copy(home)) for home in homes]
 
+        def moved(view: torch.Tensor) -> torch.Tensor:
+            for home, copy in found:
+                place = view.data_ptr() - home.data_ptr()
+                if view.numel() and 0 <= place < home.nbytes:
+                    start = place // home.element_size()
+                    return copy[start : start + view.numel()].view(view.shape)
+            return view
+
+        return moved
+
+    @told
     def renew(self) -> None:
         """Have the homes' values in the twins."""
-        for home, there in zip(self._homes, self.vectors, strict=True):
+        for home, there in zip(self._homes, self._there, strict=True):
             there.copy_(home)
-        self._changed.clear()
