@@ -36,7 +36,7 @@ from psnode.codecs.kernels.dithered_loops import Lattice
 from psnode.codecs.kernels.dots import Lost
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
 from psnode.codecs.kernels.parts import reached
-from psnode.codecs.kernels.planes import BLOCK, packed_nbytes
+from psnode.codecs.kernels.planes import BLOCK, most_nbytes, packed_nbytes
 from psnode.codecs.rng import Draws
 from psnode.codecs.sinks import InnerProducts
 from psnode.codecs.sources import leaves_error, operands
@@ -82,7 +82,7 @@ class Dithered(Quantiser):
         size = math.prod(shape)
         buckets = -(-size // self.bucket)
         bits = (2 * self._largest(size)).bit_length()
-        return _FIELDS + 4 * buckets + padded(buckets) + packed_nbytes(size, bits)
+        return _FIELDS + 4 * buckets + padded(buckets) + most_nbytes(size, bits)
 
     def _fuses(self, source: Source, sink: Sink) -> bool:
         return sink is NOTHING or isinstance(sink, InnerProducts) or leaves_error(source, sink)

@@ -289,6 +289,16 @@ def test_wrong_escapes_are_refused() -> None:
             codec.decode(Payload.from_bytes(bytes(changed)))
 
 
+@pytest.mark.parametrize("step", [2.0**-5, 0.05, 0.4])
+def test_a_few_coordinates_fit_into_a_body_whatever_bits_they_need(step: float) -> None:
+    """7 bits of 1, 2, 3, 5 or 9 codes take more bytes than 8 bits."""
+    codec = Dithered(step=step)
+    for size in range(1, 20):
+        for seed in range(8):
+            payload = codec.encode(gaussian(size, seed=seed), KEY)
+            np.testing.assert_array_equal(codec.decode(payload).reshape(-1), read(payload.to_bytes()))
+
+
 # Configuration
 
 

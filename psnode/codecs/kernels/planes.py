@@ -40,6 +40,11 @@ def packed_nbytes(count: int, bits: int) -> int:
     return count // BLOCK * (BLOCK // 8) * bits + sum(-(-rest * width // 8) for width in widths)
 
 
+def most_nbytes(count: int, bits: int) -> int:
+    """The most bytes that `count` codes of up to `bits` bits take: of a few codes, fewer bits may fill more planes."""
+    return max(packed_nbytes(count, width) for width in range(1, bits + 1))
+
+
 @inlined
 def new_rows() -> Rows:
     """Rows of zeros."""
