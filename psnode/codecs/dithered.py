@@ -78,6 +78,11 @@ class Dithered(Quantiser):
         """No |q| is larger: a value is at most sqrt(coordinates) times the root mean square."""
         return math.ceil(1.001 * math.sqrt(min(size, self.bucket)) / self.step) + 1
 
+    @property
+    def most_bits(self) -> int:
+        """No code has more."""
+        return (2 * self._largest(self.bucket)).bit_length()
+
     def _max_body(self, shape: Shape) -> int:
         size = math.prod(shape)
         buckets = -(-size // self.bucket)
@@ -120,6 +125,12 @@ class Dithered(Quantiser):
 
     def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
         self._read(body, out, weight, True)
+
+    def check_scales(self, body: Bytes, size: int) -> None:
+        """PayloadError unless a body of codes begins with fields and scales that encode writes for `size` coordinates."""
+        _, bucket, _ = _fields(body)
+        buckets = -(-size // bucket)
+        _check_scales(body[_FIELDS : _FIELDS + 4 * buckets], buckets)
 
     def _read(self, body: Bytes, out: Floats, weight: np.float32, add: bool) -> None:
         step, bucket, key = _fields(body)

@@ -23,6 +23,9 @@ KEY = Key.derive(1, "golden")  # that of the golden payloads
 # Codecs with formulas, at their defaults and at others.
 FORMS = [
     "bf16",
+    "dithered",
+    "dithered:step=0.04,bucket=512",
+    "dithered:step=64,bucket=1024",
     "fp16",
     "minmax",
     "minmax:bits=1",
@@ -45,6 +48,8 @@ FORMS = [
 GOLDEN = {
     name: name for name in ("bf16", "fp16", "minmax", "natural", "nuqsgd", "onebit", "qsgd", "scaledsign", "sign", "terngrad")
 } | {
+    "dithered": "dithered",
+    "dithered-fine": "dithered:step=0.04,bucket=512",
     "minmax-1": "minmax:bits=1",
     "tbq": "tbq",
     "tbq-sparse": "tbq:tau=2",

@@ -46,7 +46,7 @@ class Hosted:
     """Kernels of such a library, with the interface of psnode.codecs.rows.coder.Functions."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self.library, self.varies = library, hasattr(library, "place_blocks")
+        self.library, self.varies, self.fits = library, hasattr(library, "place_blocks"), hasattr(library, "measure")
 
     def survey(self, x: np.ndarray, tops: np.ndarray) -> bool:
         padded = np.resize(x, -(-x.size // 512) * 512)  # repeats what there is, which changes no extreme
@@ -82,12 +82,23 @@ class Hosted:
             self.library.place_blocks(address(starts), blocks)
             self.library.copy_blocks(address(rooms), address(starts), address(packed), blocks)
             return int(done[0]) * 512
+        if self.fits:
+            self.library.measure(*[address(array) for array in (x, side, tops, done, key)], *numbers)
+            numbers.append(address(starts := self._places(side, *numbers)))
+            assert starts[0] == 0
         arrays = [address(array) for array in (x, error, side, packed, tops, done, key)]
         self.library.encode(*arrays, *numbers)
         return int(done[0]) * 512
 
+    def _places(self, side: Any, first: Any, rows: Any, count: Any) -> np.ndarray:
+        """Where buckets begin, of which there are at most as many as rows."""
+        starts = np.zeros(count.value + 1, np.uint32)
+        self.library.place_buckets(address(side), address(starts), first, rows, count)
+        return starts
+
     def decode(self, side: Any, rows: int, first: int, packed: Any, out: Any, weight: np.float32, adding: bool) -> None:
         numbers = [ctypes.c_uint32(number) for number in (first, rows, out.size // 512)]
         arrays = [address(array) for array in (side, packed, out)]
-        starts = [address(starts_of(packed, out.size))] if self.varies else []
+        places = starts_of(packed, out.size) if self.varies else self._places(side, *numbers) if self.fits else None
+        starts = [] if places is None else [address(places)]
         self.library.decode(*arrays, ctypes.c_float(float(weight)), ctypes.c_int(adding), *numbers, *starts)

@@ -86,6 +86,7 @@ def test_gpus_run_it_from_registers_and_round_every_operation(spec: str, archite
     spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", found.log)
     entries = {"encode", "decode", "survey", "fold_sums"} | ({"sum_rows"} if program(get_codec(spec)).sums else set())
     entries |= {"norms", "place_blocks", "copy_blocks"} if spec == "tbq" else set()
+    entries |= {"measure", "place_buckets"} if spec == "dithered" else set()
     assert set(re.findall(r"Compiling entry function '(\w+)'", found.log)) == entries
     assert {*spills} == {("0", "0")}
     assert re.findall(r"\bfma\.", found.ptx) == []

@@ -42,7 +42,7 @@ def packed_nbytes(count: int, bits: int) -> int:
 
 def most_nbytes(count: int, bits: int) -> int:
     """The most bytes that `count` codes of up to `bits` bits take: of a few codes, fewer bits may fill more planes."""
-    return max(packed_nbytes(count, width) for width in range(1, bits + 1))
+    return max((packed_nbytes(count, width) for width in range(1, bits + 1)), default=0)
 
 
 @inlined

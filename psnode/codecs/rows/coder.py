@@ -112,7 +112,7 @@ class Coder:
             room = np.zeros(self.program.packed.unit, np.uint8)
             if self.functions.encode(readonly(last), full // ROW, key, tops, side, rows, room, lost) < self._unit:
                 return full
-            self.program.packing(side).cut(room, x.size - full, rest)
+            self.program.packing(side, x.size).cut(room, x.size - full, rest)
             if error.size:
                 error[full:] = lost[: x.size - full]
             if sums.dots.size:
@@ -150,7 +150,7 @@ class Coder:
             last = np.zeros(self._unit, np.float32)
             last[: out.size - full] = out[full:]
             room = np.zeros(self.program.packed.unit, np.uint8)
-            self.program.packing(side).fill(rest, out.size - full, room)
+            self.program.packing(side, out.size).fill(rest, out.size - full, room)
             self.functions.decode(readonly(side), rows, full // ROW, readonly(room), last, weight, adding)
             out[full:] = last[: out.size - full]
 
@@ -159,7 +159,7 @@ class Coder:
         out = np.empty(done, np.float32)
         if done:
             side, packed = self._views(body, size)
-            end = self.program.packing(side).length(packed, done)
+            end = self.program.packing(side, size).length(packed, done)
             self.functions.decode(readonly(side), rows_of(size), 0, readonly(packed[:end]), out, np.float32(1), False)
         return out
 
@@ -169,7 +169,9 @@ class Coder:
         if body.size < start:
             raise PayloadError(f"{program.id}: a body of {body.size} bytes ends inside its numbers")
         side, rows = body[:start].view(np.uint32), rows_of(size)
-        program.packing(side).check(body[start:], size, program.id)
+        program.packing(side, size).check(body[start:], size, program.id)
+        if program.packed.form == "fitted" and program.padding(side, size).any():
+            raise PayloadError(f"{program.id}: the widths are not padded with zeros")
         for name, at, word in program.constants():
             if size and side[at] != word:
                 raise PayloadError(f"{program.id}: {name} is not that of these parameters")
@@ -185,7 +187,7 @@ class Coder:
     def _split(self, body: Bytes, size: int) -> tuple[Bytes, Bytes]:
         """The codes of full units, which are there, and of what is left."""
         side, codes = self._views(body, size)
-        end = self.program.packing(side).length(codes, size // self._unit * self._unit)
+        end = self.program.packing(side, size).length(codes, size // self._unit * self._unit)
         return codes[:end], codes[end:]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.rows.formula import OF_ALL, PLACES, SIZE, SUMS
+from psnode.codecs.rows.formula import OF_ALL, OF_BUCKET, PLACES, SIZE, SUMS
 from psnode.codecs.rows.numba_rows import INFIX
 from psnode.codecs.rows.statements import Statements, Store, Then
 from psnode.codecs.rows.values import Kind, Span, Value
@@ -75,6 +75,14 @@ class CudaRows(Statements):
     def reduced(self, value: Value) -> str:
         if value.op in OF_ALL:
             return f"{'least_of' if value.op == 'least_magnitude_of_all' else 'top_of'}(tops[{PLACES[value.op]}])"
+        if value.op == "key_word":
+            return f"key[{value.detail}]"
+        if value.op in OF_BUCKET:
+            return (
+                "bucket_norm(x + 512 * (uint64)(row - first))"
+                if value.op == "l2_norm_of_bucket"
+                else f"size_of_bucket((uint32)tops[{SIZE}], row)"
+            )
         if value.op == "size_of_all":
             return f"(uint32)tops[{SIZE}]"
         if value.op in SUMS:
@@ -100,9 +108,15 @@ class CudaRows(Statements):
     def loop(self, ends: list[Value], then: Then, random: bool) -> None:
         self.put("EACH(k) {")
         with self.block():
-            leaves = {"input": "v[k]", "codes": "codes[k]", "random16": "SIXTEEN(words, k)", "coin": "COIN(coins, k)"}
-            self.put(*then("k", self.named(ends, lambda value: leaves.get(value.op), "k")))
+            self.put(*then("k", self.named(ends, _leaf, "k")))
         self.put("}")
+
+
+def _leaf(value: Value) -> str | None:
+    if value.op == "random16" and value.detail != 512:
+        return f"SIXTEEN(words, k % {int(str(value.detail)) // 32})"
+    leaves = {"input": "v[k]", "codes": "codes[k]", "random16": "SIXTEEN(words, k)", "coin": "COIN(coins, k)"}
+    return {**leaves, "place_in_row": "LANE + 32 * k"}.get(value.op)
 
 
 def rooms_of(rows: CudaRows) -> list[str]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from psnode.codecs.rows.cuda_buckets import HERE, STARTS, WIDTH, header, measure, read, word
 from psnode.codecs.rows.cuda_rows import PLAIN, CudaRows, rooms_of
 from psnode.codecs.rows.cuda_sums import sum_rows
-from psnode.codecs.rows.formula import Column, Program
+from psnode.codecs.rows.formula import Program
 from psnode.codecs.rows.statements import Store, place_of
 from psnode.codecs.rows.values import Kind, Span, Value, below
 
@@ -32,6 +33,8 @@ _DECODE = [
     "              uint32 first, uint32 rows, uint32 count) {",
 ]
 _ROW = ["        const uint32 row = first + at;", "        const uint64 start = 512 * (uint64)at;"]
+_LOAD = ["        F32 v[16];", "        EACH(k) v[k] = LOAD_F32(x, start + 32 * k);"]
+_LEFT = Store("STORE_F32(error, start + 32 * {at}, v[{at}] - {x});")
 _BLOCK = [
     "    ROWS(unit, count / 40) {",
     "        uint32 sent = 0;",
@@ -49,12 +52,16 @@ _UNIT = [
 def text_of(program: Program) -> str:
     """The kernels' text: a function of the program alone."""
     sums = [*sum_rows(program), ""] if program.sums else []
-    more = ['#include "sparse.h"', ""] if program.packed.in_blocks else []
+    more = ['#include "sparse.h"', ""] if program.packed.form == "sparse" else []
+    if program.packed.form == "fitted":
+        more = [*header(program), *measure(program), ""]
     return "\n".join([_HEADER.format(program.id), *more, *sums, *_encode(program), "", *_decode(program), ""])
 
 
 def _encode(program: Program) -> list[str]:
-    rows, columns = CudaRows(program), (*program.of_array, *program.of_rows)
+    if program.packed.form == "fitted":
+        return _encode_fitted(program)
+    rows, columns = CudaRows(program), program.numbers
     rows.numbers([*(column.value for column in columns), program.packed.value, program.kept])
     rows.put(*_width(program.packed.width, rows))
     before = rows.taken()
@@ -64,46 +71,60 @@ def _encode(program: Program) -> list[str]:
         if program.packed.rows == 1 and not program.sums:
             rows.put("if (top_bits(v) >= FINITE_BELOW) {", "    LOWER(done, at);", "    continue;", "}")
         for column in columns:
-            rows.put(f"STORE_WORD(side, {place_of(program, column)}, {_word(column, rows)});")
+            rows.put(f"STORE_WORD(side, {place_of(program, column)}, {word(column, rows)});")
         rows.put(f"{_codes(program)} codes[16];")
         rows.into(program.packed.value, Store("codes[{at}] = {x};"))
         rows.put(_pack(program))
         if program.packed.in_blocks:
             rows.put("STORE_WORD(starts, unit, sent);")
         with rows.when("error"):
-            rows.into(program.kept, Store("STORE_F32(error, start + 32 * {at}, v[{at}] - {x});"))
+            rows.into(program.kept, _LEFT)
     body = rows.taken()
-    load = ["        F32 v[16];", "        EACH(k) v[k] = LOAD_F32(x, start + 32 * k);"]
     if program.packed.rows == 1:
-        return [*_ENCODE, *before, "    ROWS(at, count) {", *_ROW, *load, *rooms_of(rows), *body, "    }", "}"]
+        return [*_ENCODE, *before, "    ROWS(at, count) {", *_ROW, *_LOAD, *rooms_of(rows), *body, "    }", "}"]
     unit, count = (_BLOCK, 40) if program.packed.in_blocks else (_UNIT, 5)
     missed = [f"        if (!finite_rows(x, {count} * unit, {count})) {{", f"            LOWER(done, {count} * unit);"]
     look = [] if program.sweeps or program.sums else [*missed, "            continue;", "        }"]
     store = [] if program.packed.in_blocks else ["        EACH(k) STORE_8(packed + 512 * (uint64)unit, 32 * k, trits[k]);"]
     opening = [*unit[:2], *look, *unit[2:]]
     head = _with_starts(_ENCODE, "uint32 *starts") if program.packed.in_blocks else _ENCODE
-    return [*head, *before, *opening, *_ROW, *load, *rooms_of(rows), *body, "        }", *store, "    }", "}"]
+    return [*head, *before, *opening, *_ROW, *_LOAD, *rooms_of(rows), *body, "        }", *store, "    }", "}"]
+
+
+def _encode_fitted(program: Program) -> list[str]:
+    """The kernel that packs rows whose numbers and widths lie in the body."""
+    rows, (codes, kept) = CudaRows(program), program.with_fields
+    rows.numbers([codes, kept])
+    before = rows.taken()
+    with rows.block():
+        rows.put("if (at >= *done) continue;")
+        read(program, rows, Span.BUCKET, [codes, kept])
+        rows.draw([codes])
+        rows.put("U32 codes[16];", WIDTH)
+        rows.into(codes, Store("codes[{at}] = {x};"))
+        rows.put(_pack(program))
+        with rows.when("error"):
+            rows.into(kept, _LEFT)
+    body = rows.taken()
+    head = _with_starts(_ENCODE, STARTS)
+    return [*head, *before, "    ROWS(at, count) {", *_ROW, *_LOAD, *rooms_of(rows), *body, "    }", "}"]
 
 
 def _decode(program: Program) -> list[str]:
     rows = CudaRows(program)
-    if program.packed.in_blocks:
+    if program.packed.form == "sparse":
         return _decode_blocks(program, rows)
-    columns = {column.name: column for column in (*program.of_array, *program.of_rows)}
     ends = [program.decoded] if program.width is None else [program.width, program.decoded]
-    fields = [value for value in below(ends) if value.op == "field"]
-
-    def read(span: Span) -> None:
-        for value in (value for value in fields if value.span is span):
-            word = f"side[{place_of(program, columns[str(value.detail)])}]"
-            rows.define(value, f"float_of({word})" if value.kind is Kind.F32 else f"({PLAIN[value.kind]}){word}")
-
-    read(Span.ARRAY)
+    read(program, rows, Span.ARRAY, ends)
     rows.numbers([program.decoded])
     rows.put(*_width(program.width, rows))
     before = rows.taken()
+    if program.place_of_key is not None:
+        before += ["    uint32 key[5];", f"    key_of_words(side + {program.place_of_key}, key);"]
     with rows.block():
-        read(Span.ROW)
+        read(program, rows, Span.BUCKET, ends)
+        read(program, rows, Span.ROW, ends)
+        rows.put(WIDTH if program.packed.form == "fitted" else "")
         rows.put(f"{_codes(program)} codes[16];", _unpack(program))
         place = "out, start + 32 * {at}"
         rows.put("if (adding) {")
@@ -114,8 +135,9 @@ def _decode(program: Program) -> list[str]:
             rows.into(program.decoded, Store(f"STORE_F32({place}, {{x}});"))
         rows.put("}")
     body = rows.taken()
-    if program.packed.rows == 1:
-        return [*_DECODE, *before, "    ROWS(at, count) {", *_ROW, *rooms_of(rows), *body, "    }", "}"]
+    if program.packed.form in ("planes", "halves", "signs", "fitted"):
+        head = _with_starts(_DECODE, STARTS) if program.packed.form == "fitted" else _DECODE
+        return [*head, *before, "    ROWS(at, count) {", *_ROW, *rooms_of(rows), *body, "    }", "}"]
     load = "        EACH(k) trits[k] = digits_of(LOAD_8(packed + 512 * (uint64)unit, 32 * k));"
     return [*_DECODE, *before, *_UNIT[:2], load, *_UNIT[2:], *_ROW, *rooms_of(rows), *body, "        }", "    }", "}"]
 
@@ -166,12 +188,6 @@ def _decode_blocks(program: Program, rows: CudaRows) -> list[str]:
     return [*head, *before, "    ROWS(unit, count / BLOCK_ROWS) {", *rooms_of(rows), *body, "    }", "}"]
 
 
-def _word(column: Column, rows: CudaRows) -> str:
-    """The four bytes of a number."""
-    found = rows.number(column.value)
-    return f"bits_of({found})" if column.value.kind is Kind.F32 else f"(uint32)({found})"
-
-
 def _codes(program: Program) -> str:
     return "MASK" if program.packed.form == "signs" else "U32"
 
@@ -191,6 +207,8 @@ def _pack(program: Program) -> str:
         return "append_row(codes, part, packed + ROOM_BYTES * (uint64)unit, sent);"
     if form == "signs":
         return "EACH(k) STORE_WORD(packed + start / 8, k, BALLOT(codes[k]));"
+    if form == "fitted":
+        return f"pack_planes(codes, bits, {HERE});"
     return f"pack_planes(codes, {bits}, packed + {bits} * (start / 8));"
 
 
@@ -202,4 +220,6 @@ def _unpack(program: Program) -> str:
         return "EACH(k) { codes[k] = trits[k] % 3; trits[k] = trits[k] / 3; }"
     if form == "signs":
         return "EACH(k) codes[k] = BITS_OF_WORD(LOAD_WORD(packed + start / 8, k));"
+    if form == "fitted":
+        return f"unpack_planes(codes, bits, {HERE});"
     return f"unpack_planes(codes, {bits}, packed + {bits} * (start / 8));"

@@ -20,6 +20,7 @@ from psnode.codecs.rows.formula import FIRST_SUM, rows_of
 from psnode.errors import ConfigurationError, in_one_line, installing
 
 OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
+_BUCKET = re.compile(r"^#define BUCKET_ROWS (\d+)u$", re.MULTILINE)
 _INCLUDE = re.compile(r'^#include "(?!host\.h)(\w+\.h)"$', re.MULTILINE)
 _THREADS, _ROWS_PER_BLOCK, _MOST_BLOCKS = 256, 8, 65535
 BLOCK_ROWS, ROOM = 40, 8192  # of a packing that varies: rows of a block, and bytes of its room, as sparse.h has it
@@ -108,13 +109,17 @@ class Loaded:
 
 
 class Kernels(Loaded):
-    """Kernels that code and decode rows, `count` full ones. `blocks`: the packing is one of blocks that vary in length."""
+    """Kernels that code and decode rows, `count` full ones. `blocks`: the packing is one of blocks that vary in length.
+
+    `bucket`: the rows of a bucket to which the widths of codes are fitted, or 0.
+    """
 
     names = ("survey", "encode", "decode", "fold_sums")
 
     def __init__(self, text: str, device: int) -> None:
         super().__init__(text, device)
         self._has_norms, self.blocks = "KERNEL norms(" in text, "KERNEL place_blocks(" in self.text
+        self.bucket = int(found[1]) if (found := _BUCKET.search(text)) else 0
 
     def survey(self, stream: int, x: int, tops: int, count: int) -> None:
         """Raise the extremes at `tops`, as Functions.survey."""
@@ -143,7 +148,13 @@ class Kernels(Loaded):
         """Code `count` rows, the first of which is number `first` of `rows`, as Functions.encode; `done` is lowered."""
         if not self.blocks:
             addresses = [np.uint64(address) for address in arrays[:-2]]
-            self._launch("encode", stream, count, *addresses, *map(np.uint32, (first, rows, count)))
+            numbers: list[Any] = [np.uint32(number) for number in (first, rows, count)]
+            if self.bucket:
+                x, _, side, _, *others = addresses
+                self._launch("measure", stream, count // self.bucket, x, side, *others, *numbers)
+                self.place(stream, arrays.side, arrays.starts, first, rows, count)
+                numbers.append(np.uint64(arrays.starts))
+            self._launch("encode", stream, count, *addresses, *numbers)
             return
         starts, rooms, blocks = np.uint64(arrays.starts), np.uint64(arrays.rooms), count // BLOCK_ROWS
         addresses = [np.uint64(address) for address in arrays._replace(packed=arrays.rooms)[:-2]]
@@ -151,12 +162,16 @@ class Kernels(Loaded):
         self._launch("place_blocks", stream, 1, starts, np.uint32(blocks))
         self._launch("copy_blocks", stream, blocks, rooms, starts, np.uint64(arrays.packed), np.uint32(blocks))
 
+    def place(self, stream: int, side: int, starts: int, first: int, rows: int, count: int) -> None:
+        """Write to `starts` where the codes of each bucket begin, by the widths at `side`, and where the last one ends."""
+        self._launch("place_buckets", stream, 1, np.uint64(side), np.uint64(starts), *map(np.uint32, (first, rows, count)))
+
     def decode(self, stream: int, arrays: DecodeArrays, weight: float, adding: bool, first: int, rows: int, count: int) -> None:
         """Overwrite `out` with what is decoded, or add weight times that."""
         addresses = [np.uint64(address) for address in arrays[:-1]]
         numbers = np.float32(weight), np.int32(adding), *map(np.uint32, (first, rows, count))
-        starts = [np.uint64(arrays.starts)] if self.blocks else []
-        self._launch("decode", stream, count // BLOCK_ROWS if starts else count, *addresses, *numbers, *starts)
+        starts = [np.uint64(arrays.starts)] if self.blocks or self.bucket else []
+        self._launch("decode", stream, count // BLOCK_ROWS if self.blocks else count, *addresses, *numbers, *starts)
 
 
 class _Stream(NamedTuple):
@@ -187,8 +202,8 @@ def nbytes_of_sums(size: int, sums: int) -> int:
 class EncodeArrays(NamedTuple):
     """Addresses for `encode`, in the order of its arguments; `error`: 0 if it is not wanted, and it may be `x`.
 
-    Of packings that vary also `starts`, uint32: where each block begins in `packed`, and where the last one ends; and ROOM bytes
-    a block at `rooms`.
+    Of packings that vary also `starts`, uint32: where each block or bucket begins in `packed`, and where the last one ends; and
+    ROOM bytes a block at `rooms`.
     """
 
     x: int

@@ -17,20 +17,21 @@ from psnode.codecs.rows.packings import Packed
 from psnode.codecs.rows.values import Kind, Span, Value, below, replaced
 from psnode.errors import CodecError, CodecSpecError, in_one_line
 
-_OF_ENCODE = ("input", "random16", "coin", "settle", "size_of_all")
+_OF_ENCODE = ("input", "random16", "coin", "settle", "size_of_all", "size_of_bucket", "key_word")
 OF_ALL = ("largest_of_all", "least_of_all", "greatest_of_all", "least_magnitude_of_all")  # what takes a sweep of its own
 PLACES = dict(zip(OF_ALL, (0, 1, 2, 4), strict=True))  # among the numbers of the whole input
 SIZE, FIRST_SUM = 3, 3  # the latter among them as float64
 NORM = "l2_norm_of_all"
 SUMS = ("sum_of_all", "count_of_all", NORM)  # what takes a sweep of the formula's own
-OF_INPUT = (*OF_ALL, *SUMS, "size_of_all")
+OF_BUCKET = ("l2_norm_of_bucket", "size_of_bucket")
+OF_INPUT = (*OF_ALL, *SUMS, *OF_BUCKET, "size_of_all", "key_word")
 
 
 class Fields:
     """Everything that encode sends: numbers of the array or of each row, and one packing, in the order of the body.
 
     `Fields(norms=norm, codes=planes(q, 4))`; decode is handed the fields by their names. Those of the array come first, then
-    those of rows, then the packing.
+    those of buckets or rows, then the packing.
     """
 
     def __init__(self, **fields: Value | Packed) -> None:
@@ -39,7 +40,9 @@ class Fields:
             if isinstance(field, Packed):
                 continue
             if not isinstance(field, Value) or field.span is Span.COORDINATE or field.kind in (Kind.F64, Kind.BOOL):
-                raise CodecSpecError(f"the field {name} is neither a packing nor an f32, i32 or u32 of a row or an array")
+                raise CodecSpecError(
+                    f"the field {name} is neither a packing nor an f32, i32 or u32 of a row, a bucket or an array"
+                )
             self.numbers[name] = field
         packings = [(name, field) for name, field in fields.items() if isinstance(field, Packed)]
         if len(packings) != 1:
@@ -77,9 +80,9 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """A formula as graphs. `of_array` and `of_rows`: the columns of the body. `decoded`: made of symbols for the fields;
-    `kept`: the same, made of what encode has at hand; in both, codes are a symbol. `width`: that of the packing, made of symbols
-    for the fields; None if it is no number of the array.
+    """A formula as graphs. `of_array`, `of_rows` and `of_buckets`: the columns of the body. `decoded`: made of symbols for the
+    fields; `kept`: the same, made of what encode has at hand; in both, codes are a symbol. `width`: that of the packing, made of
+    symbols for the fields; None if it is no number of the array.
     """
 
     id: str
@@ -90,6 +93,12 @@ class Program:
     decoded: Value
     kept: Value
     width: Value | None = None
+    of_buckets: tuple[Column, ...] = ()
+
+    @property
+    def numbers(self) -> tuple[Column, ...]:
+        """All columns."""
+        return (*self.of_array, *self.of_buckets, *self.of_rows)
 
     @property
     def sweeps(self) -> bool:
@@ -99,13 +108,13 @@ class Program:
     @cached_property
     def extremes(self) -> set[str]:
         """The words of OF_ALL that encode takes."""
-        ends = [*(column.value for column in (*self.of_array, *self.of_rows)), self.packed.value]
+        ends = [*(column.value for column in self.numbers), self.packed.value]
         return {value.op for value in below(ends) if value.op in OF_ALL}
 
     @cached_property
     def sums(self) -> tuple[Value, ...]:
         """The sums and counts over the whole input, each once, in their order among the numbers of it."""
-        ends = [*(column.value for column in (*self.of_array, *self.of_rows)), self.packed.value, self.kept]
+        ends = [*(column.value for column in self.numbers), self.packed.value, self.kept]
         return tuple(value for value in below(ends) if value.op in SUMS)
 
     def of_input(self, size: int) -> Int32s:
@@ -120,11 +129,17 @@ class Program:
         """The place of a sum among the numbers of the whole input, seen as float64."""
         return FIRST_SUM + next(place for place, each in enumerate(self.sums) if each is value)
 
+    @cached_property
+    def with_fields(self) -> list[Value]:
+        """The codes and `kept`, made of symbols for the numbers of buckets: what is computed once these lie in the body."""
+        symbols = {value: Value("field", value.kind, span=Span.BUCKET, detail=name) for name, value in self.of_buckets}
+        return [replaced(end, symbols) for end in (self.packed.value, self.kept)]
+
     def columns(self, side: Words32, rows: int) -> Iterator[tuple[str, Words32]]:
         """The names of the floating-point columns with the bits of their numbers in `side`, for so many rows."""
-        ends = [1] * len(self.of_array) + [rows] * len(self.of_rows)
+        ends = [1] * len(self.of_array) + [self.units(rows)] * len(self.of_buckets) + [rows] * len(self.of_rows)
         at = 0
-        for column, count in zip((*self.of_array, *self.of_rows), ends, strict=True):
+        for column, count in zip(self.numbers, ends, strict=True):
             if column.value.kind is Kind.F32:
                 yield column.name, side[at : at + count]
             at += count
@@ -135,12 +150,37 @@ class Program:
             if value.op == "constant":
                 yield name, at, int(np.array(value.detail, value.kind.value).view(np.uint32))
 
-    def side_words(self, size: int) -> int:
-        """Numbers of four bytes before the packing, for `size` coordinates."""
-        return len(self.of_array) + len(self.of_rows) * rows_of(size)
+    @cached_property
+    def place_of_key(self) -> int | None:
+        """The place of the four key words among the numbers, if all are sent, one behind the other."""
+        words = [value.detail if value.op == "key_word" else None for _, value in self.of_array]
+        return next((at for at in range(len(words) - 3) if words[at : at + 4] == [0, 1, 2, 3]), None)
 
-    def packing(self, side: Words32) -> Packed:
-        """The packing behind the numbers `side`: of the width that they tell, if it is one of the array's."""
+    def side_words(self, size: int) -> int:
+        """Words of four bytes before the codes, for `size` coordinates: numbers, then the widths that codes are fitted to."""
+        return self.place_of_widths(size) + -(-self._widths(size) // 4)
+
+    def place_of_widths(self, size: int) -> int:
+        """Words before the widths of buckets: the numbers."""
+        rows = rows_of(size)
+        return len(self.of_array) + len(self.of_buckets) * self.units(rows) + len(self.of_rows) * rows
+
+    def units(self, rows: int) -> int:
+        """Units that so many rows are, the last one what is left."""
+        return -(-rows // self.packed.rows)
+
+    def _widths(self, size: int) -> int:
+        return self.units(rows_of(size)) if self.packed.form == "fitted" else 0
+
+    def padding(self, side: Words32, size: int) -> Bytes:
+        """The bytes behind the last width, which are to be 0."""
+        return side.view(np.uint8)[4 * self.place_of_widths(size) + self._widths(size) :]
+
+    def packing(self, side: Words32, size: int) -> Packed:
+        """The packing behind the numbers `side` of `size` coordinates: of the width, or the widths, that they tell."""
+        if self.packed.form == "fitted":
+            start = 4 * self.place_of_widths(size)
+            return self.packed._replace(widths=side.view(np.uint8)[start : start + self._widths(size)])
         if self.width is None:
             return self.packed
         return self.packed._replace(bits=self._width_of(side[: len(self.of_array)].tobytes()), width=None)
@@ -165,7 +205,7 @@ class Program:
     def length(self, body: Bytes, size: int) -> int:
         """Bytes of the body of `size` coordinates that `body` begins with."""
         start = 4 * self.side_words(size)
-        return start + self.packing(body[:start].view(np.uint32)).length(body[start:], size)
+        return start + self.packing(body[:start].view(np.uint32), size).length(body[start:], size)
 
 
 def rows_of(size: int) -> int:
@@ -190,10 +230,12 @@ def program_of(formula: Formula) -> Program:
         tuple(column for column in columns if _column_span(column.value) is Span.ARRAY),
         tuple(column for column in columns if _column_span(column.value) is Span.ROW),
         fields.packed,
-        _decoded(formula, {**symbols, fields.name: codes}),
-        _decoded(formula, {**fields.numbers, fields.name: codes}),
+        _decoded(formula, {**symbols, fields.name: codes}, fields),
+        _decoded(formula, {**fields.numbers, fields.name: codes}, fields),
         _width(formula, fields, symbols),
+        tuple(column for column in columns if _column_span(column.value) is Span.BUCKET),
     )
+    _check_buckets(program)
     if any(each.op in SUMS for value in program.sums for each in below(value.args)):
         raise CodecSpecError(f"{formula.id}: a sum over the whole input cannot be made of another one")
     return program
@@ -209,15 +251,29 @@ def _width(formula: Formula, fields: Fields, symbols: dict[str, Value]) -> Value
     return width
 
 
+def _check_buckets(program: Program) -> None:
+    """CodecSpecError unless numbers of a bucket go with codes that are fitted to it, and kernels can know them."""
+    ends = [*(column.value for column in program.numbers), program.packed.value, program.kept]
+    found = [value for value in below(ends) if value.op in OF_BUCKET]
+    if any(program.packed.form != "fitted" or value.detail != program.packed.bucket for value in found):
+        raise CodecSpecError(f"{program.id}: numbers of a bucket go with codes that are fitted to buckets of as many rows")
+    if any(each.op in OF_BUCKET for value in program.sums for each in below(value.args)):
+        raise CodecSpecError(f"{program.id}: a sum over the whole input cannot be made of numbers of buckets")
+    if any(value.op == "l2_norm_of_bucket" for value in below(program.with_fields)):
+        raise CodecSpecError(f"{program.id}: codes know of a bucket's norm what is sent of it alone")
+
+
 def _column_span(value: Value) -> Span:
-    return Span.ROW if value.span is Span.ROW else Span.ARRAY
+    return value.span if value.span in (Span.ROW, Span.BUCKET) else Span.ARRAY
 
 
-def _decoded(formula: Formula, fields: dict[str, Value]) -> Value:
-    value = _run(formula, formula.from_fields, fields)
+def _decoded(formula: Formula, arguments: dict[str, Value], fields: Fields) -> Value:
+    value = _run(formula, formula.from_fields, arguments)
     if not isinstance(value, Value) or value.kind is not Kind.F32:
         raise CodecSpecError(f"{formula.id}: from_fields is to return an f32, not {value!r}")
-    if any(each.op in _OF_ENCODE for each in below([value], known=list(fields.values()))):
+    words = [number.detail for number in fields.numbers.values() if number.op == "key_word"]
+    known = ("random16",) if words == [0, 1, 2, 3] else ()
+    if any(each.op in _OF_ENCODE and each.op not in known for each in below([value], known=list(arguments.values()))):
         raise CodecSpecError(f"{formula.id}: from_fields knows the fields alone, neither the input nor random bits")
     return where(value >= -LARGEST, minimum(value, LARGEST), -LARGEST) if formula.may_overflow else value
 

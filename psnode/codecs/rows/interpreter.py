@@ -60,50 +60,67 @@ class Interpreted:
         The coordinates done: all, or those before the first unit that is not finite. x - decoded goes to `error`, unless empty.
         """
         program, unit = self.program, ROW * self.program.packed.rows
-        codes, used = np.empty(unit, np.uint32), 0
+        codes, used, size = np.empty(unit, np.uint32), 0, ROW * rows
         for start in range(0, x.size, ROW):
             v = x[start : start + ROW]
             if start % unit == 0 and not np.isfinite(x[start : start + unit]).all():
                 return start
-            found = Evaluation(v[None], first + start // ROW, key, program, tops)
+            row = first + start // ROW
+            found = Evaluation(v[None], row, key, program, tops)
             found.know_sums()
+            if start % unit == 0:
+                found.know_bucket(x[start : start + unit])
+                of_bucket = {value: number for value, number in found.known.items() if value.span is Span.BUCKET}
+            found.known.update(of_bucket)
             for place, column in enumerate(program.of_array):
                 side[place] = found.word(column.value)
             for place, column in enumerate(program.of_rows):
-                side[len(program.of_array) + place * rows + first + start // ROW] = found.word(column.value)
+                side[len(program.of_array) + place * rows + row] = found.word(column.value)
+            for place, column in enumerate(program.of_buckets):
+                side[len(program.of_array) + place * program.units(rows) + row // program.packed.rows] = found.word(column.value)
             coded = found.value(program.packed.value)
             codes[start % unit : start % unit + ROW] = coded
             if (start + ROW) % unit == 0:
-                made = program.packing(side).pack(codes)
+                packing = program.packing(side, size)
+                if packing.form == "fitted":
+                    program.padding(side, size)[:] = 0
+                    packing.widths[row // packing.rows] = int(codes.max()).bit_length()
+                made = packing.of_unit(row // packing.rows).pack(codes)
                 packed[used : used + made.size] = made
                 used += made.size
             if error.size:
                 found.known[_symbol(program.kept)] = coded
-                error[start : start + ROW] = v - found.value(program.kept).reshape(-1)
+                with np.errstate(all="ignore"):
+                    error[start : start + ROW] = v - found.value(program.kept).reshape(-1)
         return x.size
 
     def decode(self, side: Words32, rows: int, first: int, packed: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
         """out = decoded, or out += weight * decoded, for full rows `out`, which begin at number `first` of `rows`."""
-        form, unit = self.program.packing(side), ROW * self.program.packed.rows
+        packing, unit = self.program.packing(side, ROW * rows), ROW * self.program.packed.rows
         used = 0
         for start in range(0, out.size, ROW):
             if start % unit == 0:
-                length = form.length(packed[used:], unit)
+                form = packing.of_unit((first + start // ROW) // packing.rows)
+                length = form.nbytes(unit) if form.form == "fitted" else form.length(packed[used:], unit)
                 data, used = packed[used : used + length], used + length
                 all_codes = form.unpack(data, unit)
             codes = all_codes[start % unit :][:ROW]
             y = self._decoded(codes, side, rows, first + start // ROW)
-            changed = (codes != 1) | (data[:2] == 255).all() if form.in_blocks else np.True_
+            changed = (codes != 1) | (data[:2] == 255).all() if form.form == "sparse" else np.True_
             with np.errstate(all="ignore"):
                 z = out[start : start + ROW]
                 out[start : start + ROW] = np.where(changed, z + weight * y, z) if adding else y
 
     def _decoded(self, codes: Words32, side: Words32, rows: int, row: int) -> Floats:
         program = self.program
-        found = Evaluation(np.zeros((1, ROW), np.float32), row, np.zeros(2, np.uint64), program, None)
+        at = program.place_of_key
+        key = np.zeros(2, np.uint64) if at is None else side[at : at + 4].copy().view(np.uint64)
+        found = Evaluation(np.zeros((1, ROW), np.float32), row, key, program, None)
         numbers = {column.name: side[place] for place, column in enumerate(program.of_array)}
         base = len(program.of_array)
         numbers |= {column.name: side[base + place * rows + row] for place, column in enumerate(program.of_rows)}
+        bucket, buckets = row // program.packed.rows, program.units(rows)
+        numbers |= {column.name: side[base + place * buckets + bucket] for place, column in enumerate(program.of_buckets)}
         for value in below([program.decoded]):
             if value.op == "field":
                 found.known[value] = np.asarray(numbers[str(value.detail)]).reshape(1, 1).view(value.kind.value)
@@ -125,6 +142,15 @@ class Evaluation:
         for value in self.program.sums:
             self.known[value] = self.tops.view(np.float64)[self.program.place_of_sum(value)].astype(value.kind.value)
 
+    def know_bucket(self, x: Floats) -> None:
+        """Take the numbers of the bucket `x`, of full rows, which begins with the first row, for known."""
+        ends = [*(column.value for column in self.program.numbers), self.program.packed.value, self.program.kept]
+        for value in below(ends):
+            if value.op == "l2_norm_of_bucket":
+                self.known[value] = np.array(norm_of(x), np.float64)
+            elif value.op == "size_of_bucket":
+                self.known[value] = np.array(min(x.size, int(self.tops[SIZE]) - ROW * self.row), np.uint32)
+
     def value(self, end: Value) -> Any:
         with np.errstate(all="ignore"):
             for value in below([end], known=list(self.known)):
@@ -140,7 +166,11 @@ class Evaluation:
         if value.op == "input":
             return self.v
         if value.op == "random16":
-            return _sixteen(self.key, self.stream, self.row, len(self.v))
+            return _sixteen(self.key, self.stream, self.row, len(self.v))[:, np.arange(ROW) % int(str(value.detail))]
+        if value.op == "place_in_row":
+            return np.arange(ROW, dtype=np.uint32)[None]
+        if value.op == "key_word":
+            return self.key.view(np.uint32)[int(str(value.detail))]
         if value.op == "coin":
             return _coins(self.key, self.stream, self.row, len(self.v))
         if value.op == "settle":

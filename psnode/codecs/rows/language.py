@@ -147,9 +147,41 @@ def size_of_all() -> Value:
     return Value("size_of_all", Kind.U32, span=Span.ARRAY)
 
 
-def random16() -> Value:
-    """16 random bits of a coordinate: the same wherever the formula names them."""
-    return Value("random16", Kind.U32, span=Span.COORDINATE)
+def l2_norm_of_bucket(v: Value, rows: int) -> Value:
+    """The L2 norm of the bucket of so many rows that a coordinate lies in, a float64: rows as by `tree_sum`, one after the other.
+
+    In float64, coordinate by coordinate, where that leaves 2^+-120. It goes with a packing of such buckets: `fitted`.
+    """
+    if _of(v, Kind.F32, "l2_norm_of_bucket").op != "input":
+        raise CodecSpecError("l2_norm_of_bucket takes the input of encode itself")
+    return Value("l2_norm_of_bucket", Kind.F64, (v,), Span.BUCKET, rows)
+
+
+def size_of_bucket(rows: int) -> Value:
+    """How many coordinates a bucket of so many rows has, an uint32: the last one may have fewer."""
+    return Value("size_of_bucket", Kind.U32, span=Span.BUCKET, detail=rows)
+
+
+def key_word(number: int) -> Value:
+    """Word `number`, 0 to 3, of the key of encode's random bits. Where all four are sent, `from_fields` has these bits too."""
+    if number not in range(4):
+        raise CodecSpecError(f"a key has words 0 to 3, not {number!r}")
+    return Value("key_word", Kind.U32, span=Span.ARRAY, detail=number)
+
+
+def place_in_row() -> Value:
+    """The place of a coordinate in its row, 0 to 511, an uint32."""
+    return Value("place_in_row", Kind.U32, span=Span.COORDINATE)
+
+
+def random16(period: int = ROW) -> Value:
+    """16 random bits of a coordinate: the same wherever the formula names them.
+
+    With a `period` of 32, 64, 128 or 256: those of coordinate i mod `period` of the row in the place of coordinate i's.
+    """
+    if period not in (32, 64, 128, 256, ROW):
+        raise CodecSpecError(f"random bits are repeated after 32, 64, 128 or 256 coordinates, not {period!r}")
+    return Value("random16", Kind.U32, span=Span.COORDINATE, detail=period)
 
 
 def coin() -> Value:

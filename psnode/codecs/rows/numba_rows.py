@@ -51,6 +51,13 @@ class NumbaRows(Statements):
     def reduced(self, value: Value) -> str:
         if value.op in OF_ALL:
             return f"{'least_of' if value.op == 'least_magnitude_of_all' else 'top_of'}(tops[{PLACES[value.op]}])"
+        if value.op == "key_word":
+            word, shift = divmod(int(str(value.detail)), 2)
+            return f"np.uint32((key[{word}] >> np.uint64({32 * shift})) & np.uint64(0xFFFFFFFF))"
+        if value.op == "l2_norm_of_bucket":
+            return "norm"
+        if value.op == "size_of_bucket":
+            return f"np.uint32(min({512 * int(str(value.detail))}, tops[{SIZE}] - 512 * row))"
         if value.op == "size_of_all":
             return f"np.uint32(tops[{SIZE}])"
         if value.op in SUMS:
@@ -94,15 +101,37 @@ class NumbaRows(Statements):
             self.run([end], lambda at, names: store.lines(at, names[0]))
 
     def loop(self, ends: list[Value], then: Then, random: bool) -> None:
+        if (period := min(_periods(self.inside(ends)), default=256)) < 256:
+            self._short_loop(ends, then, period)
+            return
         self.put(f"for i in range({256 if random else 512}):")
         with self.block():
             self._coordinate(ends, then, "i", _LOW)
             if random:
                 self._coordinate(ends, then, "256 + i", _HIGH)
 
-    def _coordinate(self, ends: list[Value], then: Then, at: str, word: str) -> None:
-        leaves = {"input": f"v[{at}]", "codes": self.codes.format(at), "random16": word, "coin": f"coins[{at}] != np.uint8(0)"}
-        self.put(*then(at, self.named(ends, lambda value: leaves.get(value.op), at)))
+    def _short_loop(self, ends: list[Value], then: Then, period: int) -> None:
+        """A loop over the coordinates that have random bits of their own, and over those that share these."""
+        self.put(f"for i in range({period}):")
+        with self.block():
+            for first in range(0, 512, period):
+                at = f"{first} + i" if first else "i"
+                place = at if first < 256 else f"{first - 256} + i"
+                word = f"words[{place}] & ONES" if first < 256 else f"words[{place}] >> SIXTEEN"
+                self._coordinate(ends, then, at, f"np.uint32({word})", first)
+
+    def _coordinate(self, ends: list[Value], then: Then, at: str, word: str, first: int | None = None) -> None:
+        """Name and use the ends in place `at`: `first` + i in a loop over coordinates that share random bits."""
+        leaves = {"input": f"v[{at}]", "codes": self.codes.format(at), "coin": f"coins[{at}] != np.uint8(0)"}
+        leaves["place_in_row"] = f"np.uint32({at})"
+
+        def leaf(value: Value) -> str | None:
+            if value.op != "random16" or value.detail == 512:
+                return word if value.op == "random16" else leaves.get(value.op)
+            period = int(str(value.detail))
+            return f"np.uint32(words[{f'{at} & {period - 1}' if first is None else f'{first % period} + i'}] & ONES)"
+
+        self.put(*then(at, self.named(ends, leaf, at)))
 
     def _settled(self, end: Value, open_ones: list[Value], store: Store) -> None:
         """Every settle by 16 bits; and where these leave one open, the row again, one by one, with further bits."""
@@ -120,6 +149,11 @@ class NumbaRows(Statements):
                 self._one_by_one = True
                 self._coordinate([end], lambda at, names: store.lines(at, names[0]), "i", "half")
                 self._one_by_one = False
+
+
+def _periods(values: list[Value]) -> set[int]:
+    """After how many coordinates random bits are repeated."""
+    return {int(str(value.detail)) for value in values if value.op == "random16"}
 
 
 def rooms_of(rows: NumbaRows) -> list[str]:

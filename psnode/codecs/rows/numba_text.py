@@ -8,6 +8,7 @@ packed, what is summed, what may have to be settled. All else is computed in the
 from __future__ import annotations
 
 from psnode.codecs.rows.formula import Column, Program
+from psnode.codecs.rows.numba_buckets import coded, encode_body, unpacking, widths_of
 from psnode.codecs.rows.numba_rows import NumbaRows, rooms_of
 from psnode.codecs.rows.numba_sums import sum_up
 from psnode.codecs.rows.packings import Packed
@@ -67,7 +68,7 @@ def text_of(program: Program) -> str:
     """The module's text: a function of the program alone."""
     sums = [*sum_up(program), "", ""] if program.sums else []
     header = _HEADER.format(id=program.id, survey=_survey(program))
-    return "\n".join([header, *sums, *_Encode(program).lines(), "", "", *_Decode(program).lines(), ""])
+    return "\n".join([header, *sums, *Encode(program).lines(), "", "", *_Decode(program, decodes=True).lines(), ""])
 
 
 def _survey(program: Program) -> str:
@@ -81,10 +82,10 @@ def _survey(program: Program) -> str:
 class _Kernel:
     """What both kernels have in common: the numbers of the body, and a row's codes."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, decodes: bool = False) -> None:
         self.program = program
-        self.columns = (*program.of_array, *program.of_rows)
-        array, self.coded = _coded(program.packed)
+        self.columns = program.numbers
+        array, self.coded = _coded(program.packed, decodes)
         found = f"np.uint32({array}[{{}}])"
         self.rows = NumbaRows(program, f"({found} != np.uint32(0))" if program.packed.form == "signs" else found)
 
@@ -96,10 +97,13 @@ class _Kernel:
     def scratch(self) -> list[str]:
         """Room for a row, as far as it is used."""
         lines = ["    room = new_rows()", "    low, low_words, lanes = room.low, room.low_words, np.empty(576, np.float32)"]
-        if self.program.packed.in_blocks:
+        if self.program.packed.form == "sparse":
             return [*lines, f"    digits, used = np.empty({self.digits}, np.uint8), 0", *rooms_of(self.rows)]
         lines.append("    memory = uncounted(packed.view(np.float32))")
-        if self.program.packed.bits > 8 and self.program.packed.form == "planes":
+        if self.program.packed.form == "fitted":
+            kind = "uint8" if self.program.packed.bits <= 8 else "uint16"
+            lines.append(f"    digits, used = np.empty({self.digits}, np.{kind}), 0")
+        if self.program.packed.bits > 8 and self.program.packed.form in ("planes", "fitted"):
             lines.append("    codes = np.zeros(512, np.uint32)")
         if self.program.packed.form == "halves":
             lines.append("    halves = memory.view(np.uint16)")
@@ -112,11 +116,11 @@ class _Kernel:
     def views(self) -> list[str]:
         """The numbers before the packing by kind."""
         kinds = sorted({column.value.kind.value for column in self.columns})
-        return [f"    {kind}s = {_VIEWS[Kind(kind)]}" for kind in kinds]
+        return [*(f"    {kind}s = {_VIEWS[Kind(kind)]}" for kind in kinds), *widths_of(self.program)]
 
     def place(self, column: Column) -> str:
         """The number of a column, in the row `row`."""
-        return f"{column.value.kind.value}s[{place_of(self.program, column)}]"
+        return f"{column.value.kind.value}s[{place_of(self.program, column, '//')}]"
 
     def width(self, width: Value | None) -> list[str]:
         """The line that names the width of the codes, if it is a number of the array."""
@@ -144,6 +148,8 @@ class _Kernel:
                 "    used += unpack_block(packed[used:], digits)",
             ]
             return [f"if start % {self.digits} == 0:", *load, _PART.format(self.digits)]
+        if form == "fitted":
+            return unpacking(self.program)
         if form == "signs":
             return [f"{verb}_signs(low, {here})" if verb == "pack" else f"{verb}_signs({here}, low)"]
         if most > 8:
@@ -151,7 +157,7 @@ class _Kernel:
         return [f"{verb}_row(low_words, {bits}, {here})" if verb == "pack" else f"{verb}_row({here}, {bits}, low_words)"]
 
 
-class _Encode(_Kernel):
+class Encode(_Kernel):
     def lines(self) -> list[str]:
         program, rows = self.program, self.rows
         ends = [*(column.value for column in self.columns), program.packed.value]
@@ -160,6 +166,8 @@ class _Encode(_Kernel):
         for column in program.of_array:
             rows.put(f"{self.place(column)} = {rows.number(column.value)}")
         before = rows.taken()
+        if program.packed.form == "fitted":
+            return self._buckets(before)
         with rows.block():
             is_short = self._row(ends) and not rows.uses_random
         body = rows.taken()
@@ -167,6 +175,18 @@ class _Encode(_Kernel):
         fetched = ["        if error.size:", "            fetch_row_to_write(error, start + AHEAD)"]
         if not is_short:
             fetched.insert(0, "        fetch_row(x, start + AHEAD)")
+        return [
+            *self._head(adding, before),
+            "    for start in range(0, x.size, 512):",
+            "        row = first + start // 512",
+            *adding,
+            *fetched,
+            "        v = source[start : start + 512]",
+            *body,
+            "    return x.size",
+        ]
+
+    def _head(self, adding: list[str], before: list[str]) -> list[str]:
         return [
             "@kernel",
             "def encode_sum(x, first, key, tops, side, rows, packed, error, parts, dots):",
@@ -178,11 +198,20 @@ class _Encode(_Kernel):
             "    source, left, shown = uncounted(x), uncounted(error), np.empty(512, np.float32)",
             *(["    adding, cursor = len(parts) > 1, BEGIN"] if adding else []),
             *before,
-            "    for start in range(0, x.size, 512):",
+        ]
+
+    def _buckets(self, before: list[str]) -> list[str]:
+        """The lines of a kernel that takes a bucket of rows at a time."""
+        adding = [] if self.program.sweeps else [line.format(self.digits) for line in _PARTS]
+        body = encode_body(self)
+        return [
+            *self._head(adding, before),
+            "    for at in range(buckets, (buckets + 3) // 4 * 4):",
+            "        widths[at] = np.uint8(0)",
+            f"    for start in range(0, x.size, {self.digits}):",
             "        row = first + start // 512",
             *adding,
-            *fetched,
-            "        v = source[start : start + 512]",
+            f"        whole = source[start : start + {self.digits}]",
             *body,
             "    return x.size",
         ]
@@ -205,15 +234,22 @@ class _Encode(_Kernel):
         rows.into(self.program.packed.value, coded)
         if refused is None:
             rows.put("if top >= INFINITE:", "    return start")
-        rows.put(*self.packing("pack"), "if dots.size:")
+        rows.put(*self.packing("pack"))
+        self.left("start")
+        return refused is None
+
+    def left(self, start: str) -> None:
+        """The statements for what is made of a row's codes: inner products, and what they leave of the row at `start`."""
+        rows = self.rows
+        rows.put("if dots.size:")
         with rows.block():
             rows.into(self.program.kept, Store("shown[{at}] = {x}"))
             rows.put("add_row(v, shown, row, dots)")
         rows.put("if error.size:")
         with rows.block():
-            rows.put("lost = left[start : start + 512]", "if not in_place:", "    for i in range(512):", "        lost[i] = v[i]")
+            rows.put(f"lost = left[{start} : {start} + 512]")
+            rows.put("if not in_place:", "    for i in range(512):", "        lost[i] = v[i]")
             rows.into(self.program.kept, Store("lost[{at}] -= {x}"))
-        return refused is None
 
     def _refused(self, ends: list[Value]) -> str | None:
         """The condition under which a row is not coded, empty if there is none; None: the loop over the row is to find out."""
@@ -238,15 +274,18 @@ class _Decode(_Kernel):
         rows.numbers([program.decoded])
         rows.put(*self.width(program.width))
         before = rows.taken()
+        if program.place_of_key is not None:
+            at = program.place_of_key
+            before.insert(0, f"    key = side[{at} : {at + 4}].copy().view(np.uint64)")
         with rows.block():
-            for value in (value for value in fields if value.span is Span.ROW):
+            for value in (value for value in fields if value.span in (Span.BUCKET, Span.ROW)):
                 rows.define(value, self.place(columns[str(value.detail)]))
             if program.packed.form == "halves":
                 rows.put("part = halves[start : start + 512]")
             rows.put(*self.packing("unpack"), "if adding:")
             with rows.block():
                 form = "y[{at}] += weight * {x}"
-                if program.packed.in_blocks:  # -0 stays what it is where nothing was sent
+                if program.packed.form == "sparse":  # -0 stays what it is where nothing was sent
                     form = "y[{at}] = y[{at}] + weight * {x} if dense or part[{at}] != np.uint8(1) else y[{at}]"
                 rows.into(program.decoded, Store(form))
             rows.put("else:")
@@ -270,11 +309,13 @@ class _Decode(_Kernel):
         ]
 
 
-def _coded(packed: Packed) -> tuple[str, Store]:
+def _coded(packed: Packed, decodes: bool) -> tuple[str, Store]:
     """The array that takes the codes of a row, and how they are stored."""
     if packed.form == "halves":
         return "part", Store("part[{at}] = np.uint16({x})")
-    if packed.rows > 1:
+    if packed.form == "fitted" and not decodes:
+        return "part", coded(packed.bits)
+    if packed.rows > 1 and packed.form != "fitted":
         return "part", Store("part[{at}] = np.uint8({x})")
     if packed.bits > 8:
         return "codes", Store("codes[{at}] = {x}")

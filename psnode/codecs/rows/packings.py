@@ -1,6 +1,6 @@
 """Packings: how one number a coordinate becomes the last part of a body, and back, in NumPy.
 
-`planes`, `halves`, `trits` and `sparse` take codes, `signs` conditions. Layouts are those of docs/payload-format.md.
+`planes`, `fitted`, `halves`, `trits` and `sparse` take codes, `signs` conditions. Layouts are those of docs/payload-format.md.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from psnode.codecs.arrays import Bytes, Words32, readonly
+from psnode.codecs.arrays import Bytes, Int32s, Words32, readonly
 from psnode.codecs.kernels import tbq
-from psnode.codecs.kernels.planes import packed_nbytes
+from psnode.codecs.kernels.planes import most_nbytes, packed_nbytes
 from psnode.codecs.kernels.rows import cut_row, fill_row
 from psnode.codecs.kernels.ternary import is_valid
 from psnode.codecs.kernels.trits import DIGITS
@@ -22,23 +22,28 @@ from psnode.errors import CodecSpecError, PayloadError
 _WIDTHS = (8, 4, 2, 1)
 _POWERS = 3 ** np.arange(DIGITS, dtype=np.uint32)[:, None]
 _TOP = 242  # the largest byte of five trits
+MOST_ROWS = 128  # of a bucket
+NO_WIDTHS = np.zeros(0, np.uint8)
 
 
 class Packed(NamedTuple):
     """Codes below 2^bits of a row's coordinates, to be packed the way that `form` says.
 
-    `width`: a number of the array, the bits that they are packed by, of which `bits` are the most; None: by `bits`.
+    `width`: a number of the array, the bits that they are packed by, of which `bits` are the most; None: by `bits`. Where codes
+    are fitted to buckets, `bucket` is the rows of one, and `widths` are the bits of a code in each of them, once they are known.
     """
 
     value: Value
     form: str
     bits: int
     width: Value | None = None
+    bucket: int = 1
+    widths: Bytes = NO_WIDTHS
 
     @property
     def rows(self) -> int:
         """Rows that are packed together: a unit."""
-        return {"trits": DIGITS, "sparse": tbq.BLOCK // 512}.get(self.form, 1)
+        return {"trits": DIGITS, "sparse": tbq.BLOCK // 512, "fitted": self.bucket}.get(self.form, 1)
 
     @property
     def unit(self) -> int:
@@ -51,13 +56,33 @@ class Packed(NamedTuple):
         return self.in_blocks or self.width is not None
 
     @property
+    def is_told(self) -> bool:
+        """True if numbers in front of the codes say how these are packed."""
+        return self.form == "fitted" or self.width is not None
+
+    @property
     def in_blocks(self) -> bool:
         """True if every unit has a length of its own."""
-        return self.form == "sparse"
+        return self.form in ("sparse", "fitted")
 
     def length(self, data: Bytes, size: int) -> int:
         """Bytes of the `size` codes that `data` begins with; if they have a width of their own, see Program.packing."""
+        if self.form == "fitted":
+            full, rest = divmod(size, 512 * self.bucket)
+            last = packed_nbytes(rest, int(self.widths[full])) if rest else 0
+            return 64 * self.bucket * int(self.widths[:full].sum(dtype=np.int64)) + last
         return tbq.length(readonly(data), size) if self.in_blocks else self.nbytes(size)
+
+    def starts(self, data: Bytes, units: int) -> Int32s:
+        """Where each of so many units begins in `data`, and where the last one ends, if they have lengths of their own."""
+        if self.form == "fitted":
+            lengths = 64 * self.bucket * self.widths[:units].astype(np.uint32)
+            return np.concatenate([np.zeros(1, np.uint32), lengths.cumsum(dtype=np.uint32)]).view(np.int32)
+        return tbq.block_starts(readonly(data), units)
+
+    def of_unit(self, unit: int) -> Packed:
+        """The packing of unit number `unit`."""
+        return self._replace(bits=int(self.widths[unit])) if self.form == "fitted" else self
 
     def nbytes(self, size: int) -> int:
         """Bytes that `size` codes take, or take at most."""
@@ -65,7 +90,9 @@ class Packed(NamedTuple):
             return 2 * -(-size // tbq.BLOCK) + -(-size // DIGITS)
         if self.form == "trits":
             return -(-size // DIGITS)
-        return -(-size * self.bits // 8) if self.form != "planes" else packed_nbytes(size, self.bits)
+        if self.form == "fitted" or self.width is not None:
+            return most_nbytes(size, self.bits)
+        return packed_nbytes(size, self.bits) if self.form == "planes" else -(-size * self.bits // 8)
 
     def pack(self, codes: Words32) -> Bytes:
         """The bytes of the codes of a unit or less."""
@@ -79,6 +106,8 @@ class Packed(NamedTuple):
             return codes.astype("<u2").view(np.uint8)
         if self.form == "signs":
             return np.packbits(codes.astype(bool), bitorder="little")
+        if self.form == "fitted" and codes.size > 512:
+            return np.concatenate([self.pack(codes[start : start + 512]) for start in range(0, codes.size, 512)])
         return np.concatenate([np.empty(0, np.uint8), *(_plane(codes, width, shift) for width, shift in _split(self.bits))])
 
     def unpack(self, data: Bytes, count: int) -> Words32:
@@ -91,6 +120,9 @@ class Packed(NamedTuple):
             return data.copy().view("<u2").astype(np.uint32)
         if self.form == "signs":
             return np.unpackbits(data, count=count, bitorder="little").astype(np.uint32)
+        if self.form == "fitted" and count > 512:
+            rows = [self.unpack(data[start // 8 * self.bits :], min(512, count - start)) for start in range(0, count, 512)]
+            return np.concatenate(rows)
         codes, at = np.zeros(count, np.uint32), 0
         for width, shift in _split(self.bits):
             stride = -(-count * width // 8)
@@ -102,6 +134,12 @@ class Packed(NamedTuple):
         """Write the first `count` codes of a packed unit, fewer than all, to `out`."""
         if self.form == "planes":
             cut_row(unit, self.bits, count, out)
+            return
+        if self.form == "fitted":
+            row, start, rest = self._last_row(count)
+            out[:start] = unit[:start]
+            if rest:
+                row.cut(unit[start:], rest, out[start:])
             return
         if self.form == "sparse":
             found = self.pack(self.unpack(unit, 512 * self.rows)[:count])
@@ -115,6 +153,11 @@ class Packed(NamedTuple):
         """Inverse of `cut`: the codes from `count` on are 0, or those that a sparse form leaves out."""
         if self.form == "planes":
             fill_row(readonly(data), self.bits, count, unit)
+        elif self.form == "fitted":
+            row, start, rest = self._last_row(count)
+            unit[:start] = data[:start]
+            if rest:
+                row.fill(data[start:], rest, unit[start:])
         elif self.form in ("trits", "sparse"):
             codes = np.full(512 * self.rows, int(self.form == "sparse"), np.uint32)
             codes[:count] = self.unpack(data, count)
@@ -122,6 +165,11 @@ class Packed(NamedTuple):
             unit[: found.size] = found
         else:
             unit[: data.size] = data
+
+    def _last_row(self, count: int) -> tuple[Packed, int, int]:
+        """The packing of rows of the last unit, where the row begins that is not full, and how many codes it has."""
+        row = Packed(self.value, "planes", int(self.widths[-1]))
+        return row, 64 * row.bits * (count // 512), count % 512
 
     def _is_padded(self, data: Bytes, count: int) -> bool:
         """True if no bit is 1 behind the last of `count` codes of the incomplete row that `data` ends with."""
@@ -136,6 +184,15 @@ class Packed(NamedTuple):
         if self.form == "sparse":
             if not tbq.is_valid(readonly(data), size):
                 raise PayloadError(f"{owner}: {data.size} bytes that are not blocks of {size} coordinates")
+            return
+        if self.form == "fitted":
+            if int(self.widths.max(initial=0)) > self.bits:
+                raise PayloadError(f"{owner}: codes of more than {self.bits} bits")
+            if data.size != self.length(data, size):
+                raise PayloadError(f"{owner}: {data.size} bytes cannot hold {size} codes with the widths that are sent")
+            row, _, rest = self._last_row(size)
+            if rest and not row._is_padded(data, rest):
+                raise PayloadError(f"{owner}: bits follow those of the last code")
             return
         if data.size != self.nbytes(size):
             raise PayloadError(f"{owner}: {data.size} bytes instead of {self.nbytes(size)} for {size} coordinates")
@@ -162,6 +219,18 @@ def planes(codes: Value, width: int | Value, most: int = 16) -> Packed:
     if width.kind is not Kind.U32 or width.span > Span.ARRAY:
         raise CodecSpecError(f"the width of planes is a uint32 of the array, not {width!r}")
     return Packed(codes, "planes", bits, minimum(width, bits))
+
+
+def fitted(codes: Value, rows: int, most: int = 16) -> Packed:
+    """Codes below 2^most, in every bucket of so many rows as planes of the bits that its largest code has; uint32.
+
+    These widths, a byte each, are sent behind the numbers, with zeros to a multiple of 4 bytes.
+    """
+    if not isinstance(most, int) or not 1 <= most <= 16:
+        raise CodecSpecError(f"planes have 1 to 16 bits, not {most}")
+    if not isinstance(rows, int) or not 1 <= rows <= MOST_ROWS:
+        raise CodecSpecError(f"a bucket has 1 to {MOST_ROWS} rows, not {rows}")
+    return Packed(_checked(codes, Kind.U32, "fitted"), "fitted", most, bucket=rows)
 
 
 def halves(codes: Value) -> Packed:

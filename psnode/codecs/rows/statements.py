@@ -117,11 +117,17 @@ class Statements(ABC):
                 self.define(end, self.expression(end, [self.number(arg) for arg in end.args]))
         return self._names[end]
 
-    def numbers(self, ends: list[Value]) -> None:
-        """Compute the numbers of the array that `ends` are made of, here."""
+    def numbers(self, ends: list[Value], span: Span = Span.ARRAY) -> None:
+        """Compute the numbers of the array, or of another span, that `ends` are made of, here."""
         for value in below(ends, known=list(self._names)):
-            if value.span is Span.ARRAY:
+            if value.span is span:
                 self.number(value)
+
+    def draw(self, ends: list[Value]) -> None:
+        """Draw the random words of `ends` here, if they are made of such."""
+        if not self._filled and any(value.op == "random16" for value in below(ends)):
+            self.put(*self.filled())
+            self._filled = self.uses_random = True
 
     def into(self, end: Value, store: Store) -> None:
         """Store a value of every coordinate."""
@@ -213,9 +219,13 @@ def branches(value: Value) -> bool:
     return value.op == "where" and value.span is Span.COORDINATE and value.args[0].span < Span.COORDINATE
 
 
-def place_of(program: Program, column: Column) -> str:
-    """The place of a column's number for the row `row`, among the numbers of an array."""
+def place_of(program: Program, column: Column, divided: str = "/") -> str:
+    """The place of a column's number for the row `row`, among the numbers of an array. `divided`: how whole numbers are."""
     if any(column.name == other.name for other in program.of_array):
         return str([other.name for other in program.of_array].index(column.name))
+    if column.name in (names := [other.name for other in program.of_buckets]):
+        bucket, buckets = f"row / {program.packed.rows}", f"((rows + {program.packed.rows - 1}) / {program.packed.rows})"
+        offset = names.index(column.name)
+        return f"{len(program.of_array)} + {f'{offset} * {buckets} + ' if offset else ''}{bucket}".replace("/", divided)
     offset = [other.name for other in program.of_rows].index(column.name)
     return f"{len(program.of_array)} + {f'{offset} * rows + ' if offset else ''}row"

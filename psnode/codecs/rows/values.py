@@ -1,7 +1,8 @@
 """Values of a formula: what an operation made of which others. Operators of Python build them; nothing is computed here.
 
-A value has a kind, the type of its numbers, and a span: one number for all arrays, for an array, for a row of 512 coordinates or
-for a coordinate. Numbers of Python take the kind of what they are combined with. Kinds never change by themselves.
+A value has a kind, the type of its numbers, and a span: one number for all arrays, for an array, for a bucket of rows, for a row
+of 512 coordinates or for a coordinate. Numbers of Python take the kind of what they are combined with. Kinds never change by
+themselves.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ class Span(IntEnum):
 
     CONSTANT = 0
     ARRAY = 1
-    ROW = 2
-    COORDINATE = 3
+    BUCKET = 2
+    ROW = 3
+    COORDINATE = 4
 
 
 Number: TypeAlias = int | float | bool
@@ -48,7 +50,7 @@ _LIMITS = {Kind.I32: (-(2**31), 2**31 - 1), Kind.U32: (0, 2**32 - 1)}
 
 
 class Value:
-    """One node of a formula's graph: the operation `op` on `args`; `detail`: a constant's number or the name of a field."""
+    """One node of a formula's graph: the operation `op` on `args`; `detail`: a constant's number, a field's name."""
 
     __slots__ = ("args", "detail", "kind", "op", "span")
 

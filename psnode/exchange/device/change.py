@@ -9,6 +9,7 @@ import torch
 
 from psnode.codecs import Codec, Payload
 from psnode.codecs.contractive import Contractive
+from psnode.codecs.dithered import Dithered
 from psnode.codecs.sixteen import SixteenBits
 from psnode.errors import PayloadError
 from psnode.exchange.device.coder import DeviceCoder, OnDevice
@@ -60,6 +61,8 @@ class ChangeOfRows:
             inner.codes(body, self._weights.numel())
         elif isinstance(inner, Generated):
             inner.check_fields(body)
+        elif isinstance(inner, Dithered):
+            inner.check_scales(body, self._weights.numel())
         self._checked.check(body[len(head) :], self._weights.numel())
         return body[len(head) :]
 

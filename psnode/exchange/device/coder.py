@@ -58,11 +58,11 @@ class DeviceCoder:
         self._rows, self._count = rows_of(size), units * packed.rows
         self._kernels, self._device = kernels, device
         self._start = 4 * program.side_words(size)
-        self._found: Packed | None = None if packed.width is not None else packed
+        self._found: Packed | None = None if packed.is_told else packed
         self.body = torch.zeros(self._start + units * packed.unit, dtype=torch.uint8, device=device)
         self._passage = Room(self.body.numel(), device)
         self._starts = torch.zeros(units + 1 if packed.in_blocks else 0, dtype=torch.int32, device=device)
-        self._rooms = torch.zeros(units * ROOM if packed.in_blocks else 0, dtype=torch.uint8, device=device)
+        self._rooms = torch.zeros(units * ROOM if packed.form == "sparse" else 0, dtype=torch.uint8, device=device)
         self._unknown = torch.tensor(program.of_input(size))
         self._tops = self._unknown.to(device, copy=True)
         self._room = torch.empty(nbytes_of_sums(size, len(program.sums)), dtype=torch.uint8, device=device)
@@ -74,7 +74,7 @@ class DeviceCoder:
         from psnode.codecs.rows.cupy_kernels import EncodeArrays, SumArrays
 
         stream = stream_of(self._device)
-        self._found = None if self.program.width is not None else self.program.packed
+        self._found = None if self.program.packed.is_told else self.program.packed
         self._key.copy_(torch.tensor(np.asarray(key, np.uint64).view(np.int64)), non_blocking=True)
         self._done.fill_(self._count)
         if self.program.sweeps and not self._survey(x, stream):
@@ -137,7 +137,7 @@ class DeviceCoder:
         """Inverse of `take`: have `body` hold what the codec has on the host, for what is given to the stream behind it."""
         from psnode.codecs.rows.language import ROW
 
-        self._found = packed = self.program.packing(found[: self._start].view(np.uint32))
+        self._found = packed = self.program.packing(found[: self._start].view(np.uint32), self._size)
         unit = ROW * packed.rows
         full, left = divmod(self._size, unit)
         end = self._start + packed.length(found[self._start :], full * unit)
@@ -146,7 +146,7 @@ class DeviceCoder:
         if left:
             packed.fill(found[end:], left, whole[end:])
         if packed.in_blocks:
-            starts = block_starts(readonly(whole[self._start :]), self._starts.numel() - 1)
+            starts = packed.starts(whole[self._start :], self._starts.numel() - 1)
             self._starts.copy_(torch.from_numpy(starts))
             whole = whole[: self._start + int(starts[-1])]
         self._passage.up(self.body[: whole.size])
@@ -169,7 +169,7 @@ class DeviceCoder:
     def _packing(self) -> Packed:
         """The packing of what `body` holds; waits for the device if its numbers tell the width of the codes."""
         if self._found is None:
-            self._found = self.program.packing(self.body[: self._start].cpu().numpy().view(np.uint32))
+            self._found = self.program.packing(self.body[: self._start].cpu().numpy().view(np.uint32), self._size)
         return self._found
 
 
@@ -219,7 +219,8 @@ class OnDevice:
         lost = values if over else self._up(error)
         extremes, words = self._up(tops), self._up(key)
         blocks = count // BLOCK_ROWS if self._kernels.blocks else 0
-        starts, rooms = self._up(np.zeros(blocks + 1, np.uint32)), self._up(np.zeros(blocks * ROOM, np.uint8))
+        units = count // self._kernels.bucket if self._kernels.bucket else blocks
+        starts, rooms = self._up(np.zeros(units + 1, np.uint32)), self._up(np.zeros(blocks * ROOM, np.uint8))
         arrays = EncodeArrays(
             values.data_ptr(), lost.data_ptr() if error.size else 0, numbers.data_ptr(), codes.data_ptr(),
             extremes.data_ptr(), undone.data_ptr(), words.data_ptr(), starts.data_ptr(), rooms.data_ptr() if blocks else 0,
@@ -234,11 +235,14 @@ class OnDevice:
         from psnode.codecs.rows.language import ROW
 
         numbers, codes, values = self._up(side), self._up(packed), self._up(out)
+        stream, count = stream_of(self._device), out.size // ROW
         starts = self._up(
-            block_starts(readonly(packed), out.size // (BLOCK_ROWS * ROW)) if self._kernels.blocks else np.zeros(0, np.int32)
+            block_starts(readonly(packed), count // BLOCK_ROWS) if self._kernels.blocks else np.zeros(count + 1, np.int32)
         )
+        if self._kernels.bucket:
+            self._kernels.place(stream, numbers.data_ptr(), starts.data_ptr(), first, rows, count)
         arrays = DecodeArrays(numbers.data_ptr(), codes.data_ptr(), values.data_ptr(), starts.data_ptr())
-        self._kernels.decode(stream_of(self._device), arrays, float(weight), adding, first, rows, out.size // ROW)
+        self._kernels.decode(stream, arrays, float(weight), adding, first, rows, count)
         self._down(values, out)
 
     def _up(self, array: np.ndarray) -> torch.Tensor:

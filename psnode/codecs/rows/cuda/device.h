@@ -73,6 +73,8 @@ INLINE float float_of(uint32 x) { return __uint_as_float(x); }
 #define STORE_F64(to, at, x) do { if (LANE == 0) (to)[at] = (x); } while (0)
 #define LOAD_8(from, at) ((U32)(from)[(at) + LANE])
 #define STORE_8(to, at, x) ((to)[(at) + LANE] = (byte)(x))
+#define GET_8(from, at, end) ((at) + LANE < (end) ? (U32)(from)[(at) + LANE] : 0u)
+#define STORE_BYTE(to, x) do { if (LANE == 0) *(to) = (byte)(x); } while (0)
 #define LOAD_16(from, at) ((U32)((const half_word *)(from))[(at) + LANE])
 #define STORE_16(to, at, x) (((half_word *)(to))[(at) + LANE] = (half_word)(x))
 #define LOAD_WORD(from, at) (((const uint32 *)(from))[at])

@@ -93,6 +93,8 @@ INLINE F64 LOAD_F64(const double *from, size_t at, size_t end) {
 #define STORE_F64(to, at, x) ((to)[at] = (x))
 INLINE U32 LOAD_8(const byte *from, size_t at) { U32 y; EACH_LANE(y, from[at + lane]); return y; }
 INLINE void STORE_8(byte *to, size_t at, U32 x) { for (int lane = 0; lane < 32; lane++) to[at + lane] = (byte)x[lane]; }
+INLINE U32 GET_8(const byte *from, size_t at, size_t end) { U32 y; EACH_LANE(y, at + lane < end ? from[at + lane] : 0); return y; }
+#define STORE_BYTE(to, x) (*(to) = (byte)(x))
 INLINE U32 LOAD_16(const byte *from, size_t at) { U32 y; EACH_LANE(y, ((const half_word *)from)[at + lane]); return y; }
 INLINE void STORE_16(byte *to, size_t at, U32 x) {
     for (int lane = 0; lane < 32; lane++) ((half_word *)to)[at + lane] = (half_word)x[lane];

@@ -41,6 +41,12 @@ INLINE void key_of(const uint64 *words, uint32 (&key)[5]) {
     key[4] = key[0] ^ key[1] ^ key[2] ^ key[3] ^ 0x1BD11BDAu;
 }
 
+// The key among the numbers of a body.
+INLINE void key_of_words(const uint32 *words, uint32 (&key)[5]) {
+    for (int i = 0; i < 4; i++) key[i] = words[i];
+    key[4] = key[0] ^ key[1] ^ key[2] ^ key[3] ^ 0x1BD11BDAu;
+}
+
 // The random words of a row: word q of calls t and t + 32 serve lane t, 16 bits for each of its 16 coordinates.
 INLINE void draw(U32 (&words)[8], const uint32 (&key)[5], uint32 stream, uint32 row) {
     UNROLL for (int half = 0; half < 2; half++) {

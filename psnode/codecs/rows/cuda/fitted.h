@@ -1,0 +1,58 @@
+// Buckets of BUCKET_ROWS rows, whose codes are packed by the bits that the largest of them has. NUMBERS of the array and COLUMNS of
+// buckets lie in front of these widths, a byte each. Where the codes of a bucket begin, a sum of the widths before it says.
+
+#define BUCKETS(rows) (((rows) + (BUCKET_ROWS - 1)) / BUCKET_ROWS)
+#define WIDTHS(side, rows) ((byte *)((side) + (NUMBERS + COLUMNS * BUCKETS(rows))))
+#define BUCKET_BYTES (64 * BUCKET_ROWS)
+
+// The L2 norm of a bucket that is finite: the squares of its rows, one after the other.
+INLINE double bucket_norm(const float *x) {
+    double sum = 0;
+    ROLLED for (uint32 part = 0; part < BUCKET_ROWS; part++) {
+        F32 v[16];
+        EACH(k) v[k] = LOAD_F32(x, 512 * part + 32 * k);
+        sum += square_sum(v);
+    }
+    if (sum >= 0x1p-120 && sum <= 0x1p120) return sqrt(sum);
+    return careful_norm(x, BUCKET_ROWS, 1);
+}
+
+// How many coordinates, of `size`, the bucket of a row has.
+INLINE uint32 size_of_bucket(uint32 size, uint32 row) {
+    const uint32 left = size - 512 * BUCKET_ROWS * (row / BUCKET_ROWS);
+    return left < 512 * BUCKET_ROWS ? left : 512 * BUCKET_ROWS;
+}
+
+// The ones of all codes of a row, too.
+INLINE U32 with_ones(U32 some, const U32 (&codes)[16]) {
+    EACH(k) some = some | codes[k];
+    return some;
+}
+
+INLINE uint32 width_of(U32 some) {
+    for (int by = 16; by; by /= 2) some = some | SHUFFLE_XOR(some, by);
+    const uint32 all = OF_LANE(some, 0);
+    uint32 bits = 0;
+    while (all >> bits) bits++;
+    return bits;
+}
+
+// Where the codes of each bucket of `size` rows begin, and where the last one ends. The first is that of row number `first`.
+KERNEL place_buckets(const uint32 *side, uint32 *starts, uint32 first, uint32 rows, uint32 size) {
+    const uint32 count = size / BUCKET_ROWS;
+    ROWS(at, 1) {
+        const byte *widths = WIDTHS(side, rows) + first / BUCKET_ROWS;
+        uint32 end = 0;
+        for (uint32 from = 0; from < count; from += 32) {
+            const U32 here = BUCKET_BYTES * GET_8(widths, from, count);
+            U32 sum = here;
+            for (int by = 1; by < 32; by *= 2) {
+                const U32 before = SHUFFLE_UP(sum, by);
+                sum = sum + SELECT(GE(LANE, SPREAD_U32(by)), before, SPREAD_U32(0));
+            }
+            PUT_U32(starts, from, count, sum - here + end);
+            end += OF_LANE(sum, 31);
+        }
+        STORE_WORD(starts, count, end);
+    }
+}

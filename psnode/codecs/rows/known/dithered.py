@@ -1,0 +1,99 @@
+"""dithered without an entropy stage."""
+
+from __future__ import annotations
+
+from psnode.codecs.rows.formula import Fields
+from psnode.codecs.rows.known.base import Known
+from psnode.codecs.rows.known.norms import ordinary
+from psnode.codecs.rows.language import (
+    LARGEST,
+    ROW,
+    bits,
+    clip,
+    f32,
+    f64,
+    floor,
+    from_bits,
+    i32,
+    key_word,
+    l2_norm_of_bucket,
+    maximum,
+    place_in_row,
+    random16,
+    settle,
+    size_of_bucket,
+    sqrt,
+    u32,
+    where,
+)
+from psnode.codecs.rows.packings import fitted
+from psnode.codecs.rows.values import Value
+
+_UNIT = 65536.0
+_TINIEST = 2.0**-149
+_QUARTER = 128  # coordinates of a row whose dithers share two bits with those of the other quarters
+
+
+class DitheredRows(Known):
+    """dithered: the coordinate in units of step times its bucket's root mean square, 2^16 of it, is rounded by its dither.
+
+    As q lies in less than 15 bits, so does 2^16 q in an int32. Units outside 2^-50 to 2^50 are divided by in float64.
+    """
+
+    def to_fields(self, v: Value) -> Fields:
+        rows = self.codec.bucket // ROW
+        rms = _root_mean_square(l2_norm_of_bucket(v, rows), size_of_bucket(rows))
+        delta, dither = self._delta(rms), _dither()
+        near, far = v * f32(_UNIT / delta), f64(v) * (_UNIT / delta)
+        q = [settle(u32(i32(floor(units))) + dither, units) for units in (near, far)]
+        codes = where(delta == 0, u32(0), where(ordinary(delta), *(_code(each, dither) for each in q)))
+        return Fields(
+            step=f32(self.codec.step),
+            bucket=u32(self.codec.bucket),
+            **{f"key{number}": key_word(number) for number in range(4)},
+            rms=rms,
+            codes=fitted(codes, rows, self.codec.most_bits),
+        )
+
+    def from_fields(
+        self, step: Value, bucket: Value, key0: Value, key1: Value, key2: Value, key3: Value, rms: Value, codes: Value
+    ) -> Value:
+        delta, dither = self._delta(rms), _dither()
+        whole = i32((_integer(codes, dither) << 16) + (32768 - dither))
+        near = (f32(whole) - 0.5) * f32(delta / _UNIT)
+        far = f32(clip((f64(whole) - 0.5) * (delta / _UNIT), -LARGEST, LARGEST))
+        return where(delta == 0, 0.0, where(ordinary(delta), near, far))
+
+    def _delta(self, rms: Value) -> Value:
+        return f64(f32(self.codec.step)) * f64(rms)
+
+
+def _root_mean_square(norm: Value, size: Value) -> Value:
+    """Rounded up, and 0 for 0 alone."""
+    exact = maximum(norm / sqrt(f64(size)), _TINIEST)
+    nearest = f32(exact)
+    return where(norm == 0, 0.0, where(f64(nearest) >= exact, nearest, from_bits(bits(nearest) + 1)))
+
+
+def _dither() -> Value:
+    """k, 0 to 2^16 - 1: random bits, of which bits 13 and 14 of the magnitude are replaced by the quarter of |u|."""
+    half = random16()
+    quarter = (place_in_row() >> 7) ^ ((random16(_QUARTER) >> 13) & 3)
+    return ((half & 0x1FFF) | (quarter << 13)) ^ ((half >> 15) + 0x7FFF)
+
+
+def _code(rounded: Value, dither: Value) -> Value:
+    """0 for 0, then the integer next to it that the dither favours, then the other one, and so on."""
+    flip = i32(-_sign(dither))
+    signed = (i32(rounded << 16) >> 16 ^ flip) - flip
+    return u32(signed << 1 ^ signed >> 31)
+
+
+def _integer(code: Value, dither: Value) -> Value:
+    """Inverse of _code, modulo 2^32."""
+    flip = -_sign(dither)
+    return ((code >> 1 ^ -(code & 1)) ^ flip) - flip
+
+
+def _sign(dither: Value) -> Value:
+    return dither >> 15
