@@ -287,7 +287,11 @@ class _Decode(_Kernel):
                 form = "y[{at}] += weight * {x}"
                 if program.packed.form == "sparse":  # -0 stays what it is where nothing was sent
                     form = "y[{at}] = y[{at}] + weight * {x} if dense or part[{at}] != np.uint8(1) else y[{at}]"
-                rows.into(program.decoded, Store(form))
+                if program.packed.form == "fitted":  # a loop of its own: coordinates that share random bits lie far apart
+                    rows.into(program.decoded, Store("shown[{at}] = {x}"))
+                    rows.put("for i in range(512):", "    y[i] += weight * shown[i]")
+                else:
+                    rows.into(program.decoded, Store(form))
             rows.put("else:")
             with rows.block():
                 rows.into(program.decoded, Store("y[{at}] = {x}"))
@@ -300,6 +304,7 @@ class _Decode(_Kernel):
             *self.scratch(),
             *self.views(),
             "    target = uncounted(out)",
+            *(["    shown = np.empty(512, np.float32)"] if program.packed.form == "fitted" else []),
             *before,
             "    for start in range(0, out.size, 512):",
             "        row = first + start // 512",
