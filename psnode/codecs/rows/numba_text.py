@@ -248,6 +248,10 @@ class Encode(_Kernel):
         rows.put("if error.size:")
         with rows.block():
             rows.put(f"lost = left[{start} : {start} + 512]")
+            if self.program.packed.form == "fitted":  # as in _Decode
+                rows.into(self.program.kept, Store("shown[{at}] = {x}"))
+                rows.put("for i in range(512):", "    lost[i] = v[i] - shown[i]")
+                return
             rows.put("if not in_place:", "    for i in range(512):", "        lost[i] = v[i]")
             rows.into(self.program.kept, Store("lost[{at}] -= {x}"))
 
