@@ -10,6 +10,8 @@ order: of one coordinate the law is the one above, but the four know of each oth
 four distributions in four runs of equal length, and a coder that adapts comes within .005 bit of coding given u.
 Symbols are q or -q, whichever the sign of u makes likelier to be positive; they are never clipped.
 
+Codes without an entropy stage are made by kernels generated of a formula; symbols, in another order, by kernels by hand.
+
     body   float32 step; uint32 bucket B; two uint64 key words
            float32 root mean square of every bucket
            uint8 bits of a code in every bucket, 0..15; zeros to a multiple of 4 bytes
@@ -29,17 +31,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.base import NOTHING, Bytes, Codes, Floats, Shape, Sink, Source, Words, readonly
+from psnode.codecs.base import Bytes, Codes, Floats, Shape, Words, readonly
 from psnode.codecs.bounds import check_integer, check_real
 from psnode.codecs.kernels import dithered_loops as loops
 from psnode.codecs.kernels.dithered_loops import Lattice
-from psnode.codecs.kernels.dots import Lost
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
-from psnode.codecs.kernels.parts import reached
-from psnode.codecs.kernels.planes import BLOCK, most_nbytes, packed_nbytes
+from psnode.codecs.kernels.planes import BLOCK, most_nbytes
 from psnode.codecs.rng import Draws
-from psnode.codecs.sinks import InnerProducts
-from psnode.codecs.sources import leaves_error, operands
+from psnode.codecs.rows.codec import Generated, coder_of, interpreted
+from psnode.codecs.rows.coder import Coder
+from psnode.codecs.rows.formula import Formula
+from psnode.codecs.rows.known.dithered import DitheredRows
 from psnode.codecs.stages import Quantiser, Symbols, padded
 from psnode.codecs.table import number_of
 from psnode.codecs.traits import Traits
@@ -47,14 +49,13 @@ from psnode.errors import CodecSpecError, PayloadError
 
 MIN_STEP, MAX_STEP = 2.0**-5, 2.0**6
 MAX_BUCKET = 65536
-MAX_WIDTH = 15
 _FIELDS = 24
 _COUNTS = 8
 _SURE_ESCAPE = 127  # integers whose code is 255 or more lie farther from 0
 
 
 @dataclass(frozen=True, repr=False)
-class Dithered(Quantiser):
+class Dithered(Generated, Quantiser):
     """dithered:step=1,bucket=4096.
 
     `step`: distance of the lattice's points in units of the bucket's root mean square, 2^-5..2^6; omega = step^2 / 12.
@@ -89,25 +90,9 @@ class Dithered(Quantiser):
         bits = (2 * self._largest(size)).bit_length()
         return _FIELDS + 4 * buckets + padded(buckets) + most_nbytes(size, bits)
 
-    def _fuses(self, source: Source, sink: Sink) -> bool:
-        return sink is NOTHING or isinstance(sink, InnerProducts) or leaves_error(source, sink)
-
-    def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
-        parts = source.table()
-        x, error = operands(source, sink)
-        lost = Lost(error, sink.dots())
-        self._write_fields(key, body)
-        end = _end_of_scales(x.size, self.bucket)
-        body[_FIELDS:end] = 0
-        used, done = loops.encode(x, parts, self._lattice(), self._draws(key), _views(body, x.size, self.bucket), lost)
-        if done < x.size:
-            decoded = np.empty(done if error.size else 0, np.float32)
-            written = _views(readonly(body), x.size, self.bucket)
-            loops.decode(self._lattice(), self._draws(readonly(key)), written, decoded, np.float32(1), False)
-            source.refuse(reached(parts), decoded)
-        if isinstance(sink, InnerProducts):
-            sink.record(*lost.dots.tolist())
-        return end + used
+    def formula(self) -> Formula:
+        """DitheredRows."""
+        return DitheredRows(self)
 
     def _lattice(self) -> Lattice:
         return Lattice(float(np.float32(self.step)), self.bucket)
@@ -120,30 +105,19 @@ class Dithered(Quantiser):
         body[4:8].view(np.uint32)[0] = self.bucket
         body[8:_FIELDS].view(np.uint32)[:] = key.view(np.uint32)
 
-    def _decode(self, body: Bytes, out: Floats) -> None:
-        self._read(body, out, np.float32(1), False)
-
-    def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
-        self._read(body, out, weight, True)
-
     def check_scales(self, body: Bytes, size: int) -> None:
         """PayloadError unless a body of codes begins with fields and scales that encode writes for `size` coordinates."""
         _, bucket, _ = _fields(body)
         buckets = -(-size // bucket)
         _check_scales(body[_FIELDS : _FIELDS + 4 * buckets], buckets)
 
-    def _read(self, body: Bytes, out: Floats, weight: np.float32, add: bool) -> None:
-        step, bucket, key = _fields(body)
-        buckets = -(-out.size // bucket)
-        scales, end = _FIELDS + 4 * buckets, _end_of_scales(out.size, bucket)
-        _check_scales(body[_FIELDS:scales], buckets)
-        widths = body[scales : scales + buckets]
-        if body.size < end or body[scales + buckets : end].any() or int(widths.max()) > MAX_WIDTH:
-            raise PayloadError(f"dithered: a body of {body.size} bytes ends inside its widths, or one exceeds {MAX_WIDTH}")
-        if body.size != end + _packed_nbytes(out.size, bucket, widths):
-            raise PayloadError(f"dithered: a body of {body.size} bytes cannot hold {out.size} codes with the widths it states")
-        views = _views(body, out.size, bucket)
-        loops.decode(Lattice(step, bucket), self._draws(key), views, out.reshape(-1), weight, add)
+    def _read(self, body: Bytes, size: int) -> tuple[Coder, Bytes]:
+        self.check_scales(body, size)
+        step, bucket, _ = _fields(body)
+        own = (step, bucket) == (float(np.float32(self.step)), self.bucket)
+        coder = coder_of(self) if own else interpreted(Dithered(step, bucket))
+        coder.check(body, size)
+        return coder, body
 
     def _max_symbols(self, size: int) -> tuple[int, int, int]:
         side = _FIELDS + _COUNTS + 4 * -(-size // self.bucket) + padded(2 * self._max_escapes(size))
@@ -199,28 +173,7 @@ def _fields(body: Bytes) -> tuple[float, int, Words]:
     return step, bucket, readonly(body[8:_FIELDS].copy().view(np.uint64))
 
 
-def _end_of_scales(size: int, bucket: int) -> int:
-    """Offset of the codes in a body."""
-    buckets = -(-size // bucket)
-    return _FIELDS + 4 * buckets + padded(buckets)
-
-
-def _views(body: Bytes, size: int, bucket: int) -> loops.Body:
-    """The root mean squares, widths and codes of a body that is long enough."""
-    buckets = -(-size // bucket)
-    scales = _FIELDS + 4 * buckets
-    rms, widths = body[_FIELDS:scales].view(np.float32), body[scales : scales + buckets]
-    return loops.Body(rms, widths, body[_end_of_scales(size, bucket) :])
-
-
 def _check_scales(data: Bytes, buckets: int) -> None:
     """PayloadError unless the root mean squares are finite and not negative."""
     if data.size != 4 * buckets or int(data.view(np.uint32).max()) >= INFINITY_BITS:
         raise PayloadError("dithered: a scale is missing, negative or not finite")
-
-
-def _packed_nbytes(size: int, bucket: int, widths: Bytes) -> int:
-    """Bytes of the codes of `size` coordinates."""
-    full = widths[: size // bucket].astype(np.int64)
-    rest = size % bucket
-    return int(full.sum()) * (bucket // 8) + (packed_nbytes(rest, int(widths[-1])) if rest else 0)

@@ -1,4 +1,4 @@
-"""dithered over whole arrays, bucket by bucket: codes packed at the width that each bucket needs, or as symbols of a byte.
+"""dithered over whole arrays, bucket by bucket, as symbols of a byte, for an entropy stage.
 
 The symbols of full blocks come first, a run for each of the four classes of the dither, because a class has a distribution of its
 own; then those of the last block, if it is not full, in their order.
@@ -13,13 +13,10 @@ import numpy.typing as npt
 
 from psnode.codecs.arrays import Bytes, Floats, Words32
 from psnode.codecs.kernels.dithered import QUARTER, block_dither, by_class, from_codes, quantise, reconstruct, to_codes
-from psnode.codecs.kernels.dots import Lost, add_inner_products
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import AHEAD, copy_to, fetch_row, fetch_row_to_write, wide
 from psnode.codecs.kernels.norms import l2_norm
-from psnode.codecs.kernels.packed import from_rows, pack_block, to_rows, unpack_block
-from psnode.codecs.kernels.parts import BEGIN, PartTable, add_parts
-from psnode.codecs.kernels.planes import BLOCK, ROW
+from psnode.codecs.kernels.planes import BLOCK
 from psnode.codecs.rng import HALF, Draws
 
 Int16s = npt.NDArray[np.int16]
@@ -35,14 +32,6 @@ class Lattice(NamedTuple):
 
     step: float
     bucket: int
-
-
-class Body(NamedTuple):
-    """The root mean square and the bits of a code of every bucket, and the codes, packed."""
-
-    rms: Floats
-    widths: Bytes
-    packed: Bytes
 
 
 @kernel
@@ -65,89 +54,6 @@ def _load(x: Floats, v: Floats) -> None:
     else:
         v[:] = 0
         copy_to(x, v)
-
-
-@inlined
-def _store(y: Floats, out: Floats, weight: np.float32, add: bool) -> None:
-    if add:
-        for i in range(out.size):
-            out[i] += weight * y[i]
-    else:
-        for i in range(out.size):
-            out[i] = y[i]
-
-
-@kernel
-def encode(x: Floats, parts: PartTable, lattice: Lattice, draws: Draws, body: Body, lost: Lost) -> tuple[int, int]:
-    """Write the body; the bytes of `packed` used, and the coordinates done: all of them unless one is not finite.
-
-    `parts` are added to their target, the memory of `x`, beforehand, bucket by bucket. The error is there for those done.
-    """
-    wide()
-    words, orders, k = np.empty(HALF, np.uint32), np.empty(QUARTER, np.uint32), np.empty(BLOCK, np.uint32)
-    q, codes = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.uint32)
-    v, y, scratch = np.empty(BLOCK, np.float32), np.empty(2 * BLOCK, np.float32), np.empty(BLOCK + 64, np.float32)
-    low, high, row = np.empty(lattice.bucket, np.uint8), np.empty(lattice.bucket, np.uint8), np.zeros(ROW, np.uint8)
-    used, cursor = 0, BEGIN
-    for b in range(body.rms.size):
-        first = b * lattice.bucket
-        stop = min(first + lattice.bucket, x.size)
-        if len(parts) > 1:
-            cursor = add_parts(parts, cursor, first, stop)
-            if cursor < 0:
-                return used, first
-        body.rms[b] = bucket_rms(x[first:stop], scratch)
-        if body.rms[b] < 0:
-            return used, first
-        delta = lattice.step * np.float64(body.rms[b])
-        top = np.uint32(0)
-        for start in range(first, stop, BLOCK):
-            end = min(start + BLOCK, stop)
-            fetch_row(x, start + AHEAD)
-            _load(x[start:end], v)
-            block_dither(draws.key, draws.stream, start // BLOCK, words, orders, k)
-            quantise(v, delta, k, draws.key, draws.stream, start, q)
-            top = max(top, to_codes(q, k, codes))
-            to_rows(codes, low[start - first : start - first + BLOCK], high[start - first : start - first + BLOCK])
-            if lost.error.size:
-                reconstruct(q, delta, k, y[:BLOCK])
-                left = lost.error[start:end]
-                for i in range(left.size):
-                    left[i] = v[i] - y[i]
-            if lost.dots.size:
-                even = start // (2 * BLOCK) * 2 * BLOCK
-                reconstruct(q, delta, k, y[start - even : start - even + BLOCK])
-                if start > even or end == x.size:
-                    add_inner_products(x[even:end], y[: end - even], lost.dots)
-        bits = 0
-        while top >> np.uint32(bits):
-            bits += 1
-        body.widths[b] = bits
-        for start in range(0, stop - first, BLOCK):
-            count = min(BLOCK, stop - first - start)
-            used += pack_block(low[start : start + BLOCK], high[start : start + BLOCK], count, bits, row, body.packed[used:])
-    return used, x.size
-
-
-@kernel
-def decode(lattice: Lattice, draws: Draws, body: Body, out: Floats, weight: np.float32, add: bool) -> None:
-    """out = decoded, or out += weight * decoded. `packed` has the length that `widths` ask for."""
-    wide()
-    words, orders, k = np.empty(HALF, np.uint32), np.empty(QUARTER, np.uint32), np.empty(BLOCK, np.uint32)
-    q, codes, y = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.uint32), np.empty(BLOCK, np.float32)
-    low, high = np.zeros(ROW, np.uint8), np.zeros(ROW, np.uint8)
-    used = 0
-    for start in range(0, out.size, BLOCK):
-        fetch_row_to_write(out, start + AHEAD)
-        part = out[start : start + BLOCK]
-        b = start // lattice.bucket
-        bits = int(np.int64(body.widths[b]))
-        used += unpack_block(body.packed[used:], part.size, bits, low, high)
-        from_rows(low, high, codes)
-        block_dither(draws.key, draws.stream, start // BLOCK, words, orders, k)
-        from_codes(codes, k, q)
-        reconstruct(q, lattice.step * np.float64(body.rms[b]), k, y)
-        _store(y, part, weight, add)
 
 
 @inlined
@@ -239,5 +145,6 @@ def decode_symbols(lattice: Lattice, draws: Draws, rms: Floats, symbols: Bytes, 
                     q[i] = escapes[used]
                     used += 1
         reconstruct(q, lattice.step * np.float64(rms[start // lattice.bucket]), k, y)
-        _store(y, part, np.float32(1), False)
+        for i in range(part.size):
+            part[i] = y[i]
     return used

@@ -61,7 +61,7 @@ class ChangeOfRows:
             inner.codes(body, self._weights.numel())
         elif isinstance(inner, Generated):
             inner.check_fields(body)
-        elif isinstance(inner, Dithered):
+        if isinstance(inner, Dithered):
             inner.check_scales(body, self._weights.numel())
         self._checked.check(body[len(head) :], self._weights.numel())
         return body[len(head) :]

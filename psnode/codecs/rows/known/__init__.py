@@ -9,7 +9,6 @@ from psnode.codecs.base import Codec
 from psnode.codecs.rows.codec import Generated
 from psnode.codecs.rows.formula import Formula
 from psnode.codecs.rows.known.base import Known
-from psnode.codecs.rows.known.dithered import DitheredRows
 from psnode.codecs.rows.known.qsgd import QsgdRows
 from psnode.codecs.rows.known.selections import MagnitudeRanks
 from psnode.codecs.rows.known.signs import OneBitRows, ScaledSignRows
@@ -20,7 +19,6 @@ from psnode.codecs.rows.ranks import Ranking
 
 _KNOWN: dict[str, type[Known]] = {
     "bf16": Bf16Rows,
-    "dithered": DitheredRows,
     "fp16": Fp16Rows,
     "onebit": OneBitRows,
     "qsgd": QsgdRows,
