@@ -41,7 +41,7 @@ def coder_of(spec: str, size: int) -> DeviceCoder:
 
 
 @pytest.mark.usefixtures("cupy")
-@pytest.mark.parametrize("spec", ["natural", "tbq", "tbq:tau=3", "tbq:tau=0.01"])
+@pytest.mark.parametrize("spec", ["dithered", "dithered:step=0.04,bucket=512", "natural", "tbq", "tbq:tau=3", "tbq:tau=0.01"])
 @pytest.mark.parametrize("size", SIZES)
 def test_a_body_is_taken_put_back_and_decoded(spec: str, size: int) -> None:
     x, codec, coder = mixed(size), get_codec(spec), coder_of(spec, size)
@@ -62,7 +62,7 @@ def test_a_body_is_taken_put_back_and_decoded(spec: str, size: int) -> None:
 @pytest.mark.usefixtures("cupy")
 def test_what_is_not_finite_is_told_and_the_next_body_is_sound() -> None:
     size = SIZES[-1]
-    for spec in ("natural", "tbq", "tbq:tau=3"):
+    for spec in ("dithered", "natural", "tbq", "tbq:tau=3"):
         coder, codec, key = coder_of(spec, size), get_codec(spec), np.array(KEY.words, np.uint64)
         values, out = torch.zeros(coder.padded), np.zeros(codec.max_nbytes((size,)), np.uint8)
         values[:size] = torch.from_numpy(mixed(size))
@@ -75,7 +75,7 @@ def test_what_is_not_finite_is_told_and_the_next_body_is_sound() -> None:
 
 
 @pytest.mark.usefixtures("cupy")
-@pytest.mark.parametrize("spec", ["natural", "tbq", "tbq:tau=3"])
+@pytest.mark.parametrize("spec", ["dithered", "natural", "tbq", "tbq:tau=3"])
 def test_weights_are_changed_where_they_lie_and_zeros_keep_their_sign(spec: str) -> None:
     """In a block that lists values all others are left alone; a dense one adds zeros."""
     size, codec = SIZES[-1], get_codec(spec).contractive()
@@ -124,3 +124,27 @@ def test_a_change_with_exponents_that_float32_has_not_leaves_weights_as_they_are
     with pytest.raises(PayloadError, match="exponents"):
         change.add(Payload.from_bytes(bytes(data)))
     assert bool((weights == 1).all())
+
+
+@pytest.mark.usefixtures("cupy")
+@pytest.mark.parametrize(
+    ("at", "value", "what"), [(24 + 3, 0x80, "scale"), (24 + 4, 9, "bits"), (24 + 5, 1, "zeros"), (8, None, "")]
+)
+def test_a_change_with_scales_or_widths_that_encode_never_writes_is_refused(at: int, value: int | None, what: str) -> None:
+    """As the host refuses it. Another key is none of these: the dithers of a payload are those of the key in it."""
+    size, codec = 700, get_codec("dithered")
+    plan = Plan.from_dict({"tensors": [["a", [size]]], "groups": [[["dithered", 0, [size]]]]})
+    weights, expected = torch.ones(size), np.ones(size, np.float32)
+    change = changes_on(plan, [codec], weights).by_segment[0]
+    data = bytearray(codec.encode(gaussian(size), KEY).to_bytes())
+    place = header_nbytes(1) + at
+    data[place] = data[place] ^ 1 if value is None else value
+    payload = Payload.from_bytes(bytes(data))
+    if value is None:
+        change.add(payload)
+        codec.decode_add(payload, expected)
+    else:
+        for add in (lambda: change.add(payload), lambda: codec.decode_add(payload, expected)):
+            with pytest.raises(PayloadError, match=what):
+                add()
+    np.testing.assert_array_equal(weights.numpy(), expected)
