@@ -69,7 +69,7 @@ WITH_FEEDBACK = {
         "Generated(Accumulated, InnerProducts)",
     ),
     "nuqsgd:bucket=1024": ("Contractive" + FED_BACK, SUM, "Nuqsgd(Accumulated, Sink)"),
-    "dithered": ("Contractive" + FED_BACK, "Dithered(Accumulated, InnerProducts)"),
+    "dithered": ("Contractive" + FED_BACK, "Generated(Accumulated, InnerProducts)"),
     "tbq:tau=0.01": ("Tbq" + FED_BACK,),
     "scaledsign:bucket=65536": ("Binary" + FED_BACK,),
 }

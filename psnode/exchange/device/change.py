@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class ChangeOfRows:
     """Addition of payloads of `codec`, of rows, to `weights`, a flat float32 tensor on a device: `codec.decode_add`, bit for bit.
 
-    Only the bytes of a payload go there, and what fills up its last rows, block or bucket. A factor of more than 1 in front of a payload's
+    Only the bytes of a payload go there, and what fills up the last rows. A factor of more than 1 in front of a payload's
     values is seldom, and left to the host, which sees to it that no value leaves float32; so is a body of another length than
     the kernels are laid out for.
     """
