@@ -316,11 +316,11 @@ class Codec(ABC):
         if isinstance(sink, Moved):
             self._decode_add(body, sink.target, np.float32(sink.weight))
         elif isinstance(sink, InnerProducts):
-            from psnode.codecs.kernels.dots import inner_products
+            from psnode.codecs.kernels.dots import tree_products
 
             decoded = np.empty(source.shape, np.float32)
             self._decode(body, decoded)
-            sink.record(*inner_products(source.array(), decoded))
+            sink.record(*tree_products(source.array(), decoded))
 
     def _encode_error(self, x: Floats, rng: RandomSource, error: Floats, out: Bytes | None) -> Payload:
         """encode(x, error=error): a copy of x is coded where it lies."""

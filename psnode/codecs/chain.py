@@ -198,12 +198,12 @@ class Chain(Codec):
         if not isinstance(sink, InnerProducts) or not self.sparse or self.reducer is None:
             super()._apply(sink, source, body)
             return
-        from psnode.codecs.kernels.dots import inner_products
+        from psnode.codecs.kernels.dots import tree_products
 
         side, count, coded = self._split(body, source.shape)
         values = np.empty(count, np.float32)
         self._decode_values(coded, values)
-        sink.record(*inner_products(source.array().reshape(-1)[self.reducer._support_of(side, source.shape)], values))
+        sink.record(*tree_products(source.array().reshape(-1)[self.reducer._support_of(side, source.shape)], values))
 
     def _encode_values(self, values: Floats, key: Words, body: Bytes) -> int:
         if not values.size:

@@ -25,7 +25,7 @@ import numpy as np
 from psnode.codecs.arrays import Words32
 from psnode.codecs.base import NOTHING, Bytes, Codec, Floats, Indices, Shape, Sink, Source, Words
 from psnode.codecs.bounds import check_real
-from psnode.codecs.kernels.dots import inner_products
+from psnode.codecs.kernels.dots import tree_products
 from psnode.codecs.kernels.entries import add_at, put_at
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.payload import MAX_COORDINATES
@@ -103,7 +103,7 @@ class Entrywise(Codec):
         body[used:end].view(np.float32)[:] = entries.values[certain]
         if isinstance(sink, InnerProducts):
             sent = self._entries(body[:end], x.shape)
-            sink.record(*inner_products(x.reshape(-1)[sent.indices], sent.values))
+            sink.record(*tree_products(x.reshape(-1)[sent.indices], sent.values))
         return end
 
     def _write_set(self, members: Words32, size: int, body: Bytes) -> int:

@@ -27,7 +27,7 @@ import numpy as np
 from psnode.codecs.base import NOTHING, Bytes, Codes, Floats, Measured, Shape, Sink, Source, Words, readonly
 from psnode.codecs.bounds import check_choice, check_integer
 from psnode.codecs.kernels import qsgd as kernels
-from psnode.codecs.kernels.dots import Lost
+from psnode.codecs.kernels.dots import Lost, folded
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
 from psnode.codecs.kernels.parts import NO_PARTS, PartTable, reached
 from psnode.codecs.kernels.planes import BLOCK, packed_nbytes
@@ -90,7 +90,7 @@ class Qsgd(Quantiser):
     def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
         parts = source.table()
         x, error = operands(source, sink)
-        used, lost = self._max_body(source.shape), self._lost(error, sink)
+        used, lost = self._max_body(source.shape), self._lost(error, sink, x.size)
         body[:_FIELDS].view(np.uint32)[:] = self.levels, self.bucket
         done = self._quantise(x, parts, key, _views(body[:used], x.size, self.levels, self.bucket), lost)
         if done < x.size:
@@ -99,12 +99,12 @@ class Qsgd(Quantiser):
             kernels.decode(_grid(self.levels, self.bucket), written, decoded, np.float32(1), False)
             source.refuse(reached(parts), decoded)
         if isinstance(sink, InnerProducts):
-            sink.record(*lost.dots.tolist())
+            sink.record(*folded(lost.dots))
         return used
 
-    def _lost(self, error: Floats, sink: Sink) -> Lost:
+    def _lost(self, error: Floats, sink: Sink, size: int) -> Lost:
         """The outputs of the kernel beside the payload; with factors it needs scratch for inner products."""
-        return Lost(error, np.zeros(2) if self.factors else sink.dots())
+        return Lost(error, np.zeros(2) if self.factors else sink.dots(size))
 
     def _quantise(self, x: Floats, parts: PartTable, key: Words, out: Body, lost: Lost) -> int:
         """Write norms and codes; the coordinates done, fewer than all if `x`, to which `parts` are added, is not finite."""
@@ -137,7 +137,7 @@ class Qsgd(Quantiser):
         side[:_FIELDS].view(np.uint32)[:] = self.levels, self.bucket
         codes = codes_like(count, alphabet)
         out = Body(side[_FIELDS:].view(np.float32), _NO_WORDS, _NO_BYTES, codes)
-        if self._quantise(x, NO_PARTS, key, out, self._lost(NO_FLOATS, NOTHING)) < x.size:
+        if self._quantise(x, NO_PARTS, key, out, self._lost(NO_FLOATS, NOTHING, x.size)) < x.size:
             raise_nonfinite(x)
         return Symbols(side, codes, alphabet)
 

@@ -21,8 +21,8 @@ from psnode.codecs.arrays import Float64s, Floats
 class Sink:
     """Use of the decoded values; this class itself makes none."""
 
-    def dots(self) -> Float64s:
-        """Zeros to which a kernel adds <x, y> and <y, y>; none if they are not wanted."""
+    def dots(self, size: int) -> Float64s:
+        """Room in which kernels leave <x, y> and <y, y> of `size` coordinates; none if they are not wanted."""
         return np.zeros(0)
 
 
@@ -52,13 +52,15 @@ class Added(Moved):
 
 
 class InnerProducts(Sink):
-    """The inner products `xy` = <x, y> and `yy` = <y, y>, in float64 and in a fixed order; 0 before anything was coded."""
+    """The inner products `xy` = <x, y> and `yy` = <y, y>, by trees (psnode.codecs.kernels.dots); 0 before anything was coded."""
 
     xy: float = 0.0
     yy: float = 0.0
 
-    def dots(self) -> Float64s:
-        return np.zeros(2)
+    def dots(self, size: int) -> Float64s:
+        from psnode.codecs.kernels.dots import begun
+
+        return begun(size)
 
     def record(self, xy: float, yy: float) -> None:
         """Take the inner products down."""

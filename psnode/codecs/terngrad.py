@@ -21,11 +21,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.base import NOTHING, Bytes, Codec, Codes, Floats, Measured, Shape, Sink, Source, Words, readonly
+from psnode.codecs.base import NOTHING, Bytes, Codec, Codes, Floats, Measured, Shape, Sink, Source, Words
 from psnode.codecs.bounds import check_real
 from psnode.codecs.contractive import Contractive
 from psnode.codecs.kernels import ternary as kernels
-from psnode.codecs.kernels.dots import NOTHING_LOST, Lost
+from psnode.codecs.kernels.dots import NOTHING_LOST, Lost, folded
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
 from psnode.codecs.kernels.moments import root_mean_square
 from psnode.codecs.kernels.norms import NOT_FINITE
@@ -78,15 +78,11 @@ class TernGrad(Quantiser):
     def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
         parts = source.table()
         x, error = operands(source, sink)
-        used, lost = self._max_body(x.shape), Lost(error, sink.dots())
+        used, lost = self._max_body(x.shape), Lost(error, sink.dots(x.size))
         if not self._quantise(x, parts, key, body[:_SIDE], Digits(body[_SIDE:used], _NO_BYTES), lost):
             source.refuse(reached(parts))
         if isinstance(sink, InnerProducts):
-            if np.isfinite(lost.dots).all():
-                scale = float(body[:_SIDE].view(np.float32)[0])
-                sink.record(scale * float(lost.dots[0]), scale * scale * float(lost.dots[1]))
-            else:  # float32 overflowed
-                self._apply(sink, source, readonly(body[:used]))
+            sink.record(*folded(lost.dots))
         return used
 
     def _quantise(self, x: Floats, parts: PartTable, key: Words, side: Bytes, digits: Digits, lost: Lost) -> bool:

@@ -9,7 +9,6 @@ import pytest
 
 from psnode.codecs import Payload, get_codec
 from psnode.codecs.rng import Key
-from psnode.codecs.sinks import InnerProducts
 from psnode.errors import CodecSpecError, PayloadError
 from tests.codecs.family import gaussian, recorded, student
 from tests.codecs.low_bit_oracle import MINMAX, body_of, largest_factor, minmax_fields, rounded
@@ -118,24 +117,6 @@ def test_so_many_bits_a_coordinate(bits: int, size: int) -> None:
 def test_the_width_is_read_from_the_payload() -> None:
     payload = get_codec("minmax:bits=2").encode(gaussian(3000), Key.derive(0))
     np.testing.assert_array_equal(get_codec("minmax").decode(payload), get_codec("minmax:bits=2").decode(payload))
-
-
-@pytest.mark.parametrize("size", [1, 511, 512, 513, 1024, 1100, 1537, 5 * 512, 4096 + 700])
-def test_inner_products_have_one_order_of_summation(size: int) -> None:
-    """In every 1024 coordinates lane l of 16 adds coordinates l mod 16; then the lanes, one after the other."""
-    codec, x, dots = get_codec("minmax"), gaussian(size), InnerProducts()
-    payload = codec.encode(x, Key.derive(1), sink=dots)
-    assert payload == codec.encode(x, Key.derive(1))
-    padded = np.zeros((2, -(-size // 1024) * 1024))
-    padded[:, :size] = x, codec.decode(payload)
-    xy, yy = 0.0, 0.0
-    for block in padded.reshape(2, -1, 64, 16).transpose(1, 0, 2, 3):
-        lanes = np.zeros((2, 16))
-        for v, w in block.transpose(1, 0, 2):
-            lanes += v * w, w * w
-        for a, b in lanes.T:
-            xy, yy = xy + a, yy + b
-    assert (dots.xy, dots.yy) == (xy, yy)
 
 
 @pytest.mark.parametrize("bits", ["0", "3", "5", "16", "-4", "4.5", "true"])

@@ -1,4 +1,11 @@
-"""Inner products in float64 whose order of summation is fixed, so that they are equal on every machine."""
+"""Inner products whose order of summation is fixed, so that they are equal on every machine.
+
+Those of a payload, of which a contractive form makes its factor, are trees that any number of processors can keep: products and
+their sums in each row of 512 are float32, by the tree of psnode.codecs.kernels.norms; of rows where <y, y> is below 2^-100, or one
+of the two is not finite, they are float64, by the same tree. Rows are added as psnode.codecs.kernels.trees has it.
+
+Others are chains in float64.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +14,21 @@ from typing import NamedTuple
 import numpy as np
 
 from psnode.codecs.arrays import Float64s, Floats
-from psnode.codecs.kernels.jit import kernel
-from psnode.codecs.kernels.memory import wide
+from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.memory import copy_to, wide
+from psnode.codecs.kernels.norms import fold
+from psnode.codecs.kernels.trees import ROW, tree_of
 
 LANES = 16
 BLOCK = 1024
+LEAST = 2.0**-100  # below it what float32 loses of its products might show
+_SCRATCH = 64
 
 
 class Lost(NamedTuple):
     """Outputs of a kernel that knows what its payload decodes to: `error` = x - decoded, which may lie over x, and `dots`.
 
-    The latter are <x, decoded> and <decoded, decoded>, to which is added. An output of size 0 is left alone.
+    The latter are <x, decoded> and <decoded, decoded>, as of `begun`. An output of size 0 is left alone.
     """
 
     error: Floats
@@ -55,38 +66,76 @@ def add_inner_products(x: Floats, y: Floats, dots: Float64s) -> None:
     dots[0], dots[1] = xy_total, yy_total
 
 
-def begun() -> Float64s:
-    """Inner products of no rows yet, to which `add_row` adds: two sums, then the lanes of a block of which one row is known."""
-    return np.zeros(2 + 2 * LANES)
+def begun(size: int) -> Float64s:
+    """Room for the inner products of all rows of `size` coordinates, which `add_row` writes, behind 64 float64 of scratch."""
+    return np.empty(_SCRATCH + 2 * -(-size // ROW))
 
 
 @kernel
 def add_row(x: Floats, y: Floats, row: int, dots: Float64s) -> None:
-    """Add <x, y> and <y, y> of row number `row`, of 512 values; two rows are a block of add_inner_products."""
+    """Write <x, y> and <y, y> of row number `row`, of 512 values, to its places in `dots`."""
     wide()
-    xy, yy = dots[2 : 2 + LANES], dots[2 + LANES :]
-    if row % 2 == 0:
-        for lane in range(2 * LANES):
-            dots[2 + lane] = 0.0
-    for start in range(0, BLOCK // 2, LANES):
-        for lane in range(LANES):
-            b = np.float64(y[start + lane])
-            xy[lane] += np.float64(x[start + lane]) * b
-            yy[lane] += b * b
-    if row % 2 == 1:
-        close(dots)
+    lanes = dots[:_SCRATCH].view(np.float32)
+    xy_lanes, yy_lanes = lanes[:64], lanes[64:]
+    for i in range(64):
+        p, q, r, s = y[i], y[64 + i], y[128 + i], y[192 + i]
+        t, u, v, w = y[256 + i], y[320 + i], y[384 + i], y[448 + i]
+        a = (x[i] * p + x[64 + i] * q) + (x[128 + i] * r + x[192 + i] * s)
+        b = (x[256 + i] * t + x[320 + i] * u) + (x[384 + i] * v + x[448 + i] * w)
+        xy_lanes[i] = a + b
+        yy_lanes[i] = ((p * p + q * q) + (r * r + s * s)) + ((t * t + u * u) + (v * v + w * w))
+    xy, yy = np.float64(fold(xy_lanes)), np.float64(fold(yy_lanes))
+    if not (yy >= LEAST and np.isfinite(yy) and np.isfinite(xy)):
+        xy, yy = _careful(x, y, dots[:_SCRATCH]), _careful(y, y, dots[:_SCRATCH])
+    place = _SCRATCH + row
+    dots[place] = xy
+    dots[place + (dots.size - _SCRATCH) // 2] = yy
 
 
 @kernel
-def close(dots: Float64s) -> None:
-    """Add the lanes of the last block to the sums."""
-    for lane in range(LANES):
-        dots[0] += dots[2 + lane]
-        dots[1] += dots[2 + LANES + lane]
+def _careful(x: Floats, y: Floats, lanes: Float64s) -> float:
+    """<x, y> of a row, by the same tree in float64, in which products are exact."""
+    for i in range(64):
+        a = (_product(x, y, i) + _product(x, y, 64 + i)) + (_product(x, y, 128 + i) + _product(x, y, 192 + i))
+        b = (_product(x, y, 256 + i) + _product(x, y, 320 + i)) + (_product(x, y, 384 + i) + _product(x, y, 448 + i))
+        lanes[i] = a + b
+    return float(fold(lanes))
+
+
+@inlined
+def _product(x: Floats, y: Floats, i: int) -> np.float64:
+    return np.float64(np.float64(x[i]) * np.float64(y[i]))
+
+
+@kernel
+def _add_rows(x: Floats, y: Floats, dots: Float64s) -> None:
+    full = x.size // ROW * ROW
+    for start in range(0, full, ROW):
+        add_row(x[start : start + ROW], y[start : start + ROW], start // ROW, dots)
+    if full < x.size:
+        last = np.zeros((2, ROW), np.float32)
+        copy_to(x[full:], last[0])
+        copy_to(y[full:], last[1])
+        add_row(last[0], last[1], full // ROW, dots)
+
+
+def folded(dots: Float64s) -> tuple[float, float]:
+    """<x, y> and <y, y> of all rows; `dots` is overwritten."""
+    rows = (dots.size - _SCRATCH) // 2
+    return tree_of(dots[_SCRATCH : _SCRATCH + rows]), tree_of(dots[_SCRATCH + rows :])
+
+
+def tree_products(x: Floats, y: Floats) -> tuple[float, float]:
+    """<x, y> and <y, y> of arrays of equal size, as trees; 0 of empty ones."""
+    if not x.size:
+        return 0.0, 0.0
+    dots = begun(x.size)
+    _add_rows(x.reshape(-1), y.reshape(-1), dots)
+    return folded(dots)
 
 
 def inner_products(x: Floats, y: Floats) -> tuple[float, float]:
-    """<x, y> and <y, y> of arrays of equal size, in float64."""
+    """<x, y> and <y, y> of arrays of equal size, as chains in float64."""
     dots = np.zeros(2)
     add_inner_products(x.reshape(-1), y.reshape(-1), dots)
     return float(dots[0]), float(dots[1])

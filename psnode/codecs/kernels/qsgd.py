@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from psnode.codecs.arrays import Bytes, Codes, Float64s, Floats, Words32
-from psnode.codecs.kernels.dots import Lost
+from psnode.codecs.kernels.dots import Lost, add_row
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import AHEAD, copy_to, fetch_row, fetch_row_to_write, wide
 from psnode.codecs.kernels.norms import fold, inner_512, l2_norm, max_norm
@@ -122,11 +122,13 @@ def _code_any(part: Floats, span: Span, grid: Grid, draws: Draws, body: Body, ro
 
 
 @kernel
-def _lose_any(lost: Floats, span: Span, grid: Grid, norms: Floats, dots: Float64s, room: Room) -> None:
+def _lose_any(lost: Floats, span: Span, grid: Grid, norms: Floats, fits: bool, dots: Float64s, room: Room) -> None:
     """Add to `dots` if they are wanted, else lost = v - values of any block."""
     ordinary = values(norms, span, grid, room)
-    if dots.size:
+    if fits:
         _add_dots(room.v, room.y, room.lanes, ordinary, dots)
+    elif dots.size:
+        add_row(room.v, room.y, span.start // BLOCK, dots)
     else:
         _subtract(room.v, room.y, lost)
 
@@ -144,7 +146,7 @@ def _lose_bucket(x: Floats, first: int, stop: int, grid: Grid, body: Body, error
 def encode(x: Floats, parts: PartTable, grid: Grid, form: Form, draws: Draws, body: Body, lost: Lost) -> int:
     """Quantise `x`, to whose memory `parts` are added beforehand; the coordinates done: all of them if they are finite.
 
-    The error is there for those. At most one output of `lost` is wanted; where norms are fitted, the dots are scratch, zeros.
+    The error is there for those. At most one output of `lost` is wanted; where norms are fitted, the dots are two zeros, scratch.
     Tuples of arrays are taken apart before the loop: handing one to a function for every block counts references to its arrays.
     """
     wide()
@@ -185,14 +187,17 @@ def encode(x: Floats, parts: PartTable, grid: Grid, form: Form, draws: Draws, bo
                 copy_to(low[:BLOCK], symbols[start : start + BLOCK])
             else:
                 pack_row(low_words, bits, packed[start // 32 * bits :])
-            if dots.size:
+            if form.fits:
                 _add_dots_plain(part, low, levels, step_of(first, levels), lanes, v, dots)
+            elif dots.size:
+                values_plain(low, levels, step_of(first, levels), room.y)
+                add_row(part, room.y, start // BLOCK, dots)
             elif error.size:
                 _lose_plain(part, low, levels, step_of(first, levels), in_place, error[start:end])
         else:
             _code_any(part, span, grid, draws, body, room)
             if dots.size or error.size:
-                _lose_any(error[start:end], span, grid, norms, dots, room)
+                _lose_any(error[start:end], span, grid, norms, form.fits, dots, room)
         if form.fits and (end % bucket == 0 or end == x.size):
             norms[b] = least_norm(first, dots)
             dots[:] = 0

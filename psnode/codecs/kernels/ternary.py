@@ -7,10 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from psnode.codecs.arrays import Bytes, Codes, Float64s, Floats
-from psnode.codecs.kernels.dots import Lost
+from psnode.codecs.kernels.dots import Lost, add_row
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import AHEAD, copy_to, fetch_row_to_write, wide
-from psnode.codecs.kernels.norms import inner_512
 from psnode.codecs.kernels.stochastic import ROW, Rule, round_rows
 from psnode.codecs.kernels.trits import DIGITS, is_packed, pack, unpack
 from psnode.codecs.rng import HALF, Draws
@@ -36,7 +35,7 @@ class Digits(NamedTuple):
 
 @kernel
 def encode(x: Floats, grid: Scale, draws: Draws, digits_of_x: Digits, lost: Lost) -> None:
-    """Write the digits of `x`. The dots are those of the digits - 1 in the place of the decoded values."""
+    """Write the digits of `x`."""
     packed, codes, error = digits_of_x.packed, digits_of_x.codes, lost.error
     rule = Rule(np.float32(0), grid.factor, -1)
     copies = error.ctypes.data != x.ctypes.data
@@ -57,7 +56,7 @@ def encode(x: Floats, grid: Scale, draws: Draws, digits_of_x: Digits, lost: Lost
         else:
             pack(digits, packed[start // DIGITS : (start + BLOCK) // DIGITS])
         if lost.dots.size:
-            _add_dots(block, digits, row, lost.dots)
+            _add_dots(block, digits, grid.scale, row, start // ROW, lost.dots)
         if error.size:
             left = error[start : start + BLOCK]
             for at in range(0, left.size, ROW):
@@ -68,16 +67,16 @@ def encode(x: Floats, grid: Scale, draws: Draws, digits_of_x: Digits, lost: Lost
 
 
 @kernel
-def _add_dots(x: Floats, digits: Bytes, row: Floats, dots: Float64s) -> None:
-    lanes, v = np.empty(ROW, np.float32), np.zeros(ROW, np.float32)
-    write(digits, np.float32(1), row[: x.size])
+def _add_dots(x: Floats, digits: Bytes, scale: np.float32, row: Floats, first: int, dots: Float64s) -> None:
+    """Write the inner products of a block, which begins with row number `first`."""
+    v = np.zeros(ROW, np.float32)
+    write(digits, scale, row[: x.size])
     row[x.size :] = 0
     for start in range(0, x.size, ROW):
         d = row[start : start + ROW]
         v[x.size - start :] = 0
         copy_to(x[start : start + ROW], v)
-        dots[0] += np.float64(inner_512(v, d, lanes))
-        dots[1] += np.float64(inner_512(d, d, lanes))
+        add_row(v, d, first + start // ROW, dots)
 
 
 @inlined

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from psnode.codecs.base import NOTHING, Bytes, Codec, Floats, Shape, Sink, Source, Words
-from psnode.codecs.kernels.dots import NO_DOTS, begun
+from psnode.codecs.kernels.dots import folded
 from psnode.codecs.kernels.parts import reached
 from psnode.codecs.rows.coder import Coder, Decoder, SumCoder, Sums
 from psnode.codecs.rows.compiled import compiled
@@ -58,12 +58,12 @@ class Generated(FlatCodec):
         first, used, size = self._preamble(), self._max_body(source.shape), x.size
         body[: len(first)] = np.frombuffer(first, np.uint8)
         coder, coded = coder_of(self), body[len(first) : used]
-        dots = begun() if isinstance(sink, InnerProducts) else NO_DOTS
+        dots = sink.dots(size)
         done = coder.encode(x, key, coded, error, Sums(parts, dots))
         if done < size:
             source.refuse(reached(parts), coder.beginning(coded, size, done if error.size else 0))
         if isinstance(sink, InnerProducts):
-            sink.record(float(dots[0]), float(dots[1]))
+            sink.record(*folded(dots))
         return len(first) + coder.program.length(coded, size)
 
     def _decode(self, body: Bytes, out: Floats) -> None:

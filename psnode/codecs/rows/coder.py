@@ -8,7 +8,7 @@ import numpy as np
 
 from psnode.codecs.arrays import Bytes, Float64s, Floats, Int32s, Words, Words32, readonly
 from psnode.codecs.kernels.bitmasks import MAGNITUDE
-from psnode.codecs.kernels.dots import NO_DOTS, add_row, close
+from psnode.codecs.kernels.dots import NO_DOTS, add_row
 from psnode.codecs.kernels.finite import INFINITY_BITS
 from psnode.codecs.kernels.parts import BEGIN, NO_PARTS, NOT_FINITE, PartTable, add_parts
 from psnode.codecs.rows.formula import Program, rows_of
@@ -61,7 +61,7 @@ class SumFunctions(Functions, Protocol):
 
 
 class Sums(NamedTuple):
-    """Work of a sweep beside coding: `parts` are added to the memory of the values beforehand, inner products to `dots`.
+    """Work of a sweep beside coding: `parts` are added to the memory of the values beforehand, inner products left in `dots`.
 
     These are those with the decoded values, and begin as psnode.codecs.kernels.dots.begun; an empty array: they are not wanted.
     """
@@ -117,8 +117,6 @@ class Coder:
                 error[full:] = lost[: x.size - full]
             if sums.dots.size:
                 self._multiply(last, full, x.size, side, room, sums.dots)
-        if sums.dots.size and rows % 2:
-            close(sums.dots)
         return x.size
 
     def _survey(self, x: Floats, tops: Int32s, parts: PartTable) -> bool:
@@ -132,7 +130,7 @@ class Coder:
         return self.functions.encode(x, 0, key, tops, side, rows, packed, error)
 
     def _multiply(self, last: Floats, full: int, size: int, side: Words32, room: Bytes, dots: Float64s) -> None:
-        """Add the inner products of the last unit, which zeros fill up from coordinate `size` on."""
+        """Leave the inner products of the last unit, which zeros fill up from coordinate `size` on."""
         decoded = np.empty(self._unit, np.float32)
         self.functions.decode(readonly(side), rows_of(size), full // ROW, readonly(room), decoded, np.float32(1), False)
         decoded[size - full :] = 0
