@@ -1,8 +1,8 @@
 """Inner products whose order of summation is fixed, so that they are equal on every machine.
 
 Those of a payload, of which a contractive form makes its factor, are trees that any number of processors can keep: products and
-their sums in each row of 512 are float32, by the tree of psnode.codecs.kernels.norms; of rows where <y, y> is below 2^-100, or one
-of the two is not finite, they are float64, by the same tree. Rows are added as psnode.codecs.kernels.trees has it.
+their sums in each row of 512 are float32, by the tree of psnode.codecs.kernels.norms; where <y, y> of a row is below 2^-100, or
+one of the two is not finite, they are float64, by the same tree. Rows are added as psnode.codecs.kernels.trees has it.
 
 Others are chains in float64.
 """
@@ -75,24 +75,37 @@ def begun(size: int) -> Float64s:
 def add_row(x: Floats, y: Floats, row: int, dots: Float64s) -> None:
     """Write <x, y> and <y, y> of row number `row`, of 512 values, to its places in `dots`."""
     wide()
-    lanes = dots[:_SCRATCH].view(np.float32)
-    xy_lanes, yy_lanes = lanes[:64], lanes[64:]
+    lanes: Floats = dots[:_SCRATCH].view(np.float32)
     for i in range(64):
         p, q, r, s = y[i], y[64 + i], y[128 + i], y[192 + i]
         t, u, v, w = y[256 + i], y[320 + i], y[384 + i], y[448 + i]
         a = (x[i] * p + x[64 + i] * q) + (x[128 + i] * r + x[192 + i] * s)
         b = (x[256 + i] * t + x[320 + i] * u) + (x[384 + i] * v + x[448 + i] * w)
-        xy_lanes[i] = a + b
-        yy_lanes[i] = ((p * p + q * q) + (r * r + s * s)) + ((t * t + u * u) + (v * v + w * w))
-    xy, yy = np.float64(fold(xy_lanes)), np.float64(fold(yy_lanes))
-    if not (yy >= LEAST and np.isfinite(yy) and np.isfinite(xy)):
-        xy, yy = _careful(x, y, dots[:_SCRATCH]), _careful(y, y, dots[:_SCRATCH])
-    place = _SCRATCH + row
-    dots[place] = xy
-    dots[place + (dots.size - _SCRATCH) // 2] = yy
+        lanes[i] = a + b
+        lanes[64 + i] = ((p * p + q * q) + (r * r + s * s)) + ((t * t + u * u) + (v * v + w * w))
+    if not put_row(lanes, row, dots):
+        put_row_carefully(x, y, row, dots)
+
+
+@inlined
+def put_row(lanes: Floats, row: int, dots: Float64s) -> bool:
+    """Write the inner products of a row of which 64 `lanes` of <x, y> and 64 of <y, y> are summed; False if float32 is not
+    enough for them. One array for both: loops that write to two are vectors only after many questions about their places.
+    """
+    xy, yy = np.float64(fold(lanes[:64])), np.float64(fold(lanes[64:]))
+    dots[_SCRATCH + row], dots[_SCRATCH + row + (dots.size - _SCRATCH) // 2] = xy, yy
+    return bool(yy >= LEAST and yy < np.inf and abs(xy) < np.inf)
 
 
 @kernel
+def put_row_carefully(x: Floats, y: Floats, row: int, dots: Float64s) -> None:
+    """As add_row, in float64."""
+    place, lanes = _SCRATCH + row, dots[:_SCRATCH]
+    dots[place] = _careful(x, y, lanes)
+    dots[place + (dots.size - _SCRATCH) // 2] = _careful(y, y, lanes)
+
+
+@inlined
 def _careful(x: Floats, y: Floats, lanes: Float64s) -> float:
     """<x, y> of a row, by the same tree in float64, in which products are exact."""
     for i in range(64):

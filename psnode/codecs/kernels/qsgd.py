@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from psnode.codecs.arrays import Bytes, Codes, Float64s, Floats, Words32
-from psnode.codecs.kernels.dots import Lost, add_row
+from psnode.codecs.kernels.dots import Lost, add_row, put_row, put_row_carefully
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import AHEAD, copy_to, fetch_row, fetch_row_to_write, wide
 from psnode.codecs.kernels.norms import fold, inner_512, l2_norm, max_norm
@@ -78,6 +78,25 @@ def _add_dots_plain(v: Floats, low: Bytes, levels: int, step: np.float32, lanes:
         squares[i] = ((a * a + b * b) + (c * c + d * d)) + ((e * e + f * f) + (g * g + h * h))
     dots[0] += np.float64(step) * np.float64(fold(lanes))
     dots[1] += np.float64(step) * np.float64(step) * np.float64(fold(squares))
+
+
+@kernel
+def _add_row_plain(x: Floats, low: Bytes, levels: int, step: np.float32, lanes: Floats, row: int, dots: Float64s) -> None:
+    """add_row of a plain block, of its codes. `lanes`: a block of scratch."""
+    wide()
+    s = np.int32(levels)
+    for i in range(64):
+        a, b = _level(low, s, i) * step, _level(low, s, 64 + i) * step
+        c, d = _level(low, s, 128 + i) * step, _level(low, s, 192 + i) * step
+        e, f = _level(low, s, 256 + i) * step, _level(low, s, 320 + i) * step
+        g, h = _level(low, s, 384 + i) * step, _level(low, s, 448 + i) * step
+        first = (x[i] * a + x[64 + i] * b) + (x[128 + i] * c + x[192 + i] * d)
+        second = (x[256 + i] * e + x[320 + i] * f) + (x[384 + i] * g + x[448 + i] * h)
+        lanes[i] = first + second
+        lanes[64 + i] = ((a * a + b * b) + (c * c + d * d)) + ((e * e + f * f) + (g * g + h * h))
+    if not put_row(lanes, row, dots):
+        values_plain(low, levels, step, lanes)
+        put_row_carefully(x, lanes, row, dots)
 
 
 @kernel
@@ -190,8 +209,7 @@ def encode(x: Floats, parts: PartTable, grid: Grid, form: Form, draws: Draws, bo
             if form.fits:
                 _add_dots_plain(part, low, levels, step_of(first, levels), lanes, v, dots)
             elif dots.size:
-                values_plain(low, levels, step_of(first, levels), room.y)
-                add_row(part, room.y, start // BLOCK, dots)
+                _add_row_plain(part, low, levels, step_of(first, levels), lanes, start // BLOCK, dots)
             elif error.size:
                 _lose_plain(part, low, levels, step_of(first, levels), in_place, error[start:end])
         else:
