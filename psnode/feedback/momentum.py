@@ -11,9 +11,10 @@ import numpy as np
 from psnode.codecs import Codec, Payload
 from psnode.codecs.arrays import Bytes, Floats
 from psnode.codecs.base import RandomSource
+from psnode.codecs.kernels.dots import square_sum
 from psnode.codecs.kernels.jit import kernel
 from psnode.errors import CodecSpecError
-from psnode.feedback.base import ALONE, Context, Feedback, Gathering, State, energy
+from psnode.feedback.base import ALONE, Context, Feedback, Gathering, State
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,7 +37,7 @@ class _SenderMomentum(Feedback):
         """u = m u + g and v += u, or with nesterov u = m (u + g) and v += u + g, of the clipped gradient."""
         flat, scale = np.ascontiguousarray(gradient).reshape(-1), np.float32(1)
         if self.clip:
-            norm, limit = math.sqrt(energy(flat)), self.clip / math.sqrt(workers)
+            norm, limit = math.sqrt(square_sum(flat)), self.clip / math.sqrt(workers)
             scale = np.float32(limit / norm if norm > limit else 1.0)
         _accumulate(u, v, flat, np.float32(self.momentum), scale, self.nesterov)
 

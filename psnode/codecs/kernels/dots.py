@@ -132,6 +132,26 @@ def _add_rows(x: Floats, y: Floats, dots: Float64s) -> None:
         add_row(last[0], last[1], full // ROW, dots)
 
 
+@kernel
+def _square_rows(x: Floats, sums: Float64s, lanes: Float64s) -> None:
+    full = x.size // ROW * ROW
+    for start in range(0, full, ROW):
+        sums[start // ROW] = _careful(x[start : start + ROW], x[start : start + ROW], lanes)
+    if full < x.size:
+        last = np.zeros(ROW, np.float32)
+        copy_to(x[full:], last)
+        sums[full // ROW] = _careful(last, last, lanes)
+
+
+def square_sum(x: Floats) -> float:
+    """<x, x> of a flat array, as a tree in float64; 0 of an empty one."""
+    if not x.size:
+        return 0.0
+    sums = np.empty(-(-x.size // ROW))
+    _square_rows(x, sums, np.empty(_SCRATCH))
+    return tree_of(sums)
+
+
 def folded(dots: Float64s) -> tuple[float, float]:
     """<x, y> and <y, y> of all rows; `dots` is overwritten."""
     rows = (dots.size - _SCRATCH) // 2

@@ -5,12 +5,14 @@ Products and sums are operations of their own, so that none is contracted to one
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
+from psnode.exchange.device.trees import square_sum
 from psnode.feedback import Context, ErrorFeedback, Feedback, NoFeedback
 from psnode.feedback.average import MomentumAverage
 from psnode.feedback.momentum import LocalMomentum, MomentumCorrection
@@ -32,8 +34,8 @@ class Rule(NamedTuple):
 
 
 def rule_of(rule: Feedback) -> Rule | None:
-    """The rule on a device; None if it is the host's: one of the user's own, or one that clips, by a sum in the host's order."""
-    return None if getattr(rule, "clip", 0) else _RULES.get(type(rule))
+    """The rule on a device; None if it is the host's: one of the user's own."""
+    return _RULES.get(type(rule))
 
 
 def _covering(pieces: Pieces, size: int) -> Iterator[tuple[slice, torch.Tensor | float]]:
@@ -76,6 +78,8 @@ def _correction(
     rule: MomentumCorrection | LocalMomentum, values: torch.Tensor, memories: Memories, pieces: Pieces, context: Context
 ) -> None:
     factor = float(np.float32(rule.momentum))
+    if rule.clip:
+        pieces = [(0, _clipped(rule, values, pieces, context.workers))]
     for place, piece in _covering(pieces, values.numel()):
         u, v = memories["momentum"][place], values[place]
         if rule.nesterov:
@@ -84,6 +88,16 @@ def _correction(
         else:
             u.mul_(factor).add_(piece)
             v.add_(u)
+
+
+def _clipped(rule: MomentumCorrection | LocalMomentum, values: torch.Tensor, pieces: Pieces, workers: int) -> torch.Tensor:
+    """The gradient of the whole segment, in memory of its own, scaled down to the norm that is allowed. Waits for nothing."""
+    gradient = torch.zeros_like(values)
+    for place, piece in pieces:
+        gradient[place : place + piece.numel()].copy_(piece)
+    norm, limit = square_sum(gradient).sqrt_(), rule.clip / math.sqrt(workers)
+    scale = torch.where(norm > limit, torch.full_like(norm, limit) / norm, 1.0)  # limit / norm is a product in torch
+    return gradient.mul_(scale.float())
 
 
 _RULES: dict[type[Feedback], Rule] = {

@@ -17,7 +17,7 @@ from psnode.codecs.traits import Traits
 from psnode.exchange.device.rules import rule_of
 from psnode.exchange.device.segment import DeviceSegment
 from psnode.exchange.device.trust import check
-from psnode.feedback import Context, get_feedback
+from psnode.feedback import Context, NoFeedback, get_feedback
 from tests.rows.fake_cupy import CPU, install
 from tests.rows.hosted import GXX
 
@@ -53,6 +53,7 @@ def gradient(step: int) -> np.ndarray:
     [
         *("none", "ef", "ef:decay=0.5", "ema", "ema:beta=0.3", "momentum", "momentum:nesterov=true"),
         *("dgc", "dgc:momentum=0.7,nesterov=true"),
+        *("dgc:clip=1", "dgc:clip=0.3,nesterov=true", "dgc:clip=1e9", "momentum:clip=1", "momentum:clip=2e-3,nesterov=true"),
     ],
 )
 @pytest.mark.parametrize("codec", [Few(), get_codec("bf16")], ids=repr)
@@ -84,10 +85,34 @@ def test_payloads_and_memories_are_those_of_the_host(
         assert sent.any() and sent.all() == (codec.id == "bf16")
 
 
-def test_rules_that_clip_are_the_hosts() -> None:
-    """The norm is a sum of squares, in an order that a device does not share."""
-    assert rule_of(get_feedback("dgc:clip=1")) is None and rule_of(get_feedback("momentum:clip=1")) is None
-    assert rule_of(get_feedback("dgc")) is not None
+@with_gxx
+@pytest.mark.parametrize("scale", [0.0, 2.0**-140, 1e-30, 1e30])
+def test_gradients_of_any_size_are_clipped_as_on_the_host(scale: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(monkeypatch, tmp_path)
+    feedback, codec = get_feedback("dgc:clip=1e-3"), Few()
+    verdict = check(get_codec("fp16"), CPU)
+    assert verdict is not None and verdict.on_device is not None
+    on_host, homes = feedback.init(SIZE), feedback.init(SIZE)
+    segment = DeviceSegment({repr(codec): verdict.on_device}, CPU, feedback, (SIZE,), homes)
+    for step in (1, 2, 3):
+        x, key = gradient(step) * np.float32(scale), Key.derive(step, "clip")
+        expected = feedback.push(x, on_host, codec, key, context=Context(4))
+        found = segment.push(
+            [(0, torch.from_numpy(x[:700].copy())), (700, torch.from_numpy(x[700:].copy()))],
+            codec, key, np.empty(codec.max_nbytes((SIZE,)), np.uint8), Context(4),
+        )  # fmt: skip
+        assert found.data.tobytes() == expected.data.tobytes()
+    segment.settle()
+    for name, memory in on_host.items():
+        assert homes[name].tobytes() == memory.tobytes(), name
+    assert on_host["velocity"].any() == (scale > 0)
+
+
+def test_rules_of_ones_own_are_the_hosts() -> None:
+    class Mine(NoFeedback):
+        id = "mine"
+
+    assert rule_of(Mine()) is None and rule_of(get_feedback("dgc:clip=1")) is not None
 
 
 @with_gxx
