@@ -5,8 +5,8 @@ whatever Q's variance. The unbiased form has an error of omega ||x||^2 and grows
 
     body   float32 c, then the body of Q
 
-The inner products are added up in float64 and in a fixed order. c is 0 if Q(x) is, and within -1..1 if c Q(x) might
-otherwise leave float32's range.
+The inner products are added up by trees of rows (psnode.codecs.kernels.dots), on any processor alike. c is 0 if Q(x) is, and
+within -1..1 if c Q(x) might otherwise leave float32's range.
 """
 
 from __future__ import annotations
@@ -71,10 +71,7 @@ class Contractive(Codec):
     def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
         measured = InnerProducts()
         used = 4 + self.codec._coded(source, key, body[4:], measured)
-        scale = measured.xy / measured.yy if measured.yy else 0.0
-        if abs(scale) * math.sqrt(measured.yy) > _LARGEST:  # c Q might leave float32: stay on the segment from 0 to Q
-            scale = max(-1.0, min(scale, 1.0))
-        body[:4].view(np.float32)[0] = scale
+        body[:4].view(np.float32)[0] = factor(measured.xy, measured.yy)
         self._apply(sink, source, readonly(body[:used]))
         return used
 
@@ -131,6 +128,14 @@ class Contractive(Codec):
         if not np.isfinite(scale):
             raise PayloadError(f"contractive: the scale is {scale}")
         return scale
+
+
+def factor(xy: float, yy: float) -> np.float32:
+    """c, of <x, y> and <y, y> for y = Q(x)."""
+    scale = xy / yy if yy else 0.0
+    if abs(scale) * math.sqrt(yy) > _LARGEST:  # c Q might leave float32: stay on the segment from 0 to Q
+        scale = max(-1.0, min(scale, 1.0))
+    return np.float32(scale)
 
 
 def _folds(weight: np.float32) -> bool:

@@ -14,7 +14,7 @@ import pytest
 from psnode.bench import nvrtc
 from psnode.codecs import get_codec
 from psnode.codecs.rows.coder import Coder
-from psnode.codecs.rows.cuda_text import text_of
+from psnode.codecs.rows.cuda_text import measuring_text_of, text_of
 from psnode.codecs.rows.cupy_kernels import standalone
 from psnode.config.extensions import load_codec
 from tests.rows.forms import EMPTY, FORMS, GOLDEN, KEY, check_all, check_golden, inputs, program, with_formula
@@ -91,6 +91,17 @@ def test_gpus_run_it_from_registers_and_round_every_operation(spec: str, archite
     assert {*spills} == {("0", "0")}
     assert re.findall(r"\bfma\.", found.ptx) == []
     assert re.findall(r"\b(?:mul|add)(?:\.rn)?\.f32", found.ptx)
+
+
+@with_nvrtc
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("spec", ["minmax", "natural", "nuqsgd", "qsgd", "terngrad"])
+def test_gpus_measure_for_contractive_forms_from_registers(spec: str, architecture: str) -> None:
+    assert get_codec(spec).contractive() != get_codec(spec)
+    found = nvrtc.compile_text(standalone(measuring_text_of(program(get_codec(spec)))), architecture)
+    assert set(re.findall(r"Compiling entry function '(\w+)'", found.log)) == {"measure", "survey", "fold_sums"}
+    assert set(re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", found.log)) == {("0", "0")}
+    assert re.findall(r"\bfma\.", found.ptx) == []
 
 
 @with_nvrtc

@@ -27,6 +27,13 @@ _ENCODE = [
     "    uint32 key[5];",
     "    key_of(drawn, key);",
 ]
+_MEASURE = [
+    "// As encode, of all rows; in the place of an error the products of rows with what they decode to: see put_products.",
+    "KERNEL measure(const float *x, double *dots, uint32 *side, byte *packed, const int *tops, uint32 *done,",
+    "               const uint64 *drawn, uint32 rows, uint32 count, uint32 size) {",
+    "    const uint32 first = 0;",
+    *_ENCODE[4:],
+]
 _DECODE = [
     "// out = decoded, or out += weight * decoded, for `count` full rows.",
     "KERNEL decode(const uint32 *side, const byte *packed, float *out, float weight, int adding,",
@@ -58,7 +65,13 @@ def text_of(program: Program) -> str:
     return "\n".join([_HEADER.format(program.id), *more, *sums, *_encode(program), "", *_decode(program), ""])
 
 
-def _encode(program: Program) -> list[str]:
+def measuring_text_of(program: Program) -> str:
+    """The text of a kernel for the contractive form, `measure`; not for packings in blocks."""
+    assert not program.packed.in_blocks, program.id
+    return "\n".join([_HEADER.format(program.id), *_encode(program, measuring=True), ""])
+
+
+def _encode(program: Program, measuring: bool = False) -> list[str]:
     if program.packed.form == "fitted":
         return _encode_fitted(program)
     rows, columns = CudaRows(program), program.numbers
@@ -77,17 +90,25 @@ def _encode(program: Program) -> list[str]:
         rows.put(_pack(program))
         if program.packed.in_blocks:
             rows.put("STORE_WORD(starts, unit, sent);")
-        with rows.when("error"):
-            rows.into(program.kept, _LEFT)
+        if measuring:
+            with rows.when("row < rows"):
+                rows.put("F32 shown[16];")
+                rows.into(program.kept, Store("shown[{at}] = {x};"))
+                rows.put("put_products(v, shown, size - start < 512 ? (uint32)(size - start) : 512, dots, row, rows);")
+        else:
+            with rows.when("error"):
+                rows.into(program.kept, _LEFT)
     body = rows.taken()
     if program.packed.rows == 1:
-        return [*_ENCODE, *before, "    ROWS(at, count) {", *_ROW, *_LOAD, *rooms_of(rows), *body, "    }", "}"]
+        head = _MEASURE if measuring else _ENCODE
+        return [*head, *before, "    ROWS(at, count) {", *_ROW, *_LOAD, *rooms_of(rows), *body, "    }", "}"]
     unit, count = (_BLOCK, 40) if program.packed.in_blocks else (_UNIT, 5)
     missed = [f"        if (!finite_rows(x, {count} * unit, {count})) {{", f"            LOWER(done, {count} * unit);"]
     look = [] if program.sweeps or program.sums else [*missed, "            continue;", "        }"]
     store = [] if program.packed.in_blocks else ["        EACH(k) STORE_8(packed + 512 * (uint64)unit, 32 * k, trits[k]);"]
     opening = [*unit[:2], *look, *unit[2:]]
-    head = _with_starts(_ENCODE, "uint32 *starts") if program.packed.in_blocks else _ENCODE
+    plain = _MEASURE if measuring else _ENCODE
+    head = _with_starts(plain, "uint32 *starts") if program.packed.in_blocks else plain
     return [*head, *before, *opening, *_ROW, *_LOAD, *rooms_of(rows), *body, "        }", *store, "    }", "}"]
 
 

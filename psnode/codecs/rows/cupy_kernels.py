@@ -107,6 +107,17 @@ class Loaded:
         with self._cupy.cuda.Device(self._device), self._cupy.cuda.Stream.from_external(_Stream(stream)):
             self._functions[name]((blocks,), (_THREADS,), arguments)
 
+    def _fold(self, stream: int, source: int, target: int, to: int, count: int, sums: int) -> None:
+        """Write the totals of so many sums of `count` float64 each at `source` to `to`. `target`: room for those of 512."""
+        while True:
+            groups = rows_of(count)
+            numbers = map(np.uint32, (count, groups, sums))
+            there = np.uint64(to if groups == 1 else target)
+            self._launch("fold_sums", stream, groups * sums, np.uint64(source), there, *numbers)
+            if groups == 1:
+                return
+            source, target, count = target, source, groups
+
 
 class Kernels(Loaded):
     """Kernels that code and decode rows, `count` full ones. `blocks`: the packing is one of blocks that vary in length.
@@ -135,14 +146,7 @@ class Kernels(Loaded):
         self._launch("sum_rows", stream, count, *addresses, np.uint32(size), np.uint32(count))
         if self._has_norms:
             self._launch("norms", stream, 1, np.uint64(arrays.x), np.uint64(arrays.room), np.uint32(count))
-        while True:
-            groups = rows_of(count)
-            to = arrays.tops + 8 * FIRST_SUM if groups == 1 else target
-            numbers = map(np.uint32, (count, groups, sums))
-            self._launch("fold_sums", stream, groups * sums, np.uint64(source), np.uint64(to), *numbers)
-            if groups == 1:
-                return
-            source, target, count = target, source, groups
+        self._fold(stream, source, target, arrays.tops + 8 * FIRST_SUM, count, sums)
 
     def encode(self, stream: int, arrays: EncodeArrays, first: int, rows: int, count: int) -> None:
         """Code `count` rows, the first of which is number `first` of `rows`, as Functions.encode; `done` is lowered."""

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
 import torch
 
 from psnode.codecs import Codec, Payload
 from psnode.codecs.arrays import Bytes, Shape, Words
-from psnode.exchange.device.change import ChangeOfEntries, ChangeOfRows
-from psnode.exchange.device.coder import DeviceCoder, OnDevice, kernels_for
+from psnode.exchange.device.change import ChangeOfEntries, ChangeOfRows, decoder
+from psnode.exchange.device.coder import OnDevice, RowEncoder, kernels_for
+from psnode.exchange.device.contractive import ContractiveRows, ContractiveSelected, spectral_encoder
 from psnode.exchange.device.differences import difference_of_encoder, difference_of_entries, difference_of_rows
 from psnode.exchange.device.selected import SelectedEncoder, selector_of
-from psnode.exchange.device.spectral import Spectral, SpectralChange, SpectralEncoder, is_spectral
+from psnode.exchange.device.spectral import SpectralChange, is_spectral
 from psnode.exchange.device.spectral_trust import problem
 
 if TYPE_CHECKING:
+    from psnode.codecs.rows.cupy_products import ProductKernels
     from psnode.codecs.rows.cupy_selection import SelectionKernels
+    from psnode.codecs.rows.formula import Program
     from psnode.exchange.device.coder import CodecKernels
 
 
@@ -66,13 +67,25 @@ def on_device(codec: Codec, device: torch.device) -> DeviceCodec | None:
 
     ConfigurationError if it has kernels and CuPy is absent.
     """
-    if is_spectral(codec):
+    inner = decoder(codec)
+    if is_spectral(inner):
         return SpectralOnDevice(codec, device)
-    if (kernels := kernels_for(codec, device)) is not None:
-        return RowsOnDevice(codec, kernels, device)
-    if (selection := selection_for(codec, device)) is not None:
+    if (kernels := kernels_for(inner, device)) is not None:
+        if inner is codec:
+            return RowsOnDevice(codec, kernels, device)
+        products = products_for(kernels[0], device)
+        return None if products is None else ContractiveRowsOnDevice(codec, kernels, products, device)
+    if (selection := selection_for(inner, device)) is not None:
         return SelectionOnDevice(codec, selection, device)
     return None
+
+
+def products_for(program: Program, device: torch.device) -> ProductKernels | None:
+    """The kernels by which the contractive form of a program's codec is coded; None of a packing in blocks."""
+    from psnode.codecs.rows.cuda_text import measuring_text_of
+    from psnode.codecs.rows.cupy_products import ProductKernels
+
+    return None if program.packed.in_blocks else ProductKernels(measuring_text_of(program), device.index or 0)
 
 
 def selection_for(codec: Codec, device: torch.device) -> SelectionKernels | None:
@@ -94,7 +107,7 @@ class RowsOnDevice:
     def text(self) -> str:
         return self._kernels[1].text
 
-    def encoder(self, shape: Shape) -> RowEncoder:
+    def encoder(self, shape: Shape) -> DeviceEncoder:
         return RowEncoder(self._codec, self._kernels, shape, self._device)
 
     def change(self, codec: Codec, weights: torch.Tensor) -> ChangeOfRows:
@@ -105,23 +118,26 @@ class RowsOnDevice:
         return difference_of_rows(self._codec, program, OnDevice(kernels, self._device))
 
 
-class RowEncoder(DeviceCoder):
-    """Rows coded on a device, behind the parameters that a codec of one's own begins its body with."""
+class ContractiveRowsOnDevice(RowsOnDevice):
+    """The contractive form of a codec whose kernels code rows."""
 
-    def __init__(self, codec: Codec, kernels: CodecKernels, shape: Shape, device: torch.device) -> None:
-        from psnode.codecs.rows.codec import preamble
+    def __init__(self, codec: Codec, kernels: CodecKernels, products: ProductKernels, device: torch.device) -> None:
+        super().__init__(decoder(codec), kernels, device)
+        self._whole, self._products = codec, products
 
-        super().__init__(*kernels, math.prod(shape), device)
-        self._head = np.frombuffer(preamble(codec), np.uint8)
+    @property
+    def text(self) -> str:
+        return super().text + self._products.text
 
-    def take(self, out: Bytes) -> int:
-        start = self._head.size
-        out[:start] = self._head
-        return start + super().take(out[start:])
+    def encoder(self, shape: Shape) -> ContractiveRows:
+        return ContractiveRows(self._codec, self._kernels, self._products, shape, self._device)
+
+    def difference(self) -> str:
+        return super().difference() or difference_of_encoder(self._whole, self.encoder, self._device)
 
 
 class SelectionOnDevice:
-    """A codec that selects coordinates."""
+    """A codec that selects coordinates, or the contractive form of one."""
 
     def __init__(self, codec: Codec, kernels: SelectionKernels, device: torch.device) -> None:
         self._codec, self._kernels, self._device = codec, kernels, device
@@ -130,8 +146,9 @@ class SelectionOnDevice:
     def text(self) -> str:
         return self._kernels.text
 
-    def encoder(self, shape: Shape) -> SelectedEncoder:
-        return SelectedEncoder(self._codec, self._kernels, shape, self._device)
+    def encoder(self, shape: Shape) -> DeviceEncoder:
+        make = SelectedEncoder if decoder(self._codec) is self._codec else ContractiveSelected
+        return make(decoder(self._codec), self._kernels, shape, self._device)
 
     def change(self, codec: Codec, weights: torch.Tensor) -> ChangeOfEntries:
         return ChangeOfEntries(codec, weights)
@@ -141,15 +158,15 @@ class SelectionOnDevice:
 
 
 class SpectralOnDevice:
-    """Spectral ATOMO, alone or with a stage behind it."""
+    """Spectral ATOMO, alone or with a stage behind it, or the contractive form of that."""
 
     text = ""
 
-    def __init__(self, codec: Spectral, device: torch.device) -> None:
+    def __init__(self, codec: Codec, device: torch.device) -> None:
         self._codec, self._device = codec, device
 
-    def encoder(self, shape: Shape) -> SpectralEncoder:
-        return SpectralEncoder(self._codec, shape, self._device)
+    def encoder(self, shape: Shape) -> DeviceEncoder:
+        return spectral_encoder(self._codec, shape, self._device)
 
     def change(self, codec: Codec, weights: torch.Tensor) -> SpectralChange:
         return SpectralChange(codec, weights)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
 
-from psnode.codecs.arrays import Bytes, Floats, Int32s, Words, Words32, readonly
+from psnode.codecs.arrays import Bytes, Floats, Int32s, Shape, Words, Words32, readonly
 from psnode.codecs.kernels.finite import INFINITY_BITS
 from psnode.codecs.kernels.tbq import block_starts
 from psnode.exchange.device.rooms import Room
 
 if TYPE_CHECKING:
     from psnode.codecs import Codec
-    from psnode.codecs.rows.cupy_kernels import DecodeArrays, Kernels
+    from psnode.codecs.rows.cupy_kernels import DecodeArrays, EncodeArrays, Kernels
     from psnode.codecs.rows.formula import Program
     from psnode.codecs.rows.packings import Packed
 
@@ -87,6 +88,9 @@ class DeviceCoder:
             x.data_ptr(), 0 if error is None else error.data_ptr(), self.body.data_ptr(), self.body.data_ptr() + self._start,
             self._tops.data_ptr(), self._done.data_ptr(), self._key.data_ptr(), self._starts.data_ptr(), self._rooms.data_ptr(),
         )  # fmt: skip
+        self._code(stream, arrays)
+
+    def _code(self, stream: int, arrays: EncodeArrays) -> None:
         self._kernels.encode(stream, arrays, 0, self._rows, self._count)
 
     @property
@@ -171,6 +175,21 @@ class DeviceCoder:
         if self._found is None:
             self._found = self.program.packing(self.body[: self._start].cpu().numpy().view(np.uint32), self._size)
         return self._found
+
+
+class RowEncoder(DeviceCoder):
+    """Rows coded on a device, behind the parameters that a codec of one's own begins its body with."""
+
+    def __init__(self, codec: Codec, kernels: CodecKernels, shape: Shape, device: torch.device) -> None:
+        from psnode.codecs.rows.codec import preamble
+
+        super().__init__(*kernels, math.prod(shape), device)
+        self._head = np.frombuffer(preamble(codec), np.uint8)
+
+    def take(self, out: Bytes) -> int:
+        start = self._head.size
+        out[:start] = self._head
+        return start + super().take(out[start:])
 
 
 class OnDevice:

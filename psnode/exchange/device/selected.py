@@ -63,6 +63,11 @@ class SelectedEncoder:
         self._values = self._narrowed()
 
     @property
+    def indices(self) -> torch.Tensor:
+        """The ascending flat indices of what was found last, int32 on the device."""
+        return self._found.indices
+
+    @property
     def is_finite(self) -> bool:
         """True unless the last array had a value that is not finite; waits for the device."""
         return self._search.is_finite

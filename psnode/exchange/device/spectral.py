@@ -77,7 +77,7 @@ class SpectralEncoder:
             if error.data_ptr() != x.data_ptr():
                 error.copy_(x)
             parts = self._codec.parted(readonly(self._body[: self._used]), self._shape)
-            _add(*parts, self._shape, error[: self.padded], np.float32(-1))
+            add_parted(*parts, self._shape, error[: self.padded], np.float32(-1))
 
     def take(self, out: Bytes) -> int:
         """Write the body to `out`; its length. Waits for what was given to the stream."""
@@ -126,7 +126,7 @@ class SpectralChange:
         if abs(scale) > 1:
             self._weights.add_(torch.tensor(self._codec.decode(payload).reshape(-1)).to(self._weights.device))
         else:
-            _add(*self._inner.parted(body, payload.shape), payload.shape, self._weights, scale)
+            add_parted(*self._inner.parted(body, payload.shape), payload.shape, self._weights, scale)
 
 
 def add_terms(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, weight: np.float32) -> None:
@@ -143,7 +143,7 @@ def add_terms(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, weight
         out[at : at + step].add_(total.mul_(float(weight)))
 
 
-def _add(side: Bytes, values: Floats, shape: Shape, out: torch.Tensor, weight: np.float32) -> None:
+def add_parted(side: Bytes, values: Floats, shape: Shape, out: torch.Tensor, weight: np.float32) -> None:
     """Add `weight` times what side information and values of svd stand for to `out`, flat."""
     split, terms, m, n = sizes(side, shape)
     if not split:

@@ -13,34 +13,41 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from psnode.codecs import Payload
+from psnode.codecs import Codec, Payload
 from psnode.codecs.arrays import Bytes, Floats, Words
 from psnode.codecs.chain import Chain
+from psnode.codecs.contractive import Contractive, factor
+from psnode.codecs.kernels.dots import tree_products
 from psnode.codecs.rng import Key
 from psnode.codecs.svd import Svd
 from psnode.errors import PayloadError, in_one_line
-from psnode.exchange.device.spectral import Spectral, SpectralChange, SpectralEncoder, svd_of
+from psnode.exchange.device.change import decoder
+from psnode.exchange.device.contractive import spectral_encoder
+from psnode.exchange.device.spectral import SpectralChange, svd_of
 
 NEAR = 1e-4  # of the norm of the decoded matrix: far above float32's rounding, far below a wrong term or scale
 _RANK = 8  # at most: that small matrices have terms
 _KEYS = [Key.derive(seed, "trust") for seed in range(2)]
 
 
-def problem(codec: Spectral, device: torch.device) -> str:
+def problem(codec: Codec, device: torch.device) -> str:
     """Name in a line what is otherwise on `device` than on the processor; empty if nothing is."""
-    svd = svd_of(codec)
+    inner = decoder(codec)
+    svd = svd_of(inner)
     assert svd is not None, codec
     small = dataclasses.replace(svd, rank=min(svd.rank, _RANK))
-    whole = dataclasses.replace(codec, reducer=small) if isinstance(codec, Chain) else small
+    whole: Codec = dataclasses.replace(inner, reducer=small) if isinstance(inner, Chain) else small
+    if inner is not codec:
+        whole = Contractive(whole)
     try:
         return next(_differences(whole, small, device), "")
     except Exception as error:  # whatever a library, a driver or a device may say
         return f"its linear algebra failed: {in_one_line(error)}"
 
 
-def coded(codec: Spectral, x: Floats, key: Key, device: torch.device) -> tuple[Payload, Floats]:
+def coded(codec: Codec, x: Floats, key: Key, device: torch.device) -> tuple[Payload, Floats]:
     """The payload that `device` makes of `x`, and x - decoded as it leaves it there. PayloadError if `x` is not finite there."""
-    encoder, there = SpectralEncoder(codec, x.shape, device), torch.tensor(x.reshape(-1)).to(device)
+    encoder, there = spectral_encoder(codec, x.shape, device), torch.tensor(x.reshape(-1)).to(device)
 
     def write(words: Words, body: Bytes) -> int:
         encoder.encode(there, words, there)
@@ -51,7 +58,7 @@ def coded(codec: Spectral, x: Floats, key: Key, device: torch.device) -> tuple[P
     return codec.assembled(x.shape, key, write), there.cpu().numpy().reshape(x.shape)
 
 
-def _differences(codec: Spectral, svd: Svd, device: torch.device) -> Iterator[str]:
+def _differences(codec: Codec, svd: Svd, device: torch.device) -> Iterator[str]:
     reference = dataclasses.replace(svd, method="exact") if svd.method == "deflated" and svd.sample else svd
     for name, x in inputs():
         for key in _KEYS:
@@ -60,6 +67,8 @@ def _differences(codec: Spectral, svd: Svd, device: torch.device) -> Iterator[st
             found = svd.decode(payload if codec == svd else coded(svd, x, key, device)[0])
             if not np.linalg.norm(found - expected) <= NEAR * np.linalg.norm(expected):
                 yield f"the device makes other terms of {name}"
+            if isinstance(codec, Contractive) and codec.split(payload.body)[0] != _factor(codec, payload, x):
+                yield f"the device makes another factor of {name}"
             if error.tobytes() != (x - codec.decode(payload)).tobytes():
                 yield f"the device makes another residual of {name}"
             sums = np.full(x.shape, 0.1, np.float32)
@@ -68,13 +77,20 @@ def _differences(codec: Spectral, svd: Svd, device: torch.device) -> Iterator[st
             codec.decode_add(payload, sums)
             if there.cpu().numpy().tobytes() != sums.tobytes():
                 yield f"the device makes other sums of {name}"
-    bad = SpectralEncoder(codec, (40, 60), device)
+    bad = spectral_encoder(codec, (40, 60), device)
     for value in (np.inf, np.nan):
         x = np.zeros(2400, np.float32)
         x[7] = value
         bad.encode(torch.tensor(x).to(device), np.array(_KEYS[0].words, np.uint64))
         if bad.is_finite:
             yield f"the device takes {value} for finite"
+
+
+def _factor(codec: Contractive, payload: Payload, x: Floats) -> np.float32:
+    """The factor that the host makes of what is behind that of `payload`."""
+    decoded = np.empty(x.shape, np.float32)
+    codec.codec._decode(codec.split(payload.body)[1], decoded)
+    return factor(*tree_products(x, decoded))
 
 
 def inputs() -> Iterator[tuple[str, Floats]]:

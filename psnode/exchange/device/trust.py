@@ -15,6 +15,7 @@ import torch
 
 from psnode.codecs import Codec, table
 from psnode.errors import in_one_line
+from psnode.exchange.device.change import decoder
 from psnode.exchange.device.codecs import DeviceCodec, on_device
 from psnode.exchange.device.differences import difference_of_entries
 from psnode.exchange.device.selected import selector_of
@@ -46,7 +47,7 @@ def check(codec: Codec, device: torch.device, *, anew: bool = False) -> Verdict 
     from psnode.codecs.rows.compiled import write_whole
     from psnode.codecs.rows.cupy_kernels import Identity, import_cupy
 
-    if not is_spectral(codec):
+    if not is_spectral(decoder(codec)):
         import_cupy()
     anew = anew or _selects_by_own_code(codec)
     try:
@@ -75,7 +76,7 @@ def _sources() -> str:
 
 def _selects_by_own_code(codec: Codec) -> bool:
     """True if a codec from outside psnode says what is sent, and how: by code that no text of kernels shows."""
-    selector = selector_of(codec)
+    selector = selector_of(decoder(codec))
     return selector is not None and table.number_of(selector.id) in table.OUTSIDE
 
 
@@ -94,7 +95,9 @@ def summary() -> dict[str, list[str]]:
 
     good, problems = [], []
     for number in range(torch.cuda.device_count()):
-        for verdict in check_all(map(get_codec, available()), torch.device("cuda", number), anew=True):
+        codecs = [get_codec(name) for name in available()]
+        forms = [codec.contractive() for codec in codecs]
+        for verdict in check_all([*codecs, *forms], torch.device("cuda", number), anew=True):
             if verdict.problem:
                 problems.append(verdict.line)
             else:

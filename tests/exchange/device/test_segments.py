@@ -25,6 +25,7 @@ from tests.rows.hosted import GXX
 pytestmark = pytest.mark.skipif(not GXX, reason="no g++ to build CUDA text as C++")
 TENSORS = [["a", [50, 100]], ["b", [30, 100]], ["c", [7]]]
 SEGMENTS = [["fp16", 0, [5000]], ["bf16", 5000, [3000]], ["identity", 8000, [7]]]
+FORMS = [["contractive(qsgd)", 0, [5000]], ["contractive(minmax)", 5000, [3000]], ["identity", 8000, [7]]]
 
 
 class GivenThere(Given):
@@ -43,7 +44,7 @@ class GivenThere(Given):
 class Both:
     """A sender on the host and one on a device, with the same gradients."""
 
-    def __init__(self, feedback: str, device: torch.device = CPU) -> None:
+    def __init__(self, feedback: str, device: torch.device = CPU, segments: list[list[object]] = SEGMENTS) -> None:
         self.given = GivenThere(np.random.default_rng(1).standard_normal(8007).astype(np.float32), pieces=2)
         self.given.device = device
         self.masters: list[FrameChannel] = []
@@ -52,7 +53,7 @@ class Both:
         scheme = resolve(Config(scheme="dense", codec=codec, feedback=feedback))
         for _ in range(2):
             first, second = loopback_group(2)
-            plan = Plan.from_dict({"tensors": TENSORS, "groups": [SEGMENTS]})
+            plan = Plan.from_dict({"tensors": TENSORS, "groups": [segments]})
             sender = GradientSender(
                 plan, scheme, FrameChannel(second), [0], self.given, seed=1, lr=lambda step: 0.1 / (step + 1), steps_per_epoch=9,  # type: ignore[arg-type]
             )  # fmt: skip
@@ -108,6 +109,7 @@ RULES = [
         "dgc:momentum=0.7,nesterov=true",
     ),
     *("momentum:momentum=0.9", "momentum:momentum=0.7,nesterov=true"),
+    *("dgc:momentum=0.9,clip=1", "momentum:momentum=0.9,clip=30"),
 ]
 
 
@@ -122,6 +124,23 @@ def test_frames_errors_and_residuals_are_those_of_the_host(both: Both, cupy: Fak
     if both.senders[0].state():
         host, device = both.residuals()
         assert np.array_equal(host.view(np.uint32), device.view(np.uint32)) and host.any()
+
+
+def test_contractive_forms_are_those_of_the_host(cupy: FakeCupy) -> None:
+    both = Both("ef", segments=FORMS)
+    assert both.given.kept == {"a", "b"}, both.verdicts
+    cupy.launched.clear()
+    for number in range(1, 5):
+        both.given.vector[:] = np.random.default_rng(number).standard_normal(8007) * 10.0 ** (number - 2)
+        assert both.step(number)[0] is Kind.GRADIENT
+    assert cupy.launched.count("measure") == 8 and "encode" not in cupy.launched
+    host, device = both.residuals()
+    assert np.array_equal(host.view(np.uint32), device.view(np.uint32)) and host.any()
+    both.given.vector[2500] = np.inf
+    assert both.step(5)[0] is Kind.SKIP_STEP
+    assert np.array_equal(both.residuals()[1], device)
+    for sender in both.senders:
+        sender.close()
 
 
 @pytest.mark.parametrize("place", [10, 2500, 7600])
@@ -172,12 +191,11 @@ def test_residuals_that_are_loaded_are_coded_next(both: Both) -> None:
     assert np.array_equal(host, device)
 
 
-def test_a_codec_without_a_formula_and_a_rule_of_the_hosts_are_told_once(cupy: FakeCupy) -> None:
-    plan = Plan.from_dict(
-        {"tensors": TENSORS, "groups": [[["lss", 0, [5000]]], [["lss", 5000, [3000]]], [["identity", 8000, [7]]]]}
-    )
-    for feedback, reason in (("ef", "it has no kernels"), ("dgc:momentum=0.9,clip=1", "its feedback rule")):
-        scheme = resolve(Config(scheme="dense", codec="topk", feedback=feedback))
+def test_a_codec_without_a_formula_and_a_codebook_of_the_hosts_are_told_once(cupy: FakeCupy) -> None:
+    for spec, reason in (("lss", "it has no kernels"), ("lss:refit=10", "its codebook is the host's")):
+        groups = [[[spec, 0, [5000]]], [[spec, 5000, [3000]]], [["identity", 8000, [7]]]]
+        plan = Plan.from_dict({"tensors": TENSORS, "groups": groups})
+        scheme = resolve(Config(scheme="dense", codec="topk", feedback="ef"))
         given = GivenThere(np.zeros(8007, np.float32))
         sender = GradientSender(
             plan, scheme, FrameChannel(loopback_group(2)[1]), [0, 0, 0], given, seed=1, lr=lambda step: 0.1, steps_per_epoch=9,  # type: ignore[arg-type]

@@ -150,7 +150,7 @@ def test_atomo_is_coded_there_without_cupy_and_every_worker_keeps_the_weights_of
     monkeypatch.setattr("psnode.worker.startup.choose_device", lambda enable_gpu, rank=0: CPU)
     install(monkeypatch, tmp_path)
     monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.setattr("psnode.exchange.device.codecs.SpectralEncoder", Counted)
+    monkeypatch.setattr("psnode.exchange.device.contractive.SpectralEncoder", Counted)
     settings = SETTINGS | {"scheme": "atomo", "hash_every": 1}
     assert run(Config(train_dir=tmp_path / "run", enable_gpu=True, **settings)) == 0
     assert len(coded) >= 2 * 6 and all(len(shape) > 1 for shape in coded)

@@ -175,6 +175,26 @@ INLINE double row_sum(const F32 (&x)[16], uint32 here) {
     return 0x1p10 * (double)tree_sum(kept);
 }
 
+// The products of a row with what it decodes to, and of that with itself: psnode.codecs.kernels.dots. They are written to the places
+// of row number `row` of `rows`.
+INLINE void put_products(const F32 (&x)[16], const F32 (&y)[16], uint32 here, double *dots, uint32 row, uint32 rows) {
+    F32 kept[16], products[16];
+    EACH(k) kept[k] = SELECT(LT(LANE + 32 * k, SPREAD_U32(here)), y[k], SPREAD_F32(0));
+    EACH(k) products[k] = x[k] * kept[k];
+    double xy = (double)tree_sum(products);
+    EACH(k) products[k] = kept[k] * kept[k];
+    double yy = (double)tree_sum(products);
+    if (!(yy >= 0x1p-100 && yy <= LARGEST && fabs(xy) <= LARGEST)) {
+        F64 wide[16];
+        EACH(k) wide[k] = TO_F64(x[k]) * TO_F64(kept[k]);
+        xy = tree_sum(wide);
+        EACH(k) wide[k] = TO_F64(kept[k]) * TO_F64(kept[k]);
+        yy = tree_sum(wide);
+    }
+    STORE_F64(dots, row, xy);
+    STORE_F64(dots, rows + (uint64)row, yy);
+}
+
 INLINE double count_512(const MASK (&x)[16], uint32 here) {
     uint32 count = 0;
     EACH(k) count += ONES(BALLOT(x[k] & LT(LANE + 32 * k, SPREAD_U32(here))));
