@@ -76,7 +76,7 @@ def encoders_on(plan: Plan, codecs: Sequence[Codec], device: torch.device) -> En
             continue
         spec = repr(codec)
         if spec not in verdicts:
-            own = Verdict(spec, None, _OTHER_BITS) if is_spectral(codec) else check(codec, device)
+            own = Verdict(spec, None, _OTHER_BITS) if is_spectral(decoder(codec)) else check(codec, device)
             verdicts[spec] = own or Verdict(spec, None, _NONE)
         if (there := verdicts[spec].on_device) is not None:
             found[segment.index] = there.encoder(segment.shape)
