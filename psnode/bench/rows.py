@@ -1,7 +1,8 @@
 """`psnode bench codecs --compare rows`: kernels that are made of a codec's formula beside those by hand, in turn, on one core.
 
 GB/s of float32 on N(0,1) in encode, encode with the error, decode and decode_add, by processor time, and generated / by hand.
-Both write the same payload. At .95 and above the formula could take the place of the kernels by hand; the table says so.
+Both write the same payload, and check what they read. At .95 and above the formula could take the place of the kernels by hand;
+the table says so.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def _row(spec: str, inputs: Rotation, targets: Rotation, seconds: float) -> dict
 
 def _pairs(spec: str, inputs: Rotation, targets: Rotation) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
     """Pairs of calls to measure, by hand and generated, for each action. AssertionError unless both write the same bytes."""
-    from psnode.codecs.rows.coder import Coder
+    from psnode.codecs.rows.coder import SumCoder
     from psnode.codecs.rows.compiled import compiled
     from psnode.codecs.rows.formula import program_of
     from psnode.codecs.rows.numba_text import text_of
@@ -73,12 +74,17 @@ def _pairs(spec: str, inputs: Rotation, targets: Rotation) -> dict[str, tuple[Ca
     if formula is None:
         raise ConfigurationError(f"{spec} has no formula beside kernels by hand: psnode codecs --json lists those with rows")
     program, x = program_of(formula), inputs.take()
-    coder, key = Coder(program, compiled(text_of(program))), np.array(KEY.words, np.uint64)
+    coder, key = SumCoder(program, compiled(text_of(program))), np.array(KEY.words, np.uint64)
     room, body = np.zeros(codec.max_nbytes(x.shape), np.uint8), np.zeros(program.nbytes(x.size), np.uint8)
     payload, one, quarter = codec.encode(x, KEY), np.float32(1), np.float32(0.25)
     coder.encode(x, key, body, _EMPTY)
     if body[: program.length(body, x.size)].tobytes() != payload.body.tobytes():
         raise AssertionError(f"{spec}: the formula writes other bytes than the kernels by hand")
+
+    def read(weight: np.float32, adding: bool) -> None:
+        coder.check(payload.body, x.size)
+        coder.decode(payload.body, targets.take(), weight, adding)
+
     return {
         "encode": (
             lambda: codec.encode(inputs.take(), KEY, out=room),
@@ -90,11 +96,11 @@ def _pairs(spec: str, inputs: Rotation, targets: Rotation) -> dict[str, tuple[Ca
         ),
         "decode": (
             lambda: codec.decode(payload, targets.take()),
-            lambda: coder.decode(payload.body, targets.take(), one, False),
+            lambda: read(one, False),
         ),
         "decode_add": (
             lambda: codec.decode_add(payload, targets.take(), 0.25),
-            lambda: coder.decode(payload.body, targets.take(), quarter, True),
+            lambda: read(quarter, True),
         ),
     }
 

@@ -43,6 +43,7 @@ FORMS = [
     "tbq:tau=0.01",
     "tbq:tau=3",
     "terngrad",
+    "terngrad:clip=2.5",
 ]
 # Golden payloads of codecs that have a formula: file and spec.
 GOLDEN = {
@@ -53,6 +54,7 @@ GOLDEN = {
     "minmax-1": "minmax:bits=1",
     "tbq": "tbq",
     "tbq-sparse": "tbq:tau=2",
+    "terngrad-clipped": "terngrad:clip=2.5",
 }
 
 

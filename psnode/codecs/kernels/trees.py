@@ -45,9 +45,16 @@ def row_sum(v: Floats, count: int, scratch: Floats) -> float:
 @kernel
 def count_512(conditions: npt.NDArray[np.bool_], count: int) -> float:
     """How many of the first `count` of 512 are true, exactly."""
-    found = 0
+    found = np.uint32(0)
+    if count == ROW:
+        for i in range(64):
+            of_lane = np.uint8(0)
+            for k in range(0, ROW, 64):
+                of_lane = np.uint8(of_lane + np.uint8(conditions[k + i]))
+            found = np.uint32(found + np.uint32(of_lane))
+        return float(found)
     for i in range(count):
-        found += int(conditions[i])
+        found = np.uint32(found + np.uint32(conditions[i]))
     return float(found)
 
 

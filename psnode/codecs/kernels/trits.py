@@ -74,3 +74,21 @@ def is_packed(data: Bytes, count: int) -> bool:
     for i in range(count, DIGITS * data.size):
         rest += int(data[i % data.size]) // 3 ** (i // data.size) % 3
     return rest == 0
+
+
+@kernel
+def cut_digits(unit: Bytes, count: int, out: Bytes) -> None:
+    """The first `count` digits of a packed block, packed anew."""
+    digits = np.empty(DIGITS * unit.size, np.uint8)
+    unpack(unit, digits)
+    digits[count:] = 0
+    pack(digits[: DIGITS * out.size], out)
+
+
+@kernel
+def fill_digits(tail: Bytes, count: int, unit: Bytes) -> None:
+    """Inverse of cut_digits: the digits from `count` on are 0."""
+    digits = np.zeros(DIGITS * unit.size, np.uint8)
+    unpack(tail, digits[: DIGITS * tail.size])
+    digits[count:] = 0
+    pack(digits, unit)

@@ -11,6 +11,7 @@ from psnode.codecs.kernels.bitmasks import MAGNITUDE
 from psnode.codecs.kernels.dots import NO_DOTS, add_row
 from psnode.codecs.kernels.finite import INFINITY_BITS
 from psnode.codecs.kernels.parts import BEGIN, NO_PARTS, NOT_FINITE, PartTable, add_parts
+from psnode.codecs.kernels.trees import tree_of
 from psnode.codecs.rows.formula import Program, rows_of
 from psnode.codecs.rows.language import ROW
 from psnode.errors import PayloadError
@@ -59,6 +60,18 @@ class SumFunctions(Functions, Protocol):
     ) -> int:  # fmt: skip
         """Add parts, then encode; fewer coordinates are done too if a part is not finite."""
 
+    def code_and_sum(
+        self, x: Floats, key: Words, tops: Int32s, side: Words32, rows: int, packed: Bytes, parts: PartTable, found: Float64s
+    ) -> bool:
+        """Add parts, then code the full rows of all of `x`; False if a value or part is not finite.
+
+        The sums of all rows go to `found`, a dimension for the sums and one for the rows. Numbers of the array are left to
+        `encode`. There for programs with Program.sums_beside alone, as `lose` is.
+        """
+
+    def lose(self, side: Words32, rows: int, packed: Bytes, x: Floats, error: Floats) -> None:
+        """error = x - decoded, for full rows; `error` may be the memory of `x`."""
+
 
 class Sums(NamedTuple):
     """Work of a sweep beside coding: `parts` are added to the memory of the values beforehand, inner products left in `dots`.
@@ -103,21 +116,29 @@ class Coder:
             done = self._code(readonly(x[:full]), key, tops, side, rows, packed, error[:full], sums)
             if done < full:
                 return done
-        packed, rest = self._split(body, x.size)
         if full < x.size:
             if len(sums.parts) > 1 and add_parts(sums.parts, BEGIN, full, x.size) == NOT_FINITE:
                 return full
-            last, lost = np.zeros(self._unit, np.float32), np.empty(self._unit if error.size else 0, np.float32)
-            last[: x.size - full] = x[full:]
-            room = np.zeros(self.program.packed.unit, np.uint8)
-            if self.functions.encode(readonly(last), full // ROW, key, tops, side, rows, room, lost) < self._unit:
+            if not self._code_rest(x, key, tops, body, error, sums.dots):
                 return full
-            self.program.packing(side, x.size).cut(room, x.size - full, rest)
-            if error.size:
-                error[full:] = lost[: x.size - full]
-            if sums.dots.size:
-                self._multiply(last, full, x.size, side, room, sums.dots)
         return x.size
+
+    def _code_rest(self, x: Floats, key: Words, tops: Int32s, body: Bytes, error: Floats, dots: Float64s) -> bool:
+        """Code what is left of `x` behind full units; is it finite?"""
+        full, rows = x.size // self._unit * self._unit, rows_of(x.size)
+        side, _ = self._views(body, x.size)
+        _, rest = self._split(body, x.size)
+        last, lost = np.zeros(self._unit, np.float32), np.empty(self._unit if error.size else 0, np.float32)
+        last[: x.size - full] = x[full:]
+        room = np.zeros(self.program.packed.unit, np.uint8)
+        if self.functions.encode(readonly(last), full // ROW, key, tops, side, rows, room, lost) < self._unit:
+            return False
+        self.program.packing(side, x.size).cut(room, x.size - full, rest)
+        if error.size:
+            error[full:] = lost[: x.size - full]
+        if dots.size:
+            self._multiply(last, full, x.size, side, room, dots)
+        return True
 
     def _survey(self, x: Floats, tops: Int32s, parts: PartTable) -> bool:
         """As SumFunctions.survey_sum."""
@@ -196,6 +217,37 @@ class SumCoder(Coder):
 
     def __init__(self, program: Program, functions: SumFunctions) -> None:
         super().__init__(program, functions)
+
+    def encode(self, x: Floats, key: Words, body: Bytes, error: Floats, sums: Sums = NO_SUMS) -> int:
+        """As Coder.encode; in one sweep where sums over the input go beside coding, and one more for the error."""
+        if not self.program.sums_beside or sums.dots.size:
+            return super().encode(x, key, body, error, sums)
+        if self.code_and_sum(x, key, body, error, sums.parts) is None:
+            return 0
+        full = x.size // ROW * ROW
+        if error.size and full:
+            side, packed = self._views(body, x.size)
+            packed = readonly(packed[: full // ROW * self.program.packed.unit])
+            self.functions.lose(readonly(side), rows_of(x.size), packed, readonly(x[:full]), error[:full])
+        return x.size
+
+    def code_and_sum(self, x: Floats, key: Words, body: Bytes, error: Floats, parts: PartTable) -> Float64s | None:
+        """Write the body of `x` in one sweep, and to `error`, unless it is empty, what the last row leaves if it is not full.
+
+        The sums of rows, a dimension for the sums and one for the rows; None if `x` or a part is not finite.
+        """
+        tops, full, rows = self.program.of_input(x.size), x.size // ROW * ROW, rows_of(x.size)
+        side, packed = self._views(body, x.size)
+        packed, found = packed[: full // ROW * self.program.packed.unit], np.empty((len(self.program.sums), rows))
+        if not self.functions.code_and_sum(readonly(x), key, tops, side, rows, packed, parts, found):
+            return None
+        for value, of_rows in zip(self.program.sums, found, strict=True):
+            tops.view(np.float64)[self.program.place_of_sum(value)] = tree_of(of_rows.copy())
+        if full < x.size:
+            self._code_rest(x, key, tops, body, error, NO_DOTS)
+        else:  # the numbers of the array alone
+            self.functions.encode(readonly(x[:0]), 0, key, tops, side, rows, packed[:0], error[:0])
+        return found
 
     def _survey(self, x: Floats, tops: Int32s, parts: PartTable) -> bool:
         return self.functions.survey_sum(x, tops, parts)

@@ -117,6 +117,14 @@ class Program:
         ends = [*(column.value for column in self.numbers), self.packed.value, self.kept]
         return tuple(value for value in below(ends) if value.op in SUMS)
 
+    @cached_property
+    def sums_beside(self) -> bool:
+        """True if one sweep can code the rows and take the sums: nothing that is sent of a row is made of one."""
+        ends = [*(column.value for column in self.of_rows), self.packed.value]
+        if not self.sums or self.sweeps or self.packed.rows > 1 or self.packed.in_blocks or self.width is not None:
+            return False
+        return all(value.op != NORM for value in self.sums) and not any(value.op in SUMS for value in below(ends))
+
     def of_input(self, size: int) -> Int32s:
         """Numbers of the whole input, of `size` coordinates, before anything is known of it; they are found by sweeps.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from psnode.codecs.rows.formula import OF_ALL, PLACES, SIZE, SUMS, Program
@@ -14,6 +16,7 @@ INFIX = {
 }  # fmt: skip
 _PREFIX = {"neg": "-{}", "abs": "abs({})", "floor": "np.floor({})", "sqrt": "np.sqrt({})", "not": "~{}"}
 _PLAIN = {"where": "({1} if {0} else {2})", "bits": "bits_of({})", "from_bits": "float_of({})"}
+_DRAWN = ("random16", "coin", "settle")
 _LOW, _HIGH = "np.uint32(words[i] & ONES)", "np.uint32(words[i] >> SIXTEEN)"
 
 
@@ -71,6 +74,21 @@ class NumbaRows(Statements):
             "l2_norm": f"l2_norm({row}, lanes)",
         }[value.op]
 
+    def summed(self, x: Value) -> str:
+        """The name of the sum of a row by the tree of `sum_512`, as float64; not finite if it leaves float32."""
+        self.prepare([x])
+        total = self.fresh()
+        if any(value.op in _DRAWN for value in self.inside([x])):
+            self.put(f"{total} = np.float64(sum_512({self.room(x)}, lanes))")
+            return total
+        self.put("for i in range(64):")
+        with self.block():
+            places = ["i", *(f"{64 * k} + i" for k in range(1, 8))]
+            a, b, c, d, e, f, g, h = (self.named([x], partial(self._leaf, at, ""), at)[0] for at in places)
+            self.put(f"lanes[i] = (({a} + {b}) + ({c} + {d})) + (({e} + {f}) + ({g} + {h}))")
+        self.put(f"{total} = np.float64(fold(lanes))")
+        return total
+
     def _any(self, condition: Value) -> str:
         """One loop that stores nothing, unless the condition has to lie in a room."""
         if any(value.op == "settle" for value in self.inside([condition])):
@@ -122,16 +140,16 @@ class NumbaRows(Statements):
 
     def _coordinate(self, ends: list[Value], then: Then, at: str, word: str, first: int | None = None) -> None:
         """Name and use the ends in place `at`: `first` + i in a loop over coordinates that share random bits."""
+        self.put(*then(at, self.named(ends, partial(self._leaf, at, word, first=first), at)))
+
+    def _leaf(self, at: str, word: str, value: Value, first: int | None = None) -> str | None:
+        """The expression of what a loop finds in place `at`."""
         leaves = {"input": f"v[{at}]", "codes": self.codes.format(at), "coin": f"coins[{at}] != np.uint8(0)"}
         leaves["place_in_row"] = f"np.uint32({at})"
-
-        def leaf(value: Value) -> str | None:
-            if value.op != "random16" or value.detail == 512:
-                return word if value.op == "random16" else leaves.get(value.op)
-            period = int(str(value.detail))
-            return f"np.uint32(words[{f'{at} & {period - 1}' if first is None else f'{first % period} + i'}] & ONES)"
-
-        self.put(*then(at, self.named(ends, leaf, at)))
+        if value.op != "random16" or value.detail == 512:
+            return word if value.op == "random16" else leaves.get(value.op)
+        period = int(str(value.detail))
+        return f"np.uint32(words[{f'{at} & {period - 1}' if first is None else f'{first % period} + i'}] & ONES)"
 
     def _settled(self, end: Value, open_ones: list[Value], store: Store) -> None:
         """Every settle by 16 bits; and where these leave one open, the row again, one by one, with further bits."""

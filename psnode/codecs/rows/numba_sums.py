@@ -1,8 +1,9 @@
-"""The Numba kernel that takes a program's sums over the whole input."""
+"""The Numba kernels that take a program's sums over the whole input: before the sweep that codes, or in it."""
 
 from __future__ import annotations
 
 from psnode.codecs.rows.formula import FIRST_SUM, NORM, Program
+from psnode.codecs.rows.numba_kernel import Kernel
 from psnode.codecs.rows.numba_rows import NumbaRows, rooms_of
 from psnode.codecs.rows.values import Kind, Span, Value
 
@@ -13,9 +14,7 @@ def sum_up(program: Program) -> list[str]:
     rows.numbers([value.args[0] for value in program.sums])
     before = rows.taken()
     with rows.block():
-        for place, value in enumerate(program.sums):
-            if value.op != NORM:
-                rows.put(f"found[{place}, row] = {_of_row(value.args[0], rows)}")
+        _sum_row(program, rows)
     body = rows.taken()
     return [
         "@kernel",
@@ -50,9 +49,69 @@ def _totals(program: Program) -> list[str]:
     return [f"    tops.view(np.float64)[{place}] = {total}" for place, total in totals]
 
 
+def _sum_row(program: Program, rows: NumbaRows, coded: str = "") -> None:
+    """Statements that note a row's parts of all sums. `coded`: the array with what is packed, if that is conditions."""
+    for place, value in enumerate(program.sums):
+        if value.op != NORM:
+            found = (
+                f"count_512({coded}, here)" if coded and value.args[0] is program.packed.value else _of_row(value.args[0], rows)
+            )
+            rows.put(f"found[{place}, row] = {found}")
+
+
 def _of_row(x: Value, rows: NumbaRows) -> str:
     """The expression of a row's part of a sum."""
     if x.span is Span.ROW:
         return rows.number(x)
-    room = "v" if x.op == "input" else rows.room(x)
-    return f"count_512({room}, here)" if x.kind is Kind.BOOL else f"row_sum({room}, here, lanes)"
+    if x.kind is Kind.BOOL:
+        return f"count_512({rows.room(x)}, here)"
+    total = rows.summed(x)
+    with rows.when(f"here < 512 or not np.isfinite({total})"):
+        rows.put(f"{total} = row_sum({'v' if x.op == 'input' else rows.room(x)}, here, lanes)")
+    return total
+
+
+class CodeAndSum(Kernel):
+    """The kernel that codes rows and takes the sums in one sweep: see Program.sums_beside."""
+
+    def lines(self) -> list[str]:
+        """Its lines."""
+        program, rows = self.program, self.rows
+        ends = [*(column.value for column in program.of_rows), program.packed.value]
+        rows.numbers([*ends, *(value.args[0] for value in program.sums)])
+        before = rows.taken()
+        with rows.block():
+            rows.put("top = np.uint32(0)")
+            if program.packed.form == "halves":
+                rows.put("part = halves[start : start + 512] if here == 512 else spare")
+            rows.into(program.packed.value, self.coded._replace(beside="top = max(top, np.uint32(bits_of(v[{at}]) & MAGNITUDE))"))
+            rows.put("if top >= INFINITE:", "    return False")
+            with rows.when("here == 512"):
+                for column in program.of_rows:
+                    rows.put(f"{self.place(column)} = {rows.number(column.value)}")
+                rows.put(*self.packing("pack"))
+            _sum_row(program, rows, "low" if program.packed.form == "signs" else "")
+        body = rows.taken()
+        return [
+            "@kernel",
+            "def code_and_sum(x, key, tops, side, rows, packed, parts, found):",
+            '    """Add parts to x, code its full rows, and write the sums of all rows to found; are all values finite?"""',
+            "    wide()",
+            *self.scratch(),
+            *self.views(),
+            "    last, spare = np.zeros(512, np.float32), np.empty(512, np.uint16)",
+            "    source = uncounted(x)",
+            "    adding, cursor = len(parts) > 1, BEGIN",
+            *before,
+            "    for start in range(0, x.size, 512):",
+            "        row, here = start // 512, min(512, x.size - start)",
+            *self.adding("False"),
+            "        fetch_row(x, start + AHEAD)",
+            "        v = source[start : start + 512]",
+            "        if here < 512:",
+            "            for i in range(here):",
+            "                last[i] = v[i]",
+            "            v = last",
+            *body,
+            "    return True",
+        ]

@@ -7,13 +7,12 @@ packed, what is summed, what may have to be settled. All else is computed in the
 
 from __future__ import annotations
 
-from psnode.codecs.rows.formula import Column, Program
-from psnode.codecs.rows.numba_buckets import coded, encode_body, unpacking, widths_of
-from psnode.codecs.rows.numba_rows import NumbaRows, rooms_of
-from psnode.codecs.rows.numba_sums import sum_up
-from psnode.codecs.rows.packings import Packed
-from psnode.codecs.rows.statements import Store, place_of
-from psnode.codecs.rows.values import Kind, Span, Value, below
+from psnode.codecs.rows.formula import Program
+from psnode.codecs.rows.numba_buckets import encode_body
+from psnode.codecs.rows.numba_kernel import PART, Kernel
+from psnode.codecs.rows.numba_sums import CodeAndSum, sum_up
+from psnode.codecs.rows.statements import Store
+from psnode.codecs.rows.values import Span, Value, below
 
 _HEADER = '''"""{id}: kernels made of its formula by psnode.codecs.rows. Do not edit: it is written anew."""
 
@@ -22,7 +21,7 @@ import numpy as np
 from psnode.codecs.kernels.dots import NO_DOTS, add_row
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, wide
-from psnode.codecs.kernels.norms import l2_norm
+from psnode.codecs.kernels.norms import fold, l2_norm
 from psnode.codecs.kernels.parts import BEGIN, NO_PARTS, NOT_FINITE, add_parts
 from psnode.codecs.kernels.planes import new_rows, pack_codes, pack_row, unpack_codes, unpack_row
 from psnode.codecs.kernels.rows import bits_of, draw_coins, float_of, is_finite, largest_512, pack_signs
@@ -35,6 +34,8 @@ from psnode.codecs.rng import fill
 
 ONES, SIXTEEN = np.uint32(0xFFFF), np.uint32(16)
 MAGNITUDE, INFINITE = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
+NO_ROWS = np.empty(0, np.float32)
+NO_ROWS.flags.writeable = False
 
 
 def survey_sum(x, tops, parts):
@@ -51,22 +52,28 @@ def encode(x, first, key, tops, side, rows, packed, error):
     """As encode_sum, of values that lie in memory."""
     return encode_sum(x, first, key, tops, side, rows, packed, error, NO_PARTS, NO_DOTS)
 
+
+def decode(side, rows, first, packed, out, weight, adding):
+    """out = decoded, or out += weight * decoded, for full rows, of which out begins at number `first`."""
+    decode_to(side, rows, first, packed, NO_ROWS, out, weight, adding)
+
+'''
+_LOSE = '''\
+def lose(side, rows, packed, x, error):
+    """error = x - decoded, for full rows."""
+    apart = error.ctypes.data != x.ctypes.data
+    decode_to(side, rows, 0, packed, x if apart else NO_ROWS, error, np.float32(-1), True)
+
 '''
 
 _TELLING = {"l2_norm": "{} < 0", "largest": "not {} < np.inf"}  # what numbers of the row say of it if it is not finite
-_PART = "part = digits[start % {0} : start % {0} + 512]"
-_PARTS = [
-    "        if adding and start % {0} == 0:",
-    "            cursor = add_parts(parts, cursor, start, min(start + {0}, x.size))",
-    "            if cursor == NOT_FINITE:",
-    "                return start",
-]  # a stretch of rows that are packed together, or of as many as the first-level cache keeps
-_VIEWS = {Kind.F32: "side.view(np.float32)", Kind.I32: "side.view(np.int32)", Kind.U32: "side"}
 
 
 def text_of(program: Program) -> str:
     """The module's text: a function of the program alone."""
     sums = [*sum_up(program), "", ""] if program.sums else []
+    if program.sums_beside:
+        sums += [*CodeAndSum(program).lines(), "", "", _LOSE]
     header = _HEADER.format(id=program.id, survey=_survey(program))
     return "\n".join([header, *sums, *Encode(program).lines(), "", "", *_Decode(program, decodes=True).lines(), ""])
 
@@ -79,85 +86,7 @@ def _survey(program: Program) -> str:
     return "survey_magnitudes(x, tops, parts)" + (" and survey_ends(x, tops, NO_PARTS)" if beside else "")
 
 
-class _Kernel:
-    """What both kernels have in common: the numbers of the body, and a row's codes."""
-
-    def __init__(self, program: Program, decodes: bool = False) -> None:
-        self.program = program
-        self.columns = program.numbers
-        array, self.coded = _coded(program.packed, decodes)
-        found = f"np.uint32({array}[{{}}])"
-        self.rows = NumbaRows(program, f"({found} != np.uint32(0))" if program.packed.form == "signs" else found)
-
-    @property
-    def digits(self) -> int:
-        """Coordinates of a unit."""
-        return 512 * self.program.packed.rows
-
-    def scratch(self) -> list[str]:
-        """Room for a row, as far as it is used."""
-        lines = ["    room = new_rows()", "    low, low_words, lanes = room.low, room.low_words, np.empty(576, np.float32)"]
-        if self.program.packed.form == "sparse":
-            return [*lines, f"    digits, used = np.empty({self.digits}, np.uint8), 0", *rooms_of(self.rows)]
-        lines.append("    memory = uncounted(packed.view(np.float32))")
-        if self.program.packed.form == "fitted":
-            kind = "uint8" if self.program.packed.bits <= 8 else "uint16"
-            lines.append(f"    digits, used = np.empty({self.digits}, np.{kind}), 0")
-        if self.program.packed.bits > 8 and self.program.packed.form in ("planes", "fitted"):
-            lines.append("    codes = np.zeros(512, np.uint32)")
-        if self.program.packed.form == "halves":
-            lines.append("    halves = memory.view(np.uint16)")
-        elif self.program.packed.form == "trits":
-            lines.append("    digits, bytes_of_digits = np.empty(2560, np.uint8), memory.view(np.uint8)")
-        else:
-            lines.append("    cells = memory.view(np.uint32)")
-        return lines + rooms_of(self.rows)
-
-    def views(self) -> list[str]:
-        """The numbers before the packing by kind."""
-        kinds = sorted({column.value.kind.value for column in self.columns})
-        return [*(f"    {kind}s = {_VIEWS[Kind(kind)]}" for kind in kinds), *widths_of(self.program)]
-
-    def place(self, column: Column) -> str:
-        """The number of a column, in the row `row`."""
-        return f"{column.value.kind.value}s[{place_of(self.program, column, '//')}]"
-
-    def width(self, width: Value | None) -> list[str]:
-        """The line that names the width of the codes, if it is a number of the array."""
-        return [] if width is None else [f"bits = np.int64({self.rows.number(width)})"]
-
-    def packing(self, verb: str) -> list[str]:
-        """Lines that pack a row's codes, or unpack them."""
-        form, most = self.program.packed.form, self.program.packed.bits
-        bits: int | str = most
-        here = f"cells[start // 512 * {16 * most} :]"
-        if self.program.width is not None:
-            bits, here = "bits", "cells[start // 512 * 16 * bits :]"
-        if form == "halves":
-            return []
-        if form == "trits":
-            here = "bytes_of_digits[start // 2560 * 512 : start // 2560 * 512 + 512]"
-            if verb == "pack":
-                return ["if start % 2560 == 2048:", f"    pack(digits, {here})"]
-            return ["if start % 2560 == 0:", f"    unpack({here}, digits)", _PART.format(2560)]
-        if form == "sparse":
-            if verb == "pack":
-                return [f"if start % {self.digits} == {self.digits - 512}:", "    used += pack_block(digits, packed[used:])"]
-            load = [
-                "    dense = packed[used] & packed[used + 1] == np.uint8(255)",
-                "    used += unpack_block(packed[used:], digits)",
-            ]
-            return [f"if start % {self.digits} == 0:", *load, _PART.format(self.digits)]
-        if form == "fitted":
-            return unpacking(self.program)
-        if form == "signs":
-            return [f"{verb}_signs(low, {here})" if verb == "pack" else f"{verb}_signs({here}, low)"]
-        if most > 8:
-            return [f"{verb}_codes(codes, 512, {bits}, room, {here}, packed[:0])"]
-        return [f"{verb}_row(low_words, {bits}, {here})" if verb == "pack" else f"{verb}_row({here}, {bits}, low_words)"]
-
-
-class Encode(_Kernel):
+class Encode(Kernel):
     def lines(self) -> list[str]:
         program, rows = self.program, self.rows
         ends = [*(column.value for column in self.columns), program.packed.value]
@@ -171,7 +100,7 @@ class Encode(_Kernel):
         with rows.block():
             is_short = self._row(ends) and not rows.uses_random
         body = rows.taken()
-        adding = [] if program.sweeps else [line.format(512 * max(4, program.packed.rows)) for line in _PARTS]
+        adding = [] if program.sweeps else self.adding()
         fetched = ["        if error.size:", "            fetch_row_to_write(error, start + AHEAD)"]
         if not is_short:
             fetched.insert(0, "        fetch_row(x, start + AHEAD)")
@@ -202,7 +131,7 @@ class Encode(_Kernel):
 
     def _buckets(self, before: list[str]) -> list[str]:
         """The lines of a kernel that takes a bucket of rows at a time."""
-        adding = [] if self.program.sweeps else [line.format(self.digits) for line in _PARTS]
+        adding = [] if self.program.sweeps else self.adding()
         body = encode_body(self)
         return [
             *self._head(adding, before),
@@ -227,7 +156,7 @@ class Encode(_Kernel):
         if form == "halves":
             rows.put("part = halves[start : start + 512]")
         if self.program.packed.rows > 1:
-            rows.put(_PART.format(self.digits))
+            rows.put(PART.format(self.digits))
         if refused is None:
             rows.put("top = np.uint32(0)")
             coded = coded._replace(beside="top = max(top, np.uint32(bits_of(v[{at}]) & MAGNITUDE))")
@@ -267,7 +196,7 @@ class Encode(_Kernel):
         return "not is_finite(v)" if any(value.span is Span.ROW for value in below(ends)) else None
 
 
-class _Decode(_Kernel):
+class _Decode(Kernel):
     def lines(self) -> list[str]:
         program, rows = self.program, self.rows
         columns = {column.name: column for column in self.columns}
@@ -302,30 +231,21 @@ class _Decode(_Kernel):
         body = rows.taken()
         return [
             "@kernel",
-            "def decode(side, rows, first, packed, out, weight, adding):",
-            '    """out = decoded, or out += weight * decoded, for full rows, of which out begins at number `first`."""',
+            "def decode_to(side, rows, first, packed, base, out, weight, adding):",
+            '    """As decode; if `base` is not empty, out is that beforehand."""',
             "    wide()",
             *self.scratch(),
             *self.views(),
-            "    target = uncounted(out)",
+            "    source, target = uncounted(base), uncounted(out)",
             *(["    shown = np.empty(512, np.float32)"] if program.packed.form == "fitted" else []),
             *before,
             "    for start in range(0, out.size, 512):",
             "        row = first + start // 512",
             "        fetch_row_to_write(out, start + AHEAD)",
             "        y = target[start : start + 512]",
+            "        if base.size:",
+            "            v = source[start : start + 512]",
+            "            for i in range(512):",
+            "                y[i] = v[i]",
             *body,
         ]
-
-
-def _coded(packed: Packed, decodes: bool) -> tuple[str, Store]:
-    """The array that takes the codes of a row, and how they are stored."""
-    if packed.form == "halves":
-        return "part", Store("part[{at}] = np.uint16({x})")
-    if packed.form == "fitted" and not decodes:
-        return "part", coded(packed.bits)
-    if packed.rows > 1 and packed.form != "fitted":
-        return "part", Store("part[{at}] = np.uint8({x})")
-    if packed.bits > 8:
-        return "codes", Store("codes[{at}] = {x}")
-    return "low", Store("low[{at}] = np.uint8({x})")

@@ -14,7 +14,7 @@ from psnode.codecs.kernels import tbq
 from psnode.codecs.kernels.planes import most_nbytes, packed_nbytes
 from psnode.codecs.kernels.rows import cut_row, fill_row
 from psnode.codecs.kernels.ternary import is_valid
-from psnode.codecs.kernels.trits import DIGITS
+from psnode.codecs.kernels.trits import DIGITS, cut_digits, fill_digits
 from psnode.codecs.rows.language import minimum
 from psnode.codecs.rows.values import Kind, Span, Value
 from psnode.errors import CodecSpecError, PayloadError
@@ -141,11 +141,14 @@ class Packed(NamedTuple):
             if rest:
                 row.cut(unit[start:], rest, out[start:])
             return
+        if self.form == "trits":
+            cut_digits(unit, count, out)
+            return
         if self.form == "sparse":
             found = self.pack(self.unpack(unit, 512 * self.rows)[:count])
             out[: found.size] = found
             return
-        out[:] = self.pack(self.unpack(unit, count)) if self.form == "trits" else unit[: out.size]
+        out[:] = unit[: out.size]
         if self.form == "signs" and count % 8:
             out[-1] &= np.uint8(2 ** (count % 8) - 1)
 
@@ -158,8 +161,10 @@ class Packed(NamedTuple):
             unit[:start] = data[:start]
             if rest:
                 row.fill(data[start:], rest, unit[start:])
-        elif self.form in ("trits", "sparse"):
-            codes = np.full(512 * self.rows, int(self.form == "sparse"), np.uint32)
+        elif self.form == "trits":
+            fill_digits(readonly(data), count, unit)
+        elif self.form == "sparse":
+            codes = np.ones(512 * self.rows, np.uint32)
             codes[:count] = self.unpack(data, count)
             found = self.pack(codes)
             unit[: found.size] = found
