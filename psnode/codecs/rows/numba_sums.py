@@ -10,6 +10,8 @@ from psnode.codecs.rows.values import Kind, Span, Value
 
 def sum_up(program: Program) -> list[str]:
     """Its lines. Sums of rows are kept for all rows, one float64 each, and then summed by trees."""
+    if all(value.op == NORM for value in program.sums):
+        return _norm_alone(program)
     rows = NumbaRows(program, "")
     rows.numbers([value.args[0] for value in program.sums])
     before = rows.taken()
@@ -37,6 +39,20 @@ def sum_up(program: Program) -> list[str]:
         "            return False",
         *body,
         *_totals(program),
+        "    return True",
+    ]
+
+
+def _norm_alone(program: Program) -> list[str]:
+    """Lines of a kernel that takes nothing but the norm, which tells of values that are not finite."""
+    return [
+        "@kernel",
+        "def sum_up(x, key, tops):",
+        '    """The norm of all of x, behind the extremes; are all values finite?"""',
+        "    norm = l2_norm(x, np.empty(576, np.float32))",
+        "    if norm < 0:",
+        "        return False",
+        *(f"    tops.view(np.float64)[{program.place_of_sum(value)}] = uncut(norm, x)" for value in program.sums),
         "    return True",
     ]
 
