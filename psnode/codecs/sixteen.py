@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from abc import abstractmethod
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from psnode.codecs.base import NOTHING, Bytes, Codes, Floats, Shape, Sink, Source, Words, readonly
-from psnode.codecs.kernels.finite import raise_nonfinite
+from psnode.codecs.base import NOTHING, Bytes, Codes, Floats, Words, readonly
 from psnode.codecs.kernels.jit import kernel
+from psnode.codecs.rows.codec import Generated, coder_of
+from psnode.codecs.rows.coder import Coder
 from psnode.codecs.sources import Values
 from psnode.codecs.stages import Quantiser, Symbols
 from psnode.errors import PayloadError
@@ -28,46 +27,21 @@ def _highest(codes: Halves) -> int:
     return int(top)
 
 
-class SixteenBits(Quantiser):
+class SixteenBits(Generated, Quantiser):
     """A cast to a 16-bit floating-point format: biased, as it rounds to nearest, by at most half a unit in the last place."""
 
     limit: ClassVar[int]  # codes without their sign from here on are infinity and NaN
 
-    @abstractmethod
-    def _narrow(self, x: Floats, codes: Halves) -> bool:
-        """Round and saturate 1-D `x`; whether all of it is finite."""
-
-    @abstractmethod
-    def _widen(self, codes: Halves, out: Floats) -> None:
-        """Overwrite `out` (1-D)."""
-
-    @abstractmethod
-    def _widen_add(self, codes: Halves, out: Floats, weight: np.float32) -> None:
-        """Add weight * widened to `out` (1-D)."""
-
-    def _max_body(self, shape: Shape) -> int:
-        return 2 * math.prod(shape)
-
-    def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
-        x = source.array()
-        if not self._narrow(x.reshape(-1), body[: 2 * x.size].view(np.uint16)):
-            raise_nonfinite(x)
-        return 2 * x.size
-
-    def _decode(self, body: Bytes, out: Floats) -> None:
-        self._widen(self.codes(body, out.size), out.reshape(-1))
-
-    def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
-        self._widen_add(self.codes(body, out.size), out.reshape(-1), weight)
-
-    def codes(self, body: Bytes, size: int) -> Halves:
-        """The codes of a body of `size` values. PayloadError if one is not finite."""
-        if body.size != 2 * size:
-            raise PayloadError(f"{self.id}: a body of {body.size} bytes cannot hold {size} values")
-        codes = body.view(np.uint16)
-        if _highest(codes) >= self.limit:
+    def check_fields(self, body: Bytes) -> None:
+        """PayloadError if a code is that of no finite value."""
+        if _highest(body[: body.size // 2 * 2].view(np.uint16)) >= self.limit:
             raise PayloadError(f"{self.id}: a value is not finite")
-        return codes
+
+    def _read(self, body: Bytes, size: int) -> tuple[Coder, Bytes]:
+        coder = coder_of(self)
+        coder.check(body, size)
+        self.check_fields(body)
+        return coder, body
 
     def _max_symbols(self, size: int) -> tuple[int, int, int]:
         return 0, 2 * size, 256

@@ -10,7 +10,6 @@ import torch
 from psnode.codecs import Codec, Payload
 from psnode.codecs.contractive import Contractive
 from psnode.codecs.dithered import Dithered
-from psnode.codecs.sixteen import SixteenBits
 from psnode.errors import PayloadError
 from psnode.exchange.device.coder import DeviceCoder, OnDevice
 
@@ -57,9 +56,7 @@ class ChangeOfRows:
         head = self._head
         if body[: len(head)].tobytes() != head:
             raise PayloadError(f"{self._codec!r}: a payload of other parameters")
-        if isinstance(inner := decoder(self._codec), SixteenBits):
-            inner.codes(body, self._weights.numel())
-        elif isinstance(inner, Generated):
+        if isinstance(inner := decoder(self._codec), Generated):
             inner.check_fields(body)
         if isinstance(inner, Dithered):
             inner.check_scales(body, self._weights.numel())

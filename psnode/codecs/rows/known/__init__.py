@@ -12,14 +12,11 @@ from psnode.codecs.rows.known.base import Known
 from psnode.codecs.rows.known.qsgd import QsgdRows
 from psnode.codecs.rows.known.selections import MagnitudeRanks
 from psnode.codecs.rows.known.signs import OneBitRows, ScaledSignRows
-from psnode.codecs.rows.known.sixteen import Bf16Rows, Fp16Rows
 from psnode.codecs.rows.known.tbq import TbqRows
 from psnode.codecs.rows.known.terngrad import TernGradRows
 from psnode.codecs.rows.ranks import Ranking
 
 _KNOWN: dict[str, type[Known]] = {
-    "bf16": Bf16Rows,
-    "fp16": Fp16Rows,
     "onebit": OneBitRows,
     "qsgd": QsgdRows,
     "scaledsign": ScaledSignRows,
