@@ -17,11 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.arrays import Bytes, Floats, Words
-from psnode.codecs.binary import Binary, Signed
-from psnode.codecs.kernels.parts import PartTable
-from psnode.codecs.kernels.sign import signs_and_sums
-from psnode.codecs.table import number_of
+from psnode.codecs.arrays import Bytes
+from psnode.codecs.binary import Binary, Levels
+from psnode.codecs.rows.formula import Formula
+from psnode.codecs.rows.known.signs import OneBitRows
 from psnode.codecs.traits import Traits
 from psnode.errors import PayloadError
 
@@ -39,23 +38,22 @@ class OneBit(Binary):
     def _side_nbytes(self, size: int) -> int:
         return _SIDE
 
-    def _sign(self, x: Floats, parts: PartTable, key: Words, side: Bytes, bits: Bytes, error: Floats) -> Signed:
-        sums = np.zeros(2)
-        negatives = signs_and_sums(x, parts, key, number_of(self.id), bits, sums)
-        if negatives < 0:
-            return Signed(0, later=True)
-        positive, negative = sums.tolist()
-        high = min(positive / max(x.size - negatives, 1), _LARGEST)
-        low = min(negative / max(negatives, 1), _LARGEST)
-        side.view(np.float32)[:] = -low, high
-        return Signed(x.size, later=True)
+    def formula(self) -> Formula:
+        """OneBitRows."""
+        return OneBitRows(self)
+
+    def check_fields(self, body: Bytes) -> None:
+        """PayloadError unless `body` begins with means."""
+        self._levels(body[:_SIDE], 1)
 
     def _split(self, body: Bytes, size: int) -> int:
         return _SIDE
 
-    def _levels(self, side: Bytes, size: int) -> tuple[int, Floats, Floats]:
+    def _levels(self, side: Bytes, size: int) -> Levels:
+        if side.size != _SIDE:
+            raise PayloadError(f"onebit: {side.size} bytes in the place of two means")
         means = side.view(np.float32)
         low, high = float(means[0]), float(means[1])
         if not -_LARGEST <= low <= 0 <= high <= _LARGEST:
             raise PayloadError(f"onebit: {low:g} and {high:g} are no means of negative and of positive numbers")
-        return size, means[:1].copy(), means[1:].copy()
+        return Levels(size, means[:1].copy(), means[1:].copy())

@@ -16,16 +16,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psnode.codecs.arrays import Bytes, Floats, Words
-from psnode.codecs.binary import Binary, Signed
+from psnode.codecs.arrays import Bytes, Words, readonly
+from psnode.codecs.base import Sink, Source
+from psnode.codecs.binary import Binary, Levels
 from psnode.codecs.bounds import check_integer
 from psnode.codecs.kernels.finite import INFINITY_BITS
-from psnode.codecs.kernels.parts import PartTable
-from psnode.codecs.kernels.sign import signs_and_means
-from psnode.codecs.kernels.sign_lanes import GROUP
+from psnode.codecs.kernels.parts import reached
+from psnode.codecs.kernels.sign import apply, means_by_rows, means_of
 from psnode.codecs.payload import MAX_COORDINATES
-from psnode.codecs.sources import NO_FLOATS
-from psnode.codecs.table import number_of
+from psnode.codecs.rows.codec import coder_of
+from psnode.codecs.rows.formula import Formula
+from psnode.codecs.rows.known.signs import ScaledSignRows
+from psnode.codecs.rows.language import ROW
+from psnode.codecs.sinks import InnerProducts
+from psnode.codecs.sources import NO_FLOATS, operands
 from psnode.codecs.traits import Traits
 from psnode.errors import PayloadError
 
@@ -52,24 +56,46 @@ class ScaledSign(Binary):
     def _side_nbytes(self, size: int) -> int:
         return _FIELD + 4 * -(-size // (self.bucket or size))
 
-    def _sign(self, x: Floats, parts: PartTable, key: Words, side: Bytes, bits: Bytes, error: Floats) -> Signed:
-        bucket = self.bucket or x.size
-        side[:_FIELD].view(np.uint32)[0] = self.bucket
-        means = side[_FIELD:].view(np.float32)
-        wanted = error if bucket % GROUP == 0 or bucket >= x.size else NO_FLOATS
-        done = signs_and_means(x, parts, bucket, key, number_of(self.id), bits, means, wanted)
-        return Signed(done if wanted.size or done == x.size else 0, later=not wanted.size)
+    def formula(self) -> Formula | None:
+        """ScaledSignRows without buckets."""
+        return None if self.bucket else ScaledSignRows(self)
+
+    def check_fields(self, body: Bytes) -> None:
+        """PayloadError unless `body` begins with one magnitude."""
+        self._levels(body[: _FIELD + 4], 1)
+
+    def _fuses(self, source: Source, sink: Sink) -> bool:
+        return super()._fuses(source, sink) and not (self.bucket and isinstance(sink, InnerProducts))
+
+    def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
+        if not self.bucket:
+            return super()._encode(source, key, body, sink)
+        parts = source.table()
+        x, error = operands(source, sink)
+        used, start = self._max_body(source.shape), self._side_nbytes(x.size)
+        means, bits = body[_FIELD:start].view(np.float32), body[start:used]
+        sums = coder_of(ScaledSign()).code_and_sum(x, key, body[start - _FIELD - 4 : used], NO_FLOATS, parts)
+        if sums is None:
+            source.refuse(reached(parts))
+        body[:_FIELD].view(np.uint32)[0] = self.bucket
+        if self.bucket % ROW == 0:
+            means_by_rows(sums[0], x.size, self.bucket, means)
+        else:
+            means_of(x, self.bucket, means)
+        if error.size:
+            apply(readonly(bits), self.bucket, readonly(means), readonly(-means), x, error)
+        return used
 
     def _split(self, body: Bytes, size: int) -> int:
         if body.size < _FIELD:
             raise PayloadError(f"scaledsign: a body of {body.size} bytes ends inside the bucket")
         return _FIELD + 4 * -(-size // _bucket(body, size))
 
-    def _levels(self, side: Bytes, size: int) -> tuple[int, Floats, Floats]:
+    def _levels(self, side: Bytes, size: int) -> Levels:
         if int(side[_FIELD:].view(np.uint32).max()) >= INFINITY_BITS:
             raise PayloadError("scaledsign: the magnitude of a bucket is negative or not finite")
         scales = side[_FIELD:].view(np.float32)
-        return _bucket(side, size), -scales, scales
+        return Levels(_bucket(side, size), -scales, scales)
 
 
 def _bucket(side: Bytes, size: int) -> int:

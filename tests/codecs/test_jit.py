@@ -14,10 +14,10 @@ import psnode
 ROOT = Path(psnode.__file__).resolve().parents[1]
 _DRAW = """
 import numpy as np
-from psnode.codecs.kernels.signbits import toss
-bits = np.zeros(1, np.uint8)
-toss(bits, np.full(1, 255, np.uint8), np.full(1, 7, np.uint8))
-print(int(bits[0]), sum(toss.stats.cache_hits.values()))
+from psnode.codecs.kernels.trits import pack
+packed = np.zeros(1, np.uint8)
+pack(np.array([1, 2, 0, 0, 0], np.uint8), packed)
+print(int(packed[0]), sum(pack.stats.cache_hits.values()))
 """
 
 

@@ -17,7 +17,7 @@ import pytest
 from numba import carray, njit  # type: ignore[attr-defined]
 
 import psnode
-from psnode.codecs.kernels import bitmasks, memory, rows, sign_lanes, threefry
+from psnode.codecs.kernels import bitmasks, memory, rows, threefry
 from psnode.codecs.kernels.llvm import operations as ops
 from psnode.codecs.kernels.llvm import values
 from psnode.codecs.kernels.llvm.instructions import floats_at, instructions, plain, wide
@@ -86,17 +86,10 @@ def floats_for_sums(rng: np.random.Generator) -> tuple[Any, Any]:
     return one, other
 
 
-def levels(rng: np.random.Generator) -> tuple[Any, Any]:
-    return F32(rng.standard_normal()), F32(rng.choice([0.0, -0.0, 1e-42, 3e38]))
-
-
 Rng = np.random.Generator
 # Arguments of every function that a kernel calls as instructions.
 CASES: dict[Any, Callable[[Rng], tuple[Any, ...]]] = {
     threefry.encrypt: lambda r: (tuple(hard(U32, 4, r)), tuple(hard(U32, 4, r))),
-    sign_lanes.store_masks: lambda r: (hard(F32, 80, r).view(U32), 7, hard(np.uint8, 32, r), hard(np.uint8, 32, r), 5),
-    sign_lanes.put_levels: lambda r: (word(U64, r), *levels(r), hard(F32, 80, r), 3),
-    sign_lanes.add_levels: lambda r: (word(U64, r), *levels(r), hard(F32, 80, r), hard(F32, 80, r), 9),
     bitmasks.mask_at_least: lambda r: (hard(F32, 80, r).view(U32), 11, r.choice(HARD_BITS) & U32(bitmasks.MAGNITUDE)),
     bitmasks.mask_copied: lambda r: (hard(F32, 80, r), hard(F32, 80, r), 2, r.choice(HARD_BITS) & U32(bitmasks.MAGNITUDE)),
     bitmasks.mask_added: lambda r: (*floats_for_sums(r), 60, r.choice(HARD_BITS) & U32(bitmasks.MAGNITUDE)),

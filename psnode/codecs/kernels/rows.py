@@ -1,4 +1,4 @@
-"""Steps that only kernels generated of formulas take (psnode.codecs.rows.numba_text)."""
+"""Steps of kernels generated of formulas (psnode.codecs.rows.numba_text), and of those that code rows alike by hand."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def unpack_signs(data: Words32, low: Bytes) -> None:
 
 @kernel
 def draw_coins(key: Words, stream: int, row: int, words: Words32, coins: Bytes) -> None:
-    """coins[i] = 0 or 1, a coin for every coordinate of a row: bit i mod 32 of word i // 32, as in kernels.signbits.
+    """coins[i] = 0 or 1, a coin for every coordinate of a row: bit i mod 32 of word i // 32, as in kernels.sign.
 
     `words`: those of 16 rows, and behind their 256 the number of these rows + 1; zeros at first.
     """

@@ -11,15 +11,12 @@ from psnode.codecs.rows.formula import Formula
 from psnode.codecs.rows.known.base import Known
 from psnode.codecs.rows.known.qsgd import QsgdRows
 from psnode.codecs.rows.known.selections import MagnitudeRanks
-from psnode.codecs.rows.known.signs import OneBitRows, ScaledSignRows
 from psnode.codecs.rows.known.tbq import TbqRows
 from psnode.codecs.rows.known.terngrad import TernGradRows
 from psnode.codecs.rows.ranks import Ranking
 
 _KNOWN: dict[str, type[Known]] = {
-    "onebit": OneBitRows,
     "qsgd": QsgdRows,
-    "scaledsign": ScaledSignRows,
     "tbq": TbqRows,
     "terngrad": TernGradRows,
 }

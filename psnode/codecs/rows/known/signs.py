@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from psnode.codecs.rows.formula import Fields
 from psnode.codecs.rows.known.base import Known
 from psnode.codecs.rows.known.sign import is_negative
@@ -21,10 +19,6 @@ class ScaledSignRows(Known):
 
     def from_fields(self, bucket: Value, mean: Value, negative: Value) -> Value:
         return where(negative, -mean, mean)
-
-    @classmethod
-    def expresses(cls, codec: Any) -> bool:
-        return not codec.bucket
 
 
 class OneBitRows(Known):
