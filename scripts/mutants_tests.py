@@ -62,7 +62,6 @@ TABLE: Mapping[str, str] = {
     "codecs/rows/usual*": "bench/test_gpu_bounds.py",
     "codecs/rows/*": "rows/test_language.py rows/test_bytes.py rows/test_source.py rows/test_row_codec.py",
     "codecs/kernels/sign*": f"codecs/test_sign.py codecs/test_scaledsign.py codecs/test_onebit.py {_GOLDEN}",
-    "codecs/kernels/stochastic*": f"codecs/test_terngrad.py codecs/test_minmax.py {_GOLDEN}",
     "codecs/kernels/tbq*": f"codecs/test_tbq.py {_GOLDEN}",
     "codecs/kernels/sums*": f"codecs/test_tbq.py codecs/test_terngrad.py codecs/test__contract.py {_GOLDEN}",
     "codecs/kernels/ternary*": f"codecs/test_terngrad.py codecs/test_tbq.py {_GOLDEN}",

@@ -32,21 +32,21 @@ FED_BACK = "(Accumulated, Subtracted)"  # without SUM: the sweep that codes also
 SUM = "Accumulated.array"
 UPLINK: dict[str, tuple[str, ...]] = {
     "dense": ("Identity" + PLAIN,),
-    "fp16": ("SixteenBits" + PLAIN,),
-    "bf16": ("SixteenBits" + PLAIN,),
+    "fp16": ("Generated" + PLAIN,),
+    "bf16": ("Generated" + PLAIN,),
     "qsgd": ("Qsgd" + PLAIN,),
     "atomo": ("Reducer" + PLAIN,),
     "atomo-entrywise": ("Entrywise" + PLAIN,),
     "nuqsgd": ("Nuqsgd" + PLAIN, "Generated" + PLAIN),
     "natural": ("Generated" + PLAIN,),
     "dithered": ("Chain" + PLAIN,),
-    "terngrad": ("TernGrad" + PLAIN,),
+    "terngrad": ("Generated" + PLAIN,),
     "minmax": ("Generated" + PLAIN,),
-    "onebit": ("Binary" + FED_BACK,),
+    "onebit": ("Generated" + FED_BACK,),
     "signsgd": ("Generated" + PLAIN,),
     "signum": ("Generated" + PLAIN,),
     "tbq": ("Tbq" + FED_BACK,),  # its threshold follows the sum, and is found in the sweep that adds
-    "efsignsgd": ("Binary" + FED_BACK,),
+    "efsignsgd": ("ScaledSign" + FED_BACK, "Generated" + FED_BACK),
     "randk": ("Selector" + FED_BACK, SUM),  # it searches nothing
     "graddrop": ("Selector" + FED_BACK,),
     "topk": ("Selector" + FED_BACK,),
@@ -60,7 +60,7 @@ UPLINK: dict[str, tuple[str, ...]] = {
 WITH_FEEDBACK = {
     "qsgd": ("Contractive" + FED_BACK, "Qsgd(Accumulated, InnerProducts)"),
     "qsgd:factors=true": ("Qsgd" + FED_BACK,),  # one sweep: the factors of all others follow the codes of the whole array
-    "terngrad": ("Contractive" + FED_BACK, "TernGrad(Accumulated, InnerProducts)"),
+    "terngrad": ("Contractive" + FED_BACK, "Generated(Accumulated, InnerProducts)"),
     "minmax": ("Contractive" + FED_BACK, "Generated(Accumulated, InnerProducts)"),
     "natural": ("Contractive" + FED_BACK, "Generated(Accumulated, InnerProducts)"),
     "nuqsgd": (
@@ -71,13 +71,13 @@ WITH_FEEDBACK = {
     "nuqsgd:bucket=1024": ("Contractive" + FED_BACK, SUM, "Nuqsgd(Accumulated, Sink)"),
     "dithered": ("Contractive" + FED_BACK, "Generated(Accumulated, InnerProducts)"),
     "tbq:tau=0.01": ("Tbq" + FED_BACK,),
-    "scaledsign:bucket=65536": ("Binary" + FED_BACK,),
+    "scaledsign:bucket=65536": ("ScaledSign" + FED_BACK,),
 }
 DOWNLINK = {
     "qsgd": ("Contractive(Difference, Added)", "Qsgd(Difference, InnerProducts)"),
-    "scaledsign": ("Binary" + PLAIN,),
+    "scaledsign": ("ScaledSign" + PLAIN, "Generated" + PLAIN),
     "topk": ("Selector(Difference, Added)",),
-    "topk+fp16": ("Chain(Difference, Added)", "SixteenBits" + PLAIN),
+    "topk+fp16": ("Chain(Difference, Added)", "Generated" + PLAIN),
 }
 
 

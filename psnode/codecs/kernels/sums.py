@@ -1,4 +1,4 @@
-"""Norms of a sum, found in the sweep that adds its parts: a stretch is looked at while it is in the first-level cache."""
+"""The norm of a sum, found in the sweep that adds its parts: a stretch is looked at while it is in the first-level cache."""
 
 from __future__ import annotations
 
@@ -7,30 +7,15 @@ import numpy as np
 from psnode.codecs.arrays import Floats
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.kernels.memory import copy_to, wide
-from psnode.codecs.kernels.norms import CHUNK, SAFE_HIGH, SAFE_LOW, inner_512, l2_norm, magnitude_of, top_bits
+from psnode.codecs.kernels.norms import CHUNK, SAFE_HIGH, SAFE_LOW, inner_512, l2_norm
 from psnode.codecs.kernels.parts import BEGIN, NOT_FINITE, STRETCH, PartTable, add_parts
 
 _LARGEST, _DOWN = float(np.finfo(np.float32).max), np.float32(2.0**-20)
 
 
 @kernel
-def max_of_sum(x: Floats, parts: PartTable) -> float:
-    """The largest magnitude in `x`, to whose memory `parts` are added beforehand; NOT_FINITE if it or a part is not finite."""
-    wide()
-    bits, top = x.view(np.uint32), np.uint32(0)
-    cursor = BEGIN
-    for start in range(0, x.size, STRETCH):
-        if len(parts) > 1:
-            cursor = add_parts(parts, cursor, start, min(start + STRETCH, x.size))
-            if cursor == NOT_FINITE:
-                return float(NOT_FINITE)
-        top = top_bits(bits[start : start + STRETCH], top)
-    return float(magnitude_of(top))
-
-
-@kernel
 def l2_of_sum(x: Floats, parts: PartTable) -> float:
-    """The norm of `x` as by l2_norm; `parts` and NOT_FINITE: as above."""
+    """The norm of `x` as by l2_norm, to whose memory `parts` are added beforehand; NOT_FINITE if it or a part is not finite."""
     wide()
     scratch, rest = np.empty(CHUNK + 64, np.float32), np.zeros(CHUNK, np.float32)
     total, cursor, full = 0.0, BEGIN, x.size // CHUNK * CHUNK

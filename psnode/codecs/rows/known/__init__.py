@@ -12,13 +12,11 @@ from psnode.codecs.rows.known.base import Known
 from psnode.codecs.rows.known.qsgd import QsgdRows
 from psnode.codecs.rows.known.selections import MagnitudeRanks
 from psnode.codecs.rows.known.tbq import TbqRows
-from psnode.codecs.rows.known.terngrad import TernGradRows
 from psnode.codecs.rows.ranks import Ranking
 
 _KNOWN: dict[str, type[Known]] = {
     "qsgd": QsgdRows,
     "tbq": TbqRows,
-    "terngrad": TernGradRows,
 }
 _RANKED = ("graddrop", "threshold", "topk")
 
