@@ -55,7 +55,6 @@ TABLE: Mapping[str, str] = {
     "codecs/kernels/norms*": f"codecs/test_qsgd.py codecs/test_threshold.py codecs/test_terngrad.py codecs/test_randk.py "
     f"{_GOLDEN}",
     "codecs/kernels/p[al]*": f"codecs/test_qsgd.py codecs/test_lss.py codecs/test_dithered.py codecs/test_rice.py {_GOLDEN}",
-    "codecs/kernels/powers*": "codecs/test_nuqsgd.py codecs/test__golden.py",
     "codecs/kernels/qsgd*": "codecs/test_qsgd.py codecs/test__golden.py",
     "codecs/kernels/rows*": "rows/test_language.py rows/test_bytes.py rows/test_row_codec.py",
     "codecs/rows/cuda*": "rows/test_source.py rows/test_cuda_text.py",

@@ -10,8 +10,8 @@ small values of a long-tailed bucket cost less than on the even levels of qsgd.
 
 s = 2^b - 2 makes use of all codes of b + 1 bits: 2, 6, 14, 30, 62.
 
-Buckets of 512 are coded by kernels generated of a formula; larger ones, and payloads of other levels than an instance's own, by
-kernels by hand, which heed any settings.
+Rows of larger buckets are coded as buckets of 512, once the norms are there. Payloads of other levels than an instance's own are
+read by an interpreter: nothing is compiled for what a peer sends.
 
 Source: Ramezani-Kebrya, Faghri, Markov, Aksenov, Alistarh, Roy, "NUQSGD: Provably Communication-efficient Data-parallel SGD via
 Nonuniform Quantization", JMLR 2021.
@@ -21,27 +21,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from psnode.codecs.arrays import Float64s
 from psnode.codecs.base import NOTHING, Bytes, Codes, Floats, Measured, Shape, Sink, Source, Words, readonly
 from psnode.codecs.bounds import check_choice, check_integer
-from psnode.codecs.kernels import powers as kernels
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
+from psnode.codecs.kernels.norms import norms_of
 from psnode.codecs.kernels.packed import pack, unpack
 from psnode.codecs.kernels.planes import BLOCK, packed_nbytes
-from psnode.codecs.kernels.powers import Grid
 from psnode.codecs.norm import norm_of_buckets
-from psnode.codecs.rng import Draws
-from psnode.codecs.rows.codec import Generated, coder_of
-from psnode.codecs.rows.coder import Decoder
-from psnode.codecs.rows.formula import Formula
+from psnode.codecs.rows.codec import Generated, coder_of, interpreted
+from psnode.codecs.rows.coder import Coder, Decoder, SumCoder
+from psnode.codecs.rows.compiled import compiled
+from psnode.codecs.rows.formula import Formula, program_of, rows_of
 from psnode.codecs.rows.known.nuqsgd import NuqsgdRows
+from psnode.codecs.rows.numba_text import text_of
 from psnode.codecs.sources import Values, leaves_error, operands
 from psnode.codecs.stages import Quantiser, Symbols, codes_like
-from psnode.codecs.table import number_of
 from psnode.codecs.traits import Traits
 from psnode.errors import CodecSpecError, PayloadError
 
@@ -50,16 +49,17 @@ MAX_BUCKET = 2**28
 _FIELDS = 8
 
 
-class _ByHand(NamedTuple):
-    """Decoder of a body of any settings: those, and the norms of its buckets."""
+class _InBuckets(NamedTuple):
+    """Decoder of a body of any bucket: the one of its levels and of buckets of 512, and a bucket's rows."""
 
-    grid: Grid
-    norms: Float64s
+    coder: Coder
+    rows: int
 
     def decode(self, body: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
         """As Decoder.decode."""
-        codes = body[_side_nbytes(out.size, self.grid.bucket) :]
-        kernels.decode(self.grid, self.norms, codes, out, weight, adding)
+        start = _side_nbytes(out.size, self.rows * BLOCK)
+        fields, norms = body[:_FIELDS], _repeated(body[_FIELDS:start].view(np.float32), self.rows, out.size)
+        self.coder.decode(readonly(np.concatenate([fields, norms.view(np.uint8), body[start:]])), out, weight, adding)
 
 
 @dataclass(frozen=True, repr=False)
@@ -102,21 +102,23 @@ class Nuqsgd(Generated, Quantiser):
         if self.bucket == BLOCK:
             return super()._encode(source, key, body, sink)
         x, error = operands(source, sink)
-        start, used = _side_nbytes(x.size, self.bucket), self._max_body(x.shape)
-        norms = np.empty(-(-x.size // self.bucket))
-        kind = kernels.L2 if self.norm == "l2" else kernels.MAX
-        draws = Draws(key, number_of(self.id))
-        if not kernels.encode(x, _grid(self.levels, self.bucket), kind, norms, draws, body[start:used], error):
+        start, used, rows = _side_nbytes(x.size, self.bucket), self._max_body(x.shape), self.bucket // BLOCK
+        norms = body[_FIELDS:start].view(np.float32)
+        if not norms_of(x, self.bucket, self.norm == "l2", norms):
             raise_nonfinite(x)
+        coder, codes = _coder_of_rows(self), _side_nbytes(x.size, BLOCK)
+        coded = np.empty(coder.program.nbytes(x.size), np.uint8)
+        coded[_FIELDS:codes].view(np.float32)[:] = _repeated(norms, rows, x.size)
+        coder.encode(x, key, coded, error)
         body[:_FIELDS].view(np.uint32)[:] = self.levels, self.bucket
-        body[_FIELDS:start].view(np.float32)[:] = norms
+        body[start:used] = coded[codes:]
         return used
 
     def _read(self, body: Bytes, size: int) -> tuple[Decoder, Bytes]:
-        levels, bucket, norms = _checked(body, size)
-        if (levels, bucket) == (self.levels, self.bucket) and bucket == BLOCK:
-            return coder_of(self), body
-        return _ByHand(_grid(levels, bucket), norms), body
+        levels, bucket, _ = _checked(body, size)
+        of_rows = Nuqsgd(levels, norm=self.norm)
+        coder = coder_of(of_rows) if levels == self.levels else interpreted(of_rows)
+        return coder if bucket == BLOCK else _InBuckets(coder, bucket // BLOCK), body
 
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
         """From the norms of the buckets, which no decoded magnitude exceeds."""
@@ -152,8 +154,16 @@ def _bits(levels: int) -> int:
     return (2 * levels + 2).bit_length()
 
 
-def _grid(levels: int, bucket: int) -> Grid:
-    return Grid(levels, _bits(levels), bucket)
+@lru_cache(maxsize=64)
+def _coder_of_rows(codec: Nuqsgd) -> SumCoder:
+    """A coder of rows whose norms are there, in a body as with buckets of 512."""
+    made = program_of(NuqsgdRows(codec))
+    return SumCoder(made, compiled(text_of(made)))
+
+
+def _repeated(norms: Floats, rows: int, size: int) -> Floats:
+    """The norm of every row's bucket, which has so many rows."""
+    return np.repeat(norms, rows)[: rows_of(size)]
 
 
 def _side_nbytes(size: int, bucket: int) -> int:

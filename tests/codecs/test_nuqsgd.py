@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from psnode.codecs import Payload, get_codec
-from psnode.codecs.kernels.powers import quantise
 from psnode.codecs.nuqsgd import Nuqsgd
 from psnode.codecs.payload import header_nbytes
-from psnode.codecs.rng import Draws, Key
+from psnode.codecs.rng import Key, words
 from psnode.codecs.table import number_of
 from psnode.errors import CodecSpecError, PayloadError
 from tests.codecs.family import VALUES, Floats, gaussian, recorded, student
@@ -82,17 +81,21 @@ def test_the_scale_of_a_bucket_changes_nothing_but_the_scale(scale: float) -> No
 @pytest.mark.parametrize("fraction", [0.25, 0.875])
 @pytest.mark.parametrize("level", [0, 3])
 def test_where_sixteen_bits_end_in_a_tie_the_rest_of_the_value_decides(level: int, fraction: float) -> None:
-    """k is made such that every coordinate is a tie: up with probability `fraction`, within 4 standard errors (6e-5)."""
-    share = (1000 + fraction) / 65536
-    value = share * 2.0**-7 if level == 0 else 2.0 ** (level - 8) * (1 + share)
-    v, r, codes, up = np.full(512, np.float32(value)), np.empty(512, np.float32), np.empty(512, np.uint32), 0
-    for number in range(100):
-        key = np.array([number, 9], np.uint64)
-        quantise(v, 1.0, 7, np.full(512, 65535 - 1000, np.uint32), Draws(key, number_of("nuqsgd")), 512 * number, r, codes)
-        low, high = (0 if level == 0 else 1 + 2 * (8 - level)), 1 + 2 * (7 - level)
-        assert set(codes.tolist()) <= {low, high}
-        up += int(np.count_nonzero(codes == high))
-    assert abs(up - 51_200 * fraction) <= 4 * np.sqrt(51_200 * fraction * (1 - fraction))
+    """Every value but the largest of a row is a tie with its 16 bits: up with probability `fraction`, within 4 standard errors
+    (6e-5).
+    """
+    x = np.empty((100, 512), np.float32)
+    drawn = words(np.array(KEY.words, np.uint64), number_of("nuqsgd"), 100 * 64).reshape(100, 64, 4).transpose(0, 2, 1)
+    sixteen = np.concatenate([drawn.reshape(100, 256) & 0xFFFF, drawn.reshape(100, 256) >> 16], axis=1)
+    share = (0xFFFF - sixteen + fraction) / 65536
+    x[:] = share * 2.0**-7 if level == 0 else 2.0 ** (level - 8) * (1 + share)
+    x[:, 0] = 1
+    codec = Nuqsgd(norm="max")
+    decoded = codec.decode(codec.encode(x.reshape(-1), KEY)).reshape(100, 512)[:, 1:]
+    low, high = (0 if level == 0 else 2.0 ** (level - 8)), 2.0 ** (level - 7)
+    assert set(np.unique(decoded).tolist()) == {low, high}
+    up = int(np.count_nonzero(decoded == high))
+    assert abs(up - decoded.size * fraction) <= 4 * np.sqrt(decoded.size * fraction * (1 - fraction))
 
 
 @pytest.mark.parametrize("levels", [1, 2, 6, 7, 14, 62])
@@ -126,7 +129,7 @@ def rows_of_one_size(scale: float) -> Floats:
 
 @pytest.mark.parametrize("levels", [1, 7, 62])
 @pytest.mark.parametrize("scale", [0.0, 2.0**-140, 1.7, 2.0**100])
-def test_generated_kernels_and_those_by_hand_code_alike(scale: float, levels: int) -> None:
+def test_rows_of_larger_buckets_are_coded_as_buckets_of_512(scale: float, levels: int) -> None:
     """Those of buckets of 512, and of 1024, of the same norms."""
     x = rows_of_one_size(scale)
     found = []

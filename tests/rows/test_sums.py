@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from psnode.codecs import get_codec
-from psnode.codecs.kernels.trees import tree_of
+from psnode.codecs.kernels.trees import count_512, tree_of
 from psnode.codecs.rng import Key
 from psnode.codecs.rows import Fields, Value, coin, count_of_all, f32, f64, signs, size_of_all, sum_of_all, tree_sum, where
-from psnode.codecs.rows.coder import Coder, Functions
+from psnode.codecs.rows.coder import Coder, Functions, SumCoder
+from psnode.codecs.rows.compiled import compiled
 from psnode.codecs.rows.formula import Program, program_of
 from psnode.codecs.rows.interpreter import Interpreted, _tree_of
+from psnode.codecs.rows.numba_text import text_of
 from psnode.config.extensions import load_codec
 from psnode.errors import NonFiniteGradientError
 from tests.codecs.family import fed_back, gaussian
@@ -25,7 +27,23 @@ from tests.rows.test_language import EMPTY, by_cuda_text, by_numba, row_sum, wit
 KEY = Key.derive(3)
 NUMBER = 250
 SIZES = (1, 511, 513, 512 * 512 + 700)  # of one tree, and of more
-MAKERS = [Interpreted, by_numba, pytest.param(by_cuda_text, marks=with_gxx)]
+
+
+def in_two_sweeps(make: Callable[[Program], Functions]) -> Callable[[Program], Coder]:
+    return lambda program: Coder(program, make(program))
+
+
+def in_one_sweep(program: Program) -> Coder:
+    assert program.sums_beside
+    return SumCoder(program, compiled(text_of(program)))
+
+
+CODERS = [
+    in_two_sweeps(Interpreted),
+    in_two_sweeps(by_numba),
+    pytest.param(in_two_sweeps(by_cuda_text), marks=with_gxx),
+    in_one_sweep,
+]
 
 
 class Summed:
@@ -84,10 +102,10 @@ def inputs(size: int) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("make", MAKERS)
-def test_sums_have_one_order_and_counts_are_exact(make: Callable[[Program], Functions]) -> None:
+@pytest.mark.parametrize("coder_of", CODERS)
+def test_sums_have_one_order_and_counts_are_exact(coder_of: Callable[[Program], Coder]) -> None:
     program = program_of(Summed())
-    coder = Coder(program, make(program))
+    coder = coder_of(program)
     for size in SIZES:
         for name, x in inputs(size).items():
             body = np.empty(program.nbytes(size), np.uint8)
@@ -101,10 +119,10 @@ def test_sums_have_one_order_and_counts_are_exact(make: Callable[[Program], Func
             assert magnitude == pytest.approx(float(np.abs(x.astype(np.float64)).mean()), rel=1e-6)
 
 
-@pytest.mark.parametrize("make", MAKERS)
-def test_a_value_that_is_not_finite_is_refused_before_anything_is_coded(make: Callable[[Program], Functions]) -> None:
+@pytest.mark.parametrize("coder_of", CODERS)
+def test_a_value_that_is_not_finite_is_refused_before_anything_is_coded(coder_of: Callable[[Program], Coder]) -> None:
     program = program_of(Summed())
-    coder = Coder(program, make(program))
+    coder = coder_of(program)
     for index in (0, 700, 1029):
         for value in (np.nan, np.inf, -np.inf):
             x = gaussian(1030)
@@ -120,6 +138,14 @@ def test_a_sum_of_more_than_two_trees() -> None:
     assert _tree_of(sums) == expected
     assert tree_of(sums.copy()) == expected
     assert expected == pytest.approx(math.fsum(sums), abs=1e-10)
+
+
+@pytest.mark.parametrize("count", [0, 1, 64, 511, 512])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_what_holds_in_a_row_is_counted(count: int, share: float) -> None:
+    holds = np.random.default_rng(count).random(512) < share
+    assert count_512(holds, count) == np.count_nonzero(holds[:count])
+    assert count_512(holds.astype(np.uint8), count) == np.count_nonzero(holds[:count])
 
 
 MEANS = """

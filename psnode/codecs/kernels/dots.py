@@ -36,7 +36,6 @@ class Lost(NamedTuple):
 
 
 NO_DOTS = np.empty(0, np.float64)
-NOTHING_LOST = Lost(np.empty(0, np.float32), NO_DOTS)
 
 
 @kernel

@@ -106,3 +106,16 @@ def l2_norm(v: Floats, scratch: Floats) -> float:
     if total == 0 and max_norm(v) == 0:
         return 0.0
     return _careful_l2(v)
+
+
+@kernel
+def norms_of(x: Floats, bucket: int, squared: bool, norms: Floats) -> bool:
+    """Write the norms of buckets of `x`, L2 if `squared`, else the largest magnitudes; False if one is not finite."""
+    scratch = np.empty(CHUNK + 64, np.float32)
+    for b in range(norms.size):
+        members = x[b * bucket : (b + 1) * bucket]
+        norm = l2_norm(members, scratch) if squared else max_norm(members)
+        if norm == NOT_FINITE:
+            return False
+        norms[b] = norm
+    return True

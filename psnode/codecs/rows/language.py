@@ -91,6 +91,11 @@ def largest(x: Value) -> Value:
     return Value("largest", Kind.F32, (_of(x, Kind.F32, "largest"),), Span.ROW)
 
 
+def given() -> Value:
+    """A float32 of the row that is sent, and lies in its place before a processor encodes: no other runs such a formula."""
+    return Value("given", Kind.F32, span=Span.ROW)
+
+
 def any_of(x: Value) -> Value:
     """True if a condition is true somewhere in the row."""
     return Value("any", Kind.BOOL, (_of(x, Kind.BOOL, "any_of"),), Span.ROW)

@@ -148,10 +148,12 @@ class Encode(Kernel):
     def _row(self, ends: list[Value]) -> bool:
         """The statements for a row; true if one loop makes the codes, and the processor itself asks for memory in time."""
         rows, form, coded = self.rows, self.program.packed.form, self.coded
+        for column in (column for column in self.program.of_rows if column.value.op == "given"):
+            rows.define(column.value, self.place(column))
         refused = self._refused(ends)
         if refused:
             rows.put(f"if {refused}:", "    return start")
-        for column in self.program.of_rows:
+        for column in (column for column in self.program.of_rows if column.value.op != "given"):
             rows.put(f"{self.place(column)} = {rows.number(column.value)}")
         if form == "halves":
             rows.put("part = halves[start : start + 512]")

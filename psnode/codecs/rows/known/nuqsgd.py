@@ -1,4 +1,4 @@
-"""nuqsgd with buckets of 512."""
+"""nuqsgd."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from psnode.codecs.rows.language import (
     f64,
     floor,
     from_bits,
+    given,
     i32,
     l2_norm,
     largest,
@@ -30,13 +31,15 @@ _BIAS, _FRACTION = 127, 0x7FFFFF  # of a float32's exponent, and the bits behind
 class NuqsgdRows(Known):
     """nuqsgd with buckets of 512: the exponent of |v| / norm is the level, its mantissa the way to the next one.
 
+    Rows of larger buckets are coded as such of 512, of norms that are there.
+
     The exponent and 16 bits of the mantissa are one integer, which rounding at random carries over: e 2^16 + f is for
     2^(e - 127) (1 + f / 2^16). Norms outside 2^-50 to 2^50 are divided by in float64.
     """
 
     def to_fields(self, v: Value) -> Fields:
         s = self.codec.levels
-        norm = f32(l2_norm(v)) if self.codec.norm == "l2" else largest(v)
+        norm = given() if self.codec.bucket > ROW else f32(l2_norm(v)) if self.codec.norm == "l2" else largest(v)
         near = self._near(minimum(abs(v) * f32(1 / f64(norm)), 1.0))
         far = self._far(minimum(abs(f64(v)) / f64(norm), 1.0))
         negative = bits(v) >> 31
