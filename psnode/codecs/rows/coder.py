@@ -126,8 +126,7 @@ class Coder:
     def _code_rest(self, x: Floats, key: Words, tops: Int32s, body: Bytes, error: Floats, dots: Float64s) -> bool:
         """Code what is left of `x` behind full units; is it finite?"""
         full, rows = x.size // self._unit * self._unit, rows_of(x.size)
-        side, _ = self._views(body, x.size)
-        _, rest = self._split(body, x.size)
+        side, _, rest = self._split(body, x.size)
         last, lost = np.zeros(self._unit, np.float32), np.empty(self._unit if error.size else 0, np.float32)
         last[: x.size - full] = x[full:]
         room = np.zeros(self.program.packed.unit, np.uint8)
@@ -160,8 +159,7 @@ class Coder:
 
     def decode(self, body: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
         """out = decoded, or out += weight * decoded; `out` is flat."""
-        side, _ = self._views(body, out.size)
-        packed, rest = self._split(body, out.size)
+        side, packed, rest = self._split(body, out.size)
         full, rows = out.size // self._unit * self._unit, rows_of(out.size)
         if full:
             self.functions.decode(readonly(side), rows, 0, readonly(packed), out[:full], weight, adding)
@@ -203,11 +201,11 @@ class Coder:
         start = 4 * self.program.side_words(size)
         return body[:start].view(np.uint32), body[start : self.program.nbytes(size)]
 
-    def _split(self, body: Bytes, size: int) -> tuple[Bytes, Bytes]:
-        """The codes of full units, which are there, and of what is left."""
+    def _split(self, body: Bytes, size: int) -> tuple[Words32, Bytes, Bytes]:
+        """The numbers, the codes of full units, which are there, and those of what is left."""
         side, codes = self._views(body, size)
         end = self.program.packing(side, size).length(codes, size // self._unit * self._unit)
-        return codes[:end], codes[end:]
+        return side, codes[:end], codes[end:]
 
 
 class SumCoder(Coder):
