@@ -54,7 +54,7 @@ def test_the_command_measures_schemes_beside_the_passes_alone(tmp_path: Path) ->
     assert [(row["gradients"], row["changes"]) for row in (dense, fp16, topk)] == [("uncoded",) * 2, ("host",) * 2, ("host",) * 2]
 
 
-HOSTS = "nuqsgd:bucket=1024 --downlink terngrad:clip=2"  # codecs that only a processor has
+HOSTS = "nuqsgd:bucket=1024 --downlink qsgd:bucket=1024"  # codecs that only a processor has
 
 
 @pytest.fixture(autouse=True)

@@ -20,6 +20,7 @@ from psnode.codecs.rows import (
     interpreter,
     key_word,
     l2_norm_of_bucket,
+    largest,
     place_in_row,
     planes,
     random16,
@@ -185,6 +186,9 @@ def test_what_kernels_could_not_know_is_refused() -> None:
     assert "1 to 16 bits" in refused(lambda v: Fields(codes=fitted(codes(v), 3, 17)))
     assert "1 to 128 rows" in refused(lambda v: Fields(codes=fitted(codes(v), 129)))
     assert "words 0 to 3" in refused(lambda v: Fields(codes=fitted(codes(v) + key_word(4), 3)))
+    assert "a number of the row cannot go with fitted" in refused(
+        lambda v: Fields(top=largest(v), codes=fitted(codes(v), 1)), "top"
+    )
     assert "after 32, 64, 128 or 256" in refused(lambda v: Fields(codes=fitted(random16(100), 3)))
 
 
@@ -216,3 +220,21 @@ def test_buckets_of_the_most_rows_with_codes_of_more_than_a_byte(make: Callable[
     x[-1] = -2000
     check(codec, make(program(codec)), x)
     assert codec.encode(x, KEY).body[24 + 8 : 24 + 8 + 2].tolist() == [14, 13]
+
+
+class Apart:
+    """Key words with a number between them, and random bits that decode asks for."""
+
+    id, number, may_overflow = "apart", 251, False
+
+    def to_fields(self, v: Value) -> Fields:
+        keys = [key_word(number) for number in range(4)]
+        return Fields(k0=keys[0], k1=keys[1], one=u32(1), k2=keys[2], k3=keys[3], codes=planes(random16() & 15, 4))
+
+    def from_fields(self, k0: Value, k1: Value, one: Value, k2: Value, k3: Value, codes: Value) -> Value:
+        return f32(i32(codes)) - f32(i32(random16() & 15))
+
+
+def test_key_words_that_are_apart_give_decode_no_random_bits() -> None:
+    with pytest.raises(CodecSpecError, match="neither the input nor random bits"):
+        program_of(Apart())

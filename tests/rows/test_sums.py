@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +13,34 @@ import pytest
 from psnode.codecs import get_codec
 from psnode.codecs.kernels.trees import count_512, tree_of
 from psnode.codecs.rng import Key
-from psnode.codecs.rows import Fields, Value, coin, count_of_all, f32, f64, signs, size_of_all, sum_of_all, tree_sum, where
+from psnode.codecs.rows import (
+    Fields,
+    RowCodec,
+    Value,
+    bits,
+    coin,
+    count_of_all,
+    f32,
+    f64,
+    from_bits,
+    halves,
+    i32,
+    planes,
+    signs,
+    size_of_all,
+    sum_of_all,
+    tree_sum,
+    u32,
+    where,
+)  # fmt: skip
 from psnode.codecs.rows.coder import Coder, Functions, SumCoder
 from psnode.codecs.rows.compiled import compiled
 from psnode.codecs.rows.formula import Program, program_of
 from psnode.codecs.rows.interpreter import Interpreted, _tree_of
+from psnode.codecs.rows.language import given
 from psnode.codecs.rows.numba_text import text_of
 from psnode.config.extensions import load_codec
-from psnode.errors import NonFiniteGradientError
+from psnode.errors import CodecSpecError, NonFiniteGradientError
 from tests.codecs.family import fed_back, gaussian
 from tests.codecs.low_bit_oracle import coins
 from tests.rows.test_language import EMPTY, by_cuda_text, by_numba, row_sum, with_gxx
@@ -183,3 +204,47 @@ def test_a_codec_with_sums_takes_parts_beforehand(tmp_path: Path) -> None:
     gradient[20_000] = np.nan
     with pytest.raises(NonFiniteGradientError, match="20000"):
         fed_back(codec, gradient, KEY, np.zeros(30_001, np.float32))
+
+
+class Halved:
+    """The high halves of values, and the sum of their magnitudes: nothing of a row is sent beside them."""
+
+    id, number, may_overflow = "halved", NUMBER, False
+
+    def to_fields(self, v: Value) -> Fields:
+        return Fields(total=f32(sum_of_all(abs(v))), codes=halves(bits(v) >> 16))
+
+    def from_fields(self, total: Value, codes: Value) -> Value:
+        return from_bits(codes << 16)
+
+
+@pytest.mark.parametrize("coder_of", CODERS)
+@pytest.mark.parametrize("size", [1, 512, 1300])
+def test_halves_are_summed_beside(coder_of: Callable[[Program], Coder], size: int) -> None:
+    x = (np.arange(size) - size // 2).astype(np.float32)  # whole numbers, whose sums are exact
+    coder = coder_of(program_of(Halved()))
+    body, error = np.zeros(coder.program.nbytes(size), np.uint8), np.empty(size, np.float32)
+    assert coder.encode(x, np.array(KEY.words, np.uint64), body, error) == size
+    kept = (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    assert body[:4].view(np.float32)[0] == np.abs(x).sum()
+    np.testing.assert_array_equal(body[4:].view(np.uint16), (x.view(np.uint32) >> 16).astype(np.uint16))
+    np.testing.assert_array_equal(error, x - kept)
+
+
+@dataclass(frozen=True, repr=False)
+class Given(RowCodec):
+    """A codec of a user's own with a number that nobody has put in its place."""
+
+    id = "given"
+    number = 196
+
+    def to_fields(self, v: Value) -> Fields:
+        return Fields(scale=given(), codes=planes(u32(v > 0), 1))
+
+    def from_fields(self, scale: Value, codes: Value) -> Value:
+        return f32(i32(codes)) * scale
+
+
+def test_a_number_that_is_given_is_no_codecs_own() -> None:
+    with pytest.raises(CodecSpecError, match="a number that is given"):
+        Given().encode(np.ones(10, np.float32), KEY)

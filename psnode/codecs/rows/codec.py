@@ -151,7 +151,10 @@ def program(codec: Generated) -> Program:
     """The program of a codec's formula, which it has."""
     formula = codec.formula()
     assert formula is not None, codec
-    return program_of(formula)
+    made = program_of(formula)
+    if any(column.value.op == "given" for column in made.of_rows):
+        raise CodecSpecError(f"{codec.id}: a number that is given lies in the body before encode, and nobody has put it there")
+    return made
 
 
 @lru_cache(maxsize=64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, Protocol
@@ -161,8 +161,7 @@ class Program:
     @cached_property
     def place_of_key(self) -> int | None:
         """The place of the four key words among the numbers, if all are sent, one behind the other."""
-        words = [value.detail if value.op == "key_word" else None for _, value in self.of_array]
-        return next((at for at in range(len(words) - 3) if words[at : at + 4] == [0, 1, 2, 3]), None)
+        return _place_of_key([value for _, value in self.of_array])
 
     def side_words(self, size: int) -> int:
         """Words of four bytes before the codes, for `size` coordinates: numbers, then the widths that codes are fitted to."""
@@ -230,7 +229,8 @@ def program_of(formula: Formula) -> Program:
     codes = Value("codes", fields.packed.value.kind, span=Span.COORDINATE)
     symbols = {name: Value("field", value.kind, span=_column_span(value), detail=name) for name, value in fields.numbers.items()}
     columns = [Column(name, value) for name, value in fields.numbers.items()]
-    if fields.packed.rows > 1 and any(value.span is Span.ROW for value in fields.numbers.values()):
+    together = fields.packed.rows > 1 or fields.packed.in_blocks
+    if together and any(value.span is Span.ROW for value in fields.numbers.values()):
         raise CodecSpecError(f"{formula.id}: a number of the row cannot go with {fields.packed.form}, which are of several rows")
     program = Program(
         formula.id,
@@ -275,12 +275,18 @@ def _column_span(value: Value) -> Span:
     return value.span if value.span in (Span.ROW, Span.BUCKET) else Span.ARRAY
 
 
+def _place_of_key(numbers: Sequence[Value]) -> int | None:
+    """The place of the four key words among numbers of the array, if they are there one behind the other."""
+    words = [value.detail if value.op == "key_word" else None for value in numbers]
+    return next((at for at in range(len(words) - 3) if words[at : at + 4] == [0, 1, 2, 3]), None)
+
+
 def _decoded(formula: Formula, arguments: dict[str, Value], fields: Fields) -> Value:
     value = _run(formula, formula.from_fields, arguments)
     if not isinstance(value, Value) or value.kind is not Kind.F32:
         raise CodecSpecError(f"{formula.id}: from_fields is to return an f32, not {value!r}")
-    words = [number.detail for number in fields.numbers.values() if number.op == "key_word"]
-    known = ("random16",) if words == [0, 1, 2, 3] else ()
+    of_array = [number for number in fields.numbers.values() if _column_span(number) is Span.ARRAY]
+    known = ("random16",) if _place_of_key(of_array) is not None else ()
     if any(each.op in _OF_ENCODE and each.op not in known for each in below([value], known=list(arguments.values()))):
         raise CodecSpecError(f"{formula.id}: from_fields knows the fields alone, neither the input nor random bits")
     return where(value >= -LARGEST, minimum(value, LARGEST), -LARGEST) if formula.may_overflow else value

@@ -163,7 +163,7 @@ def l2_norm_of_bucket(v: Value, rows: int) -> Value:
 
 
 def size_of_bucket(rows: int) -> Value:
-    """How many coordinates a bucket of so many rows has, an uint32: the last one may have fewer."""
+    """The coordinates that a bucket of so many rows has, an uint32: the last one may have fewer."""
     return Value("size_of_bucket", Kind.U32, span=Span.BUCKET, detail=rows)
 
 

@@ -102,10 +102,11 @@ class CodeAndSum(Kernel):
                 rows.put("part = halves[start : start + 512] if here == 512 else spare")
             rows.into(program.packed.value, self.coded._replace(beside="top = max(top, np.uint32(bits_of(v[{at}]) & MAGNITUDE))"))
             rows.put("if top >= INFINITE:", "    return False")
-            with rows.when("here == 512"):
-                for column in program.of_rows:
-                    rows.put(f"{self.place(column)} = {rows.number(column.value)}")
-                rows.put(*self.packing("pack"))
+            if program.of_rows or program.packed.form != "halves":  # halves lie where they are packed
+                with rows.when("here == 512"):
+                    for column in program.of_rows:
+                        rows.put(f"{self.place(column)} = {rows.number(column.value)}")
+                    rows.put(*self.packing("pack"))
             _sum_row(program, rows, "low" if program.packed.form == "signs" else "")
         body = rows.taken()
         return [

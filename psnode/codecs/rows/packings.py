@@ -74,7 +74,7 @@ class Packed(NamedTuple):
         return tbq.length(readonly(data), size) if self.in_blocks else self.nbytes(size)
 
     def starts(self, data: Bytes, units: int) -> Int32s:
-        """Where each of so many units begins in `data`, and where the last one ends, if they have lengths of their own."""
+        """The places where so many units begin in `data`, and the end of the last, if they have lengths of their own."""
         if self.form == "fitted":
             lengths = 64 * self.bucket * self.widths[:units].astype(np.uint32)
             return np.concatenate([np.zeros(1, np.uint32), lengths.cumsum(dtype=np.uint32)]).view(np.int32)

@@ -54,7 +54,7 @@ def _fold(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _total(parts: torch.Tensor) -> torch.Tensor:
-    """What each sequence of sums adds up to, 512 at a time."""
+    """The total of each sequence of sums, taken 512 at a time."""
     count = parts.shape[0]
     while parts.shape[1] > 1:
         parts = _fold(_rows(parts)).reshape(count, -1)
