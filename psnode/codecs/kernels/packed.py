@@ -1,13 +1,13 @@
-"""Whole arrays of codes of b bits, in the planes of psnode.codecs.kernels.planes, and the blocks of them inside other kernels.
+"""Whole arrays of codes of b bits, in the planes of psnode.codecs.kernels.planes.
 
-In kernels a block of 512 codes is uint32; its bytes are two rows, of low and of high bytes.
+The bytes of a block of 512 codes are two rows, of low and of high bytes.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.arrays import Bytes, Codes, Words32, readonly
+from psnode.codecs.arrays import Bytes, Codes, readonly
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import copy_to
 from psnode.codecs.kernels.planes import BLOCK, ROW, pack_row, pack_tail, packed_nbytes, unpack_row, unpack_tail
@@ -17,22 +17,6 @@ from psnode.errors import PayloadError
 def bits_for(alphabet: int) -> int:
     """Bits that a code below `alphabet` needs; 0 if there is one code alone."""
     return (alphabet - 1).bit_length()
-
-
-@inlined
-def to_rows(codes: Words32, low: Bytes, high: Bytes) -> None:
-    """The bytes of 512 codes."""
-    for i in range(BLOCK):
-        low[i] = np.uint8(codes[i])
-    for i in range(BLOCK):
-        high[i] = np.uint8(codes[i] >> np.uint32(8))
-
-
-@inlined
-def from_rows(low: Bytes, high: Bytes, codes: Words32) -> None:
-    """Inverse of to_rows."""
-    for i in range(BLOCK):
-        codes[i] = np.uint32(low[i]) | np.uint32(np.uint32(high[i]) << np.uint32(8))
 
 
 @inlined
