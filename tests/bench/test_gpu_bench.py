@@ -130,7 +130,7 @@ def test_the_doctor_says_which_codecs_give_the_processors_bytes() -> None:
 
 @pytest.mark.usefixtures("cupy")
 def test_other_programs_codecs_do_what_their_papers_say() -> None:
-    """What is deterministic is compared with NumPy, the rest by grid and mean: Hoeffding's bound at 1e-6."""
+    """Deterministic ones are compared with NumPy, the others by grid and mean: Hoeffding's bound at 1e-6."""
     x = np.random.default_rng(1).standard_normal(4000).astype(np.float32)
     there, found = torch.tensor(x), {peer.name.partition(",")[0]: peer for peer in peers()}
     decoded = {name: peer.decode(peer.encode(there), x.size).numpy() for name, peer in found.items()}

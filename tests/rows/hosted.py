@@ -34,7 +34,7 @@ def address(array: np.ndarray) -> ctypes.c_void_p:
 
 
 def starts_of(packed: np.ndarray, size: int) -> np.ndarray:
-    """Where blocks of 20480 codes begin, and where the last one ends."""
+    """The places where blocks of 20480 codes begin, and the end of the last one."""
     starts = [0]
     for _ in range(size // 20480):
         listed = int(packed[starts[-1] : starts[-1] + 2].view(np.uint16)[0])
@@ -91,7 +91,7 @@ class Hosted:
         return int(done[0]) * 512
 
     def _places(self, side: Any, first: Any, rows: Any, count: Any) -> np.ndarray:
-        """Where buckets begin, of which there are at most as many as rows."""
+        """The places where buckets begin, of which there are at most as many as rows."""
         starts = np.zeros(count.value + 1, np.uint32)
         self.library.place_buckets(address(side), address(starts), first, rows, count)
         return starts

@@ -1,4 +1,4 @@
-"""Where a shard computes on a device: what can be there, and its parts put together."""
+"""A shard that computes on a device: the settings under which it can, and its parts put together."""
 
 from __future__ import annotations
 
