@@ -118,7 +118,7 @@ class Accumulated(Source):
         """Raise NonFinitePartError; before, undo additions up to coordinate `reached`, and the subtraction of `decoded`.
 
         `decoded` (flat) belongs to the first coordinates. If all parts are finite, the sum is not: NonFiniteGradientError, and
-        the target stays as it is.
+        the target is left as the sweep had made it by then.
         """
         from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
 
