@@ -12,7 +12,7 @@ from psnode.exchange.device.change import ChangeOfEntries, decoder
 from psnode.exchange.device.codecs import Change, DeviceCodec, DeviceEncoder
 from psnode.exchange.device.spectral import is_spectral
 from psnode.exchange.device.trust import Verdict, check, check_entries
-from psnode.plan.groups import Plan
+from psnode.plan.groups import Plan, Segment
 
 if TYPE_CHECKING:
     from psnode.exchange.segment_coder import SegmentCoder
@@ -71,11 +71,8 @@ def encoders_on(plan: Plan, codecs: Sequence[Codec], device: torch.device) -> En
     """
     verdicts: dict[str, Verdict] = {}
     found: dict[int, DeviceEncoder] = {}
-    for segment, codec in zip(plan.segments, codecs, strict=True):
-        if codec.lossless or not segment.size:
-            continue
-        spec = repr(codec)
-        if spec not in verdicts:
+    for segment, codec in _coded(plan, codecs):
+        if (spec := repr(codec)) not in verdicts:
             own = Verdict(spec, None, _OTHER_BITS) if is_spectral(decoder(codec)) else check(codec, device)
             verdicts[spec] = own or Verdict(spec, None, _NONE)
         if (there := verdicts[spec].on_device) is not None:
@@ -97,17 +94,20 @@ def changes_on(plan: Plan, codecs: Sequence[Codec], weights: torch.Tensor) -> Ch
     """
     verdicts: dict[str, Verdict] = {}
     found: dict[int, Change] = {}
-    for segment, codec in zip(plan.segments, codecs, strict=True):
-        if codec.lossless or not segment.size:
-            continue
-        spec = repr(codec)
-        if spec not in verdicts:
+    for segment, codec in _coded(plan, codecs):
+        if (spec := repr(codec)) not in verdicts:
             wrapped = decoder(codec)
-            verdict = check_entries(wrapped, weights.device) if codec.sparse else check(wrapped, weights.device)
-            verdicts[spec] = (verdict or Verdict(spec, None, _NONE))._replace(spec=spec)
+            own = check_entries(wrapped, weights.device) if codec.sparse else check(wrapped, weights.device)
+            verdicts[spec] = (own or Verdict(spec, None, _NONE))._replace(spec=spec)
         verdict, part = verdicts[spec], weights[segment.start : segment.stop]
         if codec.sparse and not verdict.problem:
             found[segment.index] = ChangeOfEntries(codec, part)
         elif verdict.on_device is not None:
             found[segment.index] = verdict.on_device.change(codec, part)
     return Changes(found, list(verdicts.values()))
+
+
+def _coded(plan: Plan, codecs: Sequence[Codec]) -> list[tuple[Segment, Codec]]:
+    """The segments that do not travel as they are, each with its codec."""
+    pairs = zip(plan.segments, codecs, strict=True)
+    return [(segment, codec) for segment, codec in pairs if segment.size and not codec.lossless]
