@@ -5,6 +5,7 @@ Encoders leave x - decoded behind `take`, in a second sweep, or x itself if it i
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from psnode.codecs.rows.cupy_kernels import EncodeArrays
     from psnode.codecs.rows.cupy_products import ProductKernels
     from psnode.codecs.rows.cupy_selection import SelectionKernels
+    from psnode.exchange.device.codecs import DeviceEncoder
     from psnode.exchange.device.coder import CodecKernels
 
 HEAD = 4  # bytes of the factor
@@ -66,20 +68,14 @@ class ContractiveRows(RowEncoder):
         return HEAD + used
 
 
-class ContractiveSelected:
-    """The contractive form of `codec`, a selection whose values a stage behind it codes.
+class _Behind(ABC):
+    """A contractive form whose factor is made of what `encoder` has coded."""
 
-    That stage is the host's: there values are compared with what they decode to.
-    """
-
-    def __init__(self, codec: Codec, kernels: SelectionKernels, shape: Shape, device: torch.device) -> None:
-        assert isinstance(codec, Chain), codec
-        self._chain, self._shape, self._device = codec, shape, device
-        self._encoder = SelectedEncoder(codec, kernels, shape, device)
-        self.padded = self._encoder.padded
+    def __init__(self, encoder: DeviceEncoder) -> None:
+        self._encoder, self.padded = encoder, encoder.padded
 
     def encode(self, x: torch.Tensor, key: Words, error: torch.Tensor | None = None) -> None:
-        """Find what is sent of `x`. `take` leaves the error."""
+        """Code `x`, flat float32. `take` leaves the error."""
         self._x, self._error = x, _begun(x, error)
         self._encoder.encode(x, key)
 
@@ -93,45 +89,50 @@ class ContractiveSelected:
         if not self.is_finite:
             return 0
         used = self._encoder.take(out[HEAD:])
-        there = self._encoder.indices.long()
-        _, decoded = self._chain.parted(readonly(out[HEAD : HEAD + used]), self._shape)
-        scale = _write_factor(*tree_products(self._x[there].cpu().numpy(), decoded), out)
-        if self._error is not None:
-            self._error[there] = self._error[there] + torch.tensor(-scale * decoded).to(self._device)
+        self._scale(readonly(out[HEAD : HEAD + used]), out)
         return HEAD + used
 
+    @abstractmethod
+    def _scale(self, body: Bytes, out: Bytes) -> None:
+        """Write the factor of `body` to `out`, and leave the error."""
 
-class ContractiveSpectral:
+
+class ContractiveSelected(_Behind):
+    """The contractive form of `codec`, a selection whose values a stage behind it codes.
+
+    That stage is the host's: there values are compared with what they decode to.
+    """
+
+    _encoder: SelectedEncoder
+
+    def __init__(self, codec: Codec, kernels: SelectionKernels, shape: Shape, device: torch.device) -> None:
+        super().__init__(SelectedEncoder(codec, kernels, shape, device))
+        assert isinstance(codec, Chain), codec
+        self._chain, self._shape = codec, shape
+
+    def _scale(self, body: Bytes, out: Bytes) -> None:
+        there = self._encoder.indices.long()
+        _, decoded = self._chain.parted(body, self._shape)
+        scale = _write_factor(*tree_products(self._x[there].cpu().numpy(), decoded), out)
+        if self._error is not None:
+            self._error[there] = self._error[there] + torch.tensor(-scale * decoded).to(self._error.device)
+
+
+class ContractiveSpectral(_Behind):
     """The contractive form of `codec`, spectral. All of a matrix is decoded on the device, in memory of its own."""
 
     def __init__(self, codec: Spectral, shape: Shape, device: torch.device) -> None:
+        super().__init__(SpectralEncoder(codec, shape, device))
         self._codec, self._shape = codec, shape
-        self._encoder = SpectralEncoder(codec, shape, device)
-        self.padded = self._encoder.padded
 
-    def encode(self, x: torch.Tensor, key: Words, error: torch.Tensor | None = None) -> None:
-        """Code `x`, flat float32. Waits for the singular values. `take` leaves the error."""
-        self._x, self._error = x, _begun(x, error)
-        self._encoder.encode(x, key)
-
-    @property
-    def is_finite(self) -> bool:
-        """True unless the last array had a value that is not finite."""
-        return self._encoder.is_finite
-
-    def take(self, out: Bytes) -> int:
-        """Write the body to `out`; its length. Waits for the device. Nothing if the array is not finite."""
-        if not self.is_finite:
-            return 0
-        used = self._encoder.take(out[HEAD:])
-        parts = self._codec.parted(readonly(out[HEAD : HEAD + used]), self._shape)
+    def _scale(self, body: Bytes, out: Bytes) -> None:
+        parts = self._codec.parted(body, self._shape)
         decoded = torch.zeros_like(self._x[: self.padded])
         add_parted(*parts, self._shape, decoded, np.float32(1))
         xy, yy = trees.tree_products(self._x[: self.padded], decoded).tolist()
         scale = _write_factor(xy, yy, out)
         if self._error is not None:
             add_parted(*parts, self._shape, self._error[: self.padded], -scale)
-        return HEAD + used
 
 
 def spectral_encoder(codec: Codec, shape: Shape, device: torch.device) -> SpectralEncoder | ContractiveSpectral:
