@@ -27,14 +27,7 @@ def sum_up(program: Program) -> list[str]:
         *rooms_of(rows),
         f"    source, found = uncounted(x), np.empty(({len(program.sums)}, (x.size + 511) // 512), np.float64)",
         *before,
-        "    for start in range(0, x.size, 512):",
-        "        row, here = start // 512, min(512, x.size - start)",
-        "        fetch_row(x, start + AHEAD)",
-        "        v = source[start : start + 512]",
-        "        if here < 512:",
-        "            for i in range(here):",
-        "                last[i] = v[i]",
-        "            v = last",
+        *_each_row([]),
         "        if not is_finite(v):",
         "            return False",
         *body,
@@ -54,6 +47,21 @@ def _norm_alone(program: Program) -> list[str]:
         "        return False",
         *(f"    tops.view(np.float64)[{program.place_of_sum(value)}] = uncut(norm, x)" for value in program.sums),
         "    return True",
+    ]
+
+
+def _each_row(adding: list[str]) -> list[str]:
+    """The lines that begin a loop over rows, with zeros behind the end of x. `adding`: those that add parts to them."""
+    return [
+        "    for start in range(0, x.size, 512):",
+        "        row, here = start // 512, min(512, x.size - start)",
+        *adding,
+        "        fetch_row(x, start + AHEAD)",
+        "        v = source[start : start + 512]",
+        "        if here < 512:",
+        "            for i in range(here):",
+        "                last[i] = v[i]",
+        "            v = last",
     ]
 
 
@@ -120,15 +128,7 @@ class CodeAndSum(Kernel):
             "    source = uncounted(x)",
             "    adding, cursor = len(parts) > 1, BEGIN",
             *before,
-            "    for start in range(0, x.size, 512):",
-            "        row, here = start // 512, min(512, x.size - start)",
-            *self.adding("False"),
-            "        fetch_row(x, start + AHEAD)",
-            "        v = source[start : start + 512]",
-            "        if here < 512:",
-            "            for i in range(here):",
-            "                last[i] = v[i]",
-            "            v = last",
+            *_each_row(self.adding("False")),
             *body,
             "    return True",
         ]
