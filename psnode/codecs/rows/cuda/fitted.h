@@ -45,13 +45,7 @@ KERNEL place_buckets(const uint32 *side, uint32 *starts, uint32 first, uint32 ro
         uint32 end = 0;
         for (uint32 from = 0; from < count; from += 32) {
             const U32 here = BUCKET_BYTES * GET_8(widths, from, count);
-            U32 sum = here;
-            for (int by = 1; by < 32; by *= 2) {
-                const U32 before = SHUFFLE_UP(sum, by);
-                sum = sum + SELECT(GE(LANE, SPREAD_U32(by)), before, SPREAD_U32(0));
-            }
-            PUT_U32(starts, from, count, sum - here + end);
-            end += OF_LANE(sum, 31);
+            PUT_U32(starts, from, count, starts_of(here, end));
         }
         STORE_WORD(starts, count, end);
     }

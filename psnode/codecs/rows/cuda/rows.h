@@ -195,6 +195,18 @@ INLINE void put_products(const F32 (&x)[16], const F32 (&y)[16], uint32 here, do
     STORE_F64(dots, rows + (uint64)row, yy);
 }
 
+// Where each of 32 neighbours of these lengths begins, the first one at `end`, which becomes the end of the last.
+INLINE U32 starts_of(U32 lengths, uint32 &end) {
+    U32 sum = lengths;
+    for (int by = 1; by < 32; by *= 2) {
+        const U32 before = SHUFFLE_UP(sum, by);
+        sum = sum + SELECT(GE(LANE, SPREAD_U32(by)), before, SPREAD_U32(0));
+    }
+    const U32 starts = sum - lengths + end;
+    end += OF_LANE(sum, 31);
+    return starts;
+}
+
 INLINE double count_512(const MASK (&x)[16], uint32 here) {
     uint32 count = 0;
     EACH(k) count += ONES(BALLOT(x[k] & LT(LANE + 32 * k, SPREAD_U32(here))));

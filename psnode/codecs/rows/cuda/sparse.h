@@ -46,13 +46,7 @@ KERNEL place_blocks(uint32 *starts, uint32 count) {
         uint32 end = 0;
         for (uint32 first = 0; first < count; first += 32) {
             const U32 here = SELECT(LT(LANE + first, SPREAD_U32(count)), length_of(LOAD_U32(starts, first, count)), SPREAD_U32(0));
-            U32 sum = here;
-            for (int by = 1; by < 32; by *= 2) {
-                const U32 before = SHUFFLE_UP(sum, by);
-                sum = sum + SELECT(GE(LANE, SPREAD_U32(by)), before, SPREAD_U32(0));
-            }
-            PUT_U32(starts, first, count, sum - here + end);
-            end += OF_LANE(sum, 31);
+            PUT_U32(starts, first, count, starts_of(here, end));
         }
         STORE_WORD(starts, count, end);
     }
