@@ -66,17 +66,12 @@ class Downlink:
         self.codecs = downlink_codecs(plan, spec)
         self._x = weights
         self.replica = weights if self.codecs is None else weights.copy()
-        self._home = torch.from_numpy(self.replica)
+        self.home = torch.from_numpy(self.replica)  # y's memory on the host
         self.recipients = tuple(workers)  # may be replaced while no group is being sent
         self._seed = seed
         self._frames = OutgoingFrames(len(plan.groups), link)
         self._places = layout.places(plan)
         self.mover: Mover = HostMover(weights, self.replica, max((segment.size for segment in plan.segments), default=0))
-
-    @property
-    def home(self) -> torch.Tensor:
-        """y's memory on the host."""
-        return self._home
 
     @property
     def differs(self) -> bool:

@@ -67,11 +67,10 @@ def place(
         steps, problem = checked_steps(device)
         if steps is None:
             return problem
-        y = downlink.home
-        twins = Twins([*parameters.vectors, *([y] if downlink.differs else [])], device)
+        twins = Twins([*parameters.vectors, downlink.home], device)
         total = torch.zeros(plan.size, device=device)
         ups = changes_on(plan, codecs, total)
-        there = twins.of(y if downlink.differs else parameters.weights)
+        there = twins.of(downlink.home)
         downs, encoders = Changes({}, []), Encoders({}, [])
         if downlink.codecs is not None:
             downs, encoders = changes_on(plan, downlink.codecs, there), encoders_on(plan, downlink.codecs, device)

@@ -215,8 +215,7 @@ class Shard:
         """y, the weights that every recipient holds: flat, in the order of the plan."""
         if self._twins is None:
             return self._downlink.replica
-        home = self._downlink.home if self._downlink.differs else self._parameters.weights
-        found: Floats = self._twins.copy(home).numpy()
+        found: Floats = self._twins.copy(self._downlink.home).numpy()
         return found
 
     def digest(self) -> str:

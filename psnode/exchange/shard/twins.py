@@ -14,16 +14,17 @@ told = device_errors("the size of the model, or leave out --gpu-master")
 class Twins:
     """For each of `homes`, flat float32 vectors, a twin on `device`, which changes while its home keeps old values.
 
-    So a home is written to where values come from elsewhere alone, with `renew` behind it; whoever wants to read one gets a copy.
+    So a home is written to where values come from elsewhere alone, with `renew` behind it; whoever wants to read one gets a
+    copy. Tensors with the same memory are one home.
     """
 
     def __init__(self, homes: Sequence[torch.Tensor], device: torch.device) -> None:
-        self._homes = homes
-        self._there = [home.to(device, copy=True) for home in homes]
+        self._homes = list({home.data_ptr(): home for home in homes}.values())
+        self._there = {home.data_ptr(): home.to(device, copy=True) for home in self._homes}
 
     def of(self, home: torch.Tensor) -> torch.Tensor:
         """The twin of `home`."""
-        return next(there for each, there in zip(self._homes, self._there, strict=True) if each is home)
+        return self._there[home.data_ptr()]
 
     @told
     def copy(self, home: torch.Tensor) -> torch.Tensor:
@@ -47,5 +48,5 @@ class Twins:
     @told
     def renew(self) -> None:
         """Have the homes' values in the twins."""
-        for home, there in zip(self._homes, self._there, strict=True):
-            there.copy_(home)
+        for home in self._homes:
+            self.of(home).copy_(home)
