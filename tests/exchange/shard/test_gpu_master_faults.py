@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from threading import Thread
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,8 @@ from psnode.exchange.shard.device_arithmetic import DeviceArithmetic
 from psnode.exchange.shard.device_mover import DeviceMover
 from psnode.exchange.shard.twins import Twins, told
 from psnode.jobs.job import run
+from psnode.master.draft import Draft
+from psnode.master.replica_hashes import ReplicaHashes
 from psnode.plan.groups import Tensor, make_plan
 from psnode.worker.contribution import Contribution
 from tests.exchange.device.test_training import assert_same
@@ -54,26 +55,35 @@ def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCupy:
     return install(monkeypatch, tmp_path / "cache")
 
 
-@pytest.mark.parametrize("there", [False, True])
-@pytest.mark.parametrize("rule", [{}, {"consistency": "kofn", "num_aggregate": 1, "hash_every": 0, "eval_freq": 2}], ids=str)
-def test_a_late_part_of_a_checkpoint_comes_although_there_is_no_room_for_copies(
-    cupy: FakeCupy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: dict[str, Any], there: bool
+@pytest.mark.parametrize(
+    ("rule", "owner", "method"),
+    [
+        ({}, ReplicaHashes, "note"),
+        ({"consistency": "kofn", "num_aggregate": 1, "hash_every": 0, "eval_freq": 2}, Draft, "__init__"),
+    ],
+    ids=["a hash of the next version", "the next checkpoint"],
+)
+def test_a_late_part_of_a_checkpoint_holds_up_nobody_where_there_is_no_room_for_copies(
+    cupy: FakeCupy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: dict[str, Any], owner: type, method: str
 ) -> None:
-    """A model with buffers is written when all parts are there: whoever waits for room must still take these."""
-    hand_in = Contribution._hand_in
+    """A model with buffers is written when all parts are there. Rank 2's first one waits until weights were looked at again."""
+    looked, again, waited = getattr(owner, method), Event(), list[bool]()
+    hand_in, first = Contribution._hand_in, min(3, rule.get("eval_freq", 3))
 
-    def slowly(self: Contribution, *arguments: Any) -> None:
-        if self._link.rank == 2:
-            time.sleep(1)
+    def look(self: Any, *arguments: Any) -> None:
+        looked(self, *arguments)
+        if (self.staged.step if owner is Draft else arguments[0]) > first:
+            again.set()
+
+    def late(self: Contribution, *arguments: Any) -> None:
+        if self._link.rank == 2 and not waited:
+            waited.append(again.wait(300))
         hand_in(self, *arguments)
 
-    monkeypatch.setattr(Contribution, "_hand_in", slowly)
-    config = Config(train_dir=tmp_path / "run", gpu_master=there, checkpoint_memory=1, **SETTINGS | rule)
-    found: list[int] = []
-    job = Thread(target=lambda: found.append(run(config, Statistics())), daemon=True)
-    job.start()
-    job.join(30)
-    assert found == [0]
+    monkeypatch.setattr(owner, method, look)
+    monkeypatch.setattr(Contribution, "_hand_in", late)
+    assert run(Config(train_dir=tmp_path / "run", gpu_master=True, checkpoint_memory=1, **SETTINGS | rule), Statistics()) == 0
+    assert waited == [True]
 
 
 def test_spectral_changes_of_weights_are_those_of_the_host(
