@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import time
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from psnode.config.names import locate_task
 from psnode.errors import CheckpointError, ConfigurationError, DeadlineExceededError
 from psnode.protocol.messages import plain
 from psnode.records import checkpoint
-from psnode.records.branches import branch
+from psnode.records.branches import branch, evaluations
 from psnode.records.directory import saved_config, saved_run
 from psnode.records.loggers.base import Logger
 from psnode.records.loggers.observer import Observer, chosen
@@ -125,17 +124,8 @@ class Evaluator:
     def _look(self) -> dict[Path, str | None]:
         """The branch as it is now. Records of those that were left are dropped: of other weights, or of steps not on this one."""
         found = branch(self._train_dir)
-        models = {checkpoint.step_of(path): model for path, model in found.items()}
-        left = {checkpoint.step_of(path) for path in checkpoint.complete(self._train_dir)} - models.keys()
-        newest = max(models, default=math.inf)
+        kept = list(evaluations(self._train_dir, self._results.name, found))
         records = list(read_records(self._results))
-        kept = [
-            record
-            for record in records
-            if record["step"] <= newest
-            and record["step"] not in left
-            and (record.get("model") is None or models.get(record["step"]) in (None, record["model"]))
-        ]
         if len(kept) < len(records):
             lines = "".join(json.dumps(record) + "\n" for record in kept)
             write_atomically(self._results, lines.encode())
@@ -168,9 +158,12 @@ class Evaluator:
         return device_errors(f"--batch-size ({self._batch_size})")
 
     def _record(self, result: Evaluation) -> None:
-        with self._results.open("ab", buffering=0) as file:
-            file.write(json.dumps(asdict(result)).encode() + b"\n")
-            os.fsync(file.fileno())
+        try:
+            with self._results.open("ab", buffering=0) as file:
+                file.write(json.dumps(asdict(result)).encode() + b"\n")
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise CheckpointError(f"{self._results} cannot be written: {error.strerror}") from error
         self._loggers.begin(self._config, result.step, evaluates=True)
         figures = {"loss": result.loss, **result.metrics}
         self._loggers.scalars(result.step, {f"{self._tag}/{name}": value for name, value in figures.items()})

@@ -17,6 +17,8 @@ from psnode.evaluator import Evaluator, follow
 from psnode.jobs.job import run
 from psnode.records import checkpoint
 from psnode.records.directory import saved_config
+from psnode.records.weights import weights_of
+from psnode.report.run import read
 from psnode.tasks.classification import Classification
 
 
@@ -151,6 +153,22 @@ def test_a_branch_that_was_left_is_forgotten_and_the_new_one_measured(train_dir:
     (train_dir / "evaluations.jsonl").unlink()
     assert follow(train_dir, interval=0.01) == 0
     assert {record["step"]: record["loss"] for record in evaluations(train_dir)} == after
+
+
+def test_runs_report_and_best_know_no_other_future(train_dir: Path) -> None:
+    assert follow(train_dir, interval=0.01) == 0
+    records = [{**record, "top1": record["step"] / 100} for record in evaluations(train_dir)]
+    (train_dir / "evaluations.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert read(train_dir).best == 0.14
+    (train_dir / "checkpoints" / "latest").write_text("step-00000008\n")
+    assert read(train_dir).best == 0.08
+    assert weights_of(train_dir, "best")[0] == 8
+    resumed_from(train_dir, 8, max_steps=20, eval_freq=0)
+    for gone in (12, 14):  # by now nothing else tells of them
+        shutil.rmtree(train_dir / "checkpoints" / f"step-{gone:08d}")
+    assert read(train_dir).best == 0.08
+    assert weights_of(train_dir, "best")[0] == 8
+    assert [record["step"] for record in evaluations(train_dir)] == [4, 8]
 
 
 def test_an_evaluator_at_work_notices_that_a_run_went_back(train_dir: Path) -> None:

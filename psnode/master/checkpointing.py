@@ -132,6 +132,8 @@ class PendingCheckpoints:
         self.begun = version
         with self._tracer.span("snapshot", step=version):
             try:
+                if self._run.restore():
+                    self._events.tell("restored", version, None, "config.json was removed by another process: it is written anew")
                 staged = staging.StagedCheckpoint(self._run.path, version, self._job)
             except OSError as error:
                 self._abandon(version, error)
@@ -146,9 +148,10 @@ class PendingCheckpoints:
         """CheckpointError if the last checkpoint, of `version`, could not be saved."""
         if self._refused is not None and self._refused[0] == version:
             error, newest = self._refused[1], checkpoint.latest(self._run.path)
-            kept = f"the newest is {newest.name}" if newest else "there is none"
+            kept = f"the newest is {newest.name}" if newest and newest.is_dir() else "there is none"
             problem = f"the checkpoint of step {version} cannot be written ({_why(error)}), {kept}"
-            raise CheckpointError(f"{problem}: make room in {self._run.path} and go on with --resume")
+            remedy = "let nothing delete what is in" if isinstance(error, FileNotFoundError) else "make room in"
+            raise CheckpointError(f"{problem}: {remedy} {self._run.path} and go on with --resume")
 
     def hurry(self, now: float) -> None:
         """Publish without the rest checkpoints that have waited too long while rounds went on, or keep too many copies."""
@@ -184,7 +187,10 @@ class PendingCheckpoints:
                 pending.draft.staged.adopt(name, written)
             else:
                 self._write(frame.step, partial(pending.draft.add, name, content))
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if not pending.draft.staged.is_there():
+                self._abandon(frame.step, error)
+                return
             self._events.tell("left out", frame.step, frame.sender, "its part of the checkpoint is not where it has written it")
             pending.awaited.discard(frame.sender)
             self.publish()
@@ -215,7 +221,7 @@ class PendingCheckpoints:
         self._combine(version, pending.states)
         means, facts = self._means, {**pending.facts}
         waiting = self._shard.waiting() if self.is_last(version) else {}
-        if facts.get(retention.SOUND, True) is None and (doubt := self.doubt()):
+        if facts.get(checkpoint.SOUND, True) is None and (doubt := self.doubt()):
             facts[retention.REASON] = doubt
 
         def seal() -> str:
@@ -310,4 +316,6 @@ class PendingCheckpoints:
 
 
 def _why(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "another process has removed files of it"
     return str(getattr(error, "strerror", None) or error)

@@ -30,9 +30,9 @@ from psnode.master.turn import Turn
 from psnode.protocol.channel import ENOUGH, FrameChannel, RemoteFailureError, StopRequest
 from psnode.protocol.messages import Report, plain
 from psnode.protocol.wire import Flag, Frame, Kind
+from psnode.records.checkpoint import SOUND
 from psnode.records.directory import RunDirectory
 from psnode.records.history import Added, History
-from psnode.records.retention import SOUND
 from psnode.records.timeline import parse_events
 from psnode.transport.clock import Clock
 

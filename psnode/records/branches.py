@@ -2,15 +2,20 @@
 
 A run that is resumed from an older checkpoint leaves the newer ones behind, until it writes those of the same steps again. A
 manifest says which start of the job wrote it (`begun`) and after which step that start began (`since`): from the newest one
-backwards this names the branch, step by step of the past.
+backwards this names the branch, step by step of the past. Evaluations belong to it by the digest
+of the weights that they are of.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from psnode.errors import CheckpointError
 from psnode.records import checkpoint
+from psnode.records.metrics import read_records
 
 BEGUN = "begun"
 SINCE = "since"
@@ -44,3 +49,19 @@ def branch(train_dir: Path) -> dict[Path, str | None]:
             begun, since = writer, first
         found[path] = facts["files"].get(checkpoint.MODEL, {}).get("xxh3_128")
     return dict(reversed(found.items()))
+
+
+def evaluations(train_dir: Path, file: str, found: Mapping[Path, str | None] | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the records in `file` that are of the branch: of no later step than its newest, nor of weights or steps left behind.
+
+    `found`: the branch, where it is known. A checkpoint that retention has deleted tells nothing against its record, and a record
+    that does not name the weights counts for its step. CheckpointError if the file is damaged.
+    """
+    found = branch(train_dir) if found is None else found
+    models = {checkpoint.step_of(path): model for path, model in found.items()}
+    left = {checkpoint.step_of(path) for path in checkpoint.complete(train_dir)} - models.keys()
+    newest = max(models, default=math.inf)
+    for record in read_records(train_dir / file):
+        of_it = record.get("model") is None or models.get(record["step"]) in (None, record["model"])
+        if of_it and record["step"] <= newest and record["step"] not in left:
+            yield record

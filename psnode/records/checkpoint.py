@@ -17,6 +17,7 @@ tensors and JSON: reading one executes nothing. psnode.records.layout says how t
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -49,6 +50,7 @@ REPLICA = "state/replica.safetensors"
 WAITING = "state/waiting.safetensors"
 NORMS = "state/norms.safetensors"
 RESIDUALS, FULL, NONE = "residuals", "full", "none"  # in a manifest, unless it is full: --checkpoint-residuals
+SOUND = "sound"  # in a manifest, as of psnode.records.retention
 LAYOUT = 2  # by tensor; a manifest without one is of layout 1, by group and segment
 PLACE = "data/place"  # in a worker's file: steps of its share that are taken, and among how many workers it was dealt
 _NAME = re.compile(r"step-(\d{8,})")
@@ -99,23 +101,36 @@ def step_of(path: Path) -> int:
 def complete(train_dir: Path) -> list[Path]:
     """The directories of the published checkpoints, oldest first."""
     root = train_dir / CHECKPOINTS
-    found = [(int(match[1]), path) for path in root.glob("step-*") if (match := _NAME.fullmatch(path.name))]
+    try:
+        names = os.listdir(root)
+    except OSError:  # none yet, or somebody has removed it
+        return []
+    found = [(int(match[1]), root / name) for name in names if (match := _NAME.fullmatch(name))]
     return [path for _, path in sorted(found) if not path.is_symlink() and (path / MANIFEST).is_file()]
 
 
 def latest(train_dir: Path) -> Path | None:
-    """The directory that `latest` names; None where no checkpoint was ever published."""
+    """The directory that `latest` names, or where that file is gone the newest not known to be unsound; None without any."""
     pointer = train_dir / CHECKPOINTS / LATEST
     try:
         name = read_plain(pointer, _CHUNK).decode("ascii", errors="replace").strip()
     except FileNotFoundError:
-        return None
+        return _newest(complete(train_dir))
     except OSError as error:
         raise CheckpointError(f"{pointer} cannot be read: {error.strerror}") from error
     if not _NAME.fullmatch(name):
         known = ", ".join(path.name for path in complete(train_dir)[-3:]) or "none"
         raise CheckpointError(f"{pointer} holds {name[:40]!r}, no checkpoint's name: write one into it (there are: {known})")
     return pointer.parent / name
+
+
+def _newest(published: list[Path]) -> Path | None:
+    """The last that a reader can open and that is not known to be unsound, else the last."""
+    for path in reversed(published):
+        with contextlib.suppress(CheckpointError):
+            if Checkpoint.open(path).facts.get(SOUND) is not False:
+                return path
+    return published[-1] if published else None
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,14 @@ Files of an earlier part of the run are checked first and altered last: a job th
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
 import platform
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
@@ -31,7 +32,7 @@ from psnode.plan.groups import Plan
 from psnode.records import checkpoint, staging
 from psnode.records.branches import BEGUN, SINCE
 from psnode.records.generations import Generation, continued
-from psnode.records.metrics import METRICS, SUMMARY, cut_after, totals, write_atomically
+from psnode.records.metrics import EMA_EVALUATIONS, EVALUATIONS, METRICS, SUMMARY, cut_after, totals, write_atomically
 
 CONFIG = "config.json"
 _LOCK = ".lock"
@@ -80,6 +81,7 @@ class RunDirectory:
     resume_point: ResumePoint
     lock: FileLock
     notes: tuple[str, ...] = ()
+    _recorded: dict[str, Any] = field(default_factory=dict, compare=False)  # the content of config.json
 
     def __enter__(self) -> Self:
         return self
@@ -100,6 +102,9 @@ class RunDirectory:
         """Drop records of steps that come again, half-written files and the earlier summary; write config.json."""
         staging.sweep(self.path)
         cut_after(self.path / METRICS, self.resume_point.step)
+        for file in (EVALUATIONS, EMA_EVALUATIONS):
+            with contextlib.suppress(CheckpointError):  # their readers tell of it, and training needs them not
+                cut_after(self.path / file, self.resume_point.step)
         (self.path / SUMMARY).unlink(missing_ok=True)
         content = {
             "psnode": psnode.__version__,
@@ -115,11 +120,24 @@ class RunDirectory:
         first = self.resume_point.first_plan
         if first is not None and first != plan:
             content["first_plan"] = first.to_dict()
-        write_atomically(self.path / CONFIG, json.dumps(content, indent=1).encode() + b"\n")
+        self._recorded.update(content)
+        self._write_config()
 
     def record(self, parts: Sequence[Generation]) -> None:
         """Write into config.json that the run is in the last of `parts` now."""
-        write_atomically(self.path / CONFIG, json.dumps({**saved_run(self.path), "parts": parts}, indent=1).encode() + b"\n")
+        self._recorded["parts"] = parts
+        self._write_config()
+
+    def restore(self) -> bool:
+        """Write config.json once more if another process has removed it, without which nothing resumes the run; True if so."""
+        if not self._recorded or (self.path / CONFIG).exists():
+            return False
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._write_config()
+        return True
+
+    def _write_config(self) -> None:
+        write_atomically(self.path / CONFIG, json.dumps(self._recorded, indent=1).encode() + b"\n")
 
 
 def claim(config: Config) -> RunDirectory:

@@ -13,7 +13,7 @@ class Journal:
     """Appends to the file `path`, unbuffered: a line is visible to readers at once.
 
     Lines that the disk does not take wait here, in order, and are tried again with every further line: whoever writes goes on.
-    Both are logged.
+    A file that another process has removed is begun anew. All of it is logged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -40,9 +40,18 @@ class Journal:
         self._file.close()
 
     def _write(self) -> None:
+        if not os.fstat(self._file.fileno()).st_nlink:
+            self._begin_anew()
         while self._waiting:
             self._waiting = self._waiting[self._file.write(self._waiting) :]
         self._refused = False
+
+    def _begin_anew(self) -> None:
+        """OSError as long as there is no directory for it."""
+        again = self._path.open("ab", buffering=0)
+        self._file.close()
+        self._file = again
+        _LOG.warning("%s was removed: it begins anew, and its earlier lines are lost", self._path)
 
     def _tell(self, error: OSError) -> None:
         if not self._refused:

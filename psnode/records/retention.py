@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,10 @@ from typing import Any
 from psnode.errors import CheckpointError
 from psnode.protocol.messages import plain
 from psnode.records import checkpoint
-from psnode.records.branches import branch
-from psnode.records.checkpoint import Checkpoint
-from psnode.records.metrics import EVALUATIONS, read_records, write_atomically
+from psnode.records.branches import branch, evaluations
+from psnode.records.checkpoint import SOUND, Checkpoint
+from psnode.records.metrics import EVALUATIONS, write_atomically
 
-SOUND = "sound"
 REASON = "unsound"
 _FIGURES = ("top1", "loss")  # of an evaluation
 _SHOWN = 500  # characters of a reason
@@ -83,13 +83,14 @@ def prune(train_dir: Path, step: int, keep_last: int, workers: int = 0) -> None:
 
     The newest that is known to be sound stays in any case, those of unknown soundness behind it, and the very newest; the best
     that was evaluated, and one that is being read. An older one stays that has the part of one of ranks 1 to `workers` of which
-    the newest that is not unsound has none.
+    the newest that is not unsound has none. One of a branch that was left takes no other one's place, and goes as older ones do.
     """
     if not keep_last:
         return
     found = {path: is_sound(path) for path in checkpoint.complete(train_dir) if checkpoint.step_of(path) <= step}
-    candidates = [path for path, sound in found.items() if sound is not False]
-    certain = [path for path, sound in found.items() if sound]
+    own = branch(train_dir)
+    candidates = [path for path, sound in found.items() if sound is not False and path in own]
+    certain = [path for path, sound in found.items() if sound and path in own]
     kept = {*candidates[-keep_last:], *certain[-1:], *list(found)[-1:], best_evaluated(train_dir)}
     lacking = _lacking(candidates[-1], workers) if candidates else ()
     last = checkpoint.step_of(certain[-1]) if certain else 0
@@ -102,40 +103,57 @@ def prune(train_dir: Path, step: int, keep_last: int, workers: int = 0) -> None:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Keep a checkpoint from being deleted while inside, on this host and others, where the file system has locks."""
-    try:
-        file = (path / checkpoint.MANIFEST).open("rb")
-    except OSError:  # whoever reads it meets that again
+    """Keep a checkpoint from being deleted while inside, on this host and others, where the file system has locks.
+
+    The directory and the weights are locked, which stay the same files when a verdict replaces the manifest.
+    """
+    with contextlib.ExitStack() as locks:
+        for place in _locked(path):
+            with contextlib.suppress(OSError):  # whoever reads it meets that again
+                descriptor = os.open(place, os.O_RDONLY)
+                locks.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
         yield
-        return
-    with contextlib.suppress(OSError):
-        fcntl.flock(file, fcntl.LOCK_SH)
-    try:
-        yield
-    finally:
-        file.close()
 
 
 def _is_read(path: Path) -> bool:
     """True if somebody is `reading` it."""
+    return any(_is_locked(place) for place in _locked(path))
+
+
+def _is_locked(place: Path) -> bool:
     try:
-        with (path / checkpoint.MANIFEST).open("r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # other hosts see the locks of files alone, and want them open for writing
+        descriptor = os.open(place, os.O_RDONLY if place.is_dir() else os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
         return False
+    finally:
+        os.close(descriptor)
     return False
 
 
+def _locked(path: Path) -> tuple[Path, ...]:
+    return path, path / checkpoint.MODEL, path / checkpoint.MANIFEST
+
+
 def best_evaluated(train_dir: Path) -> Path | None:
-    """The checkpoint of the highest top1 that an evaluator found, or of the lowest loss where there is no accuracy, if any."""
+    """The checkpoint of the highest top1 that an evaluator found, or of the lowest loss where there is no accuracy, if any.
+
+    Of the branch of the run: what came of steps that it has gone back behind does not count.
+    """
     best, found = (-math.inf, -math.inf), None
+    own = branch(train_dir)
     with contextlib.suppress(CheckpointError, OSError):
-        for record in read_records(train_dir / EVALUATIONS):
+        for record in evaluations(train_dir, EVALUATIONS, own):
             path = train_dir / checkpoint.CHECKPOINTS / checkpoint.step_directory(record["step"])
             score = _score(record)
-            if score is not None and score >= best and path.is_dir():
+            if score is not None and score >= best and path in own:
                 best, found = score, path
     return found
 

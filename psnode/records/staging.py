@@ -10,6 +10,7 @@ and no worker has ever known a path of the checkpoint.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -51,8 +52,8 @@ def _parts_path(train_dir: Path, step: int, job: int) -> Path:
 def write_part(train_dir: Path, step: int, job: int, rank: int, content: Content, read: Read | None = None) -> Entry:
     """Write and fsync a worker's part of an unfinished checkpoint: all of it, or nothing that anybody takes for it.
 
-    `read`: as of psnode.records.tensorfile. FileNotFoundError if nobody waits for that checkpoint any more; OSError if the disk
-    does not take it.
+    `read`: as of psnode.records.tensorfile. FileNotFoundError if nobody waits for that checkpoint any more, or if its place was
+    removed; OSError if the disk does not take it.
     """
     place = _parts_path(train_dir, step, job)
     unfinished = place / f".{worker_file(rank)}"
@@ -84,7 +85,8 @@ def told(tensors: Mapping[str, torch.Tensor], rank: int) -> Entry | OSError:
 class StagedCheckpoint:
     """A checkpoint of `step` in the making, invisible to readers until `publish`. It will hold the files added or adopted.
 
-    `job`: that of the workers whose parts may be adopted. One thread at a time adds files.
+    `job`: that of the workers whose parts may be adopted. One thread at a time adds files. What another process removes is not
+    made anew: FileNotFoundError tells that the checkpoint is to be given up.
     """
 
     def __init__(self, train_dir: Path, step: int, job: int = 0) -> None:
@@ -121,15 +123,27 @@ class StagedCheckpoint:
         (self._parts / name).rename(self._path / name)
         self._entries[name] = entry
 
+    def is_there(self) -> bool:
+        """True unless somebody has removed its directory."""
+        return self._path.is_dir()
+
     def _place(self, name: str) -> Path:
         path = self._path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        for parent in reversed(path.relative_to(self._path).parents[:-1]):
+            (self._path / parent).mkdir(exist_ok=True)
         return path
+
+    def _require_whole(self, place: Path) -> None:
+        """FileNotFoundError unless all of its files are in `place`."""
+        for name, entry in self._entries.items():
+            found = (place / name).lstat()
+            if not stat.S_ISREG(found.st_mode) or found.st_size != entry.nbytes:
+                raise FileNotFoundError(errno.ENOENT, f"{name} is not as it was written", str(place / name))
 
     def publish(self, facts: Mapping[str, Any], *, preferred: bool = True) -> Path:
         """Seal the checkpoint with `facts` and make it the latest; one that is not `preferred` only if there is no other.
 
-        OSError if it cannot be written: the one that was the latest then still is.
+        OSError if it cannot be written, or if somebody has removed a file of it: the one that was the latest then still is.
         """
         remove(self._parts)
         files = {name: {"bytes": entry.nbytes, "xxh3_128": entry.digest} for name, entry in sorted(self._entries.items())}
@@ -142,6 +156,11 @@ class StagedCheckpoint:
         self._path.rename(final)
         for directory in (self._root, self._train_dir):
             fsync_directory(directory)
+        try:
+            self._require_whole(final)
+        except OSError:
+            remove(final)
+            raise
         if preferred or not (self._root / LATEST).exists():
             name_latest(final)
         return final

@@ -10,6 +10,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from psnode.config.files import read_json
 from psnode.config.scheme import Scheme
 from psnode.errors import ConfigurationError, PsnodeError
 from psnode.plan.groups import Plan
+from psnode.records.branches import evaluations
 from psnode.records.directory import CONFIG, at_work, saved_run
 from psnode.records.machines import MACHINES
 from psnode.records.metrics import EMA_EVALUATIONS, EVALUATIONS, EVENTS, METRICS, SUMMARY, compression_ratio, read_records
@@ -105,9 +107,9 @@ def read(path: Path, name: str = "") -> Run:
         raise ConfigurationError(f"{path} holds no run: it has neither {CONFIG} nor {METRICS}; name the directory of a run")
     run = Run(path, name or path.resolve().name)
     _read_config(run)
-    run.steps = _table(run, METRICS)
+    run.steps = _table(run, METRICS, partial(read_records, path / METRICS))
     for file in (EVALUATIONS, EMA_EVALUATIONS):
-        table = _table(run, file)
+        table = _table(run, file, partial(evaluations, path, file))
         if len(table):
             run.evaluations[file] = table
     run.events = run._try(EVENTS, lambda: list(itertools.islice(read_records(path / EVENTS), _MOST_EVENTS)), [])
@@ -142,10 +144,10 @@ def _mapping(value: object) -> dict[str, Any]:
     return value
 
 
-def _table(run: Run, file: str) -> Steps:
-    """The records of a file up to the first that is none."""
+def _table(run: Run, file: str, read: Callable[[], Iterable[dict[str, Any]]]) -> Steps:
+    """The records of a file, as `read`, up to the first that is none."""
     records: list[dict[str, Any]] = []
-    run._try(file, lambda: records.extend(_sane(read_records(run.path / file))), None)
+    run._try(file, lambda: records.extend(_sane(read())), None)
     return columns_of(records)
 
 

@@ -89,10 +89,10 @@ class Contribution:
                 found = staging.write_part(self._directory, step, self._link.job, self._link.rank, content, snapshot.read)
                 self._send(step, {**buffers, **staging.tell(found)}, Flag.WRITTEN)
                 return
-        except FileNotFoundError:
-            return  # published without this part, or given up
         except OSError as error:
-            if not snapshot.rewind():  # too late for another way: some of it has changed
+            # its place is gone: nobody waits for it any more, or it was removed; only the master knows
+            # and without that, it may be too late for another way: some of it has changed
+            if isinstance(error, FileNotFoundError) or not snapshot.rewind():
                 self._send(step, {**buffers, **staging.tell(error)}, Flag.WRITTEN)
                 return
         self._send(step, {name: self._read(name, value, snapshot) for name, value in memories.items()} | others, Flag.NONE)

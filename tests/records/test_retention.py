@@ -11,8 +11,9 @@ import pytest
 from psnode.config import Config
 from psnode.jobs.job import run
 from psnode.records import checkpoint, staging
+from psnode.records.branches import evaluations
 from psnode.records.metrics import EVALUATIONS
-from psnode.records.retention import prune, reading
+from psnode.records.retention import best_evaluated, judge, prune, reading
 
 
 def published(train_dir: Path, steps: range) -> None:
@@ -56,6 +57,51 @@ def test_one_that_is_being_read_stays_until_it_is_not(tmp_path: Path) -> None:
         assert there(tmp_path) == [1, 4]
     prune(tmp_path, 4, keep_last=1)
     assert there(tmp_path) == [4]
+
+
+def test_one_that_is_being_read_stays_also_when_its_verdict_is_written_meanwhile(tmp_path: Path) -> None:
+    """The verdict is another file in the manifest's place."""
+    published(tmp_path, range(1, 5))
+    first = checkpoint.complete(tmp_path)[0]
+    with reading(first):
+        judge(first, "")
+        checkpoint.name_latest(checkpoint.complete(tmp_path)[-1])
+        prune(tmp_path, 4, keep_last=1)
+        assert there(tmp_path) == [1, 4]
+    prune(tmp_path, 4, keep_last=1)
+    assert there(tmp_path) == [4]
+
+
+def of_start(train_dir: Path, begun: str, since: int, steps: list[int]) -> None:
+    """Checkpoints of the start `begun` of a job, which went on from the step `since`; their weights name the start."""
+    for step in steps:
+        draft = staging.StagedCheckpoint(train_dir, step)
+        draft.add(checkpoint.MODEL, f"{begun} {step}".encode())
+        draft.publish({"workers": 1, "begun": begun, "since": since, "sound": True})
+
+
+def digest_of(train_dir: Path, step: int) -> str:
+    path = train_dir / checkpoint.CHECKPOINTS / checkpoint.step_directory(step)
+    return str(checkpoint.Checkpoint.open(path).facts["files"][checkpoint.MODEL]["xxh3_128"])
+
+
+def test_nothing_of_another_future_is_the_best_or_takes_a_place(tmp_path: Path) -> None:
+    """To step 40, back to 20, and on to 50 without a checkpoint of 40."""
+    of_start(tmp_path, "first", 0, [10, 20, 30, 40])
+    digests = {step: digest_of(tmp_path, step) for step in (10, 20, 30, 40)}
+    records = [{"step": step, "loss": 0.5, "top1": step / 100, "model": digests[step]} for step in digests]
+    evaluated(tmp_path, *records)
+    assert best_evaluated(tmp_path) == checkpoint.complete(tmp_path)[-1]
+    checkpoint.name_latest(checkpoint.complete(tmp_path)[1])
+    assert best_evaluated(tmp_path) == checkpoint.complete(tmp_path)[1]
+    assert [record["step"] for record in evaluations(tmp_path, EVALUATIONS)] == [10, 20]
+
+    of_start(tmp_path, "second", 20, [30])  # other weights, of which there is no evaluation yet
+    assert best_evaluated(tmp_path) == checkpoint.complete(tmp_path)[1]
+    of_start(tmp_path, "second", 20, [50])
+    prune(tmp_path, 50, keep_last=3)
+    assert there(tmp_path) == [20, 30, 50]
+    assert [record["step"] for record in evaluations(tmp_path, EVALUATIONS)] == [10, 20, 40]  # nothing tells of 40 any more
 
 
 def test_reading_one_that_is_gone_is_for_its_reader_to_find_out(tmp_path: Path) -> None:
