@@ -50,14 +50,14 @@ _LOWER = ("loss", "train_loss")  # metrics of which less is better
 def tune(vary: Sequence[str], command: tuple[str, ...], trials: int, as_json: bool, output: Path, **options: Any) -> int:
     """Train with every combination of the values, each a job of its own, and print a table and the command of the best.
 
-    The same command given again, also after a kill, goes on with what is left. What failed is kept as such.
+    The same command given again, also after a kill, goes on with what is left. A training that failed is kept as such.
 
     psnode tune --vary lr=0.1,0.05,0.01 --vary scheme=qsgd,topk --steps 200 -- --local 2 --network FC
     """
     from filelock import FileLock, Timeout
 
     from psnode.jobs.tuning import space, table
-    from psnode.jobs.tuning.sweep import Sweep, run
+    from psnode.jobs.tuning.sweep import UNMEASURED, Sweep, run
 
     metric = options["metric"].replace("-", "_")
     maximize = options["maximize"] if options["maximize"] is not None else metric not in _LOWER
@@ -71,6 +71,13 @@ def tune(vary: Sequence[str], command: tuple[str, ...], trials: int, as_json: bo
             outcomes = run(varied, sweep, maker.make, trials, lambda line: click.echo(line, err=True))
     except Timeout:
         raise ConfigurationError(f"another sweep is at work in {output}: wait for its end or choose another --output") from None
+    unmeasured = sum(one.state.startswith(UNMEASURED) for one in outcomes)
+    if unmeasured:
+        click.echo(
+            f"psnode: {unmeasured} of {len(outcomes)} trials could not be evaluated, and any of them may be the best: mend what "
+            "their output.log tells, and give the same command again, which trains none of them anew",
+            err=True,
+        )
     if as_json:
         click.echo(json.dumps(table.as_json(outcomes, metric), indent=2))
     else:

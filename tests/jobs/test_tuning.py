@@ -42,8 +42,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def tune(capsys: pytest.CaptureFixture[str], *words: str | Path, code: int = 0) -> dict[str, Any]:
     """The outcome of `psnode tune WORDS --json -- JOB`."""
     assert cli.main(["tune", *map(str, words), "--json", "--", *JOB]) == code
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    return told_in_json(capsys)
+
+
+def told_in_json(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """What was printed last, behind the lines of evaluators in this process."""
+    printed = capsys.readouterr().out
+    return dict(json.loads(printed[printed.index("{\n") :]))
 
 
 def test_lists_are_split_between_values_and_not_inside_specs() -> None:
@@ -217,6 +222,55 @@ def test_a_metric_that_the_task_does_not_have_is_told_with_those_it_has(
     words = ["--vary", "lr=0.1", "--steps", "1", "--metric", "f1", "--output", str(tmp_path)]
     assert cli.main(["tune", *words, "--", *JOB]) == 2
     assert "--metric f1 is none of the task's: choose from top1, top5, loss, train_loss" in capsys.readouterr().err
+
+
+def by_lr(found: dict[str, Any]) -> dict[str, tuple[str, bool]]:
+    """State, and whether there is a result, by learning rate."""
+    return {row["values"]["lr"]: (row["state"], row["result"] is not None) for row in found["trials"]}
+
+
+def test_an_evaluation_that_failed_is_tried_again_and_no_training_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--vary", "lr=0.05,1e-6", "--steps", "4", "--output", tmp_path]
+    run, broken = resumable.run_psnode, True
+
+    def breaks(arguments: Sequence[str], log: Path | None = None) -> int:
+        return 1 if broken and arguments[0] == "evaluate" and "lr=0.05" in str(arguments) else run(arguments, log)
+
+    monkeypatch.setattr(resumable, "run_psnode", breaks)
+    found = tune(capsys, *words)
+    assert by_lr(found) == {"1e-6": ("done", True), "0.05": ("not evaluated (1)", False)}
+    (tmp_path / "lr=0.05" / "failed.json").write_text('{"exit_code": 1, "steps": 4}')  # as earlier versions left it
+    broken = False
+    calls.clear()
+    found = tune(capsys, *words)
+    assert [words[0] for words in calls] == ["evaluate"]
+    assert by_lr(found) == {"1e-6": ("done", True), "0.05": ("done", True)}
+    assert "--lr 0.05 " in found["best"]
+
+
+def test_more_values_and_another_metric_find_the_best_that_a_sweep_of_its_own_finds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: list[list[str]]
+) -> None:
+    """The trials that are there are further than the first comparison, and keep no weights of it."""
+    job = [*JOB, "--keep-last", "1"]
+
+    def sweep(place: str, metric: str, lrs: str) -> dict[str, Any]:
+        words = ["--vary", f"lr={lrs}", "--steps", "8", "--halving", "2", "--metric", metric, "--output", str(tmp_path / place)]
+        assert cli.main(["tune", *words, "--json", "--", *job]) == 0
+        return told_in_json(capsys)
+
+    def told(found: dict[str, Any]) -> list[tuple[Any, ...]]:
+        return [(row["values"], row["state"], row["result_step"], row["result"]) for row in found["trials"]]
+
+    sweep("first", "train-loss", "0.05,1e-6")
+    again, fresh = (sweep(place, "loss", "0.05,1e-6,0.001,1e-7") for place in ("first", "fresh"))
+    assert told(again) == told(fresh)
+    assert "--lr 0.05 " in again["best"]
+    calls.clear()
+    assert sweep("first", "loss", "0.05,1e-6,0.001,1e-7") == again
+    assert calls == []
 
 
 def test_when_every_trial_fails_there_is_no_best(

@@ -10,11 +10,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from psnode.errors import PsnodeError
+from psnode.errors import DivergedError, PsnodeError
 from psnode.jobs.tuning.sampling import draw
 from psnode.jobs.tuning.space import Varied, grid
 from psnode.jobs.tuning.trial import STOPPED, Trial
 
+UNMEASURED = "not evaluated"  # its training has ended well; the same command tries again
 _BLIND = 10  # drawn trials before the sampler looks at results, at most; a third of all of them if that is less
 
 
@@ -52,7 +53,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A trial with its last result and the step that this is of; `state`: done, dropped, or why it failed."""
+    """A trial with its last result and the step that this is of; `state`: done, dropped, or why there is no result."""
 
     trial: Trial
     state: str
@@ -133,10 +134,14 @@ def _attempt(trial: Trial, steps: int, sweep: Sweep, which: str, tell: Callable[
     code = trial.advance(steps, sweep.metric)
     if code in STOPPED:
         raise SweepStoppedError(code)
-    result = None if trial.trouble else trial.result(steps, sweep.metric)
-    state = trial.trouble or ("dropped" if steps < sweep.steps else "done")
-    if result is None and not trial.trouble:
+    failed = trial.failed(steps)
+    result = None if code else trial.result(steps, sweep.metric)
+    if code == DivergedError.exit_code or (result is None and not code):
         state = "diverged"
+    elif code:
+        state = f"failed ({code})" if failed else f"{UNMEASURED} ({code})"
+    else:
+        state = "dropped" if steps < sweep.steps else "done"
     shown = f"{sweep.metric} {result:.4g}" if result is not None else f"{state}, see {trial.directory / 'output.log'}"
     tell(f"{which}, step {steps}: {trial.name}: {shown}")
     return Outcome(trial, state, steps, result)

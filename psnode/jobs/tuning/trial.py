@@ -12,8 +12,9 @@ from statistics import fmean
 from typing import Any
 
 from psnode.config.files import read_json
-from psnode.errors import ConfigurationError, DivergedError
+from psnode.errors import ConfigurationError
 from psnode.jobs import resumable
+from psnode.records import checkpoint
 from psnode.records.metrics import EVALUATIONS, METRICS, SUMMARY, read_records, write_atomically
 
 TRAIN_LOSS = "train_loss"  # measured by the run itself; every other metric is an evaluator's
@@ -53,39 +54,61 @@ class Trial:
         return (*self.command, *self.options, *plan, "--train-dir", str(self.directory))
 
     def advance(self, steps: int, metric: str) -> int:
-        """Train up to `steps`, evaluate if `metric` wants it; the exit code, which is kept if it is none of a stop.
+        """Train up to `steps`, evaluate if `metric` wants it; the exit code of what failed or was stopped, else 0.
 
-        A trial that failed before does not begin again, and one that has come so far does nothing.
+        That of a training is kept: one that failed before does not begin again. One that has come so far does nothing. An
+        evaluation that failed is tried again with the next call.
         """
         resumable.require_same(self.directory, self.arguments)
-        code = self.failed
-        if code is None and resumable.finished(self.directory) < steps:
-            resume = ["--resume"] if resumable.begin(self.directory, self.arguments) else []
-            end = ["--stop-after" if self.planned else "--max-steps", str(steps)]
-            code = self._call([*self.arguments, *(end if steps != self.planned else []), *resume])
-        if not code and metric != TRAIN_LOSS and self.result(steps, metric) is None:
-            which = ["--checkpoint", str(steps), "--trust-run"]
-            code = self._call(["evaluate", "--train-dir", str(self.directory), *which])
+        code = self.failed(steps) or self._train(self.directory, self.arguments, steps)
         if code and code not in STOPPED:
             write_atomically(self.directory / _FAILED, json.dumps({"exit_code": code, "steps": steps}).encode() + b"\n")
-        return code or 0
+        if not code and metric != TRAIN_LOSS and self._measured(steps) is None:
+            code = self._evaluate(steps)
+        return code
+
+    def _train(self, directory: Path, arguments: Sequence[str], steps: int) -> int:
+        if self._reached(directory) >= steps:
+            return 0
+        resume = ["--resume"] if resumable.begin(directory, arguments) else []
+        end = ["--stop-after" if self.planned else "--max-steps", str(steps)]
+        return self._call([*arguments, *(end if steps != self.planned else []), *resume])
+
+    def _reached(self, directory: Path) -> int:
+        """The steps that are taken and need not be taken again: those of a run that ended well, or failed later."""
+        finished = resumable.finished(directory)
+        if finished or not (directory / _FAILED).exists():
+            return finished
+        return max((int(record["step"]) for record in read_records(directory / METRICS)), default=0)
+
+    def _evaluate(self, steps: int) -> int:
+        """Measure the weights of `steps`. Where the run has gone on and does not keep them, it is run up to there once more."""
+        directory = self.directory
+        if not (directory / checkpoint.CHECKPOINTS / checkpoint.step_directory(steps)).is_dir():
+            directory = self._again(steps)
+            if code := self._train(directory, (*self.arguments[:-1], str(directory)), steps):
+                return code
+        return self._call(["evaluate", "--train-dir", str(directory), "--checkpoint", str(steps), "--trust-run"])
+
+    def _again(self, steps: int) -> Path:
+        return self.directory / f"to-step-{steps}"
 
     def _call(self, arguments: Sequence[str]) -> int:
         return resumable.run_psnode(arguments, self.directory / LOG)
 
-    @property
-    def failed(self) -> int | None:
-        """The exit code by which it failed, if it did."""
+    def failed(self, steps: int) -> int | None:
+        """The exit code by which the training failed, if it did before it had taken `steps`."""
         try:
-            return int(read_json(self.directory / _FAILED)["exit_code"])
+            code = int(read_json(self.directory / _FAILED)["exit_code"])
         except FileNotFoundError:
             return None
+        return code if self._reached(self.directory) < steps else None
 
-    @property
-    def trouble(self) -> str:
-        """Why it failed, in a word or two; empty if it did not."""
-        code = self.failed
-        return "" if code is None else "diverged" if code == DivergedError.exit_code else f"failed ({code})"
+    def _measured(self, steps: int) -> dict[str, Any] | None:
+        """The latest evaluation of the weights of `steps`."""
+        places = (self.directory, self._again(steps))
+        rows = [row for place in places for row in read_records(place / EVALUATIONS) if row["step"] == steps]
+        return rows[-1] if rows else None
 
     def result(self, steps: int, metric: str) -> float | None:
         """The metric after `steps`; None if it has not been measured, or is not finite."""
@@ -94,8 +117,8 @@ class Trial:
             losses = [record["loss"] for record in read_records(self.directory / METRICS) if first < record["step"] <= steps]
             found = fmean(losses) if losses and None not in losses else None
         else:
-            rows = [row for row in read_records(self.directory / EVALUATIONS) if row["step"] == steps]
-            known = {**rows[-1]["metrics"], "loss": rows[-1]["loss"]} if rows else {metric: None}
+            row = self._measured(steps)
+            known = {metric: None} if row is None else {**row["metrics"], "loss": row["loss"]}
             if metric not in known:
                 raise ConfigurationError(
                     f"--metric {metric} is none of the task's: choose from {', '.join([*known, TRAIN_LOSS])}"
