@@ -19,7 +19,7 @@ from torch import nn
 from psnode.config import Config
 from psnode.config.files import read_json
 from psnode.config.load import check_trust
-from psnode.config.names import locate_task
+from psnode.config.names import locate_task, names_logger_file
 from psnode.errors import CheckpointError, ConfigurationError, DeadlineExceededError
 from psnode.protocol.messages import plain
 from psnode.records import checkpoint
@@ -209,13 +209,13 @@ def follow(
     `checkpoint`: only this one, a step or a path. `once`: only those that are there now. Wait `patience` seconds for a run that
     has not begun, and for one that stopped to be continued (75) or writes nothing without having ended. `interval`: seconds
     between looks. `task`: the run's task: the instance that a program handed to psnode.run, or FILE|MODULE as in --task,
-    which is executed; code that only the run's record names is executed only with `trust_run`. `ema`: the
-    moving averages of the weights. Exit code 5 if a checkpoint could
-    not be read. Raises ConfigurationError, CheckpointError, DeadlineExceededError.
+    which is executed; a task and loggers that only the run's record names are executed only with `trust_run`, its codec never.
+    `ema`: the moving averages of the weights. Exit code 5 if a checkpoint could not be read. Raises ConfigurationError, CheckpointError, DeadlineExceededError.
     """
     _await_run(train_dir, 0.0 if once or checkpoint is not None else patience, interval)
     config = replace(saved_config(train_dir), enable_gpu=enable_gpu)
-    check_trust(train_dir, config.to_dict(), () if task is None else ("task",), trusted=trust_run)
+    check_trust(train_dir, config.to_dict(), () if task is None else ("task",), trusted=trust_run, used=("task",))
+    config = config if trust_run else _without_recorded_loggers(config)
     if isinstance(task, str):
         config, task = replace(config, task=locate_task(task)), None
     evaluator = Evaluator(train_dir, config, task, batch_size, ema=ema)
@@ -240,6 +240,17 @@ def follow(
             f"the run in {train_dir} has written nothing for {patience:g} s and has not ended: it was killed, or raise --patience"
         )
     return CheckpointError.exit_code if evaluator.broken else 0
+
+
+def _without_recorded_loggers(config: Config) -> Config:
+    """`config` without loggers in files: only the record of the run names that code, and evaluating needs none of it."""
+    left_out = [name for name in config.log_to if names_logger_file([name])]
+    if left_out:
+        _LOG.warning(
+            "evaluations do not go to %s, which only the run's record names: add --trust-run if you trust its directory",
+            ", ".join(map(plain, left_out)),
+        )
+    return replace(config, log_to=tuple(name for name in config.log_to if name not in left_out))
 
 
 def _loggers(config: Config) -> dict[str, Callable[[], Logger]]:

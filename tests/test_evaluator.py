@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from psnode.cli import main
 from psnode.config import Config
 from psnode.config.logs import shown
 from psnode.errors import CheckpointError, ConfigurationError, DeadlineExceededError, DeviceError
@@ -189,6 +190,53 @@ def test_records_that_do_not_name_the_weights_count_for_their_step(train_dir: Pa
     content = path.read_bytes()
     assert follow(train_dir, interval=0.01) == 0
     assert path.read_bytes() == content
+
+
+OWN_LOGGER = """
+from pathlib import Path
+Path(__file__).with_suffix(".ran").touch()
+class Own:
+    def begin(self, run): ...
+    def event(self, step, text): ...
+    def end(self, summary): ...
+    def scalars(self, step, values): ...
+"""
+
+
+def test_neither_a_codec_nor_loggers_that_a_record_names_are_needed_to_evaluate(
+    train_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The remedy that is named for the loggers works; the codec need not be there at all."""
+    logger = tmp_path / "own.py"
+    logger.write_text(OWN_LOGGER)
+    record = json.loads((train_dir / "config.json").read_bytes())
+    record["config"] |= {"codec": "/nowhere/own.py:Codec", "log_to": [f"{logger}:Own"]}
+    (train_dir / "config.json").write_text(json.dumps(record))
+    assert main(["evaluate", "--train-dir", str(train_dir), "--checkpoint", "8"]) == 0
+    assert f"{logger}:Own, which only the run's record names: add --trust-run" in capsys.readouterr().err
+    assert [record["step"] for record in evaluations(train_dir)] == [8]
+    assert not logger.with_suffix(".ran").exists()
+    assert main(["evaluate", "--train-dir", str(train_dir), "--checkpoint", "12", "--trust-run"]) == 0
+    assert logger.with_suffix(".ran").exists()
+
+
+def test_the_task_that_a_record_names_is_evaluated_by_each_of_the_two_remedies(
+    train_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = tmp_path / "own_task.py"
+    task.write_text(
+        "from psnode.tasks.classification import Classification\n"
+        "class Own(Classification):\n    def __init__(self, config):\n        super().__init__('LeNet', 'digits', seed=1)\n"
+    )
+    record = json.loads((train_dir / "config.json").read_bytes())
+    record["config"] |= {"task": str(task)}
+    (train_dir / "config.json").write_text(json.dumps(record))
+    command = ["evaluate", "--train-dir", str(train_dir), "--checkpoint"]
+    assert main([*command, "4"]) == 2
+    assert "name it again with --task, or add --trust-run" in capsys.readouterr().err
+    assert main([*command, "8", "--task", str(task)]) == 0
+    assert main([*command, "12", "--trust-run"]) == 0
+    assert [record["step"] for record in evaluations(train_dir)] == [8, 12]
 
 
 def test_who_waits_for_a_run_says_so_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ Nothing is ignored: a name that no setting has is refused, wherever it stands.
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,13 +59,17 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
     return replace(config, task=locate_task(config.task)) if config.task else config
 
 
-def check_trust(directory: Path, recorded: Mapping[str, Any], given: Container[str], *, trusted: bool) -> None:
+def check_trust(
+    directory: Path, recorded: Mapping[str, Any], given: Container[str], *, trusted: bool, used: Collection[str] = ()
+) -> None:
     """Refuse to execute code that only the record of a run names: whoever wrote the directory would choose the code.
 
     `recorded`: the settings of the run in `directory`; `given`: the names of those that the user set, which are not taken
-    from the record. ConfigurationError names the code.
+    from the record; `used`: those whose code is executed, if not that of all. ConfigurationError names the code.
     """
     for name, setting in settings().items():
+        if used and name not in used:
+            continue
         value = recorded.get(name)
         tells = setting.rules.names_code
         if tells is not None and tells(value) and name not in given and not trusted:

@@ -27,7 +27,7 @@ def export_folder(train_dir: Path, output: Path, which: str | None, *, task: str
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ConfigurationError(f"--output {output} is there already: name a folder that is new or empty")
     config = saved_config(train_dir)
-    check_trust(train_dir, config.to_dict(), () if task is None else ("task",), trusted=trust_run)
+    check_trust(train_dir, config.to_dict(), () if task is None else ("task",), trusted=trust_run, used=("task",))
     if task is not None:
         config = replace(config, task=locate_task(task))
     step, tensors = weights_of(train_dir, which)
