@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from psnode.jobs.tuning.trial import Trial
 
 _OWN = ("--max-steps", "--epochs", "--stop-after", "--train-dir", "--model-dir", "--resume")  # what tune says itself
-_SHAPED = ("cosine", "poly", "wsd", "onecycle", "task")  # schedules that know where a run ends
 _LOWER = ("loss", "train_loss")  # metrics of which less is better
 
 
@@ -122,13 +121,14 @@ class _Maker:
 
     def make(self, values: dict[str, str]) -> Trial:
         """The trial of `values`, without parameters that its codec does not have."""
+        from psnode.config.schedules import SHAPED
         from psnode.jobs.tuning.space import flags, parameters_of
         from psnode.jobs.tuning.trial import Trial
 
         known = {*settings(), *parameters_of(values.get("scheme", self._scheme))}
         kept = {name: value for name, value in values.items() if name in known}
         options = flags(kept, self._options, self._scheme)
-        planned = self._steps if self._config(options).lr_schedule in _SHAPED else 0
+        planned = self._steps if self._config(options).lr_schedule in SHAPED else 0
         return Trial(kept, self._command, tuple(options), self._output, planned)
 
     def _config(self, options: Sequence[str]) -> Config:

@@ -152,6 +152,7 @@ SCHEDULES: Mapping[str, Callable[[Config, int, int], Schedule]] = MappingProxyTy
     }
 )
 OWN = "task"
+SHAPED = ("cosine", "poly", "wsd", "onecycle", OWN)  # schedules that know where a run ends
 
 
 class OwnRate(Protocol):

@@ -37,7 +37,7 @@ from psnode.master.lines.opening import tell_of_the_bytes, tell_of_the_run
 from psnode.master.loop import Master
 from psnode.master.progress import Fanout, progress
 from psnode.master.recorder import StepRecorder
-from psnode.master.resuming import tell_of_the_start
+from psnode.master.resuming import tell_of_another_end, tell_of_the_start
 from psnode.master.sharding import Sharding
 from psnode.master.soundness import Soundness
 from psnode.master.startup import gather_ready, job_digest, plan_for, send_start
@@ -256,6 +256,7 @@ def _serve(master: Master, waits: str) -> None:
     """Run all rounds; an error is summed up and raised. `waits`: why forward passes wait for all weights, if they do."""
     beat = Heartbeat(master.link, (*master.workers, *master.spares))
     tell_of_the_start(master.events, master.run, master.workers)
+    tell_of_another_end(master.events, master.run, master.sharding)
     replanning.tell(master.events, master.run.resume_point, master.shard.plan)
     if waits:
         reason = f"forward passes wait for all weights, since {waits}"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from psnode.config.schedules import SHAPED
 from psnode.master.events import Events
+from psnode.master.sharding import Sharding
 from psnode.records.checkpoint import FULL, LATEST, NONE, RESIDUALS, Checkpoint, complete, step_of, worker_file
 from psnode.records.directory import RunDirectory
 from psnode.records.retention import why_unsound
@@ -34,6 +38,26 @@ def tell_of_the_start(events: Events, run: RunDirectory, workers: range) -> None
     for rank in workers:
         if found is not None and not found.has(worker_file(rank)):
             events.tell("begins anew", found.step, rank, "the checkpoint holds no memories of it")
+
+
+def tell_of_another_end(events: Events, run: RunDirectory, sharding: Sharding) -> None:
+    """Tell of a learning rate that goes by where the run ends, when a resumed run ends elsewhere: the next rate is another one."""
+    earlier, step = run.resume_point.config, run.resume_point.step
+    if earlier is None or not step or run.config.lr_schedule not in SHAPED:
+        return
+    epochs = sharding.epochs
+    before, now = (config.total_steps(epochs.steps, epochs.shift) for config in (earlier, run.config))
+    if before == now or step >= now:
+        return
+    then = sharding.schedule_of(replace(earlier, lr=run.config.lr))
+    events.tell(
+        "another end",
+        step,
+        None,
+        f"--max-steps or --epochs moves the end of --lr-schedule {run.config.lr_schedule} from step {before} to {now}: the learning "
+        f"rate of step {step + 1} is {sharding.schedule(step):.4g}, as if that had been the end from the start; that of step {step} was "
+        f"{then(step - 1):.4g}",
+    )
 
 
 def _tell_of_soundness(events: Events, run: RunDirectory, found: Checkpoint) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from psnode.config import Config
-from psnode.config.schedules import OwnRate, learning_rate
+from psnode.config.schedules import OwnRate, Schedule, learning_rate
 from psnode.master.applied import Applied
 from psnode.master.startup import Epochs, epochs_of
 from psnode.protocol.messages import Reshard
@@ -63,7 +63,11 @@ class Sharding:
         if self.applied is not None:
             gradients = self._examples // (self._config.batch_size * self._config.batches_per_step)
             self.epochs = Epochs(gradients, self.applied.gradients - self._version, self.epochs.sample_shift)
-        self.schedule = learning_rate(self._config, self.epochs.steps, self.epochs.shift, self._own_rate)
+        self.schedule = self.schedule_of(self._config)
+
+    def schedule_of(self, config: Config) -> Schedule:
+        """The learning rate by the settings of `config`, in epochs as they are here."""
+        return learning_rate(config, self.epochs.steps, self.epochs.shift, self._own_rate)
 
     def count(self, version: int, contributors: Iterable[tuple[int, int]]) -> None:
         """`version` is complete, by the gradients of `contributors`, each a rank and a step of its own."""

@@ -46,7 +46,7 @@ class ResumePoint:
     """Start of a resumed run: its plan and scheme, its latest checkpoint if there is one, and its parts so far.
 
     `plan` is None where the run gets another one, for the `changes` of its settings. `first_plan` is that by which the run's
-    checkpoints of layout 1 were written. `parameter_groups`: as config.json records them.
+    checkpoints of layout 1 were written. `parameter_groups`: as config.json records them. `config`: that of the run so far.
     """
 
     checkpoint: checkpoint.Checkpoint | None = None
@@ -56,6 +56,7 @@ class ResumePoint:
     first_plan: Plan | None = None
     changes: tuple[str, ...] = ()
     parameter_groups: tuple[dict[str, Any], ...] = ()
+    config: Config | None = None
 
     @property
     def step(self) -> int:
@@ -256,7 +257,7 @@ def _resumed(path: Path, config: Config) -> tuple[Config, ResumePoint]:
         found.verify()
     totals(path / METRICS, found.step if found else 0)
     groups = _intact(path, lambda saved: _parameter_groups(saved.get("parameter_groups", [])))
-    return config, ResumePoint(found, None if changes else plan, parts, scheme, first, changes, groups)
+    return config, ResumePoint(found, None if changes else plan, parts, scheme, first, changes, groups, earlier)
 
 
 def _saved_scheme(path: Path, config: Config) -> Scheme:
