@@ -23,6 +23,7 @@ class Job(NamedTuple):
     shapes: tuple[tuple[int, ...], ...]
     buffer: torch.Tensor
     last: bool  # of its step
+    used: tuple[bool, ...]  # the tensors that this rank has a gradient of
 
     def places(self) -> Iterator[tuple[str, slice]]:
         """Each tensor's name and its place in the buffer."""
@@ -64,6 +65,7 @@ def regrouped(jobs: Sequence[Job], order: Sequence[Names]) -> list[Job] | None:
     if sorted(shapes) != sorted(name for names in order for name in names):
         return None
     parts = {name: job.buffer[place] for job in jobs for name, place in job.places()}
+    used = {name: flag for job in jobs for name, flag in zip(job.names, job.used, strict=True)}
     return [
         Job(
             number,
@@ -71,6 +73,7 @@ def regrouped(jobs: Sequence[Job], order: Sequence[Names]) -> list[Job] | None:
             tuple(shapes[name] for name in names),
             torch.cat([parts[name] for name in names]),
             number == len(order) - 1,
+            tuple(used[name] for name in names),
         )
         for number, names in enumerate(order)
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -54,6 +55,12 @@ class Memories:
             else:
                 memories.setdefault(name, {})[kind] = value.detach().to("cpu", torch.float32, copy=True).reshape(-1).numpy()
         self._by_tensor, self._codebooks, self._buckets = memories, books, {}
+
+    def rescale(self, factor: float) -> None:
+        """Multiply all memories, of which gradients now come in other units."""
+        for kinds in self._by_tensor.values():
+            for part in kinds.values():
+                part *= np.float32(factor)
 
     def forget_codebooks(self) -> None:
         """Leave out those that were loaded: their segments are gone."""

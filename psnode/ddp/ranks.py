@@ -58,7 +58,8 @@ class AllRanks:
             own = _mean(states)
             if rank == 0:
                 _log.warning("psnode: %d ranks go on with the mean of the memories of %d", ranks, len(states))
-        self._state.load_state_dict({"step": saved["step"], "buckets": saved["buckets"], **own})
+        start = {key: saved[key] for key in ("step", "buckets", "scale") if key in saved}
+        self._state.load_state_dict({**start, **own})
 
 
 def _mean(states: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

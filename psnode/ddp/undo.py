@@ -1,0 +1,60 @@
+"""Memories as they were before a step, for one whose gradients are not applied."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from psnode.ddp.buckets import Bucket
+from psnode.feedback import State
+
+
+class Undo:
+    """Copies of the memories of each bucket from before its last push; as large as the memories."""
+
+    def __init__(self) -> None:
+        self._copies: dict[int, tuple[Bucket, list[State]]] = {}  # by the buckets' numbers
+        self._step: set[int] = set()  # numbers of those that have been pushed in this step
+
+    def begin(self) -> None:
+        """A step begins: those of the last one are not wanted any more."""
+        self._copies = {number: kept for number, kept in self._copies.items() if number in self._step}
+        self._step = set()
+
+    def keep(self, number: int, bucket: Bucket) -> None:
+        """Copy a bucket's memories, which its push is about to change."""
+        bucket_of, copies = self._copies.get(number, (None, []))
+        if bucket_of is not bucket:
+            copies = [{kind: np.empty_like(array) for kind, array in _memories(bucket, k)} for k in range(len(bucket.coders))]
+            self._copies[number] = bucket, copies
+        for k, copy in enumerate(copies):
+            for kind, array in _memories(bucket, k):
+                np.copyto(copy[kind], array)
+        self._step.add(number)
+
+    def restore(self) -> None:
+        """Give all buckets of this step their memories back."""
+        for number in self._step:
+            bucket, copies = self._copies[number]
+            for k, copy in enumerate(copies):
+                for kind, array in _memories(bucket, k):
+                    np.copyto(array, copy[kind])
+        self._step = set()
+
+    def forget(self) -> None:
+        """Drop all copies: the memories are others now."""
+        self._copies, self._step = {}, set()
+
+    def restore_part(self, number: int, place: slice) -> None:
+        """Give the coordinates at `place` of a bucket's plan their memories back."""
+        bucket, copies = self._copies[number]
+        for k, copy in enumerate(copies):
+            segment = bucket.coders[k].segment
+            within = slice(max(place.start - segment.start, 0), max(min(place.stop, segment.stop) - segment.start, 0))
+            for kind, array in _memories(bucket, k):
+                array[within] = copy[kind][within]
+
+
+def _memories(bucket: Bucket, k: int) -> list[tuple[str, np.typing.NDArray[np.float32]]]:
+    """Those of a segment that outlive a push."""
+    coder = bucket.coders[k]
+    return [(kind, array) for kind, array in coder.state.items() if kind not in coder.feedback.scratch]
