@@ -26,12 +26,15 @@ class LossScale:
     def __init__(self, scaler: Scaler | Literal[False] | None) -> None:
         self._named, self._seeks = scaler or None, scaler is None
         self._found: weakref.ref[torch.amp.GradScaler] | None = None  # it is the program's to keep, and to replace
+        if isinstance(scaler, torch.amp.GradScaler):
+            self._named, self._found = None, weakref.ref(scaler)
         self.last: float | None = None  # that of the memories; None before the first step
 
     def seek(self) -> None:
         """Find the GradScaler that the program uses, unless one was named."""
-        scaler = scaler_in_use() if self._seeks else None
-        self._found = None if scaler is None else weakref.ref(scaler)
+        if self._seeks:
+            scaler = scaler_in_use()
+            self._found = None if scaler is None else weakref.ref(scaler)
 
     def change(self) -> float:
         """The number that memories are multiplied by before a step."""

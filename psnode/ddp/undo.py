@@ -24,10 +24,12 @@ class Undo:
         """Copy a bucket's memories, which its push is about to change."""
         bucket_of, copies = self._copies.get(number, (None, []))
         if bucket_of is not bucket:
-            copies = [{kind: np.empty_like(array) for kind, array in _memories(bucket, k)} for k in range(len(bucket.coders))]
+            copies = [
+                {kind: np.empty_like(array) for kind, array in bucket.coders[k].state.items()} for k in range(len(bucket.coders))
+            ]
             self._copies[number] = bucket, copies
         for k, copy in enumerate(copies):
-            for kind, array in _memories(bucket, k):
+            for kind, array in bucket.coders[k].state.items():
                 np.copyto(copy[kind], array)
         self._step.add(number)
 
@@ -36,7 +38,7 @@ class Undo:
         for number in self._step:
             bucket, copies = self._copies[number]
             for k, copy in enumerate(copies):
-                for kind, array in _memories(bucket, k):
+                for kind, array in bucket.coders[k].state.items():
                     np.copyto(array, copy[kind])
         self._step = set()
 
@@ -50,11 +52,5 @@ class Undo:
         for k, copy in enumerate(copies):
             segment = bucket.coders[k].segment
             within = slice(max(place.start - segment.start, 0), max(min(place.stop, segment.stop) - segment.start, 0))
-            for kind, array in _memories(bucket, k):
+            for kind, array in bucket.coders[k].state.items():
                 array[within] = copy[kind][within]
-
-
-def _memories(bucket: Bucket, k: int) -> list[tuple[str, np.typing.NDArray[np.float32]]]:
-    """Those of a segment that outlive a push."""
-    coder = bucket.coders[k]
-    return [(kind, array) for kind, array in coder.state.items() if kind not in coder.feedback.scratch]
