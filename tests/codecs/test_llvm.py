@@ -10,9 +10,11 @@ from collections.abc import Callable
 from fractions import Fraction
 from importlib import import_module
 from pathlib import Path
+from types import GenericAlias
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from numba import carray, njit  # type: ignore[attr-defined]
 
@@ -308,3 +310,15 @@ def test_memory_is_asked_for_ahead_where_that_is_faster(processor: str, asked: b
         values.wants_hints.cache_clear()
     [text] = run.inspect_llvm().values()
     assert ("llvm.prefetch" in text) is asked
+
+
+# NumPy 2.5 made of NDArray what here is the second: an alias with a word among its arguments that is no tuple of words
+@pytest.mark.parametrize("array", [npt.NDArray[np.uint32], GenericAlias(np.ndarray, (np.uint32,)), Any])
+def test_an_array_is_one_in_whatever_way_it_is_annotated(array: Any) -> None:
+    def put(x: Any, at: int, number: np.uint32) -> None:
+        ops.store(x, at, number)
+
+    put.__annotations__ = {"x": array, "at": int, "number": np.uint32, "return": None}
+    x = np.array([5, 7], U32)
+    compiled(instructions(put))(x, 1, U32(9))
+    assert x.tolist() == [5, 9]

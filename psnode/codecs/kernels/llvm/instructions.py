@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar, cast, get_args, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
@@ -31,9 +31,9 @@ _WIDE = '"prefer-vector-width"="512"'
 
 
 def _numba(hint: Any, given: Any = None) -> Any:
-    """Numba's type of an annotation: of a number or of some alike. Arrays keep the type that is given."""
-    words = get_args(hint)
-    if words and all(word in _HINTS for word in words):
+    """Numba's type of an annotation: of a number or of some alike. Arrays, in whatever way they are annotated, keep the given type."""
+    if get_origin(hint) is tuple:
+        words = get_args(hint)
         return types.UniTuple(_HINTS[words[0]], len(words))  # type: ignore[no-untyped-call]
     return _HINTS.get(hint, given)
 
