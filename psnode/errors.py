@@ -108,12 +108,16 @@ class ForeignFrameError(WireError):
 
 
 class NormError(PsnodeError):
-    """The gradient of `rank` for `group` has `norm`, and no more than `bound` is accepted."""
+    """The whole gradient of `rank`, whose largest part is that of `group`, has `norm`, and no more than `bound` is accepted.
 
-    def __init__(self, rank: int, step: int, group: int, norm: float, bound: float) -> None:
+    `factor`: the part of it that counts all the same.
+    """
+
+    def __init__(self, rank: int, step: int, group: int, norm: float, bound: float, factor: float = 0.0) -> None:
+        remedy = f"{factor:.2g} of it counts, and the rest returns to its memory" if factor else "look at its batch and its host"
         super().__init__(
             f"the gradient of rank {rank}, step {step}, group {group}, has the norm {norm:.3g}; more than {bound:.3g} is not "
-            "accepted: look at its batch and its host, or set --norm-cap off"
+            f"accepted: {remedy}, or set --norm-cap off"
         )
         self.rank, self.step, self.group, self.norm, self.bound = rank, step, group, norm, bound
 

@@ -253,8 +253,9 @@ class Config:
         1, "Go on after deaths while so many workers are left, else stop with a checkpoint.", minimum=1, free=True
     )
     norm_cap: float = option(
-        10.0, "Refuse a gradient whose norm is more than so many times what the workers' usually are (docs/security.md).",
-        above=1, maximum=10, words={"off": 0.0}, free=True, before=0.0,
+        1e6, "Gradients that are refused: auto, what cannot be one (a norm out of float32's range, 1e6 times all before it); a "
+        "number, also those of more than so many times the workers' usual norm (docs/security.md); off.",
+        above=1, maximum=10, words={"auto": 1e6, "off": 0.0}, free=True, before=0.0,
     )  # fmt: skip
     hash_every: int = option(50, "Compare the workers' weights every so many steps; 0: never.", minimum=0, free=True)
 

@@ -65,7 +65,7 @@ def _told(version: int, losses: dict[int, str], fine: set[int], silent: set[int]
     if fine:
         remedy = f"look at the batch and the host of {_ranks(losses)}"
     elif outlier:
-        remedy = f"{outlier}: look at its batch and its host; --norm-cap refuses such"
+        remedy = f"{outlier}: look at its batch and its host; --norm-cap 10 refuses such"
     return f"the loss on the weights published as step {version} is not finite: {', '.join(found)}{weights}: {remedy}"
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from psnode.config import Config
-from psnode.errors import DeadlineExceededError, PeerLostError, PsnodeError, WireError
+from psnode.errors import DeadlineExceededError, NormError, PeerLostError, PsnodeError, WireError
 from psnode.exchange.shard.backlog import Backlog
-from psnode.exchange.shard.events import GroupClosed, NotApplied, Refused
+from psnode.exchange.shard.events import GroupClosed, NotApplied, Refused, Scaled
 from psnode.exchange.shard.shard import Shard
 from psnode.master.checkpoint_thread import CheckpointNews
 from psnode.master.checkpointing import PendingCheckpoints
@@ -148,6 +148,8 @@ class Master:
                 self._membership.lose(event.rank, str(event))
             case RemoteFailureError():
                 self._on_failure(event)
+            case Refused(error=NormError() as error) | Scaled(error=NormError() as error):
+                self._membership.judge(event, error)
             case WireError(source=int(rank)) | Refused(sender=rank):
                 self._membership.reject(rank, event)
             case WireError():
@@ -267,7 +269,8 @@ class Master:
             if not first and self._turn.deal():
                 self.observer.extend(self.sharding.last_step)
         self._round.begin(pause=self._is_pause(flags))
-        self._turn.close(flags, {} if first else self._turn.left_out(self._added))
+        self._turn.close(flags, {} if first else self._turn.left_out(self._added, self._membership.forfeited))
+        self._membership.settle(self._contributors)
         self._added = [()] * len(self.shard.plan.groups)
         self.pending.publish()
         self.pending.hurry(self.clock.now())

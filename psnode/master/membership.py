@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from psnode.config import Config
-from psnode.errors import TransportError, WireError
+from psnode.errors import NormError, TransportError, WireError
 from psnode.exchange.shard.backlog import Backlog
-from psnode.exchange.shard.events import Refused
+from psnode.exchange.shard.events import Refused, Scaled
 from psnode.exchange.shard.shard import Shard
+from psnode.exchange.shard.verdicts import AUTO
 from psnode.master.checkpointing import PendingCheckpoints
 from psnode.master.deadlines import RoundTimer
 from psnode.master.events import Events
@@ -35,6 +37,8 @@ class Membership:
     recorder: StepRecorder
     events: Events
     backlog: Backlog
+    judged: set[tuple[int, int]] = field(default_factory=set)  # ranks and steps of gradients out of bounds, in the open round
+    _refused: dict[int, int] = field(default_factory=dict)  # by rank: the number of such gradients in a row
 
     def on_overdue(self, owing: frozenset[int], *, held: bool) -> None:
         """Suspend the workers that hold up the round; if too few would be left, after the longest deadline.
@@ -136,3 +140,32 @@ class Membership:
             self.lose(rank, f"{STRIKES} of its frames in a row could not be used")
         elif isinstance(what, WireError) and not self.job_state.stopping:
             self.shard.excuse(rank, self.job_state.version + 1)
+
+    def judge(self, what: Refused | Scaled, error: NormError) -> None:
+        """Tell of a gradient that is out of bounds, once; after three refused ones in a row go on without its sender."""
+        rank, key = what.sender, (what.sender, error.step)
+        if rank not in self.members.live or key in self.judged:
+            return
+        self.judged.add(key)
+        if isinstance(what, Scaled):
+            self.events.tell("scaled", self.job_state.version, rank, str(error))
+            return
+        self.recorder.dropped(self.job_state.version + 1)
+        self._refused[rank] = self._refused.get(rank, 0) + 1
+        self.events.tell("rejected", self.job_state.version, rank, f"{type(error).__name__}: {error}")
+        self.recorder.excuse(rank, self.job_state.version + 1)
+        if self._refused[rank] >= STRIKES:
+            self.link.fail(rank, WireError(f"{STRIKES} gradients of rank {rank} in a row were out of all proportion", 0))
+            self.lose(rank, f"{STRIKES} of its gradients in a row were out of all proportion")
+
+    @property
+    def forfeited(self) -> set[int]:
+        """The ranks that sent what cannot be a gradient: it does not return to their memories."""
+        return {rank for rank, _ in self.judged} if self.config.norm_cap == AUTO else set()
+
+    def settle(self, contributors: Iterable[tuple[int, int]]) -> None:
+        """A version is complete: who contributed a whole gradient to it has none out of bounds in a row."""
+        judged = {rank for rank, _ in self.judged}
+        for rank in {rank for rank, _ in contributors} - judged:
+            self._refused.pop(rank, None)
+        self.judged.clear()

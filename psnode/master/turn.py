@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from psnode.exchange.shard.backlog import Backlog, Hold
@@ -171,11 +171,14 @@ class Turn:
             self.link.send(sorted(informed), Kind.RESHARD, body, step=self.job_state.version, version=self.job_state.version)
         return renewed
 
-    def left_out(self, added: Sequence[Iterable[Added]]) -> dict[int, list[int]]:
-        """By live worker the groups to which its gradient was not `added`; none where that may be used later."""
+    def left_out(self, added: Sequence[Iterable[Added]], forfeited: Container[int] = ()) -> dict[int, list[int]]:
+        """By live worker the groups to which its gradient was not `added`; none where that may be used later, or is `forfeited`."""
         ranks = [{each.rank for each in found} for found in added]
-        patient = self.shard.rule.patient
-        return {rank: [] if patient else [g for g, there in enumerate(ranks) if rank not in there] for rank in self.members.live}
+        keeps = self.shard.rule.patient
+        return {
+            rank: [] if keeps or rank in forfeited else [group for group, there in enumerate(ranks) if rank not in there]
+            for rank in self.members.live
+        }
 
     def close(self, flags: Flag, left_out: Mapping[int, list[int]]) -> None:
         """Declare the version complete, to each worker with the groups of its gradient that were not used and never will be."""

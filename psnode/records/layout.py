@@ -39,6 +39,8 @@ CODEBOOK = "codebook"
 BOOKS = f"{FEEDBACK}{CODEBOOK}/"
 RATE = "rate"
 STEP = "step"
+WHOLE = "whole"  # in the place of a range: norms of whole gradients
+LARGEST = "largest"
 _SCRATCH = "sent"  # an array that layout 1 saved for nothing
 
 
@@ -169,8 +171,8 @@ def homeless(found: Checkpoint, plan: Plan) -> tuple[int, int]:
     workers = [name for name in found.facts["files"] if is_worker_file(name)]
     memories = state_of(found, workers[0]) if workers else {}
     books = {key.removeprefix(BOOKS) for key in memories if key.startswith(BOOKS)}
-    norms = {key.partition("/")[2] for key in state_of(found, NORMS)} if found.has(NORMS) else set()
-    return len(books - segments), len(norms - groups)
+    norms = {key.partition("/")[2] for key in state_of(found, NORMS) if key != LARGEST} if found.has(NORMS) else set()
+    return len(books - segments), len(norms - groups - {WHOLE})
 
 
 def _upgraded(file: str, tensors: Tensors, plan: Plan) -> Tensors:

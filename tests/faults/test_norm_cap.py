@@ -55,7 +55,7 @@ def largest_weight(folder: Path) -> float:
     return max(float(tensor.abs().max()) for tensor in checkpoint.Checkpoint.open(newest).tensors(checkpoint.MODEL).values())
 
 
-@pytest.mark.parametrize(("workers", "liar", "step"), [(2, 1, 1), (2, 2, 1), (3, 1, 6), (3, 3, 6), (1, 1, 6)])
+@pytest.mark.parametrize(("workers", "liar", "step"), [(2, 1, 1), (2, 2, 1), (3, 1, 6), (3, 3, 6)])
 def test_one_finite_gradient_of_3e38_is_refused_and_told_with_its_rank(
     tmp_path: Path, workers: int, liar: int, step: int
 ) -> None:
@@ -75,7 +75,8 @@ def test_nothing_of_a_refused_gradient_is_in_the_weights(tmp_path: Path) -> None
     """A worker that always lies might as well not be there."""
     hashes = []
     for name, lie in (("large", decoded(one_large)), ("scaled", decoded(lambda values: 1000 * values))):
-        assert train(dense(tmp_path / name), 3, liar=3, lie=lie, step=1) == 0
+        config = dense(tmp_path / name, norm_cap=10.0 if name == "scaled" else 1e6)
+        assert train(config, 3, liar=3, lie=lie, step=1) == 0
         told = [(event["event"], event["rank"]) for event in events(tmp_path / name) if event["rank"]]
         assert told == [("rejected", 3)] * 3 + [("lost", 3)]
         hashes.append(json.loads((tmp_path / name / "summary.json").read_bytes())["model_hash"])
@@ -100,3 +101,18 @@ def test_without_a_cap_who_is_told_is_who_sent_it_and_not_who_met_it_first(tmp_p
 
     with pytest.raises(DivergedError, match=r"the latest gradient of rank 1 had the norm 3.4e\+38, those of the others about \d"):
         train(dense(tmp_path / "run", norm_cap=0.0), 3, liar=1, lie=decoded(all_large), step=4, most=1)
+
+
+def flipped(values: np.ndarray) -> np.ndarray:
+    """The highest bit of the exponent of the largest value."""
+    values.view(np.uint32)[np.abs(values).argmax()] ^= 1 << 30
+    return values
+
+
+def test_a_flipped_bit_of_an_exponent_costs_one_gradient_and_no_worker(tmp_path: Path) -> None:
+    for name in ("model", "layer"):
+        config = dense(tmp_path / name, group_by=name)
+        assert train(config, 2, liar=2, lie=decoded(flipped), step=5, most=1) == 0
+        told = [(event["event"], event["rank"], event["step"]) for event in events(tmp_path / name) if event["rank"]]
+        assert told == [("rejected", 2, 4)]
+        assert largest_weight(tmp_path / name) < 10

@@ -30,6 +30,14 @@ class Refused(NamedTuple):
     error: PsnodeError
 
 
+class Scaled(NamedTuple):
+    """Of the push of rank `sender` for `group`, which is out of bounds, a part counts, and the rest returns to its memory."""
+
+    group: int
+    sender: int
+    error: PsnodeError
+
+
 class NotApplied(NamedTuple):
     """The sum of the gradients of `ranks` for `group` is not finite."""
 

@@ -1,21 +1,19 @@
-"""Limit on the norm of a push: a multiple of the workers' earlier pushes of its group, and of the others' pushes.
+"""Norms that pushes are measured by: those of the workers' earlier pushes, and of the others'.
 
 A worker's batch may honestly have a gradient of a hundred times the median: late in training nearly all batches have almost no
-loss, and one hard example has plenty (docs/decisions/norm-cap.md has the figures). So a push is within bounds if its norm is at
-most `cap` times the largest of
+loss, and one hard example has plenty (docs/decisions/norm-cap.md has the figures). So the reference is the largest of
 
     m            the median of the last 25 norms of each worker
     u / 2        u: the median over the workers of the largest of the last 100 norms of each
-    w            the median over the other workers of their latest norms, be they refused: a rise that all see is none's fault
+    w            the median over the other workers of their latest norms: a rise that all see is no worker's fault
 
-Medians are the lower ones, so that one of two workers, or of four, moves none of them by itself. Norms of zero say nothing and
-are passed over.
+Medians are the lower ones, so that one of two workers, or of four, moves none of them by itself; so norms count whether the push
+was accepted or not, and what most workers have met once is usual. Norms of zero say nothing and are passed over.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
@@ -29,82 +27,50 @@ from psnode.records.checkpoint import NORMS, Checkpoint
 RECENT = 25
 WINDOW = 100
 SHARE = 0.5
-ALONE = 10  # pushes of one worker in a row: the others have stopped, and their earlier pushes tell nothing of now
-OUTLYING = 10
+WHOLE = layout.WHOLE
+LARGEST = layout.LARGEST
 
 
 class Norms:
-    """The norms of the pushes of one group. Its state is `kept`, by rank, oldest first, as in a checkpoint."""
+    """The norms of the pushes of one group, or of whole gradients. Its state is `kept`, by rank, oldest first, as in a checkpoint."""
 
-    def __init__(self, cap: float | None, kept: Mapping[int, Sequence[float]] | None = None) -> None:
-        self._cap = cap
-        self._kept = {rank: deque(norms, WINDOW) for rank, norms in sorted((kept or {}).items())}
-        self._offered = {rank: norms[-1] for rank, norms in self._kept.items() if norms}  # the latest, accepted or not
-        self._last, self._streak = 0, 0  # the rank that pushed last, and how often in a row
-        self._refused: dict[int, float] = {}  # the latest, if it was not accepted
-        self._silent = dict.fromkeys(self._kept, 0)  # how many norms of others were accepted since
-        self._usual = self._reference()
+    def __init__(self, kept: Mapping[int, Sequence[float]] | None = None) -> None:
+        # by rank, then by step; those of a checkpoint have steps below zero
+        self._kept = {rank: dict(enumerate(norms, -len(norms))) for rank, norms in sorted((kept or {}).items())}
+        self._silent = dict.fromkeys(self._kept, 0)  # number of norms of others since
+        self.usual = self._reference()  # the larger of m and u / 2; None before there is any norm
 
     @property
     def kept(self) -> dict[int, tuple[float, ...]]:
-        """The norms that were accepted."""
-        return {rank: tuple(norms) for rank, norms in self._kept.items()}
+        """The last norms of each rank."""
+        return {rank: tuple(norms.values()) for rank, norms in self._kept.items()}
 
-    @property
-    def usual(self) -> float | None:
-        """The larger of m and u / 2; None before there is any norm."""
-        return self._usual
+    def reference(self, rank: int) -> float | None:
+        """The largest of m, u / 2 and w for `rank`; None: nothing is known."""
+        latest = [next(reversed(norms.values())) for other, norms in self._kept.items() if other != rank]
+        return max((value for value in (self.usual, median(latest)) if value is not None), default=None)
 
-    def passes(self, norm: float) -> bool:
-        """True if a push is within bounds whatever the others push."""
-        return self._cap is None or norm == 0 or (self._usual is not None and norm <= self._cap * self._usual)
-
-    def bound(self, rank: int) -> float | None:
-        """The largest norm that `rank` may push, given the latest pushes of the others; None: any, as nothing is known."""
-        if self._cap is None:
-            return None
-        others = [norm for other, norm in self._offered.items() if other != rank]
-        known = [value for value in (self._usual, median([norm for norm in others if norm])) if value is not None]
-        alone = not others or (self._last == rank and self._streak > ALONE)
-        if alone and rank in self._refused:
-            known.append(self._refused[rank])
-        if alone and rank in self._kept:
-            known.append(SHARE * max(self._kept[rank]))
-        return self._cap * max(known) if known else None
-
-    def offer(self, rank: int, norm: float) -> None:
-        """`rank` has pushed something of this norm."""
-        self._offered[rank] = norm
-        self._last, self._streak = rank, self._streak + 1 if rank == self._last else 1
-
-    def refuse(self, rank: int, norm: float) -> None:
-        """The push of `rank` was out of bounds. If it has nobody beside it, a second one like this is believed."""
-        self._refused[rank] = norm
-
-    def outlier(self) -> str:
-        """Tell of the largest of the latest pushes if it was accepted and is over 10 times the others' median; else nothing."""
-        for rank, norm in sorted(self._offered.items(), key=lambda item: -item[1]):
-            others = median([other for who, other in self._offered.items() if who != rank and other])
-            if rank not in self._refused and others is not None and norm > OUTLYING * others:
-                return f"the latest gradient of rank {rank} had the norm {norm:.3g}, those of the others about {others:.3g}"
-        return ""
-
-    def accept(self, accepted: Iterable[tuple[int, float]]) -> None:
-        """A round has closed with pushes of these ranks and norms."""
-        for rank, norm in accepted:
-            self._refused.pop(rank, None)
+    def note(self, pushes: Mapping[tuple[int, int], float]) -> None:
+        """The norms of a round, by rank and step; a later one of the same step takes the place of the earlier."""
+        for (rank, step), norm in sorted(pushes.items()):
             if not norm:
                 continue
-            self._kept.setdefault(rank, deque(maxlen=WINDOW)).append(norm)
+            norms = self._kept.setdefault(rank, {})
+            norms[step] = norm
+            while len(norms) > WINDOW:
+                norms.pop(next(iter(norms)))
             self._silent = {other: count + 1 for other, count in self._silent.items()} | {rank: 0}
         for rank in [rank for rank, count in self._silent.items() if count > WINDOW * len(self._kept)]:  # it is gone
-            for known in (self._kept, self._silent, self._offered):
+            for known in (self._kept, self._silent):
                 known.pop(rank, None)
-        self._usual = self._reference()
+
+    def renew(self) -> None:
+        """Have `usual` follow what was noted: at the end of a round."""
+        self.usual = self._reference()
 
     def _reference(self) -> float | None:
-        recent = median([norm for norms in self._kept.values() for norm in islice(reversed(norms), RECENT)])
-        largest = median([max(norms) for norms in self._kept.values()])
+        recent = median([norm for norms in self._kept.values() for norm in islice(reversed(norms.values()), RECENT)])
+        largest = median([max(norms.values()) for norms in self._kept.values()])
         return None if recent is None or largest is None else max(recent, SHARE * largest)
 
 
@@ -113,22 +79,45 @@ def median(values: Sequence[float]) -> float | None:
     return sorted(values)[(len(values) - 1) // 2] if values else None
 
 
-def pack(norms: Sequence[Norms], plan: Plan) -> dict[str, torch.Tensor]:
-    """The norms kept of each group of `plan`, named RANK/RANGE (psnode.records.layout), for a checkpoint."""
-    return {
-        f"{rank}/{where}": torch.tensor(kept, dtype=torch.float64)
-        for where, each in zip(layout.ranges(plan, plan.groups), norms, strict=True)
-        for rank, kept in each.kept.items()
+def pack(groups: Sequence[Norms], whole: Norms, largest: float, plan: Plan) -> dict[str, torch.Tensor]:
+    """Norms for a checkpoint: of each group of `plan`, named RANK/RANGE (psnode.records.layout); of whole gradients, RANK/whole;
+    and the largest that was ever accepted.
+    """
+    named = [*zip(layout.ranges(plan, plan.groups), groups, strict=False), (WHOLE, whole)]
+    found = {
+        f"{rank}/{where}": torch.tensor(kept, dtype=torch.float64) for where, each in named for rank, kept in each.kept.items()
     }
+    return found | ({LARGEST: torch.tensor([largest], dtype=torch.float64)} if largest else {})
 
 
-def unpack(found: Checkpoint | None, plan: Plan) -> list[dict[int, list[float]]]:
-    """Inverse of `pack`; nothing of groups that the checkpoint does not know. CheckpointError if they are no norms."""
+def unpack(found: Checkpoint | None, plan: Plan) -> tuple[list[dict[int, list[float]]], dict[int, list[float]], float]:
+    """Inverse of `pack`; nothing of groups that the checkpoint does not know. CheckpointError if they are no norms.
+
+    An older checkpoint has norms of groups alone: those of a rank are added up, from the latest back.
+    """
     groups: dict[str, dict[int, list[float]]] = {}
+    largest = 0.0
     for name, values in layout.state_of(found, NORMS).items() if found is not None and found.has(NORMS) else ():
         rank, _, where = name.partition("/")
-        numbers = values.double().tolist() if rank.isdecimal() and values.dim() == 1 else []
+        numbers = values.double().tolist() if (rank.isdecimal() or name == LARGEST) and values.dim() == 1 else []
         if not numbers or not all(0 < number < math.inf for number in numbers):
             raise CheckpointError(f"{found.path / NORMS if found else NORMS} holds {name[:60]!r}, which are no norms of a group")
-        groups.setdefault(where, {})[int(rank)] = numbers
-    return [groups.get(where, {}) for where in layout.ranges(plan, plan.groups)]
+        if name == LARGEST:
+            largest = numbers[0]
+        else:
+            groups.setdefault(where, {})[int(rank)] = numbers
+    whole = groups.pop(WHOLE, None) or _added_up(groups.values())
+    largest = largest or max((norm for norms in whole.values() for norm in norms), default=0.0)
+    return [groups.get(where, {}) for where in layout.ranges(plan, plan.groups)], whole, largest
+
+
+def _added_up(groups: Iterable[Mapping[int, Sequence[float]]]) -> dict[int, list[float]]:
+    """Norms of whole gradients, by rank: the latest of all groups together, those before them together, and so on."""
+    found: dict[int, list[float]] = {}
+    for each in groups:
+        for rank, norms in each.items():
+            squares = found.setdefault(rank, [])
+            squares += [0.0] * (len(norms) - len(squares))
+            for index, norm in enumerate(reversed(norms)):
+                squares[index] += norm**2
+    return {rank: [math.sqrt(square) for square in reversed(squares)] for rank, squares in found.items()}

@@ -18,14 +18,14 @@ from psnode.errors import CodecError, NormError, WireError
 from psnode.exchange.shard.aggregator import Aggregator
 from psnode.exchange.shard.arithmetic import Arithmetic
 from psnode.exchange.shard.downlink import Downlink
-from psnode.exchange.shard.events import GroupClosed, NotApplied, Refused
+from psnode.exchange.shard.events import GroupClosed, NotApplied, Refused, Scaled
 from psnode.exchange.shard.executor import GroupExecutor
 from psnode.exchange.shard.global_norm_clipping import GlobalNorm, Summed
 from psnode.exchange.shard.median_clipping import Clipped, Clipping
 from psnode.exchange.shard.moving_average import MovingAverage
-from psnode.exchange.shard.norm_cap import Norms, pack, unpack
 from psnode.exchange.shard.optimizer import Constraint, Parameters
 from psnode.exchange.shard.pushes import Part, Push, Reader, limits
+from psnode.exchange.shard.verdicts import Beyond, Closing, Judge
 from psnode.exchange.stopwatch import Stopwatch
 from psnode.feedback import get_feedback
 from psnode.plan.groups import Group, Plan
@@ -41,9 +41,9 @@ _LARGEST = float(np.finfo(np.float32).max) / 2  # sums of norms below this are s
 class Reduction:
     """Adds frames to the sums of `arithmetic`, updates and sends: in lanes, in the order of submission.
 
-    A `constraint` is put on the weights when all groups are updated; none is sent before. A push whose norm exceeds `norm_cap`
-    times that of others (psnode.exchange.shard.norm_cap) is refused; one that might is held back until its round closes. A
-    `global_norm` clips the sums, and may hold them back until all are there. Frames
+    A `constraint` is put on the weights when all groups are updated; none is sent before. Of a gradient whose norm is out of
+    all proportion by `norm_cap` (psnode.exchange.shard.verdicts) the suspicious pushes are refused or, where the rest returns to
+    a memory, scaled; they are held back until all groups of the round have come. A `global_norm` clips the sums, and may hold them back until all are there. Frames
     state a weight if there is a `weight_unit`. The `average` follows the weights.
     """
 
@@ -77,7 +77,6 @@ class Reduction:
         self._watch = watch
         self._tracer = tracer
         self._seed = seed
-        self._cap = None if scheme.aggregator == MAJORITY else norm_cap  # votes weigh the same
         self._constraint = constraint
         self._global_norm = global_norm
         self._average = average
@@ -90,13 +89,13 @@ class Reduction:
         self._merged: dict[tuple[int, int], tuple[Payload, float]] = {}
         self._clipping = Clipping(codecs, len(plan.groups)) if aggregator.clips else None
         self._clipped: list[tuple[Clipped, ...]] = [()] * len(plan.groups)  # of the rounds that are being closed
+        self._scaled: list[list[Clipped]] = [[] for _ in plan.groups]
         self.rescales = feedback.rescales
         self._added: list[list[Added]] = [[] for _ in plan.groups]
         self._counts: list[list[float]] = [[] for _ in plan.groups]  # beside them: for how many gradients each stands
         self._absent: list[list[frozenset[int]]] = [[] for _ in plan.groups]  # beside them: tensors that had no gradient there
         self._reader = Reader(plan, codecs, limits(plan, scheme), self._merges, seed, weight_unit)
-        self._norms = [Norms(self._cap) for _ in plan.groups]
-        self._accepted: list[list[tuple[int, float]]] = [[] for _ in plan.groups]  # norms of added pushes, by rank
+        self._judge = Judge(plan, None if scheme.aggregator == MAJORITY else norm_cap)  # votes weigh the same
         self._most = [0.0] * len(plan.groups)  # no coordinate of a group's sum is larger
         self._suspects: list[list[tuple[Frame, float]]] = [[] for _ in plan.groups]  # with their weights
         self._covered = [list(plan.covering(group.start, group.stop).values()) for group in plan.groups]
@@ -107,71 +106,88 @@ class Reduction:
         group = self._plan.groups[frame.group]
         self._lanes.submit(group.index, partial(self._add, group, frame, weight))
 
-    def close(self, index: int, version: int, lr: float) -> None:
-        """Queue the update of a group with the gradients added, if there are any, and the sending of its `version`."""
-        self._lanes.submit(index, partial(self._close, self._plan.groups[index], version, lr))
+    def close(self, index: int, version: int, lr: float, *, alone: bool = False) -> None:
+        """Queue the update of a group with the gradients added, if there are any, and the sending of its `version`.
+
+        `alone`: one worker at most takes part in the job.
+        """
+        self._lanes.submit(index, partial(self._hear, Closing(index, version, lr), alone))
 
     def take_up(self, found: Checkpoint | None) -> None:
         """Compare with the norms that a checkpoint holds."""
-        if self._cap is not None:
-            self._norms = [Norms(self._cap, kept) for kept in unpack(found, self._plan)]
+        self._judge.take_up(found)
 
     def norms(self) -> dict[str, torch.Tensor]:
         """The norms that later pushes are compared with, for a checkpoint. While no group is open."""
-        return pack(self._norms, self._plan) if self._cap is not None else {}
+        return dict(self._judge.state())
 
     def outlier(self) -> str:
         """Tell of a push that is out of all proportion and in the weights all the same; else nothing."""
-        return next(filter(None, (norms.outlier() for norms in self._norms)), "")
+        return self._judge.outlier()
 
     def _add(self, group: Group, frame: Frame, weight: float) -> Refused | None:
         """Add all of a frame or, if a part of it cannot be decoded, nothing. It waits if it may be out of bounds."""
-        norms = self._norms[group.index]
         with self._watch.timing("decode"), self._tracer.span("decode", group=group.index, sender=frame.sender):
             try:
                 push = self._reader.read(group, frame)
-                norms.offer(frame.sender, push.norm)
-                if not norms.passes(push.norm):
-                    self._suspects[group.index].append((frame, weight))
-                    return None
             except (CodecError, WireError) as error:
                 frame.release()
                 return Refused(group.index, frame.sender, error)
-            self._add_push(group, frame, push, weight)
+            if self._judge.suspects(group.index, frame.sender, frame.step, push.norm):
+                self._suspects[group.index].append((frame, weight))
+            else:
+                self._add_push(group, frame, push, weight)
         return None
 
-    def _add_push(self, group: Group, frame: Frame, push: Push, weight: float) -> None:
-        """Add all of it, or keep it if it may be clipped."""
+    def _add_push(self, group: Group, frame: Frame, push: Push, weight: float, factor: float = 1.0) -> None:
+        """Add all of it, or `factor` times it, or keep it if it may be clipped."""
         if self._clipping is not None:
             self._clipping.hold(frame, push, weight)
+        elif factor < 1:
+            for part in push.parts:
+                self._arithmetic.add_payload(part.segment, part.payload, weight * factor)
+            self._scaled[group.index].append(Clipped(frame.sender, frame.step, factor))
+            frame.release()
         else:
             for part in push.parts:
                 self._add_part(part, frame.step, weight)
             frame.release()
-        self._most[group.index] += abs(weight) * push.norm
-        self._accepted[group.index].append((frame.sender, push.norm))
+        self._most[group.index] += abs(weight) * push.norm * factor
         self._added[group.index].append(Added(frame.sender, frame.step, frame.version))
         self._counts[group.index].append(push.counts_as)
         self._absent[group.index].append(push.absent)
 
-    def _judge(self, group: Group) -> list[Refused]:
-        """Add pushes that were held back if those of others are like them."""
+    def _hear(self, closing: Closing, alone: bool) -> list[GroupClosed | Refused | NotApplied | Scaled]:
+        """Close a group, unless it waits for a verdict, and those that waited, if now there is one."""
+        ready = self._judge.hear(closing, waits=bool(self._suspects[closing.group]), alone=alone)
+        for each in ready:
+            if each.group != closing.group:
+                self._lanes.submit(each.group, partial(self._close, each))
+        return [event for each in ready if each.group == closing.group for event in self._close(each)]
+
+    def _settle(self, group: Group) -> list[Refused | Scaled]:
+        """Add pushes that were held back, as far as the verdict on their worker's whole gradient lets them."""
         suspects, self._suspects[group.index] = self._suspects[group.index], []
-        norms, refused = self._norms[group.index], []
+        events: list[Refused | Scaled] = []
         for frame, weight in suspects:
+            beyond = self._judge.verdicts.get((frame.sender, frame.step))
+            factor = 1.0 if beyond is None else self._factor(group, beyond)
+            if beyond is not None:
+                error = NormError(frame.sender, frame.step, beyond.group, beyond.norm, beyond.bound, factor)
+                kind = Scaled if factor else Refused
+                events.append(kind(group.index, frame.sender, error))
             with self._watch.timing("decode"), self._tracer.span("decode", group=group.index, sender=frame.sender):
-                push = self._reader.read(group, frame)
-                bound = norms.bound(frame.sender)
-                if bound is not None and push.norm > bound:
-                    norms.refuse(frame.sender, push.norm)
-                    error = NormError(frame.sender, frame.step, group.index, push.norm, bound)
-                    refused.append(Refused(group.index, frame.sender, error))
-                    frame.release()
+                if factor:
+                    self._add_push(group, frame, self._reader.read(group, frame), weight, factor)
                 else:
-                    self._add_push(group, frame, push, weight)
-        accepted, self._accepted[group.index] = sorted(self._accepted[group.index]), []
-        norms.accept(accepted)
-        return refused
+                    frame.release()
+        return events
+
+    def _factor(self, group: Group, beyond: Beyond) -> float:
+        """The part of a push that counts although its gradient is out of bounds; 0: none, as the rest would be lost."""
+        if not self._remembers or not beyond.usual or any(self._merges[segment.index] for segment in group.segments):
+            return 0.0
+        return float(np.float32(beyond.usual / beyond.norm))
 
     def _add_part(self, part: Part, step: int, weight: float) -> None:
         """Add it decoded, or, if it can be merged, to the merged payload of its step, decoded once when the group closes."""
@@ -200,10 +216,12 @@ class Reduction:
             if factor < 1 and self._remembers:
                 found.append(Clipped(frame.sender, frame.step, factor))
             frame.release()
-        self._clipped[group.index] = tuple(found)
+        scaled, self._scaled[group.index] = self._scaled[group.index], []
+        self._clipped[group.index] = (*found, *scaled)
 
-    def _close(self, group: Group, version: int, lr: float) -> list[GroupClosed | Refused | NotApplied]:
-        events: list[GroupClosed | Refused | NotApplied] = [*self._judge(group)]
+    def _close(self, closing: Closing) -> list[GroupClosed | Refused | NotApplied | Scaled]:
+        group, version, lr = self._plan.groups[closing.group], closing.version, closing.lr
+        events: list[GroupClosed | Refused | NotApplied | Scaled] = [*self._settle(group)]
         summed, problems = self._finish(group, version)
         events += problems
         if self._global_norm is None:

@@ -107,6 +107,11 @@ class Rounds:
         return taken
 
     @property
+    def alone(self) -> bool:
+        """True if one worker at most takes part."""
+        return len(self._next[0]) <= 1
+
+    @property
     def untouched(self) -> bool:
         """True if all groups are open and no gradient of any has come."""
         return len(self._open) == len(self._next) and not any(order.arrived for order in self._orders)

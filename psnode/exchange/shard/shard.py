@@ -193,7 +193,7 @@ class Shard:
         self._reduction.add(frame, self._rate(frame.version) / rate if rescaled and rate else 1.0)
 
     def _close(self, group: int) -> None:
-        self._reduction.close(group, self._version + 1, self._rate(self._version))
+        self._reduction.close(group, self._version + 1, self._rate(self._version), alone=self._rounds.alone)
 
     # weights
 

@@ -1,38 +1,90 @@
-"""The bound on norms: pushes of honest workers are accepted, one out of all proportion is not."""
+"""Verdicts on norms: gradients of honest workers are accepted, one out of all proportion is not."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from psnode.exchange.shard.norm_cap import SHARE, WINDOW, Norms, median
+from psnode.exchange.shard.norm_cap import SHARE, WINDOW, Norms, median, pack, unpack
+from psnode.exchange.shard.verdicts import AUTO, IMPOSSIBLE, Closing, Judge
+from psnode.plan.groups import Plan, Tensor, make_plan
+from psnode.records import checkpoint
 
-Round = dict[int, float]
+Round = dict[int, float | tuple[float, ...]]
 
 
-def play(norms: Norms, rounds: list[Round]) -> list[tuple[int, int]]:
-    """Refusals in rounds of pushes, all of which come: pairs of round and rank."""
+def plan_of(groups: int) -> Plan:
+    tensors = [Tensor(f"layer{index}.weight", (4,)) for index in range(groups)]
+    return make_plan(tensors, "identity", group_by="layer", min_compress_bytes=0)
+
+
+def play(judge: Judge, rounds: list[Round], groups: int = 1, first: int = 1, members: int | None = None) -> list[tuple[int, int]]:
+    """Refusals in rounds of pushes, all of which come: pairs of round and rank. A number: all of it is in the first group."""
     refused = []
     for number, pushes in enumerate(rounds):
-        accepted, held = [], []
-        for rank, norm in sorted(pushes.items()):
-            norms.offer(rank, norm)
-            (accepted if norms.passes(norm) else held).append((rank, norm))
-        for rank, norm in held:
-            bound = norms.bound(rank)
-            if bound is not None and norm > bound:
-                refused.append((number, rank))
-                norms.refuse(rank, norm)
-            else:
-                accepted.append((rank, norm))
-        norms.accept(sorted(accepted))
+        held, ready = set(), []
+        for group in range(groups):
+            for rank, norms in sorted(pushes.items()):
+                parts = norms if isinstance(norms, tuple) else (norms, *[0.0] * (groups - 1))
+                if judge.suspects(group, rank, first + number, parts[group]):
+                    held.add((group, rank))
+        for group in range(groups):
+            waits = any(where == group for where, _ in held)
+            ready += judge.hear(Closing(group, number, 0.1), waits=waits, alone=(members or len(pushes)) == 1)
+        assert sorted(each.group for each in ready) == list(range(groups))
+        refused += sorted({(number, rank) for _, rank in held if (rank, first + number) in judge.verdicts})
     return refused
 
 
 def rounds(count: int, workers: int, draw: Callable[[int], float]) -> list[Round]:
     return [{rank: draw(number) for rank in range(1, workers + 1)} for number in range(count)]
+
+
+def bounded(cap: float | None = 10.0, groups: int = 1) -> Judge:
+    return Judge(plan_of(groups), cap)
+
+
+# auto
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("at", [0, 1, 150])
+def test_what_cannot_be_a_gradient_is_refused_whoever_sends_it(workers: int, at: int) -> None:
+    for liar, value in itertools.product(range(1, workers + 1), (3e38, 0.01 * 2.0**128, 2.0**65)):
+        played = rounds(at + 3, workers, lambda number: 1.0 + number % 3)
+        played[at][liar] = value
+        assert play(bounded(AUTO), played) == [(at, liar)]
+
+
+def test_by_default_nothing_below_the_limit_is_refused_whatever_came_before() -> None:
+    for before, after in ((1e-45, 1.0), (1e-30, 1e9), (0.0, 1e15), (1e-12, IMPOSSIBLE)):
+        played: list[Round] = [{1: before, 2: before}] * 100 + [{1: before, 2: after}, {1: after, 2: before}]
+        assert play(bounded(AUTO), played) == []
+
+
+def test_by_default_gradients_that_are_large_throughout_are_accepted() -> None:
+    assert play(bounded(AUTO), rounds(50, 3, lambda number: 1e20 + 1e23 * (number % 9 == 5))) == []
+    assert play(bounded(AUTO), [{1: 1e25, 2: 2e24}] * 5) == []  # from the first
+
+
+def test_by_default_a_single_worker_is_believed_whatever_it_sends() -> None:
+    for cap in (AUTO, 10.0):
+        assert play(bounded(cap), [{1: 1.0}] * 20 + [{1: 3e38}] + [{1: 1e-30}] * 3 + [{1: 3e38}]) == []
+
+
+def test_by_default_a_worker_that_is_the_only_one_to_push_is_not_the_only_one() -> None:
+    assert play(bounded(AUTO), [{1: 1.0}] * 20 + [{1: 3e38}], members=2) == [(20, 1)]
+
+
+def test_a_refused_norm_does_not_raise_the_limit() -> None:
+    assert play(bounded(AUTO), [{1: 1.0, 2: 1.0}, {1: 1.0, 2: 3e38}, {1: 1.0, 2: 3e38}]) == [(1, 2), (2, 2)]
+
+
+# a number
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4, 8])
@@ -42,77 +94,145 @@ def test_a_push_times_100_is_refused_whoever_sends_it(workers: int, at: int) -> 
     rng = np.random.default_rng(1)
     for liar in range(1, workers + 1):
         played = rounds(at + 3, workers, lambda number: float(rng.uniform(1, 1.5)))
-        played[at][liar] *= 100
-        assert play(Norms(10.0), played) == [(at, liar)]
+        played[at][liar] *= 100  # type: ignore[operator]
+        assert play(bounded(), played) == [(at, liar)]
+
+
+def test_a_gradient_is_judged_as_a_whole() -> None:
+    """A scale of no dimension that has a thousand times its usual gradient, in a whole gradient as large as ever."""
+    played: list[Round] = [{rank: (1.0, 1e-3) for rank in (1, 2, 3)} for _ in range(30)]
+    played[20][2] = (1.0, 1.0)
+    assert play(bounded(groups=2), played, groups=2) == []
+    played[20][2] = (100.0, 1e-3)
+    assert play(bounded(groups=2), played, groups=2) == [(20, 2)]
+
+
+def test_what_most_workers_have_met_once_is_usual() -> None:
+    """Every eighth gradient of each worker is a hundred times the others, at other times than those of the others."""
+    played: list[Round] = [
+        {rank: 100.0 if number % 8 == rank else 1.0 for rank in range(1, 5)} for number in range(400)
+    ]  # fmt: skip
+    assert play(bounded(), played) == [(1, 1), (2, 2), (3, 3)]
 
 
 def test_honest_norms_that_scatter_by_hundreds_are_accepted() -> None:
     """Log-normal, of a deviation that grows from .1 to 1.1: in the end the largest are 50 times the median. A seed: no chance."""
     rng = np.random.default_rng(2)
     played = rounds(2000, 4, lambda number: float(np.exp((0.1 + number / 2000) * rng.standard_normal())))
-    assert max(max(pushes.values()) for pushes in played) > 30
-    assert play(Norms(10.0), played) == []
+    assert max(max(pushes.values()) for pushes in played) > 30  # type: ignore[operator]
+    assert play(bounded(), played) == []
 
 
 def test_a_rise_or_fall_that_all_workers_see_is_accepted() -> None:
     for factor in (50.0, 1e6, 1e-6):
-        assert play(Norms(10.0), rounds(60, 4, lambda number, factor=factor: factor if number > 30 else 1.0)) == []
+        assert play(bounded(), rounds(60, 4, lambda number, factor=factor: factor if number > 30 else 1.0)) == []  # type: ignore[misc]
 
 
 def test_zero_gradients_say_nothing() -> None:
     """A part of the model that is used only now and then, or only later."""
-    assert play(Norms(10.0), rounds(100, 3, lambda number: 1.0 if number % 7 == 6 else 0.0)) == []
-    assert play(Norms(10.0), [{1: 0.0, 2: 0.0}] * 50 + [{1: 5.0, 2: 0.0}, {1: 0.0, 2: 7.0}]) == []
+    assert play(bounded(), rounds(100, 3, lambda number: 1.0 if number % 7 == 6 else 0.0)) == []
+    assert play(bounded(), [{1: 0.0, 2: 0.0}] * 50 + [{1: 5.0, 2: 0.0}, {1: 0.0, 2: 7.0}]) == []
 
 
-def test_who_is_alone_is_believed_the_second_time() -> None:
-    assert play(Norms(10.0), [{1: 1.0}] * 20 + [{1: 1e3}] + [{1: 1.0}] * 3) == [(20, 1)]
-    assert play(Norms(10.0), [{1: 1.0}] * 20 + [{1: 1e3}] * 20) == [(20, 1)]
-
-
-def test_who_pushes_while_the_others_have_stopped_is_believed_the_second_time() -> None:
-    together, alone = [{1: 1.0, 2: 1.0}] * 20, [{1: 1.0}] * 20
-    assert play(Norms(10.0), [*together, *alone, *[{1: 50.0}] * 20]) == [(40, 1)]
-    assert play(Norms(10.0), [*together, *[{1: 50.0, 2: 1.0}] * 3]) == [(20, 1), (21, 1), (22, 1)]
+def test_who_pushes_while_the_others_have_stopped_is_believed() -> None:
+    together: list[Round] = [{1: 1.0, 2: 1.0}] * 20
+    assert play(bounded(), [*together, *[{1: 1.0}] * 20, *[{1: 50.0}] * 20], members=2) == []
+    assert play(bounded(), [*together, *[{1: 50.0, 2: 1.0}] * 3], members=2) == [(20, 1), (21, 1), (22, 1)]
 
 
 @pytest.mark.parametrize("workers", [2, 4])
 def test_one_liar_cannot_raise_the_bound_step_by_step(workers: int) -> None:
     """Nine times the last in every round, and later pushes within the bound."""
-    played = [dict.fromkeys(range(1, workers + 1), 1.0) for _ in range(200)]
+    played: list[Round] = [dict.fromkeys(range(1, workers + 1), 1.0) for _ in range(200)]
     for number in range(50, 200):
         played[number][2] = 9.0 ** (number - 49)
-    refused = play(norms := Norms(10.0), played)
-    assert {rank for _, rank in refused} == {2}
-    assert len(refused) == 149  # all but the first, of 9
-    assert norms.usual == 1.0
+    assert play(bounded(), played) == [(number, 2) for number in range(51, 200)]  # all but the first, of 9
 
 
-def test_a_bound_is_the_cap_times_the_largest_reference() -> None:
+def test_the_parts_of_a_step_that_come_in_two_rounds_are_one_gradient() -> None:
+    judge = bounded(groups=2)
+    for number in range(20):
+        step = 1 + number // 2
+        for rank in (1, 2):
+            judge.suspects(number % 2, rank, step, 3.0 if number % 2 == 0 else 4.0)
+        for group in (0, 1):
+            judge.hear(Closing(group, number, 0.1), waits=False, alone=False)
+    (whole,) = {name: value for name, value in judge.state().items() if name == "1/whole"}.values()
+    assert whole.tolist() == [5.0] * 10
+
+
+# both
+
+
+def test_a_group_waits_only_if_it_has_suspects_and_until_all_have_come() -> None:
+    judge = bounded(AUTO, groups=3)
+    assert judge.hear(Closing(0, 1, 0.1), waits=False, alone=False) == [Closing(0, 1, 0.1)]
+    judge.suspects(1, 2, 1, 3e38)
+    assert judge.hear(Closing(1, 1, 0.1), waits=True, alone=False) == []
+    assert judge.hear(Closing(2, 1, 0.1), waits=False, alone=False) == [Closing(1, 1, 0.1), Closing(2, 1, 0.1)]
+    assert {key: (beyond.norm, beyond.group) for key, beyond in judge.verdicts.items()} == {(2, 1): (3e38, 1)}
+
+
+def test_a_reference_is_the_largest_of_three() -> None:
     """Worker 1 has seen 8 once, worker 2 has seen 40: lower medians, so 1 or half of 8."""
-    norms = Norms(5.0)
-    play(norms, [{1: 1.0, 2: 1.0}] * 40 + [{1: 8.0, 2: 8.0}, {1: 1.0, 2: 1.0}])
-    assert norms.usual == pytest.approx(max(1.0, SHARE * 8))
-    norms.offer(2, 6.0)
-    norms.offer(1, 1.0)
-    assert norms.bound(1) == pytest.approx(5 * 6.0)
-    assert norms.bound(2) == pytest.approx(5 * SHARE * 8)
-    play(norms, [{1: 1.0, 2: 1.0}] * WINDOW)
+    norms = Norms()
+    for step in range(40):
+        norms.note({(1, step): 1.0, (2, step): 1.0})
+    norms.note({(1, 40): 8.0, (2, 40): 40.0})
+    norms.note({(1, 41): 1.0, (2, 41): 6.0})
+    norms.renew()
+    assert (norms.usual, norms.reference(1), norms.reference(2)) == (SHARE * 8, 6.0, SHARE * 8)
+    for step in range(42, 42 + WINDOW):
+        norms.note({(1, step): 1.0, (2, step): 1.0})
+    norms.renew()
     assert norms.usual == 1.0  # forgotten
 
 
-def test_off_is_off_and_what_is_kept_is_taken_up() -> None:
-    assert play(Norms(None), [{1: 1.0, 2: 3e38}] * 5) == []
-    played = rounds(130, 3, lambda number: 1.0 + number % 5)
-    first = Norms(10.0)
-    play(first, played)
-    again = Norms(10.0, first.kept)
-    assert (again.kept, again.usual, again.bound(2)) == (first.kept, first.usual, first.bound(2))
+def test_off_is_off() -> None:
+    judge = bounded(None)
+    assert play(judge, [{1: 1.0, 2: 3e38}] * 5) == []
+    assert judge.state() == {}
+
+
+def saved(tmp_path: Path, tensors: dict[str, object]) -> checkpoint.Checkpoint:
+    """A checkpoint with these norms, as far as they are read."""
+
+    class Found:
+        path = tmp_path
+
+        def has(self, name: str) -> bool:
+            return name == checkpoint.NORMS
+
+    found = Found()
+    found.state = tensors  # type: ignore[attr-defined]
+    return found  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("cap", [AUTO, 10.0])
+def test_a_judge_that_is_taken_up_judges_as_before(cap: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("psnode.records.layout.state_of", lambda found, name: found.state)
+    judge, again = bounded(cap, 2), bounded(cap, 2)
+    play(judge, [{rank: (1.0 + number % 5, 2e20) for rank in (1, 2, 3)} for number in range(130)], groups=2)
+    again.take_up(saved(tmp_path, dict(judge.state())))
+    assert {name: value.tolist() for name, value in again.state().items()} == {
+        name: value.tolist() for name, value in judge.state().items()
+    }
+    later: list[Round] = [{1: (1.0, 2e20), 2: (1.0, 1e26), 3: (1.0, 2e27)}]
+    assert play(again, later, 2, first=131) == play(judge, later, 2, first=131) == [(0, 2), (0, 3)][: 2 if cap == 10 else 0]
+
+
+def test_norms_of_an_older_checkpoint_are_added_up_over_the_groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("psnode.records.layout.state_of", lambda found, name: found.state)
+    plan, groups = plan_of(2), [Norms({1: [3.0, 6.0], 2: [1.0]}), Norms({1: [8.0]})]
+    found = saved(tmp_path, dict(pack(groups, Norms(), 0.0, plan)))
+    assert unpack(found, plan) == ([{1: [3.0, 6.0], 2: [1.0]}, {1: [8.0]}], {1: [3.0, 10.0], 2: [1.0]}, 10.0)
 
 
 def test_who_is_gone_is_forgotten() -> None:
-    norms = Norms(10.0)
-    play(norms, [{1: 1.0, 2: 1.0, 3: 500.0}] * 1 + [{1: 1.0, 2: 1.0}] * 3 * WINDOW)
+    norms = Norms()
+    norms.note({(1, 0): 1.0, (2, 0): 1.0, (3, 0): 500.0})
+    for step in range(1, 3 * WINDOW):
+        norms.note({(1, step): 1.0, (2, step): 1.0})
     assert set(norms.kept) == {1, 2}
 
 
