@@ -19,6 +19,7 @@ from psnode.jobs.hosts.hostfile import text_of
 from psnode.jobs.supervision import Ended, supervise
 from psnode.records.directory import CONFIG
 from psnode.records.metrics import SUMMARY
+from psnode.transport.mpi.environment import UNBUFFERED
 
 _LOG = logging.getLogger(__name__)
 
@@ -60,6 +61,8 @@ def launch(
         _LOG.warning("running as root, so %s are set for mpirun", " and ".join(_ROOT_VARIABLES))
         environment.update(dict.fromkeys(_ROOT_VARIABLES, "1"))
     environment.setdefault("PSNODE_STOP_DEADLINE", f"{_TO_STOP * kill_after:g}")
+    if _is_watched():  # the terminals that mpirun gives its ranks have no size
+        environment.setdefault("COLUMNS", str(shutil.get_terminal_size().columns))
     line = mpirun_command(find_mpirun(), n_workers + 1, hostfile, mpirun_args, environment)
     program = [*line, *program]
     # where nobody else looks into the directory, a master that left no summary there was killed
@@ -100,7 +103,11 @@ def _run(
     # mpirun names its own folder by its process id, and does not start if a killed one of the same id has left one
     with tempfile.TemporaryDirectory(prefix="psnode-mpirun-", ignore_cleanup_errors=True) as sessions:
         place = {} if "PRTE_MCA_prte_tmpdir_base" in environment else {"PRTE_MCA_prte_local_tmpdir_base": sessions}
-        ended = supervise(command, {**place, **environment}, kill_after)
+        try:
+            ended = supervise(command, {**place, **environment}, kill_after)
+        finally:
+            if _is_watched():  # a rank that was killed while it drew a bar has left the cursor hidden
+                print("\x1b[?25h", end="", flush=True)
     if run_directory is not None and _stamp(run_directory) not in (None, before):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             left = json.loads((run_directory / SUMMARY).read_bytes())
@@ -110,6 +117,11 @@ def _run(
         return Ended(StoppedError.exit_code, True)
     code = MissingRanksError.exit_code if ended.code == 0 and judged else ended.code
     return Ended(code, ended.asked or code == StoppedError.exit_code)
+
+
+def _is_watched() -> bool:
+    """True if the output goes to a terminal on which a bar can move."""
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def _stamp(run_directory: Path | None) -> tuple[int, int] | None:
@@ -160,6 +172,8 @@ def _open_mpi_options(
                 "btl",
                 "self,sm" if hostfile is None and _stays_here(mpirun_args, environment) else "self,sm,tcp",
             )
+        if _is_watched() and not chosen("stream-buffering"):
+            yield from UNBUFFERED
     # A rank computes with several threads: bound to one core, as mpirun would do, they would share it.
     if not chosen("bind-to"):
         yield from ("--bind-to", "none")

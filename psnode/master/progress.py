@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import deque
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from psnode.records.metrics import StepRecord, compression_ratio
-from psnode.transport.mpi.environment import place
+from psnode.transport.mpi.environment import moves_on_a_terminal, place
 
 _RECENT = 50  # steps that the shown step time and ratio are taken over
 
@@ -102,15 +101,11 @@ def progress(coordinates: int, first: int, last: int, interval: int) -> Progress
 
 
 def _watched() -> bool:
-    """True if standard output ends at a terminal. mpirun gives its ranks one even if its own output goes elsewhere."""
-    if not sys.stdout.isatty():
-        return False
-    if place() is None:
-        return True
-    try:
-        return os.readlink(f"/proc/{os.getppid()}/fd/1").startswith(("/dev/pts/", "/dev/tty"))
-    except OSError:
-        return False
+    """True if standard output ends at a terminal that shows what is written at once.
+
+    mpirun gives its ranks a terminal even if its own output goes elsewhere, and holds a bar back, which ends no line.
+    """
+    return sys.stdout.isatty() and (place() is None or moves_on_a_terminal())
 
 
 class Fanout:

@@ -14,6 +14,7 @@ from psnode.errors import DivergedError, PsnodeError
 from psnode.jobs.tuning.sampling import draw
 from psnode.jobs.tuning.space import Varied, grid
 from psnode.jobs.tuning.trial import STOPPED, Trial
+from psnode.jobs.tuning.watching import watching
 
 UNMEASURED = "not evaluated"  # its training has ended well; the same command tries again
 _BLIND = 10  # drawn trials before the sampler looks at results, at most; a third of all of them if that is less
@@ -131,7 +132,8 @@ def _climb(trials: Sequence[Trial], sweep: Sweep, tell: Callable[[str], None]) -
 
 
 def _attempt(trial: Trial, steps: int, sweep: Sweep, which: str, tell: Callable[[str], None]) -> Outcome:
-    code = trial.advance(steps, sweep.metric)
+    with watching(trial, steps, which):
+        code = trial.advance(steps, sweep.metric)
     if code in STOPPED:
         raise SweepStoppedError(code)
     failed = trial.failed(steps)

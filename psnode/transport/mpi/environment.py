@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 # Most specific first: mpirun inside a Slurm allocation must win over Slurm, whose own variables are believed
@@ -15,6 +17,9 @@ _PAIRS = (
     ("PMIX_RANK", "PMIX_SIZE"),
     ("PMIX_RANK", "SLURM_NTASKS"),
 )
+
+
+UNBUFFERED = ("--stream-buffering", "0")  # makes Open MPI's mpirun hand on bytes as they come; else it waits for whole lines
 
 
 class Place(NamedTuple):
@@ -60,3 +65,16 @@ def job_name(environ: Mapping[str, str] = os.environ) -> str | None:
         if all(environ.get(name) for name in names):
             return ".".join(environ[name] for name in names)
     return None
+
+
+def moves_on_a_terminal(launcher: Path | None = None) -> bool:
+    """True if the launcher's own output is a terminal, and what a rank writes there moves before its line is complete.
+
+    `launcher`: its directory in /proc, by default that of this process's parent, which rank 0's mpirun is on one host.
+    """
+    found = launcher or Path(f"/proc/{os.getppid()}")
+    try:
+        words = (found / "cmdline").read_bytes().decode(errors="replace").replace("=", "\0").split("\0")
+        return UNBUFFERED in pairwise(words) and os.readlink(found / "fd" / "1").startswith(("/dev/pts/", "/dev/tty"))
+    except OSError:
+        return False
