@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
@@ -20,6 +19,7 @@ from psnode.config import Config
 from psnode.config.files import read_json
 from psnode.config.load import check_trust
 from psnode.config.names import locate_task, names_logger_file
+from psnode.config.plain_json import to_json
 from psnode.errors import CheckpointError, ConfigurationError, DeadlineExceededError
 from psnode.protocol.messages import plain
 from psnode.records import checkpoint
@@ -127,7 +127,7 @@ class Evaluator:
         kept = list(evaluations(self._train_dir, self._results.name, found))
         records = list(read_records(self._results))
         if len(kept) < len(records):
-            lines = "".join(json.dumps(record) + "\n" for record in kept)
+            lines = "".join(to_json(record) + "\n" for record in kept)
             write_atomically(self._results, lines.encode())
         self._done = {record["step"] for record in kept}
         return found
@@ -160,7 +160,7 @@ class Evaluator:
     def _record(self, result: Evaluation) -> None:
         try:
             with self._results.open("ab", buffering=0) as file:
-                file.write(json.dumps(asdict(result)).encode() + b"\n")
+                file.write(to_json(asdict(result)).encode() + b"\n")
                 os.fsync(file.fileno())
         except OSError as error:
             raise CheckpointError(f"{self._results} cannot be written: {error.strerror}") from error
@@ -210,7 +210,8 @@ def follow(
     has not begun, and for one that stopped to be continued (75) or writes nothing without having ended. `interval`: seconds
     between looks. `task`: the run's task: the instance that a program handed to psnode.run, or FILE|MODULE as in --task,
     which is executed; a task and loggers that only the run's record names are executed only with `trust_run`, its codec never.
-    `ema`: the moving averages of the weights. Exit code 5 if a checkpoint could not be read. Raises ConfigurationError, CheckpointError, DeadlineExceededError.
+    `ema`: the moving averages of the weights. Exit code 5 if a checkpoint could not be read. Raises ConfigurationError,
+    CheckpointError, DeadlineExceededError.
     """
     _await_run(train_dir, 0.0 if once or checkpoint is not None else patience, interval)
     config = replace(saved_config(train_dir), enable_gpu=enable_gpu)

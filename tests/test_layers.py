@@ -275,10 +275,13 @@ def test_packages_with_one_home(package: str) -> None:
     assert homes == ONLY_HOME[package]
 
 
-def test_the_cluster_tool_imports_one_leaf_of_psnode() -> None:
-    """The declaration of settings, which imports the errors alone (docs/decisions/settings.md)."""
+def test_the_cluster_tool_imports_two_leaves_of_psnode() -> None:
+    """The declaration of settings, which imports the errors alone (docs/decisions/settings.md), and the writer of JSON."""
     found = {found.module for path in (ROOT / "tools").rglob("*.py") for found in imports_of(path)}
-    assert {module for module in found if module.split(".")[0] == "psnode"} == {"psnode.config.declaration"}
+    assert {module for module in found if module.split(".")[0] == "psnode"} == {
+        "psnode.config.declaration",
+        "psnode.config.plain_json",
+    }
     assert {found.module for found in OWN if found.path == PACKAGE / "config" / "declaration.py"} == {"psnode.errors"}
 
 
@@ -290,6 +293,7 @@ def test_the_cluster_tool_loads_little_of_psnode() -> None:
         "psnode.config",
         "psnode.config.declaration",
         "psnode.config.names",
+        "psnode.config.plain_json",
         "psnode.config.train_settings",
         "psnode.errors",
     ]

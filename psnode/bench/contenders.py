@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from dataclasses import asdict, dataclass
@@ -13,6 +12,7 @@ from psnode.bench.ddp_process import Communication, Program
 from psnode.config import settings
 from psnode.config.declaration import Setting, nearest
 from psnode.config.load import load
+from psnode.config.plain_json import to_json
 from psnode.config.resolve import resolve
 from psnode.errors import ConfigurationError
 from psnode.jobs.launch import find_mpirun
@@ -191,7 +191,7 @@ class Ddp:
             workers=ground.workers,
         )  # fmt: skip
         path = folder / "program.json"
-        path.write_text(json.dumps(asdict(program)))
+        path.write_text(to_json(asdict(program)))
         return [sys.executable, "-m", "psnode.bench.ddp_process", str(path)]
 
     def checkpoints(self, folder: Path) -> dict[int, Path]:

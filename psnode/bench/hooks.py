@@ -6,7 +6,6 @@ seeds are the same for all. How long a step takes is the matter of `psnode bench
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import statistics
@@ -23,6 +22,7 @@ from psnode.bench.ddp_process import Communication, Program
 from psnode.bench.hardware import hardware
 from psnode.bench.saving import save
 from psnode.bench.trial import accuracies
+from psnode.config.plain_json import to_json
 from psnode.errors import TransportError
 
 HOOKS = ("fp32", "fp16", "powersgd:rank=2", "psnode:topk:ratio=0.005+fp16")
@@ -54,7 +54,7 @@ def _accuracy(ground: Ground, hook: str, seconds: float) -> float:
             communication=hook, options=ground.task_options(folder / "marks"), directory=name, batch=ground.batch,
             steps=ground.steps, lr=ground.lr, seed=ground.seed, evaluate_every=ground.steps, cosine=True,
         )  # fmt: skip
-        (folder / "program.json").write_text(json.dumps(asdict(program)))
+        (folder / "program.json").write_text(to_json(asdict(program)))
         _train(folder / "program.json", ground.workers, seconds)
         weights = {ground.steps: folder / f"step-{ground.steps:08}.safetensors"}
         return accuracies(ground, weights)[ground.steps]

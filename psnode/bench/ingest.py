@@ -5,7 +5,6 @@ python -m psnode.bench.ingest RESULT.json GROUPS GROUP_BYTES ROUNDS IDLE_SECONDS
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -16,6 +15,7 @@ import numpy as np
 from crc32c import crc32c
 
 from psnode.codecs.arrays import Bytes, Floats
+from psnode.config.plain_json import to_json
 from psnode.protocol import wire
 from psnode.transport.base import Arrival
 from psnode.transport.mpi import endpoint as mpi
@@ -132,7 +132,7 @@ def main(result: str, groups: str, group_bytes: str, rounds: str, idle_seconds: 
     share = idle_share(float(idle_seconds))
     if transport.rank == 0:
         found = measure(transport, size)
-        Path(result).write_text(json.dumps({"seconds": found, "idle_share": share}))
+        Path(result).write_text(to_json({"seconds": found, "idle_share": share}))
     else:
         serve(transport, size)
     transport.close()

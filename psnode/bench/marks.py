@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from psnode.config.plain_json import to_json
 from psnode.task import Batch
 from psnode.tasks.classification import Classification
 from psnode.transport.mpi.environment import place
@@ -88,7 +89,7 @@ class Metered(Classification):
 
     def _mark(self, gradient: torch.Tensor) -> None:
         with self._path.open("a") as file:
-            file.write(json.dumps(Mark.now()) + "\n")
+            file.write(to_json(Mark.now()) + "\n")
 
 
 class Exchange(Metered):

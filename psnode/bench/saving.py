@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError
 
 
@@ -13,7 +14,7 @@ def save(result: Any, file: Path | None) -> None:
     """Write `result` as JSON to `file`, in a folder that is made if need be; None: do nothing."""
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(result, indent=1) + "\n")
+        file.write_text(to_json(result, indent=1) + "\n")
 
 
 def load(file: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from psnode.bench.codecs import SPEEDS, Actions, Memory
 from psnode.bench.inputs import gaussian
 from psnode.bench.timing import timed
 from psnode.codecs import get_codec
+from psnode.config.plain_json import to_json
 
 READ = "read"  # in the place of a spec: the memory is read, and nothing done with it
 
@@ -35,12 +36,12 @@ def main(size: int, copies: int, specs: Sequence[str]) -> None:
         for name in ("feedback", "encode", "decode", "decode_add"):  # feedback overwrites the payloads that are decoded
             calls[spec][name]()
         digests[spec] = xxhash.xxh3_64_hexdigest(b"".join(payload.to_bytes() for payload in actions.payloads))
-    print(json.dumps(digests), flush=True)
+    print(to_json(digests), flush=True)
     for line in sys.stdin:
         spec, action, count = json.loads(line)
         if action in ("decode", "decode_add"):
             calls[spec]["encode"]()
-        print(json.dumps(timed(calls[spec][action], count)), flush=True)
+        print(to_json(timed(calls[spec][action], count)), flush=True)
 
 
 if __name__ == "__main__":

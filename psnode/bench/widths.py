@@ -33,6 +33,7 @@ from psnode.bench.saving import save
 from psnode.bench.width_process import READ
 from psnode.codecs import get_codec, table
 from psnode.codecs.kernels.llvm.values import UNASKED, processor
+from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError, PsnodeError
 
 HOST = "host"
@@ -77,7 +78,7 @@ class _Process:
         """Nanoseconds of processor time of a call."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # told by the answer that does not come
-            print(json.dumps([spec, action, calls]), file=self._process.stdin, flush=True)
+            print(to_json([spec, action, calls]), file=self._process.stdin, flush=True)
         return float(self._answer())
 
     def _answer(self) -> Any:

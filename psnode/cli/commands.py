@@ -6,7 +6,6 @@ that needs it.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 import traceback
@@ -31,6 +30,7 @@ from psnode.cli.usage_errors import in_words
 from psnode.config import settings
 from psnode.config.declaration import click_option
 from psnode.config.logs import shown
+from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError, PsnodeError, in_one_line
 from psnode.transport.mpi.environment import place
 
@@ -248,7 +248,7 @@ def codecs(name: str | None, as_json: bool, source: str | None) -> int:
     elif name is not None:
         listing.explain(name)
     elif as_json:
-        click.echo(json.dumps(listing.everything(), indent=2))
+        click.echo(to_json(listing.everything(), indent=2))
     else:
         listing.show()
     return 0

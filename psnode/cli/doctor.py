@@ -19,6 +19,7 @@ from typing import Any, Literal
 import click
 
 from psnode.config.cores import usable_cores
+from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError, installing
 
 State = Literal["ok", "missing", "optional"]
@@ -115,7 +116,7 @@ def examine(data_dir: Path | None, *, as_json: bool = False) -> int:
     """Look at everything and print it; 0 if training can work here, else 2."""
     findings = list(_findings(data_dir))
     if as_json:
-        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+        print(to_json([asdict(finding) for finding in findings], indent=2))
     else:
         _show(findings)
     return 2 if any(finding.state == "missing" for finding in findings) else 0

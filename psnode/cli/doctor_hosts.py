@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from psnode.config.plain_json import to_json
 
 if TYPE_CHECKING:
     from psnode.jobs.hosts.problems import Problem
@@ -23,7 +24,7 @@ def examine(hostfile: Path, deadline: float, data_dir: Path | None, *, as_json: 
     found = problems(own, answers, data_dir)
     if as_json:
         hosts = [{**asdict(answer), "host": answer.host.name, "slots": answer.host.slots} for answer in answers]
-        print(json.dumps({"here": own, "hosts": hosts, "problems": [each._asdict() for each in found]}, indent=2))
+        print(to_json({"here": own, "hosts": hosts, "problems": [each._asdict() for each in found]}, indent=2))
     else:
         _show(own, answers, found)
     return 1 if any(problem.stops for problem in found) else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import click
 
 from psnode.cli.debugging import debuggable
 from psnode.config.amounts import amount, duration, proportion
+from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def runs(places: tuple[Path, ...], sort: str, reverse: bool, as_json: bool) -> i
         raise ConfigurationError(f"there is no directory {RUNS} here: name runs, or directories that hold some")
     found = _ordered(_read(places or (RUNS,)), sort, reverse)
     if as_json:
-        click.echo(json.dumps([_facts(run) for run in found], indent=2))
+        click.echo(to_json([_facts(run) for run in found], indent=2))
     else:
         _show(found)
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import click
 from psnode.cli.debugging import debuggable
 from psnode.cli.shared import configure
 from psnode.config import Config, settings
+from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError, PsnodeError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def tune(vary: Sequence[str], command: tuple[str, ...], trials: int, as_json: bo
             err=True,
         )
     if as_json:
-        click.echo(json.dumps(table.as_json(outcomes, metric), indent=2))
+        click.echo(to_json(table.as_json(outcomes, metric), indent=2))
     else:
         table.show(outcomes, metric)
     if table.best_of(outcomes) is None:

@@ -16,6 +16,7 @@ from psnode.config.declaration import nearest, read_toml
 from psnode.config.extensions import locate_codec
 from psnode.config.files import read_json
 from psnode.config.names import locate_logger, locate_task
+from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError
 
 PREFIX = "PSNODE_"
@@ -94,7 +95,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 def to_toml(config: Config) -> str:
     """The settings of `config`, a line each, as `from_file` takes them."""
     rows = {name.replace("_", "-"): value for name, value in config.stated().items() if name not in _OF_ONE_START}
-    return "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in rows.items())
+    return "".join(f"{key} = {to_json(value, ensure_ascii=False)}\n" for key, value in rows.items())
 
 
 def from_file(path: Path) -> dict[str, Any]:

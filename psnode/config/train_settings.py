@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import xxhash
 
 from psnode.config.declaration import ABSENT, Setting, nearest, option, settings_of
 from psnode.config.names import names_code, names_codec_file, names_logger_file
+from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError
 
 _BUILT_IN = ("network", "dataset", "data_dir", "download")  # settings of the built-in task
@@ -484,7 +484,7 @@ class Config:
     def digest(self) -> int:
         """xxh3_64 of the canonical JSON of the settings that decide how a run goes."""
         fields = {name: value for name, value in self.to_dict().items() if not settings()[name].rules.free}
-        return xxhash.xxh3_64_intdigest(json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False).encode())
+        return xxhash.xxh3_64_intdigest(to_json(fields, sort_keys=True, separators=(",", ":")).encode())
 
 
 def _pairs(flag: str, items: tuple[str, ...]) -> dict[str, str]:

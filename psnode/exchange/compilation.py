@@ -32,6 +32,7 @@ from psnode.codecs.kernels.finite import add_scaled
 from psnode.codecs.registry import brief
 from psnode.config import Config
 from psnode.config.cores import usable_cores
+from psnode.config.plain_json import to_json
 from psnode.config.scheme import Scheme
 from psnode.exchange.pieces import Piece, pieces_of, run_piece
 from psnode.plan.groups import IDENTITY, Plan
@@ -166,7 +167,7 @@ def _feed(
             for piece in waiting.get_nowait():
                 kernels = 0
                 with contextlib.suppress(OSError, ValueError):
-                    child.stdin.write(json.dumps(piece) + "\n")
+                    child.stdin.write(to_json(piece) + "\n")
                     child.stdin.flush()
                     kernels = int(child.stdout.readline() or 0)
                 done.put((piece, kernels))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import shutil
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from typing import Any
 from filelock import FileLock
 
 from psnode.config.files import read_json
+from psnode.config.plain_json import to_json
 from psnode.errors import PsnodeError
 from psnode.records import checkpoint
 from psnode.records.metrics import SUMMARY
@@ -30,7 +30,7 @@ def begin(directory: Path, arguments: Sequence[str]) -> bool:
     One that left no checkpoint is deleted. Waits for a process that is still at work there. PsnodeError if the directory holds
     a run of other arguments.
     """
-    asked = json.dumps(list(arguments))
+    asked = to_json(list(arguments))
     if (directory / _ASKED).exists():
         require_same(directory, arguments)
         with FileLock(directory / _LOCK):
@@ -45,7 +45,7 @@ def begin(directory: Path, arguments: Sequence[str]) -> bool:
 
 def require_same(directory: Path, arguments: Sequence[str]) -> None:
     """PsnodeError if `directory` holds a run of other arguments."""
-    if (directory / _ASKED).exists() and (directory / _ASKED).read_text() != json.dumps(list(arguments)):
+    if (directory / _ASKED).exists() and (directory / _ASKED).read_text() != to_json(list(arguments)):
         raise PsnodeError(f"{directory} holds a run with other settings: choose another --output")
 
 

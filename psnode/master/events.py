@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from psnode.config.plain_json import to_json
 from psnode.records.metrics import EVENTS
 
 _LOG = logging.getLogger(__name__)
@@ -33,6 +33,6 @@ class Events:
         record = {"time": time.time(), "step": step, "event": event, "rank": rank, "reason": reason}
         try:
             with self._path.open("ab", buffering=0) as file:
-                file.write(json.dumps(record).encode() + b"\n")
+                file.write(to_json(record).encode() + b"\n")
         except OSError as error:
             _LOG.warning("%s cannot be written: %s", self._path, error.strerror)

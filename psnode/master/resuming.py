@@ -41,7 +41,7 @@ def tell_of_the_start(events: Events, run: RunDirectory, workers: range) -> None
 
 
 def tell_of_another_end(events: Events, run: RunDirectory, sharding: Sharding) -> None:
-    """Tell of a learning rate that goes by where the run ends, when a resumed run ends elsewhere: the next rate is another one."""
+    """Tell of a learning rate that goes by where the run ends, when a resumed run ends elsewhere: its next rate is another."""
     earlier, step = run.resume_point.config, run.resume_point.step
     if earlier is None or not step or run.config.lr_schedule not in SHAPED:
         return
@@ -54,9 +54,9 @@ def tell_of_another_end(events: Events, run: RunDirectory, sharding: Sharding) -
         "another end",
         step,
         None,
-        f"--max-steps or --epochs moves the end of --lr-schedule {run.config.lr_schedule} from step {before} to {now}: the learning "
-        f"rate of step {step + 1} is {sharding.schedule(step):.4g}, as if that had been the end from the start; that of step {step} was "
-        f"{then(step - 1):.4g}",
+        f"--max-steps or --epochs moves the end of --lr-schedule {run.config.lr_schedule} from step {before} to {now}: "
+        f"the learning rate of step {step + 1} is {sharding.schedule(step):.4g}, as if that had been the end from the start; "
+        f"that of step {step} was {then(step - 1):.4g}",
     )
 
 

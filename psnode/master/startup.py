@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -11,6 +10,7 @@ import torch
 import xxhash
 
 from psnode.config import Config
+from psnode.config.plain_json import to_json
 from psnode.config.scheme import Scheme
 from psnode.errors import ConfigurationError, DeadlineExceededError, StoppedError
 from psnode.exchange.shard.consistency import gradients_a_round
@@ -76,7 +76,7 @@ def plan_for(ready: Ready, scheme: Scheme, config: Config) -> Plan:
 
 def job_digest(config: Config, scheme: Scheme, plan: Plan, mark: str) -> int:
     """Digest that every frame of this job carries: configuration, scheme, plan and this start of it."""
-    text = json.dumps([config.digest(), scheme.to_dict(), plan.to_dict(), mark], sort_keys=True)
+    text = to_json([config.digest(), scheme.to_dict(), plan.to_dict(), mark], sort_keys=True)
     return max(1, xxhash.xxh3_64_intdigest(text.encode()))
 
 

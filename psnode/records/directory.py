@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import platform
 import secrets
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ import psnode
 from psnode.config import Config
 from psnode.config.changes import plan_changes, resume_conflicts
 from psnode.config.files import open_plain, read_json, require_plain
+from psnode.config.plain_json import to_json
 from psnode.config.resolve import resolve
 from psnode.config.scheme import Scheme
 from psnode.errors import CheckpointError, ConfigurationError, PsnodeError
@@ -138,7 +138,7 @@ class RunDirectory:
         return True
 
     def _write_config(self) -> None:
-        write_atomically(self.path / CONFIG, json.dumps(self._recorded, indent=1).encode() + b"\n")
+        write_atomically(self.path / CONFIG, to_json(self._recorded, indent=1).encode() + b"\n")
 
 
 def claim(config: Config) -> RunDirectory:

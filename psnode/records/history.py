@@ -11,13 +11,13 @@ A start voids the lines of later versions: that work was lost with the process t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import xxhash
 
+from psnode.config.plain_json import to_json
 from psnode.records import checkpoint
 from psnode.records.journal import Journal
 from psnode.records.metrics import read_records
@@ -57,7 +57,7 @@ class History:
 
     def _write(self, line: dict[str, Any]) -> None:
         assert self._journal is not None
-        self._journal.append(json.dumps(line, separators=(",", ":")).encode())
+        self._journal.append(to_json(line, separators=(",", ":")).encode())
 
 
 def violations(directory: Path, staleness: int | None = 0) -> list[str]:

@@ -18,13 +18,13 @@ This is layout 2. Layout 1 named state by the indices of groups and segments: it
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import xxhash
 
+from psnode.config.plain_json import to_json
 from psnode.errors import CheckpointError
 from psnode.plan.groups import Plan
 from psnode.records.checkpoint import NORMS, OPTIMIZER, REPLICA, Checkpoint, is_worker_file
@@ -66,7 +66,7 @@ class Run(NamedTuple):
 
 def digest(plan: Plan) -> str:
     """xxh3_64 of a plan, for a manifest."""
-    return f"{xxhash.xxh3_64_intdigest(json.dumps(plan.to_dict(), sort_keys=True).encode()):016x}"
+    return f"{xxhash.xxh3_64_intdigest(to_json(plan.to_dict(), sort_keys=True).encode()):016x}"
 
 
 def places(plan: Plan) -> dict[str, slice]:

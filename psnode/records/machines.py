@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from psnode.config.plain_json import to_json
 from psnode.records.metrics import write_atomically
 
 MACHINES = "machines.json"
@@ -18,4 +18,4 @@ def write_machines(directory: Path, ranks: Mapping[int, Mapping[str, Any]], back
     `backward`: by tensor, from the beginning of a backward pass until its gradient is there, in that order.
     """
     content = {"ranks": {str(rank): dict(found) for rank, found in sorted(ranks.items())}, "backward": backward}
-    write_atomically(directory / MACHINES, json.dumps(content, indent=1).encode() + b"\n")
+    write_atomically(directory / MACHINES, to_json(content, indent=1).encode() + b"\n")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import math
 import os
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from psnode.config.files import RECORD_BYTES, open_plain, parse_json, require_plain
+from psnode.config.plain_json import to_json
 from psnode.errors import CheckpointError
 from psnode.records.journal import Journal
 
@@ -88,7 +88,7 @@ class Summary:
 
     def write(self, directory: Path) -> None:
         """Write summary.json into `directory` atomically."""
-        write_atomically(directory / SUMMARY, json.dumps(asdict(self), indent=2).encode() + b"\n")
+        write_atomically(directory / SUMMARY, to_json(asdict(self), indent=2).encode() + b"\n")
 
 
 def peak_memory() -> int | None:
@@ -219,7 +219,7 @@ def losses(path: Path, step: int) -> Iterator[float]:
 def cut_after(path: Path, step: int) -> None:
     """Drop the records after `step`, and a torn last line."""
     if path.exists():
-        kept = [json.dumps(record) for record in itertools.takewhile(lambda record: record["step"] <= step, read_records(path))]
+        kept = [to_json(record) for record in itertools.takewhile(lambda record: record["step"] <= step, read_records(path))]
         write_atomically(path, "".join(line + "\n" for line in kept).encode())
 
 
@@ -231,7 +231,7 @@ class RunLog:
 
     def write(self, record: StepRecord) -> None:
         """One line, at once visible to readers."""
-        self._journal.append(json.dumps(asdict(record)).encode())
+        self._journal.append(to_json(asdict(record)).encode())
 
     def extend(self, last: int) -> None:
         """Nothing to write: a record says where it stands, not where the run ends."""

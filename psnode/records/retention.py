@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from psnode.config.plain_json import to_json
 from psnode.errors import CheckpointError
 from psnode.protocol.messages import plain
 from psnode.records import checkpoint
@@ -64,7 +64,7 @@ def judge(path: Path, reason: str) -> None:
         return
     facts = {name: value for name, value in Checkpoint.open(path).facts.items() if name not in (SOUND, REASON)}
     files = facts.pop("files")
-    write_atomically(manifest, json.dumps({**facts, **verdict(reason), "files": files}, indent=2).encode())
+    write_atomically(manifest, to_json({**facts, **verdict(reason), "files": files}, indent=2).encode())
     named = checkpoint.latest(train_dir)
     if reason and named == path and (before := newest_not_unsound(train_dir)) is not None:
         checkpoint.name_latest(before)

@@ -11,7 +11,6 @@ and no worker has ever known a path of the checkpoint.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import stat
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from psnode.config.files import delete
+from psnode.config.plain_json import to_json
 from psnode.errors import CheckpointError
 from psnode.records.checkpoint import (
     CHECKPOINTS,
@@ -148,7 +148,7 @@ class StagedCheckpoint:
         remove(self._parts)
         files = {name: {"bytes": entry.nbytes, "xxh3_128": entry.digest} for name, entry in sorted(self._entries.items())}
         manifest = {"step": self.step, "layout": LAYOUT, **facts, "files": files}
-        write_file(self._path / MANIFEST, json.dumps(manifest, indent=2).encode())
+        write_file(self._path / MANIFEST, to_json(manifest, indent=2).encode())
         for directory in {path.parent for path in self._path.rglob("*")}:
             fsync_directory(directory)
         final = self._root / step_directory(self.step)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from psnode.config.plain_json import to_json
 from psnode.errors import CheckpointError
 from psnode.records.hashed_file import Entry, HashedFile, Raw
 from psnode.records.snapshot import raw
@@ -54,7 +55,7 @@ class Content(NamedTuple):
     def together(self, other: Content) -> Content:
         """Both in one file. No name of one is in the other."""
         pairs = [name for each in (self, other) for name in json.loads(each.metadata.get(_PAIRS, "[]"))]
-        metadata = {**self.metadata, **other.metadata, **({_PAIRS: json.dumps(pairs)} if pairs else {})}
+        metadata = {**self.metadata, **other.metadata, **({_PAIRS: to_json(pairs)} if pairs else {})}
         return Content({**self.tensors, **other.tensors}, metadata, self.halved | other.halved)
 
 
@@ -149,7 +150,7 @@ def _header(content: Content) -> tuple[bytes, list[str]]:
         shape = list(content.tensors[name].shape)
         fields[name] = {"dtype": types[stored[name]], "shape": shape, "data_offsets": [place, stop]}
         place = stop
-    text = json.dumps(fields, separators=(",", ":")).encode()
+    text = to_json(fields, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text, order
 
@@ -182,7 +183,7 @@ def _portable(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tens
     pairs = [name for name, value in apart.items() if value.is_complex() and value.dtype is not torch.complex64]
     values = {name: torch.view_as_real(value) if name in pairs else value for name, value in apart.items()}
     if pairs:
-        metadata[_PAIRS] = json.dumps(pairs)
+        metadata[_PAIRS] = to_json(pairs)
     return values, metadata or None
 
 

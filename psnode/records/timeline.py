@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from psnode.config.plain_json import to_json
 from psnode.errors import WireError
 from psnode.records.metrics import write_atomically
 
@@ -50,7 +51,7 @@ class Tracer:
 
     def to_bytes(self) -> bytes:
         """The events as JSON, for the master."""
-        return json.dumps(self.events()).encode()
+        return to_json(self.events()).encode()
 
 
 def parse_events(content: bytes, rank: int) -> list[dict[str, Any]]:
@@ -77,4 +78,4 @@ def write_timeline(directory: Path, events: Iterable[dict[str, Any]], names: dic
         {"name": "thread_name", "ph": "M", "pid": rank, "tid": number, "args": {"name": thread}}
         for (rank, thread), number in tracks.items()
     ]
-    write_atomically(directory / TIMELINE, json.dumps({"traceEvents": heads + events}).encode())
+    write_atomically(directory / TIMELINE, to_json({"traceEvents": heads + events}).encode())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
@@ -12,6 +11,7 @@ from xml.etree.ElementTree import Element
 import numpy as np
 
 from psnode.config.amounts import amount, duration, proportion
+from psnode.config.plain_json import to_json
 from psnode.plan.groups import Plan
 from psnode.records.metrics import Seconds
 from psnode.report.elements import e, table
@@ -68,7 +68,7 @@ def _text(value: Any) -> str | None:
     """A recorded value as one types it."""
     if value is None or isinstance(value, str):
         return value
-    return json.dumps(value)
+    return to_json(value)
 
 
 def times(runs: Sequence[Run]) -> Element:

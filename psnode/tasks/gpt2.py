@@ -7,7 +7,6 @@ has had so far. The file imports psnode.task alone, so that another checkout's p
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from psnode.config.plain_json import to_json
 from psnode.task import Task
 
 SHAPES = {"124m": (12, 768, 12), "355m": (24, 1024, 16), "tiny": (2, 64, 2)}  # layers, width, heads
@@ -113,4 +113,4 @@ class Gpt2(Task):
     def _mark(self, gradient: torch.Tensor) -> None:
         peak = next(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
         with (self._marks or Path()).joinpath(f"{os.getpid()}.jsonl").open("a") as file:
-            file.write(json.dumps({"seconds": time.time(), "peak_bytes": 1024 * int(peak)}) + "\n")
+            file.write(to_json({"seconds": time.time(), "peak_bytes": 1024 * int(peak)}) + "\n")

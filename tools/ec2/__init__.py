@@ -1,6 +1,6 @@
 """A cluster for psnode on EC2: started, set up, used and removed from one's own machine.
 
-Of psnode it imports psnode.config.declaration alone.
+Of psnode it imports psnode.config.declaration and psnode.config.plain_json alone.
 
     python -m psnode_ec2 launch | status | get_hosts | setup | run | ssh | put | get | logs | stop | extend | list | cost
     | shutdown | export

@@ -15,6 +15,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from psnode.config.plain_json import to_json
 from psnode_ec2.errors import ConfigurationError
 from psnode_ec2.settings import Settings
 
@@ -65,7 +66,7 @@ def write(settings: Settings, charge: Charge) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         new = path.with_suffix(".new")
-        new.write_text(json.dumps(dataclasses.asdict(charge), indent=1))
+        new.write_text(to_json(dataclasses.asdict(charge), indent=1))
         os.replace(new, path)
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written ({error.strerror}): set state_dir to another folder") from None

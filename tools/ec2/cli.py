@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from psnode.config.plain_json import to_json
 from psnode_ec2 import node_commands
 from psnode_ec2.cloud import progress
 from psnode_ec2.cluster import ENDED, LIVE
@@ -51,7 +51,7 @@ def _status(session: Session, as_json: bool) -> None:
     nodes = cluster.nodes(LIVE + ENDED)
     session.note(nodes)
     if as_json:
-        click.echo(json.dumps([asdict(node) for node in nodes], default=str, indent=1))
+        click.echo(to_json([asdict(node) for node in nodes], default=str, indent=1))
         return
     for node in nodes:
         click.echo(node)
@@ -166,7 +166,7 @@ def _list(session: Session, as_json: bool) -> None:
     for told in failed:
         progress(told)
     if as_json:
-        click.echo(json.dumps([each.plain() for each in found], default=str, indent=1))
+        click.echo(to_json([each.plain() for each in found], default=str, indent=1))
         return
     for each in found:
         click.echo(each)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -12,6 +11,7 @@ from typing import Any
 import click
 
 from psnode.config.declaration import nearest
+from psnode.config.plain_json import to_json
 from psnode_ec2 import errors
 from psnode_ec2.settings import Settings
 
@@ -240,7 +240,7 @@ def _no_credentials() -> errors.AccessError:
 
 
 def _shown(service: str, operation: str, parameters: Mapping[str, Any]) -> str:
-    return f"call {service} {operation} {json.dumps(parameters, default=str, sort_keys=True)}"
+    return f"call {service} {operation} {to_json(parameters, default=str, sort_keys=True)}"
 
 
 def progress(text: str) -> None:

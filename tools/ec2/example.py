@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from psnode.config.declaration import Setting
+from psnode.config.plain_json import to_json
 from psnode_ec2.settings import FIELDS, rule
 
 _HEAD = """# A cluster for psnode on EC2. Every key is also a flag (--n-workers 4), and a flag wins. Money is in USD.
@@ -24,10 +24,10 @@ def example() -> str:
 def shown(value: Any) -> str:
     """`value` in TOML."""
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{json.dumps(key)} = {number}" for key, number in value.items()) + " }" if value else "{}"
+        return "{ " + ", ".join(f"{to_json(key)} = {number}" for key, number in value.items()) + " }" if value else "{}"
     if isinstance(value, tuple):
-        return json.dumps(list(value))
-    return json.dumps(str(value) if isinstance(value, Path) else value)
+        return to_json(list(value))
+    return to_json(str(value) if isinstance(value, Path) else value)
 
 
 def spelled(setting: Setting) -> Any:

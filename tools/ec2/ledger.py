@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from psnode.config.plain_json import to_json
 from psnode_ec2.cluster import LIVE, Node
 from psnode_ec2.settings import Settings
 
@@ -80,7 +81,7 @@ def _opened(path: Path) -> Iterator[dict[str, Entry]]:
         yield entries
         with contextlib.suppress(OSError):
             file.truncate(0)
-            file.write(json.dumps([asdict(each) for each in entries.values()], indent=0))
+            file.write(to_json([asdict(each) for each in entries.values()], indent=0))
             file.flush()
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from psnode.config.plain_json import to_json
 from psnode_ec2.cluster import CLUSTER
 from psnode_ec2.errors import ConfigurationError
 from psnode_ec2.settings import Settings
@@ -26,7 +26,7 @@ _READING = (
 def policy(kind: str, settings: Settings) -> str:
     """JSON for `aws iam`: iam-policy of the nodes' role, iam-trust of who may take it, iam-user of who runs this tool."""
     made = {"iam-policy": _nodes, "iam-trust": _trust, "iam-user": _user}[kind](settings)
-    return json.dumps({"Version": "2012-10-17", "Statement": made}, indent=2) + "\n"
+    return to_json({"Version": "2012-10-17", "Statement": made}, indent=2) + "\n"
 
 
 def _nodes(settings: Settings) -> list[dict[str, Any]]:

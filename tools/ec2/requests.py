@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from psnode.config.plain_json import to_json
 from psnode_ec2.cluster import ENDED, Cluster
 from psnode_ec2.errors import OthersError, SpentTokenError, TakenTokenError
 from psnode_ec2.images import Image
@@ -88,7 +88,7 @@ def request(
         options |= {"MaxPrice": limit} if limit else {}
         wanted["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
         wanted["TagSpecifications"] += cluster.tags("spot-instances-request", launch=common.launch, role=role)
-    text = json.dumps([cluster.name, cluster.owner, role, place.subnet, wanted["InstanceType"], list(moment)])
+    text = to_json([cluster.name, cluster.owner, role, place.subnet, wanted["InstanceType"], list(moment)])
     return {**wanted, "ClientToken": hashlib.sha256(text.encode()).hexdigest()[:64]}
 
 

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
+from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError, PsnodeError
 from psnode.jobs.hosts.hostfile import Host
 from psnode.protocol.messages import plain
@@ -53,7 +54,7 @@ class Conversation:
         timer.start()
         try:
             with contextlib.suppress(OSError, EOFError):
-                return self._answer(json.dumps({"ask": question, **named}))
+                return self._answer(to_json({"ask": question, **named}))
             code = self._process.wait()
         finally:
             timer.cancel()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from psnode.config.files import read_json
+from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError
 from psnode.jobs import resumable
 from psnode.records import checkpoint
@@ -62,7 +62,7 @@ class Trial:
         resumable.require_same(self.directory, self.arguments)
         code = self.failed(steps) or self._train(self.directory, self.arguments, steps)
         if code and code not in STOPPED:
-            write_atomically(self.directory / _FAILED, json.dumps({"exit_code": code, "steps": steps}).encode() + b"\n")
+            write_atomically(self.directory / _FAILED, to_json({"exit_code": code, "steps": steps}).encode() + b"\n")
         if not code and metric != TRAIN_LOSS and self._measured(steps) is None:
             code = self._evaluate(steps)
         return code

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
 import re
 import secrets
@@ -20,6 +19,7 @@ from psnode.config.extensions import import_class
 from psnode.config.files import read_json
 from psnode.config.load import to_toml
 from psnode.config.names import CODEC_FILE, choose
+from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError
 from psnode.records.loggers.background import Background
 from psnode.records.loggers.base import Logger, Run
@@ -147,7 +147,7 @@ def _id(directory: Path) -> str:
         pass
     new = secrets.token_hex(6)
     try:
-        write_atomically(path, json.dumps({"id": new}).encode() + b"\n")
+        write_atomically(path, to_json({"id": new}).encode() + b"\n")
     except OSError as error:
         _LOG.warning("%s cannot be written: %s: a resumed run will be another one for its loggers", path, error.strerror)
     return new
