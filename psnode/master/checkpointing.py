@@ -316,6 +316,5 @@ class PendingCheckpoints:
 
 
 def _why(error: Exception) -> str:
-    if isinstance(error, FileNotFoundError):
-        return "another process has removed files of it"
-    return str(getattr(error, "strerror", None) or error)
+    removed = isinstance(error, FileNotFoundError)
+    return "another process has removed files of it" if removed else str(getattr(error, "strerror", None) or error)
