@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 
 from psnode.exchange.collectives import Sizes
 
@@ -26,7 +27,7 @@ class Used:
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
         """Note from now on when one of them gets a gradient."""
         for each in parameters:
-            if each.requires_grad and each.is_leaf and not self._watches(each):
+            if each.requires_grad and each.is_leaf and not is_lazy(each) and not self._watches(each):
                 self._watched[id(each)] = weakref.ref(each)
                 self._reached.discard(id(each))
                 each.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]

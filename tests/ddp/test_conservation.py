@@ -1,0 +1,61 @@
+"""Nothing is lost under the hook in steps that DDP or the program treats in a way of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ddp.edges import LEFT_OUT
+from tests.ddp.program import RANKS
+
+pytestmark = pytest.mark.serial
+ROOT = Path(__file__).resolve().parents[2]
+ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture(scope="module")
+def edges(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("edges")
+    program = [sys.executable, Path(__file__).with_name("edges.py")]
+    processes = [subprocess.Popen([*program, str(rank), folder], env=ENV) for rank in range(RANKS)]
+    assert [process.wait(timeout=300) for process in processes] == [0] * RANKS
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize(("ranks", "steps"), [(2, 16), (3, 15)])  # an odd number of steps has DDP's buckets as gradients
+def test_what_is_applied_and_kept_adds_up_to_what_was_given_for_all_codecs(ranks: int, steps: int) -> None:
+    """Unused parameters, skipped steps, a loss scale, two backward passes, and no_sync, by turns and in a group of some ranks."""
+    command = [sys.executable, ROOT / "scripts" / "hook_conservation.py", "--cases", "mixed"]
+    command += ["--ranks", str(ranks), "--steps", str(steps)]
+    ended = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = [line for line in ended.stdout.splitlines() if line.startswith("| ")]
+    assert len(rows) > 20  # the heading and a line for each codec
+
+
+@pytest.mark.parametrize(("rule", "why"), LEFT_OUT)
+def test_a_step_that_is_not_taken_changes_no_memory_under_any_rule(edges: list[dict[str, Any]], rule: str, why: str) -> None:
+    assert [found["left out"][f"{rule} {why}"] for found in edges] == [0.0] * RANKS
+
+
+@pytest.mark.parametrize("way", ["found", "named", "resumed"])
+def test_memories_follow_the_scale_of_the_loss(edges: list[dict[str, Any]], way: str) -> None:
+    """Scales are powers of two, so that a step with one is the step without it, to the bit."""
+    assert [found["scaled"][way] for found in edges] == [0.0] * RANKS
+
+
+def test_two_scalers_or_a_group_that_comes_too_late_are_refused_in_one_line(edges: list[dict[str, Any]]) -> None:
+    for rank, found in enumerate(edges):
+        assert "2 GradScalers are in use: say comm_hook(scaler=...)" in found["refused"]["scalers"]
+        assert f"DDP averages over the ranks [{rank}], and a state was saved or loaded for [0, 1]" in found["refused"]["late"]
+        assert not any("\n" in message for message in found["refused"].values())
+
+
+def test_a_model_that_is_watched_may_be_copied(edges: list[dict[str, Any]]) -> None:
+    assert all(found["copied"] for found in edges)
