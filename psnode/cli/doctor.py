@@ -61,14 +61,16 @@ except Exception as error:
 print(json.dumps({"version": torch.__version__, "devices": devices, "vision": vision}))
 """
 _CACHE = """
-import json, os
+import json
 from pathlib import Path
 from numba import njit
 from psnode.codecs.kernels.finite import copy_finite
 from psnode.codecs.kernels.jit import __file__ as trusted, open_to_others
-path = njit(cache=True)(copy_finite.py_func).stats.cache_path
-os.makedirs(path, exist_ok=True)
-print(json.dumps({"path": path, "writable": os.access(path, os.W_OK), "open": open_to_others(Path(path), Path(trusted))}))
+try:
+    path = njit(cache=True)(copy_finite.py_func).stats.cache_path
+    print(json.dumps({"path": path, "open": open_to_others(Path(path), Path(trusted))}))
+except RuntimeError:
+    print(json.dumps({"path": None}))
 """
 _KERNELS = "import json; from psnode.exchange.device.trust import summary; print(json.dumps(summary()))"
 
@@ -152,13 +154,15 @@ def _package(name: str, extra: str) -> Finding:
 
 def _cache() -> Finding:
     found = _probe([sys.executable, "-c", _CACHE])
-    if found.get("open"):
+    if "error" in found:
+        return Finding("kernel cache", "missing", found["error"], "set NUMBA_CACHE_DIR to a directory that you can write")
+    if found["path"] is None:
+        problem = "no directory for it can be written: every process compiles its kernels anew"
+        return Finding("kernel cache", "optional", problem, "set NUMBA_CACHE_DIR to a directory that you can write")
+    if found["open"]:
         problem = f"others may write into {found['path']}: it is not used, and every process compiles its kernels anew"
-        return Finding("kernel cache", "missing", problem, "chmod go-w it, or set NUMBA_CACHE_DIR to a directory of your own")
-    if found.get("writable"):
-        return Finding("kernel cache", "ok", found["path"])
-    detail = found.get("error") or f"{found['path']} cannot be written"
-    return Finding("kernel cache", "missing", detail, "set NUMBA_CACHE_DIR to a directory that you can write")
+        return Finding("kernel cache", "optional", problem, "chmod go-w it, or set NUMBA_CACHE_DIR to a directory of your own")
+    return Finding("kernel cache", "ok", found["path"])
 
 
 def _cores() -> Finding:

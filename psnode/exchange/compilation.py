@@ -40,6 +40,7 @@ from psnode.plan.groups import IDENTITY, Plan
 _LOG = logging.getLogger(__name__)
 
 _COMPILES = "numba:compile"
+ANEW = "in every process anew (to keep them, set NUMBA_CACHE_DIR to a directory that you can write and others cannot)"
 _PATIENCE = 600.0  # seconds that another rank of this host may take
 _LOCK = ".psnode-kernels.lock"
 
@@ -109,7 +110,9 @@ def _load(piece: Piece) -> None:
 
 def _compile(pieces: Sequence[Piece]) -> None:
     start, count = time.perf_counter(), 0
-    _LOG.info("compiling kernels, once on this machine, for %d pieces of a step", len(pieces))
+    _LOG.info(
+        "compiling kernels, %s, for %d pieces of a step", ANEW if _nothing_is_kept() else "once on this machine", len(pieces)
+    )
     for done, (piece, kernels) in enumerate(_compiled(pieces), 1):
         count += kernels
         if piece.codec != IDENTITY:
@@ -192,7 +195,7 @@ def serve() -> None:
 
 
 def _nothing_is_kept() -> bool:
-    """True if compiled kernels are not cached: others may write into the cache (psnode.codecs.kernels.jit), or Numba is off."""
+    """True if compiled kernels are not cached: there is no place for them (psnode.codecs.kernels.jit), or Numba is off."""
     return isinstance(getattr(add_scaled, "_cache", NullCache()), NullCache)
 
 
@@ -201,10 +204,10 @@ def _alone() -> Iterator[None]:
     """Wait until no other process of this host compiles for the same cache; where it cannot be locked, go on all the same."""
     lock: BaseFileLock | None = None
     dispatcher: Any = add_scaled
-    with contextlib.suppress(OSError, AttributeError):  # Timeout is an OSError
-        place = Path(dispatcher._cache.cache_path)
-        lock = FileLock(place / _LOCK, timeout=_PATIENCE, fallback_to_soft=False)
-        lock.acquire()
+    if not _nothing_is_kept():
+        with contextlib.suppress(OSError):  # Timeout is one
+            lock = FileLock(Path(dispatcher._cache.cache_path) / _LOCK, timeout=_PATIENCE, fallback_to_soft=False)
+            lock.acquire()
     try:
         yield
     finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -55,3 +57,53 @@ def test_what_is_cached_counts_for_the_sources_of_all_kernels(tmp_path: Path) ->
     with (package / "codecs" / "rng.py").open("a") as source:
         source.write("\n")
     assert [draw(), draw()] == [["7", "0"], ["7", "1"]]
+
+
+_NOBODY = 41234
+
+
+def nowhere(folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Words before a command, and its environment: a user without a name, a home, or a directory that Numba can write."""
+    limits = ["--clear-groups", "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+    words = ["setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", *limits] if os.geteuid() == 0 else []
+    here = os.pathsep.join((str(Path(sys.executable).parent), os.defpath))
+    return words, {
+        "HOME": "/nonexistent",
+        "NUMBA_CACHE_DIR": "/proc/none",
+        "PATH": here,
+        "TMPDIR": str(folder),
+        "PYTHONPATH": str(ROOT),
+    }
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and shutil.which("setpriv") is None, reason="no setpriv")
+def test_every_command_works_where_no_kernel_can_be_kept_and_says_what_to_set(tmp_path: Path) -> None:
+    """A copy of the package that cannot be written, as in an image."""
+    package = tmp_path / "image" / "psnode"
+    shutil.copytree(Path(psnode.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    for place in (package, *package.rglob("*")):
+        place.chmod(0o555 if place.is_dir() else 0o444)
+    if os.geteuid() == 0:
+        os.chown(mine, _NOBODY, _NOBODY)
+    words, environment = nowhere(mine)
+    environment["PYTHONPATH"] = str(package.parent)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [*words, sys.executable, "-m", "psnode", *arguments]
+        return subprocess.run(command, cwd=mine, env=environment, capture_output=True, text=True)
+
+    try:
+        train = "train --local 1 --network FC --scheme dense --max-steps 2 --no-tensorboard --train-dir run"
+        told = run(*train.split())
+        assert told.returncode == 0, told.stderr
+        assert len([line for line in told.stderr.splitlines() if "NUMBA_CACHE_DIR" in line]) == 1
+        assert run("codecs", "qsgd").returncode == 0
+        doctor = run("doctor", "--json")
+        cache = next(each for each in json.loads(doctor.stdout) if each["what"] == "kernel cache")
+        assert (cache["state"], "NUMBA_CACHE_DIR" in cache["remedy"]) == ("optional", True)
+        assert not [path.name for path in mine.iterdir() if path.name.startswith(("~", "psnode", "numba"))]
+    finally:
+        for place in (package, *package.rglob("*")):
+            place.chmod(0o755 if place.is_dir() else 0o644)

@@ -4,8 +4,8 @@ Numba renews a cached kernel when its module changes, but a kernel contains the 
 changes the random words alone would leave codecs that still draw the old ones. So a cached kernel counts for the sources of
 all kernels as they are.
 
-A cache holds machine code, which is executed. One that users may write who could not write the sources is not used: kernels are
-compiled in every process then.
+A cache holds machine code, which is executed. One that users may write who could not write the sources is not used, and Numba may
+find no directory that this user can write: kernels are compiled in every process then.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ _SIGNS = (b"kernels.jit import", b"kernels.llvm.", b"from numba")  # one of them
 
 def kernel(function: F) -> F:
     """`function`, compiled at its first call. No fastmath: results are equal on every machine."""
-    dispatcher: Any = njit(cache=True, nogil=True, error_model="numpy")(function)
+    try:
+        dispatcher: Any = njit(cache=True, nogil=True, error_model="numpy")(function)
+    except RuntimeError:  # neither the sources' directory nor the user's nor NUMBA_CACHE_DIR can be written
+        return cast(F, njit(nogil=True, error_model="numpy")(function))
     index = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
     if index is not None:  # with NUMBA_DISABLE_JIT there is no dispatcher
         index._source_stamp = index._source_stamp, sources()

@@ -6,8 +6,10 @@ text. It is written anew unless it holds that text; where others may write, a di
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import os
+import shutil
 import sys
 import tempfile
 from functools import cache
@@ -51,17 +53,26 @@ def _imported(name: str, path: Path) -> ModuleType:
 @cache
 def directory() -> Path:
     """The directory of generated modules, which nobody but this user and root can write to."""
-    chosen = os.environ.get("NUMBA_CACHE_DIR")
-    place = (
-        Path(chosen) / "psnode_rows"
-        if chosen
-        else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "psnode" / "rows"
-    )
     try:
+        place = _wanted()
         place.mkdir(parents=True, exist_ok=True, mode=0o755)
         with tempfile.TemporaryFile(dir=place):
             if not open_to_others(place, Path(__file__)):
                 return place
-    except OSError:
+    except (OSError, RuntimeError):  # the second of a user who has no home
         pass
-    return Path(tempfile.mkdtemp(prefix="psnode_rows_"))
+    return _of_this_process()
+
+
+def _wanted() -> Path:
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
+    if chosen:
+        return Path(chosen) / "psnode_rows"
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "psnode" / "rows"
+
+
+def _of_this_process() -> Path:
+    """A directory that goes when this process ends."""
+    made = Path(tempfile.mkdtemp(prefix="psnode_rows_"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
