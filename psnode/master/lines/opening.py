@@ -14,6 +14,7 @@ from psnode.config import Config
 from psnode.config.amounts import amount, counted
 from psnode.config.names import DENSE, PASSED
 from psnode.config.scheme import Scheme
+from psnode.config.train_settings import WITH_BETAS
 from psnode.exchange.expected import step_bytes
 from psnode.exchange.footprint import Footprint
 from psnode.exchange.machine import Machine
@@ -25,6 +26,8 @@ from psnode.records.checkpoint import MANIFEST
 from psnode.records.directory import RunDirectory
 from psnode.records.metrics import resident_memory
 
+# codecs whose gradients are sparse, signs or of low rank
+_COARSE = frozenset({"topk", "randk", "graddrop", "entrywise", "tbq", "sign", "scaledsign", "onebit", "svd"})
 _LOG = logging.getLogger(__name__)
 
 
@@ -43,9 +46,20 @@ def tell_of_the_run(
         )
     )
     rows.append(("scheme", _scheme(run.scheme, config)))
+    rows += [("note", doubt)] if (doubt := doubt_of(run.scheme, config.optimizer)) else []
     rows.append(("memory", _memory(config, need, len(workers))))
     rows.append(("directory", f"{config.directory}, {_checkpoints(config)}"))
     tell(_LOG, rows)
+
+
+def doubt_of(scheme: Scheme, optimizer: str) -> str:
+    """A warning if the scheme's gradients are sparse, signs or of low rank and the optimizer is of Adam's kind; else empty."""
+    if optimizer not in WITH_BETAS or not _COARSE & {stage.id for stage in get_codec(scheme.codec).spec.stages}:
+        return ""
+    return (
+        f"{scheme.name} under {optimizer}: transformers lose accuracy in our measurements; compare with --scheme qsgd or "
+        "--codec polar:rate=2 --feedback ef --downlink polar:rate=2 (docs/choosing.md)"
+    )
 
 
 def tell_of_the_bytes(plan: Plan, scheme: Scheme, workers: int) -> None:

@@ -31,7 +31,7 @@ _WIDE = '"prefer-vector-width"="512"'
 
 
 def _numba(hint: Any, given: Any = None) -> Any:
-    """Numba's type of an annotation: of a number or of some alike. Arrays, in whatever way they are annotated, keep the given type."""
+    """Numba's type of an annotation: of a number or of some alike. Arrays, however annotated, keep the given type."""
     if get_origin(hint) is tuple:
         words = get_args(hint)
         return types.UniTuple(_HINTS[words[0]], len(words))  # type: ignore[no-untyped-call]
