@@ -96,11 +96,11 @@ def test_what_is_no_span_is_passed_over(event: dict[str, Any]) -> None:
     assert spans_of([event]) == []
 
 
-def test_the_paths_of_a_run_are_as_long_as_its_steps(trained: Path) -> None:
+def test_the_paths_of_a_run_follow_each_other_without_gaps(trained: Path) -> None:
     run = read(trained)
     found = paths(spans_of(run.timeline()))
     assert [path.step for path in found] == [2, 3, 4, 5, 6]
     assert sum(bounds(found).values()) == 5
     assert typical(found) in found
-    told = run.steps.column("seconds.step")[1:]  # from one finished update to the next, by another clock
-    assert sum(path.stop - path.start for path in found) == pytest.approx(float(told.sum()), rel=0.25)
+    assert [path.stop for path in found[:-1]] == pytest.approx([path.start for path in found[1:]])  # without gaps, by one clock
+    assert all(path.stop > path.start for path in found)
