@@ -55,12 +55,13 @@ def tune(vary: Sequence[str], command: tuple[str, ...], trials: int, as_json: bo
     """
     from filelock import FileLock, Timeout
 
+    from psnode.cli.watching import watching
     from psnode.jobs.tuning import space, table
     from psnode.jobs.tuning.sweep import UNMEASURED, Sweep, run
 
     metric = options["metric"].replace("-", "_")
     maximize = options["maximize"] if options["maximize"] is not None else metric not in _LOWER
-    sweep = Sweep(options["steps"], metric, maximize, options["halving"] or 0, options["seed"])
+    sweep = Sweep(options["steps"], metric, maximize, options["halving"] or 0, options["seed"], watching)
     varied = space.parse(vary)
     maker = _Maker(command, output.absolute(), sweep.steps)
     maker.check(varied)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from psnode.errors import DivergedError, PsnodeError
 from psnode.jobs.tuning.sampling import draw
 from psnode.jobs.tuning.space import Varied, grid
 from psnode.jobs.tuning.trial import STOPPED, Trial
-from psnode.jobs.tuning.watching import watching
 
 UNMEASURED = "not evaluated"  # its training has ended well; the same command tries again
 _BLIND = 10  # drawn trials before the sampler looks at results, at most; a third of all of them if that is less
@@ -28,15 +28,23 @@ class SweepStoppedError(PsnodeError):
         self.exit_code = exit_code
 
 
+def _unwatched(trial: Trial, steps: int, which: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 @dataclass(frozen=True)
 class Sweep:
-    """Trials of `steps` steps, compared by `metric`. `halving`: 0, or one in how many goes on. `seed`: of what is drawn."""
+    """Trials of `steps` steps, compared by `metric`. `halving`: 0, or one in how many goes on. `seed`: of what is drawn.
+
+    `watch`: what a trial, on its way to some step, is inside of; called with words for which trial it is.
+    """
 
     steps: int
     metric: str
     maximize: bool
     halving: int = 0
     seed: int = 1
+    watch: Callable[[Trial, int, str], AbstractContextManager[None]] = _unwatched
 
     def rungs(self, trials: int) -> list[int]:
         """The steps after which trials are compared, rising to `steps`."""
@@ -132,7 +140,7 @@ def _climb(trials: Sequence[Trial], sweep: Sweep, tell: Callable[[str], None]) -
 
 
 def _attempt(trial: Trial, steps: int, sweep: Sweep, which: str, tell: Callable[[str], None]) -> Outcome:
-    with watching(trial, steps, which):
+    with sweep.watch(trial, steps, which):
         code = trial.advance(steps, sweep.metric)
     if code in STOPPED:
         raise SweepStoppedError(code)
