@@ -24,6 +24,7 @@ from pathlib import Path
 import pytest
 
 import psnode
+from psnode.config import source as of_the_source
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.xdist_group("package")  # one build for all of them
@@ -92,7 +93,8 @@ for name in [*names(psnode), "psnode_ec2", *names(psnode_ec2)]:
 
 
 def test_the_console_scripts_run(python: Path, tmp_path: Path) -> None:
-    assert run(python.with_name("psnode"), "--version", cwd=tmp_path) == f"psnode {psnode.__version__}\n"
+    told = f"psnode {psnode.__version__} ({of_the_source.source()})\n"
+    assert run(python.with_name("psnode"), "--version", cwd=tmp_path) == told
     assert "shutdown" in run(python.with_name("psnode-ec2"), "--help", cwd=tmp_path)
 
 

@@ -77,9 +77,21 @@ def _write(formatter: click.HelpFormatter, title: str, rows: list[tuple[str, str
     help="Distributed training of PyTorch models over slow links, with coded gradients.",
     context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
 )
-@click.version_option(__version__, message="psnode %(version)s")
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True,
+    callback=lambda context, option, asked: _version(context, asked),
+    help="Show the version, and a digest of the source that tells one commit from another, and exit.",
+)  # fmt: skip
 def app() -> None:
     """The group of all commands."""
+
+
+def _version(context: click.Context, asked: bool) -> None:
+    if asked and not context.resilient_parsing:
+        from psnode.config.source import source, told
+
+        click.echo(f"psnode {told(__version__, source())}")
+        context.exit()
 
 
 def train(**given: Any) -> int:

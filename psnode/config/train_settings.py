@@ -76,7 +76,9 @@ class Config:
         "fp32", "Type that workers' forward and backward passes compute in; bf16 is torch.autocast, over weights of float32.",
         metavar="fp32|bf16", choices=("fp32", "bf16", "fp16"), before="fp32",
     )  # fmt: skip
-    threads: int = option(0, "Compute threads a rank; auto: cores divided by ranks on the host.", minimum=0, words={"auto": 0})
+    threads: int = option(
+        0, "Compute threads a rank; auto: cores divided by ranks on the host.", minimum=0, words={"auto": 0}
+    )
 
     # how it is optimised
     optimizer: str = option(
@@ -305,6 +307,9 @@ class Config:
     )
     memory_check: bool = option(
         True, "Refuse to begin where the ranks of a host will need more memory than it has left.", free=True, before=True
+    )
+    allow_unlike_versions: bool = option(
+        False, "Train though a rank runs another version or commit of psnode than rank 0.", free=True, before=False
     )
     quiet: bool = option(False, "Say nothing but warnings and errors.", free=True, before=False)
     debug: bool = option(False, "Show the traceback of every error, also of those that psnode tells in one line.", free=True)

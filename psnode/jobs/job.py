@@ -19,6 +19,7 @@ from psnode.config import Config
 from psnode.config.cores import usable_cores
 from psnode.config.extensions import load_codec
 from psnode.config.logs import hushed, shown
+from psnode.config.source import source
 from psnode.errors import ConfigurationError, PsnodeError
 from psnode.exchange.routes import MASTER
 from psnode.protocol.channel import TAG, StopRequest
@@ -174,7 +175,8 @@ def signals(inbox: Inbox) -> Iterator[None]:
 
 
 def hello() -> bytes:
-    return Hello(socket.gethostname(), os.getpid(), psnode.__version__).to_bytes()
+    """The greeting of this rank."""
+    return Hello(socket.gethostname(), os.getpid(), psnode.__version__, source()).to_bytes()
 
 
 def default_threads(config: Config) -> int:

@@ -73,7 +73,7 @@ def lead(transport: Transport, config: Config, make_task: Callable[[Config], Tas
     greetings = gather_hello(transport, hello, config.start_deadline)
     with contextlib.ExitStack() as afterwards:  # what the workers do not wait for
         try:
-            require_one_version(greetings)
+            require_one_version(greetings, unlike=config.allow_unlike_versions)
             return _lead(link, config, make_task, ranks, afterwards)
         except Exception as error:
             if isinstance(error, RemoteFailureError):

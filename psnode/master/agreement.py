@@ -1,11 +1,13 @@
-"""Agreement of all ranks with rank 0: one version of psnode, and equal tensors, compared by hash and sent where they differ."""
+"""Agreement of all ranks with rank 0: one commit of psnode, and equal tensors, compared by hash and sent where they differ."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
+from psnode.config.source import told
 from psnode.errors import ConfigurationError
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Hello, Ready
@@ -13,23 +15,30 @@ from psnode.protocol.wire import Kind
 from psnode.records import checkpoint, tensorfile
 from psnode.tasks import inventory
 
+_LOG = logging.getLogger(__name__)
+
 Lacking = Mapping[int, Sequence[str]]
 _NAMED = 4  # ranks in one line
 
 
-def require_one_version(greetings: Mapping[int, bytes]) -> None:
-    """Refuse ranks whose psnode is of another version than rank 0's; `greetings`: the HELLO of every rank.
+def require_one_version(greetings: Mapping[int, bytes], *, unlike: bool = False) -> None:
+    """Refuse ranks whose psnode is of another version or commit than rank 0's; `greetings`: the HELLO of every rank.
 
-    ConfigurationError names them with their hosts and versions; WireError for a greeting that this version does not understand.
+    ConfigurationError names them with hosts and versions, a warning if `unlike` ones may be; WireError for what is no greeting.
     """
-    ranks = {rank: Hello.from_bytes(text, rank) for rank, text in greetings.items()}
-    own = ranks[0].version
-    others = [f"rank {rank} on {each.host} runs {each.version}" for rank, each in ranks.items() if each.version != own]
+    ranks = {rank: Hello.of_any_version(text, rank) for rank, text in greetings.items()}
+    own = ranks[0].version, ranks[0].source
+    others = [
+        f"rank {rank} on {each.host} runs {told(each.version, each.source)}"
+        for rank, each in ranks.items()
+        if (each.version, each.source) != own
+    ]
     if others:
         more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-        raise ConfigurationError(
-            f"rank 0 runs psnode {own}, but {', '.join(others[:_NAMED])}{more}: install one version on every host"
-        )
+        text = f"rank 0 runs psnode {told(*own)}, but {', '.join(others[:_NAMED])}{more}"
+        if not unlike:
+            raise ConfigurationError(f"{text}: bring every host to one commit, or add --allow-unlike-versions")
+        _LOG.warning("%s: allowed by --allow-unlike-versions", text)
 
 
 def lacking(ready: Mapping[int, Ready], model: torch.nn.Module) -> dict[int, list[str]]:

@@ -2,7 +2,7 @@
 
 Start of a job, master M and worker W (docs/architecture.md):
 
-    W HELLO   "host, process, version"
+    W HELLO   "host, process, version, source"
     M CONFIG  the resolved configuration and scheme, and a mark to find in the run's directory if that is shared
     W READY   the model's tensors, and where they are computed; from worker 1 also when their gradients finish
     M PLAN    segments and groups, and the version to start from; then STATE and WEIGHTS, if this rank's own differ
@@ -10,6 +10,7 @@ Start of a job, master M and worker W (docs/architecture.md):
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import unicodedata
@@ -111,11 +112,26 @@ def _accepted(declared: str, value: object) -> bool:
 
 @dataclass(frozen=True)
 class Hello(_Message):
-    """Identity of a rank, for the log and for error messages."""
+    """Identity of a rank, for the log and for error messages. `source`: the digest of its psnode's source."""
 
     host: str
     pid: int
     version: str
+    source: str
+
+    @classmethod
+    def of_any_version(cls, body: Bytes | bytes, source: int) -> Self:
+        """Read a greeting, maybe of another version with other fields: then `source` is empty. WireError for what is none."""
+        try:
+            return cls.from_bytes(body, source)
+        except WireError:
+            with contextlib.suppress(ValueError, RecursionError, AttributeError):
+                said = json.loads(bytes(body))
+                host, pid, version = said.get("host"), said.get("pid"), said.get("version")
+                another = said.keys() != {each.name for each in fields(cls)}
+                if another and _is_name(host) and _is_integer(pid) and _is_name(version):
+                    return cls(host, pid, version, "")
+            raise
 
 
 @dataclass(frozen=True)

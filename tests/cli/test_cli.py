@@ -63,7 +63,7 @@ def test_help_names_every_command(psnode: Run) -> None:
 
 
 def test_version(psnode: Run) -> None:
-    assert psnode("--version").out == f"psnode {__version__}\n"
+    assert re.fullmatch(rf"psnode {re.escape(__version__)} \([0-9a-f]{{8}}\)\n", psnode("--version").out)
 
 
 def test_no_command_shows_the_help_and_is_a_usage_error(psnode: Run) -> None:

@@ -34,7 +34,7 @@ class Wrapped(Transport):
 
 def train(ends: Sequence[Transport], config: Config) -> int:
     """The exit code of a whole job, the master at the first of `ends` and a worker at each of the others."""
-    torch_lock, hello = threading.RLock(), Hello("host", 1, psnode.__version__).to_bytes()
+    torch_lock, hello = threading.RLock(), Hello("host", 1, psnode.__version__, "").to_bytes()
 
     def be_worker(end: Transport) -> None:
         with contextlib.closing(end):

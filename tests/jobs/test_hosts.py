@@ -238,13 +238,13 @@ def test_a_hostfile_without_hosts_is_refused(text: str, told: str, tmp_path: Pat
         hosts_of(tmp_path / "hosts")
 
 
-def test_a_clock_that_is_ahead_and_a_source_that_differs_are_notes() -> None:
+def test_a_source_that_differs_stops_a_job_and_a_clock_that_is_ahead_is_a_note() -> None:
     facts = dict.fromkeys(("python", "torch", "psnode", "mpi4py", "mpi", "address", "client"), "1") | {"cores": 4, "data": True}
     there = {**facts, "source": "b"}
     answers = [Answer(Host("alpha", 1), there, clock=-7.25)]
     found = problems({**facts, "source": "a"}, answers, None)
     assert [(each.stops, each.text.split(":")[0]) for each in found] == [
-        (False, "psnode is 1 as here, but its source differs (b, here a)"),
+        (True, "psnode is 1 as here, but its source differs (b, here a)"),
         (False, "its clock is 7.2 s behind"),
     ]
 

@@ -2,33 +2,52 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 from pathlib import Path
 from typing import Any
 
 import psnode
+from psnode.config.source import source
 
-# psnode as the other host has it: only its number differs
+HOME = Path(psnode.__file__).parent
+# psnode as other hosts have it: of another number, and of another commit, in which only a comment differs
 PROGRAM = """
 import os, sys
+rank, last = int(os.environ["OMPI_COMM_WORLD_RANK"]), int(os.environ["OMPI_COMM_WORLD_SIZE"]) - 1
+other, number, *words = sys.argv[1:]
+if rank == 2 and other:
+    sys.path.insert(0, other)
 import psnode
 from psnode.cli import main
-if os.environ["OMPI_COMM_WORLD_RANK"] in sys.argv[1].split(","):
-    psnode.__version__ = "9.9"
-sys.exit(main(sys.argv[2:]))
+if rank == last:
+    psnode.__version__ = number
+sys.exit(main(words))
 """
+FLAGS = ["--network", "FC", "--scheme", "dense", "--max-steps", "2", "--no-tensorboard", "--train-dir"]
 
 
-def test_ranks_of_another_version_are_refused_by_name(mpirun: Any, tmp_path: Path) -> None:
+def test_ranks_of_another_version_or_commit_are_refused_by_rank_and_host(mpirun: Any, tmp_path: Path) -> None:
     program = tmp_path / "other.py"
     program.write_text(PROGRAM)
-    flags = ["--network", "FC", "--scheme", "dense", "--max-steps", "2", "--no-tensorboard", "--train-dir", tmp_path / "run"]
-    job = mpirun(4, [program, "2,3", "train", *flags])
+    shutil.copytree(HOME, tmp_path / "other" / "psnode", ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "other" / "psnode" / "errors.py").open("a") as file:
+        file.write("# a later commit\n")
+    job = mpirun(4, [program, tmp_path / "other", "9.9", "train", *FLAGS, tmp_path / "run"])
     assert job.code == 2, job
-    host = socket.gethostname()
-    line = (
-        f"rank 0 runs psnode {psnode.__version__}, but rank 2 on {host} runs 9.9, rank 3 on {host} runs 9.9: "
-        "install one version on every host"
+    (line,) = [line for line in job.err.splitlines() if line.startswith("psnode: error: ")]
+    host, own = socket.gethostname(), f"psnode {psnode.__version__} ({source()})"
+    assert line.startswith(f"psnode: error: rank 0 runs {own}, but rank 2 on {host} runs {psnode.__version__} (")
+    assert line.count(source()) == 2  # rank 0's and rank 3's
+    assert line.endswith(
+        f", rank 3 on {host} runs 9.9 ({source()}): bring every host to one commit, or add --allow-unlike-versions"
     )
-    assert f"psnode: error: {line}" in job.err.splitlines()
     assert not (tmp_path / "run").exists()
+
+
+def test_one_who_knows_better_trains_with_them_and_is_told(mpirun: Any, tmp_path: Path) -> None:
+    program = tmp_path / "other.py"
+    program.write_text(PROGRAM)
+    job = mpirun(2, [program, "", "9.9", "train", *FLAGS, tmp_path / "run", "--allow-unlike-versions"])
+    assert job.code == 0, job
+    assert f"rank 1 on {socket.gethostname()} runs 9.9 ({source()}): allowed by --allow-unlike-versions" in job.err

@@ -13,7 +13,7 @@ from psnode.protocol.messages import Failure, Hello, Ready, Report, Setup, Start
 
 READY = Ready([["w", [2, 3]]], [["w", 0.1]], 10, True, host="a", cores=2, arithmetic={"fma": True, "aten": "AVX2"})
 MESSAGES = [
-    Hello("host", 1, "0.1"),
+    Hello("host", 1, "0.1", "ab12cd34"),
     Setup({"lr": 0.1}, {"name": "dense"}, "runs/x", "mark"),
     READY,
     Start({"tensors": []}, 2**64 - 1, 0, 10, 5, None, False, True),
@@ -143,3 +143,19 @@ def test_metrics_that_are_not_finite_are_a_tasks_own_business() -> None:
 def test_garbage_is_refused(body: bytes) -> None:
     with pytest.raises(WireError):
         Failure.from_bytes(body)
+
+
+def test_a_greeting_of_another_version_is_understood_as_far_as_its_sender_is_named() -> None:
+    for body in (b'{"host": "h", "pid": 7, "version": "0.0"}', b'{"host": "h", "pid": 7, "version": "0.0", "more": [1]}'):
+        assert Hello.of_any_version(body, 3) == Hello("h", 7, "0.0", "")
+    own = Hello("h", 7, "0.1", "ab12cd34")
+    assert Hello.of_any_version(own.to_bytes(), 3) == own
+    for body in (
+        b"[]",
+        b"{",
+        b'{"host": "h"}',
+        b'{"host": "h\\u001b[2J", "pid": 7, "version": "0.0"}',
+        b'{"host": 1, "pid": 7, "version": "0"}',
+    ):
+        with pytest.raises(WireError, match="from rank 3"):
+            Hello.of_any_version(body, 3)

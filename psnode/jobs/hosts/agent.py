@@ -6,7 +6,6 @@ Python 3.8.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
@@ -18,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 _NUMBER = 8  # bytes of a length
@@ -60,10 +58,11 @@ def _psnode() -> dict[str, str]:
         import psnode
     except ImportError:
         return {"psnode": "", "source": ""}
-    home, digest = Path(str(psnode.__file__)).parent, hashlib.blake2b(digest_size=4)
-    for path in sorted(home.rglob("*.py")):
-        digest.update(path.read_bytes())
-    return {"psnode": psnode.__version__, "source": digest.hexdigest()}
+    try:
+        from psnode.config.source import source
+    except ImportError:  # of a commit before that
+        return {"psnode": psnode.__version__, "source": ""}
+    return {"psnode": psnode.__version__, "source": source()}
 
 
 def _mpi() -> str:

@@ -71,8 +71,10 @@ def _versions(own: Mapping[str, Any], name: str, facts: Mapping[str, Any]) -> It
         text = f"Python is {facts['python']}, here it is {own['python']}"
         yield Problem(name, False, text, "make the environment there anew with the same Python")
     if own["psnode"] == facts["psnode"] and own["source"] != facts["source"]:
-        text = f"psnode is {facts['psnode']} as here, but its source differs ({facts['source']}, here {own['source']})"
-        yield Problem(name, False, text, "bring both clones to the same commit")
+        text = (
+            f"psnode is {facts['psnode']} as here, but its source differs ({facts['source'] or 'earlier'}, here {own['source']})"
+        )
+        yield Problem(name, True, text, "bring both clones to the same commit, or train with --allow-unlike-versions")
 
 
 def _remedy(host: Host, silence: str) -> str:
