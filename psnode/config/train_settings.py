@@ -77,7 +77,7 @@ class Config:
         metavar="fp32|bf16", choices=("fp32", "bf16", "fp16"), before="fp32",
     )  # fmt: skip
     threads: int = option(
-        0, "Compute threads a rank; auto: cores divided by ranks on the host.", minimum=0, words={"auto": 0}
+        0, "Compute threads a rank; auto: OMP_NUM_THREADS, else cores divided by ranks on the host.", minimum=0, words={"auto": 0}
     )
 
     # how it is optimised

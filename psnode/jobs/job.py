@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import psnode
 from psnode.config import Config
-from psnode.config.cores import usable_cores
+from psnode.config.cores import asked_threads, usable_cores
 from psnode.config.extensions import load_codec
 from psnode.config.logs import hushed, shown
 from psnode.config.source import source
@@ -180,7 +180,9 @@ def hello() -> bytes:
 
 
 def default_threads(config: Config) -> int:
-    """Cores of this host divided by the ranks that share it; local workers take turns and may use all."""
+    """The number in OMP_NUM_THREADS, else the cores of this host divided by its ranks; local workers take turns and may use all."""
+    if (asked := asked_threads()) is not None:
+        return asked
     ranks = 1 if config.local is not None else int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
     return max(1, usable_cores() // ranks)
 
