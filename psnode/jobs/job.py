@@ -180,7 +180,7 @@ def hello() -> bytes:
 
 
 def default_threads(config: Config) -> int:
-    """The number in OMP_NUM_THREADS, else the cores of this host divided by its ranks; local workers take turns and may use all."""
+    """The number in OMP_NUM_THREADS, else cores of this host by its ranks; local workers take turns and may use all."""
     if (asked := asked_threads()) is not None:
         return asked
     ranks = 1 if config.local is not None else int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
