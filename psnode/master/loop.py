@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from psnode.config import Config
-from psnode.errors import DeadlineExceededError, NormError, PeerLostError, PsnodeError, WireError
+from psnode.errors import ConfigurationError, DeadlineExceededError, NormError, PeerLostError, PsnodeError, WireError
 from psnode.exchange.shard.backlog import Backlog
 from psnode.exchange.shard.events import GroupClosed, NotApplied, Refused, Scaled
 from psnode.exchange.shard.shard import Shard
@@ -208,15 +208,19 @@ class Master:
             self.shard.excuse(frame.sender, frame.step)
 
     def _on_failure(self, event: RemoteFailureError) -> None:
-        """A worker cannot go on. An exception is its own; a fault of settings, weights or checkpoints ends the job."""
+        """A worker cannot go on. An exception is its own; a fault of settings, weights or checkpoints ends the job.
+
+        Settings that have taken a step are not at fault: what a loop or a task does wrong later ends the job after a checkpoint.
+        """
         if event.failure.loss is not None:
             newest = not self.shard.rule.rounds_go_on and event.step == self.version + 1
             live, weights = (self._members.live, self.shard.replica) if newest else (frozenset[int](), None)
             self._judge(self.soundness.give_up(f"the loss on it is {event.failure.loss} on rank {event.rank}"))
             raise diverged(self.link, event, live - self.shard.missing, live, weights, self.shard.outlier())
-        if event.exit_code != PsnodeError.exit_code:
+        late = event.exit_code == ConfigurationError.exit_code and self.version > self.run.resume_point.step
+        if event.exit_code != PsnodeError.exit_code and not late:
             raise event
-        self._membership.fail(event)
+        self._membership.fail(event, ends=late)
 
     def _on_group_closed(self, event: GroupClosed) -> None:
         self.recorder.down(event.nbytes, event.version)

@@ -81,10 +81,12 @@ class Membership:
             self.events.tell("lost", self.job_state.version, rank, reason)
         self._do_without(rank, "lost", reason)
 
-    def fail(self, failure: RemoteFailureError) -> None:
-        """Go on without a worker that an exception has ended; if too few are left, the job ends with it, behind a checkpoint."""
+    def fail(self, failure: RemoteFailureError, *, ends: bool) -> None:
+        """Go on without a worker that has failed; if that `ends` the job, or too few are left, stop with a checkpoint."""
         failure.show()
         unasked = self.job_state.stop_reason is None
+        if ends:
+            self.job_state.request(QUORUM)
         self.lose(failure.rank, failure.failure.message)
         if unasked and self.job_state.stop_reason == QUORUM:
             self.job_state.failure = failure

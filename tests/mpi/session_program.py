@@ -5,6 +5,8 @@ session_program.py DIRECTORY JSON: `settings` of the session, and what is specia
     fail      [rank, step]: raise an exception there
     fail_behind  the same, once the step is taken
     leave     [rank, step]: break off the loop there
+    pass_over    take no step with the batch there
+    repeat    have a second backward pass there
     die       [rank, step]: be killed there
     augment   draw noise for every example
     dropout   have a layer of it
@@ -88,16 +90,21 @@ def main(folder: Path, plan: dict[str, Any]) -> None:
                 raise ValueError("the program's own mistake")
             if [s.rank, s.version] == plan.get("die"):
                 os.kill(os.getpid(), signal.SIGKILL)
+            if [s.rank, s.version] == plan.get("pass_over"):
+                continue
             drawn.append(indices.tolist())
             output = model(x)
             loss = functional.cross_entropy(output, y)
-            loss.backward()
+            loss.backward(retain_graph=True)
+            if [s.rank, s.version] == plan.get("repeat"):
+                loss.backward()
             s.step(loss, {"top1": int((output.argmax(1) == y).sum())})
             if [s.rank, s.version] == plan.get("fail_behind"):
                 raise ValueError("the program's own mistake")
             if [s.rank, s.version] == plan.get("leave"):
                 break
     found = {
+        "own_memory": all(value.untyped_storage().nbytes() == value.nbytes for value in model.state_dict().values()),
         "drawn": drawn,
         "digest": digest(model),
         "version": s.version,

@@ -74,6 +74,7 @@ def test_dense_steps_are_those_of_plain_sgd_on_the_joined_batch_and_those_of_psn
     steps = 10
     found = train(mpirun, tmp_path / "session", {**DENSE, "max_steps": steps}, workers=1)
     assert [each["version"] for each in found] == [steps] * 3
+    assert all(each["own_memory"] for each in found)
     assert [len(each["drawn"]) for each in found] == [0, steps, steps]
     for epoch in range(steps // 4):  # 64 examples, 2 workers, 8 each
         together = [index for each in found for batch in each["drawn"][4 * epoch : 4 * epoch + 4] for index in batch]
@@ -150,13 +151,29 @@ def test_a_mistake_behind_the_last_step_shows_its_traceback_of_a_run_that_is_com
     assert json.loads((tmp_path / "run" / "summary.json").read_bytes())["stop_reason"] == "completed"
 
 
-def test_a_loop_that_is_left_early_ends_the_job_in_one_line(mpirun: Any, tmp_path: Path) -> None:
-    plan = {"settings": {**DENSE, "max_steps": 500, "eval_freq": 0}, "leave": [1, 3]}
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("leave", "the session was left after step 3, before the end of the run"),
+        ("pass_over", "a batch was passed over"),
+        ("repeat", "got another gradient"),
+    ],
+)
+def test_a_loop_that_does_wrong_after_steps_ends_the_job_in_one_line_after_a_checkpoint(
+    how: str, told: str, mpirun: Any, tmp_path: Path
+) -> None:
+    """Also where one worker fewer would be enough."""
+    plan = {"settings": {**DENSE, "max_steps": 500, "eval_freq": 0, "min_workers": 1}, how: [1, 3]}
     job = mpirun(3, [PROGRAM, tmp_path, json.dumps(plan)])
     assert job.code == 2, job
     [line] = [line for line in job.err.splitlines() if line.startswith("psnode: error:")]
-    assert "rank 1: the session was left after step 3, before the end of the run" in line
-    assert "Traceback" not in job.err
+    assert line.startswith("psnode: error: rank 1: ")
+    assert told in line
+    step = json.loads((tmp_path / "run" / "summary.json").read_bytes())["steps"]
+    assert step in (3, 4, 5)  # what the second pass follows has been sent
+    assert f"the checkpoint of step {step} is written" in line
+    assert (tmp_path / "run" / "checkpoints" / f"step-{step:08d}").is_dir()
+    assert saved(tmp_path / "run")
 
 
 def test_a_worker_that_dies_is_done_without_where_fewer_are_enough(mpirun: Any, tmp_path: Path) -> None:
