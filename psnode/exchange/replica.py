@@ -16,7 +16,7 @@ from psnode.exchange.device.codecs import Change
 from psnode.exchange.device.placing import changes_on
 from psnode.exchange.device.trust import Verdict
 from psnode.plan.groups import Plan, Segment, Tensor
-from psnode.tasks.inventory import bits, persistent_buffers, same
+from psnode.tasks.inventory import bits, give_own_memory, persistent_buffers, same
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -147,6 +147,13 @@ class Replica:
         for name, mark in self.marks().items():
             if mark != marks[name]:
                 raise written(name, trained=name in self._views)
+
+    def release(self) -> None:
+        """Give the parameters memory of their own, and let go of the vector: no step is to come."""
+        self._views.clear()
+        give_own_memory(self.model)
+        self._weights = self._host = torch.empty(0)
+        self.weights = self._host.numpy()
 
     def digest(self) -> int:
         """xxh3_64 of the weights that the model computes with."""

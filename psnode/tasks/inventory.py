@@ -73,6 +73,16 @@ def put_back(model: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> None
             found[name].copy_(value)
 
 
+def give_own_memory(model: torch.nn.Module) -> None:
+    """Give each trained parameter of `model` that lies in a larger memory one of its own, which files of it then hold alone.
+
+    Tied parameters stay tied, being one. Until the larger memory is free the model takes its size once more.
+    """
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.untyped_storage().nbytes() > parameter.nbytes:
+            parameter.data = parameter.detach().clone()
+
+
 def persistent_buffers(model: torch.nn.Module) -> set[str]:
     """The names of the buffers that are part of the state dict, aliases included."""
     return set(model.state_dict()) - {name for name, _ in model.named_parameters(remove_duplicate=False)}
