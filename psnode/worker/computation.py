@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +19,12 @@ from psnode.protocol.messages import unreportable
 from psnode.task import Batch, Task
 from psnode.tasks.device import autocast, to_device
 from psnode.worker.backward_hooks import BackwardWatch
+from psnode.worker.reached import Reach
 
+_UNTRAINED = (
+    "have Task.model() return both, nn.ModuleList([net, criterion]), which Task.loss is handed; or freeze it, "
+    "requires_grad_(False)"
+)
 _DROPOUT = 2  # purpose in the seed of torch's generator
 
 
@@ -85,6 +91,8 @@ class Computation:
         self._torch_lock = torch_lock
         self._autocast = autocast(precision, device)
         self._unit = weight_unit
+        self._reach = Reach(model.parameters(), _UNTRAINED)
+        self._trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
         self._trains = [(name, parameter, parameter.requires_grad) for name, parameter in model.named_parameters()]
 
     def loss(self, batch: Batch, watch: AbstractContextManager[Any] | None) -> float:
@@ -128,6 +136,7 @@ class Computation:
                 if not math.isfinite(value):
                     raise NonFiniteLossError(value, self._rank, step)
                 self.check_trained(step)
+                self._reach.look([loss], self._trained, self._names())
                 if hooks is not None and index == len(batches) - 1:
                     hooks.arm()
                 size = self.size(batch)
@@ -172,6 +181,11 @@ class Computation:
     def size(self, batch: Batch) -> int:
         """Number of examples in `batch`, by the task."""
         return whole(self._task.size(batch))
+
+    def _names(self) -> Iterator[Mapping[str, Any]]:
+        """The task's attributes, and the names of the file that defines it."""
+        yield vars(self._task)
+        yield vars(sys.modules[type(self._task).__module__])
 
     def check_trained(self, step: int) -> None:
         """ConfigurationError if a parameter was frozen or unfrozen since the start: the plan holds those trained then."""
