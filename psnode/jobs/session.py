@@ -16,7 +16,7 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +27,7 @@ from psnode.config.train_settings import OWN
 from psnode.errors import ConfigurationError, PsnodeError, TransportError, in_one_line
 from psnode.exchange.routes import MASTER, Layout
 from psnode.jobs.job import exit_code_of, exit_without_mpi, hello, limit_threads, refuse_to_run_anew, signals
-from psnode.jobs.session_settings import configured, with_own_rate
+from psnode.jobs.session_settings import BACKWARD, configured, holds, parameters_beside, with_own_rate
 from psnode.protocol.channel import TAG, FrameChannel, RemoteFailureError
 from psnode.protocol.wire import Kind
 from psnode.records import checkpoint, tensorfile
@@ -56,8 +56,9 @@ class Session:
     `settings` are those of `psnode train`, by their names in Config; `constrain(model)` keeps the weights where they have to be
     after each update, as Task.constrain; `parameter_groups` are as torch.optim takes them (Task.parameter_groups);
     `learning_rate(step, lr=, steps_per_epoch=, total_steps=)` is a schedule of one's own (Task.learning_rate), a function as
-    `optimizer` makes that of each tensor (Task.optimizer). When the block
-    ends, the model of every rank holds what the last checkpoint holds.
+    `optimizer` makes that of each tensor (Task.optimizer). `gradients` leave during the "backward" pass, or in the
+    "step", so that the loop may change them before; `beside`: modules or parameters that the loss reaches and the loop trains.
+    When the block ends, the model of every rank holds what the last checkpoint holds, in memory of its own.
     """
 
     def __init__(
@@ -68,6 +69,8 @@ class Session:
         constrain: Constraint | None = None,
         parameter_groups: ParameterGroups = (),
         learning_rate: OwnRate | None = None,
+        gradients: str = BACKWARD,
+        beside: Sequence[torch.nn.Module | torch.nn.Parameter] = (),
         **settings: Any,
     ) -> None:
         refuse_to_run_anew()
@@ -82,6 +85,7 @@ class Session:
         if callable(optimizer := settings.get("optimizer")) and not isinstance(optimizer, type):
             self._optimizer, settings = optimizer, {**settings, "optimizer": OWN}
         self._model, self._constraint, self._groups = model, constrain, parameter_groups
+        self._holds, self._beside = holds(gradients), parameters_beside(beside)
         self._config = configured(model, {**settings, "train_dir": Path(train_dir)}, here)
         self.rank, self.size = here
         self._stack = contextlib.ExitStack()
@@ -216,7 +220,7 @@ class Session:
         from psnode.worker.stepwise import StepwiseWorker
 
         worker = join(self._link, 5 * config.pause_deadline + config.start_deadline, agree, contextlib.nullcontext())
-        self._worker = StepwiseWorker(worker)
+        self._worker = StepwiseWorker(worker, holds=self._holds, beside=self._beside)
 
     def _hand_out(self, code: int) -> None:
         """Take what the last checkpoint holds into the model of rank 0, and send it to the others: nothing after a stop."""
@@ -229,6 +233,7 @@ class Session:
             found = checkpoint.Checkpoint.open(path / checkpoint.CHECKPOINTS / checkpoint.step_directory(self._updates))
             values = found.tensors(checkpoint.MODEL)
             inventory.put_back(self._model, values)
+        inventory.give_own_memory(self._model)
         chunks = list(inventory.chunks(values, values)) or [{}]
         for index, chunk in enumerate(chunks):
             left = len(chunks) - 1 - index
@@ -250,6 +255,7 @@ class Session:
             inventory.put_back(self._model, tensorfile.parse(bytes(frame.body), "what the run ends with"))
             left, code = frame.step, frame.version
             frame.release()
+        self._worker.close()
         self._end_with(code)
 
     def _end_with(self, code: int) -> None:
@@ -292,6 +298,10 @@ class Session:
     def _close(self, code: int) -> None:
         if self._worker is not None:
             self._worker.close()
+        elif self._leads:
+            from psnode.tasks import inventory
+
+            inventory.give_own_memory(self._model)
         if self._transport is not None:
             self._transport.close()
             if not getattr(self._transport, "clean", True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,31 @@ _NOT_HERE = {
     "precision": "the loop enters torch.autocast itself",
     "batch_size": "it is that of the loader of s.batches",
 }
+
+
+BACKWARD, STEP = "backward", "step"  # when gradients leave
+
+
+def holds(gradients: str) -> bool:
+    """True if gradients stay in `.grad` until `s.step()`. ConfigurationError for another word."""
+    if gradients not in (BACKWARD, STEP):
+        raise ConfigurationError(f'gradients of a session leave in the "{BACKWARD}" pass or in the "{STEP}", not {gradients!a}')
+    return gradients == STEP
+
+
+def parameters_beside(others: Sequence[torch.nn.Module | torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+    """The parameters in modules, or alone. ConfigurationError for anything else."""
+    import torch
+
+    found: list[torch.nn.Parameter] = []
+    for other in others if isinstance(others, (list, tuple)) else [others]:
+        if isinstance(other, torch.nn.Module):
+            found += other.parameters()
+        elif isinstance(other, torch.nn.Parameter):
+            found.append(other)
+        else:
+            raise ConfigurationError(f"beside is a list of modules and parameters, and holds a {type(other).__name__}")
+    return found
 
 
 def with_own_rate(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -43,12 +43,14 @@ class GroupHooks:
         self._missing: list[int] = []
         self._armed = False
         self._uncollected: set[str] = set()
+        self.stand_ins: Mapping[str, torch.Tensor] = {}  # what is left as the gradient of a parameter whose own is taken
+        self._replaced: dict[str, torch.Tensor] = {}
         self._handles = [_on_accumulated(parameters[name], self._hook(name)) for name in self._members]
 
     def arm(self) -> None:
         """Watch the next backward pass."""
         self._missing = list(self._sizes)
-        self._uncollected = set(self._members)
+        self._uncollected, self._replaced = set(self._members), {}
         self._armed = True
 
     def flush(self) -> None:
@@ -77,7 +79,12 @@ class GroupHooks:
     def added_late(self) -> str | None:
         """The first parameter of which a part of the gradient came after it was taken, by name."""
         names = (name for name in self._members if name not in self._uncollected)
-        return next((name for name in names if self._parameters[name].grad is not None), None)
+        return next((name for name in names if self._parameters[name].grad is not self._replaced.get(name)), None)
+
+    @property
+    def replaced(self) -> Collection[str]:
+        """Names of the parameters that have a stand-in since `arm`."""
+        return self._replaced
 
     def remove(self) -> None:
         """Take the hooks off the parameters."""
@@ -93,7 +100,11 @@ class GroupHooks:
 
     def _take(self, name: str) -> None:
         self._uncollected.discard(name)
+        parameter = self._parameters[name]
+        had_one = parameter.grad is not None
         self._collect(name)
+        if had_one and name in self.stand_ins:
+            parameter.grad = self._replaced[name] = self.stand_ins[name]
         for index in self._members[name]:
             self._missing[index] -= 1
             if self._missing[index] == 0:

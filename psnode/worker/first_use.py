@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils.hooks import RemovableHandle
 
 _FLOAT = 4
-_GIVES_MEMORY = frozenset(
+GIVES_MEMORY = frozenset(
     [
         torch.Tensor.data_ptr,
         torch.Tensor.numpy,
@@ -170,7 +170,7 @@ class _Memory(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func in _GIVES_MEMORY and not self._watch.over:
+        if func in GIVES_MEMORY and not self._watch.over:
             self._watch.wait(args[:1])
         return func(*args, **(kwargs or {}))
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch import nn
 
 from psnode.errors import ConfigurationError, NonFiniteLossError, in_one_line
 from psnode.exchange.routes import MASTER
@@ -18,25 +20,40 @@ from psnode.protocol.wire import Kind
 from psnode.task import Batch
 from psnode.tasks.device import to_device
 from psnode.worker.computation import Outcome, number, seed_torch, whole
+from psnode.worker.departed import DepartedGradients, another_gradient
+from psnode.worker.idle_optimizers import IdleOptimizers
 from psnode.worker.loop import Passes, Worker
+from psnode.worker.reached import Reach
+from psnode.worker.roots import Roots
+
+_LIBRARIES = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
+_UNTRAINED = (
+    "give the session both, psnode.session(nn.ModuleList([net, criterion]), ...); or freeze it, requires_grad_(False); or, where "
+    "each worker is to train its own by an optimizer of the program, say beside=[criterion] to the session"
+)
 
 
 class StepwiseWorker:
     """Hands out batches, and takes a step when the passes over those of one step have been run. For one thread.
 
     The weights of the step before are all there when a batch is handed out; groups of gradients leave during the last backward
-    pass of a step.
+    pass of a step, or, if `holds`, when the step is taken. `beside`: parameters of others that the loop trains itself.
     """
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, *, holds: bool = False, beside: Iterable[nn.Parameter] = ()) -> None:
         self._worker, self._device = worker, worker.replica.device
         self._steps = worker.run()
         self._pending = False  # a batch was handed out, and `step` has not been called since
         self._outcomes: list[Outcome] = []  # of the batches of this step so far
         self._passes: Passes | None = None
         self._go_on(next(self._steps, None))
+        self._holds = holds
         self._trained = {id(parameter) for parameter in worker.replica.parameters.values()}
-        self._optimizers = register_optimizer_step_pre_hook(self._refuse_other_optimizers)
+        self._optimizers = IdleOptimizers(self._trained)
+        self._departed = DepartedGradients(worker.replica.parameters)
+        worker.hooks.stand_ins = self._departed.stand_ins
+        self._reach = Reach((*worker.replica.model.parameters(), *beside), _UNTRAINED)
+        self._roots = Roots(self._look)
 
     @property
     def version(self) -> int:
@@ -60,9 +77,11 @@ class StepwiseWorker:
         step, batches, _ = self._passes
         self._pending, self._weighed, self._begun = True, False, time.perf_counter()
         if not self._outcomes:
+            self._optimizers.check()
+            self._departed.remove()
             self._refuse_early_gradients()
             seed_torch(self._worker.config.seed, self._worker.link.rank, step, self._device)
-        if len(self._outcomes) == len(batches) - 1:
+        if len(self._outcomes) == len(batches) - 1 and not self._holds:
             self._worker.hooks.arm()
         self._size = self._worker.computation.size(batches[len(self._outcomes)])
         return to_device(batches[len(self._outcomes)], self._device)
@@ -84,8 +103,11 @@ class StepwiseWorker:
             if problem := unreportable(self._size, {}):
                 raise ConfigurationError(problem)
             self._worker.sender.weight = self._size + sum(found.samples for found in self._outcomes)
-        self._weighed = True
-        self._worker.computation.share_of(loss, self._size, len(self._passes.batches)).backward()  # type: ignore[no-untyped-call]
+        self._weighed = self._roots.forgiven = True
+        try:
+            self._worker.computation.share_of(loss, self._size, len(self._passes.batches)).backward()  # type: ignore[no-untyped-call]
+        finally:
+            self._roots.forgiven = False
 
     def step(self, loss: torch.Tensor | float | None, metrics: Mapping[str, Any]) -> bool:
         """The backward pass over the batch is done: after the last of a step send what is left, and wait for the next weights.
@@ -105,6 +127,8 @@ class StepwiseWorker:
         sums = {name: number(name, metric) for name, metric in metrics.items()}
         if problem := unreportable(self._size, sums):
             raise ConfigurationError(problem)
+        self._roots.compare(loss, value, len(self._passes.batches))
+        self._roots.clear()
         self._outcomes.append(Outcome(value, self._size, sums, time.perf_counter() - self._begun))
         self._pending = False
         if len(self._outcomes) < len(self._passes.batches):
@@ -119,10 +143,13 @@ class StepwiseWorker:
         self._worker.link.send(MASTER, Kind.STOP_REQUEST, ENOUGH.encode())
 
     def close(self) -> None:
-        """End the threads, and take the hooks off the model."""
+        """End the threads, and make the model an ordinary one: no hooks, no stand-ins, and memory of each parameter's own."""
+        self._roots.remove()
         self._optimizers.remove()
         self._steps.close()
         self._worker.close()
+        self._departed.remove()
+        self._worker.replica.release()
 
     def _go_on(self, passes: Passes | None) -> None:
         """Take the first passes that are to be run. All weights are there, so that nothing has to be run in vain."""
@@ -144,26 +171,38 @@ class StepwiseWorker:
                     "between a batch of s.batches and its s.step(), and no other"
                 )
 
-    def _refuse_other_optimizers(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """An optimizer sees no gradient of the session's parameters: without a word it would do nothing."""
-        if any(id(parameter) in self._trained for group in optimizer.param_groups for parameter in group["params"]):
-            raise ConfigurationError(
-                f"an optimizer of the program's own ({type(optimizer).__name__}) steps over parameters of the session, whose "
-                "gradients have left: remove its step(), and say optimizer, lr, momentum, weight_decay to the session"
-            )
+    def _look(self, losses: Sequence[torch.Tensor]) -> None:
+        """A backward pass of the loop's begins; after a step it finds gradients as zero_grad() leaves them."""
+        if self._departed.over:
+            self._departed.remove()
+        self._reach.look(losses, self._trained, _variables())
 
     def _finish_backward(self) -> None:
         assert self._passes is not None
         hooks = self._worker.hooks
         self._worker.computation.check_trained(self._passes.step)
-        if not hooks.begun:
+        if self._holds:
+            begun = any(parameter.grad is not None for parameter in self._worker.replica.parameters.values())
+            hooks.arm()
+        else:
+            begun = hooks.begun
+        if not begun:
             raise ConfigurationError("s.step() without loss.backward(): no parameter got a gradient since the batch was drawn")
+        self._departed.check(hooks.replaced)
         if (name := hooks.added_late) is not None:
-            raise ConfigurationError(
-                f"parameter {name} got another gradient after the step's was sent: call loss.backward() once before s.step(), "
-                "or sum the losses, or accumulate with batches_per_step=K; give checkpoint() use_reentrant=False"
-            )
+            raise another_gradient(name)
         hooks.flush()
+        self._departed.over = True
+
+
+def _variables() -> Iterator[Mapping[str, Any]]:
+    """The variables of the functions under way that are neither psnode's nor torch's, and those of their modules."""
+    frame = sys._getframe()
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_LIBRARIES):
+            yield frame.f_locals
+            yield frame.f_globals
+        frame = frame.f_back  # type: ignore[assignment]
 
 
 def _scalar(loss: torch.Tensor | float) -> float:

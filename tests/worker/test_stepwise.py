@@ -7,7 +7,7 @@ import copy
 import json
 import threading
 from collections import UserDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,9 @@ def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 @contextlib.contextmanager
-def stepping(folder: Path, model: nn.Module, **changed: Any) -> Iterator[StepwiseWorker]:
+def stepping(
+    folder: Path, model: nn.Module, *, holds: bool = False, beside: Iterable[nn.Parameter] = (), **changed: Any
+) -> Iterator[StepwiseWorker]:
     """A worker that steps through `batches`, with a master in a thread."""
     settings = {"scheme": "dense", "lr": 0.1, "momentum": 0.9, "batch_size": 4, "max_steps": 6, "eval_freq": 0, **changed}
     config = Config(train_dir=folder, threads=1, tensorboard=False, overlap=False, group_bytes=1 << 20, **settings)
@@ -64,7 +66,8 @@ def stepping(folder: Path, model: nn.Module, **changed: Any) -> Iterator[Stepwis
     send_hello(ends[1], hello())
     task = OwnLoop(model, Streamed(batches(), 24), None)
     link = FrameChannel(ends[1], watched={0})
-    stepwise = StepwiseWorker(join(link, 300, lambda agreed: task, contextlib.nullcontext()))
+    worker = join(link, 300, lambda agreed: task, contextlib.nullcontext())
+    stepwise = StepwiseWorker(worker, holds=holds, beside=beside)
     try:
         yield stepwise
         assert stepwise.over
@@ -141,7 +144,7 @@ def test_examples_of_a_batch_are_the_loaders_or_those_of_its_first_tensor() -> N
 def test_an_optimizer_of_another_model_steps_beside_the_session_and_of_this_one_behind_it(tmp_path: Path) -> None:
     model, other = Net(), Net()
     optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
-    with stepping(tmp_path, model, max_steps=1) as worker:
+    with stepping(tmp_path, model, beside=other.parameters(), max_steps=1) as worker:
         batch = worker.draw()
         (loss_of(model, batch) + loss_of(other, batch)).backward()
         optimizer.step()
@@ -184,6 +187,18 @@ def passed_over(worker: StepwiseWorker, model: nn.Module) -> None:
 
 def no_batch(worker: StepwiseWorker, model: nn.Module) -> None:
     worker.step(None, {})
+
+
+def scaled_and_not_told(worker: StepwiseWorker, model: nn.Module) -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(loss_of(model, worker.draw())).backward()
+    worker.step(None, {})
+
+
+def scaled_and_told_as_a_number(worker: StepwiseWorker, model: nn.Module) -> None:
+    loss = loss_of(model, worker.draw())
+    (loss * 7).backward()
+    worker.step(float(loss.detach()), {})
 
 
 def early_gradient(worker: StepwiseWorker, model: nn.Module) -> None:
@@ -232,9 +247,11 @@ def no_metric(worker: StepwiseWorker, model: nn.Module) -> None:
     ("mistake", "text"),
     [
         (no_backward, r"s\.step\(\) without loss\.backward\(\)"),
-        (two_backwards, r"parameter used\.weight got another gradient .* call loss\.backward\(\) once"),
+        (two_backwards, r"parameter used\.\w+ got another gradient .* call loss\.backward\(\) once"),
         (passed_over, r"a batch was passed over"),
         (no_batch, r"s\.step\(\) without a batch"),
+        (scaled_and_not_told, r"scaled by a GradScaler.* bfloat16"),
+        (scaled_and_told_as_a_number, r"backward began from 7 times the loss"),
         (early_gradient, r"parameter used\.weight has a gradient before the step's own"),
         (written, r"parameter used\.weight"),
         (frozen, r"parameter used\.bias was frozen"),
@@ -335,4 +352,47 @@ def test_a_plain_backward_pass_in_a_weighted_session_is_refused(tmp_path: Path) 
             worker.step(loss, {})
 
     with pytest.raises(PsnodeError, match=r"s\.backward\(loss, weight=n\)"):
+        run()
+
+
+class Tied(nn.Module):
+    """Two layers with one weight, and statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.one, self.two = nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.two.weight = self.one.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.two(self.one(self.norm(x)))
+        return out
+
+
+@pytest.mark.parametrize("ends", ["well", "by an exception"])
+def test_after_a_session_each_parameter_owns_its_memory_and_tied_ones_stay_tied(ends: str, tmp_path: Path) -> None:
+    model = Tied()
+    with contextlib.suppress(KeyError), stepping(tmp_path, model, max_steps=2) as worker:
+        while (batch := worker.draw()) is not None:
+            loss_of(model, batch).backward()
+            worker.step(None, {})
+            if ends != "well":
+                raise KeyError
+    assert model.one.weight is model.two.weight
+    owners = {value.untyped_storage().data_ptr(): value for value in (*model.parameters(), *model.buffers())}
+    assert len(owners) == len(list(model.parameters())) + len(list(model.buffers()))
+    assert all(value.untyped_storage().nbytes() == value.nbytes for value in owners.values())
+
+
+def test_parameters_that_two_losses_reach_are_found_when_they_come_and_inputs_are_none(tmp_path: Path) -> None:
+    model, centres = Net(), nn.Parameter(torch.ones(CLASSES))
+
+    def run() -> None:
+        with stepping(tmp_path, model) as worker:
+            batch = worker.draw()
+            assert batch is not None
+            loss_of(model, (batch[0].requires_grad_(), batch[1])).backward()
+            worker.step(None, {})
+            (loss_of(model, worker.draw()) + centres.sum()).backward()
+
+    with pytest.raises(PsnodeError, match=r"the loss reaches centres \(3\).*nn\.ModuleList.*beside="):
         run()

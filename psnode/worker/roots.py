@@ -1,0 +1,141 @@
+"""The losses that a loop's backward passes begin from: torch has no hook for them, so torch.autograd.backward is watched.
+
+A loss that is scaled before its backward pass (by GradScaler.scale, or divided to accumulate) has gradients of that scale, which
+have left before a line could scale them back. It is found by comparing the root of the pass with the loss that the step is told.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from psnode.errors import ConfigurationError
+
+_KEEP_VALUE = (
+    "View",
+    "UnsafeView",
+    "Reshape",
+    "Squeeze",
+    "Unsqueeze",
+    "ToCopy",
+    "Clone",
+    "Alias",
+    "Sum",
+    "Mean",
+)  # of one element
+_CLOSE = 1e-3  # bfloat16 has eight bits
+Told = Callable[[Sequence[torch.Tensor]], None]
+
+
+class Root(NamedTuple):
+    """A tensor that a backward pass began from: its value, and nodes of its graph with the factor between each and the root."""
+
+    value: torch.Tensor
+    nodes: tuple[tuple[Any, float], ...]
+
+
+class Roots:
+    """Records the roots of backward passes, and calls `begins` with them before each. For one thread.
+
+    Passes for the gradients of certain inputs alone, and those inside of another one (checkpointing), are not looked at.
+    """
+
+    def __init__(self, begins: Told) -> None:
+        self._begins, self._real, self._found = begins, torch.autograd.backward, list[Root]()
+        self._seen: Any = self._watched
+        self._passes = 0
+        self.forgiven = False  # the pass is one of psnode's own scaling
+        torch.autograd.backward = self._seen
+
+    def clear(self) -> None:
+        """Another batch begins."""
+        self._found = []
+
+    def remove(self) -> None:
+        """torch is as it was."""
+        if torch.autograd.backward is self._seen:
+            torch.autograd.backward = self._real
+
+    def _watched(self, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+        inputs = kwargs.get("inputs", args[3] if len(args) > 3 else None)
+        if inputs is None and torch._C._current_graph_task_id() == -1:
+            losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+            if all(isinstance(loss, torch.Tensor) for loss in losses):
+                weights = [grad_tensors] if grad_tensors is None or isinstance(grad_tensors, torch.Tensor) else list(grad_tensors)
+                self._look(losses, weights)
+        self._real(tensors, grad_tensors, *args, **kwargs)
+
+    def _look(self, losses: list[torch.Tensor], weights: list[torch.Tensor | None]) -> None:
+        self._begins(losses)
+        if len(losses) == 1 and losses[0].numel() == 1 and not self.forgiven:
+            self._passes += 1
+            weight = 1.0 if weights[0] is None else float(weights[0])
+            nodes = tuple(_peeled(losses[0], weight, thorough=not self._passes & (self._passes - 1)))
+            self._found.append(Root((losses[0] * weight).detach(), nodes))
+
+    def compare(self, told: torch.Tensor | float | None, value: float | None, batches: int) -> None:
+        """ConfigurationError if a pass began from another multiple of the loss that the step is `told`, of that `value`."""
+        for root in self._found:
+            factor = _factor(root, told, value, batches)
+            if factor is not None and not _fits(factor, batches):
+                wanted = f"that loss / {batches}" if batches > 1 else "that loss itself"
+                raise ConfigurationError(
+                    f"backward began from {factor:.6g} times the loss that s.step is told, and gradients have that factor: "
+                    f"begin from {wanted} (autocast with bfloat16 needs no GradScaler; batches_per_step=K with s.backward(loss) "
+                    "accumulates), or tell s.step the very loss that backward begins from"
+                )
+
+
+def _fits(factor: float, batches: int) -> bool:
+    return math.isclose(factor, 1, rel_tol=_CLOSE) or math.isclose(factor * batches, 1, rel_tol=_CLOSE)
+
+
+def _factor(root: Root, told: torch.Tensor | float | None, value: float | None, batches: int) -> float | None:
+    """The factor between the loss that is told and the root; None if the root is no multiple of it."""
+    if value is None or (len(root.nodes) < 2 and _fits(root.nodes[0][1] if root.nodes else 1.0, batches)):
+        return None
+    if isinstance(told, torch.Tensor) and (own := told.grad_fn) is not None:
+        return next((factor for node, factor in root.nodes if node is own), None)
+    begun = float(root.value)
+    matching = [factor for _, factor in root.nodes if factor and math.isclose(begun / factor, value, rel_tol=_CLOSE)]
+    return min(matching, key=lambda factor: not _fits(factor, batches), default=None)
+
+
+def _peeled(loss: torch.Tensor, factor: float, *, thorough: bool) -> Iterator[tuple[Any, float]]:
+    """The nodes that only multiply, from the root on, each with the factor between its output and the root.
+
+    `thorough`: find out whether a factor is that of a GradScaler, which takes long; ConfigurationError then.
+    """
+    node = loss.grad_fn
+    while node is not None:
+        yield node, factor
+        edges = [following for following, _ in node.next_functions if following is not None]
+        kind = node.name().removesuffix("Backward0").removesuffix("Backward1")
+        if len(edges) != 1 or not (kind in ("Mul", "Div") or kind in _KEEP_VALUE):
+            return
+        if kind in ("Mul", "Div"):
+            constant = getattr(node, "_saved_other", None)
+            constant = getattr(node, "_saved_self", None) if constant is None else constant
+            if constant is None or constant.numel() != 1 or (kind == "Div" and node.next_functions[0][0] is None):
+                return
+            if thorough:
+                _refuse_scaler(constant)
+            factor = factor * float(constant) if kind == "Mul" else factor / float(constant)
+        node = edges[0]
+
+
+def _refuse_scaler(constant: torch.Tensor) -> None:
+    """ConfigurationError if a loss is multiplied by the scale of a GradScaler, whatever the step is told."""
+    if constant.dtype is not torch.float32:  # a number of Python's
+        return
+    for found in gc.get_referrers(constant):
+        held = found if isinstance(found, dict) else {"_scale": getattr(found, "_scale", None)}
+        if held.get("_scale") is constant:
+            raise ConfigurationError(
+                "the loss is scaled by a GradScaler, whose optimizer a session has not, so that gradients would keep its factor: "
+                "leave the scaler out and use autocast with bfloat16, which needs none"
+            )
