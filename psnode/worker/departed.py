@@ -48,7 +48,7 @@ class Departed(torch.Tensor):
     def __new__(cls, parameter: nn.Parameter, name: str, own: DepartedGradients) -> Departed:
         found: Departed = torch.Tensor._make_wrapper_subclass(
             cls, parameter.shape, dtype=parameter.dtype, device=parameter.device
-        )  # type: ignore[attr-defined]
+        )
         found._name, found._own = name, own
         return found
 
@@ -66,7 +66,7 @@ class Departed(torch.Tensor):
             _program.uses = before
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:  # type: ignore[override]
         """Every operator over values, whoever calls it."""
         name = func.name()
         found = _departed(args, kwargs)

@@ -68,8 +68,8 @@ def _inside(name: str, value: Any, parameter: nn.Parameter, depth: int) -> str:
     if value is parameter:
         return name
     if isinstance(value, nn.Module):
-        found = (inner for inner, own in value.named_parameters(remove_duplicate=False) if own is parameter)
-        return next((f"{name}.{inner}" for inner in found), "")
+        inside = (inner for inner, own in value.named_parameters(remove_duplicate=False) if own is parameter)
+        return next((f"{name}.{inner}" for inner in inside), "")
     if not depth or isinstance(value, (type, torch.Tensor)):
         return ""
     parts: Iterable[tuple[str, Any]] = ()
