@@ -299,9 +299,9 @@ class Session:
         if self._worker is not None:
             self._worker.close()
         elif self._leads:
-            from psnode.tasks import inventory
+            from psnode.tasks.inventory import give_own_memory
 
-            inventory.give_own_memory(self._model)
+            give_own_memory(self._model)
         if self._transport is not None:
             self._transport.close()
             if not getattr(self._transport, "clean", True):
