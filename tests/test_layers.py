@@ -275,14 +275,16 @@ def test_packages_with_one_home(package: str) -> None:
     assert homes == ONLY_HOME[package]
 
 
-def test_the_cluster_tool_imports_two_leaves_of_psnode() -> None:
-    """The declaration of settings, which imports the errors alone (docs/decisions/settings.md), and the writer of JSON."""
+def test_the_cluster_tool_imports_three_leaves_of_psnode() -> None:
+    """The declaration of settings (docs/decisions/settings.md), the standard streams, and the writer of JSON."""
     found = {found.module for path in (ROOT / "tools").rglob("*.py") for found in imports_of(path)}
     assert {module for module in found if module.split(".")[0] == "psnode"} == {
         "psnode.config.declaration",
         "psnode.config.plain_json",
+        "psnode.config.streams",
     }
-    assert {found.module for found in OWN if found.path == PACKAGE / "config" / "declaration.py"} == {"psnode.errors"}
+    for leaf in ("declaration.py", "streams.py"):
+        assert {found.module for found in OWN if found.path == PACKAGE / "config" / leaf} == {"psnode.errors"}
 
 
 def test_the_cluster_tool_loads_little_of_psnode() -> None:
@@ -294,6 +296,7 @@ def test_the_cluster_tool_loads_little_of_psnode() -> None:
         "psnode.config.declaration",
         "psnode.config.names",
         "psnode.config.plain_json",
+        "psnode.config.streams",
         "psnode.config.train_settings",
         "psnode.errors",
     ]
@@ -301,8 +304,13 @@ def test_the_cluster_tool_loads_little_of_psnode() -> None:
 
 
 def test_the_library_logs_and_prints_nothing_on_standard_error() -> None:
-    """But for the command line, measurements, and the handler that shows the log."""
-    may = {PACKAGE / "config" / "logs.py", *(PACKAGE / "cli").rglob("*.py"), *(PACKAGE / "bench").rglob("*.py")}
+    """But for the command line, measurements, the handler that shows the log, and what keeps the streams."""
+    may = {
+        PACKAGE / "config" / "logs.py",
+        PACKAGE / "config" / "streams.py",
+        *(PACKAGE / "cli").rglob("*.py"),
+        *(PACKAGE / "bench").rglob("*.py"),
+    }
     places = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path in sorted(set(SOURCES) - may)

@@ -27,7 +27,7 @@ from psnode.cli.runs import report, runs
 from psnode.cli.shared import configure
 from psnode.cli.tune import tune
 from psnode.cli.usage_errors import in_words
-from psnode.config import settings
+from psnode.config import settings, streams
 from psnode.config.declaration import click_option
 from psnode.config.logs import shown
 from psnode.config.plain_json import to_json
@@ -181,6 +181,7 @@ def launch(
                 "--export needs a command of psnode, to know where a run goes on: write train, not a program"
             )
         return _launch_program(workers, list(command), list(mpirun_args), **options)
+    streams.outlast()
     context = click.get_current_context().find_root()
     _, chosen, rest = app.resolve_command(context, list(command))
     config, directory, spares = None, None, 0
@@ -205,6 +206,7 @@ def _launch_program(workers: int, command: list[str], mpirun_args: list[str], **
         raise ConfigurationError(f"there is no program {command[0]}: name a file, or a command of psnode")
     from psnode.jobs.launch import launch as run_job
 
+    streams.outlast()
     return run_job(workers, command, mpirun_args=mpirun_args, program=[sys.executable], **options)
 
 
@@ -232,6 +234,7 @@ def evaluate(train_dir: Path, follow: bool, **options: Any) -> int:
     """Evaluate each checkpoint of a run once, as they appear, and end when the run has ended."""
     from psnode.evaluator import follow as follow_run
 
+    streams.outlast()
     return follow_run(train_dir, once=not follow, **options)
 
 
@@ -275,8 +278,11 @@ def _speaks() -> bool:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     here = place()
-    with shown(here.rank if here is not None else 0):
-        return _run(arguments)
+    try:
+        with shown(here.rank if here is not None else 0), streams.installed():
+            return _run(arguments)
+    except ConfigurationError as error:  # standard output takes nothing
+        return _fail(str(error), error.exit_code)
 
 
 def _run(arguments: Sequence[str] | None) -> int:

@@ -10,7 +10,7 @@ import click
 
 from psnode.cli.debugging import debuggable
 from psnode.cli.shared import configure
-from psnode.config import Config, settings
+from psnode.config import Config, settings, streams
 from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError, PsnodeError
 
@@ -65,6 +65,7 @@ def tune(vary: Sequence[str], command: tuple[str, ...], trials: int, as_json: bo
     varied = space.parse(vary)
     maker = _Maker(command, output.absolute(), sweep.steps)
     maker.check(varied)
+    streams.outlast()
     output.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(output / ".lock", timeout=0):

@@ -10,11 +10,16 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from psnode.config.parent import follow_parent
+from psnode.jobs.forwarding import Forwarding
+
 _POLL_SECONDS = 0.1
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+_MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)  # by nohup, or a shell that starts it in the background
 _LOOK_SECONDS = 1.0
 # On TERM mpirun kills the ranks within half a second: the time until then belongs to their checkpoint.
 _TERM_BEFORE_KILL = 1.5
@@ -23,10 +28,11 @@ _RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK", b"PMI_RANK", b"PMIX_RANK")
 
 
 class Ended(NamedTuple):
-    """The exit code of the supervised job, and whether somebody had asked it to stop."""
+    """The exit code of the supervised job, whether somebody had asked it to stop, and how its standard error began."""
 
     code: int
     asked: bool
+    heard: str = ""
 
 
 def supervise(command: Sequence[str], environment: Mapping[str, str], kill_after: float) -> Ended:
@@ -36,10 +42,20 @@ def supervise(command: Sequence[str], environment: Mapping[str, str], kill_after
     `kill_after` seconds are over, and then the whole session gets KILL. A second INT is a TERM at once.
     When rank 0 has ended on this host and mpirun does not follow within `kill_after`, the ranks that hold
     it up are killed, and after as long again mpirun itself.
+    INT and HUP stay ignored where they are (nohup, a shell's background). If this process is killed, mpirun gets USR1.
     """
     escalation = Escalation(kill_after)
-    with _stop_signals(escalation):
-        process = subprocess.Popen(list(command), stdin=subprocess.DEVNULL, env=dict(environment), start_new_session=True)
+    with _stop_signals(escalation), Forwarding() as output:
+        process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=output.output,
+            stderr=output.error,
+            env=dict(environment),
+            start_new_session=True,
+            preexec_fn=partial(follow_parent, signal.SIGUSR1),
+        )
+        output.begin()
         watch = RankZero(process.pid)
         try:
             while process.poll() is None:
@@ -55,7 +71,8 @@ def supervise(command: Sequence[str], environment: Mapping[str, str], kill_after
         finally:
             _kill(session_members(process.pid))
             process.wait()
-    return Ended(process.returncode if process.returncode >= 0 else 128 - process.returncode, escalation.asked)
+    code = process.returncode if process.returncode >= 0 else 128 - process.returncode
+    return Ended(code, escalation.asked, output.heard)
 
 
 class Escalation:
@@ -153,13 +170,14 @@ def _kill(pids: Sequence[int]) -> None:
 
 @contextlib.contextmanager
 def _stop_signals(escalation: Escalation) -> Iterator[None]:
-    """Turn signals into requests; only the main thread can."""
+    """Turn signals into requests, but for those that are ignored; only the main thread can."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {
         number: signal.signal(number, lambda caught, frame: escalation.request(caught, time.monotonic()))
         for number in _STOP_SIGNALS
+        if number not in _MAY_BE_IGNORED or signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
         yield

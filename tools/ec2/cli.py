@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from psnode.config import streams
 from psnode.config.plain_json import to_json
 from psnode_ec2 import node_commands
 from psnode_ec2.cloud import progress
@@ -177,7 +178,8 @@ node_commands.add_to(cli)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and leave with its exit code."""
+    """Run a command and leave with its exit code. What it makes is worth more than its lines: a closed output ends nothing."""
+    streams.outlast()
     try:
         cli.main(arguments, prog_name="psnode-ec2", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:

@@ -1,0 +1,15 @@
+"""What a process does when its parent is gone."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+_PR_SET_PDEATHSIG = 1
+_C = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def follow_parent(number: int) -> None:
+    """Have this process get signal `number` when its parent dies; nothing where the system cannot."""
+    if _C is not None:
+        _C.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)

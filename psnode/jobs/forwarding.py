@@ -1,0 +1,69 @@
+"""Output of mpirun, handed on by its launcher: mpirun ends the job when its own output is closed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from types import TracebackType
+from typing import Self
+
+from psnode.config import streams
+
+_BYTES = 1 << 16
+_LAST_SECONDS = 5.0
+_KEPT = 1 << 16  # of the beginning of standard error
+
+
+class Forwarding:
+    """Pipes in the place of a process's descriptors 1 and 2: one where both lead to the same file, so that the order stays."""
+
+    def __init__(self) -> None:
+        self._read, self.output = os.pipe()
+        self._ends = [(self._read, 1)]
+        self.error = self.output
+        if not _same(1, 2):
+            read, self.error = os.pipe()
+            self._ends.append((read, 2))
+        self._heard = bytearray()
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def begin(self) -> None:
+        """The process has begun, and has the ends for writing."""
+        self._close_writing()
+        for source, target in self._ends:
+            self._threads.append(threading.Thread(target=self._copy, args=(source, target), name="psnode-output", daemon=True))
+            self._threads[-1].start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._close_writing()
+        for thread in self._threads:
+            thread.join(_LAST_SECONDS)  # a terminal may be stopped, and take nothing
+
+    @property
+    def heard(self) -> str:
+        """The beginning of what went to standard error."""
+        return self._heard.decode(errors="replace")
+
+    def _copy(self, source: int, target: int) -> None:
+        last = source == self._ends[-1][0]
+        while data := os.read(source, _BYTES):
+            if last and len(self._heard) < _KEPT:
+                self._heard += data
+            with contextlib.suppress(OSError):  # nobody reads it: the job goes on
+                streams.write(target, data)
+        os.close(source)
+
+    def _close_writing(self) -> None:
+        for descriptor in {self.output, self.error} - {-1}:
+            os.close(descriptor)
+        self.output = self.error = -1
+
+
+def _same(one: int, other: int) -> bool:
+    with contextlib.suppress(OSError):
+        return os.path.sameopenfile(one, other)
+    return False
