@@ -6,12 +6,17 @@ with the place where it was raised. None imports mpi4py unless the data set does
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import os
+import shutil
 import signal
 import sys
+import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from multiprocessing import forkserver
+from multiprocessing import forkserver, util
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +26,8 @@ from psnode.config.extensions import TASK_MODULES, import_file
 from psnode.errors import ConfigurationError, in_one_line
 
 _METHOD = "forkserver"
+_SOCKET_BYTES = 107  # that the path of a socket may have
+_BELOW = "/pymp-12345678/listener-12345678"  # which Python adds
 
 
 class Fault(NamedTuple):
@@ -32,11 +39,13 @@ class Fault(NamedTuple):
 def context() -> Any:
     """The way to start processes: from a server of their own, which has imported torch and nothing of MPI.
 
-    mpirun sends USR1 to all processes of a rank: the server, and Python's tracker of semaphores, begin with it blocked.
+    mpirun sends USR1 to all processes of a rank, and a terminal HUP: the server, and Python's tracker of semaphores, begin with
+    both blocked. ConfigurationError where no folder is short enough for their sockets.
     """
+    _make_place()
     found = multiprocessing.get_context(_METHOD)
     found.set_forkserver_preload([__name__])
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGHUP})
     try:
         forkserver.ensure_running()
     finally:
@@ -124,15 +133,45 @@ class Collated:
 
 @dataclass(frozen=True)
 class Begin:
-    """Begin a process: leave Ctrl-C and USR1 to its parent, then call `then` with its number."""
+    """Begin a process: leave Ctrl-C, HUP and USR1 to its parent, end with it, then call `then` with the process's number."""
 
     then: Callable[[int], None] | None
 
     def __call__(self, number: int) -> None:
-        for each in (signal.SIGINT, signal.SIGUSR1):
+        for each in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
             signal.signal(each, signal.SIG_IGN)
+        threading.Thread(target=_end_with_parent, name="psnode-parent", daemon=True).start()
         if self.then is not None:
             self.then(number)
+
+
+def _end_with_parent() -> None:
+    """Wait for the end of the process that wants the batches, and end: it is not this one's parent, which torch looks at.
+
+    If that was killed, its folder of sockets is left.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        if folder := getattr(multiprocessing.current_process(), "_config", {}).get("tempdir"):
+            shutil.rmtree(folder, ignore_errors=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _make_place() -> None:
+    """Have Python make its sockets in another folder where TMPDIR is too long for their names."""
+    settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # no public way, but every version has it
+    if settings.get("tempdir") or len(os.fsencode(tempfile.gettempdir())) <= _SOCKET_BYTES - len(_BELOW):
+        return
+    for folder in ("/tmp", "/var/tmp", "/dev/shm"):  # mkdtemp makes one below it that is nobody else's
+        with contextlib.suppress(OSError):
+            found = settings["tempdir"] = tempfile.mkdtemp(prefix="pymp-", dir=folder)
+            util.Finalize(None, shutil.rmtree, args=(found, True), exitpriority=-100)  # as Python does with its own
+            return
+    raise ConfigurationError(
+        f"TMPDIR is too long for the sockets of --data-workers ({tempfile.gettempdir()}) and /tmp cannot be written: "
+        f"set TMPDIR to a folder of at most {_SOCKET_BYTES - len(_BELOW)} characters"
+    )
 
 
 def sound(batch: Any) -> Any:
