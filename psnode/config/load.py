@@ -22,8 +22,10 @@ from psnode.errors import ConfigurationError
 PREFIX = "PSNODE_"
 FILE_VARIABLE = "PSNODE_CONFIG"
 RECORD = "config.json"  # record in a run's directory; its member `config` is Config.to_dict()
-# variables of the project's own scripts, which are not settings of a run
-_OTHER_VARIABLES = frozenset({FILE_VARIABLE, "PSNODE_VENV", "PSNODE_PYTHON", "PSNODE_MPI", "PSNODE_CONSTRAINTS"})
+# variables of the project's own scripts and of its launcher, which are not settings of a run
+_OTHER_VARIABLES = frozenset(
+    {FILE_VARIABLE, "PSNODE_VENV", "PSNODE_PYTHON", "PSNODE_MPI", "PSNODE_CONSTRAINTS", "PSNODE_JOB_END"}
+)
 _OF_ONE_START = frozenset({"resume", "debug", "quiet", "trust_run", "stop_after", "allow_unlike_versions"})
 # settings that a resumed run does not take over from the run that it continues
 _NOT_INHERITED = frozenset({"train_dir", "local", *_OF_ONE_START})

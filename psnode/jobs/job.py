@@ -15,13 +15,15 @@ from dataclasses import replace
 from typing import NoReturn
 
 import psnode
-from psnode.config import Config
+from psnode.config import Config, streams
 from psnode.config.cores import asked_threads, usable_cores
 from psnode.config.extensions import load_codec
 from psnode.config.logs import hushed, shown
+from psnode.config.parent import follow_parent
 from psnode.config.source import source
 from psnode.errors import ConfigurationError, PsnodeError
 from psnode.exchange.routes import MASTER
+from psnode.jobs import job_end
 from psnode.protocol.channel import TAG, StopRequest
 from psnode.protocol.messages import Hello
 from psnode.task import Task
@@ -31,7 +33,8 @@ from psnode.transport.mpi.environment import place
 
 _LOG = logging.getLogger(__name__)
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+_MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)  # by nohup, or a shell that starts a program in the background
 
 
 def run(config: Config, task: Task | None = None) -> int:
@@ -41,6 +44,20 @@ def run(config: Config, task: Task | None = None) -> int:
     `task`: an instance of one's own instead of the configuration's task; every rank must pass an equal one.
     """
     refuse_to_run_anew()
+    streams.outlast()
+    job_end.begin()
+    code = PsnodeError.exit_code
+    try:
+        code = _run(config, task)
+    except PsnodeError as error:
+        code = error.exit_code
+        raise
+    finally:
+        job_end.end(code)
+    return code
+
+
+def _run(config: Config, task: Task | None) -> int:
     config.validate()
     if config.codec:
         load_codec(config.codec)
@@ -99,7 +116,8 @@ def _run_mpi(config: Config, task: Task | None) -> int:
         )
     from psnode.transport.mpi import endpoint as mpi
 
-    transport = mpi.start()
+    follow_parent(signal.SIGTERM)
+    transport = mpi.start(seconds=config.start_deadline)
     code = 1
     try:
         with signals(transport.inbox(TAG)):
@@ -137,6 +155,7 @@ def _leave_at_once(code: int) -> None:
         code = error.exit_code
     elif error is not None:
         _LOG.error("an unexpected end", exc_info=error)
+    job_end.end(code)
     exit_without_mpi(code)
 
 
@@ -149,14 +168,17 @@ def exit_code_of(error: BaseException) -> int:
 
 def exit_without_mpi(code: int) -> NoReturn:
     """End without MPI_Finalize, which can hang when a rank is lost."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    job_end.leave()
+    streams.flush()
     os._exit(code)
 
 
 @contextlib.contextmanager
 def signals(inbox: Inbox) -> Iterator[None]:
-    """Turn INT, TERM and USR1 into events of `inbox`; a second INT ends the process as usual."""
+    """Turn INT, TERM, USR1 and HUP into events of `inbox`; a second INT ends the process as usual.
+
+    INT and HUP stay ignored where they are.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -166,7 +188,11 @@ def signals(inbox: Inbox) -> Iterator[None]:
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    before = {number: signal.signal(number, request) for number in _SIGNALS}
+    before = {
+        number: signal.signal(number, request)
+        for number in _SIGNALS
+        if number not in _MAY_BE_IGNORED or signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         yield
     finally:

@@ -15,7 +15,10 @@ from pathlib import Path
 
 from psnode.config.cores import usable_cores
 from psnode.errors import ConfigurationError, MissingRanksError, StoppedError, installing
+from psnode.jobs import job_end
 from psnode.jobs.hosts.hostfile import text_of
+from psnode.jobs.hosts.starting import not_started, refuse_too_few_slots
+from psnode.jobs.job_end import Told
 from psnode.jobs.supervision import Ended, supervise
 from psnode.records.directory import CONFIG
 from psnode.records.metrics import SUMMARY
@@ -56,6 +59,8 @@ def launch(
     """
     if n_workers < 1:
         raise ConfigurationError(f"n_workers is {n_workers}: a job needs at least 1 worker")
+    if hostfile is not None and not mpirun_args:
+        refuse_too_few_slots(Path(hostfile), n_workers + 1)
     environment = dict(os.environ)
     if hasattr(os, "geteuid") and os.geteuid() == 0 and any(name not in environment for name in _ROOT_VARIABLES):
         _LOG.warning("running as root, so %s are set for mpirun", " and ".join(_ROOT_VARIABLES))
@@ -67,7 +72,7 @@ def launch(
     program = [*line, *program]
     # where nobody else looks into the directory, a master that left no summary there was killed
     judged = run_directory is not None and (hostfile is None or (run_directory / CONFIG).exists())
-    ended = _run([*program, *command], environment, kill_after, run_directory, judged)
+    ended = _run([*program, *command], environment, kill_after, run_directory, judged, hostfile)
     for number in range(1, restarts + 1):
         if ended.asked or ended.code in _FINAL:
             break
@@ -75,7 +80,7 @@ def launch(
         again = resuming(command) if resumable else list(command)
         how = "from its last checkpoint" if resumable else "from the beginning"
         _LOG.warning("the job ended with %d: started again %s (%d of %d)", ended.code, how, number, restarts)
-        ended = _run([*program, *again], environment, kill_after, run_directory, judged)
+        ended = _run([*program, *again], environment, kill_after, run_directory, judged, hostfile)
     return ended.code
 
 
@@ -92,9 +97,14 @@ def resuming(command: Sequence[str]) -> list[str]:
 
 
 def _run(
-    command: Sequence[str], environment: Mapping[str, str], kill_after: float, run_directory: Path | None, judged: bool
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    kill_after: float,
+    run_directory: Path | None,
+    judged: bool,
+    hostfile: Path | str | None,
 ) -> Ended:
-    """Exit code of the job: as the summary says that this start of it wrote, if it did.
+    """Exit code of the job: as the summary says that this start of it wrote, if it did, or as rank 0 has told.
 
     mpirun's own code is that of whichever rank left first with another than 0; where it is fault tolerant, 0 when every rank
     was killed. A rank 0 that was asked to stop by a signal of its own leaves as if the launcher had been asked.
@@ -103,25 +113,38 @@ def _run(
     # mpirun names its own folder by its process id, and does not start if a killed one of the same id has left one
     with tempfile.TemporaryDirectory(prefix="psnode-mpirun-", ignore_cleanup_errors=True) as sessions:
         place = {} if "PRTE_MCA_prte_tmpdir_base" in environment else {"PRTE_MCA_prte_local_tmpdir_base": sessions}
+        file = Path(sessions) / "job-end"
         try:
-            ended = supervise(command, {**place, **environment}, kill_after)
+            ended = supervise(command, {**place, **environment, job_end.VARIABLE: str(file)}, kill_after)
         finally:
             if _is_watched():  # a rank that was killed while it drew a bar has left the cursor hidden
                 print("\x1b[?25h", end="", flush=True)
+        told = job_end.read(file)
     if run_directory is not None and _stamp(run_directory) not in (None, before):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             left = json.loads((run_directory / SUMMARY).read_bytes())
             return Ended(int(left["exit_code"]), ended.asked or left["stop_reason"] == "signal")
-    # asked to stop before rank 0 could say so, or killed over it: whatever checkpoint there is stays
-    if ended.asked and run_directory is not None and ended.code not in _FINAL[1:]:
-        return Ended(StoppedError.exit_code, True)
-    code = MissingRanksError.exit_code if ended.code == 0 and judged else ended.code
+    if hostfile is not None and not (ended.asked or told.begun) and (fault := not_started(Path(hostfile), ended)):
+        raise ConfigurationError(fault)
+    code = _code(ended, told, run_directory is not None, judged)
     return Ended(code, ended.asked or code == StoppedError.exit_code)
 
 
 def _is_watched() -> bool:
     """True if the output goes to a terminal on which a bar can move."""
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _code(ended: Ended, told: Told, trains: bool, judged: bool) -> int:
+    """Exit code of a job that has left no summary."""
+    if told.code:
+        return told.code
+    if told.code == 0 and (told.left or not ended.asked):
+        return ended.code
+    # asked to stop before rank 0 could say so, or killed over it: whatever checkpoint there is stays
+    if ended.asked and (ended.code not in _FINAL[1:] if trains else ended.code == 0 or ended.code > 128):
+        return StoppedError.exit_code
+    return MissingRanksError.exit_code if ended.code == 0 and (judged or told.begun) else ended.code
 
 
 def _stamp(run_directory: Path | None) -> tuple[int, int] | None:
@@ -182,7 +205,7 @@ def _open_mpi_options(
         if "slots" not in text_of(Path(hostfile)) and not chosen("map-by"):
             yield from ("--map-by", "node")
         for name in environment:
-            if name.startswith("PSNODE_") or name == "OMP_NUM_THREADS":
+            if (name.startswith("PSNODE_") and name != job_end.VARIABLE) or name == "OMP_NUM_THREADS":
                 yield from ("-x", name)
     elif ranks > usable_cores():
         yield "--oversubscribe"

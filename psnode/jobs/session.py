@@ -15,6 +15,7 @@ import atexit
 import contextlib
 import json
 import logging
+import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,10 +23,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from psnode.config import streams
 from psnode.config.logs import hushed, shown
+from psnode.config.parent import follow_parent
 from psnode.config.train_settings import OWN
 from psnode.errors import ConfigurationError, PsnodeError, TransportError, in_one_line
 from psnode.exchange.routes import MASTER, Layout
+from psnode.jobs import job_end
 from psnode.jobs.job import exit_code_of, exit_without_mpi, hello, limit_threads, refuse_to_run_anew, signals
 from psnode.jobs.session_settings import BACKWARD, configured, holds, parameters_beside, with_own_rate
 from psnode.protocol.channel import TAG, FrameChannel, RemoteFailureError
@@ -95,6 +99,7 @@ class Session:
         self._leads = False  # rank 0 has begun to serve
         self._over = False  # trained to the end, and the model holds the result
         self._updates = 0
+        job_end.begin()
 
     @property
     def is_master(self) -> bool:
@@ -109,14 +114,17 @@ class Session:
     def __enter__(self) -> Self:
         from psnode.transport.mpi import endpoint as mpi
 
+        streams.outlast()
+        follow_parent(signal.SIGTERM)
         limit_threads(self._config.threads)
         self._stack.enter_context(shown(self.rank))
         self._stack.enter_context(hushed(self._config.quiet))
         try:
-            self._transport = mpi.start()
+            self._transport = mpi.start(seconds=self._config.start_deadline)
         except PsnodeError as error:
             _LOG.error("error: %s", error)
             self._stack.close()
+            job_end.end(error.exit_code)
             raise SystemExit(error.exit_code) from error
         self._stack.enter_context(signals(self._transport.inbox(TAG)))
         watched = None if self.is_master else {MASTER}
@@ -296,6 +304,7 @@ class Session:
             raise SystemExit(error.exit_code or TransportError.exit_code) from error
 
     def _close(self, code: int) -> None:
+        job_end.end(code or int(not self._over))  # sys.exit(0) amid the loop is no end
         if self._worker is not None:
             self._worker.close()
         elif self._leads:

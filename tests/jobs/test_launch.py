@@ -316,3 +316,74 @@ def test_a_job_that_stays_on_this_host_uses_no_network(
 ) -> None:
     line = mpirun_command(find_mpirun(), 2, None, arguments, environment)
     assert line[line.index("btl") + 1] == links
+
+
+JOB = f"""
+sys.path.insert(0, {str(ROOT)!r})
+from psnode.jobs import job_end
+job_end.begin()
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", 3),
+        ("os._exit(0) if rank == 0 else None", 3),
+        ("job_end.end(75)", 75),  # of psnode.run, whose code the program does not hand on
+        ("job_end.end(0)\nsys.exit(9 if rank == 0 else 0)", 9),
+        ("job_end.end(0)\nos._exit(0)", 0),
+        ("job_end.end(4)\njob_end.begin()\njob_end.end(0)", 0),
+    ],
+    ids=["killed", "left", "stopped", "failed later", "done", "the second one done"],
+)
+def test_a_programs_job_that_has_not_come_to_its_end_is_not_0(tmp_path: Path, body: str, code: int) -> None:
+    found, out = Launched(tmp_path, 1, JOB + body).end()
+    assert found == code, out
+
+
+@pytest.mark.parametrize("body", ["", JOB, JOB + "job_end.end(0)\n"], ids=["before the job", "amid the job", "after the job"])
+def test_a_program_that_is_stopped_is_not_0(tmp_path: Path, body: str) -> None:
+    job = Launched(tmp_path, 1, body + "mark(f'ready-{rank}')\ntime.sleep(400)", kill_after=3.0)
+    for rank in (0, 1):
+        job.wait_for(f"ready-{rank}")
+    job.process.terminate()
+    code, out = job.end()
+    assert code == 75, out
+
+
+def test_a_job_whose_output_nobody_reads_goes_on_and_heeds_no_signal_that_is_ignored(tmp_path: Path) -> None:
+    body = """
+    for line in range(50):
+        print(rank, line, flush=True)
+        time.sleep(0.01)
+    mark(f"printed-{rank}")
+    while not (folder / "go").exists():
+        time.sleep(0.01)
+    """
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGINT)}
+    try:
+        job = Launched(tmp_path, 1, body)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert job.process.stdout is not None
+    job.process.stdout.close()
+    for rank in (0, 1):
+        job.wait_for(f"printed-{rank}")
+    job.process.send_signal(signal.SIGHUP)
+    job.process.send_signal(signal.SIGINT)
+    (tmp_path / "go").touch()
+    assert job.process.wait(300) == 0
+
+
+def test_a_hostfile_on_which_no_job_can_start_is_told_in_one_line(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost slots=1\n")
+    with pytest.raises(ConfigurationError, match=r"hosts has 1 slot, and the job has 3 ranks"):
+        launch(2, [], hostfile=hosts, program=["true"])
+    with pytest.raises(ConfigurationError, match="too few slots"):  # as mpirun finds
+        launch(2, [], hostfile=hosts, program=["true"], mpirun_args=["--timeout", "100"])
+    hosts.write_text("nowhere.invalid slots=4\n")
+    with pytest.raises(ConfigurationError, match=r"no host nowhere\.invalid is known here: correct"):
+        launch(2, [], hostfile=hosts, program=["true"])

@@ -59,7 +59,9 @@ def start(*, seconds: float = 60.0, piece_bytes: int = DEFAULT_PIECE_BYTES, pool
     if not body.started.wait(seconds):
         if absent := body.absent():
             raise MissingRanksError(absent, seconds)
-        raise DeadlineExceededError(f"MPI_Init did not return within {seconds:g} s: some rank has not started")
+        raise DeadlineExceededError(
+            f"MPI_Init did not return within {seconds:g} s: some rank has not started; raise --start-deadline if it is only slow"
+        )
     if body.error is not None:
         raise TransportError(f"MPI could not be started: {body.error}") from body.error
     return MpiTransport(body, inboxes, pool)

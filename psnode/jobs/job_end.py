@@ -1,0 +1,65 @@
+"""What rank 0 tells the launcher of its job's end: mpirun's own code is 0 when every rank was killed.
+
+`psnode launch` names a file by a variable. Rank 0 writes there that a job has begun, with which code it has ended, and that the
+process leaves by itself. A program without a job leaves the file empty, and so does a rank 0 on another host.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from psnode.transport.mpi.environment import place
+
+VARIABLE = "PSNODE_JOB_END"
+_BEGUN, _ENDED, _LEFT = "begun", "ended", "left"
+
+
+class Told(NamedTuple):
+    """`begun`: a job has. `code`: that it has ended with; None: it has not ended. `left`: the process came to its own end."""
+
+    begun: bool
+    code: int | None
+    left: bool
+
+
+def begin() -> None:
+    """A job begins in this process."""
+    _tell(_BEGUN)
+    atexit.unregister(leave)
+    atexit.register(leave)
+
+
+def end(code: int) -> None:
+    """The job has ended with `code`."""
+    _tell(f"{_ENDED} {code}")
+
+
+def leave() -> None:
+    """The process ends by itself."""
+    _tell(_LEFT)
+
+
+def read(file: Path) -> Told:
+    """What rank 0 has told."""
+    told = Told(False, None, False)
+    with contextlib.suppress(OSError):
+        for line in file.read_text().splitlines():
+            word, _, code = line.partition(" ")
+            if word == _BEGUN:
+                told = Told(True, None, False)
+            elif word == _ENDED and code.isdecimal():
+                told = told._replace(code=int(code))
+            elif word == _LEFT:
+                told = told._replace(left=True)
+    return told
+
+
+def _tell(line: str) -> None:
+    here, name = place(), os.environ.get(VARIABLE)
+    if name and here is not None and here.rank == 0:
+        with contextlib.suppress(OSError), Path(name).open("a") as file:
+            file.write(f"{line}\n")
