@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import termios
 import threading
+import tty
 from types import TracebackType
 from typing import Self
 
@@ -16,14 +18,17 @@ _KEPT = 1 << 16  # of the beginning of standard error
 
 
 class Forwarding:
-    """Pipes in the place of a process's descriptors 1 and 2: one where both lead to the same file, so that the order stays."""
+    """Pipes in the place of a process's descriptors 1 and 2: one where both lead to the same file, so that the order stays.
+
+    For a terminal they are pseudo-terminals, so that the process finds a terminal there, and bars move.
+    """
 
     def __init__(self) -> None:
-        self._read, self.output = os.pipe()
+        self._read, self.output = _channel(1)
         self._ends = [(self._read, 1)]
         self.error = self.output
         if not _same(1, 2):
-            read, self.error = os.pipe()
+            read, self.error = _channel(2)
             self._ends.append((read, 2))
         self._heard = bytearray()
         self._threads: list[threading.Thread] = []
@@ -50,7 +55,7 @@ class Forwarding:
 
     def _copy(self, source: int, target: int) -> None:
         last = source == self._ends[-1][0]
-        while data := os.read(source, _BYTES):
+        while data := _read(source):
             if last and len(self._heard) < _KEPT:
                 self._heard += data
             with contextlib.suppress(OSError):  # nobody reads it: the job goes on
@@ -61,6 +66,24 @@ class Forwarding:
         for descriptor in {self.output, self.error} - {-1}:
             os.close(descriptor)
         self.output = self.error = -1
+
+
+def _channel(target: int) -> tuple[int, int]:
+    """Ends for reading and for writing: of a terminal of the same size that changes no byte if `target` is one, else of a pipe."""
+    if not os.isatty(target):
+        return os.pipe()
+    read, write = os.openpty()
+    tty.setraw(write)
+    with contextlib.suppress(OSError):
+        termios.tcsetwinsize(write, termios.tcgetwinsize(target))
+    return read, write
+
+
+def _read(source: int) -> bytes:
+    try:
+        return os.read(source, _BYTES)
+    except OSError:  # the last writer of a terminal is gone
+        return b""
 
 
 def _same(one: int, other: int) -> bool:
