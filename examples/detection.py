@@ -28,6 +28,7 @@ from torch import nn
 
 from psnode.errors import ConfigurationError
 from psnode.task import Batch, Task
+from psnode.tasks.data.pixels import rgb
 from psnode.tasks.torchvision_ops import import_torchvision
 
 import_torchvision()  # instead of `import torchvision`: its operators may be built for another torch
@@ -92,8 +93,9 @@ class Coco:
         return len(self._ids)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        with Image.open(self._files[self._ids[index]]) as file:
-            image = torch.from_numpy(np.array(file.convert("RGB"))).permute(2, 0, 1) / 255
+        path = self._files[self._ids[index]]
+        with Image.open(path) as file:
+            image = torch.from_numpy(np.array(rgb(file, str(path)))).permute(2, 0, 1) / 255
         objects = self._objects[self._ids[index]]
         boxes = torch.tensor([entry["bbox"] for entry in objects], dtype=torch.float32).reshape(-1, 4)
         boxes[:, 2:] += boxes[:, :2]  # COCO has x, y, width, height

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from psnode.errors import ConfigurationError
 from psnode.tasks.data.base import ImageShape, Statistics
 from psnode.tasks.data.images import Normalise, Pixels, crop_and_mirror
+from psnode.tasks.data.pixels import require_readable, rgb
 
 if TYPE_CHECKING:
     import torch
@@ -101,7 +102,7 @@ class Files:
 
         _, height, width = self.image_shape
         with open_image(path) as file:
-            image = file.convert("RGB")
+            image = rgb(file, path)
         proportion = width / height * image.height / image.width
         box = central_box(proportion, self._keep) if draw is None else random_box(proportion, draw)
         edges = (box[0] * image.width, box[1] * image.height, box[2] * image.width, box[3] * image.height)
@@ -112,6 +113,12 @@ def file_size(path: str) -> tuple[int, int]:
     """(height, width) of an image file, from its header."""
     with open_image(path) as file:
         return file.height, file.width
+
+
+def check_depth(path: str) -> None:
+    """ConfigurationError for an image whose pixels mean no colour for sure, from its header."""
+    with open_image(path) as file:
+        require_readable(file, path)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ Options
     cache     MiB of decoded images to keep in memory (256); sets that need more are decoded anew for every batch
 
 Without augmentation by area an image is cut to the wanted proportions around its centre, keeping 7/8 of the shorter
-side where the wanted side is above 64, and resized. Images are RGB. Files are decoded by a few threads of the
+side where the wanted side is above 64, and resized. Images are RGB (pixels.py). Files are decoded by a few threads of the
 process: other processes are out of the question under MPI.
 """
 
@@ -26,11 +26,12 @@ import numpy as np
 from psnode.config.names import choose
 from psnode.errors import ConfigurationError
 from psnode.tasks.data.base import STATISTICS, Description, Request
-from psnode.tasks.data.files import Files, Listing, file_size
+from psnode.tasks.data.files import Files, Listing, check_depth, file_size
 
 OPTIONS: tuple[str, ...] = ("size", "augment", "mean_std", "cache")
 
 _ENDINGS = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif"))
+_MAYBE_DEEP = frozenset((".ppm", ".pgm", ".tif", ".tiff"))
 _REMEDY = "--data-dir needs the folders train and test (or val) with one folder of image files a class"
 _PARTS = {True: ("train",), False: ("test", "val")}
 _LARGE = 64
@@ -60,6 +61,9 @@ def load(request: Request) -> Files:
         raise ConfigurationError(f"data set option cache must be a whole number of MiB, not {cache!r}")
     classes = _classes(request, _part(request, "train"))
     listing = _list(request, _part(request, *_PARTS[request.train]), classes)
+    for path in listing.paths:
+        if os.path.splitext(path)[1].lower() in _MAYBE_DEEP:  # the others hold 8 bits, or 16 that are read right
+            check_depth(path)
     return Files(
         listing,
         image_shape,
