@@ -35,8 +35,10 @@ from psnode.records.metrics import (
     read_records,
     write_atomically,
 )
+from psnode.records.names import matched
 from psnode.records.retention import reading
 from psnode.task import Batch, Data, Task
+from psnode.tasks import inventory
 from psnode.tasks.data.given import eval_data_of
 from psnode.tasks.device import choose_device, device_errors, to_device
 from psnode.tasks.load import make_task
@@ -140,7 +142,7 @@ class Evaluator:
         try:
             with reading(path), self._device_errors():
                 found = checkpoint.Checkpoint.open(path)
-                self._model.load_state_dict(found.tensors(self._weights))
+                inventory.load(self._model, matched(found.tensors(self._weights), self._model.state_dict()))
         except RuntimeError as error:
             raise CheckpointError(
                 f"checkpoint {path} does not fit the network of config.json: {str(error).splitlines()[0]}"

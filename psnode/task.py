@@ -83,8 +83,8 @@ class Task(ABC):
     def statistics(self, model: torch.nn.Module) -> dict[str, str]:
         """The buffers of `model` that a worker's passes move by its own data, with how a checkpoint combines them: mean or max.
 
-        Those of torch's batch and instance norms. Extend the answer where modules of your own keep running statistics; other
-        buffers in the state dict must be the same on every worker.
+        Those of torch's batch and instance norms, and of its observers of quantisation. Extend the answer where modules of your
+        own keep running statistics; other buffers in the state dict must be the same on every worker.
         """
         from psnode.tasks.inventory import batch_statistics
 

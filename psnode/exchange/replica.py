@@ -16,7 +16,7 @@ from psnode.exchange.device.codecs import Change
 from psnode.exchange.device.placing import changes_on
 from psnode.exchange.device.trust import Verdict
 from psnode.plan.groups import Plan, Segment, Tensor
-from psnode.tasks.inventory import bits, give_own_memory, persistent_buffers, same
+from psnode.tasks.inventory import bits, give_own_memory, load, norm_statistics, persistent_buffers, same
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -163,22 +163,26 @@ class Replica:
     def buffers(self) -> dict[str, torch.Tensor]:
         """A copy of the model's persistent buffers (batch-norm statistics), by state-dict name, where the model is.
 
-        ConfigurationError for one that has another dtype or shape than at the first call.
+        ConfigurationError for one that has another dtype than at the first call, or a norm's with another shape.
         """
         own = dict(self.model.named_buffers(remove_duplicate=False))
         found = {name: own[name].detach() for name in self._persistent if name in own}
         for name, value in found.items():
-            if (value.dtype, value.shape) != self._persistent[name]:
-                dtype, shape = self._persistent[name]
+            dtype, shape = self._persistent[name]
+            if value.dtype is not dtype or (value.shape != shape and name in self._fixed):
                 raise ConfigurationError(
                     f"buffer {name} began as {dtype} of shape {tuple(shape)} and is {value.dtype} of shape {tuple(value.shape)} "
-                    "now: give it its last shape in Task.model(), or register it with persistent=False"
+                    "now: give it its last type in Task.model(), or register it with persistent=False"
                 )
         return {name: value.clone() for name, value in found.items()}
 
     def load_buffers(self, buffers: dict[str, torch.Tensor]) -> None:
         """Inverse of `buffers`."""
-        self.model.load_state_dict(buffers, strict=False)
+        load(self.model, buffers, strict=False)
+
+    @cached_property
+    def _fixed(self) -> frozenset[str]:
+        return frozenset(norm_statistics(self.model))
 
     @cached_property
     def _persistent(self) -> dict[str, tuple[torch.dtype, torch.Size]]:

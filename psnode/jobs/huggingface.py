@@ -10,7 +10,9 @@ from psnode.config.load import check_trust
 from psnode.config.names import locate_task
 from psnode.errors import CheckpointError, ConfigurationError
 from psnode.records.directory import saved_config
+from psnode.records.names import matched
 from psnode.records.weights import weights_of
+from psnode.tasks import inventory
 from psnode.tasks.load import make_task
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ def export_folder(train_dir: Path, output: Path, which: str | None, *, task: str
     step, tensors = weights_of(train_dir, which)
     model = make_task(config).model()
     try:
-        model.load_state_dict(tensors)
+        inventory.load(model, matched(tensors, model.state_dict()))
     except RuntimeError as error:
         raise ConfigurationError(
             f"the weights of {train_dir} do not fit the task's model: {str(error).splitlines()[-1].strip()}"

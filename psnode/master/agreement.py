@@ -41,16 +41,18 @@ def require_one_version(greetings: Mapping[int, bytes], *, unlike: bool = False)
         _LOG.warning("%s: allowed by --allow-unlike-versions", text)
 
 
-def lacking(ready: Mapping[int, Ready], model: torch.nn.Module) -> dict[int, list[str]]:
+def lacking(ready: Mapping[int, Ready], model: torch.nn.Module, sized: Collection[str] = ()) -> dict[int, list[str]]:
     """By rank: the tensors of `model`, rank 0's, of which the worker has other bytes; no entry for one that has all.
 
+    `sized`: those that may have another shape there, since rank 0 has loaded what a model sized itself.
     ConfigurationError if a worker's model does not hold tensors of the same names, types and shapes.
     """
     own = inventory.contents(model)
     found: dict[int, list[str]] = {}
     for rank, answer in ready.items():
         for name in (*own, *answer.contents):
-            if _kind(own.get(name)) != _kind(answer.contents.get(name)):
+            kinds = [_kind(own.get(name), name in sized), _kind(answer.contents.get(name), name in sized)]
+            if kinds[0] != kinds[1]:
                 raise ConfigurationError(
                     f"rank {rank} has another model than rank 0: {name} is {_told(answer.contents.get(name))} there, "
                     f"{_told(own.get(name))} here; every host needs the same files and package versions"
@@ -60,8 +62,8 @@ def lacking(ready: Mapping[int, Ready], model: torch.nn.Module) -> dict[int, lis
     return found
 
 
-def _kind(entry: object) -> object:
-    return entry[:2] if isinstance(entry, list) else None
+def _kind(entry: object, sized: bool) -> object:
+    return entry[: 1 if sized else 2] if isinstance(entry, list) else None
 
 
 def _told(entry: object) -> str:
@@ -74,11 +76,11 @@ def what_to_send(
     """Tensors of rank 0's initial state that each rank lacks. Where a run goes on, workers have buffers of their own, and no
     weights.
     """
-    found = lacking(ready, model)
-    if resumed is None:
-        return found
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     own = inventory.persistent_buffers(model)
+    if resumed is None:
+        return lacking(ready, model, inventory.observed(model).keys())
+    found = lacking(ready, model, own - inventory.norm_statistics(model).keys())
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     return {rank: [*trained, *(name for name in found.get(rank, []) if name not in own | trained)] for rank in ready}
 
 

@@ -21,7 +21,7 @@ from psnode.records.directory import RunDirectory
 from psnode.records.room import Room
 from psnode.records.snapshot import Snapshot, size_of
 from psnode.records.timeline import Tracer
-from psnode.tasks.inventory import batch_statistics, persistent_buffers
+from psnode.tasks.inventory import batch_statistics, observed, persistent_buffers
 
 Tensors = dict[str, torch.Tensor]
 _MOST = 4
@@ -90,7 +90,7 @@ class PendingCheckpoints:
         self._verdicts = Verdicts(run, self._thread, events, workers)
         own, trained = shard.model.state_dict(), shard.plan.slices()
         meant = {name for name, value in own.items() if name not in trained and not tensorfile.is_finite(value)}  # masks, say
-        self._meant = frozenset(meant - self._rules.keys())
+        self._meant = frozenset(meant - (self._rules.keys() - observed(shard.model).keys()))  # observers begin with infinity
         if run.config.saves_amid:
             self._thread.prepare(partial(self._room.prepare, size_of(shard.memory())))
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from psnode.records.room import Part, Room
+from psnode.tasks.memory import memory_of
 
 if TYPE_CHECKING:
     import torch
@@ -143,10 +144,7 @@ def size_of(parts: Sequence[Iterable[torch.Tensor]]) -> int:
 
 def raw(tensor: torch.Tensor) -> Raw:
     """The bytes of a contiguous tensor on the host, which share its memory."""
-    import torch
-
-    found: Raw = tensor.detach().reshape(-1).view(torch.uint8).numpy() if tensor.numel() else np.empty(0, np.uint8)
-    return found
+    return memory_of(tensor)
 
 
 def _cut(live: Raw, ranges: Sequence[tuple[int, int, int]]) -> list[_Piece]:

@@ -129,7 +129,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return True
     if tensor.dtype is torch.float32 and tensor.is_contiguous() and tensor.device.type == "cpu":
-        return all_finite(tensor.detach().reshape(-1).numpy())
+        return all_finite(raw(tensor).view(np.float32))
     wide = tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
     return bool(torch.isfinite(wide).all())
 

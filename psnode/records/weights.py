@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 from psnode.errors import CheckpointError, ConfigurationError
 from psnode.records import checkpoint, tensorfile
 from psnode.records.checkpoint import Checkpoint
+from psnode.records.names import matched, plain
 from psnode.records.retention import best_evaluated
+from psnode.tasks import inventory
 
 if TYPE_CHECKING:
     import torch
 
 _LOG = logging.getLogger(__name__)
 
-_COMPILED = "_orig_mod."  # torch.compile puts it before the names of what it wraps
 _PICKLES = (".pt", ".pth")
 
 
@@ -27,7 +28,10 @@ def initialise(model: torch.nn.Module, source: Path, *, new_head: bool = False) 
     new_head: the tensors of one layer may have another number of outputs there, and stay as they are in `model`, which is told.
     ConfigurationError if there are none, or they do not fit; CheckpointError if they are damaged.
     """
-    found, own = _tensors(source), model.state_dict()
+    own = model.state_dict()
+    found = matched(_tensors(source), own)
+    inventory.fit(model, {name: found[name] for name in inventory.not_sized_yet(model) if name in found})
+    own = model.state_dict()
     problems = [f"it lacks {name}" for name in own if name not in found]
     problems += [f"it has {name}, which the network has not" for name in found if name not in own]
     other = [name for name in own if name in found and _differs(own[name], found[name])]
@@ -100,7 +104,8 @@ def weights_of(train_dir: Path, which: str | None) -> tuple[int, dict[str, torch
     Raises ConfigurationError, CheckpointError.
     """
     found = _of_run(train_dir, which)
-    return found.step, {name.replace(_COMPILED, ""): value for name, value in found.tensors(checkpoint.MODEL).items()}
+    tensors = found.tensors(checkpoint.MODEL)
+    return found.step, matched(tensors, {plain(name) for name in tensors})
 
 
 def export(train_dir: Path, output: Path, which: str | None) -> tuple[int, int]:

@@ -8,6 +8,7 @@ all: they agree among the workers, and come out as they are.
 from __future__ import annotations
 
 import random
+import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from psnode.errors import ConfigurationError
+from psnode.tasks.memory import memory_of
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +25,7 @@ MEAN = "mean"
 MAXIMUM = "max"
 _CHUNK = 64 << 20  # bytes of tensors that travel in one message
 _RUNNING = {"running_mean": MEAN, "running_var": MEAN, "num_batches_tracked": MAXIMUM}
+_OBSERVED = frozenset(("min_val", "max_val", "scale", "zero_point"))
 
 
 def tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -67,6 +70,7 @@ class Snapshot:
 
 def put_back(model: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> None:
     """Copy `values` into the tensors of those names. Names that the model does not have any more are passed over."""
+    fit(model, values)
     found = tensors(model)
     for name, value in values.items():
         if name in found:
@@ -83,12 +87,55 @@ def give_own_memory(model: torch.nn.Module) -> None:
             parameter.data = parameter.detach().clone()
 
 
+def fit(model: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> None:
+    """Give buffers of `model` the shapes that `values` have, for these to be copied in: a model may size its buffers itself.
+
+    Not those of norms, which have the shape that the layer has.
+    """
+    fixed = norm_statistics(model)
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        if name in values and name not in fixed and values[name].shape != buffer.shape:
+            buffer.data = buffer.new_empty(values[name].shape)
+
+
+def load(model: torch.nn.Module, values: Mapping[str, torch.Tensor], *, strict: bool = True) -> None:
+    """Load a state dict, as load_state_dict, whose buffers may have been sized since the model was built. RuntimeError."""
+    fit(model, values)
+    model.load_state_dict(values, strict=strict)
+
+
+def not_sized_yet(model: torch.nn.Module) -> set[str]:
+    """The buffers in the state dict that hold nothing, or that torch's observers of quantisation size by what they see."""
+    empty = {name for name, value in model.named_buffers(remove_duplicate=False) if not value.numel()}
+    return persistent_buffers(model) & (empty | observed(model).keys())
+
+
 def persistent_buffers(model: torch.nn.Module) -> set[str]:
     """The names of the buffers that are part of the state dict, aliases included."""
     return set(model.state_dict()) - {name for name, _ in model.named_parameters(remove_duplicate=False)}
 
 
 def batch_statistics(model: torch.nn.Module) -> dict[str, str]:
+    """Statistics that torch's own modules keep, by name, with MEAN or MAXIMUM: norms' and observers' of quantisation."""
+    return norm_statistics(model) | observed(model)
+
+
+def observed(model: torch.nn.Module) -> dict[str, str]:
+    """What torch's observers and fake quantisers have seen: the mean of ranges and scales, of whole numbers the maximum."""
+    observers: Any = sys.modules.get("torch.ao.quantization.observer")  # a model that has one has loaded it
+    fakes: Any = sys.modules.get("torch.ao.quantization.fake_quantize")
+    if observers is None or fakes is None:
+        return {}
+    return {
+        f"{prefix}.{name}".removeprefix("."): MEAN if value.is_floating_point() else MAXIMUM
+        for prefix, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, (observers.ObserverBase, fakes.FakeQuantizeBase))
+        for name, value in module.named_buffers(recurse=False)
+        if name in _OBSERVED and name not in module._non_persistent_buffers_set
+    }
+
+
+def norm_statistics(model: torch.nn.Module) -> dict[str, str]:
     """The running statistics of torch's batch and instance norms, by name, with MEAN or MAXIMUM."""
     from torch.nn.modules.batchnorm import _NormBase
 
@@ -142,7 +189,7 @@ def check(model: torch.nn.Module, statistics: Mapping[str, str]) -> None:
 
 def bits(value: torch.Tensor) -> memoryview:
     """The bytes of a dense tensor of any dtype, in row-major order."""
-    return _bytes(value.detach().cpu()).numpy().data
+    return memory_of(_bytes(value.detach().cpu())).data
 
 
 def same(one: torch.Tensor, two: torch.Tensor) -> bool:

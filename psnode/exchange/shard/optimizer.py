@@ -20,7 +20,7 @@ from psnode.exchange.shard.updates import Descent, Pace, Update, stretches
 from psnode.exchange.shard.whole_updates import MakeOptimizer, WholeUpdate
 from psnode.feedback import Gathering
 from psnode.plan.groups import Plan
-from psnode.tasks.inventory import bits
+from psnode.tasks.inventory import bits, fit
 from psnode.tasks.parameter_groups import ParameterGroup
 
 Constraint = Callable[[nn.Module], None]  # Task.constrain
@@ -122,6 +122,7 @@ class Parameters:
 
     def load(self, weights: dict[str, torch.Tensor], optimizer: dict[str, torch.Tensor]) -> None:
         """Put the contents of model.safetensors and of `state` in place. CheckpointError if they do not fit."""
+        fit(self.model, weights)
         expected = self.model.state_dict()
         for name, value in expected.items():
             if name not in weights or weights[name].shape != value.shape:
