@@ -69,7 +69,7 @@ class Forwarding:
 
 
 def _channel(target: int) -> tuple[int, int]:
-    """Ends for reading and for writing: of a terminal of the same size that changes no byte if `target` is one, else of a pipe."""
+    """Ends for reading and for writing: of a raw terminal of the same size if `target` is a terminal, else of a pipe."""
     if not os.isatty(target):
         return os.pipe()
     read, write = os.openpty()

@@ -50,5 +50,6 @@ def _eight_bits(image: Image.Image) -> np.ndarray[Any, np.dtype[np.uint8]]:
     tags = getattr(image, "tag_v2", {})
     bits = tags.get(_BITS_PER_SAMPLE, (16,))[0]
     values = np.asarray(image).astype(np.int64)
-    found: np.ndarray[Any, np.dtype[np.uint8]] = np.clip((values * 510 + (1 << bits) - 1) // (2 * ((1 << bits) - 1)), 0, 255).astype(np.uint8)
+    scaled = (values * 510 + (1 << bits) - 1) // (2 * ((1 << bits) - 1))
+    found: np.ndarray[Any, np.dtype[np.uint8]] = np.clip(scaled, 0, 255).astype(np.uint8)
     return np.subtract(255, found, dtype=np.uint8) if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO else found
