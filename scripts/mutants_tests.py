@@ -160,6 +160,7 @@ TABLE: Mapping[str, str] = {
     f" test_soundness.py {_JOBS} {_LOCAL} {_KILLED} faults/test_stops.py",
     "exchange/shard/median_clipping.py": "exchange/shard/test_median_clipping.py",
     "exchange/shard/norm_cap.py": "exchange/shard/test_norm_cap.py faults/test_norm_cap.py",
+    "exchange/shard/verdicts.py": "exchange/shard/test_norm_cap.py faults/test_norm_cap.py faults/test_honest_outliers.py",
     "master/membership.py": f"master/test_membership.py master/test_members.py {_JOBS} {_LOCAL} {_KILLED} faults/test_stops.py",
     "master/members.py": f"master/test_members.py {_KILLED}",
     "exchange/shard/optimizer.py": f"exchange/shard/test_optimizer.py exchange/shard/test_sgd.py {_JOBS}",

@@ -8,6 +8,7 @@ additions, plain SGD, and coding the change with topk:ratio=0.005+fp16 or, where
 
 from __future__ import annotations
 
+import random
 import statistics
 import sys
 import time
@@ -19,6 +20,9 @@ from psnode.codecs import get_codec
 from psnode.codecs.rng import Key
 from psnode.codecs.sinks import Added
 from psnode.codecs.sources import Difference
+from psnode.config.effects import AUTO
+from psnode.exchange.shard.verdicts import Closing, Judge
+from psnode.plan.groups import Tensor, make_plan
 
 SIZE, TURNS, WORKERS = 11_200_000, 15, 4
 
@@ -62,6 +66,24 @@ def _turns(works: list[Callable[[], object]]) -> list[list[float]]:
     return [[seconds(work) for work in works] for _ in range(TURNS)]
 
 
+def judging(cap: float, groups: int = 20) -> str:
+    """A line: processor time of the verdicts of a round, of `groups` groups and WORKERS workers, where nothing is suspicious."""
+    tensors = [Tensor(f"t{index}.w", (1,)) for index in range(groups)]
+    judge = Judge(make_plan(tensors, "identity", group_by="layer", min_compress_bytes=0), cap)
+    dice, times = random.Random(1), []
+    for number in range(150):
+        norms = [(group, rank, dice.uniform(1, 2)) for group in range(groups) for rank in range(1, WORKERS + 1)]
+        began = time.thread_time()
+        for group, rank, norm in norms:
+            judge.suspects(group, rank, number + 1, norm)
+        for group in range(groups):
+            judge.hear(Closing(group, number, 0.1), waits=False, alone=False)
+        times.append(time.thread_time() - began)
+    return f"verdicts with a cap of {cap:g}: {1e6 * statistics.median(times[-TURNS:]) / groups:.0f} us a group and round"
+
+
 if __name__ == "__main__":
+    for cap in (AUTO, 10.0):
+        print(judging(cap), flush=True)
     for each in sys.argv[1:] or ["identity", "topk:ratio=0.005+fp16", "qsgd"]:
         print(cost(each), flush=True)

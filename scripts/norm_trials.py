@@ -4,9 +4,9 @@
         --max-steps 2400 --scheme dense --lr 0.05 --local 4 --threads 1 --train-dir runs/norms
 
 trains with these settings of `psnode train` and the cap off, notes the norm of every push of every group, and plays them through
-the rule as rounds of all workers (bsp): as they were; with one push of a random worker in a random round times 100; with all of
-its pushes from a random round on times 100. A line a group: honest pushes refused, and the largest over its bound; of the
-trials of the first kind those refused; of the second kind those of which something is refused within 60 rounds.
+the rules auto and 10 as rounds of all workers (bsp): as they were; with one gradient of a random worker in a random round times
+100; with all of its gradients from a random round on times 100. A line: honest gradients refused; of the trials of the first
+kind those refused; of the second kind those of which something is refused within 60 rounds.
 """
 
 from __future__ import annotations
@@ -14,73 +14,58 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from psnode.cli import main
+from psnode.config.effects import AUTO
 from psnode.exchange.shard import reduction
-from psnode.exchange.shard.norm_cap import Norms
+from psnode.exchange.shard.verdicts import Closing, Judge
+from psnode.plan.groups import Tensor, make_plan
 
 FACTOR, TRIALS, PATIENCE, BEFORE, CAP = 100.0, 100, 60, 110, 10.0
-Round = dict[int, float]
-Lie = Callable[[int, int, float], float]
+Round = dict[int, tuple[float, ...]]
+Lie = Callable[[int, int], float]
 
 
-class Played(NamedTuple):
-    """The refused pushes by round and rank, and the largest norm over its bound."""
+class Recorder(Judge):
+    """Notes every push. `rounds`: of each round, by rank the norms of the groups."""
 
-    refused: set[tuple[int, int]]
-    nearest: float
+    rounds: list[Round] = []
 
-
-class Recorder(Norms):
-    """Notes every push. `groups`: of each group, its rounds."""
-
-    groups: list[list[Round]] = []
-
-    def __init__(self, *given: object) -> None:
-        super().__init__(None)
-        self._rounds: list[Round] = []
-        self._open: Round = {}
-        self.groups.append(self._rounds)
-
-    def offer(self, rank: int, norm: float) -> None:
-        self._open[rank] = norm
-
-    def accept(self, accepted: object) -> None:
-        self._rounds.append(self._open)
-        self._open = {}
+    def _conclude(self, alone: bool) -> None:
+        ranks = sorted({rank for pushes in self._pushes for rank, _ in pushes})
+        found = {
+            rank: tuple(sum(n for (who, _), n in pushes.items() if who == rank) for pushes in self._pushes) for rank in ranks
+        }
+        self.rounds.append(found)
+        super()._conclude(alone)
 
 
-def play(rounds: Sequence[Round], lie: Lie = lambda number, rank, norm: norm) -> Played:
-    """Verdicts of the rule on rounds, each push of which is changed by `lie` (round, rank, norm)."""
-    norms, refused, nearest = Norms(CAP), set[tuple[int, int]](), 0.0
+def play(rounds: Sequence[Round], cap: float, lie: Lie = lambda number, rank: 1.0) -> set[tuple[int, int]]:
+    """The gradients that are refused, by round and rank; each is times `lie` (round, rank)."""
+    groups = len(next(iter(rounds[0].values())))
+    tensors = [Tensor(f"t{index}.w", (1,)) for index in range(groups)]
+    judge, refused = Judge(make_plan(tensors, "identity", group_by="layer", min_compress_bytes=0), cap), set[tuple[int, int]]()
     for number, pushes in enumerate(rounds):
-        told = {rank: lie(number, rank, norm) for rank, norm in sorted(pushes.items())}
-        accepted, held = [], []
-        for rank, norm in told.items():
-            norms.offer(rank, norm)
-            (accepted if norms.passes(norm) else held).append((rank, norm))
-            nearest = max(nearest, norm / (CAP * norms.usual)) if norms.usual and norms.passes(norm) else nearest
-        for rank, norm in held:
-            bound = norms.bound(rank)
-            nearest = max(nearest, norm / bound) if bound else nearest
-            if bound is not None and norm > bound:
-                refused.add((number, rank))
-                norms.refuse(rank, norm)
-            else:
-                accepted.append((rank, norm))
-        norms.accept(sorted(accepted))
-    return Played(refused, nearest)
+        held = set()
+        for group in range(groups):
+            for rank, norms in sorted(pushes.items()):
+                if judge.suspects(group, rank, number + 1, norms[group] * lie(number, rank)):
+                    held.add((group, rank))
+        for group in range(groups):
+            waits = any(where == group for where, _ in held)
+            judge.hear(Closing(group, number, 0.0), waits=waits, alone=len(pushes) == 1)
+        refused |= {(number, rank) for _, rank in held if (rank, number + 1) in judge.verdicts}
+    return refused
 
 
 def lies(rounds: Sequence[Round], who: int, first: int, last: int) -> bool:
     """True if something is refused of `who`, all of whose pushes are times FACTOR from round `first` to `last`."""
     start = max(0, first - BEFORE)
 
-    def lie(number: int, rank: int, norm: float) -> float:
-        return norm * (FACTOR if rank == who and first <= start + number <= last else 1)
+    def lie(number: int, rank: int) -> float:
+        return FACTOR if rank == who and first <= start + number <= last else 1.0
 
-    return any(rank == who and start + number >= first for number, rank in play(rounds[start : last + 1], lie).refused)
+    return any(rank == who and start + number >= first for number, rank in play(rounds[start : last + 1], CAP, lie))
 
 
 def trials(rounds: Sequence[Round], dice: random.Random) -> tuple[int, int]:
@@ -94,13 +79,12 @@ def trials(rounds: Sequence[Round], dice: random.Random) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    reduction.Norms = Recorder  # type: ignore[misc,attr-defined]
+    reduction.Judge = Recorder  # type: ignore[misc]
     code = main(["train", "--norm-cap", "off", "--eval-freq", "0", "--no-tensorboard", *sys.argv[1:]])
-    for group, rounds in enumerate(each for each in Recorder.groups if each):
-        honest = play(rounds)
-        once, always = trials(rounds, random.Random(1))
-        print(
-            f"group {group}: {len(rounds)} rounds, honest refused {len(honest.refused)}, the largest {honest.nearest:.2f} of "
-            f"its bound; one push x {FACTOR:g}: {once} of {TRIALS} refused; all from a round on: {always} of {TRIALS}"
-        )
+    rounds = Recorder.rounds
+    once, always = trials(rounds, random.Random(1))
+    print(
+        f"{len(rounds)} rounds; honest refused: {len(play(rounds, AUTO))} by auto, {len(play(rounds, CAP))} by {CAP:g}; "
+        f"one gradient x {FACTOR:g}: {once} of {TRIALS} refused by {CAP:g}; all from a round on: {always} of {TRIALS}"
+    )
     sys.exit(code)

@@ -8,6 +8,8 @@ payload of a wrong gradient, and the losses that it reports are true. All runs a
     x-10      -10 g
     noise     g + 10 ||g|| n / sqrt(d), n ~ N(0, 1), tensor by tensor
     replay    the first gradient, in every step
+    3e38      g, and 3e38 in the place of the first value of every tensor
+    bit       g, and the highest bit of the exponent of every tensor's largest value flipped
 """
 
 from __future__ import annotations
@@ -39,9 +41,10 @@ if TYPE_CHECKING:
     Lie = Callable[[torch.Tensor], torch.Tensor]
 
 HONEST = "none"
-LIES = ("flip", "x100", "x-10", "noise", "replay")
+LIES = ("flip", "x100", "x-10", "noise", "replay", "3e38", "bit")
 DEFENCES: Mapping[str, dict[str, Any]] = {
     "mean": {"norm_cap": 0.0},
+    "default": {},
     "cap": {"norm_cap": 10.0},
     "clip": {"norm_cap": 0.0, "aggregator": "mean:clip=median"},
     "clip+cap": {"norm_cap": 10.0, "aggregator": "mean:clip=median"},
@@ -81,6 +84,16 @@ def lie_of(name: str, seed: int) -> Lie:
             first.append(gradient.clone())
         return first[0].clone()
 
+    def huge(gradient: torch.Tensor) -> torch.Tensor:
+        changed = gradient.clone()
+        changed.view(-1)[0] = 3e38
+        return changed
+
+    def flipped(gradient: torch.Tensor) -> torch.Tensor:
+        changed = gradient.contiguous().clone()
+        changed.view(torch.int32).view(-1)[int(changed.abs().argmax())] ^= 1 << 30
+        return changed
+
     lies: dict[str, Lie] = {
         HONEST: lambda gradient: gradient,
         "flip": lambda gradient: -gradient,
@@ -88,6 +101,8 @@ def lie_of(name: str, seed: int) -> Lie:
         "x-10": lambda gradient: -10 * gradient,
         "noise": noisy,
         "replay": replayed,
+        "3e38": huge,
+        "bit": flipped,
     }
     return lies[name]
 

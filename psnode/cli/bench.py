@@ -114,10 +114,18 @@ def bench_convergence(**options: Any) -> int:
 @click.option("-n", "--workers", type=click.IntRange(2), default=4, show_default=True, help="Workers; the last one lies.")
 @click.option("--steps", type=click.IntRange(1), default=400, show_default=True, help="Steps of each run.")
 @click.option(
-    "--defence", "defences", multiple=True, type=click.Choice(["mean", "cap", "clip", "clip+cap"]), help="Repeat; default: all."
+    "--defence",
+    "defences",
+    multiple=True,
+    type=click.Choice(["mean", "default", "cap", "clip", "clip+cap"]),
+    help="Repeat; default: all.",
 )
 @click.option(
-    "--lie", "lies", multiple=True, type=click.Choice(["flip", "x100", "x-10", "noise", "replay"]), help="Repeat; default: all."
+    "--lie",
+    "lies",
+    multiple=True,
+    type=click.Choice(["flip", "x100", "x-10", "noise", "replay", "3e38", "bit"]),
+    help="Repeat; default: all.",
 )
 @click.option("--seed", "seeds", type=click.IntRange(0), multiple=True, default=(1, 2, 3), show_default=True, help="Repeat.")
 @shared.output

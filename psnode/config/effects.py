@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MAJORITY = "majority"
 CLIPPED = "mean:clip=median"
+AUTO = 1e6  # norm_cap auto: 1e6 times the largest gradient ever accepted, psnode.exchange.shard.verdicts
 DENSE_RATE = 0.01
 PLAIN_RATE = 0.1  # without momentum: a gradient moves the weights once, and with momentum .9 ten times over
 UNIT_RATE = 0.0005  # where every coordinate moves by the learning rate

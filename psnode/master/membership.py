@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from psnode.config import Config
+from psnode.config.effects import AUTO
 from psnode.errors import NormError, TransportError, WireError
 from psnode.exchange.shard.backlog import Backlog
 from psnode.exchange.shard.events import Refused, Scaled
 from psnode.exchange.shard.shard import Shard
-from psnode.exchange.shard.verdicts import AUTO
 from psnode.master.checkpointing import PendingCheckpoints
 from psnode.master.deadlines import RoundTimer
 from psnode.master.events import Events

@@ -172,7 +172,7 @@ class Turn:
         return renewed
 
     def left_out(self, added: Sequence[Iterable[Added]], forfeited: Container[int] = ()) -> dict[int, list[int]]:
-        """By live worker the groups to which its gradient was not `added`; none where that may be used later, or is `forfeited`."""
+        """By live worker the groups to which its gradient was not `added`; none of what may be used later, or is `forfeited`."""
         ranks = [{each.rank for each in found} for found in added]
         keeps = self.shard.rule.patient
         return {

@@ -66,8 +66,8 @@ def rare_loss(weights: dict[str, torch.Tensor], batch: tuple[torch.Tensor, torch
 
 def config(folder: Path, workers: int, **changed: Any) -> Config:
     settings = {
-        "scheme": "dense", "momentum": 0.0, "lr": RATE, "lr_schedule": "constant", "batch_size": 32, "local": workers, "threads": 1,
-        "tensorboard": False, "eval_freq": 0, "log_interval": 1000, "max_steps": STEPS, "group_by": "layer",
+        "scheme": "dense", "momentum": 0.0, "lr": RATE, "lr_schedule": "constant", "batch_size": 32, "local": workers,
+        "threads": 1, "tensorboard": False, "eval_freq": 0, "log_interval": 1000, "max_steps": STEPS, "group_by": "layer",
     }  # fmt: skip
     return Config(train_dir=folder, **{**settings, **changed})
 

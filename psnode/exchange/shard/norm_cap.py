@@ -32,7 +32,7 @@ LARGEST = layout.LARGEST
 
 
 class Norms:
-    """The norms of the pushes of one group, or of whole gradients. Its state is `kept`, by rank, oldest first, as in a checkpoint."""
+    """The norms of the pushes of a group, or of whole gradients. Its state: `kept`, by rank, oldest first."""
 
     def __init__(self, kept: Mapping[int, Sequence[float]] | None = None) -> None:
         # by rank, then by step; those of a checkpoint have steps below zero

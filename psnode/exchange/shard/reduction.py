@@ -43,8 +43,9 @@ class Reduction:
 
     A `constraint` is put on the weights when all groups are updated; none is sent before. Of a gradient whose norm is out of
     all proportion by `norm_cap` (psnode.exchange.shard.verdicts) the suspicious pushes are refused or, where the rest returns to
-    a memory, scaled; they are held back until all groups of the round have come. A `global_norm` clips the sums, and may hold them back until all are there. Frames
-    state a weight if there is a `weight_unit`. The `average` follows the weights.
+    a memory, scaled; they are held back until all groups of the round have come. A `global_norm`
+    clips the sums, and may hold them back until all are there. Frames state a weight if there is a `weight_unit`. The `average`
+    follows the weights.
     """
 
     def __init__(

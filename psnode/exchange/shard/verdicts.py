@@ -22,11 +22,12 @@ from typing import NamedTuple
 
 import torch
 
+from psnode.config.effects import AUTO
 from psnode.exchange.shard.norm_cap import Norms, median, pack, unpack
 from psnode.plan.groups import Plan
 from psnode.records.checkpoint import Checkpoint
 
-AUTO = FACTOR = 1e6
+FACTOR = AUTO
 IMPOSSIBLE = 2.0**64
 ALONE = 10  # rounds of one worker in a row: the others have stopped, and their earlier pushes tell nothing of now
 OUTLYING = 10
@@ -55,7 +56,7 @@ class Closing(NamedTuple):
 
 
 class Judge:
-    """Suspicion and verdicts over the pushes of all groups. Lanes call `suspects` and `hear`: for a group by one thread at a time.
+    """Suspicion and verdicts over the pushes of all groups. Lanes call `suspects` and `hear`, for a group one at a time.
 
     `cap`: AUTO, a number, or None for off.
     """
@@ -149,7 +150,7 @@ class Judge:
         return Beyond(norm, bound, usual, largest) if norm > bound else None
 
     def outlier(self) -> str:
-        """Tell of the largest of the latest gradients if it was accepted and is over 10 times the others' median; else nothing."""
+        """Tell of the largest of the latest gradients if it was accepted and is over 10 times the others' median."""
         refused = {rank for rank, _ in self.verdicts}
         for rank, norm in sorted(self._latest.items(), key=lambda item: -item[1]):
             others = median([other for who, other in self._latest.items() if who != rank])

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from psnode.config.effects import AUTO
 from psnode.exchange.shard.norm_cap import SHARE, WINDOW, Norms, median, pack, unpack
-from psnode.exchange.shard.verdicts import AUTO, IMPOSSIBLE, Closing, Judge
+from psnode.exchange.shard.verdicts import IMPOSSIBLE, Closing, Judge
 from psnode.plan.groups import Plan, Tensor, make_plan
 from psnode.records import checkpoint
 
@@ -100,7 +101,7 @@ def test_a_push_times_100_is_refused_whoever_sends_it(workers: int, at: int) -> 
 
 def test_a_gradient_is_judged_as_a_whole() -> None:
     """A scale of no dimension that has a thousand times its usual gradient, in a whole gradient as large as ever."""
-    played: list[Round] = [{rank: (1.0, 1e-3) for rank in (1, 2, 3)} for _ in range(30)]
+    played: list[Round] = [dict.fromkeys((1, 2, 3), (1.0, 0.001)) for _ in range(30)]
     played[20][2] = (1.0, 1.0)
     assert play(bounded(groups=2), played, groups=2) == []
     played[20][2] = (100.0, 1e-3)
@@ -212,7 +213,7 @@ def saved(tmp_path: Path, tensors: dict[str, object]) -> checkpoint.Checkpoint:
 def test_a_judge_that_is_taken_up_judges_as_before(cap: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("psnode.records.layout.state_of", lambda found, name: found.state)
     judge, again = bounded(cap, 2), bounded(cap, 2)
-    play(judge, [{rank: (1.0 + number % 5, 2e20) for rank in (1, 2, 3)} for number in range(130)], groups=2)
+    play(judge, [dict.fromkeys((1, 2, 3), (1.0 + number % 5, 2e20)) for number in range(130)], groups=2)
     again.take_up(saved(tmp_path, dict(judge.state())))
     assert {name: value.tolist() for name, value in again.state().items()} == {
         name: value.tolist() for name, value in judge.state().items()
