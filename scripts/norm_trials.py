@@ -79,7 +79,7 @@ def trials(rounds: Sequence[Round], dice: random.Random) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    reduction.Judge = Recorder  # type: ignore[misc]
+    reduction.Judge = Recorder  # type: ignore[misc,attr-defined]
     code = main(["train", "--norm-cap", "off", "--eval-freq", "0", "--no-tensorboard", *sys.argv[1:]])
     rounds = Recorder.rounds
     once, always = trials(rounds, random.Random(1))
