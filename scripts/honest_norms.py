@@ -90,8 +90,7 @@ def unfrozen(rng: np.random.Generator) -> Trial:
     def loss(step: int, rng: np.random.Generator) -> torch.Tensor:
         x = torch.from_numpy(rng.standard_normal((BATCH, 10)).astype(np.float32))
         hidden = first(x) if step >= 20 else first(x).detach()
-        found: torch.Tensor = (second(torch.relu(hidden)) * (1e-12 if step < 20 else 1.0)).square().mean() + hidden.square().mean() * (
-        return found
+        return (second(torch.relu(hidden)) * (1e-12 if step < 20 else 1.0)).square().mean() + hidden.square().mean() * (
             step >= 20
         )
 
@@ -105,8 +104,7 @@ def spikes(rng: np.random.Generator) -> Trial:
     def loss(step: int, rng: np.random.Generator) -> torch.Tensor:
         size = 1000.0 if rng.random() < 0.1 else 1.0
         x = torch.from_numpy((size * rng.standard_cauchy((BATCH, 7))).astype(np.float32))
-        found: torch.Tensor = (model(x[:, :6])[:, 0] - x[:, 6]).square().mean()
-        return found
+        return (model(x[:, :6])[:, 0] - x[:, 6]).square().mean()
 
     return Trial(model, loss, lambda step: -1.0)
 
