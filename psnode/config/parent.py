@@ -1,4 +1,4 @@
-"""What a process does when its parent is gone."""
+"""Signals and threads that end a process when its parent is gone."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def outlast() -> None:
 
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
-    """End the command inside by SystemExit(141) when nobody reads its output any more; an error output may go away."""
+    """End the command inside by SystemExit(141) when its output has no reader left; an error output may go away."""
     before = sys.stdout, sys.stderr
     _install(_OUTPUT).ends = True
     _install(_ERROR)

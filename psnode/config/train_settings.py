@@ -256,7 +256,7 @@ class Config:
     )
     norm_cap: float = option(
         1e6, "Gradients that are refused: auto, what cannot be one (a norm out of float32's range, 1e6 times all before it); a "
-        "number, also those of more than so many times the workers' usual norm (docs/security.md); off.",
+        "number, also those of more than that many times the workers' usual norm (docs/security.md); off.",
         above=1, maximum=10, words={"auto": 1e6, "off": 0.0}, free=True, before=0.0,
     )  # fmt: skip
     hash_every: int = option(50, "Compare the workers' weights every so many steps; 0: never.", minimum=0, free=True)

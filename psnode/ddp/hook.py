@@ -65,7 +65,7 @@ class HookState:
         self._memories = Memories(codec, rule, min_compress_bytes)
         self._undo = Undo()
         self._reduction = Reduction(self._memories, self._undo, seed)
-        self._spoilt = False  # a bucket of this step is not finite: nobody applies any
+        self._spoilt = False  # a bucket of this step is not finite: no rank applies any
         self._open = False  # a step has begun, and its last bucket has not come
         self._order: list[Names] = []  # tensors of each bucket of the last step
         self._loaded = False  # a state, and no step has been taken since

@@ -58,7 +58,7 @@ class Forwarding:
         while data := _read(source):
             if last and len(self._heard) < _KEPT:
                 self._heard += data
-            with contextlib.suppress(OSError):  # nobody reads it: the job goes on
+            with contextlib.suppress(OSError):  # it has no reader left: the job goes on
                 streams.write(target, data)
         os.close(source)
 

@@ -1,4 +1,4 @@
-"""What rank 0 tells the launcher of its job's end: mpirun's own code is 0 when every rank was killed.
+"""Marks by which rank 0 tells the launcher how its job ended: mpirun's own code is 0 when every rank was killed.
 
 `psnode launch` names a file by a variable. Rank 0 writes there that a job has begun, with which code it has ended, and that the
 process leaves by itself. A program without a job leaves the file empty, and so does a rank 0 on another host.
@@ -44,7 +44,7 @@ def leave() -> None:
 
 
 def read(file: Path) -> Told:
-    """What rank 0 has told."""
+    """The marks that rank 0 has left."""
     told = Told(False, None, False)
     with contextlib.suppress(OSError):
         for line in file.read_text().splitlines():

@@ -72,7 +72,7 @@ class IdleOptimizers:
 
 
 def _settings(subject: Any) -> str:
-    """What a schedule changes of an optimizer, or of itself."""
+    """The values that a schedule changes in an optimizer, or in itself."""
     if isinstance(subject, LRScheduler):
         return f"last_epoch: {subject.last_epoch}"
     groups = subject.param_groups

@@ -46,7 +46,7 @@ def tune(capsys: pytest.CaptureFixture[str], *words: str | Path, code: int = 0) 
 
 
 def told_in_json(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """What was printed last, behind the lines of evaluators in this process."""
+    """The last output, without the lines of evaluators in this process."""
     printed = capsys.readouterr().out
     return dict(json.loads(printed[printed.index("{\n") :]))
 

@@ -74,7 +74,7 @@ def loss_of(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def variables(net: nn.Module) -> dict[str, Any]:
-    """What a program has beside its loop, its optimizer of former days among it."""
+    """Objects that a program has beside its loop, such as the optimizer it used before."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     other = nn.Linear(CLASSES, 1)
     return {
