@@ -109,8 +109,8 @@ def reading(path: Path) -> Iterator[None]:
     """
     with contextlib.ExitStack() as locks:
         for place in _locked(path):
-            with contextlib.suppress(OSError):  # whoever reads it meets that again
-                descriptor = os.open(place, os.O_RDONLY)
+            with contextlib.suppress(OSError):  # reading it meets that again
+                descriptor = os.open(place, os.O_RDONLY | os.O_NONBLOCK)  # a pipe in its place has no writer
                 locks.callback(os.close, descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
         yield
@@ -124,7 +124,7 @@ def _is_read(path: Path) -> bool:
 def _is_locked(place: Path) -> bool:
     try:
         # other hosts see the locks of files alone, and want them open for writing
-        descriptor = os.open(place, os.O_RDONLY if place.is_dir() else os.O_RDWR)
+        descriptor = os.open(place, os.O_NONBLOCK | (os.O_RDONLY if place.is_dir() else os.O_RDWR))
     except OSError:
         return False
     try:

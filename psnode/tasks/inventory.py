@@ -121,7 +121,7 @@ def batch_statistics(model: torch.nn.Module) -> dict[str, str]:
 
 
 def observed(model: torch.nn.Module) -> dict[str, str]:
-    """Rules for the buffers of torch's observers and fake quantisers: the mean of ranges and scales, of whole numbers the maximum."""
+    """Rules for buffers of torch's observers and fake quantisers: the mean of ranges and scales, the maximum of whole numbers."""
     observers: Any = sys.modules.get("torch.ao.quantization.observer")  # a model that has one has loaded it
     fakes: Any = sys.modules.get("torch.ao.quantization.fake_quantize")
     if observers is None or fakes is None:

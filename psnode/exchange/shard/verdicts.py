@@ -5,8 +5,8 @@ when the norm of its worker's whole gradient is known, and is judged by that alo
 
     auto      suspicious, and refused: a norm beyond the largest of IMPOSSIBLE, FACTOR times the largest norm ever accepted,
               FACTOR times what another worker has sent
-    a number  suspicious: a norm of more than that many times what is usual for the group; refused: a whole gradient of more than so
-              many times what is usual for whole gradients (psnode.exchange.shard.norm_cap)
+    a number  suspicious: a norm of more than that many times what is usual for the group; refused: a whole gradient of more
+              than that many times what is usual for whole gradients (psnode.exchange.shard.norm_cap)
     off       nothing
 
 IMPOSSIBLE is where squares leave the range of float32: torch.nn.utils.clip_grad_norm_ makes zeros of a gradient beyond it. A
