@@ -251,7 +251,7 @@ def test_a_version_without_a_gradient_tells_no_norm_of_the_next_one(make: Any) -
     assert ground.shard.facts() == estimate == {"gradient_norm": pytest.approx(ones.size**0.5)}
 
 
-@pytest.mark.parametrize("norm", [-1.0, float("inf"), "large", True])
+@pytest.mark.parametrize("norm", [-1.0, [1.0], "large", True])
 def test_a_norm_in_a_manifest_that_is_none_is_refused(make: Any, tmp_path: Path, norm: object) -> None:
     ground = make(Synchronous(1), clip_grad_norm=0.5, clip_estimate="previous")
     state = ground.shard.state()
