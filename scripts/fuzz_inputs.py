@@ -58,7 +58,7 @@ def seeds(specs: list[str]) -> Iterator[bytes]:
 def _control() -> dict[int, bytes]:
     kind = wire.Kind
     found: dict[int, bytes] = dict.fromkeys(kind, b"SIGTERM")
-    found[kind.HELLO] = messages.Hello("host", 7, "1").to_bytes()
+    found[kind.HELLO] = messages.Hello("host", 7, "1", "").to_bytes()
     found[kind.CONFIG] = messages.Setup({"lr": 0.1, "seed": 1}, {"name": "qsgd"}, "runs/x", "mark").to_bytes()
     tensors, backward = [["a", [3, 4]], ["b", []]], [["b", 0.5], ["a", 1.5]]
     found[kind.READY] = messages.Ready(tensors, backward, 100, True, host="a", cores=2).to_bytes()
