@@ -118,6 +118,7 @@ TABLE: Mapping[str, str] = {
     "records/loggers/*": "records/test_loggers.py",
     "records/machines.py": "test_training.py::test_a_run_leaves_what_the_documentation_says",
     "records/metrics.py": f"records/test_metrics.py master/test_progress.py faults/test_disk.py {_JOBS}",
+    "records/names.py": "records/test_names.py",
     "records/retention.py": "records/test_retention.py records/test_checkpoint.py master/test_checkpointing.py test_soundness.py "
     "faults/test_disk.py",
     "records/timeline.py": "records/test_timeline.py",

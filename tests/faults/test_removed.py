@@ -30,11 +30,16 @@ def config(train_dir: Path, **changed: Any) -> Config:
 
 
 def remove_all(train_dir: Path) -> None:
-    shutil.rmtree(train_dir / "checkpoints")
+    remove_at_once(train_dir / "checkpoints")
 
 
 def remove_the_run(train_dir: Path) -> None:
-    shutil.rmtree(train_dir)
+    remove_at_once(train_dir)
+
+
+def remove_at_once(path: Path) -> None:
+    """Remove a directory in one moment: rmtree gives up where a file is written meanwhile into what it has emptied."""
+    shutil.rmtree(path.rename(path.with_name("gone")), ignore_errors=True)
 
 
 def remove_the_draft(train_dir: Path) -> None:
