@@ -14,7 +14,7 @@ import torch
 
 from psnode.config import Config
 from psnode.config.train_settings import OWN
-from psnode.errors import CheckpointError, StoppedError
+from psnode.errors import CheckpointError, PsnodeError, StoppedError, in_one_line
 from psnode.exchange import malloc
 from psnode.exchange.compilation import prepare
 from psnode.exchange.footprint import footprint
@@ -75,7 +75,7 @@ def lead(transport: Transport, config: Config, make_task: Callable[[Config], Tas
         try:
             require_one_version(greetings, unlike=config.allow_unlike_versions)
             return _lead(link, config, make_task, ranks, afterwards)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # of the task, or a program's own functions
             if isinstance(error, RemoteFailureError):
                 error.show()
             told = _explained(error, config)
@@ -85,8 +85,10 @@ def lead(transport: Transport, config: Config, make_task: Callable[[Config], Tas
             raise told from error
 
 
-def _explained(error: Exception, config: Config) -> Exception:
-    """A disk that takes nothing more is no bug."""
+def _explained(error: Exception | SystemExit, config: Config) -> Exception:
+    """A disk that takes nothing more is no bug; a sys.exit() amid the job, whatever its code, is an error."""
+    if isinstance(error, SystemExit):
+        return PsnodeError(in_one_line(error))
     if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
         return error
     where = error.filename or config.directory
@@ -263,7 +265,7 @@ def _serve(master: Master, waits: str) -> None:
         master.events.tell("without overlap", master.run.resume_point.step, reason=reason)
     try:
         master.serve()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         ending.fail(master, error)
         raise
     finally:

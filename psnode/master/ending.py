@@ -26,7 +26,7 @@ def begun_in_vain(run: RunDirectory, error: StoppedError) -> None:
     _summary(run, error.step, _REASONS[error.exit_code], error.exit_code, 0).write(run.path)
 
 
-def fail(master: Master, error: Exception) -> None:
+def fail(master: Master, error: Exception | SystemExit) -> None:
     """Sum up a job that `error` ends, as far as the disk takes it."""
     code = error.exit_code if isinstance(error, PsnodeError) else 1
     with contextlib.suppress(OSError):  # a full disk, say: then the first error is the one to tell

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 
 from psnode.config.cores import usable_cores
+from psnode.errors import PsnodeError, in_one_line
 from psnode.transport.base import Inbox
 
 Work = Callable[[], object]
@@ -54,6 +55,8 @@ class GroupExecutor:
         while (work := waiting.get()[2]) is not None:
             try:
                 result = work()
+            except SystemExit as error:  # of a task, or a program: it would end this thread alone
+                result = PsnodeError(in_one_line(error))
             except Exception as error:  # the owner of the inbox raises it
                 result = error
             for event in result if isinstance(result, list) else [result]:
