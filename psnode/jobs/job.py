@@ -6,6 +6,7 @@ import contextlib
 import logging
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -169,6 +170,8 @@ def exit_code_of(error: BaseException) -> int:
 def exit_without_mpi(code: int) -> NoReturn:
     """End without MPI_Finalize, which can hang when a rank is lost."""
     job_end.leave()
+    if folder := getattr(multiprocessing.current_process(), "_config", {}).get("tempdir"):  # of sockets; else Python removes it
+        shutil.rmtree(folder, ignore_errors=True)
     streams.flush()
     os._exit(code)
 

@@ -42,6 +42,7 @@ def supervise(command: Sequence[str], environment: Mapping[str, str], kill_after
     `kill_after` seconds are over, and then the whole session gets KILL. A second INT is a TERM at once.
     When rank 0 has ended on this host and mpirun does not follow within `kill_after`, the ranks that hold
     it up are killed, and after as long again mpirun itself.
+    If mpirun itself is killed, the ranks have `kill_after` seconds to end.
     INT and HUP stay ignored where they are (nohup, a shell's background). If this process is killed, mpirun gets USR1.
     """
     escalation = Escalation(kill_after)
@@ -68,6 +69,8 @@ def supervise(command: Sequence[str], environment: Mapping[str, str], kill_after
                     _kill([pid for pid in session_members(process.pid) if pid != process.pid])
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_POLL_SECONDS)
+            if process.returncode < 0:  # killed: its ranks got TERM, and leave a checkpoint
+                _await_end(process.pid, time.monotonic() + kill_after)
         finally:
             _kill(session_members(process.pid))
             process.wait()
@@ -152,6 +155,11 @@ def _says_rank_zero(pid: int) -> bool:
 
 def _runs(pid: int) -> bool:
     return _stat(pid)[0] not in ("", "Z", "X")
+
+
+def _await_end(session: int, end: float) -> None:
+    while any(_runs(pid) for pid in session_members(session)) and time.monotonic() < end:
+        time.sleep(_POLL_SECONDS)
 
 
 def _stat(pid: int) -> tuple[str, str]:

@@ -65,6 +65,26 @@ def folders() -> set[str]:
     return {entry.name for entry in Path("/tmp").glob("pymp-*")}
 
 
+def ranks_of(mark: str) -> dict[str, int]:
+    """Processes of the ranks and of mpirun, by rank; those for data have the ranks' environment too, the oldest is the rank."""
+    found: dict[str, int] = {}
+    for pid in sorted(processes(mark), key=began):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            rank = next((word.partition(b"=")[2].decode() for word in words if word.startswith(b"OMPI_COMM_WORLD_RANK=")), "")
+            if not rank and Path(f"/proc/{pid}/comm").read_text().strip() in ("mpirun", "prterun"):
+                rank = "mpirun"
+            found.setdefault(rank, pid)
+    return found
+
+
+def began(pid: int) -> int:
+    """Ticks since the boot; as good as never for a process that is gone."""
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    return sys.maxsize
+
+
 def trained(folder: Path) -> int:
     file = folder / "run" / "metrics.jsonl"
     return len(file.read_text().splitlines()) if file.exists() else 0
@@ -124,4 +144,16 @@ def test_no_process_outlives_a_training_that_is_killed(start: Start, tmp_path: P
     job.kill()
     job.wait()
     wait(lambda: not processes(f"MARK=of-{tmp_path}"))
+    assert folders() <= before_it
+
+
+@pytest.mark.parametrize("killed", ["0", "1", "mpirun"])
+def test_no_process_outlives_a_rank_or_an_mpirun_that_is_killed(start: Start, tmp_path: Path, killed: str) -> None:
+    pytest.importorskip("mpi4py")
+    mark, before_it = f"MARK=of-{tmp_path}", folders()
+    job = start("launch", "-n", "1", "--", "train")
+    wait(lambda: trained(tmp_path), job)
+    os.kill(ranks_of(mark)[killed], signal.SIGKILL)
+    assert job.wait(240) != 0
+    wait(lambda: not processes(mark))
     assert folders() <= before_it
