@@ -204,10 +204,11 @@ def _launch_program(workers: int, command: list[str], mpirun_args: list[str], **
         raise ConfigurationError("--restarts knows no directory to resume in for a program: leave it out")
     if not Path(command[0]).is_file():
         raise ConfigurationError(f"there is no program {command[0]}: name a file, or a command of psnode")
+    from psnode.jobs.launch import PROGRAM
     from psnode.jobs.launch import launch as run_job
 
     streams.outlast()
-    return run_job(workers, command, mpirun_args=mpirun_args, program=[sys.executable], **options)
+    return run_job(workers, command, mpirun_args=mpirun_args, program=PROGRAM, **options)
 
 
 @app.command(short_help="Follow a run and evaluate its checkpoints.")

@@ -1,7 +1,8 @@
 """Marks by which rank 0 tells the launcher how its job ended: mpirun's own code is 0 when every rank was killed.
 
 `psnode launch` names a file by a variable. Rank 0 writes there that a job has begun, with which code it has ended, and that the
-process leaves by itself. A program without a job leaves the file empty, and so does a rank 0 on another host.
+process leaves by itself. Every end that is no kill is told by a command of psnode and by a program that `psnode launch` starts
+(`watch`), a job or none. A rank 0 on another host leaves no file here.
 """
 
 from __future__ import annotations
@@ -26,11 +27,16 @@ class Told(NamedTuple):
     left: bool
 
 
+def watch() -> None:
+    """Have the end of this process told, but for one that bypasses atexit."""
+    atexit.unregister(_leave_as)
+    atexit.register(_leave_as, os.getpid())
+
+
 def begin() -> None:
     """A job begins in this process."""
     _tell(_BEGUN)
-    atexit.unregister(leave)
-    atexit.register(leave)
+    watch()
 
 
 def end(code: int) -> None:
@@ -41,6 +47,11 @@ def end(code: int) -> None:
 def leave() -> None:
     """The process ends by itself."""
     _tell(_LEFT)
+
+
+def _leave_as(pid: int) -> None:
+    if os.getpid() == pid:  # no fork of it
+        leave()
 
 
 def read(file: Path) -> Told:

@@ -16,7 +16,7 @@ from pathlib import Path
 from psnode.config.cores import usable_cores
 from psnode.errors import ConfigurationError, MissingRanksError, StoppedError, installing
 from psnode.jobs import job_end
-from psnode.jobs.hosts.hostfile import text_of
+from psnode.jobs.hosts.hostfile import hosts_of, text_of
 from psnode.jobs.hosts.starting import not_started, refuse_too_few_slots
 from psnode.jobs.job_end import Told
 from psnode.jobs.supervision import Ended, supervise
@@ -24,6 +24,8 @@ from psnode.records.directory import CONFIG
 from psnode.records.metrics import SUMMARY
 from psnode.transport.mpi.environment import UNBUFFERED
 
+PSNODE = (sys.executable, "-m", "psnode")
+PROGRAM = (sys.executable, "-m", "psnode.jobs.program")  # before the file of a program of one's own
 _LOG = logging.getLogger(__name__)
 
 _FINAL = (0, 2, 4, 5, 130)  # done, or an end that another start would reach again; 130: somebody pressed Ctrl-C
@@ -42,7 +44,7 @@ def launch(
     kill_after: float = 10.0,
     restarts: int = 0,
     run_directory: Path | None = None,
-    program: Sequence[str] = (sys.executable, "-m", "psnode"),
+    program: Sequence[str] = PSNODE,
 ) -> int:
     """Run `psnode COMMAND...` on one master and `n_workers` workers; returns rank 0's exit code.
 
@@ -53,7 +55,8 @@ def launch(
         kill_after: seconds from a request to stop (TERM, INT, USR1, HUP) until every process is killed.
         restarts: how often the job may be started again, with --resume, after it has ended by itself without being done.
         run_directory: where the run is kept that a restart resumes; a job that died before it left one begins anew.
-        program: the program of every rank, before `command`.
+        program: the program of every rank, before `command`. Of one that is neither PSNODE nor PROGRAM it is not known
+            whether it came to its own end or was killed.
 
     Raises ConfigurationError if there is no mpirun, no such hostfile, or n_workers < 1.
     """
@@ -69,10 +72,11 @@ def launch(
     if _is_watched():  # the terminals that mpirun gives its ranks have no size
         environment.setdefault("COLUMNS", str(shutil.get_terminal_size().columns))
     line = mpirun_command(find_mpirun(), n_workers + 1, hostfile, mpirun_args, environment)
+    tells = tuple(program) in (PSNODE, PROGRAM) and _master_is_here(hostfile, mpirun_args, environment)
     program = [*line, *program]
     # where nobody else looks into the directory, a master that left no summary there was killed
     judged = run_directory is not None and (hostfile is None or (run_directory / CONFIG).exists())
-    ended = _run([*program, *command], environment, kill_after, run_directory, judged, hostfile)
+    ended = _run([*program, *command], environment, kill_after, run_directory, judged, hostfile, tells)
     for number in range(1, restarts + 1):
         if ended.asked or ended.code in _FINAL:
             break
@@ -80,7 +84,7 @@ def launch(
         again = resuming(command) if resumable else list(command)
         how = "from its last checkpoint" if resumable else "from the beginning"
         _LOG.warning("the job ended with %d: started again %s (%d of %d)", ended.code, how, number, restarts)
-        ended = _run([*program, *again], environment, kill_after, run_directory, judged, hostfile)
+        ended = _run([*program, *again], environment, kill_after, run_directory, judged, hostfile, tells)
     return ended.code
 
 
@@ -103,6 +107,7 @@ def _run(
     run_directory: Path | None,
     judged: bool,
     hostfile: Path | str | None,
+    tells: bool,
 ) -> Ended:
     """Exit code of the job: as the summary says that this start of it wrote, if it did, or as rank 0 has told.
 
@@ -127,6 +132,9 @@ def _run(
     if hostfile is not None and not (ended.asked or told.begun) and (fault := not_started(Path(hostfile), ended)):
         raise ConfigurationError(fault)
     code = _code(ended, told, run_directory is not None, judged)
+    if code == 0 and tells and not told.left and told.code is None:
+        _LOG.error("error: rank 0 was killed, or ended without Python's knowing: what it was to do is not done")
+        code = MissingRanksError.exit_code
     return Ended(code, ended.asked or code == StoppedError.exit_code)
 
 
@@ -215,6 +223,13 @@ def _stays_here(mpirun_args: Sequence[str], environment: Mapping[str, str]) -> b
     """True if mpirun is told of no host but this one: neither by an argument nor by a scheduler or a default of its own."""
     named = any("host" in argument or "machinefile" in argument or "appfile" in argument for argument in mpirun_args)
     return not named and not any(name in _ALLOCATIONS or "hostfile" in name.lower() for name in environment)
+
+
+def _master_is_here(hostfile: Path | str | None, mpirun_args: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """True if rank 0 is known to run on this host."""
+    if hostfile is None:
+        return _stays_here(mpirun_args, environment)
+    return not mpirun_args and hosts_of(Path(hostfile))[0].is_here
 
 
 def _is_open_mpi(mpirun: str) -> bool:

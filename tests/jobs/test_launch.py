@@ -387,3 +387,106 @@ def test_a_hostfile_on_which_no_job_can_start_is_told_in_one_line(tmp_path: Path
     hosts.write_text("nowhere.invalid slots=4\n")
     with pytest.raises(ConfigurationError, match=r"no host nowhere\.invalid is known here: correct"):
         launch(2, [], hostfile=hosts, program=["true"])
+
+
+def run_launch(folder: Path, workers: int, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`psnode launch -- COMMAND` in `folder`, to its end."""
+    path = os.pathsep.join([environment.pop("PYTHONPATH", ""), str(ROOT)]).strip(os.pathsep)
+    return subprocess.run(
+        [sys.executable, "-m", "psnode", "launch", "-n", str(workers), "--", *command],
+        cwd=folder, env={**os.environ, **environment, "PYTHONPATH": path}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+
+ENDS = """
+import multiprocessing, os, pickle, signal, sys
+
+class Own:
+    pass
+
+def double(number):
+    return 2 * number
+
+if __name__ == "__main__":
+    how, rank = sys.argv[1], os.environ["OMPI_COMM_WORLD_RANK"]
+    if how == "whole":
+        assert isinstance(pickle.loads(pickle.dumps(Own())), Own)
+        assert (os.path.dirname(__file__), sys.argv, sys.path[0]) == (os.getcwd(), ["ends.py", "whole"], os.getcwd())
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            assert pool.map(double, [4]) == [8]
+        if os.fork() == 0:
+            sys.exit(0)
+        os.wait()
+    if how == "all killed" or how == "killed" + rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "fork killed":  # the end of a fork is none of the rank's
+        if os.fork() == 0:
+            os._exit(0)
+        os.wait()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "at once":
+        os._exit(0)
+    if how == "another":
+        os.execvp("true", ["true"])
+    if how == "fault":
+        raise ValueError
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [("whole", 0), ("at once", 0), ("another", 0), ("fault", 1), ("all killed", 3), ("killed0", 3), ("fork killed", 3)],
+)
+def test_a_program_without_a_job_is_0_if_rank_0_came_to_its_end_and_3_if_it_was_killed(
+    tmp_path: Path, how: str, code: int
+) -> None:
+    (tmp_path / "ends.py").write_text(ENDS)
+    done = run_launch(tmp_path, 1, "ends.py", how)
+    assert done.returncode == code, done
+    assert done.stderr.count("psnode: error: rank 0 was killed") == (code == 3), done
+
+
+@pytest.mark.parametrize("command", [["ends.py", "whole"], ["codecs"]], ids=["program", "command"])
+def test_ranks_that_are_killed_during_their_imports_are_no_success(tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "ends.py").write_text(ENDS)
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal\nif 'OMPI_COMM_WORLD_RANK' in os.environ:\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = run_launch(tmp_path, 1, *command, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 3, done
+    (tmp_path / "sitecustomize.py").unlink()
+    assert run_launch(tmp_path, 1, *command).returncode == 0
+
+
+LEAVES = """
+import os, sys
+import psnode, torch
+
+how, rank = sys.argv[1], os.environ["OMPI_COMM_WORLD_RANK"]
+model = torch.nn.Linear(2, 1)
+
+def constrain(model):
+    if how == "serving" and rank == "0":
+        sys.exit(0)
+
+with psnode.session(
+    model, train_dir="run", scheme="dense", lr=0.01, max_steps=1000, tensorboard=False, quiet=True, constrain=constrain
+) as s:
+    if how == "before" + rank:
+        sys.exit(0)
+    for x in s.batches([torch.ones(4, 2)] * 10, steps_per_epoch=10):
+        model(x).square().mean().backward()
+        s.step()
+        if how == "amid" + rank and s.version >= 3:
+            sys.exit(0)
+"""
+
+
+@pytest.mark.parametrize(("how", "rank"), [("before0", 0), ("before1", 1), ("serving", 0), ("amid1", 1)])
+def test_a_rank_that_leaves_with_0_amid_a_session_ends_the_job_with_1(tmp_path: Path, how: str, rank: int) -> None:
+    (tmp_path / "leaves.py").write_text(LEAVES)
+    done = run_launch(tmp_path, 2, "leaves.py", how)
+    assert done.returncode == 1, done
+    told = [line for line in done.stderr.splitlines() if "SystemExit: 0 (leaves.py:" in line]
+    assert told or how == "before0", done
+    assert all(f"rank {rank}" in line for line in told) or rank == 0, done
