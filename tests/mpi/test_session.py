@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -249,3 +252,48 @@ def test_the_example_trains_and_tells_of_the_same_model_on_every_rank(mpirun: An
     assert sorted(rank for rank, _ in told) == ["0", "1", "2"]
     [right] = {percent for _, percent in told}
     assert float(right) > 70  # chance is 10
+
+
+DEADLINES = """
+import sys
+from pathlib import Path
+
+import psnode, torch
+from psnode.transport.mpi import endpoint
+
+def start(*, seconds):
+    print(seconds)
+    raise psnode.errors.DeadlineExceededError("noted")
+
+endpoint.start = start
+try:
+    psnode.run(None, psnode.Config(start_deadline=90.0, train_dir=Path("one")))
+except psnode.errors.DeadlineExceededError as error:
+    print(error.exit_code)
+with psnode.session(torch.nn.Linear(2, 1), train_dir="two", start_deadline=91.0):
+    pass
+"""
+
+
+def test_the_start_deadline_bounds_mpis_own_start(mpirun: Any, tmp_path: Path) -> None:
+    """One below MPI's usual time for it is met by real ranks, of which one never comes; longer ones are noted as they arrive."""
+    os.mkfifo(tmp_path / "held")
+    program = tmp_path / "held.py"
+    program.write_text(
+        "import os, sys\n"
+        "if os.environ['OMPI_COMM_WORLD_RANK'] == '1':\n"
+        f"    open({str(tmp_path / 'held')!r}).read()\n"  # nobody writes it
+        "from psnode.cli import main\nsys.exit(main(sys.argv[1:]))\n"
+    )
+    flags = ["--start-deadline", "1", "--train-dir", tmp_path / "run", "--max-steps", "2", "--dataset", "digits"]
+    job = mpirun(2, [program, "train", *flags])
+    assert job.code == 3, job
+    [line] = [line for line in job.err.splitlines() if line.startswith("psnode: error:")]
+    assert "rank 1 did not report within 1 s: " in line
+    assert "raise --start-deadline" in line
+    program.write_text(DEADLINES)
+    place = {"PYTHONPATH": str(Path(__file__).parents[2]), "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
+    noted = subprocess.run(
+        [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=200, env={**os.environ, **place}
+    )  # fmt: skip
+    assert (noted.returncode, noted.stdout.split()) == (3, ["90.0", "3", "91.0"]), noted
