@@ -1,53 +1,10 @@
-"""`python -m psnode.jobs.program PROGRAM.py ...`: as `python PROGRAM.py ...`, and rank 0's end is told to the launcher."""
+"""`python -m psnode.jobs.program PROGRAM.py ...`: the ranks of `psnode launch -- PROGRAM.py ...`."""
 
 from __future__ import annotations
 
-import builtins
-import io
-import os
 import sys
-from collections.abc import Callable, Sequence
-from importlib.machinery import SourceFileLoader
-from typing import Any
 
-from psnode.jobs import job_end
-
-_WAYS_OUT = ("_exit", "execv", "execve")  # that bypass atexit
-
-
-def run(arguments: Sequence[str]) -> None:
-    """Run the program in the module __main__, whose contents it replaces, so that pickles and spawned processes find it."""
-    path = os.path.abspath(arguments[0])
-    job_end.watch()
-    for name in _WAYS_OUT:
-        setattr(os, name, _telling(getattr(os, name)))
-    sys.argv[:] = arguments
-    if not sys.flags.safe_path:
-        sys.path[0] = os.path.dirname(os.path.realpath(path))
-    names = sys.modules["__main__"].__dict__
-    names.clear()
-    names.update(
-        __name__="__main__", __file__=path, __builtins__=builtins, __loader__=SourceFileLoader("__main__", path),
-        __doc__=None, __package__=None, __spec__=None, __cached__=None,
-    )  # fmt: skip
-    with io.open_code(path) as file:
-        code = compile(file.read(), path, "exec", dont_inherit=True)
-    exec(code, names)  # noqa: S102  # a program is there to be run
-
-
-def _telling(leave: Callable[..., Any]) -> Callable[..., Any]:
-    """`leave`, told of first if it is this process that leaves and not a fork of it."""
-    own = os.getpid()
-
-    def told(*arguments: Any) -> Any:
-        if os.getpid() == own:
-            job_end.leave()
-        return leave(*arguments)
-
-    return told
-
+from psnode.jobs.as_main import run
 
 if __name__ == "__main__":
-    from psnode.jobs.program import run as run_program
-
-    run_program(sys.argv[1:])
+    run(sys.argv[1:])
