@@ -283,8 +283,8 @@ def test_the_cluster_tool_imports_three_leaves_of_psnode() -> None:
         "psnode.config.plain_json",
         "psnode.config.streams",
     }
-    for leaf in ("declaration.py", "streams.py"):
-        assert {found.module for found in OWN if found.path == PACKAGE / "config" / leaf} == {"psnode.errors"}
+    for leaf, more in (("declaration.py", set()), ("streams.py", {"psnode.config.plain_text"})):
+        assert {found.module for found in OWN if found.path == PACKAGE / "config" / leaf} == {"psnode.errors"} | more
 
 
 def test_the_cluster_tool_loads_little_of_psnode() -> None:
@@ -296,6 +296,7 @@ def test_the_cluster_tool_loads_little_of_psnode() -> None:
         "psnode.config.declaration",
         "psnode.config.names",
         "psnode.config.plain_json",
+        "psnode.config.plain_text",
         "psnode.config.streams",
         "psnode.config.train_settings",
         "psnode.errors",

@@ -1,7 +1,8 @@
 """Standard output and error whose reader may go away: a pipe that is closed, a terminal that hangs up, a full disk.
 
 Of a training they take what they can and drop the rest, for the steps are worth more than the lines about them (`outlast`). Any
-other command ends quietly, as programs do that SIGPIPE ends (`installed`).
+other command ends quietly, as programs do that SIGPIPE ends (`installed`). Of either, characters that the stream's encoding lacks
+become plain ones (psnode.config.plain_text).
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import sys
 from collections.abc import Iterator
 from typing import IO, TextIO, cast
 
+from psnode.config.plain_text import STANDS_IN, encoding_of
 from psnode.errors import ConfigurationError
 
 READER_GONE = 141  # 128 + SIGPIPE
 _GONE = frozenset({errno.EPIPE, errno.EIO, errno.ENXIO, errno.ECONNRESET, errno.EBADF})
 _OUTPUT, _ERROR = 1, 2
+_FAILING = frozenset({"strict", "backslashreplace"})  # Python's own choices for output and error; others are the user's
 
 
 def outlast() -> None:
@@ -101,15 +104,15 @@ def _install(descriptor: int) -> _Outlet:
     outlet = _Outlet(descriptor, name)
     if stream is None:  # closed before the start: a file that is opened later must not get its number
         _fill(descriptor)
-        setattr(sys, attribute, io.TextIOWrapper(_buffered(outlet), errors="backslashreplace", line_buffering=True))
+        setattr(sys, attribute, io.TextIOWrapper(_buffered(outlet), encoding="utf-8", errors=STANDS_IN, line_buffering=True))
     elif stream is getattr(sys, f"__{attribute}__") and isinstance(stream, io.TextIOWrapper):
         with contextlib.suppress(OSError):
             stream.flush()
         unbuffered = isinstance(stream.buffer, io.RawIOBase)  # python -u
         new = io.TextIOWrapper(
             cast(IO[bytes], outlet) if unbuffered else _buffered(outlet),
-            encoding=stream.encoding,
-            errors=stream.errors,
+            encoding=encoding_of(stream.encoding),
+            errors=STANDS_IN if stream.errors in _FAILING else stream.errors,
             line_buffering=stream.line_buffering,
             write_through=stream.write_through,
         )

@@ -58,7 +58,7 @@ def read(file: Path) -> Told:
     """The marks that rank 0 has left."""
     told = Told(False, None, False)
     with contextlib.suppress(OSError):
-        for line in file.read_text().splitlines():
+        for line in file.read_text(encoding="utf-8").splitlines():
             word, _, code = line.partition(" ")
             if word == _BEGUN:
                 told = Told(True, None, False)
@@ -72,5 +72,5 @@ def read(file: Path) -> Told:
 def _tell(line: str) -> None:
     here, name = place(), os.environ.get(VARIABLE)
     if name and here is not None and here.rank == 0:
-        with contextlib.suppress(OSError), Path(name).open("a") as file:
+        with contextlib.suppress(OSError), Path(name).open("a", encoding="utf-8") as file:
             file.write(f"{line}\n")

@@ -59,3 +59,51 @@ def test_a_training_whose_output_and_error_are_lost_takes_all_steps(tmp_path: Pa
     os.close(err)
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 20
     assert (tmp_path / "run" / "checkpoints" / "step-00000020").is_dir()
+
+
+PROGRAM = r"""
+import logging
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn
+from psnode.cli import main
+from psnode.config.logs import shown
+from psnode_ec2.cli import main as ec2
+
+TRAIN = ["train", "--local", "1", "--network", "FC", "--dataset", "digits", "--scheme", "dense", "--threads", "1"]
+for code, arguments in [
+    (0, [*TRAIN, "--batch-size", "8", "--max-steps", "2", "--no-tensorboard", "--train-dir", "Lauf–1"]),
+    (0, ["runs", "Lauf–1"]), (0, ["codecs"]), (0, ["codecs", "qsgd"]), (0, ["evaluate", "--once", "--train-dir", "Lauf–1"]),
+    (0, ["report", "Lauf–1", "--output", "bericht.html"]), (0, ["train", "--help"]), (0, ["bench", "codecs", "--help"]),
+    (0, ["doctor", "--help"]), (0, ["tune", "--help"]), (0, ["export", "Lauf–1", "--output", "Lauf–1.safetensors"]),
+    (2, [*TRAIN, "--network", "Größe–…×"]), (2, ["train", "--größe–…×"]), (2, ["evaluate", "--once", "--train-dir", "Größe–…×"]),
+    (2, ["größe–…×"]), (2, ["launch", "-n", "1", "--", "größe–…×.py"]), (2, ["codecs", "größe–…×"]),
+]:
+    assert main(arguments) == code, arguments
+try:
+    ec2(["größe–…×"])
+except SystemExit:
+    pass
+with shown():
+    logging.getLogger("psnode.test").warning("Größe–…× │─╱█ \udce9")
+for name in ("stdout", "stderr"):
+    with Progress(SpinnerColumn(), BarColumn(), console=Console(force_terminal=True, stderr=name == "stderr")) as bar:
+        bar.update(bar.add_task("", total=3), completed=2)
+"""
+
+
+@pytest.mark.parametrize(("encoding", "size"), [("ascii:strict", "Grosse-~x"), ("latin-1", "Größe-~×"), ("cp1252", "Größe–…×")])
+def test_a_terminal_that_is_not_utf_8_gets_plain_characters_from_every_command(tmp_path: Path, encoding: str, size: str) -> None:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": encoding, "COLUMNS": "70"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=tmp_path, env=environ, capture_output=True, timeout=300, check=False
+    )
+    out, err = (text.decode(encoding.partition(":")[0]) for text in (done.stdout, done.stderr))
+    assert done.returncode == 0, err
+    assert "Traceback" not in out + err
+    assert {letter for letter in out + err if not letter.isascii()} <= {*size, "–"} - ({"–"} if "–" not in size else set())
+    assert not [
+        line for line in (out + err).replace("\x1b[?25", "").splitlines() if "?" in line.replace("did you mean", "")[:-80]
+    ]
+    assert (out + err).lower().count(size.lower()) >= 7
+    assert f"psnode: {size} |-/# \\xe9" in err
+    assert "–" in (tmp_path / "bericht.html").read_text(encoding="utf-8")

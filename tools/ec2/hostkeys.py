@@ -105,7 +105,7 @@ def _is_whole(kind: str, text: str) -> bool:
 def pinned(path: Path) -> dict[str, list[str]]:
     """Keys by instance id, without those that were cut while they were written."""
     found: dict[str, list[str]] = {}
-    for line in path.read_text().splitlines() if path.is_file() else []:
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         host, _, key = line.partition(" ")
         kind, _, text = key.partition(" ")
         if _is_whole(kind, text):

@@ -70,7 +70,7 @@ def _opened(path: Path) -> Iterator[dict[str, Entry]]:
     with contextlib.ExitStack() as stack:
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            file = stack.enter_context(path.open("a+"))
+            file = stack.enter_context(path.open("a+", encoding="utf-8"))
             fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
             text = file.read()

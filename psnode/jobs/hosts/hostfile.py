@@ -29,7 +29,7 @@ class Host(NamedTuple):
 def text_of(path: Path) -> str:
     """The text of a hostfile with at least one host. ConfigurationError."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"hostfile {path} cannot be read ({error}): give a text file of hosts, one a line") from None
     if not any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines()):
