@@ -20,6 +20,8 @@ settings.load_profile("psnode")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; processes of the tests would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 ROOT = Path(__file__).resolve().parents[1]
 SERIAL, JOBS = "serial", "jobs"

@@ -22,6 +22,14 @@ _FLAGS = ["--batch-size", "8", "--threads", "1", "--no-tensorboard", "--scheme",
 _FLAGS += ["--log-interval", "1", "--eval-freq", "1000"]
 
 
+def begun(pid: int) -> int:
+    """When a process began, in the kernel's ticks since the machine's start; 0 for one that has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return 0
+
+
 class Job:
     """A job of `workers` workers that writes into `train_dir`. `deadline`: that of rounds; empty: the default."""
 
@@ -84,9 +92,9 @@ class Job:
         return found[0]
 
     def pids(self, rank: int) -> list[int]:
-        """The process of a rank, and those that it has started."""
+        """The process of a rank, then those that it has started, in the order of their beginning: process ids start over."""
         word, found = f"OMPI_COMM_WORLD_RANK={rank}".encode(), []
-        for pid in sorted(self._processes()):
+        for pid in sorted(self._processes(), key=begun):
             with contextlib.suppress(OSError):
                 if word in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                     found.append(pid)

@@ -126,7 +126,7 @@ def test_a_local_training_ignores_an_interrupt_that_is_ignored_and_saves_itself_
     os.killpg(job.pid, signal.SIGINT)
     before = trained(tmp_path)
     wait(lambda: trained(tmp_path) > before + 5, job)
-    job.send_signal(signal.SIGHUP)
+    os.killpg(job.pid, signal.SIGHUP)  # its data processes get it too
     assert job.wait(240) == 75
     assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
     wait(lambda: not processes(f"MARK=of-{tmp_path}"))
