@@ -35,7 +35,6 @@ from psnode.records.metrics import (
     read_records,
     write_atomically,
 )
-from psnode.records.names import matched
 from psnode.records.retention import reading
 from psnode.task import Batch, Data, Task
 from psnode.tasks import inventory
@@ -142,7 +141,7 @@ class Evaluator:
         try:
             with reading(path), self._device_errors():
                 found = checkpoint.Checkpoint.open(path)
-                inventory.load(self._model, matched(found.tensors(self._weights), self._model.state_dict()))
+                inventory.load(self._model, found.tensors(self._weights))
         except RuntimeError as error:
             raise CheckpointError(
                 f"checkpoint {path} does not fit the network of config.json: {str(error).splitlines()[0]}"

@@ -25,6 +25,7 @@ from psnode.ddp.used import Used
 from psnode.errors import ConfigurationError
 from psnode.exchange.collectives import Collectives
 from psnode.feedback import get_feedback
+from psnode.tasks.names import parameters, renamed, renaming
 
 _LAST_BUCKET = 5.0  # seconds that the end of the program waits for an exchange in progress
 _Queued = tuple[Job, torch.futures.Future[torch.Tensor]]
@@ -95,9 +96,10 @@ class HookState:
 
     def name(self, model: nn.Module) -> None:
         """Save the parameters' state under the names that they have in `model`, or in the module that it wraps, if it is DDP."""
+        model = getattr(model, "_orig_mod", model)
         model = model.module if isinstance(model, DistributedDataParallel) else model
         self._used.watch(model.parameters())
-        self._names |= {id(parameter): name for name, parameter in model.named_parameters()}
+        self._names |= {id(parameter): name for name, parameter in parameters(model)}
 
     def take_back(self) -> None:
         """Give the memories back what was sent of the last step's gradients: for a step that the program does not take.
@@ -144,8 +146,10 @@ class HookState:
         tensors = {key: value for key, value in state.items() if key not in ("step", "buckets", "scale")}
         if not {"step", "buckets"} <= state.keys():
             raise ConfigurationError("the state of a communication hook has a step and buckets: load what its state_dict() gave")
-        self._memories.load(tensors)
-        self._step, self._order, self._loaded = int(state["step"]), [tuple(names) for names in state["buckets"]], True
+        rename = renaming([name for names in state["buckets"] for name in names])
+        self._memories.load(renamed(tensors, rename))
+        self._step, self._loaded = int(state["step"]), True
+        self._order = [tuple(map(rename, names)) for names in state["buckets"]]
         self._scale.last = float(state["scale"]) if "scale" in state else None
         self._undo.forget()
         self._open = False

@@ -16,12 +16,13 @@ from psnode.exchange.device.codecs import Change
 from psnode.exchange.device.placing import changes_on
 from psnode.exchange.device.trust import Verdict
 from psnode.plan.groups import Plan, Segment, Tensor
+from psnode.tasks import names
 from psnode.tasks.inventory import bits, give_own_memory, load, norm_statistics, persistent_buffers, same
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that take part in the exchange, in state-dict order. ConfigurationError unless all are float32."""
-    found = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    found = {name: parameter for name, parameter in names.parameters(model) if parameter.requires_grad}
     for name, parameter in found.items():
         if parameter.dtype is not torch.float32:
             raise ConfigurationError(f"parameter {name} is {parameter.dtype}: psnode exchanges float32 weights only")
@@ -74,7 +75,7 @@ class Replica:
             parameter.data = self._views[name] = self._weights[where].view(parameter.shape)
             parameter.grad = None
         self._versions = {name: parameter._version for name, parameter in self.parameters.items()}
-        self._frozen = {name: value for name, value in model.named_parameters() if not value.requires_grad}
+        self._frozen = {name: value for name, value in names.parameters(model) if not value.requires_grad}
         self._versions |= {name: parameter._version for name, parameter in self._frozen.items()}
         self._host.copy_(self._weights)
         self._changed_there: dict[int, Change] = {}
@@ -165,7 +166,7 @@ class Replica:
 
         ConfigurationError for one that has another dtype than at the first call, or a norm's with another shape.
         """
-        own = dict(self.model.named_buffers(remove_duplicate=False))
+        own = dict(names.buffers(self.model, aliases=True))
         found = {name: own[name].detach() for name in self._persistent if name in own}
         for name, value in found.items():
             dtype, shape = self._persistent[name]
@@ -186,5 +187,5 @@ class Replica:
 
     @cached_property
     def _persistent(self) -> dict[str, tuple[torch.dtype, torch.Size]]:
-        known, found = persistent_buffers(self.model), self.model.named_buffers(remove_duplicate=False)
+        known, found = persistent_buffers(self.model), names.buffers(self.model, aliases=True)
         return {name: (value.dtype, value.shape) for name, value in found if name in known}

@@ -10,9 +10,8 @@ from psnode.config.load import check_trust
 from psnode.config.names import locate_task
 from psnode.errors import CheckpointError, ConfigurationError
 from psnode.records.directory import saved_config
-from psnode.records.names import matched
 from psnode.records.weights import weights_of
-from psnode.tasks import inventory
+from psnode.tasks import inventory, names
 from psnode.tasks.load import make_task
 
 if TYPE_CHECKING:
@@ -35,13 +34,15 @@ def export_folder(train_dir: Path, output: Path, which: str | None, *, task: str
     step, tensors = weights_of(train_dir, which)
     model = make_task(config).model()
     try:
-        inventory.load(model, matched(tensors, model.state_dict()))
+        inventory.load(model, tensors)
     except RuntimeError as error:
         raise ConfigurationError(
             f"the weights of {train_dir} do not fit the task's model: {str(error).splitlines()[-1].strip()}"
         ) from None
     try:
-        _transformer(model).save_pretrained(output)
+        part = _transformer(model)
+        compiled = names.of_model(part) is not str
+        part.save_pretrained(output, **({"state_dict": names.state(part)} if compiled else {}))
     except OSError as error:
         raise CheckpointError(f"{output} cannot be written: {error.strerror or error}") from error
     return step, len(tensors)

@@ -106,8 +106,7 @@ def _lead(
     _tell_of_what_is_not_used(task, config)
     torch.manual_seed(config.seed)
     model = task.model()
-    statistics = task.statistics(model)
-    inventory.check(model, statistics)
+    statistics = inventory.check(model, task.statistics(model))
     if config.init_from is not None and not config.resume:  # before the directory is made: it may be refused
         initialise(model, config.init_from, new_head=config.new_head)
     makers = chosen(config)

@@ -14,6 +14,7 @@ from psnode.protocol.messages import Hello, Ready
 from psnode.protocol.wire import Kind
 from psnode.records import checkpoint, tensorfile
 from psnode.tasks import inventory
+from psnode.tasks.names import parameters
 
 _LOG = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ def what_to_send(
     if resumed is None:
         return lacking(ready, model, inventory.observed(model).keys())
     found = lacking(ready, model, own - inventory.norm_statistics(model).keys())
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    trained = {name for name, parameter in parameters(model) if parameter.requires_grad}
     return {rank: [*trained, *(name for name in found.get(rank, []) if name not in own | trained)] for rank in ready}
 
 

@@ -21,6 +21,7 @@ from psnode.records.directory import RunDirectory
 from psnode.records.room import Room
 from psnode.records.snapshot import Snapshot, size_of
 from psnode.records.timeline import Tracer
+from psnode.tasks import names
 from psnode.tasks.inventory import batch_statistics, observed, persistent_buffers
 
 Tensors = dict[str, torch.Tensor]
@@ -88,7 +89,7 @@ class PendingCheckpoints:
         self.is_last: Callable[[int], bool] = lambda version: False  # no round follows a version: gradients may wait behind it
         self.doubt: Callable[[], str] = lambda: ""  # the evidence of the losses by now against the newest version
         self._verdicts = Verdicts(run, self._thread, events, workers)
-        own, trained = shard.model.state_dict(), shard.plan.slices()
+        own, trained = names.state(shard.model), shard.plan.slices()
         meant = {name for name, value in own.items() if name not in trained and not tensorfile.is_finite(value)}  # masks, say
         self._meant = frozenset(meant - (self._rules.keys() - observed(shard.model).keys()))  # observers begin with infinity
         if run.config.saves_amid:

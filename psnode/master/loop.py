@@ -34,6 +34,7 @@ from psnode.records.checkpoint import SOUND
 from psnode.records.directory import RunDirectory
 from psnode.records.history import Added, History
 from psnode.records.timeline import parse_events
+from psnode.tasks import names
 from psnode.transport.clock import Clock
 
 _FIRST_ROUNDS = 3  # declared pauses: kernels compile, caches fill
@@ -122,8 +123,8 @@ class Master:
         if (found := self.run.resume_point.checkpoint) is not None and found.facts.get(SOUND, True) is None:
             self.soundness.await_(found.step)
         if self.history is not None:
-            names = [name for name, _ in self.shard.model.named_parameters()]
-            self.history.start(self.version, self.shard.digest(), names)
+            parameters = [name for name, _ in names.parameters(self.shard.model)]
+            self.history.start(self.version, self.shard.digest(), parameters)
         if self.behind:
             self.recorder.down(self.shard.send_whole(self.behind, self.version))
 

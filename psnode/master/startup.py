@@ -193,7 +193,7 @@ def _state(found: checkpoint.Checkpoint, rank: int, answer: Ready) -> bytes | No
     name = checkpoint.worker_file(rank)
     if not found.has(name):
         return tensorfile.dump({**_mean_buffers(found, answer), **_mean_place(found)})
-    if found.layout < checkpoint.LAYOUT:
+    if found.layout < checkpoint.LAYOUT or found.renaming is not str:
         return tensorfile.dump(layout.state_of(found, name))
     return None if answer.shared_directory else found.read(name)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from psnode.tasks import inventory
+from psnode.tasks import inventory, names
 
 Tensors = dict[str, torch.Tensor]
 _PREFIX = "buffer/"
@@ -41,7 +41,7 @@ def combined(states: Mapping[int, Tensors], rules: Mapping[str, str]) -> tuple[T
 
 def foreign(buffers: Tensors, model: torch.nn.Module) -> str | None:
     """A buffer of a worker's part that `model` does not have, or has with another dtype, or a norm's of another shape."""
-    own, fixed = model.state_dict(), inventory.norm_statistics(model)
+    own, fixed = names.state(model), inventory.norm_statistics(model)
     known = {f"{_PREFIX}{name}": (own[name].dtype, own[name].shape) for name in inventory.persistent_buffers(model)}
     for key, value in buffers.items():
         sized = key in known and key.removeprefix(_PREFIX) not in fixed  # by the model itself

@@ -1,6 +1,7 @@
 """Checkpoints: directories that are complete or absent.
 
-    checkpoints/step-00000100/     model.safetensors           weights and buffers, named as in the state dict
+    checkpoints/step-00000100/     model.safetensors           weights and buffers, named as in the state dict of
+                                                               the model that is not compiled
                                    ema.safetensors             the same with moving averages of the weights, if there are any
                                    state/optimizer.safetensors the master's optimizer
                                    state/replica.safetensors   the workers' weights, if they differ from the master's
@@ -23,6 +24,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any
 
@@ -33,6 +35,7 @@ from psnode.config.memory import memory
 from psnode.errors import CheckpointError
 from psnode.records import tensorfile
 from psnode.records.metrics import write_atomically
+from psnode.tasks.names import Rename, renamed, renaming
 
 if TYPE_CHECKING:
     import torch
@@ -212,8 +215,13 @@ class Checkpoint:
             raise CheckpointError(f"{self.path / name} was altered: its hash differs from the manifest's{_REMEDY}")
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
-        """The tensors of a safetensors file."""
-        return tensorfile.parse(self.read(name), str(self.path / name))
+        """The tensors of a safetensors file, by plain name (psnode.tasks.names)."""
+        return renamed(tensorfile.parse(self.read(name), str(self.path / name)), self.renaming)
+
+    @cached_property
+    def renaming(self) -> Rename:
+        """To plain names from those of a model that was compiled, which files of earlier versions hold."""
+        return renaming(tensorfile.names(self.path / MODEL))
 
     def has(self, name: str) -> bool:
         """True if the manifest lists file `name`."""

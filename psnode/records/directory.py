@@ -33,6 +33,7 @@ from psnode.records import checkpoint, staging
 from psnode.records.branches import BEGUN, SINCE
 from psnode.records.generations import Generation, continued
 from psnode.records.metrics import EMA_EVALUATIONS, EVALUATIONS, METRICS, SUMMARY, cut_after, totals, write_atomically
+from psnode.tasks.names import renaming
 
 CONFIG = "config.json"
 _LOCK = ".lock"
@@ -238,7 +239,7 @@ def _intact(path: Path, read: Callable[[dict[str, Any]], _T]) -> _T:
 
 
 def _resumed(path: Path, config: Config) -> tuple[Config, ResumePoint]:
-    earlier, plan = saved_config(path), _intact(path, lambda saved: Plan.from_dict(saved["plan"]))
+    earlier, plan = saved_config(path), _intact(path, lambda saved: _plan(saved["plan"]))
     parts = _intact(path, lambda saved: _parts(saved.get("parts", [[0, saved["workers"]]])))
     scheme = _saved_scheme(path, earlier)
     if config.threads == 0:
@@ -250,7 +251,7 @@ def _resumed(path: Path, config: Config) -> tuple[Config, ResumePoint]:
     if conflicts := resume_conflicts(config, earlier):
         raise ConfigurationError(f"--resume needs the configuration of the run in {path}: {conflicts[0]}")
     changes = tuple(plan_changes(config, earlier))
-    first = _intact(path, lambda saved: Plan.from_dict(saved["first_plan"]) if "first_plan" in saved else plan)
+    first = _intact(path, lambda saved: _plan(saved["first_plan"]) if "first_plan" in saved else plan)
     newest = checkpoint.latest(path)
     found = checkpoint.Checkpoint.open(newest, first) if newest else None
     if found is not None:
@@ -274,11 +275,19 @@ def _parts(saved: Any) -> tuple[Generation, ...]:
     return parts
 
 
+def _plan(saved: Any) -> Plan:
+    """A recorded plan, by plain names."""
+    plan = Plan.from_dict(saved)
+    rename = renaming([tensor.name for tensor in plan.tensors])
+    return replace(plan, tensors=tuple(replace(tensor, name=rename(tensor.name)) for tensor in plan.tensors))
+
+
 def _parameter_groups(saved: Any) -> tuple[dict[str, Any], ...]:
     """The recorded parameter groups: settings of the tensors named by `params`."""
     if not isinstance(saved, list) or not all(isinstance(group, dict) and _is_group(**group) for group in saved):
         raise ValueError(f"its parameter_groups are {str(saved)[:60]}")
-    return tuple(saved)
+    rename = renaming([name for group in saved for name in group["params"]])
+    return tuple({**group, "params": [rename(name) for name in group["params"]]} for group in saved)
 
 
 def _is_group(params: Any = None, **settings: Any) -> bool:

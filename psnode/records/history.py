@@ -22,6 +22,7 @@ from psnode.records import checkpoint
 from psnode.records.journal import Journal
 from psnode.records.metrics import read_records
 from psnode.tasks.inventory import bits
+from psnode.tasks.names import plain
 
 HISTORY = "history.jsonl"
 
@@ -117,5 +118,5 @@ def _of_checkpoints(directory: Path, parameters: Sequence[str], hashes: Sequence
 def _hash(opened: checkpoint.Checkpoint, parameters: Sequence[str]) -> str:
     state, tensors = xxhash.xxh3_128(), opened.tensors(checkpoint.MODEL)
     for name in parameters:
-        state.update(bits(tensors[name]))
+        state.update(bits(tensors[name] if name in tensors else tensors[plain(name)]))
     return state.hexdigest()

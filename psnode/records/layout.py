@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import xxhash
@@ -27,7 +28,8 @@ import xxhash
 from psnode.config.plain_json import to_json
 from psnode.errors import CheckpointError
 from psnode.plan.groups import Plan
-from psnode.records.checkpoint import NORMS, OPTIMIZER, REPLICA, Checkpoint, is_worker_file
+from psnode.records import tensorfile
+from psnode.records.checkpoint import MODEL, NORMS, OPTIMIZER, REPLICA, Checkpoint, is_worker_file
 
 if TYPE_CHECKING:
     import torch
@@ -162,7 +164,17 @@ def state_of(found: Checkpoint, file: str) -> Tensors:
 
 def fits(found: Checkpoint, plan: Plan) -> bool:
     """True if a checkpoint was written by `plan`, so that all of its state has a place."""
-    return found.plan == plan if found.layout == 1 else found.facts.get("plan") == digest(plan)
+    if found.layout == 1:
+        return found.plan == plan
+    return found.facts.get("plan") == digest(plan) or found.facts.get("plan") == digest(_as_named(found, plan))
+
+
+def _as_named(found: Checkpoint, plan: Plan) -> Plan:
+    """`plan` by the names that an earlier version gave the tensors of a model that was compiled."""
+    if found.renaming is str:
+        return plan
+    before = {found.renaming(name): name for name in tensorfile.names(found.path / MODEL)}
+    return replace(plan, tensors=tuple(replace(tensor, name=before.get(tensor.name, tensor.name)) for tensor in plan.tensors))
 
 
 def homeless(found: Checkpoint, plan: Plan) -> tuple[int, int]:

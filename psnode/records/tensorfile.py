@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from psnode.config.files import open_plain
 from psnode.config.plain_json import to_json
 from psnode.errors import CheckpointError
 from psnode.records.hashed_file import Entry, HashedFile, Raw
@@ -24,6 +25,7 @@ _TYPES = {
     "int16": "I16", "int8": "I8", "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ",
 }  # fmt: skip
+_HEAD_BYTES = 100_000_000  # what safetensors reads at most
 _PAIRS = "psnode.complex"  # in the metadata of a file: tensors that are pairs of real numbers there
 
 
@@ -43,6 +45,16 @@ def parse(content: bytes, source: str) -> dict[str, torch.Tensor]:
         return _whole(dict(load(content)), content)
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{source} is no readable safetensors file: {error}") from error
+
+
+def names(path: Path) -> list[str]:
+    """Names in the head of a file, aliases included; none if it has no readable head, which `parse` says of it."""
+    try:
+        with open_plain(path) as file:
+            head = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), _HEAD_BYTES)))
+        return [*head, *head.get("__metadata__", {})]
+    except (OSError, ValueError, TypeError, AttributeError):
+        return []
 
 
 class Content(NamedTuple):

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from psnode.errors import CheckpointError, ConfigurationError
 from psnode.records import checkpoint, tensorfile
 from psnode.records.checkpoint import Checkpoint
-from psnode.records.names import matched, plain
 from psnode.records.retention import best_evaluated
-from psnode.tasks import inventory
+from psnode.tasks import inventory, names
 
 if TYPE_CHECKING:
     import torch
@@ -28,10 +27,10 @@ def initialise(model: torch.nn.Module, source: Path, *, new_head: bool = False) 
     new_head: the tensors of one layer may have another number of outputs there, and stay as they are in `model`, which is told.
     ConfigurationError if there are none, or they do not fit; CheckpointError if they are damaged.
     """
-    own = model.state_dict()
-    found = matched(_tensors(source), own)
+    own = names.state(model)
+    found = names.matched(_tensors(source), own)
     inventory.fit(model, {name: found[name] for name in inventory.not_sized_yet(model) if name in found})
-    own = model.state_dict()
+    own = names.state(model)
     problems = [f"it lacks {name}" for name in own if name not in found]
     problems += [f"it has {name}, which the network has not" for name in found if name not in own]
     other = [name for name in own if name in found and _differs(own[name], found[name])]
@@ -49,7 +48,7 @@ def initialise(model: torch.nn.Module, source: Path, *, new_head: bool = False) 
     if problems:
         more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise ConfigurationError(f"--init-from {source} does not fit the network: {problems[0]}{more}")
-    model.load_state_dict(found)
+    inventory.load(model, found)
 
 
 def _differs(own: torch.Tensor, other: torch.Tensor) -> bool:
@@ -104,8 +103,7 @@ def weights_of(train_dir: Path, which: str | None) -> tuple[int, dict[str, torch
     Raises ConfigurationError, CheckpointError.
     """
     found = _of_run(train_dir, which)
-    tensors = found.tensors(checkpoint.MODEL)
-    return found.step, matched(tensors, {plain(name) for name in tensors})
+    return found.step, found.tensors(checkpoint.MODEL)
 
 
 def export(train_dir: Path, output: Path, which: str | None) -> tuple[int, int]:

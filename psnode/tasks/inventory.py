@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from psnode.errors import ConfigurationError
+from psnode.tasks import names
 from psnode.tasks.memory import memory_of
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ _OBSERVED = frozenset(("min_val", "max_val", "scale", "zero_point"))
 
 def tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Every parameter and buffer of `model`, also those that no state dict has, by name: not copied."""
-    return {name: value.detach() for name, value in (*model.named_parameters(), *model.named_buffers())}
+    return {name: value.detach() for name, value in (*names.parameters(model), *names.buffers(model))}
 
 
 class Snapshot:
@@ -57,7 +58,7 @@ class Snapshot:
         for part, content in self._held:
             part.clear()
             (part.extend if isinstance(part, list) else part.update)(content)
-        for name, value in (*self._model.named_parameters(), *self._model.named_buffers()):
+        for name, value in (*names.parameters(self._model), *names.buffers(self._model)):
             before = self.values[name]
             if (value.shape, value.dtype) == (before.shape, before.dtype):
                 value.detach().copy_(before)
@@ -93,26 +94,26 @@ def fit(model: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> None:
     Not those of norms, which have the shape that the layer has.
     """
     fixed = norm_statistics(model)
-    for name, buffer in model.named_buffers(remove_duplicate=False):
+    for name, buffer in names.buffers(model, aliases=True):
         if name in values and name not in fixed and values[name].shape != buffer.shape:
             buffer.data = buffer.new_empty(values[name].shape)
 
 
 def load(model: torch.nn.Module, values: Mapping[str, torch.Tensor], *, strict: bool = True) -> None:
-    """Load a state dict, as load_state_dict, whose buffers may have been sized since the model was built. RuntimeError."""
+    """Load values by plain name, as load_state_dict; buffers may have been sized since the model was built. RuntimeError."""
     fit(model, values)
-    model.load_state_dict(values, strict=strict)
+    model.load_state_dict(names.to_load(values, model), strict=strict)
 
 
 def not_sized_yet(model: torch.nn.Module) -> set[str]:
     """The buffers in the state dict that hold nothing, or that torch's observers of quantisation size by what they see."""
-    empty = {name for name, value in model.named_buffers(remove_duplicate=False) if not value.numel()}
+    empty = {name for name, value in names.buffers(model, aliases=True) if not value.numel()}
     return persistent_buffers(model) & (empty | observed(model).keys())
 
 
 def persistent_buffers(model: torch.nn.Module) -> set[str]:
     """The names of the buffers that are part of the state dict, aliases included."""
-    return set(model.state_dict()) - {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return set(names.state(model)) - {name for name, _ in names.parameters(model, aliases=True)}
 
 
 def batch_statistics(model: torch.nn.Module) -> dict[str, str]:
@@ -128,7 +129,7 @@ def observed(model: torch.nn.Module) -> dict[str, str]:
         return {}
     return {
         f"{prefix}.{name}".removeprefix("."): MEAN if value.is_floating_point() else MAXIMUM
-        for prefix, module in model.named_modules(remove_duplicate=False)
+        for prefix, module in names.modules(model)
         if isinstance(module, (observers.ObserverBase, fakes.FakeQuantizeBase))
         for name, value in module.named_buffers(recurse=False)
         if name in _OBSERVED and name not in module._non_persistent_buffers_set
@@ -141,31 +142,34 @@ def norm_statistics(model: torch.nn.Module) -> dict[str, str]:
 
     return {
         f"{prefix}.{name}".removeprefix("."): rule
-        for prefix, module in model.named_modules(remove_duplicate=False)
+        for prefix, module in names.modules(model)
         if isinstance(module, _NormBase)
         for name, rule in _RUNNING.items()
         if getattr(module, name) is not None
     }
 
 
-def check(model: torch.nn.Module, statistics: Mapping[str, str]) -> None:
-    """ConfigurationError if `model` holds a value that can be neither exchanged nor saved, or lacks a name in `statistics`."""
+def check(model: torch.nn.Module, statistics: Mapping[str, str]) -> dict[str, str]:
+    """`statistics` by plain name.
+
+    ConfigurationError if `model` holds a value that can be neither exchanged nor saved, or lacks a name in `statistics`.
+    """
     import torch
     from torch.nn.parameter import is_lazy
 
-    for name, value in (*model.named_parameters(), *model.named_buffers()):
+    for name, value in (*names.parameters(model), *names.buffers(model)):
         if is_lazy(value):
             raise ConfigurationError(
                 f"{name} has no shape yet, as in torch's Lazy modules: call the model once, on an example, in Task.model() "
                 "or before the session"
             )
-    for name, parameter in model.named_parameters():
+    for name, parameter in names.parameters(model):
         if parameter.requires_grad and not (finite := parameter.detach().isfinite()).all():
             raise ConfigurationError(
                 f"parameter {name} holds {parameter.detach()[~finite][0].item()}, and what is trained is sent, which only finite "
                 "weights can be: give it values in Task.model(), or freeze it with requires_grad_(False)"
             )
-    state = model.state_dict()
+    state = names.state(model)
     for name, value in state.items():
         if not isinstance(value, torch.Tensor):
             raise ConfigurationError(
@@ -176,7 +180,7 @@ def check(model: torch.nn.Module, statistics: Mapping[str, str]) -> None:
             raise ConfigurationError(
                 f"the state dict's {name} is no dense tensor: keep it dense, or register it with persistent=False"
             )
-    known = persistent_buffers(model)
+    statistics, known = names.renamed(statistics, names.of_model(model)), persistent_buffers(model)
     for name, rule in statistics.items():
         if name not in known:
             raise ConfigurationError(f"Task.statistics names {name}, which is no buffer in the state dict: leave it out")
@@ -185,6 +189,7 @@ def check(model: torch.nn.Module, statistics: Mapping[str, str]) -> None:
         value = state[name]
         if value.is_complex() if rule == MAXIMUM else not (value.is_floating_point() or value.is_complex()):
             raise ConfigurationError(f"Task.statistics wants the {rule} of {name}, which is {value.dtype}: there is none")
+    return statistics
 
 
 def bits(value: torch.Tensor) -> memoryview:

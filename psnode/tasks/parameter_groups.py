@@ -20,6 +20,7 @@ from psnode.config.declaration import nearest
 from psnode.config.resolve import resolve
 from psnode.config.train_settings import OWN
 from psnode.errors import ConfigurationError
+from psnode.tasks.names import of_model, parameters
 
 _SETTINGS = ("momentum", "nesterov", "weight_decay", "beta2", "eps")
 _RATES = ("lr", "lr_factor")
@@ -70,7 +71,7 @@ def groups_of(asked: Sequence[Mapping[str, Any]] | None, model: nn.Module, confi
             raise ConfigurationError(f"parameter {twice[0]} is in two parameter groups: it has one")
         taken |= dict.fromkeys(names, index)
         found.append(_group(group, index, names, config))
-    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    trained = [name for name, parameter in parameters(model) if parameter.requires_grad]
     if missing := [name for name in trained if name not in taken]:
         raise ConfigurationError(
             f"parameter {missing[0]} is in no parameter group, and torch.optim would not train it: add it to one, or freeze it"
@@ -112,13 +113,13 @@ def _names(group: Mapping[str, Any], index: int, model: nn.Module) -> list[str]:
     """Canonical names of the trained parameters that a group holds."""
     if not isinstance(group, Mapping) or "params" not in group:
         raise ConfigurationError(f'parameter group {index} is to be a dictionary with "params", as torch.optim takes it')
-    known = {id(parameter): name for name, parameter in model.named_parameters()}
-    aliases = dict(model.named_parameters(remove_duplicate=False))
+    known = {id(parameter): name for name, parameter in parameters(model)}
+    aliases, rename = dict(parameters(model, aliases=True)), of_model(model)
     members = group["params"]
     found = []
     for member in [members] if isinstance(members, (str, torch.Tensor)) else list(members):
         parameter = member[1] if isinstance(member, tuple) and len(member) == 2 else member
-        parameter = aliases.get(parameter) if isinstance(parameter, str) else parameter
+        parameter = aliases.get(rename(parameter)) if isinstance(parameter, str) else parameter
         if not isinstance(parameter, torch.Tensor) or id(parameter) not in known:
             what = f"{member!r}{nearest(member, aliases)}" if isinstance(member, str) else f"a {type(member).__name__}"
             raise ConfigurationError(f"parameter group {index} holds {what}, which is no parameter of the model or its name")
@@ -164,7 +165,7 @@ def _without_decay(model: nn.Module, config: Config) -> tuple[ParameterGroup, ..
         for name, parameter in module.named_parameters(recurse=False):
             if any(_KINDS[kind](module, name, parameter) for kind in config.no_decay):
                 spared.add(id(parameter))
-    trained = [(name, id(parameter)) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    trained = [(name, id(parameter)) for name, parameter in parameters(model) if parameter.requires_grad]
     without = tuple(name for name, key in trained if key in spared)
     if not without:
         raise ConfigurationError(f"--no-decay {','.join(config.no_decay)} names nothing that the model trains: leave it out")

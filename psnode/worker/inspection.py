@@ -21,7 +21,7 @@ from torch import nn
 from psnode.errors import ConfigurationError
 from psnode.exchange.replica import trainable, written
 from psnode.task import Batch
-from psnode.tasks import inventory
+from psnode.tasks import inventory, names
 from psnode.worker.backward_hooks import Finish, finish_times
 from psnode.worker.computation import Computation
 from psnode.worker.first_use import FirstUse
@@ -53,7 +53,7 @@ def inspect(
     before = snapshot.values
     try:
         first = _backward(computation, model, batch(1), before)
-        for name, parameter in model.named_parameters():
+        for name, parameter in names.parameters(model):
             if name in before and not inventory.same(parameter, before[name]):
                 raise written(name, trained=name in parameters)
         snapshot.restore()
@@ -81,7 +81,7 @@ class _Seen(NamedTuple):
 
 def _backward(computation: Computation, model: nn.Module, batch: Batch, before: Mapping[str, torch.Tensor]) -> _Seen:
     finish = finish_times(trainable(model), lambda watch: computation.run(0, [batch], watch))
-    buffers = {name: value for name, value in model.named_buffers() if name in before}
+    buffers = {name: value for name, value in names.buffers(model) if name in before}
     return _Seen(finish, {name: _bytes(value) for name, value in buffers.items()})
 
 
@@ -120,7 +120,7 @@ def scripted_functions() -> set[str]:
 def refuse_shared_memory(model: nn.Module) -> None:
     """ConfigurationError if two parameters lie in the same memory, which one flat vector cannot hold."""
     places = []
-    for name, parameter in model.named_parameters():
+    for name, parameter in names.parameters(model):
         if parameter.numel() and parameter.layout is torch.strided:
             last = sum((n - 1) * stride for n, stride in zip(parameter.shape, parameter.stride(), strict=True))
             start = parameter.data_ptr()

@@ -194,8 +194,7 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
         task = make_task(config)
         torch.manual_seed(config.seed)
         model = task.model()
-        statistics = task.statistics(model)
-        inventory.check(model, statistics)
+        statistics = inventory.check(model, task.statistics(model))
         model.to(device)
         layout = Layout.of(link.transport.size, config.spares)
         place, workers = layout.place(link.rank), layout.workers

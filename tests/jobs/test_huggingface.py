@@ -55,6 +55,14 @@ class Wrapped(Language):
         extra = model["other"].weight.sum() + model["other"].bias.sum()
         loss, logits = super().loss(model["network"], batch)
         return loss + extra, logits
+
+class Compiled(Language):
+    # The whole, and a part of it: the file of the folder is to have the names of neither wrapper.
+
+    def model(self):
+        made = super().model()
+        made.transformer.h[0] = torch.compile(made.transformer.h[0], backend="eager")
+        return torch.compile(made, backend="eager")
 """
 
 
@@ -66,7 +74,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("name", "prefix"), [("Language", ""), ("Wrapped", "network.")])
+@pytest.mark.parametrize(("name", "prefix"), [("Language", ""), ("Wrapped", "network."), ("Compiled", "")])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile loads what is deprecated
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 def test_transformers_loads_the_folder_and_computes_the_same(
     name: str, prefix: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

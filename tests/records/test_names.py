@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from psnode.records.names import matched, plain
+from psnode.tasks.names import matched, plain
 from psnode.records.tensorfile import dump
 from psnode.records.weights import initialise
 

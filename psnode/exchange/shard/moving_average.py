@@ -8,6 +8,7 @@ from torch import nn
 from psnode.errors import CheckpointError
 from psnode.plan.groups import Plan
 from psnode.records import layout
+from psnode.tasks import names
 
 Tensors = dict[str, torch.Tensor]
 
@@ -39,9 +40,9 @@ class MovingAverage:
 
     def state(self, model: nn.Module) -> Tensors:
         """The state dict of `model` with the averages, which are views, in the place of the trained weights."""
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
-        trained = {alias: names[id(parameter)] for alias, parameter in model.named_parameters(remove_duplicate=False)}
-        places, found = self._plan.slices(), model.state_dict()
+        own = {id(parameter): name for name, parameter in names.parameters(model)}
+        trained = {alias: own[id(parameter)] for alias, parameter in names.parameters(model, aliases=True)}
+        places, found = self._plan.slices(), names.state(model)
         for alias, name in trained.items():
             if name in places and alias in found:
                 found[alias] = self._average[places[name]].view(found[alias].shape)

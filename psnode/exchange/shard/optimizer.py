@@ -20,6 +20,7 @@ from psnode.exchange.shard.updates import Descent, Pace, Update, stretches
 from psnode.exchange.shard.whole_updates import MakeOptimizer, WholeUpdate
 from psnode.feedback import Gathering
 from psnode.plan.groups import Plan
+from psnode.tasks import names
 from psnode.tasks.inventory import bits, fit
 from psnode.tasks.parameter_groups import ParameterGroup
 
@@ -47,7 +48,7 @@ class Parameters:
         self.model = model
         self.plan = plan
         self.weights = torch.empty(plan.size)
-        named = dict(model.named_parameters())
+        named = dict(names.parameters(model))
         self._views: list[tuple[str, nn.Parameter, torch.Tensor]] = []
         for name, where in plan.slices().items():
             parameter = named[name]
@@ -123,7 +124,7 @@ class Parameters:
     def load(self, weights: dict[str, torch.Tensor], optimizer: dict[str, torch.Tensor]) -> None:
         """Put the contents of model.safetensors and of `state` in place. CheckpointError if they do not fit."""
         fit(self.model, weights)
-        expected = self.model.state_dict()
+        expected = names.state(self.model)
         for name, value in expected.items():
             if name not in weights or weights[name].shape != value.shape:
                 raise CheckpointError(f"the checkpoint's model does not fit this network: {name} is missing or of another shape")

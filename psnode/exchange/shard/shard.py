@@ -41,6 +41,7 @@ from psnode.protocol.wire import Frame
 from psnode.records import checkpoint, layout
 from psnode.records.checkpoint import Checkpoint
 from psnode.records.timeline import Tracer
+from psnode.tasks import names
 from psnode.tasks.parameter_groups import ParameterGroup
 
 Tensors = dict[str, torch.Tensor]
@@ -229,7 +230,7 @@ class Shard:
     def state(self) -> ShardState:
         """Model, optimizer and y, for a checkpoint. While no group is open."""
         average = {} if self._average is None else self._average.state(self.model)
-        found = ShardState(self.model.state_dict(), self._parameters.state(), self._downlink.state(), average)
+        found = ShardState(names.state(self.model), self._parameters.state(), self._downlink.state(), average)
         if self._twins is None:
             return found
         newest = self._twins.copies([*self._parameters.vectors, *([self._downlink.home] if self._downlink.differs else [])])
