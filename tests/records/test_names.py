@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from psnode.tasks.names import matched, plain
 from psnode.records.tensorfile import dump
 from psnode.records.weights import initialise
+from psnode.tasks.names import matched, plain
 
 
 class Around(nn.Module):

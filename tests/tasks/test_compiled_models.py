@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -99,10 +100,13 @@ SETTINGS = {
 }
 
 
-def train(path: Path, form: str, steps: int, kind: str = "topk", *, resume: bool = False, groups: bool = True) -> int:
+def settings(path: Path, steps: int, kind: str = "topk", *, resume: bool = False) -> psnode.Config:
     common = {"batch_size": 4, "tensorboard": False, "quiet": True, "lr": 0.05}
-    config = psnode.Config(**common, **SETTINGS[kind], local=2, max_steps=steps, train_dir=path, resume=resume)
-    return psnode.run(Small(form, groups=groups), config)
+    return psnode.Config(**common, **SETTINGS[kind], local=2, max_steps=steps, train_dir=path, resume=resume)
+
+
+def train(path: Path, form: str, steps: int, kind: str = "topk", *, resume: bool = False) -> int:
+    return psnode.run(Small(form, groups=True), settings(path, steps, kind, resume=resume))
 
 
 def files(path: Path, step: int) -> dict[str, str]:
@@ -136,6 +140,17 @@ def test_a_run_goes_on_with_a_model_of_another_form(tmp_path, unbroken, forms, k
     assert saved["parameter_groups"] == other["parameter_groups"]
     assert not [path for path in path.rglob("*.json*") if "_orig_mod" in path.read_text()]
     assert "replanned" not in (path / "metrics.jsonl").read_text()
+
+
+def test_ranks_may_have_the_model_in_several_forms(tmp_path, unbroken) -> None:
+    class Mixed(Small):
+        def model(self) -> nn.Module:
+            return FORMS[["plain", "both", "parts", "whole"][next(turn)]]()
+
+    turn = itertools.count()
+    assert psnode.run(Mixed("", groups=True), settings(tmp_path / "run", 4)) == 0
+    assert next(turn) == 3
+    assert files(tmp_path / "run", 4) == files(unbroken["topk"], 4)
 
 
 def test_what_is_exported_and_evaluated_has_plain_names(tmp_path) -> None:
