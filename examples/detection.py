@@ -28,6 +28,7 @@ from torch import nn
 
 from psnode.errors import ConfigurationError
 from psnode.task import Batch, Task
+from psnode.tasks.data.files import check_readable, open_image
 from psnode.tasks.data.pixels import rgb
 from psnode.tasks.torchvision_ops import import_torchvision
 
@@ -84,6 +85,8 @@ class Coco:
         self.labels = {entry["id"]: 1 + place for place, entry in enumerate(parsed["categories"])}  # 0 is the background
         self._files = {entry["id"]: folder / "images" / entry["file_name"] for entry in parsed["images"]}
         self._ids = sorted(self._files)
+        for path in self._files.values():
+            check_readable(str(path))  # its head alone: before training rather than amid it
         self._objects: dict[int, list[Any]] = {image: [] for image in self._ids}
         for entry in parsed["annotations"]:
             if not entry.get("iscrowd"):
@@ -94,7 +97,7 @@ class Coco:
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         path = self._files[self._ids[index]]
-        with Image.open(path) as file:
+        with open_image(str(path)) as file:
             image = torch.from_numpy(np.array(rgb(file, str(path)))).permute(2, 0, 1) / 255
         objects = self._objects[self._ids[index]]
         boxes = torch.tensor([entry["bbox"] for entry in objects], dtype=torch.float32).reshape(-1, 4)

@@ -1,6 +1,7 @@
 """examples/detection.py: its set is COCO's format, boxes are where the shapes are, and training in a job finds shapes."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -111,3 +112,17 @@ def test_two_workers_learn_to_detect(task: Task, tmp_path: Path) -> None:
 def test_wrong_options_are_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         load_task(EXAMPLE, options)
+
+
+@pytest.mark.parametrize("content", [None, "F", "I"])
+def test_an_image_that_cannot_be_read_is_refused_before_training(
+    folder: Path, tmp_path: Path, content: str | None
+) -> None:
+    made = tmp_path / "set"
+    shutil.copytree(folder, made)
+    bad = made / "images" / "val-00003.png"
+    bad.unlink()
+    if content is not None:
+        Image.new(content, (64, 64)).save(bad, "TIFF")
+    with pytest.raises(ConfigurationError, match=r"val-00003\.png (cannot be decoded|holds)"):
+        load_task(EXAMPLE, {"data": str(made)}).eval_data()

@@ -115,8 +115,8 @@ def file_size(path: str) -> tuple[int, int]:
         return file.height, file.width
 
 
-def check_depth(path: str) -> None:
-    """ConfigurationError for an image whose pixels mean no colour for sure, from its header."""
+def check_readable(path: str) -> None:
+    """ConfigurationError for a file that is no image, or whose pixels mean no colour for sure, from its header."""
     with open_image(path) as file:
         require_readable(file, path)
 

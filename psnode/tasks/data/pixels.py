@@ -1,6 +1,7 @@
 """Colours of 8 bits out of every kind of image that PIL opens, or a refusal by the file's name.
 
-Alpha is left out and EXIF's orientation is not applied, as in torchvision's ImageFolder: pixels are those that are stored.
+Alpha is left out and EXIF's orientation is not applied, as in torchvision's ImageFolder: pixels are those that are stored. PIL
+itself applies the orientation of TIFF.
 Grey values of more than 8 bits are scaled by the depth that the file has, to the nearest of 256.
 """
 

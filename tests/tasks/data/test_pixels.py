@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from psnode.errors import ConfigurationError
-from psnode.tasks.data import load
+from psnode.tasks.data import imagefolder, load
 from psnode.tasks.data.pixels import require_readable, rgb
 
 GREY = np.linspace(0, 65535, 64).round().astype(np.uint16).reshape(8, 8)
@@ -85,14 +85,77 @@ def test_colours_of_sixteen_bits(tmp_path):
         assert np.abs(read(found) / 255 - values / 65535).max() <= 1 / 255
 
 
+@pytest.mark.parametrize("ending", ["jpg", "tif"])
+@pytest.mark.parametrize(
+    ("inks", "colour"), [((0, 255, 255, 0), (255, 0, 0)), ((255, 255, 0, 0), (0, 0, 255)), ((0, 0, 0, 255), (0, 0, 0))]
+)
+def test_files_of_four_inks(tmp_path, ending, inks, colour):
+    path = tmp_path / f"x.{ending}"
+    Image.new("CMYK", (8, 8), inks).save(path, **({"quality": 100} if ending == "jpg" else {}))
+    assert (ending == "tif") or b"Adobe" in path.read_bytes()  # such files hold 255 - ink
+    with Image.open(path) as found:
+        assert found.mode == "CMYK"
+        assert np.abs(read(found) - colour).max() <= 1
+
+
+def test_luma_and_chroma(tmp_path):
+    """ITU-R BT.601 with the full range, as in JPEG."""
+    stored = np.full((8, 8, 3), (120, 90, 160), np.uint8)
+    image = Image.frombytes("YCbCr", (8, 8), stored.tobytes())
+    image.save(tmp_path / "x.tif", compression="tiff_lzw")
+    with Image.open(tmp_path / "x.tif") as found:
+        assert found.tag_v2[262] == 6  # luma and chroma
+        for each in (found, image):
+            expected = (120 + 1.402 * 32, 120 - 0.344136 * -38 - 0.714136 * 32, 120 + 1.772 * -38)
+            assert np.abs(read(each) - expected).max() <= 1
+
+
+def test_hue_saturation_value_and_palettes_with_alpha():
+    for hue, colour in ((0, (200, 0, 0)), (85, (0, 200, 0)), (170, (0, 0, 200))):
+        assert np.abs(read(Image.new("HSV", (2, 2), (hue, 255, 200))) - colour).max() <= 1
+    image = Image.new("P", (2, 2), 1)
+    image.putpalette([10, 20, 30, 40, 50, 60])
+    assert np.array_equal(read(image.convert("PA")), np.full((2, 2, 3), (40, 50, 60)))
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png", "webp"])
+def test_pixels_are_those_stored_whatever_orientation_is_noted(tmp_path, ending):
+    half = np.zeros((8, 16, 3), np.uint8)
+    half[:, 8:] = 255
+    noted = Image.Exif()
+    noted[0x0112] = 6
+    exact = {"lossless": True} if ending == "webp" else {"quality": 100}
+    Image.fromarray(half).save(tmp_path / f"x.{ending}", exif=noted, **exact)
+    with Image.open(tmp_path / f"x.{ending}") as found:
+        assert found.getexif()[0x0112] == 6
+        assert np.abs(read(found) - half).max() <= 1
+
+
 @pytest.mark.parametrize(("mode", "told"), [("F", "floating-point"), ("I", "32-bit"), ("LAB", "mode LAB")])
 def test_what_means_no_colour_is_refused_by_name_before_training(tmp_path, mode, told):
     for name in ("a", "b"):
         (tmp_path / "train" / name).mkdir(parents=True)
         Image.fromarray(BYTES).save(tmp_path / "train" / name / "0.png")
-    Image.new(mode, (8, 8)).save(tmp_path / "train" / "b" / "1.tif")
-    with pytest.raises(ConfigurationError, match=rf"b/1\.tif holds .*{told}"):
-        load("imagefolder", tmp_path)
+    for ending in sorted(imagefolder._ENDINGS):  # what a file is stands in it, and not in its name
+        path = tmp_path / "train" / "b" / f"1{ending}"
+        Image.new(mode, (8, 8)).save(path, "TIFF")
+        with pytest.raises(ConfigurationError, match=rf"b/1\{ending} holds .*{told}"):
+            load("imagefolder", tmp_path)
+        path.write_bytes(b"no image")
+        with pytest.raises(ConfigurationError, match=rf"b/1\{ending} cannot be decoded"):
+            load("imagefolder", tmp_path)
+        path.unlink()
+
+
+def test_of_many_files_some_heads_are_read_and_the_rest_is_refused_as_it_is_decoded(tmp_path, monkeypatch):
+    monkeypatch.setattr(imagefolder, "_HEADS", 4)
+    (tmp_path / "train" / "a").mkdir(parents=True)
+    for index in range(8):
+        Image.fromarray(BYTES).save(tmp_path / "train" / "a" / f"{index}.png")
+    Image.new("F", (8, 8)).save(tmp_path / "train" / "a" / "1.png", "TIFF")
+    data = load("imagefolder", tmp_path)
+    with pytest.raises(ConfigurationError, match=r"a/1\.png holds floating-point"):
+        data.batch(np.arange(8), None)
 
 
 def test_every_mode_is_read_or_refused():
