@@ -1,5 +1,7 @@
 """Buffers that the model sizes itself: its own storages stay as they were, checkpoints hold what grew, a resume puts it back."""
 
+import itertools
+import json
 import pathlib
 
 import numpy as np
@@ -12,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 import psnode
 from psnode.evaluator import follow
+from psnode.master.statistics import combined
 from psnode.records.weights import export
 from psnode.task import Task
 from psnode.tasks import inventory
@@ -103,3 +106,64 @@ def test_what_grew_is_trained_saved_resumed_evaluated_and_exported(tmp_path, tas
     assert follow(whole, once=True, task=task()) == 0
     records = (whole / "evaluations.jsonl").read_text()
     assert np.isfinite(float(records.rpartition('"loss": ')[2].partition(",")[0]))
+
+
+@pytest.mark.parametrize("task", [Small, Quantised])
+@pytest.mark.parametrize("workers", [(2, 3), (3, 1)])
+def test_what_grew_goes_on_with_other_workers_and_moving_averages(tmp_path, task, workers) -> None:
+    path = tmp_path / "run"
+    for count, steps in zip(workers, (2, 4), strict=True):
+        assert psnode.run(task(), settings(path, local=count, max_steps=steps, ema_decay=0.5, resume=steps == 4)) == 0
+    newest = path / "checkpoints" / "step-00000004"
+    model, average = (load_file(newest / name) for name in ("model.safetensors", "ema.safetensors"))
+    assert model.keys() == average.keys()
+    trained = {name for name, _ in task().model().named_parameters()}
+    assert any(not torch.equal(model[name], average[name]) for name in trained)
+    assert all(inventory.same(model[name], average[name]) for name in model.keys() - trained)
+    for ema in (False, True):
+        assert follow(path, once=True, task=task(), ema=ema) == 0
+    for name in ("evaluations.jsonl", "evaluations-ema.jsonl"):
+        assert [json.loads(line)["step"] for line in (path / name).read_text().splitlines()] == [2, 4]
+
+
+class OwnWidth(Sized):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.saved.numel():
+            self.saved.resize_(self.width).fill_(0.5)
+        return self.line(x * self.saved[:12])
+
+
+class Unequal(Small):
+    """The model of each rank sizes its buffer by how many were built before it."""
+
+    def __init__(self) -> None:
+        self.turn = itertools.count(1)
+
+    def model(self) -> nn.Module:
+        return OwnWidth(12 * next(self.turn))
+
+
+def test_shapes_that_differ_between_workers_are_told_and_each_goes_on_with_its_own(tmp_path) -> None:
+    path = tmp_path / "run"
+    for steps in (2, 4):
+        assert psnode.run(Unequal(), settings(path, local=2, max_steps=steps, resume=steps == 4)) == 0
+    told = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
+    assert [each["reason"] for each in told if "buffer saved is not the same on every worker" in each.get("reason", "")]
+    newest = path / "checkpoints" / "step-00000004"
+    shapes = [load_file(newest / f"worker-{rank:03d}.safetensors")["buffer/saved"].numel() for rank in (1, 2)]
+    assert sorted(shapes) == [24, 36]
+    assert load_file(newest / "model.safetensors")["saved"].numel() == shapes[0]
+    assert psnode.run(Unequal(), settings(path, local=3, max_steps=6, resume=True)) == 0
+
+
+@pytest.mark.parametrize("rule", [inventory.MEAN, inventory.MAXIMUM, None])
+def test_of_several_shapes_the_lowest_rank_that_holds_one_counts(rule) -> None:
+    states = {1: torch.zeros(0), 2: torch.ones(3), 3: torch.full((2,), 7.0), 4: torch.full((3,), 3.0)}
+    rules = {} if rule is None else {"x": rule}
+    found, differing = combined({rank: {"buffer/x": value} for rank, value in states.items()}, rules)
+    assert found["x"].tolist() == {inventory.MEAN: [2.0] * 3, inventory.MAXIMUM: [3.0] * 3, None: [1.0] * 3}[rule]
+    assert differing == ["x"]
