@@ -115,9 +115,7 @@ def test_wrong_options_are_refused(options: dict[str, str], message: str) -> Non
 
 
 @pytest.mark.parametrize("content", [None, "F", "I"])
-def test_an_image_that_cannot_be_read_is_refused_before_training(
-    folder: Path, tmp_path: Path, content: str | None
-) -> None:
+def test_an_image_that_cannot_be_read_is_refused_before_training(folder: Path, tmp_path: Path, content: str | None) -> None:
     made = tmp_path / "set"
     shutil.copytree(folder, made)
     bad = made / "images" / "val-00003.png"

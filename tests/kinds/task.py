@@ -56,7 +56,7 @@ def torch_steps(
         loss_of(model, *batch).backward()
         optimizer.step()
         then()
-    return {name: weight.detach() for name, weight in model.named_parameters()}
+    return {name.replace("_orig_mod.", ""): weight.detach() for name, weight in model.named_parameters()}
 
 
 def weights_after(task: Task, config: Config) -> dict[str, torch.Tensor]:

@@ -34,7 +34,7 @@ def trained_by_torch(kind: Kind) -> dict[str, torch.Tensor]:
         optimizer.step()
         with torch.no_grad():
             getattr(model, "constrain", lambda: None)()
-    return {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
+    return {name.replace("_orig_mod.", ""): weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
 
 
 def trained_by_psnode(kind: Kind, folder: Path) -> dict[str, torch.Tensor]:
