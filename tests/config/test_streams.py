@@ -101,9 +101,7 @@ def test_a_terminal_that_is_not_utf_8_gets_plain_characters_from_every_command(t
     assert done.returncode == 0, err
     assert "Traceback" not in out + err
     assert {letter for letter in out + err if not letter.isascii()} <= {*size, "–"} - ({"–"} if "–" not in size else set())
-    assert not [
-        line for line in (out + err).replace("\x1b[?25", "").splitlines() if "?" in line.replace("did you mean", "")[:-80]
-    ]
+    assert "?" not in (out + err).replace("\x1b[?25", "")  # but for the codes that hide a cursor
     assert (out + err).lower().count(size.lower()) >= 7
     assert f"psnode: {size} |-/# \\xe9" in err
     assert "–" in (tmp_path / "bericht.html").read_text(encoding="utf-8")
