@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import socket
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,6 +13,7 @@ from pathlib import Path
 from psnode.config.quotas import quota
 
 _MOST = 1024  # threads that are believed
+_BOOT = "proc/sys/kernel/random/boot_id"
 _BACK = 10  # levels of niceness: a tenth of the share of a thread at level 0
 
 
@@ -19,9 +22,34 @@ def usable_cores(root: Path = Path("/")) -> int:
 
     `root`: as of psnode.config.quotas.
     """
-    scheduled = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    scheduled = len(_scheduled())
     granted = quota(root)
     return scheduled if granted is None else max(1, min(scheduled, int(granted)))
+
+
+def pool(root: Path = Path("/")) -> str:
+    """Name of the cores that this process may use: equal for all processes that share them, as far as the system tells.
+
+    Hosts that a machine emulates share its cores, containers do unless each has a quota; processes bound to other cores do not.
+    """
+    parts = [_line(root / _BOOT) or socket.gethostname(), *map(str, _scheduled())]
+    granted = quota(root)
+    if granted is not None and granted < len(_scheduled()):
+        parts.append(_line(root / "proc/self/cgroup"))
+        with suppress(OSError):  # inside a container all paths are /
+            parts.append(os.readlink(root / "proc/self/ns/cgroup"))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _line(path: Path) -> str:
+    with suppress(OSError):
+        return path.read_text(encoding="utf-8").strip()
+    return ""
+
+
+def _scheduled() -> list[int]:
+    """Numbers of the cores that this process may be scheduled on."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def asked_threads(environ: Mapping[str, str] = os.environ) -> int | None:

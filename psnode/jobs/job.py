@@ -17,7 +17,7 @@ from typing import NoReturn
 
 import psnode
 from psnode.config import Config, streams
-from psnode.config.cores import asked_threads, usable_cores
+from psnode.config.cores import asked_threads, pool, usable_cores
 from psnode.config.extensions import load_codec
 from psnode.config.logs import hushed, shown
 from psnode.config.parent import follow_parent
@@ -66,8 +66,8 @@ def _run(config: Config, task: Task | None) -> int:
         config = replace(config, task=passed_task(task))
     if config.local is not None and (here := place()) is not None and here.size > 1:
         raise ConfigurationError("--local runs all workers in one process: leave it out, or leave out mpirun")
-    config = replace(config, threads=config.threads or default_threads(config))
-    limit_threads(config.threads)
+    config = replace(config, threads=config.threads or stated_threads(config))
+    limit_threads(config.threads or 1)  # until all ranks of this machine are known
     with shown(here.rank if (here := place()) is not None else 0), hushed(config.quiet):
         return _run_local(config, task) if config.local is not None else _run_mpi(config, task)
 
@@ -205,15 +205,12 @@ def signals(inbox: Inbox) -> Iterator[None]:
 
 def hello() -> bytes:
     """The greeting of this rank."""
-    return Hello(socket.gethostname(), os.getpid(), psnode.__version__, source()).to_bytes()
+    return Hello(socket.gethostname(), os.getpid(), psnode.__version__, source(), usable_cores(), pool()).to_bytes()
 
 
-def default_threads(config: Config) -> int:
-    """The number in OMP_NUM_THREADS, else cores of this host by its ranks; local workers take turns and may use all."""
-    if (asked := asked_threads()) is not None:
-        return asked
-    ranks = 1 if config.local is not None else int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
-    return max(1, usable_cores() // ranks)
+def stated_threads(config: Config) -> int:
+    """The number in OMP_NUM_THREADS, else all cores for local workers, which take turns; 0: rank 0 divides the cores."""
+    return asked_threads() or (usable_cores() if config.local is not None else 0)
 
 
 def limit_threads(threads: int) -> None:

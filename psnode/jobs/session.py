@@ -116,7 +116,7 @@ class Session:
 
         streams.outlast()
         follow_parent(signal.SIGTERM)
-        limit_threads(self._config.threads)
+        limit_threads(self._config.threads or 1)  # until all ranks of this machine are known
         self._stack.enter_context(shown(self.rank))
         self._stack.enter_context(hushed(self._config.quiet))
         try:

@@ -14,7 +14,7 @@ from psnode.config.load import load
 from psnode.config.names import PASSED
 from psnode.config.schedules import OWN
 from psnode.errors import ConfigurationError
-from psnode.jobs.job import default_threads
+from psnode.jobs.job import stated_threads
 from psnode.plan.groups import DEFAULT_GROUP_BYTES
 from psnode.transport.mpi.environment import Place
 
@@ -107,4 +107,4 @@ def configured(model: torch.nn.Module, given: Mapping[str, Any], here: Place) ->
         config = replace(config, min_workers=max(1, here.size - 1 - config.spares))
     if config.group_by == "bytes" and not config.group_bytes and not config.resume:
         config = replace(config, group_bytes=DEFAULT_GROUP_BYTES)  # trial runs would need passes that only the program can run
-    return replace(config, threads=config.threads or default_threads(config))
+    return replace(config, threads=config.threads or stated_threads(config))

@@ -24,7 +24,7 @@ from psnode.exchange.routes import MASTER, Layout, routes_of
 from psnode.exchange.shard.consistency import rule_of
 from psnode.exchange.shard.shard import Shard
 from psnode.master import ending, replanning
-from psnode.master.agreement import among, require_one_version, what_to_send
+from psnode.master.agreement import among, require_one_version, threads_of, what_to_send
 from psnode.master.applied import applied_before
 from psnode.master.autotune import group_bytes_for
 from psnode.master.checkpointing import PendingCheckpoints
@@ -74,7 +74,10 @@ def lead(transport: Transport, config: Config, make_task: Callable[[Config], Tas
     with contextlib.ExitStack() as afterwards:  # what the workers do not wait for
         try:
             require_one_version(greetings, unlike=config.allow_unlike_versions)
-            return _lead(link, config, make_task, ranks, afterwards)
+            threads = threads_of(greetings, config.threads)
+            torch.set_num_threads(threads[MASTER])
+            config = replace(config, threads=threads[MASTER])
+            return _lead(link, config, make_task, threads, afterwards)
         except (Exception, SystemExit) as error:  # of the task, or a program's own functions
             if isinstance(error, RemoteFailureError):
                 error.show()
@@ -96,9 +99,13 @@ def _explained(error: Exception | SystemExit, config: Config) -> Exception:
 
 
 def _lead(
-    link: FrameChannel, config: Config, make_task: Callable[[Config], Task], ranks: range, afterwards: contextlib.ExitStack
+    link: FrameChannel,
+    config: Config,
+    make_task: Callable[[Config], Task],
+    threads: Mapping[int, int],
+    afterwards: contextlib.ExitStack,
 ) -> int:
-    layout = Layout.of(1 + len(ranks), config.spares)
+    layout = Layout.of(len(threads), config.spares)
     config.check_workers(layout.workers)
     device = choose_device(True, link.transport.local_rank, "--gpu-master") if config.gpu_master else None
     task = make_task(config)
@@ -118,7 +125,7 @@ def _lead(
             groups = groups_of(task.parameter_groups(model), model, run.config)
             if config.resume:
                 refuse_other_groups(groups, run.resume_point.parameter_groups)
-            return _run(link, run, task, model, statistics, layout, groups, loggers, device)
+            return _run(link, run, task, model, statistics, layout, threads, groups, loggers, device)
         except StoppedError as error:  # before it began: whoever watches the directory learns why nothing comes
             ending.begun_in_vain(run, error)
             raise
@@ -141,6 +148,7 @@ def _run(
     model: torch.nn.Module,
     statistics: dict[str, str],
     layout: Layout,
+    threads: Mapping[int, int],
     groups: tuple[ParameterGroup, ...],
     loggers: Observer,
     device: torch.device | None,
@@ -149,7 +157,8 @@ def _run(
     ranks, workers = layout.readers, layout.computing
     rule = rule_of(run.config, len(workers))
     by_rule = plan_of(describe(model), run.scheme, run.config)
-    ready = gather_ready(link, run, ranks, 5 * run.config.pause_deadline, partial(prepare, by_rule, run.scheme, run.config))
+    patience = 5 * run.config.pause_deadline
+    ready = gather_ready(link, run, ranks, patience, partial(prepare, by_rule, run.scheme, run.config), threads)
     need = footprint(by_rule, run.scheme, run.config, len(workers))
     if run.config.memory_check:  # before trial runs, which take as much
         require_memory(need, {rank: ready[rank] for rank in ranks})
@@ -163,7 +172,7 @@ def _run(
     run, plan = _planned(link, run, model, {rank: ready[rank] for rank in workers}, sharding, events)
     replanning.check(run.resume_point, plan, ready[workers[0]].tensors)
     recipients = routes_of(layout, plan)[0].heirs(MASTER)
-    tell_of_the_run(run, plan, ready, workers, sharding, need)
+    tell_of_the_run(run, plan, ready, workers, sharding, need, threads)
     config, tracer = run.config, Tracer(0, enabled=run.config.timeline)
     constraint = task.constrain if task.constrains else None
     with Shard(

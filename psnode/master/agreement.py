@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 import torch
@@ -40,6 +41,16 @@ def require_one_version(greetings: Mapping[int, bytes], *, unlike: bool = False)
         if not unlike:
             raise ConfigurationError(f"{text}: bring every host to one commit, or add --allow-unlike-versions")
         _LOG.warning("%s: allowed by --allow-unlike-versions", text)
+
+
+def threads_of(greetings: Mapping[int, bytes], asked: int) -> dict[int, int]:
+    """By rank: how many threads it computes with, `asked` if that is not 0; else its part of the cores of its machine.
+
+    The ranks of a machine share its cores, on emulated hosts with names of their own as well.
+    """
+    ranks = {rank: Hello.of_any_version(text, rank) for rank, text in greetings.items()}
+    together = Counter(each.pool or each.host for each in ranks.values())
+    return {rank: asked or max(1, each.cores // together[each.pool or each.host]) for rank, each in ranks.items()}
 
 
 def lacking(ready: Mapping[int, Ready], model: torch.nn.Module, sized: Collection[str] = ()) -> dict[int, list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -29,15 +30,25 @@ MakeTask = Callable[[Config], Task]
 
 
 def gather_ready(
-    link: FrameChannel, run: RunDirectory, workers: Sequence[int], patience: float, meanwhile: Callable[[], None] = lambda: None
+    link: FrameChannel,
+    run: RunDirectory,
+    workers: Sequence[int],
+    patience: float,
+    meanwhile: Callable[[], None] = lambda: None,
+    threads: Mapping[int, int] | None = None,
 ) -> dict[int, Ready]:
     """Hand the configuration down, do `meanwhile`, and wait until every worker has built its model and data.
+
+    `threads`: by rank, where they are not those of the configuration.
 
     ConfigurationError if they do not agree on the model or on the number of examples, StoppedError if one of the ranks is asked
     to stop.
     """
-    setup = Setup(run.config.to_dict(), run.scheme.to_dict(), str(run.path), run.mark)
-    link.send(workers, Kind.CONFIG, setup.to_bytes())
+    setup = Setup(run.config.to_dict(), run.scheme.to_dict(), str(run.path), run.mark, max(1, run.config.threads))
+    counts = {rank: (threads or {}).get(rank, setup.threads) for rank in workers}
+    for count in dict.fromkeys(counts.values()):
+        alike = [rank for rank in workers if counts[rank] == count]
+        link.send(alike, Kind.CONFIG, replace(setup, threads=count).to_bytes())
     meanwhile()
     found: dict[int, Ready] = {}
     end = time.monotonic() + patience

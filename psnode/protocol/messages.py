@@ -2,7 +2,7 @@
 
 Start of a job, master M and worker W (docs/architecture.md):
 
-    W HELLO   "host, process, version, source"
+    W HELLO   "host, process, version, source", and the cores there
     M CONFIG  the resolved configuration and scheme, and a mark to find in the run's directory if that is shared
     W READY   the model's tensors, and where they are computed; from worker 1 also when their gradients finish
     M PLAN    segments and groups, and the version to start from; then STATE and WEIGHTS, if this rank's own differ
@@ -112,12 +112,14 @@ def _accepted(declared: str, value: object) -> bool:
 
 @dataclass(frozen=True)
 class Hello(_Message):
-    """Identity of a rank, for the log and for error messages. `source`: the digest of its psnode's source."""
+    """Identity of a rank. `source`: the digest of its psnode's source; `cores` that it may use: those of a `pool` are shared."""
 
     host: str
     pid: int
     version: str
     source: str
+    cores: int = 1
+    pool: str = ""
 
     @classmethod
     def of_any_version(cls, body: Bytes | bytes, source: int) -> Self:
@@ -133,15 +135,22 @@ class Hello(_Message):
                     return cls(host, pid, version, "")
             raise
 
+    def _is_sound(self) -> bool:
+        return self.cores >= 1
+
 
 @dataclass(frozen=True)
 class Setup(_Message):
-    """CONFIG: the settings of the run, and the resolved scheme. `mark` is the contents of a file in the run's directory."""
+    """CONFIG: the settings of the run, the resolved scheme, `threads` of the worker, and the contents `mark` of a file there."""
 
     config: dict[str, Any]
     scheme: dict[str, Any]
     train_dir: str
     mark: str
+    threads: int = 1
+
+    def _is_sound(self) -> bool:
+        return self.threads >= 1
 
 
 def _is_tensor(value: object) -> bool:

@@ -189,7 +189,7 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
     if config.codec:
         load_codec(config.codec)
     device = choose_device(config.enable_gpu, link.transport.local_rank)
-    torch.set_num_threads(max(1, config.threads))
+    torch.set_num_threads(setup.threads)
     with torch_lock:
         task = make_task(config)
         torch.manual_seed(config.seed)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from psnode.config.cores import asked_threads, stand_back, usable_cores
+from psnode.config.cores import asked_threads, pool, stand_back, usable_cores
 from psnode.config.quotas import quota
 
 
@@ -83,3 +85,24 @@ def test_openmp_s_variable_is_a_number_or_a_list_of_them() -> None:
         None,
     ]
     assert asked_threads({}) is None
+
+
+def test_processes_share_a_pool_unless_a_quota_or_other_cores_are_their_own(tmp_path: Path) -> None:
+    program = "from psnode.config.cores import pool; print(pool())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == pool()
+    for name, member in (("one", "0::/"), ("other", "0::/other")):
+        system(tmp_path / name, member, SECOND, {"cpu.max": "50000 100000"})
+    wide = system(tmp_path / "wide", "0::/", SECOND, {"cpu.max": "max 100000"})
+    if len(os.sched_getaffinity(0)) > 1:
+        assert len({pool(tmp_path / "one"), pool(tmp_path / "other"), pool(wide)}) == 3
+    found: list[str] = []
+
+    def bound() -> None:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        found.append(pool())
+
+    thread = threading.Thread(target=bound)
+    thread.start()
+    thread.join()
+    assert (found == [pool()]) == (len(os.sched_getaffinity(0)) == 1)

@@ -14,6 +14,7 @@ from psnode.protocol.messages import Failure, Hello, Ready, Report, Setup, Start
 READY = Ready([["w", [2, 3]]], [["w", 0.1]], 10, True, host="a", cores=2, arithmetic={"fma": True, "aten": "AVX2"})
 MESSAGES = [
     Hello("host", 1, "0.1", "ab12cd34"),
+    Hello("host", 1, "0.1", "ab12cd34", 8, "5e9f"),
     Setup({"lr": 0.1}, {"name": "dense"}, "runs/x", "mark"),
     READY,
     Start({"tensors": []}, 2**64 - 1, 0, 10, 5, None, False, True),

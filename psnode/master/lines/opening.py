@@ -32,13 +32,19 @@ _LOG = logging.getLogger(__name__)
 
 
 def tell_of_the_run(
-    run: RunDirectory, plan: Plan, ready: Mapping[int, Ready], workers: Sequence[int], sharding: Sharding, need: Footprint
+    run: RunDirectory,
+    plan: Plan,
+    ready: Mapping[int, Ready],
+    workers: Sequence[int],
+    sharding: Sharding,
+    need: Footprint,
+    threads: Mapping[int, int],
 ) -> None:
-    """Tell of the run that is about to begin. `ready`: the answers of all ranks; `workers`: those that compute."""
+    """Tell of the run that is about to begin. `ready`, `threads`: those of all ranks; `workers`: the ranks that compute."""
     config, first = run.config, ready[workers[0]]
     rows = _resumed(run, sharding.last_step)
     rows.append(("model", f"{_model(config)}, {counted(plan.size, 'parameter')}, {counted(first.examples, 'example')}"))
-    rows.append(("workers", _workers(config, [ready[rank].host for rank in workers])))
+    rows.append(("workers", _workers(config, [ready[rank].host for rank in workers], [threads[rank] for rank in workers])))
     rows.append(
         (
             "steps",
@@ -87,14 +93,16 @@ def _model(config: Config) -> str:
     return config.task.removeprefix(PASSED) if config.task.startswith(PASSED) else Path(config.task).name
 
 
-def _workers(config: Config, hosts: Sequence[str]) -> str:
+def _workers(config: Config, hosts: Sequence[str], threads: Sequence[int]) -> str:
+    fewest, most = min(threads), max(threads)
+    each = f"{'' if fewest == most else f'{fewest} to '}{counted(most, 'thread')} each"
     on = "this host" if set(hosts) == {Machine.here().host} else counted(len(set(hosts)), "host")
     device = "CUDA where there is a device" if config.enable_gpu else "CPU"
     factors = [len(hosts), *([config.batches_per_step] if config.batches_per_step > 1 else []), config.batch_size]
     if config.batch_size == 1 and (config.task or "").startswith(PASSED):  # a loop of one's own may not tell its batches' size
-        return f"{len(hosts)}; {on}, {device}, {counted(config.threads, 'thread')} each"
+        return f"{len(hosts)}; {on}, {device}, {each}"
     batch = f"{' x '.join(map(str, factors))} = {counted(math.prod(factors), 'example')} a step"
-    return f"{batch}; {on}, {device}, {counted(config.threads, 'thread')} each"
+    return f"{batch}; {on}, {device}, {each}"
 
 
 def _scheme(scheme: Scheme, config: Config) -> str:
