@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from psnode.config import Config, settings
+from psnode.config.cores import asked_threads
 from psnode.config.declaration import nearest, read_toml
 from psnode.config.extensions import locate_codec
 from psnode.config.files import read_json
@@ -49,6 +50,8 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
         recorded = _recorded(config.directory)
         check_trust(config.directory, recorded, values, trusted=config.trust_run)
         config = Config(**{**_meant(recorded, values), **values})
+        if "threads" not in values and (asked := asked_threads(environment)) is not None:
+            config = replace(config, threads=asked)
     config.validate(given)
     # the record must mean the same to an evaluator that was started elsewhere
     if config.data_dir:

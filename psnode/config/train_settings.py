@@ -77,8 +77,9 @@ class Config:
         metavar="fp32|bf16", choices=("fp32", "bf16", "fp16"), before="fp32",
     )  # fmt: skip
     threads: int = option(
-        0, "Compute threads a rank; auto: OMP_NUM_THREADS, else cores divided by ranks on the host.", minimum=0, words={"auto": 0}
-    )
+        0, "Compute threads a rank; auto: OMP_NUM_THREADS, else the cores of the machine divided by its ranks.", minimum=0,
+        words={"auto": 0}, free=True,
+    )  # fmt: skip
 
     # how it is optimised
     optimizer: str = option(

@@ -21,6 +21,7 @@ def tell_of_the_start(events: Events, run: RunDirectory, workers: range) -> None
     found = run.resume_point.checkpoint
     if found is not None:
         _tell_of_soundness(events, run, found)
+        _tell_of_threads(events, run, found)
     if found is not None and (kept := found.facts.get(RESIDUALS, FULL)) != FULL:
         how = "are empty: what they held is lost" if kept == NONE else "are rounded to bfloat16"
         events.tell(
@@ -58,6 +59,14 @@ def tell_of_another_end(events: Events, run: RunDirectory, sharding: Sharding) -
         f"the learning rate of step {step + 1} is {sharding.schedule(step):.4g}, as if that had been the end from the start; "
         f"that of step {step} was {then(step - 1):.4g}",
     )
+
+
+def _tell_of_threads(events: Events, run: RunDirectory, found: Checkpoint) -> None:
+    """Other threads than before: torch may add the same numbers in another order."""
+    earlier = run.resume_point.config
+    if earlier is not None and earlier.threads != run.config.threads:
+        reason = f"--threads was {earlier.threads} and is {run.config.threads} now: the last bits of a sum may be others"
+        events.tell("other threads", found.step, None, reason)
 
 
 def _tell_of_soundness(events: Events, run: RunDirectory, found: Checkpoint) -> None:

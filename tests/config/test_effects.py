@@ -85,7 +85,6 @@ EXCEPTIONS = {
     "task": "another model and other data altogether: tests/test_task.py",
     "task_option": "for the task to use or to refuse",
     "ema_decay": "keeps weights beside those of the run: tests/test_moving_average.py",
-    "threads": "changes the order of sums within torch, if anything",
     "aggregate_order": "changes the order of sums; by rank is one of those by arrival",
 }
 

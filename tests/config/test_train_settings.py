@@ -33,7 +33,7 @@ MAY_CHANGE = {
     "hash_every", "min_workers", "train_dir", "eval_freq", "keep_last", "resume", "log_interval", "timeline", "tensorboard",
     "local", "debug", "quiet", "init_from", "checkpoint_minutes", "record_history", "trust_run", "norm_cap",
     "new_head", "data_workers", "log_to", "checkpoint_memory", "checkpoint_residuals", "memory_check",
-    "stop_after", "enable_gpu", "gpu_master", "allow_unlike_versions",
+    "stop_after", "enable_gpu", "gpu_master", "allow_unlike_versions", "threads",
 }  # fmt: skip
 
 MAKE_ANOTHER_PLAN = {"group_by", "group_bytes", "min_compress_bytes"}
