@@ -134,3 +134,23 @@ def test_the_structure_of_a_checkout_is_measured(tmp_path: Path) -> None:
     assert "entries of psnode/: 2\nentries of its packages: 2, most in codecs: 2\n" in done.stdout
     assert "  5  psnode/one.py: f\n  2  psnode/codecs/two.py: g\n  0  tools/ec2/four.py: h\n" in done.stdout
     assert done.stdout.endswith("modules with LLVM instructions: 1\n  psnode/codecs/kernels/three.py\n")
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "told"),
+    [
+        ("ERROR: [Errno 28] No space left on device", 0, "skipped, it could not be installed for lack of network or disk"),
+        ("NewConnectionError: Temporary failure in name resolution", 0, "skipped, it could not be installed for lack of network"),
+        ("ERROR: Cannot install psnode: ResolutionImpossible", 1, "FAILED, it cannot be installed"),
+    ],
+)
+def test_a_wheel_is_passed_over_for_lack_of_network_or_disk_alone(said: str, code: int, told: str, tmp_path: Path) -> None:
+    """A Python whose environments hold a pip that says so and fails."""
+    inner = f"#!/bin/sh\necho '{said}' >&2\nexit 1\n"
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nmkdir -p "$3/bin"\ncat >"$3/bin/python" <<"EOF"\n{inner}EOF\nchmod +x "$3/bin/python"\n')
+    python.chmod(0o755)
+    done = bash(f"scripts/test_wheel.sh {python}", TMPDIR=str(tmp_path))
+    assert done.returncode == code, done
+    assert told in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["python"]
