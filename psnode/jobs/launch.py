@@ -13,12 +13,14 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from psnode.config.amounts import amount
 from psnode.config.cores import usable_cores
 from psnode.errors import ConfigurationError, MissingRanksError, StoppedError, installing
 from psnode.jobs import job_end
 from psnode.jobs.hosts.hostfile import hosts_of, text_of
 from psnode.jobs.hosts.starting import not_started, refuse_too_few_slots
 from psnode.jobs.job_end import Told
+from psnode.jobs.shared_memory import A_RANK, PLACE, room
 from psnode.jobs.supervision import Ended, supervise
 from psnode.records.directory import CONFIG
 from psnode.records.metrics import SUMMARY
@@ -73,7 +75,7 @@ def launch(
         environment.setdefault("COLUMNS", str(shutil.get_terminal_size().columns))
     line = mpirun_command(find_mpirun(), n_workers + 1, hostfile, mpirun_args, environment)
     tells = tuple(program) in (PSNODE, PROGRAM) and _master_is_here(hostfile, mpirun_args, environment)
-    program = [*line, *program]
+    program = [*line, *startable(program)]
     # where nobody else looks into the directory, a master that left no summary there was killed
     judged = run_directory is not None and (hostfile is None or (run_directory / CONFIG).exists())
     ended = _run([*program, *command], environment, kill_after, run_directory, judged, hostfile, tells)
@@ -172,6 +174,11 @@ def find_mpirun() -> str:
     return found
 
 
+def startable(program: Sequence[str]) -> list[str]:
+    """`program` so that mpirun starts it: that looks with the user's rights alone whether it may, not with a capability's."""
+    return [*([] if os.access(program[0], os.X_OK) else ["/usr/bin/env"]), *program]
+
+
 def mpirun_command(
     mpirun: str, ranks: int, hostfile: Path | str | None, mpirun_args: Sequence[str], environment: Mapping[str, str]
 ) -> list[str]:
@@ -197,12 +204,8 @@ def _open_mpi_options(
         if not chosen("pml"):
             yield from ("--mca", "pml", "ob1")
         if not chosen("btl"):
-            # on one host no rank has to listen to a network
-            yield from (
-                "--mca",
-                "btl",
-                "self,sm" if hostfile is None and _stays_here(mpirun_args, environment) else "self,sm,tcp",
-            )
+            is_here = hostfile is None and _stays_here(mpirun_args, environment)
+            yield from ("--mca", "btl", _ways(ranks) if is_here else "self,sm,tcp")
         if _is_watched() and not chosen("stream-buffering"):
             yield from UNBUFFERED
     # A rank computes with several threads: bound to one core, as mpirun would do, they would share it.
@@ -217,6 +220,18 @@ def _open_mpi_options(
                 yield from ("-x", name)
     elif ranks > usable_cores():
         yield "--oversubscribe"
+
+
+def _ways(ranks: int) -> str:
+    """Ways between ranks of this host: no rank has to listen to a network, unless there is too little shared memory."""
+    found = room()
+    if found is None or found.holds(ranks):
+        return "self,sm"
+    _LOG.warning(
+        "%s has %s free and %d ranks take %s: they talk by TCP, which is slower; make it larger (docs/containers.md)",
+        PLACE, amount(found.free), ranks, amount(ranks * A_RANK),
+    )  # fmt: skip
+    return "self,tcp"
 
 
 def _stays_here(mpirun_args: Sequence[str], environment: Mapping[str, str]) -> bool:

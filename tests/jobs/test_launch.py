@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -490,3 +491,21 @@ def test_a_rank_that_leaves_with_0_amid_a_session_ends_the_job_with_1(tmp_path: 
     told = [line for line in done.stderr.splitlines() if "SystemExit: 0 (leaves.py:" in line]
     assert told or how == "before0", done
     assert all(f"rank {rank}" in line for line in told) or rank == 0, done
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="mounting needs root and unshare")
+def test_ranks_of_a_host_with_little_shared_memory_reach_each_other_all_the_same(tmp_path: Path) -> None:
+    """A container's /dev/shm of 1 MB, where Open MPI wants 17 MB a rank."""
+    program = tmp_path / "program.py"
+    program.write_text("from mpi4py import MPI\nprint('sum', MPI.COMM_WORLD.allreduce(1))\n")
+    inside = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'
+    launch_it = [sys.executable, "-m", "psnode", "launch", "-n", "1", "--", str(program)]
+    done = subprocess.run(
+        ["unshare", "--mount", "bash", "-c", inside, "inside", *launch_it],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    if done.stderr.startswith(("unshare: ", "mount: ")):
+        pytest.skip(done.stderr)
+    assert done.returncode == 0, done
+    assert done.stdout.count("sum 2") == 2
+    assert [line for line in done.stderr.splitlines() if "/dev/shm" in line and "33.6 MB" in line], done.stderr

@@ -34,14 +34,13 @@ def facts(directory: str, data: str | None) -> dict[str, Any]:
         "torch": _version("torch"),
         "mpi4py": _version("mpi4py"),
         "mpi": _mpi(),
-        "cores": len(os.sched_getaffinity(0)),
         "free": _free(),
         "data": data is None or os.path.exists(data),
         # the addresses that ssh went from and came in by
         "client": os.environ.get("SSH_CONNECTION", "").split(" ")[0],
         "address": "".join(os.environ.get("SSH_CONNECTION", "").split(" ")[2:3]),
     }
-    return {**found, **_psnode()}
+    return {**found, **_psnode(), "cores": _cores()}
 
 
 def _version(package: str) -> str:
@@ -63,6 +62,15 @@ def _psnode() -> dict[str, str]:
     except ImportError:  # of a commit before that
         return {"psnode": psnode.__version__, "source": ""}
     return {"psnode": psnode.__version__, "source": source()}
+
+
+def _cores() -> int:
+    """Cores that a rank here may use, as psnode counts them: no more than a container's quota."""
+    try:
+        from psnode.config.cores import usable_cores
+    except ImportError:  # none there, or of an earlier commit
+        return len(os.sched_getaffinity(0))
+    return usable_cores()
 
 
 def _mpi() -> str:

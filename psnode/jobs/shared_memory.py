@@ -1,0 +1,30 @@
+"""Room for shared memory, by which Open MPI's ranks of one host talk. Containers have little of it by default."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+PLACE = Path("/dev/shm")
+A_RANK = 1 << 24  # bytes that Open MPI 5 reserves for a rank: its btl_sm_segment_size
+
+
+class Room(NamedTuple):
+    """Bytes of the file system and free bytes of it."""
+
+    size: int
+    free: int
+
+    def holds(self, ranks: int) -> bool:
+        """True if so many ranks find what each reserves. A rank that does not ends, or is killed later when it writes there."""
+        return self.free >= ranks * A_RANK
+
+
+def room(place: Path = PLACE) -> Room | None:
+    """The room there is now; None where there is no such place, and Open MPI takes another."""
+    try:
+        found = os.statvfs(place)
+    except OSError:
+        return None
+    return Room(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
