@@ -5,11 +5,8 @@ Whatever may crash or hang when it is imported (MPI, torch) is looked at in a pr
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -18,12 +15,16 @@ from typing import Any, Literal
 
 import click
 
+from psnode.cli import doctor_codecs
+from psnode.cli.probes import probe
+from psnode.config.amounts import amount
 from psnode.config.cores import usable_cores
 from psnode.config.plain_json import to_json
+from psnode.config.quotas import quota
 from psnode.errors import ConfigurationError, installing
+from psnode.jobs.shared_memory import A_RANK, PLACE, Room, room
 
 State = Literal["ok", "missing", "optional"]
-_SECONDS = 60.0
 _MIN_PYTHON = (3, 11)
 _BASE = ("numpy", "numba", "click", "rich", "crc32c", "xxhash", "zstandard")
 _OPTIONAL = {
@@ -73,6 +74,9 @@ except RuntimeError:
     print(json.dumps({"path": None}))
 """
 _KERNELS = "import json; from psnode.exchange.device.trust import summary; print(json.dumps(summary()))"
+
+
+_LARGER = f"docker run --shm-size 1g (docs/containers.md), or mount -o remount,size=1g {PLACE}"
 
 
 @dataclass(frozen=True)
@@ -127,8 +131,11 @@ def examine(data_dir: Path | None, *, as_json: bool = False) -> int:
 def _findings(data_dir: Path | None) -> Iterator[Finding]:
     yield _python()
     yield from (_package(name, "") for name in _BASE)
-    yield _cache()
+    cache = _cache()
+    yield cache
+    yield _codecs(is_kept=cache.state == "ok")
     yield _cores()
+    yield _shared_memory(room())
     yield from _mpi()
     yield from _torch()
     yield from (_package(name, extra) for name, extra in _OPTIONAL.items())
@@ -153,7 +160,7 @@ def _package(name: str, extra: str) -> Finding:
 
 
 def _cache() -> Finding:
-    found = _probe([sys.executable, "-c", _CACHE])
+    found = probe([sys.executable, "-c", _CACHE])
     if "error" in found:
         return Finding("kernel cache", "missing", found["error"], "set NUMBA_CACHE_DIR to a directory that you can write")
     if found["path"] is None:
@@ -165,14 +172,34 @@ def _cache() -> Finding:
     return Finding("kernel cache", "ok", found["path"])
 
 
+def _codecs(*, is_kept: bool) -> Finding:
+    """`is_kept`: compiled kernels are; else each is compiled for this trial alone."""
+    found = probe([sys.executable, "-c", doctor_codecs.program(every=is_kept)], seconds=doctor_codecs.SECONDS)
+    good, detail, remedy = doctor_codecs.verdict(found)
+    return Finding("codecs", "ok" if good else "missing", detail, remedy)
+
+
 def _cores() -> Finding:
-    limit = os.environ.get("OMP_NUM_THREADS")
-    return Finding("cores", "ok", f"{usable_cores()} of {os.cpu_count()}" + (f", OMP_NUM_THREADS={limit}" if limit else ""))
+    limit, granted = os.environ.get("OMP_NUM_THREADS"), quota()
+    detail = f"{usable_cores()} of {os.cpu_count()}"
+    detail += f", by a quota of {granted:.3g}" if granted is not None else ""
+    return Finding("cores", "ok", detail + (f", OMP_NUM_THREADS={limit}" if limit else ""))
+
+
+def _shared_memory(found: Room | None) -> Finding:
+    """Enough for a rank a core and the master."""
+    if found is None:
+        return Finding("shared memory", "ok", f"no {PLACE}: Open MPI takes another directory")
+    ranks = usable_cores() + 1
+    detail = f"{amount(found.free)} of {amount(found.size)} free at {PLACE}, {ranks} ranks take {amount(ranks * A_RANK)}"
+    if found.holds(ranks):
+        return Finding("shared memory", "ok", detail)
+    return Finding("shared memory", "optional", f"{detail}: ranks of one host talk by TCP, which is slower", _LARGER)
 
 
 def _mpi() -> Iterator[Finding]:
     install = f"{installing('mpi')}, or build mpi4py against the system's MPI"
-    found = _probe([sys.executable, "-c", _MPI])
+    found = probe([sys.executable, "-c", _MPI])
     if "error" in found:
         yield Finding("MPI", "missing", found["error"], install)
         return
@@ -188,7 +215,7 @@ def _mpi() -> Iterator[Finding]:
     yield Finding(
         "MPI fault tolerance", "ok" if ulfm else "optional", "ULFM" if ulfm else "no ULFM", "" if ulfm else "use Open MPI 5"
     )
-    from psnode.jobs.launch import find_mpirun
+    from psnode.jobs.launch import find_mpirun, startable
 
     try:
         mpirun = find_mpirun()
@@ -200,11 +227,9 @@ def _mpi() -> Iterator[Finding]:
         "-n",
         "2",
         *(["--map-by", ":OVERSUBSCRIBE"] if "Open MPI" in found["library"] else []),
-        sys.executable,
-        "-c",
-        _JOB,
+        *startable([sys.executable, "-c", _JOB]),
     ]
-    ranks = _probe(job, {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"})
+    ranks = probe(job, {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"})
     if ranks.get("ranks") == 2:
         yield Finding("mpirun", "ok", f"{mpirun} starts 2 ranks that reach each other")
     else:
@@ -214,7 +239,7 @@ def _mpi() -> Iterator[Finding]:
 
 def _torch() -> Iterator[Finding]:
     install = installing("train")
-    found = _probe([sys.executable, "-c", _TORCH])
+    found = probe([sys.executable, "-c", _TORCH])
     if "error" in found:
         yield Finding("torch", "missing", found["error"], install)
         return
@@ -222,7 +247,7 @@ def _torch() -> Iterator[Finding]:
     if vision := found.get("vision", "torchvision ends the process that imports it"):
         yield Finding("torchvision models", "optional", vision, install)
     if found["devices"]:
-        yield _device_kernels(_probe([sys.executable, "-c", _KERNELS]))
+        yield _device_kernels(probe([sys.executable, "-c", _KERNELS]))
 
 
 def _device_kernels(found: Mapping[str, Any]) -> Finding:
@@ -246,35 +271,6 @@ def _data(directory: Path) -> Finding:
         return Finding("data", "missing", f"{directory} is empty", "put the data set's files there, or train with --download")
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return Finding("data", "ok", f"{directory}: {', '.join(names[:5])}{more}")
-
-
-def _probe(command: list[str], extra: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Output of `command`, as JSON; {"error": its last words} if it fails, prints something else, or hangs."""
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            done = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                timeout=_SECONDS,
-                cwd=folder,
-                env={**os.environ, **_importable(), **(extra or {})},
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return {"error": " ".join(str(error).split())[-200:]}
-    for line in reversed(done.stdout.splitlines()):
-        try:
-            return dict(json.loads(line))
-        except (ValueError, TypeError):
-            continue
-    words = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    return {"error": (words[-1] if words else f"exit code {done.returncode}")[:200]}
-
-
-def _importable() -> dict[str, str]:
-    """The child finds the same psnode as this process, be it installed or not."""
-    home = str(Path(__file__).resolve().parents[1])
-    return {"PYTHONPATH": os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH", ""))))}
 
 
 def _show(findings: list[Finding]) -> None:

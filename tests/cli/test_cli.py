@@ -309,21 +309,26 @@ def test_doctor_finds_what_is_here_and_misses_what_is_not(psnode: Run, tmp_path:
     assert found["data"]["state"] == "missing"
     assert found["data"]["remedy"]
     assert found["Python"]["state"] == "ok"
-    for name in ("MPI", "MPI threads", "mpirun", "torch", "kernel cache", "numpy"):
+    for name in ("MPI", "MPI threads", "mpirun", "torch", "kernel cache", "numpy", "codecs", "cores", "shared memory"):
         assert found[name]["state"] == "ok", found[name]
     assert all(entry["remedy"] for entry in found.values() if entry["state"] != "ok")
 
 
-def test_doctor_survives_a_broken_mpi(psnode: Run, tmp_path: Path) -> None:
+def test_doctor_survives_a_broken_mpi_and_a_broken_codec(psnode: Run, tmp_path: Path) -> None:
     broken = tmp_path / "broken" / "mpi4py"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("import os\nos.abort()\n")
+    break_it = "from psnode.codecs import table\ntable._STAGES['topk'] = table.Entry(16, 'topk:Nothing')\n"
+    (broken.parent / "sitecustomize.py").write_text(break_it)
     root = Path(__file__).parents[2]
     done = psnode("doctor", "--json", env={"PYTHONPATH": f"{broken.parent}{os.pathsep}{root}"})
     found = {entry["what"]: entry for entry in json.loads(done.out)}
     assert done.code == 2
     assert found["MPI"]["state"] == "missing"
     assert "pip install" in found["MPI"]["remedy"]
+    assert found["codecs"]["state"] == "missing"
+    assert found["codecs"]["detail"].startswith("topk:ratio=0.01: AttributeError")
+    assert "pip install -c constraints.txt" in found["codecs"]["remedy"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,96 @@
+"""The codecs of all schemes in a trial of `psnode doctor`: one array is coded, decoded and added with each, both ways.
+
+The default scheme's are tried in any case. Others are as long as there is time: where kernels have yet to be compiled, that takes
+minutes, and says nothing about what is used.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+SECONDS = 300.0  # that the trial may take before it counts as hanging
+_BUDGET = 10.0  # seconds after which no further scheme is begun
+_SHAPE = (64, 48)
+_CLOSE = 1e-5  # rounding of float32, relative to the largest value
+
+
+def program(*, every: bool) -> str:
+    """Text for `python -c`. `every`: all schemes, as long as there is time."""
+    return f"from psnode.cli.doctor_codecs import main; main({_BUDGET if every else 0})"
+
+
+def main(budget: float) -> None:
+    """Print a line of JSON before each codec is tried, and one at the end: a codec that ends the process is in the last line.
+
+    `budget`: seconds after which no further scheme is begun.
+    """
+    from psnode.config.names import DENSE
+    from psnode.config.schemes import SCHEMES
+    from psnode.config.train_settings import settings
+
+    until = time.monotonic() + budget
+    default = SCHEMES[settings()["scheme"].default]
+    faults: dict[str, str] = {}
+    tried: set[str] = set()
+    schemes: list[str] = []
+    for scheme in (default, *(each for each in SCHEMES.values() if each is not default)):
+        if schemes and time.monotonic() >= until:
+            break
+        for spec in (scheme.codec, scheme.downlink):
+            if spec not in tried and spec != DENSE:
+                print(json.dumps({"now": spec, "faults": faults}), flush=True)
+                tried.add(spec)
+                if fault := fault_of(spec):
+                    faults[spec] = fault
+        schemes.append(scheme.name)
+    print(json.dumps({"now": "", "faults": faults, "schemes": schemes, "all": len(SCHEMES)}), flush=True)
+
+
+def fault_of(spec: str) -> str:
+    """A fault of the codec with this spec, in one line; empty if there is none."""
+    try:
+        return _fault(spec)
+    except Exception as error:  # a broken installation may raise anything
+        return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def _fault(spec: str) -> str:
+    """Code, decode and add one array; what is sent and what is kept are the array, and point where it does."""
+    import numpy as np
+
+    from psnode.codecs import Payload, get_codec
+    from psnode.codecs.rng import Key
+
+    codec = get_codec(spec)
+    x = np.random.default_rng(1).standard_normal(_SHAPE).astype(np.float32)
+    kept, total = np.empty_like(x), np.zeros_like(x)
+    payload = Payload.from_bytes(codec.encode(x, Key.derive(1, "doctor"), error=kept).to_bytes())
+    decoded = codec.decode(payload)
+    codec.decode_add(payload, total, 1.0)
+    if not np.isfinite(decoded).all():
+        return "decodes to values that are not finite"
+    if not np.array_equal(total, decoded):
+        return "adds other values than it decodes"
+    if np.abs(decoded + kept - x).max() > _CLOSE * max(np.abs(each).max() for each in (x, decoded)):
+        return "keeps another error than that of its values"
+    if np.vdot(decoded, x) <= 0:
+        return "decodes to values that have nothing to do with those coded"
+    return ""
+
+
+def verdict(found: Mapping[str, Any]) -> tuple[bool, str, str]:
+    """The last of what `main` printed, or an "error" beside it: True if all is well, a detail and a remedy."""
+    faults = dict(found.get("faults", {}))
+    if now := found.get("now", ""):
+        faults[now] = found.get("error", "ends the process that uses it")
+    elif "error" in found:
+        faults["none could be tried"] = found["error"]
+    if faults:
+        remedy = "install the versions that are tested: pip install -c constraints.txt '.[train,mpi]' in a clone of psnode"
+        return False, "; ".join(f"{spec}: {fault}" for spec, fault in faults.items()), remedy
+    if len(found["schemes"]) == found["all"]:
+        return True, f"those of all {found['all']} schemes code, decode and add", ""
+    return True, f"those of {', '.join(found['schemes'])} code, decode and add; others are compiled when they are used", ""

@@ -1,0 +1,61 @@
+"""Programs that `psnode doctor` runs in processes of their own: what may crash or hang when it is imported ends those alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_SECONDS = 60.0
+_RULE = re.compile(r"^-{10,}$", re.MULTILINE)  # above and below a text of Open MPI's
+_MOST = 240  # characters of an error
+
+
+def probe(command: list[str], extra: Mapping[str, str] | None = None, seconds: float = _SECONDS) -> dict[str, Any]:
+    """The last line of JSON that `command` prints; with its last words as "error" if it prints none or does not end in time."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=seconds,
+                cwd=folder,
+                env={**os.environ, **_importable(), **(extra or {})},
+            )
+        except subprocess.TimeoutExpired as error:
+            printed = error.stdout or b""
+            text = printed.decode(errors="replace") if isinstance(printed, bytes) else printed
+            return {**(_json(text) or {}), "error": f"did not end within {seconds:.0f} s"}
+        except OSError as error:
+            return {"error": " ".join(str(error).split())[-_MOST:]}
+    found = _json(done.stdout)
+    return {"error": _words(done.stderr) or f"exit code {done.returncode}"} if found is None else found
+
+
+def _json(text: str) -> dict[str, Any] | None:
+    for line in reversed(text.splitlines()):
+        try:
+            return dict(json.loads(line))
+        except (ValueError, TypeError):
+            continue
+    return None
+
+
+def _words(text: str) -> str:
+    """The last line, which names the error in Python, or the first text that Open MPI has put between two rules."""
+    parts = _RULE.split(text)
+    telling = parts[1].split("\n\n") if len(parts) > 2 else text.strip().splitlines()[-1:]
+    return " ".join(" ".join(telling).split())[:_MOST]
+
+
+def _importable() -> dict[str, str]:
+    """The child finds the same psnode as this process, be it installed or not."""
+    home = str(Path(__file__).resolve().parents[2])
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH", ""))))}

@@ -1,0 +1,142 @@
+"""Findings of `psnode doctor`: codecs that do not code, cores, shared memory, and the last words of programs that fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psnode.cli import doctor, doctor_codecs
+from psnode.cli.probes import probe
+from psnode.codecs import Codec, register
+from psnode.codecs.traits import Traits
+from psnode.config import cores
+from psnode.config.cores import usable_cores
+from psnode.config.schemes import SCHEMES
+from psnode.jobs.hosts import agent
+from psnode.jobs.shared_memory import Room
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, repr=False)
+class _Plain(Codec):
+    """Float32 as it is; `spoil` changes what is decoded."""
+
+    id = "plain"
+    number = 200
+    traits = Traits()
+
+    def _max_body(self, shape: tuple[int, ...]) -> int:
+        return 4 * int(np.prod(shape))
+
+    def _encode(self, source: Any, key: Any, body: Any, sink: Any) -> int:
+        values = source.array().reshape(-1)
+        body[: values.nbytes].view(np.float32)[:] = values
+        return int(values.nbytes)
+
+    def _decode(self, body: Any, out: Any) -> None:
+        out.reshape(-1)[:] = self.spoil(np.frombuffer(body, np.float32))
+
+    @staticmethod
+    def spoil(values: Any) -> Any:
+        return values
+
+
+class _Adding(_Plain):
+    def _decode_add(self, body: Any, out: Any, weight: Any) -> None:
+        out += np.float32(2) * weight * np.frombuffer(body, np.float32).reshape(out.shape)
+
+
+def _spoiling(spoil: Callable[[Any], Any]) -> type[_Plain]:
+    return type("Spoiling", (_Plain,), {"spoil": staticmethod(spoil)})
+
+
+def _raising(values: Any) -> Any:
+    raise NotImplementedError("no such\ninstruction")
+
+
+@pytest.mark.parametrize(
+    ("cls", "fault"),
+    [
+        (_Plain, ""),
+        (_spoiling(_raising), "NotImplementedError: no such instruction"),
+        (_spoiling(lambda values: values * np.nan), "not finite"),
+        (_spoiling(lambda values: -values), "nothing to do with"),
+        (_spoiling(np.zeros_like), "nothing to do with"),
+        (_Adding, "adds other values"),
+    ],
+)
+@pytest.mark.usefixtures("forgotten_codecs")
+def test_a_codec_that_does_not_do_its_work_is_found_out(cls: type[_Plain], fault: str) -> None:
+    register(cls)
+    found = doctor_codecs.fault_of("plain")
+    assert fault in found
+    assert bool(found) == bool(fault)
+    assert "\n" not in found
+
+
+def test_codecs_of_all_schemes_are_tried_and_do_their_work() -> None:
+    specs = {spec for scheme in SCHEMES.values() for spec in (scheme.codec, scheme.downlink)} - {"dense"}
+    assert {spec: fault for spec in specs if (fault := doctor_codecs.fault_of(spec))} == {}
+
+
+def test_a_codec_that_ends_its_process_is_named_with_a_remedy() -> None:
+    program = "import os; from psnode.codecs.topk import Topk; Topk._encode = lambda *words: os._exit(7); "
+    found = probe([sys.executable, "-c", program + doctor_codecs.program(every=False)])
+    good, detail, remedy = doctor_codecs.verdict(found)
+    assert not good
+    assert detail == f"{SCHEMES['topk'].codec}: ends the process that uses it"
+    assert "pip install -c constraints.txt" in remedy
+
+
+def test_where_no_kernel_is_kept_the_default_scheme_alone_is_tried() -> None:
+    line = [sys.executable, "-c", doctor_codecs.program(every=False)]
+    done = subprocess.run(line, capture_output=True, text=True, check=True, cwd=ROOT)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["schemes"] == ["topk"]
+    assert doctor_codecs.verdict(found)[0]
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("raise ValueError('no\\nsuch')", "such"),
+        (
+            "print('-' * 70, 'It could\\nnot', 'Node: a', '-' * 70, sep='\\n', file=sys.stderr)",
+            "It could not Node: a",
+        ),
+        ("print(json.dumps({'now': 1}), flush=True); import time; time.sleep(600)", "did not end within 2 s"),
+        ("sys.exit(3)", "exit code 3"),
+    ],
+)
+def test_the_last_words_of_a_program_say_something(program: str, words: str) -> None:
+    found = probe([sys.executable, "-c", f"import json, sys\n{program}"], seconds=2 if "sleep" in program else 60)
+    assert words in found["error"]
+    assert "---" not in found["error"]
+
+
+def test_a_quota_of_cores_is_told_here_and_by_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quotas themselves are those of tests/config/test_cores.py: a control group cannot be made everywhere."""
+    assert agent._cores() == usable_cores()
+    for module in (cores, doctor):
+        monkeypatch.setattr(module, "quota", lambda *words: 1.5)
+    assert agent._cores() == 1
+    assert doctor._cores().detail.startswith("1 of ")
+    assert "by a quota of 1.5" in doctor._cores().detail
+
+
+@pytest.mark.parametrize(("free", "state"), [(2000, "ok"), (1, "optional")])
+def test_little_shared_memory_is_told_with_what_is_needed(free: int, state: str) -> None:
+    ranks = usable_cores() + 1
+    found = doctor._shared_memory(Room(free << 24, free << 24))
+    assert found.state == state
+    assert f"{ranks} ranks take {ranks * 16.777216:.3g}"[:18] in found.detail
+    assert ("--shm-size" in found.remedy) == (state != "ok")
