@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from psnode.config.schemes import SCHEMES
 from psnode.master.lines.opening import doubt_of
 
+RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 COARSE = {
     "topk", "dgc", "randk", "graddrop", "atomo", "atomo-entrywise", "tbq", "onebit", "signsgd", "signum", "efsignsgd",
 }  # fmt: skip
@@ -17,4 +21,14 @@ COARSE = {
 def test_coarse_gradients_under_adam_are_told_and_nothing_else_is(scheme: str, optimizer: str) -> None:
     told = doubt_of(SCHEMES[scheme], optimizer)
     assert bool(told) == (scheme in COARSE and optimizer != "sgd")
-    assert not told or "--scheme qsgd" in told
+    assert not told or "--scheme qsgd:levels=127 --downlink qsgd:levels=127" in told
+
+
+def test_the_note_names_what_a_page_of_results_has_measured() -> None:
+    """Every scheme but the run's own that it speaks of stands in one of the two tables."""
+    told = doubt_of(SCHEMES["tbq"], "adamw")
+    pages = "".join((RESULTS / f"2026-11-23-{name}.md").read_text() for name in ("defaults", "transformer"))
+    losing = [name for name in SCHEMES if re.search(rf"\b{name}\b", told.partition("; ")[0].partition(":")[2])]
+    assert sorted(losing) == ["atomo", "efsignsgd", "onebit", "topk"]
+    assert [name for name in losing if not re.search(rf"^\| {name}[^|]*\|.*\| 2\.2\d\d \|", pages, re.MULTILINE)] == []
+    assert "| coded (qsgd:levels=127, down qsgd:levels=127) |" in pages

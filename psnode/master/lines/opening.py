@@ -63,8 +63,8 @@ def doubt_of(scheme: Scheme, optimizer: str) -> str:
     if optimizer not in WITH_BETAS or not _COARSE & {stage.id for stage in get_codec(scheme.codec).spec.stages}:
         return ""
     return (
-        f"{scheme.name} under {optimizer}: transformers lose accuracy in our measurements; compare with --scheme qsgd or "
-        "--codec polar:rate=2 --feedback ef --downlink polar:rate=2 (docs/choosing.md)"
+        f"{scheme.name} under {optimizer}: topk, onebit, efsignsgd and atomo cost a small transformer under adamw accuracy; with "
+        "--scheme qsgd:levels=127 --downlink qsgd:levels=127 its loss stayed within .1 % of PyTorch's (docs/choosing.md)"
     )
 
 
