@@ -56,6 +56,8 @@ def _words(text: str) -> str:
 
 
 def _importable() -> dict[str, str]:
-    """The child finds the same psnode as this process, be it installed or not."""
-    home = str(Path(__file__).resolve().parents[2])
-    return {"PYTHONPATH": os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH", ""))))}
+    """The child finds the same psnode as this process; an installed one it finds by itself."""
+    home = Path(__file__).resolve().parents[2]
+    if home.name in ("site-packages", "dist-packages"):
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(home), os.environ.get("PYTHONPATH", ""))))}

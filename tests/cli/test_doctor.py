@@ -123,6 +123,12 @@ def test_the_last_words_of_a_program_say_something(program: str, words: str) -> 
     assert "---" not in found["error"]
 
 
+def test_a_probe_finds_the_psnode_of_this_process() -> None:
+    """Of a checkout that is not installed, too: -S leaves installed packages out."""
+    program = "import json, importlib.util as u; print(json.dumps({'at': u.find_spec('psnode').origin}))"
+    assert probe([sys.executable, "-S", "-c", program]) == {"at": str(ROOT / "psnode" / "__init__.py")}
+
+
 def test_a_quota_of_cores_is_told_here_and_by_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Quotas themselves are those of tests/config/test_cores.py: a control group cannot be made everywhere."""
     assert agent._cores() == usable_cores()
