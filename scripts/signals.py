@@ -1,0 +1,401 @@
+"""Random signals against jobs that are resumed to their end: scripts/signals.py [--schedules N] [--seed S] [--output FILE]
+
+A schedule is a job of two workers and 60 steps (LeNet on synthetic images under `psnode launch` or `psnode train --local`, or
+a program with a session under `psnode launch`), perhaps with processes for its data and with `psnode evaluate` beside it, and one
+to four signals at steps that metrics.jsonl tells: TERM, INT, HUP, USR1, KILL, STOP with CONT after 3 seconds; to the launcher,
+rank 0 or a worker. After each end the job is resumed. Looked for are exit codes that no page has, hangs, a model that is not the
+undisturbed run's though no worker was lost, processes that remain (by a mark in their environment), and files in TMPDIR, of which
+each schedule has its own, and in /dev/shm; the empty folder torchinductor_USER, which torch makes when it is imported whole, is
+none of them. A line a schedule; with --output each outcome is kept, and those that are there are not run again. The exit code is
+0 if no schedule has a fault. `--only NUMBER` runs one; --keep FOLDER keeps the directories of schedules that have a fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+from running import send  # noqa: E402
+from signal_schedules import EARLY, PAUSE, STEPS, Act, Outcome, Part, Schedule, judge, pick, row, totals, without  # noqa: E402
+
+HANG_SECONDS = 420.0
+PAUSE_SECONDS = 3.0
+LEAVE_SECONDS = 30.0  # of a job that has ended, for what it still holds
+MARK = "SIGNALS_MARK"
+FLAGS = ["--network", "LeNet", "--dataset", "synthetic", "--synthetic-examples", "256", "--synthetic-shape", "1,28,28"]
+FLAGS += ["--batch-size", "8", "--lr", "0.01", "--eval-freq", "5", "--keep-last", "2", "--threads", "1", "--no-tensorboard"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Directories of one schedule, and its mark."""
+
+    folder: Path
+    mark: str
+
+    @property
+    def run(self) -> Path:
+        """The run's directory."""
+        return self.folder / "run"
+
+    @property
+    def temporary(self) -> Path:
+        """TMPDIR of all of its processes."""
+        return self.folder / "t"
+
+    def environment(self, resume: bool) -> dict[str, str]:
+        """That of all of its processes."""
+        own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(self.temporary), MARK: self.mark}
+        return {**os.environ, **own, **({"PSNODE_RESUME": "true"} if resume else {})}
+
+    def records(self) -> list[dict[str, Any]]:
+        """The complete step records."""
+        return _json_lines(self.run / "metrics.jsonl")
+
+
+def command(schedule: Schedule, place: Place) -> list[str]:
+    """The line that starts the job."""
+    psnode = [sys.executable, "-m", "psnode"]
+    launch = [*psnode, "launch", "-n", "2", "--"]
+    data, least = str(schedule.data_workers), str(schedule.min_workers)
+    if schedule.program == "session":
+        return [*launch, str(ROOT / "scripts" / "signal_program.py"), str(place.run), schedule.scheme, str(STEPS), data, least]
+    flags = [
+        *FLAGS,
+        "--max-steps",
+        str(STEPS),
+        "--scheme",
+        schedule.scheme,
+        "--data-workers",
+        data,
+        "--train-dir",
+        str(place.run),
+    ]
+    if schedule.program == "local":
+        return [*psnode, "train", "--local", "2", *flags]
+    return [*launch, "train", "--min-workers", least, *flags]
+
+
+def marked(mark: str) -> dict[int, dict[str, str]]:
+    """Environments of the processes that have this mark."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
+            if f"{MARK}={mark}" in words:
+                found[int(entry.name)] = dict(word.split("=", 1) for word in words if "=" in word)
+    return found
+
+
+def parent(pid: int) -> int:
+    """The parent's id; 0 of a process that is gone."""
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
+def ranks(mark: str) -> dict[int, int]:
+    """The process of each rank; those that it has started are left out."""
+    words = {pid: env["OMPI_COMM_WORLD_RANK"] for pid, env in marked(mark).items() if "OMPI_COMM_WORLD_RANK" in env}
+    return {int(rank): pid for pid, rank in words.items() if parent(pid) not in words}
+
+
+class Started:
+    """One start of the job."""
+
+    def __init__(self, schedule: Schedule, place: Place, number: int) -> None:
+        self._schedule, self._place = schedule, place
+        self._records, self._before = place.run / "metrics.jsonl", _inode(place.run / "metrics.jsonl")
+        summary = place.run / "summary.json"
+        self._summary = _inode(summary)
+        self._end = time.monotonic() + HANG_SECONDS
+        resume = (place.run / "checkpoints").exists() and any((place.run / "checkpoints").glob("step-*"))
+        if not resume:
+            shutil.rmtree(place.run, ignore_errors=True)
+            self._before = self._summary = 0
+        with (place.folder / f"part-{number}.log").open("wb") as log:
+            self.process = subprocess.Popen(
+                command(schedule, place), env=place.environment(resume), stdin=subprocess.DEVNULL, stdout=log,
+                stderr=subprocess.STDOUT, cwd=place.folder, start_new_session=True,
+            )  # fmt: skip
+        self.acts = list[Act]()
+
+    @property
+    def running(self) -> bool:
+        """True if it has neither ended nor taken too long."""
+        return self.process.poll() is None and time.monotonic() < self._end
+
+    def reached(self, act: Act) -> bool:
+        """True if its step is recorded by this start, or, of an early one, the ranks have begun."""
+        if act.step == EARLY:
+            return self._schedule.program == "local" or bool(ranks(self._place.mark))
+        if _inode(self._records) in (0, self._before):
+            return False
+        return (self._place.records() or [{"step": 0}])[-1]["step"] >= act.step
+
+    def do(self, act: Act) -> bool:
+        """Wait for the act's moment; False if the job has ended before."""
+        while self.running and not self.reached(act):
+            time.sleep(0.01)
+        pid = self._pid(act)
+        if not self.running or not pid:
+            return False
+        self.acts.append(act)
+        if act.signal == PAUSE:
+            send(pid, signal.SIGSTOP)
+            time.sleep(PAUSE_SECONDS)
+            send(pid, signal.SIGCONT)
+        else:
+            send(pid, getattr(signal, f"SIG{act.signal}"))
+        return True
+
+    def _pid(self, act: Act) -> int:
+        if act.target == "launcher":
+            return self.process.pid
+        return ranks(self._place.mark).get(int(act.target.split()[-1]), 0)
+
+    def finish(self) -> tuple[Part, bool]:
+        """Its end, and whether it had to be forced: the launcher's, then that of what it has started."""
+        while self.running or (self._processes() and time.monotonic() < self._end):
+            time.sleep(0.2)
+        hung = bool(left := self._processes())
+        _kill(left)
+        code = self.process.wait()
+        summary = self._place.run / "summary.json"
+        steps = json.loads(summary.read_text())["steps"] if _inode(summary) not in (0, self._summary) else None
+        return Part(tuple(self.acts), code, steps), hung
+
+    def _processes(self) -> list[int]:
+        return [pid for pid, env in marked(self._place.mark).items() if "SIGNALS_EVALUATOR" not in env]
+
+
+class Evaluator:
+    """`psnode evaluate` beside the job, from its first start to its end; none if the schedule has none."""
+
+    def __init__(self, schedule: Schedule, place: Place) -> None:
+        self._wanted, self._place = schedule.evaluator, place
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def begin(self) -> None:
+        """Start it once config.json is there, unless it runs."""
+        if self._wanted and self._process is None and (self._place.run / "config.json").exists():
+            line = [sys.executable, "-m", "psnode", "evaluate", "--train-dir", str(self._place.run), "--interval", "0.2"]
+            with (self._place.folder / "evaluator.log").open("wb") as log:
+                env = {**self._place.environment(False), "SIGNALS_EVALUATOR": "1"}
+                self._process = subprocess.Popen(line, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+
+    def end(self) -> tuple[int | None, tuple[int, ...] | None, bool]:
+        """Exit code, the steps that it has measured, and whether it hung."""
+        if not self._wanted:
+            return None, None, False
+        self.begin()
+        hung, code = False, None
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = self._process.wait(HANG_SECONDS)
+            if code is None:
+                hung = True
+                self._process.kill()
+                code = self._process.wait()
+        return code, tuple(line["step"] for line in _json_lines(self._place.run / "evaluations.jsonl")), hung
+
+
+def run(schedule: Schedule, folder: Path, reference: str) -> Outcome:
+    """Start, disturb and resume the job to its end."""
+    place, begin = Place(folder, f"{os.getpid()}-{schedule.number}-{time.time_ns()}"), time.monotonic()
+    place.temporary.mkdir(parents=True)
+    shm = _shm()
+    evaluator = Evaluator(schedule, place)
+    try:
+        parts, hung = _parts(schedule, place, evaluator)
+        code, evaluated, late = evaluator.end()
+        processes, files = _left(place, shm)
+    finally:
+        _kill(marked(place.mark))
+    summary = place.run / "summary.json"
+    return Outcome(
+        tuple(parts),
+        json.loads(summary.read_text())["model_hash"] if summary.exists() else "",
+        reference,
+        tuple(record["step"] for record in place.records()),
+        tuple(event["event"] for event in _json_lines(place.run / "events.jsonl")),
+        evaluated,
+        code,
+        hung + late,
+        tuple(processes),
+        tuple(files),
+        time.monotonic() - begin,
+    )
+
+
+def _parts(schedule: Schedule, place: Place, evaluator: Evaluator) -> tuple[list[Part], int]:
+    """All starts of the job: each goes on to a signal that ends it, and the last one to the last step."""
+    acts, parts, hangs = list(schedule.acts), list[Part](), 0
+    while len(parts) < len(schedule.acts) + 2:
+        job = Started(schedule, place, len(parts) + 1)
+        while acts and job.running:
+            evaluator.begin()
+            if job.do(acts[0]) and acts.pop(0).ends:
+                break
+        part, hung = job.finish()
+        evaluator.begin()
+        parts.append(part)
+        hangs += hung
+        if part.code == 0 or not part.acts:
+            break
+    return parts, hangs
+
+
+def _left(place: Place, shm: set[str]) -> tuple[list[str], list[str]]:
+    """Processes and files that remain; files of /dev/shm that a process has open are another job's."""
+
+    def look() -> tuple[list[str], list[str]]:
+        processes = [_command(pid) for pid in marked(place.mark)]
+        files = [str(path.relative_to(place.temporary)) for path in place.temporary.rglob("*") if not _of_torch(path)]
+        return processes, files + [f"/dev/shm/{name}" for name in _shm() - shm - _mapped()]
+
+    _wait(lambda: not any(look()), LEAVE_SECONDS)
+    return look()
+
+
+def _of_torch(path: Path) -> bool:
+    """True of the cache of torch's compiler in TMPDIR as long as nothing was compiled."""
+    return path.name.startswith("torchinductor_") and path.is_dir() and not any(path.iterdir())
+
+
+def _wait(what: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not what() and time.monotonic() < end:
+        time.sleep(0.2)
+
+
+def _kill(pids: Any) -> None:
+    for pid in pids:
+        send(pid, signal.SIGKILL)
+
+
+def _command(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return f"{pid} {Path(f'/proc/{pid}/cmdline').read_bytes()[:200]!r}"
+    return str(pid)
+
+
+def _shm() -> set[str]:
+    """Names in /dev/shm of this user's files."""
+    found = set[str]()
+    for entry in os.scandir("/dev/shm"):
+        with contextlib.suppress(OSError):
+            if entry.stat().st_uid == os.getuid():
+                found.add(entry.name)
+    return found
+
+
+def _mapped() -> set[str]:
+    """Names in /dev/shm that some process has mapped."""
+    found = set[str]()
+    for entry in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            found |= {line.rpartition("/dev/shm/")[2] for line in entry.read_text().splitlines() if "/dev/shm/" in line}
+    return found
+
+
+def _inode(file: Path) -> int:
+    try:
+        return file.stat().st_ino
+    except OSError:
+        return 0
+
+
+def _json_lines(file: Path) -> list[dict[str, Any]]:
+    with contextlib.suppress(OSError):
+        return [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return []
+
+
+class References:
+    """Hashes of undisturbed runs, each made once; those of outcomes that are there are taken."""
+
+    def __init__(self, judged: Sequence[tuple[Schedule, Outcome]]) -> None:
+        self._known = {without(schedule): outcome.reference for schedule, outcome in judged}
+
+    def of(self, schedule: Schedule) -> str:
+        """The hash that `schedule` is to end with."""
+        plain = without(schedule)
+        if plain not in self._known:
+            with tempfile.TemporaryDirectory(prefix="signals-") as folder:
+                outcome = run(plain, Path(folder) / "0", "")
+                if judge(plain, outcome)[:-1]:  # the last one is that it has no reference
+                    raise SystemExit(f"the undisturbed run of {plain} has faults: {judge(plain, outcome)}")
+            self._known[plain] = outcome.model_hash
+        return self._known[plain]
+
+
+def known(output: Path | None, seed: int) -> list[tuple[Schedule, Outcome]]:
+    """Outcomes of this seed that were written before."""
+    lines = _json_lines(output) if output else []
+    return [(pick(seed, line["number"]), restored(line["outcome"])) for line in lines if line["seed"] == seed]
+
+
+def restored(outcome: dict[str, Any]) -> Outcome:
+    """An outcome from its JSON."""
+    parts = [Part(tuple(Act(**act) for act in part["acts"]), part["code"], part["steps"]) for part in outcome["parts"]]
+    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in outcome.items()}
+    return Outcome(**{**plain, "parts": tuple(parts)})
+
+
+def disturbed(number: int, seed: int, references: References, keep: str | None) -> tuple[Schedule, Outcome]:
+    """Run one schedule, and delete its directory unless it is to be kept."""
+    schedule = pick(seed, number)
+    reference = references.of(schedule)
+    with contextlib.ExitStack() as stack:
+        folder = keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="signals-", ignore_cleanup_errors=True))
+        place = Path(folder) / str(number)
+        outcome = run(schedule, place, reference)
+        if not judge(schedule, outcome):
+            shutil.rmtree(place)
+    return schedule, outcome
+
+
+def main() -> int:
+    """Run, keep, print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--schedules", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", type=int, help="the number of a schedule")
+    parser.add_argument("--output", type=Path, help="a file for the outcomes, which is gone on with")
+    parser.add_argument("--keep", metavar="FOLDER", help="for the directories of schedules that have a fault")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no schedule after so long")
+    args = parser.parse_args()
+    judged, begin = known(args.output, args.seed), time.monotonic()
+    references, there = References(judged), {schedule.number for schedule, _ in judged}
+    print("| | job | signals, after step | exit codes | model | faults |\n|---:|---|---|---|---|---|", flush=True)
+    for schedule, outcome in judged:
+        print(row(schedule, outcome), flush=True)
+    for number in range(1, args.schedules + 1) if args.only is None else [args.only]:
+        if number in there or time.monotonic() - begin > args.seconds:
+            continue
+        judged.append(disturbed(number, args.seed, references, args.keep))
+        print(row(*judged[-1]), flush=True)
+        if args.output:
+            with args.output.open("a") as file:
+                file.write(json.dumps({"seed": args.seed, "number": number, "outcome": asdict(judged[-1][1])}) + "\n")
+    print("\n" + "\n".join(f"* {name}: {count}" for name, count in totals(judged).items()))
+    return int(any(judge(*one) for one in judged))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
