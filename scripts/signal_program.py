@@ -21,8 +21,9 @@ def main() -> None:
     data = TensorDataset(images.float().flatten(1) / 16, labels)
     loader = DataLoader(data, batch_size=8, shuffle=True, num_workers=int(data_workers))
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.2), nn.Linear(256, 10))
+    momentum = 0.0 if scheme == "dgc" else 0.9
     with psnode.session(
-        model, train_dir=train_dir, scheme=scheme, lr=0.01, momentum=0.9, max_steps=int(steps), eval_freq=5, keep_last=2,
+        model, train_dir=train_dir, scheme=scheme, lr=0.01, momentum=momentum, max_steps=int(steps), eval_freq=5, keep_last=2,
         threads=1, min_workers=int(min_workers),
     ) as s:  # fmt: skip
         for x, y in s.batches(loader):

@@ -380,6 +380,11 @@ def main() -> int:
     parser.add_argument("--keep", metavar="FOLDER", help="for the directories of schedules that have a fault")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no schedule after so long")
     args = parser.parse_args()
+    for number in (
+        signal.SIGHUP,
+        signal.SIGINT,
+    ):  # ignored under nohup and in the background of a shell, and by all children then
+        signal.signal(number, signal.SIG_DFL)
     judged, begin = known(args.output, args.seed), time.monotonic()
     references, there = References(judged), {schedule.number for schedule, _ in judged}
     print("| | job | signals, after step | exit codes | model | faults |\n|---:|---|---|---|---|---|", flush=True)
