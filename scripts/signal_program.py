@@ -17,6 +17,7 @@ def main() -> None:
     """Train, and come back for more where the environment has PSNODE_RESUME=true."""
     train_dir, scheme, steps, data_workers, min_workers = sys.argv[1:]
     torch.set_num_threads(1)
+    torch.manual_seed(1)
     images, labels = map(torch.from_numpy, originals())
     data = TensorDataset(images.float().flatten(1) / 16, labels)
     loader = DataLoader(data, batch_size=8, shuffle=True, num_workers=int(data_workers))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -115,6 +116,8 @@ def allowed(acts: Sequence[Act], min_workers: int) -> set[int]:
     codes = set[int]()
     lost = 0
     for act in acts:
+        if act.step == EARLY and act.signal in STOPS:  # psnode may not have begun to handle it
+            codes.add(-getattr(signal, f"SIG{act.signal}"))
         if act.signal in STOPS:
             codes.add(INTERRUPTED if act.signal == "INT" else ASKED)
         elif act.signal == "KILL" and act.target == "launcher":
@@ -124,7 +127,7 @@ def allowed(acts: Sequence[Act], min_workers: int) -> set[int]:
         elif act.signal == "KILL":
             lost += 1
     if 2 - lost < min_workers:
-        codes.add(LOST)
+        codes |= {LOST, ASKED}
     return codes
 
 
@@ -156,7 +159,8 @@ def _evaluations(outcome: Outcome) -> list[str]:
     if outcome.evaluated is None:
         return []
     found = [] if outcome.evaluator_code == DONE else [f"the evaluator ended with {outcome.evaluator_code}"]
-    if outcome.evaluated[-1:] != (STEPS,):
+    ends = {STEPS} | {part.steps for part in outcome.parts if part.code == INTERRUPTED}  # Ctrl-C ends the evaluator too
+    if not ends & set(outcome.evaluated[-1:]):
         found.append(f"the last evaluation is not that of step {STEPS}: {outcome.evaluated[-3:]}")
     return found
 

@@ -142,7 +142,7 @@ class Started:
     def reached(self, act: Act) -> bool:
         """True if its step is recorded by this start, or, of an early one, the ranks have begun."""
         if act.step == EARLY:
-            return self._schedule.program == "local" or bool(ranks(self._place.mark))
+            return bool(ranks(self._place.mark)) if self._schedule.program != "local" else _imports(self.process.pid)
         if _inode(self._records) in (0, self._before):
             return False
         return (self._place.records() or [{"step": 0}])[-1]["step"] >= act.step
@@ -318,6 +318,13 @@ def _inode(file: Path) -> int:
         return file.stat().st_ino
     except OSError:
         return 0
+
+
+def _imports(pid: int) -> bool:
+    """True once the process loads torch: it is past Python's own start."""
+    with contextlib.suppress(OSError):
+        return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+    return False
 
 
 def _json_lines(file: Path) -> list[dict[str, Any]]:

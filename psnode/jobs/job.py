@@ -187,7 +187,7 @@ def signals(inbox: Inbox) -> Iterator[None]:
         return
 
     def request(number: int, frame: object) -> None:
-        inbox.post(StopRequest(signal.Signals(number).name))
+        inbox.post(StopRequest(signal.Signals(job_end.asked(number)).name))
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 

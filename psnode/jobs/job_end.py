@@ -2,7 +2,8 @@
 
 `psnode launch` names a file by a variable. Rank 0 writes there that a job has begun, with which code it has ended, and that the
 process leaves by itself. Every end that is no kill is told by a command of psnode and by a program that `psnode launch` starts
-(`watch`), a job or none. A rank 0 on another host leaves no file here.
+(`watch`), a job or none. A rank 0 on another host leaves no file here. Beside that file the launcher leaves the signal that asked
+it for a stop: mpirun hands on USR1 whatever that was.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
 from pathlib import Path
 from typing import NamedTuple
 
+from psnode.config.launcher import VARIABLE, job_folder
 from psnode.transport.mpi.environment import place
 
-VARIABLE = "PSNODE_JOB_END"
+_ASKED = "asked"
 _BEGUN, _ENDED, _LEFT = "begun", "ended", "left"
 
 
@@ -52,6 +55,20 @@ def leave() -> None:
 def _leave_as(pid: int) -> None:
     if os.getpid() == pid:  # no fork of it
         leave()
+
+
+def ask(file: Path, number: int) -> None:
+    """The launcher, whose file is `file`, was asked to stop by signal `number`."""
+    with contextlib.suppress(OSError):
+        file.with_name(_ASKED).write_text(f"{number}\n", encoding="utf-8")
+
+
+def asked(number: int) -> int:
+    """The signal that asked the launcher of this process to stop, if that has handed on `number`; else `number`."""
+    if number == signal.SIGUSR1 and (folder := job_folder()) is not None:
+        with contextlib.suppress(OSError, ValueError):
+            return int((folder / _ASKED).read_text(encoding="utf-8"))
+    return number
 
 
 def read(file: Path) -> Told:

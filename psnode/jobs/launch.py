@@ -7,14 +7,16 @@ import json
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from psnode.config.amounts import amount
 from psnode.config.cores import usable_cores
+from psnode.config.launcher import VARIABLE
 from psnode.errors import ConfigurationError, MissingRanksError, StoppedError, installing
 from psnode.jobs import job_end
 from psnode.jobs.hosts.hostfile import hosts_of, text_of
@@ -22,6 +24,7 @@ from psnode.jobs.hosts.starting import not_started, refuse_too_few_slots
 from psnode.jobs.job_end import Told
 from psnode.jobs.shared_memory import A_RANK, PLACE, room
 from psnode.jobs.supervision import Ended, supervise
+from psnode.jobs.sweeping import swept
 from psnode.records.directory import CONFIG
 from psnode.records.metrics import SUMMARY
 from psnode.transport.mpi.environment import UNBUFFERED
@@ -30,7 +33,8 @@ PSNODE = (sys.executable, "-m", "psnode")
 PROGRAM = (sys.executable, "-m", "psnode.jobs.program")  # before the file of a program of one's own
 _LOG = logging.getLogger(__name__)
 
-_FINAL = (0, 2, 4, 5, 130)  # done, or an end that another start would reach again; 130: somebody pressed Ctrl-C
+INTERRUPTED = 130  # by Ctrl-C
+_FINAL = (0, 2, 4, 5, INTERRUPTED)  # done, or an end that another start would reach again
 # where mpirun finds hosts by itself
 _ALLOCATIONS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
 _TO_STOP = 0.7  # of the time until KILL, to wait for the last checkpoint's parts; the rest for writing it
@@ -118,26 +122,48 @@ def _run(
     """
     before = _stamp(run_directory)
     # mpirun names its own folder by its process id, and does not start if a killed one of the same id has left one
-    with tempfile.TemporaryDirectory(prefix="psnode-mpirun-", ignore_cleanup_errors=True) as sessions:
-        place = {} if "PRTE_MCA_prte_tmpdir_base" in environment else {"PRTE_MCA_prte_local_tmpdir_base": sessions}
-        file = Path(sessions) / "job-end"
+    with swept("psnode-mpirun-") as (sessions, tell_session):
+        place = {} if "PRTE_MCA_prte_tmpdir_base" in environment else {"PRTE_MCA_prte_local_tmpdir_base": str(sessions)}
+        file = sessions / "job-end"
         try:
-            ended = supervise(command, {**place, **environment, job_end.VARIABLE: str(file)}, kill_after)
+            ended = supervise(
+                command,
+                {**place, **environment, VARIABLE: str(file)},
+                kill_after,
+                tell_session,
+                partial(job_end.ask, file),
+            )
         finally:
             if _is_watched():  # a rank that was killed while it drew a bar has left the cursor hidden
                 print("\x1b[?25h", end="", flush=True)
         told = job_end.read(file)
+    code, asked = _judge(ended, told, run_directory, before, judged, hostfile, tells)
+    if code == StoppedError.exit_code and ended.asked == signal.SIGINT:  # ranks on other hosts know of a USR1 alone
+        code = INTERRUPTED
+    return Ended(code, ended.asked or asked)
+
+
+def _judge(
+    ended: Ended,
+    told: Told,
+    run_directory: Path | None,
+    before: tuple[int, int] | None,
+    judged: bool,
+    hostfile: Path | str | None,
+    tells: bool,
+) -> tuple[int, int]:
+    """The exit code, and the signal of a stop that rank 0 was asked for by itself (0: none)."""
     if run_directory is not None and _stamp(run_directory) not in (None, before):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             left = json.loads((run_directory / SUMMARY).read_bytes())
-            return Ended(int(left["exit_code"]), ended.asked or left["stop_reason"] == "signal")
+            return int(left["exit_code"]), signal.SIGUSR1 * (left["stop_reason"] == "signal")
     if hostfile is not None and not (ended.asked or told.begun) and (fault := not_started(Path(hostfile), ended)):
         raise ConfigurationError(fault)
     code = _code(ended, told, run_directory is not None, judged)
     if code == 0 and tells and not told.left and told.code is None:
         _LOG.error("error: rank 0 was killed, or ended without Python's knowing: what it was to do is not done")
         code = MissingRanksError.exit_code
-    return Ended(code, ended.asked or code == StoppedError.exit_code)
+    return code, signal.SIGUSR1 * (code == StoppedError.exit_code)
 
 
 def _is_watched() -> bool:
@@ -216,7 +242,7 @@ def _open_mpi_options(
         if "slots" not in text_of(Path(hostfile)) and not chosen("map-by"):
             yield from ("--map-by", "node")
         for name in environment:
-            if (name.startswith("PSNODE_") and name != job_end.VARIABLE) or name == "OMP_NUM_THREADS":
+            if (name.startswith("PSNODE_") and name != VARIABLE) or name == "OMP_NUM_THREADS":
                 yield from ("-x", name)
     elif ranks > usable_cores():
         yield "--oversubscribe"

@@ -9,13 +9,14 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from psnode.config.parent import follow_parent
 from psnode.jobs.forwarding import Forwarding
+from psnode.jobs.sweeping import members
 
 _POLL_SECONDS = 0.1
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -28,14 +29,20 @@ _RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK", b"PMI_RANK", b"PMIX_RANK")
 
 
 class Ended(NamedTuple):
-    """The exit code of the supervised job, whether somebody had asked it to stop, and how its standard error began."""
+    """The exit code of the supervised job, the first signal that asked it to stop (0: none), how its standard error began."""
 
     code: int
-    asked: bool
+    asked: int
     heard: str = ""
 
 
-def supervise(command: Sequence[str], environment: Mapping[str, str], kill_after: float) -> Ended:
+def supervise(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    kill_after: float,
+    begun: Callable[[int], None] = lambda session: None,
+    asked: Callable[[int], None] = lambda number: None,
+) -> Ended:
     """Run `command` (an mpirun) in a session of its own until no process of it is left.
 
     TERM, INT, USR1 or HUP sent to this process: mpirun gets USR1, which it hands to the ranks, TERM shortly before
@@ -44,6 +51,7 @@ def supervise(command: Sequence[str], environment: Mapping[str, str], kill_after
     it up are killed, and after as long again mpirun itself.
     If mpirun itself is killed, the ranks have `kill_after` seconds to end.
     INT and HUP stay ignored where they are (nohup, a shell's background). If this process is killed, mpirun gets USR1.
+    `begun` is called with the session, `asked` with the signal that asks for a stop, before mpirun gets its own.
     """
     escalation = Escalation(kill_after)
     with _stop_signals(escalation), Forwarding() as output:
@@ -57,22 +65,24 @@ def supervise(command: Sequence[str], environment: Mapping[str, str], kill_after
             preexec_fn=partial(follow_parent, signal.SIGUSR1),
         )
         output.begin()
+        begun(process.pid)
         watch = RankZero(process.pid)
         try:
             while process.poll() is None:
                 for number in escalation.due(time.monotonic()):
-                    _kill(session_members(process.pid)) if number == signal.SIGKILL else process.send_signal(number)
+                    asked(escalation.asked)
+                    _kill(members(process.pid)) if number == signal.SIGKILL else process.send_signal(number)
                 gone = watch.gone_for(time.monotonic())
                 if gone > 2 * kill_after:
-                    _kill(session_members(process.pid))
+                    _kill(members(process.pid))
                 elif gone > kill_after:
-                    _kill([pid for pid in session_members(process.pid) if pid != process.pid])
+                    _kill([pid for pid in members(process.pid) if pid != process.pid])
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_POLL_SECONDS)
             if process.returncode < 0:  # killed: its ranks got TERM, and leave a checkpoint
                 _await_end(process.pid, time.monotonic() + kill_after)
         finally:
-            _kill(session_members(process.pid))
+            _kill(members(process.pid))
             process.wait()
     code = process.returncode if process.returncode >= 0 else 128 - process.returncode
     return Ended(code, escalation.asked, output.heard)
@@ -86,16 +96,12 @@ class Escalation:
         self._plan = [(signal.SIGUSR1, 0.0), (signal.SIGTERM, self._term_after), (signal.SIGKILL, kill_after)]
         self._since: float | None = None
         self._interrupts = 0
-
-    @property
-    def asked(self) -> bool:
-        """True if anybody has asked for a stop."""
-        return self._since is not None
+        self.asked = 0  # the first signal that asked for a stop
 
     def request(self, number: int, now: float) -> None:
         """Someone asked for a stop with signal `number`."""
         if self._since is None:
-            self._since = now
+            self._since, self.asked = now, number
         self._interrupts += number == signal.SIGINT
         if self._interrupts == 2:
             self._since = min(self._since, now - self._term_after)
@@ -121,24 +127,12 @@ class RankZero:
         """Seconds since rank 0 was first seen to have ended; 0 while it runs or was never seen."""
         if self._pid is None and now - self._looked > _LOOK_SECONDS:
             self._looked = now
-            self._pid = next((pid for pid in session_members(self._session) if _is_rank_zero(pid)), None)
+            self._pid = next((pid for pid in members(self._session) if _is_rank_zero(pid)), None)
         if self._pid is None or (self._ended is None and _runs(self._pid)):
             return 0.0
         if self._ended is None:
             self._ended = now
         return now - self._ended
-
-
-def session_members(session: int) -> list[int]:
-    """The processes of a session: mpirun gives ranks process groups of their own, but not sessions."""
-    if not _PROC.is_dir():
-        return [session]
-    members = []
-    for entry in _PROC.glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if os.getsid(int(entry.name)) == session:
-                members.append(int(entry.name))
-    return members
 
 
 def _is_rank_zero(pid: int) -> bool:
@@ -158,7 +152,7 @@ def _runs(pid: int) -> bool:
 
 
 def _await_end(session: int, end: float) -> None:
-    while any(_runs(pid) for pid in session_members(session)) and time.monotonic() < end:
+    while any(_runs(pid) for pid in members(session)) and time.monotonic() < end:
         time.sleep(_POLL_SECONDS)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from psnode.jobs.supervision import session_members
+from psnode.jobs.sweeping import members
 
 ROOT = Path(__file__).resolve().parents[2]
 _FLAGS = ["--batch-size", "8", "--threads", "1", "--no-tensorboard", "--scheme", "atomo", "--lr", "0.02"]
@@ -107,7 +107,7 @@ class Job:
 
     def _processes(self) -> list[int]:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return [pid for mpirun in children for pid in session_members(int(mpirun))]
+        return [pid for mpirun in children for pid in members(int(mpirun))]
 
     def kill(self) -> None:
         """End whatever still runs."""

@@ -83,5 +83,5 @@ def test_a_job_that_is_told_to_stop_while_it_builds_its_data_stops(launched: Lau
     job.process.send_signal(signal.SIGTERM)
     code, out = job.end()  # nothing says "go"
     assert code == 75, out
-    assert "stopped by SIGUSR1 before the first step" in out
+    assert "stopped by SIGTERM before the first step" in out
     assert not (job.train_dir / checkpoint.CHECKPOINTS).exists()

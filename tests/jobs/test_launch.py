@@ -15,7 +15,8 @@ import pytest
 
 from psnode.errors import ConfigurationError
 from psnode.jobs.launch import find_mpirun, launch, mpirun_command, resuming
-from psnode.jobs.supervision import Escalation, session_members
+from psnode.jobs.supervision import Escalation
+from psnode.jobs.sweeping import members
 
 pytest.importorskip("mpi4py")
 
@@ -114,7 +115,7 @@ def test_a_request_to_stop_reaches_rank_zero_as_usr1_with_time_for_a_checkpoint(
     job.process.send_signal(request_to_stop)
     code, out = job.end()
     assert (tmp_path / "checkpoint").read_text() == str(int(signal.SIGUSR1)), out
-    assert code == 75, out
+    assert code == (130 if request_to_stop == signal.SIGINT else 75), out
     assert leftover(tmp_path) == []
 
 
@@ -246,12 +247,12 @@ def test_the_session_of_a_process_holds_its_children_and_nobody_else() -> None:
     shell = subprocess.Popen(["sh", "-c", "sleep 30 & sleep 30"], start_new_session=True)
     try:
         end = time.monotonic() + 10
-        while len(session_members(shell.pid)) < 3 and time.monotonic() < end:
+        while len(members(shell.pid)) < 3 and time.monotonic() < end:
             time.sleep(0.01)
-        members = session_members(shell.pid)
-        assert shell.pid in members
-        assert len(members) == 3
-        assert os.getpid() not in members
+        found = members(shell.pid)
+        assert shell.pid in found
+        assert len(found) == 3
+        assert os.getpid() not in found
     finally:
         os.killpg(shell.pid, signal.SIGKILL)
         shell.wait()

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import Dataset, IterableDataset
 
 from psnode.config.extensions import TASK_MODULES, import_file
+from psnode.config.launcher import job_folder
 from psnode.errors import ConfigurationError, in_one_line
 
 _METHOD = "forkserver"
@@ -159,12 +160,19 @@ def _end_with_parent() -> None:
 
 
 def _make_place() -> None:
-    """Have Python make its sockets in another folder where TMPDIR is too long for their names."""
+    """Have Python make its sockets where they go away with the job, or where their names are not too long.
+
+    A rank that is killed removes nothing, and the processes that follow it may be killed before they do.
+    """
     settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # no public way, but every version has it
-    if settings.get("tempdir") or len(os.fsencode(tempfile.gettempdir())) <= _SOCKET_BYTES - len(_BELOW):
+    if settings.get("tempdir"):
         return
-    for folder in ("/tmp", "/var/tmp", "/dev/shm"):  # mkdtemp makes one below it that is nobody else's
-        with contextlib.suppress(OSError):
+    own = job_folder()
+    if own is None and _fits(tempfile.gettempdir()):
+        util.get_temp_dir()  # before the first process, which is to know it
+        return
+    for folder in (*([str(own)] if own is not None and _fits(own) else []), "/tmp", "/var/tmp", "/dev/shm"):
+        with contextlib.suppress(OSError):  # mkdtemp makes one below it that is nobody else's
             found = settings["tempdir"] = tempfile.mkdtemp(prefix="pymp-", dir=folder)
             util.Finalize(None, shutil.rmtree, args=(found, True), exitpriority=-100)  # as Python does with its own
             return
@@ -172,6 +180,10 @@ def _make_place() -> None:
         f"TMPDIR is too long for the sockets of --data-workers ({tempfile.gettempdir()}) and /tmp cannot be written: "
         f"set TMPDIR to a folder of at most {_SOCKET_BYTES - len(_BELOW)} characters"
     )
+
+
+def _fits(folder: Path | str) -> bool:
+    return len(os.fsencode(folder)) <= _SOCKET_BYTES - len(_BELOW)
 
 
 def sound(batch: Any) -> Any:

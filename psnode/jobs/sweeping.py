@@ -1,0 +1,77 @@
+"""A folder that goes away with the job that uses it, even if its launcher is killed; also the program that sees to that.
+
+`swept()` starts this file as a program, `sweeping.py FOLDER`, in a session of its own, which no signal to the launcher's
+group reaches. It reads the number of the job's session from its input, whose end is the launcher's end; then it waits until
+no process of that session is left, and removes the folder if it is still there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+_POLL_SECONDS = 0.2
+_PROC = Path("/proc")
+
+
+@contextlib.contextmanager
+def swept(prefix: str) -> Iterator[tuple[Path, Callable[[int], None]]]:
+    """A temporary folder, and a function that is to be told the session of the job that uses it."""
+    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as folder:
+        command = [sys.executable, "-I", "-S", __file__, folder]
+        nowhere = subprocess.DEVNULL
+        sweeper = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True, cwd="/"
+        )
+        assert sweeper.stdin is not None
+        told = sweeper.stdin
+
+        def tell(session: int) -> None:
+            with contextlib.suppress(OSError):
+                told.write(b"%d\n" % session)
+                told.flush()
+
+        try:
+            yield Path(folder), tell
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                told.close()
+            sweeper.wait()
+
+
+def members(session: int) -> list[int]:
+    """The processes of a session, or itself without /proc: mpirun gives ranks process groups of their own, but not sessions."""
+    if not _PROC.is_dir():
+        return [session]
+    found = []
+    for entry in _PROC.glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.getsid(int(entry.name)) == session:
+                found.append(int(entry.name))
+    return found
+
+
+def _sweep(folder: str) -> None:
+    sessions = [int(line) for line in sys.stdin.buffer.read().split()]
+    while os.path.isdir(folder) and any(_runs(pid) for session in sessions for pid in members(session)):
+        time.sleep(_POLL_SECONDS)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _runs(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        os.kill(pid, 0)
+        return not _PROC.is_dir() or (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    return False
+
+
+if __name__ == "__main__":
+    _sweep(sys.argv[1])
