@@ -1,7 +1,7 @@
 """The codecs of all schemes in a trial of `psnode doctor`: one array is coded, decoded and added with each, both ways.
 
-The default scheme's are tried in any case. Others are as long as there is time: where kernels have yet to be compiled, that takes
-minutes, and says nothing about what is used.
+Those of the default schemes come first, the usual one's in any case. Others are tried as long as there is time: where kernels
+have yet to be compiled, that takes minutes, and says nothing about what is used.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def main(budget: float) -> None:
     """
     from psnode.config.names import DENSE
     from psnode.config.schemes import SCHEMES
-    from psnode.config.train_settings import settings
+    from psnode.config.train_settings import UNDER_ADAM, USUAL
 
     until = time.monotonic() + budget
-    default = SCHEMES[settings()["scheme"].default]
+    default, second = SCHEMES[USUAL], SCHEMES[UNDER_ADAM]
     faults: dict[str, str] = {}
     tried: set[str] = set()
     schemes: list[str] = []
-    for scheme in (default, *(each for each in SCHEMES.values() if each is not default)):
+    for scheme in (default, second, *(each for each in SCHEMES.values() if each not in (default, second))):
         if schemes and time.monotonic() >= until:
             break
         for spec in (scheme.codec, scheme.downlink):

@@ -16,6 +16,7 @@ _PLAIN: Mapping[str, Any] = MappingProxyType(
 )
 WEIGHTS_OWED = "ef:rescale=true"  # the memory of papers that carry the learning rate in it
 CHANGES = "topk:ratio=0.1+scaledsign"  # a downlink of about .6 bits a coordinate
+NEAR_THE_BOUND = "polar:rate=2,block=16384"  # the least error of two bits a coordinate, within tenths of a decibel
 FEW_CHANGES = "topk:ratio=0.02+fp16"  # .5 bits: all there is, where so few coordinates travel up and nothing spreads them
 
 _TABLE = (
@@ -99,6 +100,11 @@ _TABLE = (
         "polar", "polar:rate=1,block=16384", "polar source codes, nearly the least squared error of one bit, the rest remembered",
         "Korada and Urbanke, Polar codes are optimal for lossy source coding, IEEE Trans. IT 56, 2010", feedback="ef",
         downlink=CHANGES,
+    ),
+    Scheme(
+        "polar-2bit", NEAR_THE_BOUND, "polar source codes of two bits a coordinate both ways, the rest remembered",
+        "Korada and Urbanke, Polar codes are optimal for lossy source coding, IEEE Trans. IT 56, 2010", feedback="ef",
+        downlink=NEAR_THE_BOUND,
     ),
     Scheme(
         "countsketch", "countsketch:rows=5,ratio=0.1", "hashed sums; medians of five, the rest remembered",

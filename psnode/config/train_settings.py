@@ -18,6 +18,11 @@ from psnode.errors import ConfigurationError
 
 _BUILT_IN = ("network", "dataset", "data_dir", "download")  # settings of the built-in task
 # torch's optimizers that work coordinate by coordinate, those with two betas among them, and those of whole tensors
+AUTO, USUAL, UNDER_ADAM = (
+    "auto",
+    "topk",
+    "polar-2bit",
+)  # schemes: the rule, and what it chooses (docs/decisions/default-scheme.md)
 WITH_BETAS = ("adam", "adamw", "nadam", "radam", "adamax")
 COORDINATEWISE = (*WITH_BETAS, "rmsprop", "adagrad", "adadelta")
 BY_TENSOR = ("adafactor", "asgd", "rprop")
@@ -182,7 +187,10 @@ class Config:
 
     # communication
     scheme: str = option(
-        "topk", "A paper's combination, NAME[:k=v,...][+STAGE]; parameters and stages go to its codec.", aliases=("--code",)
+        AUTO,
+        "A paper's combination, NAME[:k=v,...][+STAGE]; parameters and stages go to its codec. "
+        f"auto: {UNDER_ADAM} under an optimizer of Adam's kind, else {USUAL}.",
+        aliases=("--code",),
     )
     codec: str | None = option(
         None,
@@ -318,6 +326,8 @@ class Config:
     def __post_init__(self) -> None:
         for setting in settings().values():
             object.__setattr__(self, setting.name, setting.check(getattr(self, setting.name), setting.flag))
+        if self.scheme == AUTO:
+            object.__setattr__(self, "scheme", UNDER_ADAM if self.optimizer in WITH_BETAS else USUAL)
 
     def validate(self, given: Container[str] = ()) -> None:
         """Check the fields against each other. `given`: fields that somebody set, even to their default."""
