@@ -28,6 +28,7 @@ def main(budget: float) -> None:
     `budget`: seconds after which no further scheme is begun.
     """
     from psnode.config.names import DENSE
+    from psnode.config.plain_json import to_json
     from psnode.config.schemes import SCHEMES
     from psnode.config.train_settings import UNDER_ADAM, USUAL
 
@@ -41,12 +42,12 @@ def main(budget: float) -> None:
             break
         for spec in (scheme.codec, scheme.downlink):
             if spec not in tried and spec != DENSE:
-                print(json.dumps({"now": spec, "faults": faults}), flush=True)
+                print(to_json({"now": spec, "faults": faults}), flush=True)
                 tried.add(spec)
                 if fault := fault_of(spec):
                     faults[spec] = fault
         schemes.append(scheme.name)
-    print(json.dumps({"now": "", "faults": faults, "schemes": schemes, "all": len(SCHEMES)}), flush=True)
+    print(to_json({"now": "", "faults": faults, "schemes": schemes, "all": len(SCHEMES)}), flush=True)
 
 
 def fault_of(spec: str) -> str:

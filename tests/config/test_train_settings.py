@@ -232,7 +232,8 @@ def test_resume_compares_exactly_what_makes_the_job(name: str) -> None:
     value = changed(settings()[name])
     if value is None:
         pytest.skip("has one choice only")
-    old, new = Config(), Config(**{name: value})
+    old = Config()
+    new = Config(**{"scheme": old.scheme, name: value})
     assert old != new
     conflicts = resume_conflicts(new, old)
     told = f"{settings()[name].flag} is "
