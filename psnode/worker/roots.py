@@ -2,6 +2,10 @@
 
 A loss that is scaled before its backward pass (by GradScaler.scale, or divided to accumulate) has gradients of that scale, which
 have left before a line could scale them back. It is found by comparing the root of the pass with the loss that the step is told.
+
+Only a factor of all that a pass began from is looked at, c in c * loss and in c * (loss + penalty), where the loss is a tensor of
+that graph. Weights of single terms, .7 * loss + .3 * other, are the loop's own, and so is which part of a sum it tells; they are
+in plain PyTorch's gradients alike. Of a number, or a detached copy, only the value is known: it is compared with plain multiples.
 """
 
 from __future__ import annotations
@@ -84,9 +88,9 @@ class Roots:
             if factor is not None and not _fits(factor, batches):
                 wanted = f"that loss / {batches}" if batches > 1 else "that loss itself"
                 raise ConfigurationError(
-                    f"backward began from {factor:.6g} times the loss that s.step is told, and gradients have that factor: "
-                    f"begin from {wanted} (autocast with bfloat16 needs no GradScaler; batches_per_step=K with s.backward(loss) "
-                    "accumulates), or tell s.step the very loss that backward begins from"
+                    f"backward began from {factor:.6g} times {_within(root, told)}the loss that s.step is told, and gradients "
+                    f"have that factor: begin from {wanted} (autocast with bfloat16 needs no GradScaler; batches_per_step=K with "
+                    "s.backward(loss) accumulates), or tell s.step the very loss that backward begins from"
                 )
 
 
@@ -99,10 +103,29 @@ def _factor(root: Root, told: torch.Tensor | float | None, value: float | None, 
     if value is None or (len(root.nodes) < 2 and _fits(root.nodes[0][1] if root.nodes else 1.0, batches)):
         return None
     if isinstance(told, torch.Tensor) and (own := told.grad_fn) is not None:
-        return next((factor for node, factor in root.nodes if node is own), None)
+        exact = next((factor for node, factor in root.nodes if node is own), None)
+        return root.nodes[-1][1] if exact is None and root.nodes and _reaches(root.nodes[-1][0], own) else exact
     begun = float(root.value)
     matching = [factor for _, factor in root.nodes if factor and math.isclose(begun / factor, value, rel_tol=_CLOSE)]
     return min(matching, key=lambda factor: not _fits(factor, batches), default=None)
+
+
+def _within(root: Root, told: torch.Tensor | float | None) -> str:
+    own = told.grad_fn if isinstance(told, torch.Tensor) else None
+    return "" if own is None or any(node is own for node, _ in root.nodes) else "what has in it "
+
+
+def _reaches(node: Any, wanted: Any) -> bool:
+    """True if `wanted` is in the graph of `node`. Edges stay when a pass has freed what they need."""
+    nodes, seen = [node], {node}
+    while nodes:
+        for following, _ in nodes.pop().next_functions:
+            if following is wanted:
+                return True
+            if following is not None and following not in seen:
+                seen.add(following)
+                nodes.append(following)
+    return False
 
 
 def _peeled(loss: torch.Tensor, factor: float, *, thorough: bool) -> Iterator[tuple[Any, float]]:
