@@ -54,6 +54,11 @@ def codec_of(parsed: Spec) -> Codec:
     return codec.contractive() if parsed.wrapped else codec
 
 
+def is_from_outside(codec: Codec) -> bool:
+    """True if a stage of `codec` is none of psnode's own."""
+    return any(table.number_of(stage.id) in table.OUTSIDE for stage in codec.spec.stages)
+
+
 def brief(codec: Codec) -> str:
     """A shorter spec of a codec: settings are left out as long as get_codec makes an equal one of the rest."""
     found = codec.spec

@@ -274,6 +274,7 @@ def _serve(master: Master, waits: str) -> None:
     try:
         master.serve()
     except (Exception, SystemExit) as error:
+        ending.rescue(master, error)
         ending.fail(master, error)
         raise
     finally:

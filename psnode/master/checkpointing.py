@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +14,7 @@ from psnode.exchange.shard.shard import Shard
 from psnode.master.checkpoint_thread import CheckpointThread
 from psnode.master.draft import Draft
 from psnode.master.events import Events
+from psnode.master.last_whole import LastWhole
 from psnode.master.statistics import combined, foreign
 from psnode.master.verdicts import Verdicts
 from psnode.protocol.wire import Flag, Frame
@@ -92,6 +94,7 @@ class PendingCheckpoints:
         own, trained = names.state(shard.model), shard.plan.slices()
         meant = {name for name, value in own.items() if name not in trained and not tensorfile.is_finite(value)}  # masks, say
         self._meant = frozenset(meant - (self._rules.keys() - observed(shard.model).keys()))  # observers begin with infinity
+        self.last_whole = LastWhole(shard, run.config.checkpoint_memory, self._meant)
         if run.config.saves_amid:
             self._thread.prepare(partial(self._room.prepare, size_of(shard.memory())))
 
@@ -132,18 +135,42 @@ class PendingCheckpoints:
         """
         self.begun = version
         with self._tracer.span("snapshot", step=version):
-            try:
-                if self._run.restore():
-                    self._events.tell("restored", version, None, "config.json was removed by another process: it is written anew")
-                staged = staging.StagedCheckpoint(self._run.path, version, self._job)
-            except OSError as error:
-                self._abandon(version, error)
+            if (staged := self._staged(version)) is None:
                 return False
-            draft = Draft(staged, self._shard, self._room, self._meant)
+            draft = Draft(self._shard, self._room, self._meant)
+            draft.staged = staged
         self._pending[version] = _Pending(draft, set(ranks), until, facts or {})
         self._snapshots = (*self._snapshots, draft.snapshot)
         self._write(version, draft.write_state)
         return True
+
+    def rescue(self) -> int | None:
+        """Amid a version that will not be whole: save the last one that was, without parts of workers, and what is begun.
+
+        Returns its version, None if there is none or the disk does not take it. At once: nothing is heard meanwhile.
+        """
+        for rank in self.missing:
+            self.give_up(rank)
+        found = self.last_whole.take()
+        if found is not None and found[0] > self.begun:
+            version, draft, facts = found
+            self.begun = version
+            if (staged := self._staged(version)) is not None:
+                draft.staged = staged
+                self._pending[version] = _Pending(draft, set(), math.inf, facts)
+                self._write(version, draft.write_state)
+                self.publish()
+        self.finish()
+        return self.begun if self._refused is None or self._refused[0] != self.begun else None
+
+    def _staged(self, version: int) -> staging.StagedCheckpoint | None:
+        try:
+            if self._run.restore():
+                self._events.tell("restored", version, None, "config.json was removed by another process: it is written anew")
+            return staging.StagedCheckpoint(self._run.path, version, self._job)
+        except OSError as error:
+            self._abandon(version, error)
+            return None
 
     def require(self, version: int) -> None:
         """CheckpointError if the last checkpoint, of `version`, could not be saved."""
@@ -246,6 +273,7 @@ class PendingCheckpoints:
     def close(self) -> None:
         """Finish what waits for nothing but the disk, drop the rest, and end the thread."""
         self._room.close()
+        self.last_whole.close()
         for version, pending in list(self._pending.items()):
             if not pending.sealed:
                 self._drop(version)
@@ -278,6 +306,7 @@ class PendingCheckpoints:
         """`group` is about to change: its values go into what is being written first. Called in lanes."""
         for snapshot in self._snapshots:
             snapshot.protect(group)
+        self.last_whole.protect(group)
 
     def _abandon(self, version: int, error: Exception) -> None:
         self._events.tell("not saved", version, None, f"its checkpoint cannot be written: {_why(error)}")

@@ -26,8 +26,9 @@ class Draft:
     Values `meant` to be other than finite are no wreckage.
     """
 
-    def __init__(self, staged: StagedCheckpoint, shard: Shard, room: Room, meant: Collection[str]) -> None:
-        self.staged = staged
+    staged: StagedCheckpoint  # where they are written, once there is such a place
+
+    def __init__(self, shard: Shard, room: Room, meant: Collection[str]) -> None:
         self._meant = meant
         state = _still(shard.state(), shard.model) if shard.constrained else shard.state()
         buffers = persistent_buffers(shard.model)

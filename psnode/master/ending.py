@@ -6,7 +6,7 @@ import contextlib
 import logging
 from dataclasses import replace
 
-from psnode.errors import DeviceError, PsnodeError, StoppedError
+from psnode.errors import ConfigurationError, DeviceError, PsnodeError, StoppedError
 from psnode.master.job_state import PART, QUORUM
 from psnode.master.lines.closing import tell_of_the_result
 from psnode.master.loop import Master
@@ -24,6 +24,19 @@ _REASONS = {3: "quorum", 4: "diverged", 75: "signal", 130: "interrupted"}
 def begun_in_vain(run: RunDirectory, error: StoppedError) -> None:
     """Sum up a job that was stopped before its first round: who watches the directory learns why nothing comes."""
     _summary(run, error.step, _REASONS[error.exit_code], error.exit_code, 0).write(run.path)
+
+
+def rescue(master: Master, error: Exception | SystemExit) -> None:
+    """Leave a checkpoint of the last whole step where code on rank 0 ends the job: the program's own, or a bug.
+
+    Not where settings, the disk, the network or a worker are at fault.
+    """
+    codes = (PsnodeError.exit_code, ConfigurationError.exit_code)
+    own = not isinstance(error, PsnodeError) or (error.exit_code in codes and not isinstance(error, RemoteFailureError))
+    if own and master.version > master.run.resume_point.step:
+        with contextlib.suppress(OSError, PsnodeError):  # then the first error is the one to tell
+            if (version := master.pending.rescue()) is not None:
+                _LOG.warning("the checkpoint of step %d is written: once the cause is mended go on with --resume", version)
 
 
 def fail(master: Master, error: Exception | SystemExit) -> None:

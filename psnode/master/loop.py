@@ -280,6 +280,8 @@ class Master:
         self.pending.publish()
         self.pending.hurry(self.clock.now())
         if not self.job_state.stopping:
+            if not first:
+                self._turn.keep()
             self.shard.open(version)
             self._membership.suspend_silent()
 

@@ -55,9 +55,16 @@ class Turn:
 
     def begin_checkpoint(self, until: float) -> bool:
         """Begin the checkpoint of the version that is complete; False if none is to be. `until`: as of PendingCheckpoints."""
+        return self.pending.begin(self.job_state.version, self.members.live, until, self._facts)
+
+    def keep(self) -> None:
+        """Keep the version that is complete, for an end that comes amid the next."""
+        self.pending.last_whole.keep(self.job_state.version, self._facts)
+
+    @property
+    def _facts(self) -> Mapping[str, object]:
         applied = {} if self.sharding.applied is None else self.sharding.applied.facts()
-        facts = {**retention.UNKNOWN, **self.shard.facts(), **applied}
-        return self.pending.begin(self.job_state.version, self.members.live, until, facts)
+        return {**retention.UNKNOWN, **self.shard.facts(), **applied}
 
     def sent(self, nbytes: int) -> None:
         """A group of the version to come has left for all who get it, in `nbytes` in all."""

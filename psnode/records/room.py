@@ -84,6 +84,12 @@ class Room:
                 return Part(start, self._pages.raw[start : start + size])
         return None
 
+    def holds(self, size: int) -> bool:
+        """True if copies of `size` bytes in all would have room now, beside those that are there."""
+        with self.changed:
+            self.begin()
+            return self._pages is not None and self.taken + size <= self._end
+
     def give_back(self, part: Part) -> None:
         """The copy is not needed any more."""
         start, stop = part.start, part.start + part.raw.size

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from psnode.codecs.arrays import Floats
+from psnode.codecs.registry import is_from_outside
 from psnode.config import Config
 from psnode.config.scheme import Scheme
 from psnode.exchange.shard.aggregator import get_aggregator
@@ -102,6 +103,8 @@ class Shard:
             self._norm = GlobalNorm(config.clip_grad_norm, len(plan.groups), estimated=config.clip_estimate == "previous")
         self.constrained = constraint is not None
         codecs, aggregator = codecs_of(plan, scheme), get_aggregator(scheme.aggregator)
+        own_codec = any(is_from_outside(codec) for codec in (*codecs, *(self._downlink.codecs or ())))
+        self._own_code = self.constrained or own_optimizer is not None or own_codec
         arithmetic: Arithmetic = HostArithmetic(plan, codecs, aggregator, self._parameters)
         self._twins: Twins | None = None
         self.on_host: list[str] = []  # lines about what the host does although there is a device
@@ -226,6 +229,11 @@ class Shard:
         return self._parameters.digest(self._twins.copies([self._parameters.weights]))
 
     # checkpoints and records
+
+    @property
+    def runs_own_code(self) -> bool:
+        """True if code that is none of psnode's runs between the first update of a version and the last, and `memory` changes."""
+        return self._own_code and self._twins is None
 
     def state(self) -> ShardState:
         """Model, optimizer and y, for a checkpoint. While no group is open."""
