@@ -33,8 +33,6 @@ from psnode.jobs import job_end
 from psnode.jobs.job import exit_code_of, exit_without_mpi, hello, limit_threads, refuse_to_run_anew, signals
 from psnode.jobs.session_settings import BACKWARD, configured, holds, parameters_beside, with_own_rate
 from psnode.protocol.channel import TAG, FrameChannel, RemoteFailureError
-from psnode.protocol.wire import Kind
-from psnode.records import checkpoint, tensorfile
 from psnode.records.metrics import SUMMARY
 from psnode.transport.barrier import send_hello
 from psnode.transport.mpi.environment import place
@@ -232,37 +230,23 @@ class Session:
 
     def _hand_out(self, code: int) -> None:
         """Take what the last checkpoint holds into the model of rank 0, and send it to the others: nothing after a stop."""
-        from psnode.tasks import inventory
+        from psnode.jobs.final_weights import hand_out
 
-        ranks, path = range(1, self.size), self._config.directory
-        values: dict[str, torch.Tensor] = {}
+        path = self._config.directory
         self._updates = int(json.loads((path / SUMMARY).read_bytes())["steps"])
-        if code == 0:
-            found = checkpoint.Checkpoint.open(path / checkpoint.CHECKPOINTS / checkpoint.step_directory(self._updates))
-            values = found.tensors(checkpoint.MODEL)
-            inventory.put_back(self._model, values)
-        inventory.give_own_memory(self._model)
-        chunks = list(inventory.chunks(values, values)) or [{}]
-        for index, chunk in enumerate(chunks):
-            left = len(chunks) - 1 - index
-            for pending in self._final.send(ranks, Kind.STATE, tensorfile.dump(chunk), step=left, version=code):
-                pending.wait(self._config.pause_deadline)
+        ranks, patience = range(1, self.size), self._config.pause_deadline
+        hand_out(self._model, path, self._updates, code, self._final, ranks, patience)
         self._end_with(code)
 
     def _finish(self) -> None:
         """Take the weights that rank 0 hands out at the end."""
         if self._over:
             return
-        from psnode.tasks import inventory
+        from psnode.jobs.final_weights import take
 
         assert self._worker is not None
         self._updates = self._worker.version
-        left = 1
-        while left:
-            frame = self._final.expect(Kind.STATE, self._config.pause_deadline)
-            inventory.put_back(self._model, tensorfile.parse(bytes(frame.body), "what the run ends with"))
-            left, code = frame.step, frame.version
-            frame.release()
+        code = take(self._model, self._final, self._config.pause_deadline)
         self._worker.close()
         self._end_with(code)
 

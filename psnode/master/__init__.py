@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from psnode.config.train_settings import OWN
 from psnode.errors import CheckpointError, PsnodeError, StoppedError, in_one_line
 from psnode.exchange import malloc
 from psnode.exchange.compilation import prepare
-from psnode.exchange.footprint import footprint
+from psnode.exchange.footprint import Footprint, footprint
 from psnode.exchange.machine import Machine
 from psnode.exchange.replica import describe
 from psnode.exchange.routes import MASTER, Layout, routes_of
@@ -154,14 +154,9 @@ def _run(
     device: torch.device | None,
 ) -> int:
     """Gather the ranks, agree on a plan, put the shard and the master together, and serve."""
-    ranks, workers = layout.readers, layout.computing
+    workers = layout.computing
     rule = rule_of(run.config, len(workers))
-    by_rule = plan_of(describe(model), run.scheme, run.config)
-    patience = 5 * run.config.pause_deadline
-    ready = gather_ready(link, run, ranks, patience, partial(prepare, by_rule, run.scheme, run.config), threads)
-    need = footprint(by_rule, run.scheme, run.config, len(workers))
-    if run.config.memory_check:  # before trial runs, which take as much
-        require_memory(need, {rank: ready[rank] for rank in ranks})
+    ready, need = _gathered(link, run, model, layout, threads)
     applied = applied_before(rule, run.resume_point.checkpoint)
     examples, step = ready[workers[0]].examples, run.resume_point.step
     sharding = Sharding(
@@ -174,13 +169,12 @@ def _run(
     recipients = routes_of(layout, plan)[0].heirs(MASTER)
     tell_of_the_run(run, plan, ready, workers, sharding, need, threads)
     config, tracer = run.config, Tracer(0, enabled=run.config.timeline)
-    constraint = task.constrain if task.constrains else None
     with Shard(
-        plan, config, run.scheme, model, link, rule, sharding.rate, recipients, tracer, constraint=constraint,
-        parameter_groups=groups, own_optimizer=task.own_optimizer, device=device,
+        plan, config, run.scheme, model, link, rule, sharding.rate, recipients, tracer,
+        constraint=task.constrain if task.constrains else None, parameter_groups=groups, device=device,
+        own_optimizer=task.own_optimizer,
     ) as shard:  # fmt: skip
-        for line in shard.on_host:
-            _LOG.warning("the master: %s", line)
+        _tell_of_the_host(shard)
         shard.take_up(run.resume_point.checkpoint)
         behind = _start(link, run, plan, ready, model, sharding, len(workers), recorded(groups))
         clock = Clock()
@@ -212,12 +206,28 @@ def _run(
                 behind=behind,
             )
             tell_of_the_bytes(plan, run.scheme, len(workers))
-            malloc.give_back()
             _serve(master, ready[workers[0]].waits)
     if config.timeline:
-        names = {0: "master", **{rank: f"worker {rank}" for rank in ranks}}
-        write_timeline(run.path, [*tracer.events(), *(event for events in master.traces.values() for event in events)], names)
+        _write_timeline(master, tracer, layout.readers)
     return ending.end(master)
+
+
+def _gathered(
+    link: FrameChannel, run: RunDirectory, model: torch.nn.Module, layout: Layout, threads: Mapping[int, int]
+) -> tuple[Mapping[int, Ready], Footprint]:
+    """The answers of all ranks, and the memory that each needs: PsnodeError if one has less, or does not answer."""
+    plan = plan_of(describe(model), run.scheme, run.config)
+    patience = 5 * run.config.pause_deadline
+    ready = gather_ready(link, run, layout.readers, patience, partial(prepare, plan, run.scheme, run.config), threads)
+    need = footprint(plan, run.scheme, run.config, len(layout.computing))
+    if run.config.memory_check:  # before trial runs, which take as much
+        require_memory(need, {rank: ready[rank] for rank in layout.readers})
+    return ready, need
+
+
+def _tell_of_the_host(shard: Shard) -> None:
+    for line in shard.on_host:
+        _LOG.warning("the master: %s", line)
 
 
 def _planned(
@@ -264,6 +274,7 @@ def _start(
 
 def _serve(master: Master, waits: str) -> None:
     """Run all rounds; an error is summed up and raised. `waits`: why forward passes wait for all weights, if they do."""
+    malloc.give_back()
     beat = Heartbeat(master.link, (*master.workers, *master.spares))
     tell_of_the_start(master.events, master.run, master.workers)
     tell_of_another_end(master.events, master.run, master.sharding)
@@ -282,6 +293,12 @@ def _serve(master: Master, waits: str) -> None:
         master.pending.close()
         if master.history is not None:
             master.history.close()
+
+
+def _write_timeline(master: Master, tracer: Tracer, ranks: Iterable[int]) -> None:
+    names = {0: "master", **{rank: f"worker {rank}" for rank in ranks}}
+    events = [*tracer.events(), *(event for events in master.traces.values() for event in events)]
+    write_timeline(master.run.path, events, names)
 
 
 def _write_machines(run: RunDirectory, ready: Mapping[int, Ready]) -> None:

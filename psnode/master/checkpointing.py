@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 
 from psnode.errors import CheckpointError, WireError
 from psnode.exchange.shard.shard import Shard
+from psnode.master.buffers import WorkerBuffers
 from psnode.master.checkpoint_thread import CheckpointThread
-from psnode.master.draft import Draft
+from psnode.master.draft import Draft, Pending
 from psnode.master.events import Events
 from psnode.master.last_whole import LastWhole
-from psnode.master.statistics import combined, foreign
+from psnode.master.statistics import foreign
 from psnode.master.verdicts import Verdicts
 from psnode.protocol.wire import Flag, Frame
 from psnode.records import checkpoint, retention, staging, tensorfile
@@ -28,21 +28,6 @@ from psnode.tasks.inventory import batch_statistics, observed, persistent_buffer
 
 Tensors = dict[str, torch.Tensor]
 _MOST = 4
-
-
-@dataclass
-class _Pending:
-    """A checkpoint that waits for parts of `awaited`, or is `sealed` and waits for the disk.
-
-    `until`: when the rounds that go on wait no longer for the rest.
-    """
-
-    draft: Draft
-    awaited: set[int]
-    until: float
-    facts: Mapping[str, object]
-    states: dict[int, Tensors] = field(default_factory=dict)
-    sealed: bool = False
 
 
 class PendingCheckpoints:
@@ -77,10 +62,8 @@ class PendingCheckpoints:
         self._workers = workers
         self._rounds_go_on = shard.rule.rounds_go_on
         self._rules = batch_statistics(shard.model) if statistics is None else statistics
-        self._differing = set[str]()  # buffers of which that was told
-        self._means: Tensors = {}  # the mean of the workers' buffers, as last known
-        self._means_of = run.resume_point.step  # the version that they are of
-        self._pending: dict[int, _Pending] = {}  # by version, ascending
+        self._buffers = WorkerBuffers(self._rules, events, run.resume_point.step)
+        self._pending: dict[int, Pending] = {}  # by version, ascending
         self._room = Room(run.config.checkpoint_memory)
         self._thread = CheckpointThread(tell, tracer)
         self._snapshots: tuple[Snapshot, ...] = ()
@@ -126,7 +109,7 @@ class PendingCheckpoints:
     @property
     def statistics(self) -> bytes:
         """The means of the workers' buffers, as last known, as a part that holds nothing else; empty if there are none."""
-        return tensorfile.dump({f"buffer/{name}": value for name, value in self._means.items()}) if self._means else b""
+        return self._buffers.part
 
     def begin(self, version: int, ranks: Iterable[int], until: float, facts: Mapping[str, object] | None = None) -> bool:
         """Begin the checkpoint of `version`, the newest, with parts of `ranks`; False if there will be none.
@@ -139,7 +122,7 @@ class PendingCheckpoints:
                 return False
             draft = Draft(self._shard, self._room, self._meant)
             draft.staged = staged
-        self._pending[version] = _Pending(draft, set(ranks), until, facts or {})
+        self._pending[version] = Pending(draft, set(ranks), until, facts or {})
         self._snapshots = (*self._snapshots, draft.snapshot)
         self._write(version, draft.write_state)
         return True
@@ -157,7 +140,7 @@ class PendingCheckpoints:
             self.begun = version
             if (staged := self._staged(version)) is not None:
                 draft.staged = staged
-                self._pending[version] = _Pending(draft, set(), math.inf, facts)
+                self._pending[version] = Pending(draft, set(), math.inf, facts)
                 self._write(version, draft.write_state)
                 self.publish()
         self.finish()
@@ -245,9 +228,9 @@ class PendingCheckpoints:
                 pending.sealed = True
                 self._seal(version, pending)
 
-    def _seal(self, version: int, pending: _Pending) -> None:
-        self._combine(version, pending.states)
-        means, facts = self._means, {**pending.facts}
+    def _seal(self, version: int, pending: Pending) -> None:
+        self._buffers.combine(version, pending.states, there=bool(persistent_buffers(self._shard.model)))
+        means, facts = self._buffers.means, {**pending.facts}
         waiting = self._shard.waiting() if self.is_last(version) else {}
         if facts.get(checkpoint.SOUND, True) is None and (doubt := self.doubt()):
             facts[retention.REASON] = doubt
@@ -294,7 +277,7 @@ class PendingCheckpoints:
 
         self._thread.do(version, work, then)
 
-    def _drop(self, version: int) -> _Pending | None:
+    def _drop(self, version: int) -> Pending | None:
         """Nobody waits for this checkpoint any more."""
         pending = self._pending.pop(version, None)
         if pending is not None:
@@ -322,27 +305,6 @@ class PendingCheckpoints:
             pending.facts = {**pending.facts, **retention.verdict(reason)}
         else:
             self._verdicts.judge(version, reason)
-
-    def _combine(self, version: int, states: Mapping[int, Tensors]) -> None:
-        """Take the mean of the workers' buffers; tell if there are buffers, and nobody's have come."""
-        if states:
-            self._means, self._means_of = self._combined(version, states) or self._means, version
-        elif persistent_buffers(self._shard.model):
-            reason = f"no worker's part of the checkpoint has come: its buffers are those of step {self._means_of}"
-            self._events.tell("old buffers", version, None, reason)
-
-    def _combined(self, version: int, states: Mapping[int, Tensors]) -> Tensors:
-        """Combine the workers' buffers. Buffers that should be the same everywhere and are not are told, once each."""
-        found, differing = combined(states, self._rules)
-        for name in differing:
-            if name not in self._differing:
-                self._differing.add(name)
-                self._events.tell(
-                    "differs", version, min(states),
-                    f"buffer {name} is not the same on every worker: the checkpoint holds that of rank {min(states)}; "
-                    "a statistic is to be named in Task.statistics",
-                )  # fmt: skip
-        return found
 
 
 def _why(error: Exception) -> str:

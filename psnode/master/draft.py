@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -101,6 +102,21 @@ class Draft:
 
     def _is_checked(self, name: str) -> bool:
         return name not in self._meant
+
+
+@dataclass
+class Pending:
+    """A checkpoint that waits for parts of `awaited`, or is `sealed` and waits for the disk.
+
+    `until`: when the rounds that go on wait no longer for the rest.
+    """
+
+    draft: Draft
+    awaited: set[int]
+    until: float
+    facts: Mapping[str, object]
+    states: dict[int, Tensors] = field(default_factory=dict)
+    sealed: bool = False
 
 
 def _still(state: ShardState, model: torch.nn.Module) -> ShardState:

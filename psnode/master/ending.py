@@ -88,7 +88,7 @@ def _summarise(master: Master, run: RunDirectory, reason: str, code: int) -> Sum
         digest = master.shard.digest()
     except DeviceError:  # of the master's own, on which the weights are
         digest = ""
-    found = replace(found, final_loss=master.final_loss, model_hash=digest, worker_peak_memory_bytes=memory)
+    found = replace(found, final_loss=master.books.final_loss, model_hash=digest, worker_peak_memory_bytes=memory)
     found.write(run.path)
     return found
 

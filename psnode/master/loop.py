@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ from psnode.errors import ConfigurationError, DeadlineExceededError, NormError, 
 from psnode.exchange.shard.backlog import Backlog
 from psnode.exchange.shard.events import GroupClosed, NotApplied, Refused, Scaled
 from psnode.exchange.shard.shard import Shard
+from psnode.master.books import Books
 from psnode.master.checkpoint_thread import CheckpointNews
 from psnode.master.checkpointing import PendingCheckpoints
 from psnode.master.deadlines import RoundTimer, patience_of
@@ -64,9 +64,11 @@ class Master:
     soundness: Soundness = field(default_factory=Soundness)
     history: History | None = None
     behind: tuple[int, ...] = ()  # ranks that do not have the weights yet
-    final_loss: float | None = None
     partial: int = 0  # rounds that were not of all workers
     traces: dict[int, list[dict[str, object]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.books = Books(self.recorder, self.observer, self.soundness, self.pending)
 
     @property
     def version(self) -> int:
@@ -95,7 +97,7 @@ class Master:
                 self._publish()
             if not self._members.live and self.shard.untouched and not self.job_state.stopping:
                 self._desert()
-            self._write_records()
+            self.books.write()
         self.pending.finish()
         self.pending.require(self.version)
 
@@ -216,7 +218,7 @@ class Master:
         if event.failure.loss is not None:
             newest = not self.shard.rule.rounds_go_on and event.step == self.version + 1
             live, weights = (self._members.live, self.shard.replica) if newest else (frozenset[int](), None)
-            self._judge(self.soundness.give_up(f"the loss on it is {event.failure.loss} on rank {event.rank}"))
+            self.books.judge(self.soundness.give_up(f"the loss on it is {event.failure.loss} on rank {event.rank}"))
             raise diverged(self.link, event, live - self.shard.missing, live, weights, self.shard.outlier())
         late = event.exit_code == ConfigurationError.exit_code and self.version > self.run.resume_point.step
         if event.exit_code != PsnodeError.exit_code and not late:
@@ -261,7 +263,7 @@ class Master:
             self.partial += any(len({added.rank for added in group}) < len(self.workers) for group in self._added)
             rate, norm = self.sharding.rate(version - 1), self.shard.gradient_norm
             self.recorder.close(version, rate, self._contributors, self.shard.seconds(), norm)
-            self._write_records()
+            self.books.write()
             if self.history is not None:
                 self.history.version(version, self.shard.digest(), self._added)
         if self._hashes.due(version):
@@ -302,18 +304,8 @@ class Master:
         self._hashes.compare(frame.sender, frame.step, frame.version, report.replica_hash)
         self.recorder.report(frame.step, frame.sender, report)
         self.soundness.hear(frame.sender, frame.version, report.loss)
-        self._judge(self.soundness.verdicts(self._members.live))
-        self._write_records()
-
-    def _judge(self, verdicts: Iterable[tuple[int, str]]) -> None:
-        for version, reason in verdicts:
-            self.pending.judge(version, reason)
-
-    def _write_records(self) -> None:
-        for record in self.recorder.due():
-            self.final_loss = record.loss
-            self.soundness.take(record.step, record.loss)
-            self.observer.write(record)
+        self.books.judge(self.soundness.verdicts(self._members.live))
+        self.books.write()
 
     def _is_pause(self, flags: Flag) -> bool:
         """True if the round that follows is known to take longer."""

@@ -1,0 +1,34 @@
+"""The books of a run: a record of each step as soon as all is known of it, and what losses say of checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from psnode.master.checkpointing import PendingCheckpoints
+from psnode.master.progress import Fanout
+from psnode.master.recorder import StepRecorder
+from psnode.master.soundness import Soundness
+
+
+@dataclass
+class Books:
+    """`final_loss`: that of the last record."""
+
+    recorder: StepRecorder
+    observer: Fanout
+    soundness: Soundness
+    pending: PendingCheckpoints
+    final_loss: float | None = None
+
+    def write(self) -> None:
+        """Write the records that are due."""
+        for record in self.recorder.due():
+            self.final_loss = record.loss
+            self.soundness.take(record.step, record.loss)
+            self.observer.write(record)
+
+    def judge(self, verdicts: Iterable[tuple[int, str]]) -> None:
+        """Versions are sound, or unsound for a reason."""
+        for version, reason in verdicts:
+            self.pending.judge(version, reason)
