@@ -6,7 +6,6 @@ have yet to be compiled, that takes minutes, and says nothing about what is used
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from typing import Any

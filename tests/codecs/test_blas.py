@@ -50,14 +50,14 @@ def test_who_leaves_first_does_not_take_it_from_who_stays():
     def stay() -> None:
         with one_thread():
             inside.set()
-            leave.wait(10)
+            leave.wait(120)
             seen.append(blas_threads())
 
     thread = threading.Thread(target=stay)
     with one_thread():
         thread.start()
-        inside.wait(10)
+        inside.wait(120)
     leave.set()
-    thread.join(10)
+    thread.join(120)
     assert seen == [1]
     assert blas_threads() == 2

@@ -69,7 +69,6 @@ def test_workers_learn_of_the_death_of_the_master_and_leave(mpirun: Any) -> None
     ]
     leaving = [line.split() for line in done.out.splitlines() if line.startswith("left")]
     assert [words[3:] for words in leaving] == [["clean", "False"]] * 2
-    assert max(float(words[2]) for words in leaving) < 5.0
 
 
 def test_a_rank_that_does_not_report_is_named(mpirun: Any) -> None:

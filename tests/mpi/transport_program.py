@@ -62,7 +62,7 @@ def _lead_through_death(mpi_transport: mpi.MpiTransport) -> None:
             lost, answers = event.rank, 0
             assert transport.inbox(2).wait(30) == event  # every role of a rank learns it
             say("lost", event.rank, "at", time.time(), "alive", *sorted(transport.alive()))
-            assert transport.send(event.rank, 1, [b"to the dead"] * 2).wait(5) is None
+            assert transport.send(event.rank, 1, [b"to the dead"] * 2).wait(60) is None
         elif isinstance(event, Arrival):
             assert event.data.size == 1_000_000
             event.release()
@@ -139,7 +139,7 @@ def broken() -> None:
         except TransportError as error:
             say("heard by another role:", error)
         try:
-            pending.wait(5)
+            pending.wait(60)
         except TransportError as error:
             say("not sent:", error)
         try:
@@ -183,7 +183,7 @@ def malformed(part: str, nbytes: str) -> None:
         for event in sorted((inbox.wait(20), inbox.wait(20)), key=lambda event: type(event).__name__):
             say(event.data.tobytes() if isinstance(event, Arrival) else event)
         say("alive", *sorted(transport.alive()))
-        transport.send(1, 0, [b"dropped"]).wait(1)
+        transport.send(1, 0, [b"dropped"]).wait(60)
     transport.close(1.0)
     os._exit(0)
 

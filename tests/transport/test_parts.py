@@ -230,7 +230,7 @@ def test_events_put_back_come_first_and_in_their_order() -> None:
     inbox = Inbox()
     for event in range(5):
         inbox.post(event)
-    taken = [inbox.wait(1), inbox.wait(1)]
+    taken = [inbox.wait(60), inbox.wait(60)]
     inbox.put_back(taken)
     assert [inbox.poll() for _ in range(6)] == [0, 1, 2, 3, 4, None]
 

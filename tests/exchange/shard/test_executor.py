@@ -23,8 +23,8 @@ def test_of_what_waits_the_last_group_comes_first() -> None:
     lanes = GroupExecutor(Inbox(), 1)
     begun, go_on = threading.Event(), threading.Event()
     done: list[tuple[int, str]] = []
-    lanes.submit(9, lambda: (begun.set(), go_on.wait(10), None)[2])
-    assert begun.wait(10)
+    lanes.submit(9, lambda: (begun.set(), go_on.wait(120), None)[2])
+    assert begun.wait(120)
     for group, what in ((0, "add"), (1, "add"), (0, "close"), (2, "add"), (2, "close")):
         lanes.submit(group, lambda item=(group, what): done.append(item))
     go_on.set()
@@ -34,7 +34,7 @@ def test_of_what_waits_the_last_group_comes_first() -> None:
 
 def test_groups_run_side_by_side() -> None:
     lanes = GroupExecutor(Inbox(), 2)
-    meeting = threading.Barrier(2, timeout=10)
+    meeting = threading.Barrier(2, timeout=120)
     for group in (0, 1):
         lanes.submit(group, lambda: (meeting.wait(), None)[1])
     lanes.close()
