@@ -20,6 +20,7 @@ from tests.kinds.task import Trains
 
 EXAMPLES, STEPS, FAILS = 16, 6, 4  # the first step that is not whole
 PLANS = {"group_by": "layer"}
+FILES = (checkpoint.MODEL, checkpoint.OPTIMIZER, checkpoint.REPLICA, checkpoint.EMA)
 DECODED = {"pushes": 0, "last": 1 << 30}  # by the master
 CODEC = """
 import threading
@@ -98,7 +99,8 @@ def train(task: Task, folder: Path, **settings: Any) -> int:
 
 def newest(folder: Path) -> tuple[int, dict[str, torch.Tensor]]:
     found = checkpoint.Checkpoint.open(checkpoint.latest(folder))
-    return found.step, {**found.tensors(checkpoint.MODEL), **found.tensors(checkpoint.OPTIMIZER)}
+    held = {file: found.tensors(file) for file in FILES if (found.path / file).exists()}
+    return found.step, {f"{file}/{name}": value for file, tensors in held.items() for name, value in tensors.items()}
 
 
 KINDS: Mapping[str, tuple[Callable[[str], Task], str, dict[str, Any]]] = {
@@ -123,6 +125,19 @@ def test_the_last_whole_step_is_saved_and_the_run_goes_on_from_it(kind: str, tmp
         (step, expected), (saved, found) = newest(left), newest(right)
         assert (saved, found.keys()) == (step, expected.keys())
         assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_what_workers_have_and_the_moving_average_are_those_of_the_last_whole_step_too(tmp_path: Path) -> None:
+    settings = {"scheme": "topk:ratio=0.2", "min_compress_bytes": 0, "downlink": "topk:ratio=0.5", "ema_decay": 0.9}
+    settings |= {"clip_grad_norm": 0.5, "optimizer": "adamw", "lr": 0.01}
+    assert train(Constrained(), tmp_path / "part", stop_after=FAILS - 1, **settings) == 0
+    with pytest.raises(FaultError):
+        train(Constrained("raises"), tmp_path / "run", **settings)
+    (step, expected), (saved, found) = newest(tmp_path / "part"), newest(tmp_path / "run")
+    assert all(any(name.startswith(f"{file}/") for name in expected) for file in FILES)
+    assert (saved, found.keys()) == (step, expected.keys())
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert train(Constrained(), tmp_path / "run", resume=True, **settings) == 0
 
 
 def test_a_codec_of_ones_own_that_fails_on_the_master_leaves_the_last_whole_step(tmp_path: Path) -> None:
