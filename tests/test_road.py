@@ -35,6 +35,7 @@ UPLINK: dict[str, tuple[str, ...]] = {
     "fp16": ("Generated" + PLAIN,),
     "bf16": ("Generated" + PLAIN,),
     "qsgd": ("Qsgd" + PLAIN,),
+    "ecq": ("Qsgd" + PLAIN,),
     "atomo": ("Reducer" + PLAIN,),
     "atomo-entrywise": ("Entrywise" + PLAIN,),
     "nuqsgd": ("Nuqsgd" + PLAIN, "Generated" + PLAIN),

@@ -31,6 +31,11 @@ _TABLE = (
         "Alistarh et al., QSGD, NeurIPS 2017", downlink="qsgd:levels=15,bucket=512",
     ),
     Scheme(
+        "ecq", "qsgd:levels=15,bucket=512", "qsgd of the gradient and a share of the decaying error of earlier steps",
+        "Wu et al., Error compensated quantized SGD, ICML 2018", feedback="ecq:alpha=0.2,beta=0.9",
+        downlink="qsgd:levels=15,bucket=512",
+    ),
+    Scheme(
         "atomo", "svd:rank=3,method=deflated", "a few singular triples, sampled with the least variance, unbiased",
         "Wang et al., ATOMO, NeurIPS 2018", downlink=CHANGES,
     ),

@@ -10,6 +10,7 @@ from psnode.codecs import spec
 from psnode.errors import ConfigurationError
 from psnode.feedback.average import MomentumAverage
 from psnode.feedback.base import Context, Feedback, Gathering, State
+from psnode.feedback.compensated import CompensatedQuantisation
 from psnode.feedback.error import ErrorFeedback
 from psnode.feedback.momentum import LocalMomentum, MomentumCorrection
 from psnode.feedback.none import NoFeedback
@@ -17,7 +18,8 @@ from psnode.feedback.none import NoFeedback
 __all__ = ["RULES", "Context", "ErrorFeedback", "Feedback", "Gathering", "NoFeedback", "State", "get_feedback"]
 
 RULES: dict[str, type[Feedback]] = {
-    rule.id: rule for rule in (NoFeedback, ErrorFeedback, MomentumCorrection, LocalMomentum, MomentumAverage)
+    rule.id: rule
+    for rule in (NoFeedback, ErrorFeedback, CompensatedQuantisation, MomentumCorrection, LocalMomentum, MomentumAverage)
 }
 
 
