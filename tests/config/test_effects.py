@@ -128,7 +128,7 @@ def test_a_setting_changes_what_is_recorded_and_the_weights_of_fc(name: str, has
 STEPS_AN_EPOCH = 1
 VARIANTS: tuple[dict[str, Any], ...] = (
     {},
-    *({"feedback": rule} for rule in ("none", "ef", "ef:rescale=true", "ema", "dgc", "momentum")),
+    *({"feedback": rule} for rule in ("none", "ef", "ef:rescale=true", "ecq", "ema", "dgc", "momentum")),
     *({"aggregator": name} for name in ("mean", "majority")),
     {"momentum": 0.5}, {"nesterov": True}, {"weight_decay": 0.1}, {"optimizer": "adam"},
     {"optimizer": "adamw", "weight_decay": 0.1}, {"min_compress_bytes": 1 << 20}, {"sparsity_warmup_epochs": 0.0},

@@ -16,7 +16,7 @@ from psnode import ddp
 from psnode.errors import ConfigurationError
 from tests.ddp.program import RANKS, Linear, gradients, steps, wrapped
 
-RULES = ("ef", "ef:decay=0.5", "dgc:momentum=0.9", "ema", "momentum")
+RULES = ("ef", "ef:decay=0.5", "ecq", "dgc:momentum=0.9", "ema", "momentum")
 # An average that takes a tenth of 3e38 stays finite, and so does the sum.
 LEFT_OUT = [(rule, why) for rule in RULES for why in ("infinite", "overflow", "told") if (rule, why) != ("ema", "overflow")]
 

@@ -42,6 +42,7 @@ RULES: dict[str, dict[str, Any]] = {
     "ef in weights": {"scheme": "topk", "feedback": "ef:rescale=true"},
     "momentum factor masking": {"scheme": "dgc:ratio=0.01", "sparsity_warmup_epochs": 0.0},
     "average": {"scheme": "signum"},
+    "accumulated error": {"scheme": "ecq"},
     "clipped": {"scheme": "topk", "feedback": "ef", "aggregator": "mean:clip=median"},
 }
 

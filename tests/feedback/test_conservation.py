@@ -3,6 +3,7 @@
     ef (decay=1)     applied sum + memories = sum of gradients
     ef:rescale=true  the same of learning rate times gradient, memories at the last step's learning rate
     dgc              applied sum + velocities = sum of the momentum-corrected gradients u
+    ecq:beta=1       applied sum + accumulated errors = sum of gradients
 
 The loss is linear in the weights, so every gradient is known beforehand, and an epoch is one step, so every worker's gradient
 is used once a step whatever the shuffling. The applied sum is read off the master's weights, which SGD at a learning rate of
@@ -12,6 +13,7 @@ is used once a step whatever the shuffling. The applied sum is read off the mast
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +47,8 @@ NOT_CONSERVING = {
     "ema:beta=0.5": "an average is sent, and what coding loses of it is not remembered",
     "momentum:momentum=0.5": "what coding loses of the momentum is not remembered",
 }
+
+DECAYING = "ecq:alpha=0.5,beta=0.5"  # conserved is the sum with the weights of the decay
 
 
 class Examples:
@@ -131,12 +135,12 @@ def outcome(folder: Path, scheme: str, feedback: str, workers: int, **changed: A
     rates = [SHRINKAGE**step if shrinks else 1.0 for step in range(STEPS)]
     weights = saved[-1].tensors(checkpoint.MODEL)
     gradient = np.concatenate([task.gradients[tensor.name].double().sum(0).numpy().reshape(-1) for tensor in plan.tensors])
-    owed = [memory(saved[-1], plan, name, workers) for name in ("residual", "velocity")]
+    owed = [memory(saved[-1], plan, name, workers) for name in ("residual", "velocity", "error")]
     return Outcome(
         applied=-workers * np.concatenate([weights[tensor.name].double().numpy().reshape(-1) for tensor in plan.tensors]),
         gradients=gradient * sum(rates),
         momenta=sum((memory(each, plan, "momentum", workers) for each in saved[:-1]), np.zeros(plan.size)),
-        memories=rates[-1] * (owed[0] + owed[1]),
+        memories=rates[-1] * sum(owed),
     )
 
 
@@ -206,5 +210,39 @@ def test_a_vote_conserves_nothing(tmp_path: Path, scheme: str) -> None:
     assert outcome(tmp_path, scheme, SCHEMES[scheme].feedback, 3, eval_freq=0).missing > 0.1
 
 
+ACCUMULATING = ["qsgd", "topk", "terngrad", "countsketch", "dithered", "minmax"]
+
+
+@pytest.mark.parametrize("scheme", ACCUMULATING)
+def test_an_accumulated_error_that_never_decays_loses_nothing(tmp_path: Path, scheme: str) -> None:
+    found = outcome(tmp_path, scheme, "ecq:alpha=0.5,beta=1", 3)
+    assert found.missing < ROUNDING
+    assert found.memories.any()
+
+
+@pytest.mark.parametrize("scheme", ["qsgd", "topk"])
+def test_a_decaying_error_conserves_the_decayed_sum(tmp_path: Path, scheme: str) -> None:
+    """The sum of 0.5^(last - t) (gradients - applied) is the memory. Steps' applied sums are read off the weights between them."""
+    found = outcome(tmp_path, scheme, DECAYING, 2)
+    assert found.missing > 0.01
+    steps = [checkpoint.Checkpoint.open(step) for step in sorted((tmp_path / checkpoint.CHECKPOINTS).glob("step-*"))]
+    plan = Plan.from_dict(json.loads((tmp_path / "config.json").read_bytes())["plan"])
+    weights = [np.zeros(plan.size)] + [
+        np.concatenate([step.tensors(checkpoint.MODEL)[tensor.name].double().numpy().reshape(-1) for tensor in plan.tensors])
+        for step in steps
+    ]
+    assert len(weights) == STEPS + 1
+    lost = [found.gradients / STEPS + 2 * (after - before) for before, after in pairwise(weights)]
+    owed = sum((0.5 ** (STEPS - 1 - step) * each for step, each in enumerate(lost)), np.zeros(plan.size))
+    bias = slice(-SHAPES["bias"][0], None)
+    assert np.abs(owed[bias]).max() < 1e-5
+    assert np.linalg.norm(found.memories - owed) < ROUNDING * np.linalg.norm(found.gradients)
+
+
+def test_what_is_clipped_away_of_a_compensated_gradient_is_remembered(tmp_path: Path) -> None:
+    found = outcome(tmp_path, "qsgd", "ecq:alpha=0.5,beta=1", 4, aggregator="mean:clip=median")
+    assert found.missing < ROUNDING
+
+
 def test_every_rule_is_listed() -> None:
-    assert {get_feedback(text).id for text in (*CONSERVING, *NOT_CONSERVING)} == set(RULES)
+    assert {get_feedback(text).id for text in (*CONSERVING, *NOT_CONSERVING, DECAYING)} == set(RULES)
