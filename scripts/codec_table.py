@@ -44,6 +44,7 @@ ROWS = (
     Row("topk:ratio=0.001,sampled=true", "Lin et al., DGC, ICLR 2018"),
     Row("randk:ratio=0.01", "Stich et al., NeurIPS 2018"),
     Row("graddrop", "Aji and Heafield, EMNLP 2017"),
+    Row("adacomp", "Chen et al., AAAI 2018"),
     Row("lss", "Ge et al., CASQ, CLUSTER 2021"),
     Row("lss:bits=4,rate=1+ans", "the same, entropy coded"),
     Row("sketchml", "Jiang et al., SIGMOD 2018"),

@@ -28,8 +28,8 @@ _LOCAL = (
 )
 _KILLED = "faults/test_death.py faults/test_suspended.py faults/test_spares.py faults/test_resharding.py"
 _CODECS = (
-    "bf16 blosc countmean countsketch dithered entrywise fp16 graddrop identity lss minmax natural nuqsgd onebit polar qsgd "
-    "randk scaledsign sign sketchml svd tbq terngrad threshold topk"
+    "adacomp bf16 blosc countmean countsketch dithered entrywise fp16 graddrop identity lss minmax natural nuqsgd onebit polar "
+    "qsgd randk scaledsign sign sketchml svd tbq terngrad threshold topk"
 )
 
 # patterns below psnode/ -> tests below tests/; {stem} is the module's own name
@@ -37,6 +37,7 @@ TABLE: Mapping[str, str] = {
     "codecs/entropy/ans*": f"codecs/test_ans.py {_GOLDEN}",
     "codecs/entropy/rice*": f"codecs/test_rice.py {_GOLDEN}",
     "codecs/entropy/*": f"codecs/test_chain.py {_GOLDEN} {_CONTRACT}",
+    "codecs/kernels/adacomp*": "codecs/test_adacomp.py",
     "codecs/kernels/bitmasks*": f"codecs/test_indices.py codecs/test_tbq.py codecs/test_largest.py {_GOLDEN}",
     "codecs/kernels/clustering*": "codecs/test_lss.py codecs/test__golden.py",
     "codecs/kernels/clusters*": "codecs/test_lss.py codecs/test_sketchml.py codecs/test__golden.py",
@@ -105,7 +106,7 @@ TABLE: Mapping[str, str] = {
     "codecs/__init__.py": "codecs/test_registry.py",
     "codecs/*.py": f"codecs/test_{{stem}}.py {_GOLDEN} {_CONTRACT}",
     "feedback/*": "feedback/test_feedback.py exchange/test_segment_coder.py exchange/test_sender.py "
-    "config/test_schemes.py feedback/test_momentum.py "
+    "config/test_schemes.py feedback/test_momentum.py feedback/test_compensated.py "
     "faults/test_rescaled_memories.py",
     "exchange/collectives.py": "ddp/test_comm_hook.py",
     "exchange/memories.py": "exchange/test_memories.py faults/test_other_plans.py faults/test_rescaled_memories.py",

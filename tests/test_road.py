@@ -50,6 +50,7 @@ UPLINK: dict[str, tuple[str, ...]] = {
     "efsignsgd": ("ScaledSign" + FED_BACK, "Generated" + FED_BACK),
     "randk": ("Selector" + FED_BACK, SUM),  # it searches nothing
     "graddrop": ("Selector" + FED_BACK,),
+    "adacomp": ("AdaComp" + FED_BACK,),
     "topk": ("Selector" + FED_BACK,),
     "polar": (SUM, "Polar(Accumulated, Sink)"),
     "countsketch": (SUM, "LinearSketch(Accumulated, Sink)"),

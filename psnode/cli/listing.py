@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from psnode.codecs import Codec, available, get_codec
+from psnode.codecs.spec import Stage
 from psnode.config.declaration import nearest
 from psnode.config.scheme import Scheme
 from psnode.config.schemes import NAMES, SCHEMES
@@ -63,12 +64,16 @@ def show() -> None:
 
 
 def explain(name: str) -> None:
-    """Print all about the codec and the scheme called `name`. ConfigurationError if there is neither."""
-    scheme = NAMES.get(name.casefold())
-    if scheme is None and name.partition(":")[0].partition("+")[0] not in available():
-        raise ConfigurationError(f"there is no codec or scheme {name!r}{nearest(name, [*available(), *NAMES])}")
-    if scheme is None or name in available():
+    """Print all about the codec, the feedback rule and the scheme called `name`. ConfigurationError if there is none of them."""
+    from psnode.feedback import RULES
+
+    scheme, stage = NAMES.get(name.casefold()), name.partition(":")[0].partition("+")[0]
+    if scheme is None and stage not in available() and stage not in RULES:
+        raise ConfigurationError(f"there is no codec or scheme {name!r}{nearest(name, [*available(), *NAMES, *RULES])}")
+    if stage in available() and (scheme is None or name in available()):
         _explain_codec(get_codec(name))
+    if stage in RULES:
+        _explain_rule(name)
     if scheme is not None:
         _explain_scheme(scheme)
 
@@ -103,6 +108,19 @@ def _explain_codec(codec: Codec) -> None:
     rows.add_row("bits", f"at most {entry['max_bits']:.3g} a coordinate of a 1024 x 1024 matrix")
     users = [scheme.name for scheme in SCHEMES.values() if codec.id in re.split(r"[+:]", scheme.codec)]
     rows.add_row("schemes", ", ".join(users) or "none: use it with --codec")
+    _print("", rows)
+
+
+def _explain_rule(text: str) -> None:
+    from psnode.feedback import get_feedback
+
+    rule, rows = get_feedback(text), _table()
+    stage = Stage.of(rule.id, rule)
+    click.echo(f"feedback {rule.id}\n\n{inspect.getdoc(type(rule))}\n")
+    rows.add_row(f"parameters of {rule.id}", ", ".join(f"{key}={value}" for key, value in stage.settings.items()) or "none")
+    rows.add_row("remembers", ", ".join(name for name in rule.init(0) if name not in rule.scratch) or "nothing")
+    users = [scheme.name for scheme in SCHEMES.values() if scheme.feedback.partition(":")[0] == rule.id]
+    rows.add_row("schemes", ", ".join(users) or "none: use it with --feedback")
     _print("", rows)
 
 

@@ -49,6 +49,7 @@ CODECS = {
     "countsketch": Entry(24, "countsketch:CountSketch"),
     "countmean": Entry(25, "countmean:CountMean"),
     "powersgd": Entry(26),
+    "adacomp": Entry(28, "adacomp:AdaComp"),
 }
 LOSSLESS = {
     "zstd": Entry(64, "entropy.zstd:Zstd"),

@@ -18,6 +18,7 @@ class Traits:
     sparse            decode_add touches only the coordinates in `support`
     adaptive          payloads are so much smaller on the arrays meant for the codec that `max_nbytes` says little of them
     votes             a decoded value is a vote, 1 or -1, of which the majority counts
+    newest            looks at what is being added to a residual beside the sum, so that the sum alone is coded otherwise
     refit             for how many steps of training a result of `fit` serves; 1: every array is coded by itself
     """
 
@@ -30,4 +31,5 @@ class Traits:
     sparse: bool = False
     adaptive: bool = False
     votes: bool = False
+    newest: bool = False
     refit: int = 1

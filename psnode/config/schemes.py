@@ -97,6 +97,10 @@ _TABLE = (
         "Aji and Heafield, Sparse communication for distributed gradient descent, EMNLP 2017", feedback="ef", downlink=CHANGES,
     ),
     Scheme(
+        "adacomp", "adacomp", "entries that a gradient more would make the largest of their bin, as signs, the rest remembered",
+        "Chen et al., AdaComp, AAAI 2018", feedback="ef", downlink=CHANGES,
+    ),
+    Scheme(
         "topk", "topk:ratio=0.01", "the largest of every hundred coordinates, the rest remembered",
         "Stich et al., Sparsified SGD with memory, NeurIPS 2018", feedback=WEIGHTS_OWED,
         downlink="topk:ratio=0.01", **_PLAIN,

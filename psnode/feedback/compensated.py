@@ -20,15 +20,16 @@ from psnode.feedback.none import NoFeedback
 class CompensatedQuantisation(Feedback):
     """ECQ-SGD: p = g + alpha h, send q = Q(p), h = beta h + (g - q).
 
-    The error accumulated is the gradient minus what was sent for it, g - q, not p - q: with p - q = e, h = (beta - alpha) h + e.
-    With alpha = beta = 1 that is error feedback. An unbiased codec is used as it is, as in the paper: if its variance is at most
-    omega ||p||^2, then E||h||^2 stays bounded where alpha^2 omega + (beta - alpha)^2 < 1.
+    The error accumulated is the gradient minus what was sent for it: the paper's h is the sum of beta^(t - 1 - s) (g_s - q_s)
+    over the steps s before t, not of p_s - q_s. With e = p - q, h = (beta - alpha) h + e, and alpha = beta = 1 is error feedback.
+    An unbiased codec is used as it is, as in the paper: with a variance of at most omega ||p||^2, E||h||^2 stays bounded where
+    alpha^2 omega + (beta - alpha)^2 < 1.
 
     Conserved is the sum with the weights of the decay, sum over t <= T of beta^(T - t) (g_t - q_t) = h_T, whatever alpha is: with
     beta = 1 the sum of all sent values + h = the sum of g; with a smaller beta nothing is owed any more of errors long ago.
 
     Wu, Huang, Huang, Zhang, "Error compensated quantized SGD and its applications to large-scale distributed optimization",
-    ICML 2018: the definition of h and its recursion, the compensated gradient and the bound above are theirs.
+    ICML 2018: the definition of h, its recursion, p and the bound above.
     """
 
     id: ClassVar[str] = "ecq"

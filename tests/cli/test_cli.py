@@ -225,6 +225,12 @@ def test_codecs_as_tables(here: Run) -> None:
         ("qsgd", ["codec qsgd", "Alistarh", "levels=15, bucket=512", "unbiased", "5.06", "scheme qsgd", "that of dense SGD"]),
         ("signsgd", ["scheme signsgd", "majority", "0.0005 unless --lr is given; the rule: "]),
         ("ATOMO", ["scheme atomo", "NeurIPS 2018", "svd", "learning rate"]),
+        ("adacomp", ["codec adacomp", "AAAI 2018", "|H|", "shaped sparse adaptive", "scheme adacomp", "feedback"]),
+        (
+            "ecq",
+            ["feedback ecq", "ICML 2018", "h = beta h + (g - q)", "alpha=0.2, beta=0.9", "error", "scheme ecq"],
+        ),
+        ("ef:decay=0.5", ["feedback ef", "decay=0.5", "residual", "topk, "]),
         ("topk:ratio=0.5", ["ratio=0.5", "biased sparse", "dgc"]),
     ],
 )

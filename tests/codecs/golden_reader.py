@@ -10,12 +10,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tests.codecs.index_oracle import expand_randk, expand_selection, read_entrywise
+from tests.codecs.index_oracle import expand_randk, expand_selection, read_adacomp, read_entrywise
 
 Array = np.ndarray
 IDENTITY, FP16, BF16, SVD, QSGD = 1, 2, 3, 4, 5
 ZSTD, ANS, RICE, CONTRACTIVE = 64, 65, 66, 96
 ENTRYWISE, TOPK, RANDK, THRESHOLD, GRADDROP = 15, 16, 17, 18, 19
+ADACOMP = 28
 
 
 def header(data: bytes) -> tuple[list[int], tuple[int, ...], bytes]:
@@ -178,6 +179,7 @@ READERS: dict[int, Callable[[bytes, int], Array]] = {
     BF16: read_bf16,
     QSGD: read_qsgd,
     ENTRYWISE: read_entrywise,
+    ADACOMP: read_adacomp,
 }
 SYMBOLS: dict[int, Callable[[bytes, bytes, int], Array]] = {
     QSGD: qsgd_symbols,

@@ -151,6 +151,17 @@ def entrywise_parts(body: bytes, size: int) -> tuple[float, np.ndarray, np.ndarr
     return level, indices, values
 
 
+def read_adacomp(body: bytes, size: int) -> np.ndarray:
+    """The array, flat."""
+    (scale,) = struct.unpack_from("<f", body)
+    (sent,), bits = sections(body[4:], 1)
+    indices = read_set(sent, size)
+    assert len(bits) == -(-indices.size // 8)
+    negative = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
+    assert not negative[indices.size :].any()
+    return _placed(indices, size)[1](np.float32(scale) * (1 - 2.0 * negative[: indices.size]).astype(np.float32))
+
+
 def read_selection(payload: bytes, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Indices and float32 values of a payload of topk, threshold or graddrop."""
     (side,), values = sections(body_of(payload), 1)

@@ -33,7 +33,7 @@ def test_parameters_out_of_bounds_are_one_typed_line(text: str) -> None:
 
 @pytest.mark.parametrize("spec", QUANTISERS)
 def test_200_steps_of_a_recorded_stream_are_those_of_the_papers_equations_bit_for_bit(spec: str) -> None:
-    """g~ = Q(g + alpha h), h' = beta h + g - g~ in float32 from left to right. qsgd is decoded by a reader that shares no code."""
+    """g~ = Q(g + alpha h), h' = beta h + g - g~ in float32, from left to right. A reader that shares no code decodes qsgd."""
     rule, codec = get_feedback("ecq:alpha=0.3,beta=0.8"), get_codec(spec)
     assert rule.form(codec) is codec
     state, h = rule.init(SIZE), np.zeros(SIZE, np.float32)

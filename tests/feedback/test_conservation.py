@@ -222,7 +222,7 @@ def test_an_accumulated_error_that_never_decays_loses_nothing(tmp_path: Path, sc
 
 @pytest.mark.parametrize("scheme", ["qsgd", "topk"])
 def test_a_decaying_error_conserves_the_decayed_sum(tmp_path: Path, scheme: str) -> None:
-    """The sum of 0.5^(last - t) (gradients - applied) is the memory. Steps' applied sums are read off the weights between them."""
+    """The sum of 0.5^(last - t) (gradients - applied) is the memory. A step's applied sum is read off the weights."""
     found = outcome(tmp_path, scheme, DECAYING, 2)
     assert found.missing > 0.01
     steps = [checkpoint.Checkpoint.open(step) for step in sorted((tmp_path / checkpoint.CHECKPOINTS).glob("step-*"))]

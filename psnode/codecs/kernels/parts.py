@@ -28,7 +28,7 @@ _MAGNITUDE = 0x7FFFFFFF
 # size of the target, its address. Rows 1, 2, ...: a part holds coordinates start..stop-1, ascending, at an address. Whoever
 # has a table keeps the memory alive. One array and no tuple of them: a kernel would count references to every one of those.
 PartTable = npt.NDArray[np.int64]
-_START, _STOP, _ADDRESS = range(3)
+START, STOP, ADDRESS = range(3)
 
 
 def table_of(parts: Parts, target: Floats) -> PartTable:
@@ -53,12 +53,12 @@ def add_parts(parts: PartTable, first: int, start: int, stop: int) -> int:
     not finite; `reached` tells up to where has been added then.
     """
     wide()
-    while first + 1 < len(parts) and parts[first + 1, _START] < stop:
+    while first + 1 < len(parts) and parts[first + 1, START] < stop:
         part = parts[first + 1]
-        begin, end = max(part[_START], start), min(part[_STOP], stop)
+        begin, end = max(part[START], start), min(part[STOP], stop)
         if begin < end:
-            values = carray(floats_at(part[_ADDRESS] + 4 * (begin - part[_START])), end - begin)
-            total = carray(floats_at(parts[0, _ADDRESS] + 4 * begin), end - begin)
+            values = carray(floats_at(part[ADDRESS] + 4 * (begin - part[START])), end - begin)
+            total = carray(floats_at(parts[0, ADDRESS] + 4 * begin), end - begin)
             bits = values.view(np.uint32)
             for row in range(0, end - begin, ROW):
                 fetch_row(values, row + AHEAD)
@@ -73,7 +73,7 @@ def add_parts(parts: PartTable, first: int, start: int, stop: int) -> int:
                 for i in range(here.size):
                     there[i] += here[i]
                 parts[0, 0] = begin + row + here.size
-        if part[_STOP] > stop:
+        if part[STOP] > stop:
             break
         first += 1
     return first

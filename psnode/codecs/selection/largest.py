@@ -39,7 +39,8 @@ class Entries(NamedTuple):
         return self._replace(values=scaled.astype(np.float32))
 
 
-def _longer(array: Words32, most: int) -> Words32:
+def longer(array: Words32, most: int) -> Words32:
+    """A copy with room for twice as many, or `most`."""
     longer = np.empty(min(2 * array.size, most), np.uint32)
     longer[: array.size] = array
     return longer
@@ -89,7 +90,7 @@ class Scan(Search[Entries]):
             if stop == self.size:
                 break
             if indices.size < full:
-                indices, found = _longer(indices, full), _longer(found, full)
+                indices, found = longer(indices, full), longer(found, full)
             else:
                 limit = int(keep_largest(indices, found, count, most)) + 1
                 count = most

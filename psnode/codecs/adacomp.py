@@ -1,0 +1,135 @@
+"""AdaComp: in every bin the entries that one more gradient would lift to the largest, as a sign times one scale.
+
+With G the sum of residual and gradient g, H = G + g. In each bin of `length` neighbours an entry is sent if |H| is at least the
+largest |G| of the bin, and decodes to sign(G) s. The scale s is the mean of the bins' largest |G|, so that a share of the entries
+that adapts itself is sent: few where a bin's entries differ, many where gradients go on in the direction of the residual.
+
+g is the last addition to a residual, in the sweep that codes (`Accumulated`). An array without one is new as a whole, H = 2 x:
+what reaches half of its bin's largest is sent then. Zeros never are.
+
+    float32   s; 0 if nothing is sent
+    section   the indices sent: psnode.codecs.selection.indices (a section: uint32 length, bytes, zeros to a multiple of 4)
+    bits      signs of those, lowest bit first, 1 is negative
+
+The paper takes s as it is. Where a few bins are much larger than all others it is far above most of what is sent, and coding
+would add energy instead of taking it away. So s is at most 1.75 times the mean magnitude of the entries sent, which takes 7/16 of
+the energy that their mean itself would take: ||x - decode|| < ||x|| always.
+
+Source: Chen, Choi, Brand, Agrawal, Zhang, Gopalakrishnan, "AdaComp: Adaptive residual gradient compression for data-parallel
+distributed training", AAAI 2018, algorithms 1 and 2.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from psnode.codecs.arrays import Float64s, Words32
+from psnode.codecs.base import Bytes, Codec, Floats, Indices, Shape, Sink, Source, Words
+from psnode.codecs.bounds import check_integer
+from psnode.codecs.kernels import adacomp as kernels
+from psnode.codecs.kernels.dots import tree_products
+from psnode.codecs.kernels.entries import add_at, put_at
+from psnode.codecs.kernels.parts import BEGIN, reached
+from psnode.codecs.selection import indices
+from psnode.codecs.selection.largest import Entries, longer
+from psnode.codecs.sinks import InnerProducts, Moved
+from psnode.codecs.stages import padded, read_section, write_section
+from psnode.codecs.traits import Traits
+from psnode.errors import PayloadError
+
+_SCALE = 4
+_CONVOLUTION, _OTHER = 50, 500  # the paper's lengths
+_LONGEST = 1 << 14  # as in the paper, whose places in a bin have 16 bits
+_EXCESS = 1.75
+
+
+@dataclass(frozen=True, repr=False)
+class AdaComp(Codec):
+    """adacomp:length=.
+
+    `length` T: entries in a bin, at most 16384. Without one it is the paper's: 50 for the weights of a convolution, which have
+    three or more dimensions, 500 for all others.
+    """
+
+    length: int | None = None
+
+    id = "adacomp"
+    traits = Traits(shaped=True, one_scale=True, sparse=True, adaptive=True, newest=True)
+
+    def __post_init__(self) -> None:
+        """CodecSpecError for a value out of bounds."""
+        if self.length is not None:
+            check_integer(self, "length", 1, _LONGEST)
+
+    def _length(self, shape: Shape) -> int:
+        return self.length or (_CONVOLUTION if len(shape) > 2 else _OTHER)
+
+    def _max_body(self, shape: Shape) -> int:
+        size = math.prod(shape)
+        return _SCALE + 4 + padded(indices.max_nbytes(size, size)) + -(-size // 8)
+
+    def _fuses(self, source: Source, sink: Sink) -> bool:
+        return True
+
+    def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
+        x, sent = self._select(source)
+        body[:_SCALE].view(np.float32)[0] = np.abs(sent.values[0]) if sent.values.size else 0
+        used = _SCALE + write_section(body[_SCALE:], indices.write(sent.indices, x.size, body[_SCALE + 4 :]))
+        signs = np.packbits(np.signbit(sent.values), bitorder="little")
+        body[used : used + signs.size] = signs
+        if isinstance(sink, Moved):
+            add_at(sink.target.reshape(-1), sent.indices, sent.values, np.float32(sink.weight))
+        elif isinstance(sink, InnerProducts):
+            sink.record(*tree_products(x[sent.indices], sent.values))
+        return used + signs.size
+
+    def _select(self, source: Source) -> tuple[Floats, Entries]:
+        """The array, flat, and the entries to send of it with their decoded values. Raises NonFiniteGradientError."""
+        parts, length, size = source.table(), self._length(source.shape), source.size
+        x, totals = source.array().reshape(-1), np.zeros(2)
+        step = kernels.stretch_of(length)
+        found: Words32 = np.empty(step + size // 64, np.uint32)
+        stop, first, count = 0, BEGIN, 0
+        while stop < size:
+            stop, first, count = kernels.gather(x, parts, length, stop, first, found, count, totals)
+            if count < 0:
+                source.refuse(reached(parts))
+            if stop < size:
+                found = longer(found, size + step)
+        scale = _scale(totals, -(-size // length), count)
+        found = found[: count if scale else 0]
+        sent = Entries(np.empty(found.size, np.uint32), np.empty(found.size, np.float32))
+        kernels.split(found, scale, *sent)
+        return x, sent
+
+    def _entries(self, body: Bytes, shape: Shape) -> Entries:
+        size = math.prod(shape)
+        if body.size < _SCALE:
+            raise PayloadError(f"adacomp: a body of {body.size} bytes ends inside the scale")
+        scale = np.float32(body[:_SCALE].view(np.float32)[0])
+        side, signs = read_section(body[_SCALE:])
+        count = indices.count(side, size)
+        if not 0 <= scale < np.inf or np.signbit(scale) or bool(scale) != bool(count):
+            raise PayloadError(f"adacomp: the scale is {scale}, and {count} entries are sent")
+        unused = int(signs[-1]) >> (count % 8 or 8) if signs.size else 0
+        if signs.size != -(-count // 8) or unused:
+            raise PayloadError(f"adacomp: {signs.size} bytes of signs for {count} entries, or more than that in them")
+        negative = np.unpackbits(signs, count=count, bitorder="little").view(np.bool_)
+        return Entries(indices.read(side, size), np.where(negative, -scale, scale))
+
+    def _decode(self, body: Bytes, out: Floats) -> None:
+        put_at(out.reshape(-1), *self._entries(body, out.shape))
+
+    def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
+        add_at(out.reshape(-1), *self._entries(body, out.shape), weight)
+
+    def _support(self, body: Bytes, shape: Shape) -> Indices:
+        return self._entries(body, shape).indices.astype(np.int64)
+
+
+def _scale(totals: Float64s, bins: int, count: int) -> np.float32:
+    """s, of the sums of the bins' largest magnitudes and of the `count` magnitudes sent."""
+    return np.float32(min(totals[0] / bins, _EXCESS * totals[1] / count)) if count else np.float32(0)
