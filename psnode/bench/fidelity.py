@@ -35,7 +35,7 @@ SETTINGS = (
     *(f"topk:ratio={ratio}" for ratio in (0.012, 0.025, 0.055)),
     *("topk:ratio=0.03+qsgd:levels=15+ans", "topk:ratio=0.1+qsgd:levels=15+ans", "topk:ratio=0.25+qsgd:levels=15+ans"),
     *("topk:ratio=0.03+polar:rate=3", "topk:ratio=0.1+polar:rate=3"),
-    *("graddrop:ratio=0.025", "threshold", "randk:ratio=0.03", "entrywise:budget=0.03", "entrywise:budget=0.1"),
+    *("graddrop:ratio=0.025", "adacomp", "threshold", "randk:ratio=0.03", "entrywise:budget=0.03", "entrywise:budget=0.1"),
     *("svd:rank=3,sample=false", "svd:rank=8,sample=false", "svd:rank=16,sample=false"),
     *(f"svd:rank={rank},sample=false+qsgd:levels=127+ans" for rank in (16, 48, 96, 192)),
     *("lss:bits=1", "lss:bits=2", "lss:bits=2+ans", "lss:bits=3+ans"),
