@@ -50,6 +50,7 @@ ROWS = (
     Row("sketchml", "Jiang et al., SIGMOD 2018"),
     Row("countsketch", "Charikar et al. 2002; Ivkin et al., NeurIPS 2019"),
     Row("countmean", "Alon, Matias, Szegedy 1996"),
+    Row("fourier", "Wang et al., ATOMO, NeurIPS 2018"),
 )
 
 

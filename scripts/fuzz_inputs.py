@@ -24,7 +24,7 @@ FORMS = [
     "qsgd:levels=1", "qsgd:levels=2,bucket=7,norm=max", "qsgd:levels=255,bucket=100000", "qsgd+zstd", "qsgd:levels=300+zstd",
     "bf16+zstd", "svd+qsgd", "svd:rank=1+fp16+zstd", "topk+qsgd:levels=7", "topk+qsgd+zstd", "randk+bf16", "qsgd+ans",
     "qsgd:levels=1+rice", "lss:bits=3,buckets=0.1+ans", "topk:ratio=0.1+lss+ans", "sketchml:bins=32,rows=0+ans",
-    "topk:ratio=0.1+sketchml+ans",
+    "topk:ratio=0.1+sketchml+ans", "fourier:budget=0.3,block=256",
 ]  # fmt: skip
 PAYLOAD, FRAME, RAW, GROUP = range(4)
 INTERESTING = [0, 1, 2, 0x7F, 0x80, 0xFF, 0xFFFF, 0x7F800000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF]

@@ -28,8 +28,8 @@ _LOCAL = (
 )
 _KILLED = "faults/test_death.py faults/test_suspended.py faults/test_spares.py faults/test_resharding.py"
 _CODECS = (
-    "adacomp bf16 blosc countmean countsketch dithered entrywise fp16 graddrop identity lss minmax natural nuqsgd onebit polar "
-    "qsgd randk scaledsign sign sketchml svd tbq terngrad threshold topk"
+    "adacomp bf16 blosc countmean countsketch dithered entrywise fourier fp16 graddrop identity lss minmax natural nuqsgd onebit "
+    "polar qsgd randk scaledsign sign sketchml svd tbq terngrad threshold topk"
 )
 
 # patterns below psnode/ -> tests below tests/; {stem} is the module's own name
@@ -71,6 +71,7 @@ TABLE: Mapping[str, str] = {
     "codecs/kernels/trees*": f"rows/test_sums.py codecs/test_scaledsign.py codecs/test_onebit.py {_GOLDEN}",
     "codecs/kernels/trits*": f"codecs/test_terngrad.py codecs/test_tbq.py {_GOLDEN}",
     "codecs/selection/waterfilling*": "codecs/test_entrywise.py codecs/test__golden.py",
+    "codecs/kernels/cosines*": "codecs/test_fourier.py codecs/test__golden.py",
     "codecs/lowrank/atoms*": "codecs/test_atoms.py codecs/test_svd.py codecs/test__golden.py",
     "codecs/lowrank/blas*": "codecs/test_blas.py codecs/test_svd.py",
     "codecs/lowrank/*": "codecs/test_spectrum.py codecs/test_randomised.py codecs/test_svd.py codecs/test__golden.py",

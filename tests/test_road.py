@@ -58,6 +58,7 @@ UPLINK: dict[str, tuple[str, ...]] = {
     "lss": ("Lss" + FED_BACK, SUM),
     "sketchml": ("SketchMl" + PLAIN,),
     "dgc": ("Selector" + FED_BACK,),
+    "atomo-fourier": ("Fourier" + PLAIN, "Entrywise" + PLAIN),
 }
 WITH_FEEDBACK = {
     "qsgd": ("Contractive" + FED_BACK, "Qsgd(Accumulated, InnerProducts)"),

@@ -63,6 +63,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     ),
     "countsketch": ("countsketch", "countsketch:ratio=0.02"),
     "polar": ("polar:rate=0.5", "polar", "polar:rate=2"),
+    "fourier": ("fourier", "fourier:block=512", "fourier:block=4096"),
 }
 
 

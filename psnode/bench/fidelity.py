@@ -42,6 +42,7 @@ SETTINGS = (
     *(f"lss:bits=8,rate={rate}+ans" for rate in (0.5, 1, 2)),
     *("sketchml", "sketchml:bins=16,rows=0+ans", "sketchml:bins=64,rows=0+ans", "topk:ratio=0.05+sketchml:bins=32,rows=0+ans"),
     *(f"{name}:ratio={ratio}" for name in ("countsketch", "countmean") for ratio in (0.016, 0.031, 0.062)),
+    *("fourier:budget=0.03", "fourier:budget=0.1"),
 )  # fmt: skip
 
 

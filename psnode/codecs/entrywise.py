@@ -39,7 +39,7 @@ from psnode.codecs.traits import Traits
 from psnode.errors import PayloadError
 
 _SHARE = 1 / 16
-_LEAST = 1e-6
+LEAST = 1e-6
 _DRAW = 1 << 8  # added to the stage's number: the stream of the draw
 
 
@@ -61,7 +61,7 @@ class Entrywise(Codec):
     def __post_init__(self) -> None:
         """CodecSpecError for a value out of bounds."""
         if self.budget is not None:
-            check_real(self, "budget", _LEAST, MAX_COORDINATES)
+            check_real(self, "budget", LEAST, MAX_COORDINATES)
 
     def omega(self, x: Floats) -> float:
         """E||decode(encode(x)) - x||^2 / ||x||^2 for this very x; 0 for a zero array."""

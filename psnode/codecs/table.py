@@ -49,6 +49,7 @@ CODECS = {
     "countsketch": Entry(24, "countsketch:CountSketch"),
     "countmean": Entry(25, "countmean:CountMean"),
     "powersgd": Entry(26),
+    "fourier": Entry(27, "fourier:Fourier"),
     "adacomp": Entry(28, "adacomp:AdaComp"),
 }
 LOSSLESS = {

@@ -137,6 +137,10 @@ _TABLE = (
         "Lin et al., Deep gradient compression, ICLR 2018", feedback="dgc:momentum=0.9",
         ratio_warmup=(0.25, 0.0625, 0.015625, 0.004), downlink=FEW_CHANGES,
     ),
+    Scheme(
+        "atomo-fourier", "fourier", "cosines of blocks of 64, sampled with the least variance, unbiased",
+        "Wang et al., ATOMO, NeurIPS 2018, which announces this basis", downlink=CHANGES,
+    ),
 )  # fmt: skip
 
 SCHEMES: Mapping[str, Scheme] = MappingProxyType({scheme.name: scheme for scheme in _TABLE})

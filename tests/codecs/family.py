@@ -37,6 +37,7 @@ VARIANTS = [
     "topk:ratio=0.1+lss+ans",
     "sketchml:bins=32,rows=0+ans",
     "topk:ratio=0.1+sketchml+ans",
+    "fourier:budget=0.3,block=256",
 ]
 
 

@@ -19,7 +19,7 @@ import pytest
 from numba import carray, njit  # type: ignore[attr-defined]
 
 import psnode
-from psnode.codecs.kernels import bitmasks, memory, rows, threefry
+from psnode.codecs.kernels import bitmasks, cosines, memory, rows, threefry
 from psnode.codecs.kernels.llvm import operations as ops
 from psnode.codecs.kernels.llvm import values
 from psnode.codecs.kernels.llvm.instructions import floats_at, instructions, plain, wide
@@ -27,7 +27,7 @@ from psnode.codecs.polarcodes import coder, lanes, reader, symbols, vectors, wri
 from psnode.exchange.shard import sgd
 
 PACKAGE = Path(psnode.__file__).parent
-U16, U32, U64, I16, I32, F32 = np.uint16, np.uint32, np.uint64, np.int16, np.int32, np.float32
+U16, U32, U64, I16, I32, F32, F64 = np.uint16, np.uint32, np.uint64, np.int16, np.int32, np.float32, np.float64
 ROW = 32
 # zeros, the least, a denormal that is not, 1, the largest, infinity, quiet and signalling not-a-numbers; negative ones below
 _FLOATS = [0, 1, 0x007FFFFF, 0x00800000, 0x3F800000, 0x7F7FFFFF, 0x7F800000, 0x7FC00000, 0x7FC12345, 0x7F800001, 0x7FFFFFFF]
@@ -88,6 +88,11 @@ def floats_for_sums(rng: np.random.Generator) -> tuple[Any, Any]:
     return one, other
 
 
+def doubles(size: int, rng: np.random.Generator) -> Any:
+    """Float64s of many magnitudes, zeros of both signs among them."""
+    return rng.standard_normal(size) * 10.0 ** rng.integers(-300, 300, size) * (rng.random(size) < 0.9)
+
+
 Rng = np.random.Generator
 # Arguments of every function that a kernel calls as instructions.
 CASES: dict[Any, Callable[[Rng], tuple[Any, ...]]] = {
@@ -117,6 +122,10 @@ CASES: dict[Any, Callable[[Rng], tuple[Any, ...]]] = {
     rows.float_of: lambda r: (hard(F32, 1, r).view(U32)[0],),
     rows.pack_64: lambda r: (hard(np.uint8, 80, r) & np.uint8(1), 7, hard(U32, 8, r), 3),
     rows.unpack_64: lambda r: (word(U64, r), hard(np.uint8, 80, r), 9),
+    cosines.halve_rows: lambda r: (doubles(80, r), doubles(80, r), 3, 50, 17, 60, F64(r.standard_normal())),
+    cosines.join_rows: lambda r: (doubles(80, r), doubles(80, r), 3, 50, 17, 60, F64(r.standard_normal())),
+    cosines.add_rows: lambda r: (doubles(80, r), 3, 50, doubles(80, r), 17),
+    cosines.move_row: lambda r: (doubles(80, r), 3, doubles(80, r), 17),
     sgd.multiply_add: lambda r: (hard(F32, 1, r)[0], F32(r.standard_normal()), F32(r.standard_normal())),
 }  # fmt: skip
 

@@ -13,7 +13,8 @@ from psnode.master.lines.opening import doubt_of
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 COARSE = {
-    "topk", "dgc", "randk", "graddrop", "adacomp", "atomo", "atomo-entrywise", "tbq", "onebit", "signsgd", "signum", "efsignsgd",
+    "topk", "dgc", "randk", "graddrop", "adacomp", "atomo", "atomo-entrywise", "atomo-fourier", "tbq", "onebit", "signsgd",
+    "signum", "efsignsgd",
 }  # fmt: skip
 
 

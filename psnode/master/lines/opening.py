@@ -27,7 +27,9 @@ from psnode.records.directory import RunDirectory
 from psnode.records.metrics import resident_memory
 
 # codecs whose gradients are sparse, signs or of low rank
-_COARSE = frozenset({"topk", "randk", "graddrop", "adacomp", "entrywise", "tbq", "sign", "scaledsign", "onebit", "svd"})
+_COARSE = frozenset(
+    {"topk", "randk", "graddrop", "adacomp", "entrywise", "fourier", "tbq", "sign", "scaledsign", "onebit", "svd"}
+)
 _LOG = logging.getLogger(__name__)
 
 

@@ -25,7 +25,7 @@ from psnode.codecs.kernels.llvm.values import I1, Array, Value, has
 F = TypeVar("F", bound=Callable[..., Any])
 
 _HINTS = {int: types.intp, bool: types.boolean, type(None): types.void} | {
-    kind: getattr(types, kind.__name__) for kind in (np.uint16, np.uint32, np.uint64, np.float32)
+    kind: getattr(types, kind.__name__) for kind in (np.uint16, np.uint32, np.uint64, np.float32, np.float64)
 }
 _WIDE = '"prefer-vector-width"="512"'
 

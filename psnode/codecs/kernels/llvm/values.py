@@ -124,7 +124,7 @@ class Array:
 def element(dtype: Any) -> Any:
     kind = np.dtype(dtype)
     if kind.kind == "f":
-        return ir.FloatType()
+        return ir.FloatType() if kind.itemsize == 4 else ir.DoubleType()
     return I1 if kind == BOOL else ir.IntType(8 * kind.itemsize)
 
 

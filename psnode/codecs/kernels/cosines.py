@@ -1,0 +1,211 @@
+"""The orthonormal discrete cosine transform (DCT-II) of blocks of a power of two, and its inverse, in float64.
+
+Blocks are transformed 16 side by side, value i of all of them next to each other, a row, by Lee's recursion: of n values the
+even coefficients are those of the sums x_i + x_{n-1-i}, the odd ones sums of two neighbours of those of the differences over
+2 cos((i + 1/2) pi / n). The inverse is the transpose: the same steps backwards. What is left over at the end is cut into smaller
+powers of two, so that the transform of any vector is orthonormal. No step depends on the processor, nor do the cosines, which
+sums, products, quotients and square roots alone make (docs/decisions/fourier-atomo.md).
+
+Source: Lee, "A new algorithm to compute the discrete cosine transform", IEEE Trans. ASSP 32, 1984.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+
+from psnode.codecs.arrays import Float64s, Floats, Words32, readonly
+from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.llvm.instructions import instructions
+from psnode.codecs.kernels.llvm.operations import load, spread, store
+from psnode.codecs.kernels.memory import wide
+
+LONGEST = 4096
+LANES = 16
+
+
+@cache
+def factors(longest: int = LONGEST) -> Float64s:
+    """1 / (2 cos((i + 1/2) pi / n)) at n / 2 + i, for i < n / 2 and all powers of two n up to `longest`."""
+    cosine, sine = np.ones(1), np.zeros(1)  # of m pi / (2 longest), m = 0...
+    c, s = 0.0, 1.0  # of pi / 2^j
+    steps = []
+    for _ in range(longest.bit_length() - 1):
+        c, s = math.sqrt((1 + c) / 2), s / (2 * math.sqrt((1 + c) / 2))
+        steps.append((c, s))
+    for c, s in reversed(steps):
+        cosine, sine = np.concatenate([cosine, cosine * c - sine * s]), np.concatenate([sine, sine * c + cosine * s])
+    out = np.empty(longest)
+    out[0] = 0.5
+    for n in (2 << power for power in range(longest.bit_length() - 1)):
+        complement = (n - 1 - 2 * np.arange(n // 2)) * (longest // n)  # to the right angle: near it the cosine is inexact
+        out[n // 2 : n] = 0.5 / sine[complement]
+    return readonly(out)
+
+
+@instructions
+def halve_rows(a: Float64s, b: Float64s, first: int, last: int, low: int, high: int, factor: np.float64) -> None:
+    """Sums of two rows, and their differences times `factor`."""
+    one, other = load(a, first, LANES), load(a, last, LANES)
+    store(b, low, one + other)
+    store(b, high, (one - other) * spread(factor, LANES))
+
+
+@instructions
+def join_rows(a: Float64s, b: Float64s, low: int, high: int, first: int, last: int, factor: np.float64) -> None:
+    """The transpose of halve_rows."""
+    even, odd = load(a, low, LANES), load(a, high, LANES) * spread(factor, LANES)
+    store(b, first, even + odd)
+    store(b, last, even - odd)
+
+
+@instructions
+def add_rows(a: Float64s, one: int, other: int, b: Float64s, target: int) -> None:
+    """Row `target` of b: the sum of two of a."""
+    store(b, target, load(a, one, LANES) + load(a, other, LANES))
+
+
+@instructions
+def move_row(a: Float64s, origin: int, b: Float64s, target: int) -> None:
+    """Row `target` of b: one of a."""
+    store(b, target, load(a, origin, LANES))
+
+
+@inlined
+def _forward(a: Float64s, b: Float64s, size: int, table: Float64s) -> None:
+    """Overwrite the first `size` rows of `a` by their transform, not normalised. `b`: scratch, as large."""
+    n = size
+    while n > 1:
+        half = n // 2
+        for start in range(0, size, n):
+            for i in range(half):
+                low, high = (start + i) * LANES, (start + half + i) * LANES
+                halve_rows(a, b, low, (start + n - 1 - i) * LANES, low, high, table[half + i])
+        a, b = b, a
+        n = half
+    n = 2
+    while n <= size:
+        half = n // 2
+        for start in range(0, size, n):
+            for i in range(half):
+                low, high = (start + i) * LANES, (start + half + i) * LANES
+                target = (start + 2 * i) * LANES
+                move_row(a, low, b, target)
+                if i < half - 1:
+                    add_rows(a, high, high + LANES, b, target + LANES)
+                else:
+                    move_row(a, high, b, target + LANES)
+        a, b = b, a
+        n *= 2
+
+
+@inlined
+def _backward(a: Float64s, b: Float64s, size: int, table: Float64s) -> None:
+    """The transposed steps of _forward, last first."""
+    n = size
+    while n > 1:
+        half = n // 2
+        for start in range(0, size, n):
+            for i in range(half):
+                low, high = (start + i) * LANES, (start + half + i) * LANES
+                origin = (start + 2 * i) * LANES
+                move_row(a, origin, b, low)
+                if i:
+                    add_rows(a, origin - LANES, origin + LANES, b, high)
+                else:
+                    move_row(a, origin + LANES, b, high)
+        a, b = b, a
+        n = half
+    n = 2
+    while n <= size:
+        half = n // 2
+        for start in range(0, size, n):
+            for i in range(half):
+                low, high = (start + i) * LANES, (start + half + i) * LANES
+                join_rows(a, b, low, high, low, (start + n - 1 - i) * LANES, table[half + i])
+        a, b = b, a
+        n *= 2
+
+
+@inlined
+def _scales(size: int, scale: float) -> tuple[float, float]:
+    """What normalises the first coefficient and the others, times `scale`."""
+    return scale * np.sqrt(1.0 / size), scale * np.sqrt(2.0 / size)
+
+
+@inlined
+def _coefficients(x: Floats, size: int, lanes: int, scale: float, table: Float64s, a: Float64s, b: Float64s, out: Floats) -> None:
+    """Transform `lanes` blocks of `size` values."""
+    for lane in range(lanes):
+        for i in range(size):
+            a[i * LANES + lane] = np.float64(x[lane * size + i])
+    _forward(a, b, size, table)
+    first, other = _scales(size, scale)
+    for lane in range(lanes):
+        out[lane * size] = np.float32(a[lane] * first)
+        for i in range(1, size):
+            out[lane * size + i] = np.float32(a[i * LANES + lane] * other)
+
+
+@kernel
+def coefficients(x: Floats, block: int, scale: float, table: Float64s, out: Floats) -> None:
+    """out = scale times the coefficients of `x`, both flat and apart. `table`: factors()."""
+    wide()
+    a, b = np.zeros(block * LANES, np.float64), np.zeros(block * LANES, np.float64)
+    start, size = 0, block
+    while start < x.size:
+        while size > x.size - start:
+            size //= 2
+        lanes = min(LANES, (x.size - start) // size)
+        _coefficients(x[start:], size, lanes, scale, table, a, b, out[start:])
+        start += lanes * size
+
+
+@inlined
+def _blocks(a: Float64s, size: int, lanes: int, limit: float, weight: np.float32, out: Floats) -> None:
+    """Add `weight` times `lanes` blocks of `size` values that lie in the rows of `a`; write them if it is 0."""
+    for lane in range(lanes):
+        for i in range(size):
+            value = np.float32(min(max(a[i * LANES + lane], -limit), limit))
+            at = lane * size + i
+            out[at] = out[at] + weight * value if weight else value
+
+
+@kernel
+def restore(
+    indices: Words32,
+    values: Floats,
+    block: int,
+    scale: float,
+    limit: float,
+    table: Float64s,
+    weight: np.float32,
+    out: Floats,
+) -> None:
+    """Add `weight` times y, flat, whose coefficients are `scale` times `values` at the ascending `indices` and zero elsewhere.
+
+    y is rounded to float32 and cut off at +-`limit`; both operations are rounded. With a weight of 0 it is written to `out`.
+    `table`: factors().
+    """
+    wide()
+    a, b = np.empty(block * LANES, np.float64), np.empty(block * LANES, np.float64)
+    start, size, j = 0, block, 0
+    while start < out.size:
+        while size > out.size - start:
+            size //= 2
+        lanes = min(LANES, (out.size - start) // size)
+        stop = start + lanes * size
+        if j < indices.size and indices[j] < stop:
+            first, other = _scales(size, scale)
+            a[: size * LANES] = 0.0
+            while j < indices.size and indices[j] < stop:
+                at = np.int64(indices[j]) - start
+                a[at % size * LANES + at // size] = np.float64(values[j]) * (other if at % size else first)
+                j += 1
+            _backward(a, b, size, table)
+            _blocks(a, size, lanes, limit, weight, out[start:stop])
+        elif not weight:
+            out[start:stop] = 0
+        start = stop
