@@ -93,6 +93,10 @@ class Fourier(Codec):
         if e == 1:
             start += _FIELDS
             body[_FIELDS:start].view(np.float32)[0] = limit
+            if (
+                float(body[_FIELDS:start].view(np.float32)[0]) > limit
+            ):  # rounded up: the sum with the largest value might overflow
+                body[_FIELDS:start].view(np.uint32)[0] -= 1
         return start + self._sampler._encode(Values(sent), key, body[start:], NOTHING)
 
     def _restore(self, body: Bytes, out: Floats, weight: np.float32) -> None:

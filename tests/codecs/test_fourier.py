@@ -258,6 +258,18 @@ def test_full_scale_stays_finite_and_comes_back(block):
             np.testing.assert_allclose(y, read(payload.to_bytes()), atol=1e-6 * LARGEST)
 
 
+def test_the_limit_leaves_room_for_the_largest_value():
+    """Bits of magnitudes from 2^120 on; where the room is no float32 it is the next one below."""
+    for magnitude in np.array([0x7B800001, 0x7C7FFFFF, 0x7E800001, 0x7EFFFFFF, 0x7F000001, 0x7F7FFFFF], np.uint32).view(
+        np.float32
+    ):
+        payload = Fourier().encode(np.full(64, magnitude, np.float32), Key.derive(1)).to_bytes()
+        limit = struct.unpack("<f", payload[16:20])[0]
+        assert float(magnitude) + limit <= LARGEST
+        above = float(np.nextafter(np.float32(limit), np.float32(np.inf)))
+        assert limit == LARGEST - float(magnitude) or float(magnitude) + above > LARGEST
+
+
 @pytest.mark.parametrize("index", [0, 63, 5000, 9_999])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_value_that_is_not_finite_is_named(index, value):
