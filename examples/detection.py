@@ -1,4 +1,4 @@
-"""Detection: torchvision's Faster R-CNN on a data set in COCO's format.
+"""Detection: torchvision's Faster R-CNN or Mask R-CNN on a data set in COCO's format.
 
 python examples/detection.py data/shapes
 psnode train --local 2 --task examples/detection.py --task-option data=data/shapes --batch-size 8 \
@@ -10,13 +10,14 @@ The first command makes the set: images of coloured shapes, train.json and val.j
 Options, as --task-option KEY=VALUE
     data     folder with images/, train.json and val.json
     size     pixels that the shorter side of an image is scaled to (96)
+    masks    true: Mask R-CNN, which finds the pixels of objects, too, and learns them from polygons (false)
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,10 @@ from psnode.tasks.torchvision_ops import import_torchvision
 
 import_torchvision()  # instead of `import torchvision`: its operators may be built for another torch
 
-from torchvision.models.detection import FasterRCNN  # noqa: E402
+from torchvision.models.detection import FasterRCNN, MaskRCNN  # noqa: E402
 from torchvision.models.detection.anchor_utils import AnchorGenerator  # noqa: E402
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead  # noqa: E402
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor  # noqa: E402
 from torchvision.ops import MultiScaleRoIAlign, box_iou  # noqa: E402
 
 SHAPES = ("rectangle", "ellipse", "triangle")
@@ -61,7 +63,8 @@ def make(folder: Path, images: Mapping[str, int], side: int = 96) -> None:
                     draw.polygon([(x, corners[3]), (x + width // 2, y), (corners[2], corners[3])], color)
                 else:
                     getattr(draw, SHAPES[kind])(corners, color)
-                box = {"bbox": [x, y, width, height], "area": width * height, "iscrowd": 0}
+                box: dict[str, Any] = {"bbox": [x, y, width, height], "area": width * height, "iscrowd": 0}
+                box["segmentation"] = [outline(SHAPES[kind], x, y, width, height)]
                 annotations.append({"id": len(annotations) + 1, "image_id": image_id, "category_id": kind + 1, **box})
             name = f"{part}-{image_id:05d}.png"
             picture.save(folder / "images" / name)
@@ -71,14 +74,39 @@ def make(folder: Path, images: Mapping[str, int], side: int = 96) -> None:
         (folder / f"{part}.json").write_text(text)
 
 
+def outline(shape: str, x: int, y: int, width: int, height: int) -> list[float]:
+    """The corners x, y, x, y, ... of a shape in a box: pixel i reaches from i to i + 1."""
+    if shape == "triangle":
+        return [x, y + height, x + width / 2, y, x + width, y + height]
+    if shape == "rectangle":
+        return [x, y, x + width, y, x + width, y + height, x, y + height]
+    turns = np.linspace(0, 2 * np.pi, 32, endpoint=False)
+    corners = np.stack([x + width / 2 * (1 + np.cos(turns)), y + height / 2 * (1 + np.sin(turns))], 1)
+    return [float(each) for each in corners.round(2).reshape(-1)]
+
+
+def inside(polygons: Sequence[Sequence[float]], height: int, width: int) -> npt.NDArray[np.bool_]:
+    """The pixels whose centres lie in one of the polygons of an object."""
+    found = np.zeros((height, width), bool)
+    x, y = np.arange(width) + 0.5, np.arange(height)[:, None] + 0.5
+    for polygon in polygons:
+        corners, odd = np.asarray(polygon, float).reshape(-1, 2), np.zeros((height, width), bool)
+        for (x1, y1), (x2, y2) in zip(corners, np.roll(corners, -1, 0), strict=True):
+            if y1 != y2:  # does a ray to the right cross this side?
+                odd ^= ((y1 > y) != (y2 > y)) & (x < x1 + (y - y1) * (x2 - x1) / (y2 - y1))
+        found |= odd
+    return found
+
+
 class Coco:
     """Images and their boxes; implements psnode.task.Data.
 
     A batch is (images, targets), both lists: float32 (3, height, width) in 0..1, and {"boxes": (n, 4) corners in
     pixels, "labels": (n,)}; images have their own sizes, and n may be 0. Half of them are flipped where there is an rng.
+    With `masks` a target has "masks" too: uint8 (n, height, width).
     """
 
-    def __init__(self, folder: Path, part: str) -> None:
+    def __init__(self, folder: Path, part: str, masks: bool = False) -> None:
         if not (folder / f"{part}.json").is_file():
             raise ConfigurationError(f"no {part}.json in {folder}: make a set with python examples/detection.py {folder}")
         parsed = json.loads((folder / f"{part}.json").read_text())
@@ -91,6 +119,9 @@ class Coco:
         for entry in parsed["annotations"]:
             if not entry.get("iscrowd"):
                 self._objects[entry["image_id"]].append(entry)
+                if masks and not isinstance(entry.get("segmentation"), list):
+                    raise ConfigurationError(f"{part}.json: annotation {entry['id']} has no polygons: leave masks=true out")
+        self._masks = masks
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -103,7 +134,11 @@ class Coco:
         boxes = torch.tensor([entry["bbox"] for entry in objects], dtype=torch.float32).reshape(-1, 4)
         boxes[:, 2:] += boxes[:, :2]  # COCO has x, y, width, height
         labels = torch.tensor([self.labels[entry["category_id"]] for entry in objects], dtype=torch.int64)
-        return image, {"boxes": boxes, "labels": labels}
+        target = {"boxes": boxes, "labels": labels}
+        if self._masks:
+            found = [inside(entry["segmentation"], *image.shape[1:]) for entry in objects]
+            target["masks"] = torch.from_numpy(np.array(found, np.uint8).reshape(-1, *image.shape[1:]))
+        return image, target
 
     def batch(self, indices: npt.NDArray[np.int64], rng: np.random.Generator | None) -> Batch:
         """Lists, since neither images nor targets have one shape."""
@@ -117,7 +152,8 @@ def flipped(image: torch.Tensor, target: dict[str, torch.Tensor]) -> tuple[torch
     """The same from left to right."""
     x1, y1, x2, y2 = target["boxes"].unbind(1)
     width = image.shape[2]
-    return image.flip(2), {**target, "boxes": torch.stack([width - x2, y1, width - x1, y2], 1)}
+    masks = {"masks": target["masks"].flip(2)} if "masks" in target else {}
+    return image.flip(2), {**target, **masks, "boxes": torch.stack([width - x2, y1, width - x1, y2], 1)}
 
 
 def backbone(width: int) -> nn.Sequential:
@@ -129,24 +165,33 @@ def backbone(width: int) -> nn.Sequential:
 
 
 class Detection(Task):
-    """The sum of Faster R-CNN's four losses; follows ap50."""
+    """The sum of Faster R-CNN's four losses, or Mask R-CNN's five; follows ap50."""
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
         super().__init__(options)
-        if unknown := sorted(set(self.options) - {"data", "size"}):
-            raise ConfigurationError(f"unknown task option {unknown[0]!r}: the choices are data, size")
+        if unknown := sorted(set(self.options) - {"data", "size", "masks"}):
+            raise ConfigurationError(f"unknown task option {unknown[0]!r}: the choices are data, size, masks")
         if "data" not in self.options:
             raise ConfigurationError("add --task-option data=FOLDER; python examples/detection.py FOLDER makes one")
         self.folder, self.side = Path(self.options["data"]), self.options.get("size", "96")
         if not self.side.isdecimal() or int(self.side) < 32:
             raise ConfigurationError(f"task option size must be a whole number of at least 32, not {self.side!r}")
+        if self.options.get("masks", "false") not in ("true", "false"):
+            raise ConfigurationError(f"task option masks must be true or false, not {self.options['masks']!r}")
+        self.masks = self.options.get("masks") == "true"
 
     def model(self) -> nn.Module:
-        """A small one, so that it trains on a processor. With weights on disk: fasterrcnn_resnet50_fpn in its place."""
+        """A small one, so that it trains on a processor. With weights on disk: fasterrcnn_resnet50_fpn or maskrcnn's instead."""
         width, side, bins = 32, int(self.side), 5
         body = backbone(width)
         body.out_channels = width  # type: ignore[assignment]  # FasterRCNN asks for it
-        return FasterRCNN(
+        classes = 1 + len(Coco(self.folder, "train").labels)
+        heads: dict[str, nn.Module] = {}
+        if self.masks:
+            heads["mask_roi_pool"] = MultiScaleRoIAlign(["0"], 2 * bins, sampling_ratio=2)
+            heads["mask_head"] = MaskRCNNHeads(width, (width, width), 1)
+            heads["mask_predictor"] = MaskRCNNPredictor(width, width, classes)
+        return (MaskRCNN if self.masks else FasterRCNN)(
             body,
             min_size=side,
             max_size=2 * side,
@@ -157,15 +202,16 @@ class Detection(Task):
             rpn_post_nms_top_n_test=64,
             box_roi_pool=MultiScaleRoIAlign(["0"], bins, sampling_ratio=2),
             box_head=TwoMLPHead(width * bins**2, 128),
-            box_predictor=FastRCNNPredictor(128, 1 + len(Coco(self.folder, "train").labels)),
+            box_predictor=FastRCNNPredictor(128, classes),
             box_batch_size_per_image=32,
+            **heads,
         )
 
     def train_data(self) -> Coco:
-        return Coco(self.folder, "train")
+        return Coco(self.folder, "train", self.masks)
 
     def eval_data(self) -> Coco:
-        return Coco(self.folder, "val")
+        return Coco(self.folder, "val", self.masks)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, Any]:
         """In evaluation the detections too: torchvision's models return losses in training mode, detections in the other."""
@@ -179,13 +225,37 @@ class Detection(Task):
     def metrics(self, outputs: Any, batch: Batch) -> dict[str, float]:
         if outputs is None:
             return {}
-        return {"ap50": sum(average_precision(*pair) for pair in zip(outputs, batch[1], strict=True))}
+        pairs = list(zip(outputs, batch[1], strict=True))
+        found = {"ap50": sum(average_precision(*pair) for pair in pairs)}
+        if self.masks:
+            found["mask_ap50"] = sum(average_precision(*pair, overlap=mask_iou) for pair in pairs)
+        return found
 
     def size(self, batch: Batch) -> int:
         return len(batch[0])
 
 
-def average_precision(found: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor], least: float = 0.5) -> float:
+Tensors = Mapping[str, torch.Tensor]
+
+
+def boxes_iou(found: Tensors, target: Tensors) -> torch.Tensor:
+    """Intersection over union of all pairs of boxes."""
+    return box_iou(found["boxes"], target["boxes"])
+
+
+def mask_iou(found: Tensors, target: Tensors) -> torch.Tensor:
+    """Intersection over union of all pairs of masks; a detection's are its pixels with a chance of half or more."""
+    one, other = (found["masks"][:, 0] >= 0.5).flatten(1).float(), target["masks"].flatten(1).float()
+    both = one @ other.T
+    return both / (one.sum(1)[:, None] + other.sum(1) - both).clamp(min=1)
+
+
+def average_precision(
+    found: Tensors,
+    target: Tensors,
+    least: float = 0.5,
+    overlap: Callable[[Tensors, Tensors], torch.Tensor] = boxes_iou,
+) -> float:
     """Area under precision over recall of one image's detections; COCO pools those of all images, and averages over classes.
 
     By falling score, each takes the object of its class that it overlaps most, if by `least` and if nobody has; else it
@@ -196,7 +266,7 @@ def average_precision(found: Mapping[str, torch.Tensor], target: Mapping[str, to
         return float(not (found["scores"] >= 0.5).any())
     if not len(found["scores"]):
         return 0.0
-    overlaps = box_iou(found["boxes"], target["boxes"]) * (found["labels"][:, None] == target["labels"])
+    overlaps = overlap(found, target) * (found["labels"][:, None] == target["labels"])
     taken: set[int] = set()
     area = 0.0
     for rank, index in enumerate(found["scores"].argsort(descending=True).tolist(), 1):

@@ -86,6 +86,92 @@ def test_average_precision_of_one_image_by_hand(task: Task) -> None:
     assert average_precision(found, none) == 0
 
 
+@pytest.fixture
+def masked(folder: Path) -> Task:
+    return load_task(EXAMPLE, {"data": str(folder), "size": "64", "masks": "true"})
+
+
+def test_masks_are_the_pixels_of_the_shapes(masked: Task, folder: Path) -> None:
+    """All that is no background lies in one, but for a few pixels along slanted edges; and each fills its box to the edges."""
+    data = masked.train_data()
+    wrong = pixels = 0
+    for place in range(len(data)):
+        [image], [target] = data.batch(np.array([place]), None)
+        assert target["masks"].dtype == torch.uint8
+        assert target["masks"].shape == (len(target["labels"]), 64, 64)
+        shapes = image.amax(0) * 255 >= 99.5
+        covered = target["masks"].any(0) if len(target["labels"]) else torch.zeros(64, 64, dtype=torch.bool)
+        wrong, pixels = wrong + int((shapes != covered).sum()), pixels + int(shapes.sum())
+        for mask, box in zip(target["masks"], target["boxes"].int().tolist(), strict=True):
+            rows, columns = (mask.any(axis).nonzero().flatten() for axis in (1, 0))
+            found = [int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1]
+            assert max(abs(one - other) for one, other in zip(found, box, strict=True)) <= 2
+    assert wrong < 0.05 * pixels
+
+
+def test_polygons_are_filled_where_pixels_have_their_centres(task: Task) -> None:
+    inside = sys.modules[type(task).__module__].inside
+    square = inside([[1, 1, 3, 1, 3, 4, 1, 4]], 5, 6)
+    assert np.argwhere(square).tolist() == [[row, column] for row in (1, 2, 3) for column in (1, 2)]
+    half = inside([[0, 0, 4, 4, 0, 4]], 4, 4)  # centres on the diagonal belong to neither side or to one, as a ray meets them
+    assert half[np.tril_indices(4, -1)].all()
+    assert not half[np.triu_indices(4, 1)].any()
+    two = inside([[0, 0, 1, 0, 1, 1, 0, 1], [2, 2, 4, 2, 4, 3, 2, 3]], 4, 4)
+    assert np.argwhere(two).tolist() == [[0, 0], [2, 2], [2, 3]]
+    assert not inside([], 4, 4).any()
+
+
+def test_a_flip_moves_masks_with_their_pixels(masked: Task) -> None:
+    flipped, data = sys.modules[type(masked).__module__].flipped, masked.train_data()
+    image, target = next(data[place] for place in range(len(data)) if len(data[place][1]["labels"]) == 2)
+    other, moved = flipped(image, target)
+    assert torch.equal(moved["masks"], target["masks"].flip(2))
+    assert torch.equal(other.flip(2), image)
+
+
+def test_precision_of_masks_by_hand(masked: Task) -> None:
+    """A detection covers 6 pixels of an object of 8 and 2 others: 6 of 10 are common."""
+    module = sys.modules[type(masked).__module__]
+    target = {"boxes": torch.tensor([[0.0, 0, 4, 2]]), "labels": torch.tensor([1]), "masks": torch.zeros(1, 4, 4)}
+    target["masks"][0, :2] = 1
+    chances = torch.zeros(1, 1, 4, 4)
+    chances[0, 0, :3, :2], chances[0, 0, :2, 2] = 0.6, 0.5
+    chances[0, 0, 3, :] = 0.49
+    found = {"boxes": torch.tensor([[9.0, 9, 10, 10]]), "labels": torch.tensor([1]), "scores": torch.tensor([0.9])}
+    found["masks"] = chances
+    assert module.mask_iou(found, target).item() == pytest.approx(6 / 10)
+    assert module.average_precision(found, target, overlap=module.mask_iou) == 1
+    assert module.average_precision(found, target, 0.7, module.mask_iou) == 0
+    assert module.average_precision(found, target) == 0  # the boxes are apart
+
+
+def test_annotations_without_polygons_are_refused(folder: Path, tmp_path: Path) -> None:
+    made = tmp_path / "set"
+    shutil.copytree(folder, made)
+    parsed = json.loads((made / "train.json").read_text())
+    parsed["annotations"][3]["segmentation"] = {"size": [64, 64], "counts": "x"}
+    (made / "train.json").write_text(json.dumps(parsed))
+    assert len(load_task(EXAMPLE, {"data": str(made)}).train_data()) == 32
+    with pytest.raises(ConfigurationError, match="annotation 4 has no polygons"):
+        load_task(EXAMPLE, {"data": str(made), "masks": "true"}).train_data()
+
+
+def test_two_workers_learn_masks(masked: Task, tmp_path: Path) -> None:
+    """The fifth loss is among those that fall, and both precisions are told."""
+    config = Config(
+        train_dir=tmp_path, local=2, scheme="topk:ratio=0.05", optimizer="adam", lr=0.003, batch_size=4, max_steps=30,
+        eval_freq=30, threads=1, tensorboard=False,
+    )  # fmt: skip
+    assert psnode.run(masked, config) == 0
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert np.mean(losses[-5:]) < 0.75 * np.mean(losses[:5])
+    model = masked.model()
+    assert any("mask_head" in name for name, _ in model.named_parameters())
+    measured = evaluate(masked, model, masked.eval_data(), 30, 6, torch.device("cpu"))
+    assert sorted(measured.metrics) == ["ap50", "mask_ap50"]
+    assert all(0 <= value <= 1 for value in measured.metrics.values())
+
+
 def test_two_workers_learn_to_detect(task: Task, tmp_path: Path) -> None:
     config = Config(
         train_dir=tmp_path, local=2, scheme="topk:ratio=0.05", optimizer="adam", lr=0.003, batch_size=4, max_steps=40,
@@ -107,7 +193,7 @@ def test_two_workers_learn_to_detect(task: Task, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [({}, "add --task-option data=FOLDER"), ({"data": "x", "depth": "2"}, "unknown task option 'depth'"),
-     ({"data": "x", "size": "big"}, "at least 32, not 'big'")],
+     ({"data": "x", "size": "big"}, "at least 32, not 'big'"), ({"data": "x", "masks": "yes"}, "true or false, not 'yes'")],
 )  # fmt: skip
 def test_wrong_options_are_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
