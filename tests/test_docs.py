@@ -49,6 +49,7 @@ PYTHON = {
     "optimising.md": ["test_page_code.py", "test_page_code.py", "test_page_code.py", "test_weighted_mean.py"],
     "own-loop.md": ["mpi/test_session.py"],
     "rows.md": ["rows/test_row_codec.py"],
+    "ray.md": ["ddp/test_ray.py", "ddp/test_ray.py"],
 }
 
 
