@@ -17,7 +17,7 @@ class Room(NamedTuple):
     free: int
 
     def holds(self, ranks: int) -> bool:
-        """True if so many ranks find what each reserves. A rank that does not ends, or is killed later when it writes there."""
+        """True if this many ranks find what each reserves. A rank that does not ends, or is killed later when it writes there."""
         return self.free >= ranks * A_RANK
 
 

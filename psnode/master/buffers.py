@@ -28,7 +28,7 @@ class WorkerBuffers:
         return tensorfile.dump({f"buffer/{name}": value for name, value in self.means.items()}) if self.means else b""
 
     def combine(self, version: int, states: Mapping[int, Tensors], *, there: bool) -> None:
-        """Take the mean of what workers have handed in; tell if nobody has, and the model has some (`there`)."""
+        """Take the mean of what workers have handed in; tell if no worker has, and the model has some (`there`)."""
         if states:
             self.means, self.version = self._combined(version, states) or self.means, version
         elif there:

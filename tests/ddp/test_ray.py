@@ -21,7 +21,7 @@ if importlib.util.find_spec("ray") is None:  # an import would take seconds
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """What both ranks of all runs have written; its `reports`: epoch, payload bytes sent and accuracy of each."""
+    """Files that both ranks of all runs have written; its `reports`: epoch, payload bytes sent and accuracy of each."""
     folder = tmp_path_factory.mktemp("ray")
     program = [sys.executable, Path(__file__).with_name("ray_program.py"), folder]
     done = subprocess.run(

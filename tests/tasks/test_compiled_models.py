@@ -110,7 +110,7 @@ def train(path: Path, form: str, steps: int, kind: str = "topk", *, resume: bool
 
 
 def events(path: Path) -> str:
-    """What a run has told; a file without events is not there."""
+    """Events that a run has told; a file without events is not there."""
     return (path / "events.jsonl").read_text() if (path / "events.jsonl").exists() else ""
 
 

@@ -80,7 +80,7 @@ def test_a_factor_of_all_that_backward_began_from_is_refused(
         (lambda p: (p.loss + p.penalty) / 4, lambda p: p.loss, 4),
         (lambda p: p.loss + p.penalty, lambda p: p.loss, 4),
         (lambda p: torch.stack([p.loss, p.other]).mean(), lambda p: p.loss, 1),
-        (lambda p: 0.25 * (p.loss + p.penalty), lambda p: p.loss.item(), 1),  # of a number nobody knows the graph
+        (lambda p: 0.25 * (p.loss + p.penalty), lambda p: p.loss.item(), 1),  # a number has no graph
         (lambda p: 0.25 * (p.loss + p.penalty), lambda p: p.loss.detach().clone(), 1),
         (lambda p: 0.25 * (p.loss + p.penalty), lambda p: (p.weight - 1).pow(2).mean(), 1),  # another graph
         (lambda p: p.loss, lambda p: p.loss + p.penalty, 1),

@@ -131,7 +131,7 @@ def _backward(a: Float64s, b: Float64s, size: int, table: Float64s) -> None:
 
 @inlined
 def _scales(size: int, scale: float) -> tuple[float, float]:
-    """What normalises the first coefficient and the others, times `scale`."""
+    """Factors that normalise the first coefficient and the others, times `scale`."""
     return scale * np.sqrt(1.0 / size), scale * np.sqrt(2.0 / size)
 
 

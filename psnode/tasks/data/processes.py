@@ -172,7 +172,7 @@ def _make_place() -> None:
         util.get_temp_dir()  # before the first process, which is to know it
         return
     for folder in (*([str(own)] if own is not None and _fits(own) else []), "/tmp", "/var/tmp", "/dev/shm"):
-        with contextlib.suppress(OSError):  # mkdtemp makes one below it that is nobody else's
+        with contextlib.suppress(OSError):  # mkdtemp makes one below it that belongs to this user alone
             found = settings["tempdir"] = tempfile.mkdtemp(prefix="pymp-", dir=folder)
             util.Finalize(None, shutil.rmtree, args=(found, True), exitpriority=-100)  # as Python does with its own
             return
