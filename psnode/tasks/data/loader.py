@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from psnode.errors import ConfigurationError
 from psnode.task import Batch
+from psnode.tasks.data.processes import Begin, make_place
 from psnode.tasks.data.sampler import Sampler
 
 
@@ -75,6 +76,8 @@ class Dealt:
     def feed(self, sampler: Sampler, finished: int, last: int) -> _Feed:
         """The batches of the steps after `finished` up to and including `last`, by `sampler`."""
         loader, processes = self.loader, self.loader.num_workers > 0
+        if processes:
+            make_place()
         copy = DataLoader(
             _Seeded(loader.dataset),
             batch_sampler=draw(sampler, finished, last),  # type: ignore[arg-type]  # any iterable will do
@@ -82,7 +85,7 @@ class Dealt:
             collate_fn=loader.collate_fn,
             pin_memory=loader.pin_memory,
             timeout=loader.timeout,
-            worker_init_fn=loader.worker_init_fn,
+            worker_init_fn=Begin(loader.worker_init_fn) if processes else None,
             multiprocessing_context=loader.multiprocessing_context if processes else None,
             prefetch_factor=loader.prefetch_factor if processes else None,
         )

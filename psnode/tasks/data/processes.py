@@ -43,7 +43,7 @@ def context() -> Any:
     mpirun sends USR1 to all processes of a rank, and a terminal HUP: the server, and Python's tracker of semaphores, begin with
     both blocked. ConfigurationError where no folder is short enough for their sockets.
     """
-    _make_place()
+    make_place()
     found = multiprocessing.get_context(_METHOD)
     found.set_forkserver_preload([__name__])
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGHUP})
@@ -159,7 +159,7 @@ def _end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _make_place() -> None:
+def make_place() -> None:
     """Have Python make its sockets where they go away with the job, or where their names are not too long.
 
     A rank that is killed removes nothing, and the processes that follow it may be killed before they do.

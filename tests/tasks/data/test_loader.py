@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
+import signal
+from multiprocessing import util
 from typing import Any
 
 import numpy as np
@@ -52,6 +55,27 @@ def test_batches_are_the_shares_of_the_worker_whichever_process_makes_them() -> 
     assert same(here[2:], taken(DataLoader(Noisy(), batch_size=3, shuffle=True), 2, 4))
     noise = torch.cat([batch[1] for batches in here for batch in batches])
     assert len(torch.unique(noise)) == noise.numel()
+
+
+class Told(Dataset[Any]):
+    """Each example: whether the process that makes it leaves signals to its parent, and the folder of its sockets."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Any:
+        ignored = all(signal.getsignal(each) is signal.SIG_IGN for each in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP))
+        return index, ignored, util.get_temp_dir(), multiprocessing.current_process().name
+
+
+def named(number: int) -> None:
+    multiprocessing.current_process().name = f"data {number}"
+
+
+def test_processes_of_a_loader_leave_signals_to_the_rank_and_have_its_folder_of_sockets() -> None:
+    loader = DataLoader(Told(), batch_size=3, shuffle=True, num_workers=1, worker_init_fn=named, collate_fn=list)
+    ((batch, _),) = taken(loader, 0, 1)
+    assert {example[1:] for example in batch} == {(True, util.get_temp_dir(), "data 0")}
 
 
 def test_a_collate_function_and_a_data_set_that_reads_batches_are_kept() -> None:
