@@ -53,6 +53,7 @@ UPLINK: dict[str, tuple[str, ...]] = {
     "adacomp": ("AdaComp" + FED_BACK,),
     "topk": ("Selector" + FED_BACK,),
     "polar": (SUM, "Polar(Accumulated, Sink)"),
+    "polar-2bit": (SUM, "Polar(Accumulated, Sink)"),
     "countsketch": (SUM, "LinearSketch(Accumulated, Sink)"),
     "countmean": (SUM, "LinearSketch(Accumulated, Sink)"),
     "lss": ("Lss" + FED_BACK, SUM),

@@ -206,7 +206,7 @@ def test_what_is_left_when_everything_is_killed_at_once_goes_with_the_next_lab(n
 def test_nothing_is_left_of_a_job_whose_processes_refuse_to_end(netlab: Any) -> None:
     stubborn = f"trap '' TERM INT; while :; do sleep 0.1{os.getpid()}; done"
     process = netlab.start("--hosts", 2, "--rate", "none", "--each", "--", "sh", "-c", stubborn)
-    assert eventually(lambda: len(alive(f"sleep 0.1{os.getpid()}")) >= 2)
+    assert eventually(lambda: len(alive(f"sleep 0.1{os.getpid()}")) - len(alive(stubborn)) >= 2)  # both are past their trap
     process.send_signal(signal.SIGTERM)
     time.sleep(0.5)
     assert process.poll() is None

@@ -23,7 +23,7 @@ from psnode.exchange.shard.device_arithmetic import DeviceArithmetic
 from psnode.exchange.shard.device_mover import DeviceMover
 from psnode.exchange.shard.twins import Twins, told
 from psnode.jobs.job import run
-from psnode.master.draft import Draft
+from psnode.master.checkpointing import PendingCheckpoints
 from psnode.master.replica_hashes import ReplicaHashes
 from psnode.plan.groups import Tensor, make_plan
 from psnode.worker.contribution import Contribution
@@ -59,7 +59,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCupy:
     ("rule", "owner", "method"),
     [
         ({}, ReplicaHashes, "note"),
-        ({"consistency": "kofn", "num_aggregate": 1, "hash_every": 0, "eval_freq": 2}, Draft, "__init__"),
+        ({"consistency": "kofn", "num_aggregate": 1, "hash_every": 0, "eval_freq": 2}, PendingCheckpoints, "begin"),
     ],
     ids=["a hash of the next version", "the next checkpoint"],
 )
@@ -70,10 +70,11 @@ def test_a_late_part_of_a_checkpoint_holds_up_nobody_where_there_is_no_room_for_
     looked, again, waited = getattr(owner, method), Event(), list[bool]()
     hand_in, first = Contribution._hand_in, min(3, rule.get("eval_freq", 3))
 
-    def look(self: Any, *arguments: Any) -> None:
-        looked(self, *arguments)
-        if (self.staged.step if owner is Draft else arguments[0]) > first:
+    def look(self: Any, step: int, *arguments: Any) -> Any:
+        found = looked(self, step, *arguments)
+        if step > first:
             again.set()
+        return found
 
     def late(self: Contribution, *arguments: Any) -> None:
         if self._link.rank == 2 and not waited:
