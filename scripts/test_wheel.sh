@@ -44,7 +44,7 @@ install() {
 golden() {
     local files
     mkdir -p "$folder/checks/tests"
-    cp -R tests/codecs tests/conftest.py "$folder/checks/tests"
+    cp -R tests/codecs tests/feedback tests/conftest.py "$folder/checks/tests"
     printf '[pytest]\npythonpath = .\naddopts = --import-mode=importlib -p no:cacheprovider\nmarkers =\n    serial: one after another\n' \
         >"$folder/checks/pytest.ini"
     mapfile -t files < <(cd "$folder/checks" && grep -l "def test_golden_bytes" tests/codecs/test_*.py)
