@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from psnode.config.parent import follow_parent
 from psnode.jobs.forwarding import Forwarding
-from psnode.jobs.sweeping import members
+from psnode.jobs.sweeping import members, runs
 
 _POLL_SECONDS = 0.1
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -128,7 +128,7 @@ class RankZero:
         if self._pid is None and now - self._looked > _LOOK_SECONDS:
             self._looked = now
             self._pid = next((pid for pid in members(self._session) if _is_rank_zero(pid)), None)
-        if self._pid is None or (self._ended is None and _runs(self._pid)):
+        if self._pid is None or (self._ended is None and runs(self._pid)):
             return 0.0
         if self._ended is None:
             self._ended = now
@@ -137,7 +137,7 @@ class RankZero:
 
 def _is_rank_zero(pid: int) -> bool:
     """Its own children have its environment too, so the parent must be without."""
-    return _says_rank_zero(pid) and not _says_rank_zero(int(_stat(pid)[1] or 0))
+    return _says_rank_zero(pid) and not _says_rank_zero(_parent(pid))
 
 
 def _says_rank_zero(pid: int) -> bool:
@@ -147,21 +147,16 @@ def _says_rank_zero(pid: int) -> bool:
     return False
 
 
-def _runs(pid: int) -> bool:
-    return _stat(pid)[0] not in ("", "Z", "X")
-
-
 def _await_end(session: int, end: float) -> None:
-    while any(_runs(pid) for pid in members(session)) and time.monotonic() < end:
+    while any(runs(pid) for pid in members(session)) and time.monotonic() < end:
         time.sleep(_POLL_SECONDS)
 
 
-def _stat(pid: int) -> tuple[str, str]:
-    """A process's state and parent; empty strings if there is no such process."""
+def _parent(pid: int) -> int:
+    """0 if there is no such process."""
     with contextlib.suppress(OSError):
-        state, parent = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[:2]
-        return state, parent
-    return "", ""
+        return int((_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+    return 0
 
 
 def _kill(pids: Sequence[int]) -> None:

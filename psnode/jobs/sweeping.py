@@ -59,18 +59,19 @@ def members(session: int) -> list[int]:
     return found
 
 
-def _sweep(folder: str) -> None:
-    sessions = [int(line) for line in sys.stdin.buffer.read().split()]
-    while os.path.isdir(folder) and any(_runs(pid) for session in sessions for pid in members(session)):
-        time.sleep(_POLL_SECONDS)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _runs(pid: int) -> bool:
+def runs(pid: int) -> bool:
+    """True if there is such a process, and it has not ended."""
     with contextlib.suppress(OSError):
         os.kill(pid, 0)
         return not _PROC.is_dir() or (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     return False
+
+
+def _sweep(folder: str) -> None:
+    sessions = [int(line) for line in sys.stdin.buffer.read().split()]
+    while os.path.isdir(folder) and any(runs(pid) for session in sessions for pid in members(session)):
+        time.sleep(_POLL_SECONDS)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
