@@ -16,14 +16,13 @@ import argparse
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,13 +30,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 from running import send  # noqa: E402
+from signal_processes import MARK, imports, kill, left, marked, ranks, shm_files  # noqa: E402
 from signal_schedules import EARLY, PAUSE, STEPS, Act, Outcome, Part, Schedule, judge, pick, row, totals, without  # noqa: E402
 
 HANG_SECONDS = 900.0
-_ALONE = re.compile(r"sm_segment\..*0000\.0$")  # of a program that was started without mpirun: no job of these schedules
 PAUSE_SECONDS = 3.0
-LEAVE_SECONDS = 30.0  # of a job that has ended, for what it still holds
-MARK = "SIGNALS_MARK"
 FLAGS = ["--network", "LeNet", "--dataset", "synthetic", "--synthetic-examples", "256", "--synthetic-shape", "1,28,28"]
 FLAGS += ["--batch-size", "8", "--lr", "0.01", "--eval-freq", "5", "--keep-last", "2", "--threads", "1", "--no-tensorboard"]
 
@@ -92,30 +89,6 @@ def command(schedule: Schedule, place: Place) -> list[str]:
     return [*launch, "train", "--min-workers", least, *flags]
 
 
-def marked(mark: str) -> dict[int, dict[str, str]]:
-    """Environments of the processes that have this mark."""
-    found = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            words = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
-            if f"{MARK}={mark}" in words:
-                found[int(entry.name)] = dict(word.split("=", 1) for word in words if "=" in word)
-    return found
-
-
-def parent(pid: int) -> int:
-    """The parent's id; 0 of a process that is gone."""
-    with contextlib.suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return 0
-
-
-def ranks(mark: str) -> dict[int, int]:
-    """The process of each rank; those that it has started are left out."""
-    words = {pid: env["OMPI_COMM_WORLD_RANK"] for pid, env in marked(mark).items() if "OMPI_COMM_WORLD_RANK" in env}
-    return {int(rank): pid for pid, rank in words.items() if parent(pid) not in words}
-
-
 class Started:
     """One start of the job."""
 
@@ -144,7 +117,7 @@ class Started:
     def reached(self, act: Act) -> bool:
         """True if its step is recorded by this start, or, of an early one, the ranks have begun."""
         if act.step == EARLY:
-            return bool(ranks(self._place.mark)) if self._schedule.program != "local" else _imports(self.process.pid)
+            return bool(ranks(self._place.mark)) if self._schedule.program != "local" else imports(self.process.pid)
         if _inode(self._records) in (0, self._before):
             return False
         return (self._place.records() or [{"step": 0}])[-1]["step"] >= act.step
@@ -175,7 +148,7 @@ class Started:
         while self.running or (self._processes() and time.monotonic() < self._end):
             time.sleep(0.2)
         hung = bool(left := self._processes())
-        _kill(left)
+        kill(left)
         code = self.process.wait()
         summary = self._place.run / "summary.json"
         steps = json.loads(summary.read_text())["steps"] if _inode(summary) not in (0, self._summary) else None
@@ -220,14 +193,14 @@ def run(schedule: Schedule, folder: Path, reference: str) -> Outcome:
     """Start, disturb and resume the job to its end."""
     place, begin = Place(folder, f"{os.getpid()}-{schedule.number}-{time.time_ns()}"), time.monotonic()
     place.temporary.mkdir(parents=True)
-    shm = _shm()
+    shm = shm_files()
     evaluator = Evaluator(schedule, place)
     try:
         parts, hung = _parts(schedule, place, evaluator)
         code, evaluated, late = evaluator.end()
-        processes, files = _left(place, shm)
+        processes, files = left(place.mark, place.temporary, shm)
     finally:
-        _kill(marked(place.mark))
+        kill(marked(place.mark))
     summary = place.run / "summary.json"
     return Outcome(
         tuple(parts),
@@ -262,71 +235,11 @@ def _parts(schedule: Schedule, place: Place, evaluator: Evaluator) -> tuple[list
     return parts, hangs
 
 
-def _left(place: Place, shm: set[str]) -> tuple[list[str], list[str]]:
-    """Processes and files that remain; files of /dev/shm that a process has open are another job's."""
-
-    def look() -> tuple[list[str], list[str]]:
-        processes = [_command(pid) for pid in marked(place.mark)]
-        files = [str(path.relative_to(place.temporary)) for path in place.temporary.rglob("*") if not _of_torch(path)]
-        return processes, files + [f"/dev/shm/{name}" for name in _shm() - shm - _mapped() if not _ALONE.match(name)]
-
-    _wait(lambda: not any(look()), LEAVE_SECONDS)
-    return look()
-
-
-def _of_torch(path: Path) -> bool:
-    """True of the cache of torch's compiler in TMPDIR as long as nothing was compiled."""
-    return path.name.startswith("torchinductor_") and path.is_dir() and not any(path.iterdir())
-
-
-def _wait(what: Callable[[], bool], seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while not what() and time.monotonic() < end:
-        time.sleep(0.2)
-
-
-def _kill(pids: Any) -> None:
-    for pid in pids:
-        send(pid, signal.SIGKILL)
-
-
-def _command(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return f"{pid} {Path(f'/proc/{pid}/cmdline').read_bytes()[:200]!r}"
-    return str(pid)
-
-
-def _shm() -> set[str]:
-    """Names in /dev/shm of this user's files."""
-    found = set[str]()
-    for entry in os.scandir("/dev/shm"):
-        with contextlib.suppress(OSError):
-            if entry.stat().st_uid == os.getuid():
-                found.add(entry.name)
-    return found
-
-
-def _mapped() -> set[str]:
-    """Names in /dev/shm that some process has mapped."""
-    found = set[str]()
-    for entry in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):
-            found |= {line.rpartition("/dev/shm/")[2] for line in entry.read_text().splitlines() if "/dev/shm/" in line}
-    return found
-
-
 def _inode(file: Path) -> int:
     try:
         return file.stat().st_ino
     except OSError:
         return 0
-
-
-def _imports(pid: int) -> bool:
-    """True once the process loads torch: it is past Python's own start."""
-    with contextlib.suppress(OSError):
-        return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
-    return False
 
 
 def _json_lines(file: Path) -> list[dict[str, Any]]:

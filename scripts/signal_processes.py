@@ -1,0 +1,102 @@
+"""Processes and files of the jobs of scripts/signals.py: those that bear a mark, and what remains of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from running import send
+
+MARK = "SIGNALS_MARK"
+LEAVE_SECONDS = 30.0  # of a job that has ended, for what it still holds
+_ALONE = re.compile(r"sm_segment\..*0000\.0$")  # of a program that was started without mpirun: no job of these schedules
+
+
+def marked(mark: str) -> dict[int, dict[str, str]]:
+    """Environments of the processes that have this mark."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
+            if f"{MARK}={mark}" in words:
+                found[int(entry.name)] = dict(word.split("=", 1) for word in words if "=" in word)
+    return found
+
+
+def parent(pid: int) -> int:
+    """The parent's id; 0 of a process that is gone."""
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
+def ranks(mark: str) -> dict[int, int]:
+    """The process of each rank; those that it has started are left out."""
+    words = {pid: env["OMPI_COMM_WORLD_RANK"] for pid, env in marked(mark).items() if "OMPI_COMM_WORLD_RANK" in env}
+    return {int(rank): pid for pid, rank in words.items() if parent(pid) not in words}
+
+
+def imports(pid: int) -> bool:
+    """True once the process loads torch: it is past Python's own start."""
+    with contextlib.suppress(OSError):
+        return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+    return False
+
+
+def left(mark: str, temporary: Path, shm: set[str]) -> tuple[list[str], list[str]]:
+    """Processes and files that remain; files of /dev/shm that a process has open are another job's."""
+
+    def look() -> tuple[list[str], list[str]]:
+        processes = [_command(pid) for pid in marked(mark)]
+        files = [str(path.relative_to(temporary)) for path in temporary.rglob("*") if not _of_torch(path)]
+        return processes, files + [f"/dev/shm/{name}" for name in shm_files() - shm - _mapped() if not _ALONE.match(name)]
+
+    wait(lambda: not any(look()), LEAVE_SECONDS)
+    return look()
+
+
+def _of_torch(path: Path) -> bool:
+    """True of the cache of torch's compiler in TMPDIR as long as nothing was compiled."""
+    return path.name.startswith("torchinductor_") and path.is_dir() and not any(path.iterdir())
+
+
+def wait(what: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not what() and time.monotonic() < end:
+        time.sleep(0.2)
+
+
+def kill(pids: Any) -> None:
+    for pid in pids:
+        send(pid, signal.SIGKILL)
+
+
+def _command(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return f"{pid} {Path(f'/proc/{pid}/cmdline').read_bytes()[:200]!r}"
+    return str(pid)
+
+
+def shm_files() -> set[str]:
+    """Names in /dev/shm of this user's files."""
+    found = set[str]()
+    for entry in os.scandir("/dev/shm"):
+        with contextlib.suppress(OSError):
+            if entry.stat().st_uid == os.getuid():
+                found.add(entry.name)
+    return found
+
+
+def _mapped() -> set[str]:
+    """Names in /dev/shm that some process has mapped."""
+    found = set[str]()
+    for entry in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            found |= {line.rpartition("/dev/shm/")[2] for line in entry.read_text().splitlines() if "/dev/shm/" in line}
+    return found
