@@ -12,9 +12,11 @@ from psnode.codecs import get_codec
 from psnode.codecs.registry import brief
 from psnode.config import Config
 from psnode.config.amounts import amount, counted
+from psnode.config.loss_record import costs_of
 from psnode.config.names import DENSE, PASSED
 from psnode.config.scheme import Scheme
-from psnode.config.train_settings import UNDER_ADAM, WITH_BETAS
+from psnode.config.schemes import SCHEMES
+from psnode.config.train_settings import UNDER_ADAM, USUAL, WITH_BETAS
 from psnode.exchange.expected import step_bytes
 from psnode.exchange.footprint import Footprint
 from psnode.exchange.machine import Machine
@@ -61,13 +63,29 @@ def tell_of_the_run(
 
 
 def doubt_of(scheme: Scheme, optimizer: str) -> str:
-    """A warning if the scheme's gradients are sparse, signs or of low rank and the optimizer is of Adam's kind; else empty."""
+    """What the scheme cost where it was measured, if that was much, or is to be expected of its kind; else empty.
+
+    Of a scheme that was not measured under optimizers of this kind: a warning if its gradients are sparse, signs or of low rank
+    and the optimizer is of Adam's kind.
+    """
+    usual = SCHEMES[UNDER_ADAM if optimizer in WITH_BETAS else USUAL]
+    found = [cost for cost in costs_of(_coded(scheme), optimizer) if cost.is_notable]
+    if found:
+        worst = found[0]
+        better = [cost for cost in costs_of(_coded(usual), optimizer) if cost.cell == worst.cell and cost.mean < worst.mean]
+        advice = f"; --scheme {usual.name}, the default there, {better[0].mean:.1f}" if better else ""
+        return f"{scheme.name} under {optimizer} cost {worst}{advice} (docs/choosing.md)"
     if optimizer not in WITH_BETAS or not _COARSE & {stage.id for stage in get_codec(scheme.codec).spec.stages}:
         return ""
     return (
         f"{scheme.name} under {optimizer}: topk, onebit, efsignsgd and atomo cost a small transformer under adamw accuracy; "
         f"--scheme {UNDER_ADAM}, the default there, cost it least of all that send as little (docs/choosing.md)"
     )
+
+
+def _coded(scheme: Scheme) -> tuple[str, str, str]:
+    downlink = DENSE if scheme.downlink == DENSE else repr(get_codec(scheme.downlink))
+    return repr(get_codec(scheme.codec)), scheme.feedback, downlink
 
 
 def tell_of_the_bytes(plan: Plan, scheme: Scheme, workers: int) -> None:

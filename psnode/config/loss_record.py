@@ -1,0 +1,112 @@
+"""What schemes cost where it was measured: loss_record.json, trainings that scripts/loss_record.py has made, beside dense ones.
+
+A cell is MODEL/OPTIMIZER/STEPS. Of every scheme in a cell the learning rate that was best by the first seed counts; costs are
+differences to dense with the same seed. Models of language are judged by their loss, models of images by their accuracy, whose
+loss is near 0.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from psnode.config.train_settings import WITH_BETAS
+
+_FILE = Path(__file__).with_name("loss_record.json")
+_BY_LOSS = ("gpt", "lstm", "lora")  # models of language
+NOTABLE = {True: 2.0, False: 0.6}  # by loss: percent; by accuracy: points
+Entry = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A scheme in a cell. `mean`, `error`: percent of dense's loss, or points of accuracy below dense's, and its standard error
+    over `seeds` seeds, None of one; `ratio`: float32's bytes over its own, both ways; `coded`: codec, feedback and downlink."""
+
+    cell: str
+    run: str
+    coded: tuple[str, str, str]
+    mean: float
+    error: float | None
+    ratio: float
+    seeds: int
+    lr: float
+
+    @property
+    def model(self) -> str:
+        return self.cell.split("/")[0]
+
+    @property
+    def steps(self) -> int:
+        return int(self.cell.split("/")[2])
+
+    @property
+    def of_adam(self) -> bool:
+        """True if the optimizer is of Adam's kind."""
+        return self.cell.split("/")[1] in WITH_BETAS
+
+    @property
+    def by_loss(self) -> bool:
+        return self.model.startswith(_BY_LOSS)
+
+    @property
+    def is_notable(self) -> bool:
+        """More than NOTABLE and than twice its standard error."""
+        return self.mean > max(NOTABLE[self.by_loss], 2 * (self.error or 0))
+
+    def __str__(self) -> str:
+        unit = "% of the loss" if self.by_loss else "points of accuracy"
+        return f"{self.mean:.1f} {unit} of {self.model} after {self.steps:,} steps"
+
+
+def costs(entries: Iterable[Entry]) -> list[Cost]:
+    """Of every scheme in every cell, dense first; the others in falling order of their bytes."""
+    by_run: dict[tuple[str, str], list[Entry]] = {}
+    for entry in entries:
+        by_run.setdefault((entry["cell"], entry["run"]), []).append(entry)
+    found = []
+    for (cell, run), group in by_run.items():
+        dense = {entry["seed"]: entry for entry in _at_the_best_rate(by_run.get((cell, "dense"), []))}
+        pairs = [(entry, dense[entry["seed"]]) for entry in _at_the_best_rate(group) if entry["seed"] in dense]
+        if pairs:
+            found.append(_cost(cell, run, pairs))
+    return sorted(found, key=lambda cost: (cost.cell, cost.run != "dense", cost.ratio))
+
+
+def _at_the_best_rate(group: Sequence[Entry]) -> list[Entry]:
+    """Of the runs of one scheme those at the rate whose first seed has the least loss."""
+    first = min((entry["seed"] for entry in group), default=0)
+    tried = [entry for entry in group if entry["seed"] == first]
+    best = min(tried, key=lambda entry: float(entry["loss"]))["lr"] if tried else None
+    return [entry for entry in group if entry["lr"] == best]
+
+
+def _cost(cell: str, run: str, pairs: Sequence[tuple[Entry, Entry]]) -> Cost:
+    entry = pairs[0][0]
+    by_loss = cell.startswith(_BY_LOSS)
+    differences = [
+        100 * (own["loss"] / dense["loss"] - 1) if by_loss else 100 * (dense["top1"] - own["top1"]) for own, dense in pairs
+    ]
+    error = statistics.stdev(differences) / math.sqrt(len(pairs)) if len(pairs) > 1 else None
+    coded = (entry["codec"], entry["feedback"], entry["downlink"])
+    ratio = statistics.fmean(own["ratio"] for own, _ in pairs)
+    return Cost(cell, run, coded, statistics.fmean(differences), error, ratio, len(pairs), entry["lr"])
+
+
+@cache
+def measured() -> tuple[Cost, ...]:
+    """The costs in the record."""
+    return tuple(costs(json.loads(_FILE.read_bytes())))
+
+
+def costs_of(coded: tuple[str, str, str], optimizer: str) -> list[Cost]:
+    """What (codec, feedback, downlink) cost under optimizers of this kind, the dearest first; empty where nothing is known."""
+    of_adam = optimizer in WITH_BETAS
+    found = [cost for cost in measured() if cost.coded == coded and cost.of_adam == of_adam]
+    return sorted(found, key=lambda cost: -cost.mean / NOTABLE[cost.by_loss])

@@ -1,0 +1,196 @@
+"""The record of losses, of which docs/choosing.md and the notes of `psnode train` are made.
+
+    scripts/loss_record.py run OUT --mnist DIR --cifar10 DIR    train what is missing and add each run to the record
+    scripts/loss_record.py list                                 cells, and how many runs each holds
+
+A cell is a model, an optimizer and a number of steps. Dense is trained first, at three learning rates with one seed, and at more
+while the best is the least or the highest of them; the others train at dense's best rate, but for those that belong to SGD without
+momentum, which try rates of their own. Every run is `psnode bench convergence`'s: workers are threads, the sums are those of MPI.
+Runs write into OUT/CELL; each one that ends adds a line to psnode/config/loss_record.json, and a run that the record holds is not
+trained again, wherever it was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from psnode.bench.convergence import Run
+from psnode.bench.hardware import hardware
+from psnode.config.plain_json import to_json
+from psnode.records.directory import saved_run
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORD = ROOT / "psnode" / "config" / "loss_record.json"
+WORKERS = 2
+_ADAMW = "--optimizer adamw --clip-grad-norm 1"
+_CHARACTERS = "--task examples/charlm.py --batch-size 8"
+_ADAM_RATES, _SGD_RATES, _PLAIN_RATES = ("0.001", "0.003", "0.01"), ("0.01", "0.03", "0.1"), ("0.1", "0.3", "1")
+
+# what is trained beside dense: a scheme and flags; those without momentum find a rate of their own under SGD
+SCHEMES = (
+    "polar-2bit",
+    "topk",
+    "polar --downlink polar:rate=1",
+    "dense --codec qsgd:levels=127 --downlink qsgd:levels=127",
+    "qsgd",
+    "topk:ratio=0.05 --downlink topk:ratio=0.05",
+    "efsignsgd",
+)
+PLAIN = {"topk", "topk:ratio=0.05 --downlink topk:ratio=0.05", "efsignsgd"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A model, an optimizer and a number of steps. `task`: flags, in which {NAME} stands for a folder that was given."""
+
+    model: str
+    task: str
+    adam: bool
+    steps: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}/{'adamw' if self.adam else 'sgd'}/{self.steps}"
+
+    def common(self, folders: dict[str, str]) -> str:
+        """Flags of all its runs."""
+        steps = f"--max-steps {self.steps} --lr-schedule cosine --threads 1 --hash-every 0 --no-tensorboard"
+        return f"{self.task.format(**folders)} {_ADAMW if self.adam else '--optimizer sgd'} {steps}"
+
+
+_TASKS = {
+    "gpt-small": (f"{_CHARACTERS} --task-option model=transformer --task-option width=96", 700, 400),
+    "lenet": ("--network LeNet --dataset mnist --data-dir {mnist} --batch-size 16", 400, 400),
+    "vit": ("--task examples/vit.py --task-option data={mnist} --batch-size 16", 400, 400),
+    "lstm": (f"{_CHARACTERS} --task-option width=128", 400, 400),
+    "resnet-20": ("--network resnet-20 --dataset imagefolder --data-dir {cifar10} --batch-size 8", 300, 300),
+    "lora": ("--task examples/lora.py --task-option base={base} --task-option rank=16 --batch-size 8", 300, 300),
+    "gpt-3m": (
+        "--task examples/charlm.py --batch-size 4 --task-option model=transformer --task-option width=256 --task-option layers=4",
+        700,
+        400,
+    ),
+}
+CELLS = tuple(Cell(model, task, adam, steps[1 - adam]) for adam in (True, False) for model, (task, *steps) in _TASKS.items())
+
+
+def load() -> list[dict[str, Any]]:
+    """The entries of the record."""
+    return list(json.loads(RECORD.read_bytes())) if RECORD.exists() else []
+
+
+def store(entries: Sequence[dict[str, Any]]) -> None:
+    """Write the record, an entry a line."""
+    ordered = sorted(
+        entries, key=lambda entry: (entry["cell"], entry["run"] != "dense", entry["run"], entry["lr"], entry["seed"])
+    )
+    RECORD.write_text("[\n" + ",\n".join(to_json(entry) for entry in ordered) + "\n]\n")
+
+
+class Recorder:
+    """Trains what is missing in the record of `cell`."""
+
+    def __init__(self, cell: Cell, output: Path, folders: dict[str, str]) -> None:
+        self.cell, self._output, self._folders = cell, output / cell.name.replace("/", "-"), folders
+
+    def found(self, run: str, seed: int, lr: str | None = None) -> list[dict[str, Any]]:
+        """Entries of the record."""
+        return [
+            entry
+            for entry in load()
+            if entry["cell"] == self.cell.name
+            and entry["run"] == run
+            and entry["seed"] == seed
+            and (lr is None or entry["lr"] == float(lr))
+        ]
+
+    def complete(self, run: str, seed: int, lr: str) -> None:
+        """Train one, unless the record has it."""
+        if self.found(run, seed, lr):
+            return
+        training = Run(
+            (*shlex.split(run), "--lr", lr),
+            tuple(shlex.split(self.cell.common(self._folders))),
+            seed,
+            WORKERS,
+            True,
+            self._output,
+        )
+        training.complete()
+        figures = training.figures()
+        kept = {name: figures[name] for name in ("lr", "loss", "top1", "uplink_bytes", "downlink_bytes", "ratio")}
+        machine = hardware()
+        where = {"date": str(machine["date"])[:10], "cpu": machine["cpu"], "commit": _commit()}
+        coded = {name: saved_run(training.directory)["scheme"][name] for name in ("codec", "feedback", "downlink")}
+        store([*load(), {"cell": self.cell.name, "run": run, "seed": seed, **kept, **coded, **where}])
+
+    def best(self, run: str) -> str:
+        """The learning rate with the least loss by the first seed, which is trained at all of them and at one on either side."""
+        rates = _ADAM_RATES if self.cell.adam else _PLAIN_RATES if run in PLAIN else _SGD_RATES
+        if run != "dense" and (self.cell.adam or run not in PLAIN):
+            return self.best("dense")
+        tried = list(rates)
+        while True:
+            for lr in tried:
+                self.complete(run, 1, lr)
+            best = min(tried, key=lambda lr: float(self.found(run, 1, lr)[0]["loss"]))
+            if best == tried[0]:
+                tried.insert(0, f"{float(best) / 3:.1g}")
+            elif best == tried[-1]:
+                tried.append(f"{float(best) * 3:.1g}")
+            else:
+                return best
+
+
+def missing(cells: Sequence[Cell], runs: Sequence[str], seeds: int) -> Iterator[tuple[Cell, str, int]]:
+    """All trainings, the first seed of every cell first."""
+    for seed in range(1, seeds + 1):
+        for cell in cells:
+            for run in ("dense", *runs):
+                yield cell, run, seed
+
+
+def _commit() -> str:
+    return subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list")
+    running = commands.add_parser("run")
+    running.add_argument("output", type=Path)
+    running.add_argument("--mnist", default="")
+    running.add_argument("--cifar10", default="")
+    running.add_argument("--cell", action="append", help="a cell's name or its beginning; repeat for more; all without it")
+    running.add_argument("--run", action="append", help="a scheme and flags; repeat for more; those of the record without it")
+    running.add_argument("--seeds", type=int, default=3)
+    given = parser.parse_args(arguments)
+    if given.command == "list":
+        for cell in CELLS:
+            print(f"{cell.name:24} {sum(entry['cell'] == cell.name for entry in load())}")
+        return 0
+    chosen = [cell for cell in CELLS if not given.cell or any(cell.name.startswith(name) for name in given.cell)]
+    base = given.output / "base"
+    if not (base / "config.json").exists():
+        subprocess.run([sys.executable, "examples/lora.py", "base", str(base)], cwd=ROOT, check=True)
+    folders = {"mnist": given.mnist, "cifar10": given.cifar10, "base": str(base)}
+    for cell, run, seed in missing(chosen, given.run or SCHEMES, given.seeds):
+        recorder = Recorder(cell, given.output, folders)
+        recorder.complete(run, seed, recorder.best(run))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

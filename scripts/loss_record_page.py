@@ -1,0 +1,176 @@
+"""Make docs/results/loss-record.md and .png, and the record's part of docs/choosing.md, from psnode/config/loss_record.json.
+
+scripts/loss_record_page.py [--check]   --check: write nothing; the exit code is 1 if a page is not what the record says
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from psnode.config.loss_record import Cost, costs
+from psnode.config.train_settings import UNDER_ADAM, USUAL
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORD = ROOT / "psnode" / "config" / "loss_record.json"
+PAGE = ROOT / "docs" / "results" / "loss-record.md"
+CHOOSING = ROOT / "docs" / "choosing.md"
+FIGURE = PAGE.with_suffix(".png")
+_MARKS = "osD^vP*Xh<>"
+START, END = "<!-- of the record: scripts/loss_record_page.py -->", "<!-- end of the record -->"
+
+MODELS = {
+    "gpt-small": "a decoder of width 96 and 2 layers on characters, {:,} parameters (examples/charlm.py)",
+    "gpt-3m": "the same of width 256 and 4 layers, {:,} parameters",
+    "lstm": "an LSTM of width 128 on characters, {:,} parameters (examples/charlm.py)",
+    "lora": "LoRA adapters of rank 16 on a small Llama with random weights, {:,} parameters trained (examples/lora.py)",
+    "vit": "a vision transformer of width 64 and 4 layers on MNIST, {:,} parameters (examples/vit.py)",
+    "lenet": "LeNet on MNIST, {:,} parameters",
+    "resnet-20": "ResNet-20 on CIFAR-10 (JPEG files), {:,} parameters",
+}
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2f}".replace("+0.", "+.").replace("-0.", "-.")
+
+
+def cost_text(cost: Cost) -> str:
+    """`+.91 +- .20 %` or, of an accuracy, `-.30 points`; without an error of one seed."""
+    error = "" if cost.error is None else f" +- {cost.error:.2f}".replace(" 0.", " .")
+    return f"{_signed(cost.mean if cost.by_loss else -cost.mean)}{error}{' %' if cost.by_loss else ' points'}"
+
+
+def flags(run: str) -> str:
+    """The command line of a run of the record."""
+    return f"--scheme {run}".replace("--scheme dense --codec", "--codec")
+
+
+def page(entries: Sequence[dict[str, Any]]) -> str:
+    """docs/results/loss-record.md."""
+    found = costs(entries)
+    machines = sorted({f"{entry['cpu']}, {entry['date']}" for entry in entries})
+    lines = [
+        "# What schemes cost in loss",
+        "",
+        "Made from psnode/config/loss_record.json by `scripts/loss_record_page.py`; what is missing is trained by",
+        "`scripts/loss_record.py run OUT --mnist DIR --cifar10 DIR`. Two workers, cosine schedule,",
+        f"{'; '.join(machines)}.",
+        "Costs are differences to dense of the same seed: percent of the evaluation loss for models of language,",
+        "points of accuracy for models of images; after +- the standard error over seeds. Bytes are those of both ways together.",
+        "Learning rates: dense the best of three by one seed; the others dense's, but under SGD topk and efsignsgd, which",
+        "train without momentum there, the best of three of their own.",
+        "",
+        "![Loss over dense against times fewer bytes](loss-record.png)",
+    ]
+    for cell in dict.fromkeys(cost.cell for cost in found):
+        model, optimizer, steps = cell.split("/")
+        own = [entry for entry in entries if entry["cell"] == cell and entry["run"] == "dense"]
+        size = round(max(entry["uplink_bytes"] for entry in own) / 4 / 100) * 100
+        best = min((entry for entry in own if entry["seed"] == 1), key=lambda entry: float(entry["loss"]))
+        lines += ["", f"## {model}, {optimizer}, {int(steps):,} steps", ""]
+        accuracy = "" if best["top1"] is None else f", accuracy {100 * best['top1']:.2f} %"
+        lines += [
+            f"{MODELS[model].format(size).capitalize()}. Dense, seed 1, lr {best['lr']:g}: loss {best['loss']:.4f}{accuracy}.",
+            "",
+        ]
+        lines += ["| flags | lr | cost | seeds | times fewer bytes |", "|---|---:|---:|---:|---:|"]
+        rows = [cost for cost in found if cost.cell == cell and cost.run != "dense"]
+        lines += [f"| `{flags(cost.run)}` | {cost.lr:g} | {cost_text(cost)} | {cost.seeds} | {cost.ratio:.1f} |" for cost in rows]
+    return "\n".join(lines) + "\n"
+
+
+def choosing(entries: Sequence[dict[str, Any]]) -> str:
+    """The part of docs/choosing.md that is the record's: what the defaults cost, and a table by scheme."""
+    found = costs(entries)
+    lines = []
+    for adam, name, kind in ((True, UNDER_ADAM, "an optimizer of Adam's kind"), (False, USUAL, "SGD and all others")):
+        models = _models(found, adam)
+        if not models:
+            continue
+        lines += [f"### Under {kind}", "", f"| flags | {' | '.join(models)} |", "|---|" + "---:|" * len(models)]
+        for run in _runs(found, adam):
+            cells = []
+            for model in models:
+                here = [cost for cost in found if cost.of_adam == adam and cost.model == model and cost.run == run]
+                cells.append(f"{cost_text(here[0])}, {here[0].ratio:.0f} x" if here else "")
+            mark = " (default)" if run == name else ""
+            lines.append(f"| `{flags(run)}`{mark} | " + " | ".join(cells) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _models(found: Sequence[Cost], adam: bool) -> list[str]:
+    coded = {(cost.model, cost.of_adam) for cost in found if cost.run != "dense"}
+    return [model for model in MODELS if (model, adam) in coded]
+
+
+def _runs(found: Sequence[Cost], adam: bool) -> list[str]:
+    """Fewest bytes last."""
+    ratios: dict[str, list[float]] = {}
+    for cost in found:
+        if cost.of_adam == adam and cost.run != "dense":
+            ratios.setdefault(cost.run, []).append(cost.ratio)
+    return sorted(ratios, key=lambda run: sum(ratios[run]) / len(ratios[run]))
+
+
+def with_part(text: str, part: str) -> str:
+    """`text` with what stands between START and END replaced by `part`."""
+    before, _, rest = text.partition(START)
+    _, _, after = rest.partition(END)
+    return f"{before}{START}\n\n{part}\n{END}{after}"
+
+
+def pages() -> Iterator[tuple[Path, str]]:
+    """Every page that is made, and its text."""
+    entries = json.loads(RECORD.read_bytes())
+    yield PAGE, page(entries)
+    yield CHOOSING, with_part(CHOOSING.read_text(), choosing(entries))
+
+
+def draw() -> None:
+    """FIGURE: a panel for each kind of optimizer; models as colours, schemes as marks; the least cost at each ratio joined."""
+    from matplotlib.figure import Figure
+
+    found = [cost for cost in costs(json.loads(RECORD.read_bytes())) if cost.by_loss and cost.run != "dense"]
+    runs = list(dict.fromkeys(cost.run for cost in sorted(found, key=lambda cost: cost.ratio)))
+    figure = Figure(figsize=(11, 4.8), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, adam in zip(panels, (True, False), strict=True):
+        for index, model in enumerate(_models(found, adam)):
+            points = sorted(
+                (cost for cost in found if cost.model == model and cost.of_adam == adam), key=lambda cost: -cost.ratio
+            )
+            for cost in points:
+                marker = _MARKS[runs.index(cost.run) % 11]
+                axes.errorbar(cost.ratio, max(cost.mean, 0.05), yerr=cost.error, color=f"C{index}", marker=marker, capsize=2)
+            front = [cost for place, cost in enumerate(points) if all(cost.mean < other.mean for other in points[:place])]
+            axes.plot([cost.ratio for cost in front], [max(cost.mean, 0.05) for cost in front], color=f"C{index}", label=model)
+        axes.set(xscale="log", yscale="log", xlabel="times fewer bytes, both ways", title="AdamW" if adam else "SGD")
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend(title="model (line: least cost)", fontsize=8)
+    panels[0].set_ylabel("loss above dense's, %")
+    marks = [
+        panels[1].plot([], [], "osD^vP*Xh<>"[place % 11], color="0.4", label=flags(run))[0] for place, run in enumerate(runs)
+    ]
+    figure.legend(handles=marks, loc="outside lower center", ncols=2, fontsize=8)
+    figure.savefig(FIGURE, dpi=100)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code."""
+    wrong = [path for path, text in pages() if not path.exists() or path.read_text() != text]
+    if "--check" in arguments:
+        print("\n".join(f"{path.relative_to(ROOT)} is not what the record says" for path in wrong))
+        return bool(wrong)
+    for path, text in pages():
+        path.write_text(text)
+    draw()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
