@@ -1,7 +1,7 @@
 """Codecs as a communication hook of PyTorch's DistributedDataParallel.
 
     model = DistributedDataParallel(network)
-    model.register_comm_hook(*psnode.ddp.comm_hook("topk:ratio=0.005+fp16"))
+    model.register_comm_hook(*psnode.ddp.comm_hook("polar:rate=2"))
 
 Gradients of a bucket are coded on every rank, payloads are gathered by all, and every rank decodes and adds them in the order of
 ranks, so that replicas stay bit-identical. Payloads of linear codecs are summed by an all-reduce instead. The hook takes the
