@@ -10,7 +10,7 @@ from torch import nn
 from psnode.codecs.arrays import Floats, Parts
 from psnode.codecs.pages import untouched
 from psnode.errors import ConfigurationError
-from psnode.exchange.device_copies import Coming, Fetch, OnDemand, SideStream
+from psnode.exchange.fetch import Coming, Fetch, OnDemand, SideStream
 from psnode.plan.groups import Plan
 
 

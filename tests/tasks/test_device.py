@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from psnode.exchange.device_copies import SideStream
+from psnode.exchange.fetch import SideStream
 from psnode.exchange.gradients import Gradients
 from psnode.exchange.replica import Replica, describe, trainable
 from psnode.plan.groups import make_plan
