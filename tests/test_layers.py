@@ -247,7 +247,7 @@ def test_formulas_are_below_the_codecs_that_run_by_them() -> None:
 def test_formulas_are_loaded_where_they_are_asked_for() -> None:
     """By codecs that derive from Generated, or a base that does; else inside functions, and by no job without a formula."""
     rows, exchange = PACKAGE / "codecs" / "rows", PACKAGE / "exchange"
-    device = {*(exchange / "device").iterdir(), exchange / "shard" / "device_steps.py"}
+    device = {*(exchange / "device").iterdir(), exchange / "update" / "device_steps.py"}
     bases = "(Generated, ", "(SixteenBits)", "(Binary)"
     generated = {path for path in (PACKAGE / "codecs").glob("*.py") if any(base in path.read_text() for base in bases)}
     found = [each for each in OWN if each.module.startswith("psnode.codecs.rows") and rows not in each.path.parents]

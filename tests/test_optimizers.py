@@ -14,7 +14,7 @@ from torch import nn
 from psnode.config import Config, settings
 from psnode.config.resolve import resolve
 from psnode.errors import CheckpointError, ConfigurationError
-from psnode.exchange.shard.optimizer import Parameters
+from psnode.exchange.update.parameters import Parameters
 from psnode.jobs import session
 from psnode.plan.groups import Tensor, make_plan
 from psnode.records import layout, tensorfile

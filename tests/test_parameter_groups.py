@@ -16,7 +16,7 @@ from torch import nn
 import psnode
 from psnode.config import Config
 from psnode.errors import CheckpointError, ConfigurationError
-from psnode.exchange.shard.optimizer import Parameters
+from psnode.exchange.update.parameters import Parameters
 from psnode.plan.groups import Tensor, make_plan
 from psnode.tasks.parameter_groups import groups_of
 from tests.kinds.models import CLASSES, WIDTH
@@ -99,7 +99,7 @@ def trained(folder: Path, task: psnode.Task, **settings: Any) -> dict[str, torch
 def test_updates_are_torchs_whatever_travels_together(kind: str, plan: str) -> None:
     """Gradients are given, so that nothing but the optimizer is compared; memories too.
 
-    SGD's bits are torch's; Adam's square root is rounded otherwise (psnode.exchange.shard.adam).
+    SGD's bits are torch's; Adam's square root is rounded otherwise (psnode.exchange.update.adam).
     """
     settings = SETTINGS[kind]
     torch.manual_seed(SEED)

@@ -45,7 +45,7 @@ class Ours:
     """Steps of the master's on weights of one, with the mean of two workers' gradients."""
 
     def __init__(self, name: str, size: int) -> None:
-        from psnode.exchange.shard.optimizer import Parameters
+        from psnode.exchange.update.parameters import Parameters
 
         config = Config(lr=LR, weight_decay=DECAY, **KINDS[name].settings)
         plan, model = make_plan([Tensor("weight", (size,))], "identity", group_by="model"), _model(size)

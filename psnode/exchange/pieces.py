@@ -21,9 +21,9 @@ from psnode.config.names import DENSE
 from psnode.config.ratios import phases
 from psnode.config.scheme import Scheme
 from psnode.exchange.segment_coder import SegmentCoder
-from psnode.exchange.shard.adam import Moments, adam, in_one_pass
 from psnode.exchange.shard.aggregator import get_aggregator
-from psnode.exchange.shard.sgd import descend, descend_beside
+from psnode.exchange.update.adam import Moments, adam, in_one_pass
+from psnode.exchange.update.sgd import descend, descend_beside
 from psnode.feedback import Context, get_feedback
 from psnode.plan.groups import IDENTITY, Plan, Segment, downlink_codecs
 

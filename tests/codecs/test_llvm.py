@@ -24,7 +24,7 @@ from psnode.codecs.kernels.llvm import operations as ops
 from psnode.codecs.kernels.llvm import values
 from psnode.codecs.kernels.llvm.instructions import floats_at, instructions, plain, wide
 from psnode.codecs.polarcodes import coder, lanes, reader, symbols, vectors, writer
-from psnode.exchange.shard import sgd
+from psnode.exchange.update import sgd
 
 PACKAGE = Path(psnode.__file__).parent
 U16, U32, U64, I16, I32, F32, F64 = np.uint16, np.uint32, np.uint64, np.int16, np.int32, np.float32, np.float64

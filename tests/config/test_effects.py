@@ -23,7 +23,7 @@ from psnode.config.schemes import SCHEMES
 from psnode.errors import ConfigurationError
 from psnode.exchange.segment_coder import SegmentCoder
 from psnode.exchange.shard.aggregator import get_aggregator
-from psnode.exchange.shard.optimizer import Parameters
+from psnode.exchange.update.parameters import Parameters
 from psnode.feedback import get_feedback
 from psnode.jobs.job import run
 from psnode.plan.groups import Tensor, make_plan

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from psnode.exchange.machine import Machine
-from psnode.exchange.shard.sgd import descend
+from psnode.exchange.update.sgd import descend
 
 
 def test_a_machine_is_this_host_with_the_cores_of_this_process() -> None:

@@ -1,1 +1,1 @@
-"""Reduction, update and downlink of the groups that a rank is the root of."""
+"""Rounds, reduction and downlink of the groups that a rank is the root of."""

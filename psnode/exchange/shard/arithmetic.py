@@ -12,8 +12,8 @@ from psnode.codecs.arrays import Floats
 from psnode.codecs.base import RandomSource
 from psnode.codecs.kernels.finite import all_finite
 from psnode.exchange.shard.aggregator import Aggregator
-from psnode.exchange.shard.optimizer import Parameters
 from psnode.exchange.shard.pushes import Part
+from psnode.exchange.update.parameters import Parameters
 from psnode.plan.groups import Group, Plan, Segment
 
 

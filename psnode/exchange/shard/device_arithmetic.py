@@ -14,16 +14,16 @@ from psnode.codecs.base import RandomSource
 from psnode.errors import PayloadError
 from psnode.exchange.device.codecs import Change
 from psnode.exchange.shard.aggregator import Mean
-from psnode.exchange.shard.optimizer import Parameters
 from psnode.exchange.shard.pushes import Part
-from psnode.exchange.shard.twins import told
+from psnode.exchange.update.device_copies import told
+from psnode.exchange.update.parameters import Parameters
 from psnode.plan.groups import Group, Plan, Segment
 
 _NOTHING = np.empty(0, np.float32)
 
 
 class DeviceArithmetic:
-    """Sums beside the twins of weights and memories, which `parameters` move: Arithmetic, with the host's bits.
+    """Sums beside the copies of weights and memories, which `parameters` move: Arithmetic, with the host's bits.
 
     `changes`: of segments, by number, whose payloads are decoded there. Others are decoded on the host, and so is what is added
     with a weight: their values go up. A push was checked and measured on the host before, by its scales where these bound it.

@@ -11,12 +11,12 @@ from psnode.codecs.arrays import Bytes, Floats, Words
 from psnode.codecs.kernels.finite import raise_nonfinite
 from psnode.codecs.rng import Key
 from psnode.exchange.device.codecs import Change, DeviceEncoder
-from psnode.exchange.shard.twins import told
+from psnode.exchange.update.device_copies import told
 from psnode.plan.groups import Group, Segment
 
 
 class DeviceMover:
-    """x and y on a device, flat, the twins of others: Mover, with the host's bits.
+    """x and y on a device, flat, the copies of others: Mover, with the host's bits.
 
     `encoders` and `changes`: of the segments, by number, that are coded there, and of those whose payloads are decoded there. Of
     others the difference comes to the host, or y, to be changed by what the host decodes.

@@ -14,17 +14,17 @@ from psnode.exchange.device.placing import Changes, Encoders, changes_on, encode
 from psnode.exchange.shard.aggregator import Aggregator, Mean
 from psnode.exchange.shard.device_arithmetic import DeviceArithmetic
 from psnode.exchange.shard.device_mover import DeviceMover
-from psnode.exchange.shard.device_steps import checked_steps
 from psnode.exchange.shard.downlink import Downlink
-from psnode.exchange.shard.optimizer import Parameters
-from psnode.exchange.shard.twins import Twins, told
+from psnode.exchange.update.device_copies import DeviceCopies, told
+from psnode.exchange.update.device_steps import checked_steps
+from psnode.exchange.update.parameters import Parameters
 from psnode.plan.groups import Plan
 
 
 class OnDevice(NamedTuple):
     """The arithmetic of a shard on a device. `on_host`: lines about what is decoded or coded by the host all the same."""
 
-    twins: Twins
+    device_copies: DeviceCopies
     arithmetic: DeviceArithmetic
     mover: DeviceMover
     on_host: list[str]
@@ -67,23 +67,23 @@ def place(
         steps, problem = checked_steps(device)
         if steps is None:
             return problem
-        twins = Twins([*parameters.vectors, downlink.home], device)
+        device_copies = DeviceCopies([*parameters.vectors, downlink.home], device)
         total = torch.zeros(plan.size, device=device)
         ups = changes_on(plan, codecs, total)
-        there = twins.of(downlink.home)
+        there = device_copies.of(downlink.home)
         downs, encoders = Changes({}, []), Encoders({}, [])
         if downlink.codecs is not None:
             downs, encoders = changes_on(plan, downlink.codecs, there), encoders_on(plan, downlink.codecs, device)
     except ConfigurationError as error:  # CuPy is absent
         return str(error)
-    parameters.move_to(steps, twins)
+    parameters.move_to(steps, device_copies)
     lines = [
         *(f"pushes: {verdict.line}" for verdict in ups.verdicts if verdict.problem),
         *(f"changes of weights: {verdict.line}" for verdict in (*downs.verdicts, *encoders.verdicts) if verdict.problem),
     ]
     return OnDevice(
-        twins,
+        device_copies,
         DeviceArithmetic(plan, codecs, aggregator, parameters, total, ups.by_segment),
-        DeviceMover(twins.of(parameters.weights), there, encoders.by_segment, downs.by_segment),
+        DeviceMover(device_copies.of(parameters.weights), there, encoders.by_segment, downs.by_segment),
         list(dict.fromkeys(lines)),
     )

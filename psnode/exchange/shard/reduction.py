@@ -22,11 +22,11 @@ from psnode.exchange.shard.events import GroupClosed, NotApplied, Refused, Scale
 from psnode.exchange.shard.executor import GroupExecutor
 from psnode.exchange.shard.global_norm_clipping import GlobalNorm, Summed
 from psnode.exchange.shard.median_clipping import Clipped, Clipping
-from psnode.exchange.shard.moving_average import MovingAverage
-from psnode.exchange.shard.optimizer import Constraint, Parameters
 from psnode.exchange.shard.pushes import Part, Push, Reader, limits
 from psnode.exchange.shard.verdicts import Beyond, Closing, Judge
 from psnode.exchange.stopwatch import Stopwatch
+from psnode.exchange.update.moving_average import MovingAverage
+from psnode.exchange.update.parameters import Constraint, Parameters
 from psnode.feedback import get_feedback
 from psnode.plan.groups import Group, Plan
 from psnode.protocol.wire import Frame

@@ -26,16 +26,16 @@ from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.shard.downlink import Downlink
 from psnode.exchange.shard.executor import GroupExecutor, lane_count
 from psnode.exchange.shard.global_norm_clipping import GlobalNorm
-from psnode.exchange.shard.moving_average import MovingAverage
 from psnode.exchange.shard.on_device import place
-from psnode.exchange.shard.optimizer import Constraint, Parameters
 from psnode.exchange.shard.pushes import codecs_of
 from psnode.exchange.shard.reduction import Reduction
 from psnode.exchange.shard.rounds import Rounds
-from psnode.exchange.shard.twins import Twins
 from psnode.exchange.shard.unapplied import pack, unpack
-from psnode.exchange.shard.whole_updates import MakeOptimizer
 from psnode.exchange.stopwatch import Stopwatch
+from psnode.exchange.update.device_copies import DeviceCopies
+from psnode.exchange.update.moving_average import MovingAverage
+from psnode.exchange.update.parameters import Constraint, Parameters
+from psnode.exchange.update.whole_updates import MakeOptimizer
 from psnode.plan.groups import Plan
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Frame
@@ -106,7 +106,7 @@ class Shard:
         own_codec = any(is_from_outside(codec) for codec in (*codecs, *(self._downlink.codecs or ())))
         self._own_code = self.constrained or own_optimizer is not None or own_codec
         arithmetic: Arithmetic = HostArithmetic(plan, codecs, aggregator, self._parameters)
-        self._twins: Twins | None = None
+        self._device_copies: DeviceCopies | None = None
         self.on_host: list[str] = []  # lines about what the host does although there is a device
         if device is not None:
             placed = place(
@@ -115,7 +115,7 @@ class Shard:
             if isinstance(placed, str):
                 self.on_host = [f"all is added and updated on the host: {placed}"]
             else:
-                self._twins, arithmetic, self._downlink.mover, self.on_host = placed
+                self._device_copies, arithmetic, self._downlink.mover, self.on_host = placed
         self._reduction = Reduction(
             plan,
             scheme,
@@ -217,31 +217,33 @@ class Shard:
     @property
     def replica(self) -> Floats:
         """y, the weights that every recipient holds: flat, in the order of the plan."""
-        if self._twins is None:
+        if self._device_copies is None:
             return self._downlink.replica
-        found: Floats = self._twins.copy(self._downlink.home).numpy()
+        found: Floats = self._device_copies.copy(self._downlink.home).numpy()
         return found
 
     def digest(self) -> str:
         """xxh3_128 of the bytes of all parameters, x and frozen ones, in state-dict order."""
-        if self._twins is None:
+        if self._device_copies is None:
             return self._parameters.digest()
-        return self._parameters.digest(self._twins.copies([self._parameters.weights]))
+        return self._parameters.digest(self._device_copies.copies([self._parameters.weights]))
 
     # checkpoints and records
 
     @property
     def runs_own_code(self) -> bool:
         """True if code that is none of psnode's runs between the first update of a version and the last, and `memory` changes."""
-        return self._own_code and self._twins is None
+        return self._own_code and self._device_copies is None
 
     def state(self) -> ShardState:
         """Model, optimizer and y, for a checkpoint. While no group is open."""
         average = {} if self._average is None else self._average.state(self.model)
         found = ShardState(names.state(self.model), self._parameters.state(), self._downlink.state(), average)
-        if self._twins is None:
+        if self._device_copies is None:
             return found
-        newest = self._twins.copies([*self._parameters.vectors, *([self._downlink.home] if self._downlink.differs else [])])
+        newest = self._device_copies.copies(
+            [*self._parameters.vectors, *([self._downlink.home] if self._downlink.differs else [])]
+        )
         return ShardState(*({name: newest(value) for name, value in tensors.items()} for tensors in found))
 
     def memory(self) -> list[list[torch.Tensor]]:
@@ -249,7 +251,7 @@ class Shard:
 
         Nothing where a device has the newest values, and `state` is copies.
         """
-        if self._twins is not None:
+        if self._device_copies is not None:
             return [[] for _ in self.plan.groups]
         average = self._average
         return [
@@ -286,8 +288,8 @@ class Shard:
             self._average.load(found.tensors(checkpoint.EMA))
         if self._downlink.differs:
             self._downlink.load(layout.state_of(found, checkpoint.REPLICA))
-        if self._twins is not None:
-            self._twins.renew()
+        if self._device_copies is not None:
+            self._device_copies.renew()
         if self._norm is not None:
             self._norm.take_up(found.facts)
         self._reduction.take_up(found)

@@ -21,7 +21,7 @@ from psnode.exchange.device.placing import changes_on
 from psnode.exchange.shard.aggregator import Mean
 from psnode.exchange.shard.device_arithmetic import DeviceArithmetic
 from psnode.exchange.shard.device_mover import DeviceMover
-from psnode.exchange.shard.twins import Twins, told
+from psnode.exchange.update.device_copies import DeviceCopies, told
 from psnode.jobs.job import run
 from psnode.master.checkpointing import PendingCheckpoints
 from psnode.master.replica_hashes import ReplicaHashes
@@ -121,7 +121,7 @@ def test_a_device_that_fails_ends_the_job_in_one_line(
     def fail(*arguments: Any) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be reported later")
 
-    monkeypatch.setattr(Twins, "copy", told(fail))
+    monkeypatch.setattr(DeviceCopies, "copy", told(fail))
     if first == "update":
         monkeypatch.setattr(DeviceArithmetic, "update", told(fail))
     with pytest.raises(DeviceError, match="the device has failed") as error:
@@ -143,15 +143,15 @@ def test_a_sparse_change_that_the_host_decodes_leaves_the_sign_of_zeros(cupy: Fa
 
 def test_copies_are_of_the_newest_values_and_views_of_a_home_find_theirs() -> None:
     first, second, other = torch.arange(6.0), torch.arange(4.0), torch.ones(3)
-    twins = Twins([first, second], CPU)
-    twins.of(first).mul_(2)
-    twins.of(second).add_(1)
-    newest = twins.copies([first, second])
-    twins.of(first).zero_()
+    device_copies = DeviceCopies([first, second], CPU)
+    device_copies.of(first).mul_(2)
+    device_copies.of(second).add_(1)
+    newest = device_copies.copies([first, second])
+    device_copies.of(first).zero_()
     assert newest(first[2:6].view(2, 2)).tolist() == [[4.0, 6.0], [8.0, 10.0]]
     assert newest(second[3:]).tolist() == [4.0]
     assert newest(other) is other
     assert newest(first[:0]).shape == (0,)
     assert first.tolist() == [0, 1, 2, 3, 4, 5]
-    twins.renew()
-    assert twins.copy(first).tolist() == first.tolist()
+    device_copies.renew()
+    assert device_copies.copy(first).tolist() == first.tolist()

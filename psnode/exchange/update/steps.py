@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from psnode.exchange.shard.adam import Moments, adam
-from psnode.exchange.shard.sgd import descend, descend_beside
+from psnode.exchange.update.adam import Moments, adam
+from psnode.exchange.update.sgd import descend, descend_beside
 
 
 class Steps(Protocol):
-    """The functions of psnode.exchange.shard.sgd and psnode.exchange.shard.adam, for vectors of one kind."""
+    """The functions of psnode.exchange.update.sgd and psnode.exchange.update.adam, for vectors of one kind."""
 
     def descend(
         self, x: Any, velocity: Any, total: Any, *, factor: float, lr: float, momentum: float, weight_decay: float, nesterov: bool

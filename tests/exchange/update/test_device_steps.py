@@ -12,8 +12,8 @@ import torch
 from psnode.bench import nvrtc
 from psnode.codecs.rows.cupy_kernels import standalone
 from psnode.codecs.rows.cupy_steps import TEXT, StepKernels
-from psnode.exchange.shard.adam import Moments
-from psnode.exchange.shard.device_steps import DeviceSteps, checked_steps, differences
+from psnode.exchange.update.adam import Moments
+from psnode.exchange.update.device_steps import DeviceSteps, checked_steps, differences
 from tests.rows.fake_cupy import CPU, FakeCupy, install
 from tests.rows.hosted import GXX
 

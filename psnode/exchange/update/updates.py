@@ -10,8 +10,8 @@ import torch
 
 from psnode.config import Config
 from psnode.errors import CheckpointError
-from psnode.exchange.shard.steps import HostSteps, Steps
-from psnode.exchange.shard.twins import Twins
+from psnode.exchange.update.device_copies import DeviceCopies
+from psnode.exchange.update.steps import HostSteps, Steps
 from psnode.feedback import Gathering
 from psnode.plan.groups import Plan
 from psnode.records import layout
@@ -66,23 +66,23 @@ class Update(ABC):
         self.parts = parts
         self.memories: Tensors = {}
         self.steps: Steps = HostSteps()
-        self._twins: Twins | None = None
+        self._device_copies: DeviceCopies | None = None
 
     @abstractmethod
     def step(self, group: int, total: Any, factor: float, lr: float, idle: Sequence[slice]) -> None:
-        """One step on a group with the gradient factor * `total`; clears `total`, an array, or a tensor where `twins` lie.
+        """One step on a group with the gradient factor * `total`; clears `total`, an array, or a tensor on their device.
 
         Nothing moves in the `idle` ranges.
         """
 
-    def move_to(self, steps: Steps, twins: Twins) -> None:
-        """Have `twins` moved by `steps`, in the place of weights and memories, if it does so `in_one_pass`."""
-        self.steps, self._twins = steps, twins
+    def move_to(self, steps: Steps, device_copies: DeviceCopies) -> None:
+        """Have `device_copies` moved by `steps`, in the place of weights and memories, if it does so `in_one_pass`."""
+        self.steps, self._device_copies = steps, device_copies
 
     def vectors(self) -> list[Any]:
         """Weights and memories, flat: arrays, or the tensors on a device that are moved in their place."""
         homes = (self.weights, *self.memories.values())
-        return [home.numpy() if self._twins is None else self._twins.of(home) for home in homes]
+        return [home.numpy() if self._device_copies is None else self._device_copies.of(home) for home in homes]
 
     def state(self) -> Tensors:
         """The memories, named by memory and tensor (psnode.records.layout): views."""
@@ -117,7 +117,7 @@ class Update(ABC):
 
 
 class Descent(Update):
-    """SGD in one pass of psnode's own, with torch's results (psnode.exchange.shard.sgd).
+    """SGD in one pass of psnode's own, with torch's results (psnode.exchange.update.sgd).
 
     `gathering`: the momentum that the senders have gathered their gradients into, which weight decay then has here.
     """

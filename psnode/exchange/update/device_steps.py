@@ -13,8 +13,8 @@ from psnode.codecs.arrays import Floats
 from psnode.codecs.kernels.llvm.values import rounds_once
 from psnode.errors import in_one_line
 from psnode.exchange.device.coder import stream_of
-from psnode.exchange.shard.adam import Moments, coefficients_of
-from psnode.exchange.shard.steps import HostSteps, Steps
+from psnode.exchange.update.adam import Moments, coefficients_of
+from psnode.exchange.update.steps import HostSteps, Steps
 
 if TYPE_CHECKING:
     from psnode.codecs.rows.cupy_steps import StepKernels
@@ -52,7 +52,7 @@ class DeviceSteps:
         weight_decay: float,
         nesterov: bool,
     ) -> None:
-        """psnode.exchange.shard.sgd.descend."""
+        """psnode.exchange.update.sgd.descend."""
         f, rate, m, decay = np.array([factor, -lr, momentum, weight_decay], np.float32)
         if not momentum:
             self._step("descend_plain", (x, total), f, rate, decay)
@@ -71,7 +71,7 @@ class DeviceSteps:
         momentum: float,
         nesterov: bool,
     ) -> None:
-        """psnode.exchange.shard.sgd.descend_beside."""
+        """psnode.exchange.update.sgd.descend_beside."""
         numbers = np.array([factor, -lr, momentum, decay], np.float32)
         self._step("descend_beside", (x, velocity, total), np.int32(nesterov), *numbers)
 
@@ -87,7 +87,7 @@ class DeviceSteps:
         lr: float,
         count: int,
     ) -> None:
-        """psnode.exchange.shard.adam.adam."""
+        """psnode.exchange.update.adam.adam."""
         numbers = coefficients_of(moments, factor=factor, lr=lr, count=count)
         self._step("adam", (x, mean, square, total), *numbers)
 
@@ -122,7 +122,7 @@ def checked_steps(device: torch.device) -> tuple[DeviceSteps | None, str]:
 def _sources() -> Iterator[str]:
     """The text of what uses kernels, and of what they are compared with."""
     from psnode.codecs.rows import cupy_steps
-    from psnode.exchange.shard import adam, sgd
+    from psnode.exchange.update import adam, sgd
 
     return (Path(str(file)).read_text() for file in (cupy_steps.__file__, adam.__file__, sgd.__file__, __file__))
 

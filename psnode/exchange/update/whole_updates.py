@@ -10,7 +10,7 @@ from torch import nn
 
 from psnode.codecs.arrays import Floats
 from psnode.errors import CheckpointError, ConfigurationError, in_one_line
-from psnode.exchange.shard.updates import Pace, Tensors, Update
+from psnode.exchange.update.updates import Pace, Tensors, Update
 from psnode.plan.groups import Plan
 from psnode.records import layout
 from psnode.tasks.optimizers import made

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from psnode.exchange.shard.adam import Moments, adam
+from psnode.exchange.update.adam import Moments, adam
 
 CASES = [
     (torch.optim.Adam, Moments(0.9, 0.999, 1e-8, 0.0, False)),

@@ -11,11 +11,11 @@ from psnode.tasks.device import device_errors
 told = device_errors("the size of the model, or leave out --gpu-master")
 
 
-class Twins:
-    """For each of `homes`, flat float32 vectors, a twin on `device`, which changes while its home keeps old values.
+class DeviceCopies:
+    """A copy on `device` of each of `homes`, flat float32 vectors. The copy changes, and its home keeps old values.
 
-    So a home is written to where values come from elsewhere alone, with `renew` behind it; whoever wants to read one gets a
-    copy. Tensors with the same memory are one home.
+    Write to a home only to load values, then call `renew`. To read current values, take a `copy`. Tensors with the same memory
+    are one home.
     """
 
     def __init__(self, homes: Sequence[torch.Tensor], device: torch.device) -> None:
@@ -23,7 +23,7 @@ class Twins:
         self._there = {home.data_ptr(): home.to(device, copy=True) for home in self._homes}
 
     def of(self, home: torch.Tensor) -> torch.Tensor:
-        """The twin of `home`."""
+        """The copy of `home` on the device."""
         return self._there[home.data_ptr()]
 
     @told
@@ -47,6 +47,6 @@ class Twins:
 
     @told
     def renew(self) -> None:
-        """Have the homes' values in the twins."""
+        """Copy the homes' values to the device."""
         for home in self._homes:
             self.of(home).copy_(home)

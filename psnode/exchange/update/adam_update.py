@@ -1,4 +1,4 @@
-"""Adam and AdamW over the ranges of groups and parameter groups, in one pass (psnode.exchange.shard.adam)."""
+"""Adam and AdamW over the ranges of groups and parameter groups, in one pass (psnode.exchange.update.adam)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from psnode.exchange.shard.adam import Moments
-from psnode.exchange.shard.torch_updates import TorchUpdate
-from psnode.exchange.shard.updates import Pace, Stretch, moving
+from psnode.exchange.update.adam import Moments
+from psnode.exchange.update.torch_updates import TorchUpdate
+from psnode.exchange.update.updates import Pace, Stretch, moving
 from psnode.plan.groups import Plan
 
 _EPS = 1e-8  # torch's default

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from psnode.codecs.arrays import Floats
-from psnode.exchange.shard.updates import Pace, Stretch, Tensors, Update
+from psnode.exchange.update.updates import Pace, Stretch, Tensors, Update
 from psnode.plan.groups import Plan
 from psnode.records import layout
 from psnode.records.layout import Run

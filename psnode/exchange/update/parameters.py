@@ -11,13 +11,13 @@ from torch import nn
 
 from psnode.config import Config
 from psnode.errors import CheckpointError, ConfigurationError
-from psnode.exchange.shard.adam import in_one_pass
-from psnode.exchange.shard.adam_update import AdamUpdate
-from psnode.exchange.shard.steps import Steps
-from psnode.exchange.shard.torch_updates import TorchUpdate
-from psnode.exchange.shard.twins import Twins
-from psnode.exchange.shard.updates import Descent, Pace, Update, stretches
-from psnode.exchange.shard.whole_updates import MakeOptimizer, WholeUpdate
+from psnode.exchange.update.adam import in_one_pass
+from psnode.exchange.update.adam_update import AdamUpdate
+from psnode.exchange.update.device_copies import DeviceCopies
+from psnode.exchange.update.steps import Steps
+from psnode.exchange.update.torch_updates import TorchUpdate
+from psnode.exchange.update.updates import Descent, Pace, Update, stretches
+from psnode.exchange.update.whole_updates import MakeOptimizer, WholeUpdate
 from psnode.feedback import Gathering
 from psnode.plan.groups import Plan
 from psnode.tasks import names
@@ -79,9 +79,9 @@ class Parameters:
         """Weights and the optimizer's memories of coordinates, each flat in the order of the plan."""
         return (self.weights, *self._update.memories.values())
 
-    def move_to(self, steps: Steps, twins: Twins) -> None:
-        """Have `twins` of `vectors` moved by `steps` from now on, if it can be done `in_one_pass`."""
-        self._update.move_to(steps, twins)
+    def move_to(self, steps: Steps, device_copies: DeviceCopies) -> None:
+        """Have `device_copies` of `vectors` moved by `steps` from now on, if it can be done `in_one_pass`."""
+        self._update.move_to(steps, device_copies)
 
     def update(self, group: int, total: Any, factor: float, lr: float, idle: Sequence[slice] = ()) -> None:
         """One optimizer step on a group's weights with the gradient factor * `total`; clears `total` (float32, flat,
@@ -107,7 +107,7 @@ class Parameters:
                 parameter.data = view
 
     def digest(self, newest: Callable[[torch.Tensor], torch.Tensor] = lambda view: view) -> str:
-        """xxh3_128 of the bytes of all parameters, frozen ones too, in state-dict order; `newest`: as of Twins.copies."""
+        """xxh3_128 of the bytes of all parameters, frozen ones too, in state-dict order; `newest`: as of DeviceCopies.copies."""
         state = xxhash.xxh3_128()
         for _, parameter in self.model.named_parameters():
             state.update(bits(newest(parameter.detach())))

@@ -13,7 +13,7 @@ from psnode.codecs.arrays import Floats
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.kernels.memory import wide
 from psnode.config import Config
-from psnode.exchange.shard.sgd import multiply_add
+from psnode.exchange.update.sgd import multiply_add
 
 
 class Moments(NamedTuple):

@@ -12,7 +12,7 @@ from torch import nn
 
 from psnode.config import Config
 from psnode.errors import CheckpointError
-from psnode.exchange.shard.optimizer import Parameters
+from psnode.exchange.update.parameters import Parameters
 from psnode.plan.groups import Plan, Tensor, make_plan
 from psnode.records import tensorfile
 from tests.records.plain_reader import read

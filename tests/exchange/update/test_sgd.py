@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from psnode.exchange.shard.sgd import descend
+from psnode.exchange.update.sgd import descend
 
 
 @pytest.mark.parametrize("size", [1, 7, 10007])
