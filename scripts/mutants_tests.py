@@ -198,6 +198,8 @@ TABLE: Mapping[str, str] = {
     "exchange/device/contractive*": "exchange/device/test_contractive.py",
     "exchange/device/trees*": "exchange/device/test_trees.py",
     "exchange/replica.py": f"exchange/test_replica.py exchange/device/test_change.py worker/test_backward_hooks.py {_JOBS}",
+    "exchange/trained_model.py": f"exchange/test_trained_model.py {_JOBS}",
+    "exchange/flat_model.py": f"exchange/test_trained_model.py exchange/shard/test_shard.py {_JOBS}",
     "exchange/sender.py": f"exchange/test_sender.py exchange/test_segment_coder.py {_JOBS} {_LOCAL}",
     "exchange/*": f"exchange/shard/test_merging.py exchange/test_sender.py {_JOBS} {_LOCAL} {_KILLED}",
     "worker/*": f"{_JOBS} {_LOCAL} {_KILLED} mpi/test_training.py",

@@ -153,7 +153,7 @@ def test_the_master_reaches_the_data_plane_through_the_shard() -> None:
     the machine with its memory, predictions, kernels. No part that a shard is made of.
     """
     shard = {"routes", "shard", "consistency", "events", "backlog", "machine", "expected", "footprint"}
-    names = {"exchange.malloc", "median_clipping.Clipped", "compilation.prepare", "replica.describe"}
+    names = {"exchange.malloc", "median_clipping.Clipped", "compilation.prepare", "flat_model.describe"}
     reached = {
         f"{node.module.rpartition('.')[2]}.{alias.name}"
         for path in (PACKAGE / "master").rglob("*.py")

@@ -17,7 +17,7 @@ from psnode.config import Config
 from psnode.config.schedules import constant
 from psnode.config.scheme import Scheme
 from psnode.errors import ConfigurationError, TransportError
-from psnode.exchange.replica import describe
+from psnode.exchange.flat_model import describe
 from psnode.exchange.routes import Layout
 from psnode.exchange.shard.consistency import rule_of
 from psnode.exchange.shard.events import GroupClosed, NotApplied, Refused

@@ -10,8 +10,8 @@ from psnode.config.amounts import amount, counted
 from psnode.config.resolve import resolve
 from psnode.config.scheme import Scheme
 from psnode.exchange.expected import step_bytes
+from psnode.exchange.flat_model import describe
 from psnode.exchange.footprint import Use, footprint
-from psnode.exchange.replica import describe
 from psnode.plan.groups import Plan, plan_of
 from psnode.tasks import inventory
 from psnode.tasks.load import make_task

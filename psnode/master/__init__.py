@@ -17,9 +17,9 @@ from psnode.config.train_settings import OWN
 from psnode.errors import CheckpointError, PsnodeError, StoppedError, in_one_line
 from psnode.exchange import malloc
 from psnode.exchange.compilation import prepare
+from psnode.exchange.flat_model import describe
 from psnode.exchange.footprint import Footprint, footprint
 from psnode.exchange.machine import Machine
-from psnode.exchange.replica import describe
 from psnode.exchange.routes import MASTER, Layout, routes_of
 from psnode.exchange.shard.consistency import rule_of
 from psnode.exchange.shard.shard import Shard

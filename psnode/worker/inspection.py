@@ -19,7 +19,8 @@ import torch
 from torch import nn
 
 from psnode.errors import ConfigurationError
-from psnode.exchange.replica import trainable, written
+from psnode.exchange.flat_model import trainable
+from psnode.exchange.trained_model import written
 from psnode.task import Batch
 from psnode.tasks import inventory, names
 from psnode.worker.backward_hooks import Finish, finish_times

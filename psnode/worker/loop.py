@@ -16,6 +16,7 @@ from psnode.exchange.replica import Replica
 from psnode.exchange.routes import MASTER
 from psnode.exchange.sender import GradientSender
 from psnode.exchange.shard.consistency import Rule
+from psnode.exchange.trained_model import TrainedModel
 from psnode.plan.groups import Plan
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Report, Reshard, Start
@@ -50,6 +51,7 @@ class Worker:
     rule: Rule
     plan: Plan
     start: Start
+    model: TrainedModel
     replica: Replica
     gradients: Gradients
     receiver: Receiver
@@ -114,14 +116,14 @@ class Worker:
                 version += 1
                 self.receiver.expect(version)
             while going and self.rule.rounds_go_on and self.receiver.behind():
-                going = self._settle(version, self.replica.buffers())
+                going = self._settle(version, self.model.buffers())
                 if self.receiver.version != version:
                     version, going = self.receiver.version, True
                 elif going:
                     version += 1
                     self.receiver.expect(version)
         if going:
-            self._settle(version, self.replica.buffers())
+            self._settle(version, self.model.buffers())
 
     def _step(self, step: int) -> Generator[Passes, Outcome | None, bool]:
         """Have the gradient of `step` computed, and send it; False if the version before was the last, or a later one has come.
@@ -130,7 +132,7 @@ class Worker:
         those that a checkpoint of that version needs are copied before.
         """
         version = step - 1
-        buffers = self.replica.buffers()
+        buffers = self.model.buffers()
         every = self.config.hash_every
         compared = bool(every) and version > 0 and version % every == 0
         digest = None
@@ -155,16 +157,16 @@ class Worker:
             self.sender.weight = self.computation.weight(batches)
             return True
 
-        marks = self.replica.marks() if compared else {}
+        marks = self.model.marks() if compared else {}
         before = self.receiver.waited
         with self.tracer.span("forward_backward", step=step):
             outcome = yield Passes(step, batches, settled)
-        self.replica.check(settled=outcome is not None)
+        self.model.check(settled=outcome is not None)
         if outcome is not None and compared:
-            self.replica.compare(marks)
+            self.model.compare(marks)
         if outcome is None:
             self._void = batches
-            self.replica.load_buffers(buffers)
+            self.model.load_buffers(buffers)
             return False
         self.share.place += 1
         seconds = outcome.seconds - (self.receiver.waited - before)
@@ -189,7 +191,7 @@ class Worker:
             return
         self.receiver.deal, self._void = None, None
         statistics, self.receiver.statistics = self.receiver.statistics, {}
-        self.replica.load_buffers({name.removeprefix("buffer/"): value for name, value in statistics.items()})
+        self.model.load_buffers({name.removeprefix("buffer/"): value for name, value in statistics.items()})
         self.share.batches.close()
         self.share = self.deal(deal, version, self.share if self.rule.rounds_go_on else None)
         self._steps_per_epoch, self._workers = deal.steps_per_epoch, len(deal.ranks)

@@ -22,13 +22,15 @@ from psnode.errors import ConfigurationError
 from psnode.exchange import malloc
 from psnode.exchange.compilation import prepare
 from psnode.exchange.device.trust import Verdict
+from psnode.exchange.flat_model import describe
 from psnode.exchange.gradients import Gradients
 from psnode.exchange.machine import Machine
 from psnode.exchange.receiver import Receiver
-from psnode.exchange.replica import Replica, describe
+from psnode.exchange.replica import Replica
 from psnode.exchange.routes import MASTER, Layout, routes_of
 from psnode.exchange.sender import GradientSender
 from psnode.exchange.shard.consistency import Rule, rule_of
+from psnode.exchange.trained_model import TrainedModel
 from psnode.plan.groups import Plan, downlink_codecs, plan_of
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Ready, Reshard, Setup, Start
@@ -97,8 +99,9 @@ class WorkerContext:
         for _ in range(start.tensors):
             content = bytes(link.expect(Kind.STATE, self.patience).body)
             inventory.put_back(self.model, tensorfile.parse(content, "what rank 0 has and this rank does not"))
-        replica = Replica(self.model, plan, self.device)
-        gradients = Gradients(replica.parameters, plan, self.device)
+        model = TrainedModel(self.model, plan, self.device)
+        replica = Replica(model.weights)
+        gradients = Gradients(model.parameters, plan, self.device)
         scheme = self.scheme
         sampler = replace(self.sampler, shift=start.sample_shift)
         sender = GradientSender(
@@ -119,7 +122,7 @@ class WorkerContext:
             _LOG.warning("rank %d: %s", link.rank, line)
         finished = start.step
         if start.restore is not None:
-            tensors = _restore(start, link, self.directory, replica, sender, self.patience)
+            tensors = _restore(start, link, self.directory, model, sender, self.patience)
             finished = resumed(tensors, sampler, start.step, moves=rule.rounds_go_on)
         tracer = Tracer(link.rank, enabled=config.timeline)
         receiver = Receiver(
@@ -133,15 +136,16 @@ class WorkerContext:
             rule=rule,
             plan=plan,
             start=start,
+            model=model,
             replica=replica,
             gradients=gradients,
             receiver=receiver,
-            first_use=FirstUse(self.model, receiver, replica.on_device) if early else None,
+            first_use=FirstUse(self.model, receiver, model.weights) if early else None,
             sender=sender,
             contribution=Contribution(
                 link, self.directory, sender, tracer, config.checkpoint_memory, config.checkpoint_residuals
             ),
-            hooks=GroupHooks(replica.parameters, plan, gradients.collect, sender.push, start.late),
+            hooks=GroupHooks(model.parameters, plan, gradients.collect, sender.push, start.late),
             computation=self.computation,
             share=Share.behind(self.data, sampler, finished, start.last_step - start.step),
             deal=self.deal,
@@ -251,7 +255,7 @@ def _shared(train_dir: Path, mark: str) -> Path | None:
 
 
 def _restore(
-    start: Start, link: FrameChannel, directory: Path | None, replica: Replica, sender: GradientSender, patience: float
+    start: Start, link: FrameChannel, directory: Path | None, model: TrainedModel, sender: GradientSender, patience: float
 ) -> dict[str, torch.Tensor]:
     """Take this worker's feedback and buffers from the checkpoint, read here or sent by the master: all that it holds."""
     name = checkpoint.worker_file(link.rank)
@@ -261,5 +265,5 @@ def _restore(
         tensors = checkpoint.Checkpoint.open(directory / checkpoint.CHECKPOINTS / str(start.restore)).tensors(name)
     if not start.state_follows or any(key.startswith("feedback/") for key in tensors):  # else: nothing is known of it
         sender.load_state(tensors)
-    replica.load_buffers({key.removeprefix("buffer/"): value for key, value in tensors.items() if key.startswith("buffer/")})
+    model.load_buffers({key.removeprefix("buffer/"): value for key, value in tensors.items() if key.startswith("buffer/")})
     return tensors

@@ -41,18 +41,18 @@ class StepwiseWorker:
     """
 
     def __init__(self, worker: Worker, *, holds: bool = False, beside: Iterable[nn.Parameter] = ()) -> None:
-        self._worker, self._device = worker, worker.replica.device
+        self._worker, self._device = worker, worker.model.device
         self._steps = worker.run()
         self._pending = False  # a batch was handed out, and `step` has not been called since
         self._outcomes: list[Outcome] = []  # of the batches of this step so far
         self._passes: Passes | None = None
         self._go_on(next(self._steps, None))
         self._holds = holds
-        self._trained = {id(parameter) for parameter in worker.replica.parameters.values()}
+        self._trained = {id(parameter) for parameter in worker.model.parameters.values()}
         self._optimizers = IdleOptimizers(self._trained)
-        self._departed = DepartedGradients(worker.replica.parameters)
+        self._departed = DepartedGradients(worker.model.parameters)
         worker.hooks.stand_ins = self._departed.stand_ins
-        self._reach = Reach((*worker.replica.model.parameters(), *beside), _UNTRAINED)
+        self._reach = Reach((*worker.model.model.parameters(), *beside), _UNTRAINED)
         self._roots = Roots(self._look)
 
     @property
@@ -149,6 +149,7 @@ class StepwiseWorker:
         self._steps.close()
         self._worker.close()
         self._departed.remove()
+        self._worker.model.release()
         self._worker.replica.release()
 
     def _go_on(self, passes: Passes | None) -> None:
@@ -164,7 +165,7 @@ class StepwiseWorker:
             return None
 
     def _refuse_early_gradients(self) -> None:
-        for name, parameter in self._worker.replica.parameters.items():
+        for name, parameter in self._worker.model.parameters.items():
             if parameter.grad is not None:
                 raise ConfigurationError(
                     f"parameter {name} has a gradient before the step's own: a backward pass that is to count belongs "
@@ -182,7 +183,7 @@ class StepwiseWorker:
         hooks = self._worker.hooks
         self._worker.computation.check_trained(self._passes.step)
         if self._holds:
-            begun = any(parameter.grad is not None for parameter in self._worker.replica.parameters.values())
+            begun = any(parameter.grad is not None for parameter in self._worker.model.parameters.values())
             hooks.arm()
         else:
             begun = hooks.begun

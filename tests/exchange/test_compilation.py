@@ -27,7 +27,7 @@ import json, sys
 from psnode.config import Config
 from psnode.config.resolve import resolve
 from psnode.exchange.compilation import prepare
-from psnode.exchange.replica import describe
+from psnode.exchange.flat_model import describe
 from psnode.jobs.job import run
 from psnode.plan.groups import plan_of
 from psnode.tasks.load import make_task

@@ -1,124 +1,44 @@
-"""The model computes with the weights that the master published, or the run ends and says which parameter it wrote."""
+"""y, a worker's copy of the published weights, apart from any model."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+import xxhash
 
-from psnode.errors import ConfigurationError
-from psnode.exchange.replica import Replica, describe
-from psnode.plan.groups import make_plan
+from psnode.codecs import get_codec
+from psnode.codecs.rng import Key
+from psnode.exchange.replica import Replica
+from psnode.plan.groups import Segment
 
-
-def replica() -> Replica:
-    model = nn.Linear(3, 2)
-    return Replica(model, make_plan(describe(model), "identity"), torch.device("cpu"))
+START = np.arange(12, dtype=np.float32)
 
 
-def in_place(weight: nn.Parameter) -> None:
-    with torch.no_grad():
-        weight.mul_(2)
+@pytest.mark.parametrize("here", [True, False], ids=["one memory", "a device's memory"])
+def test_a_change_is_in_the_hashed_weights_and_in_those_of_the_model(monkeypatch: pytest.MonkeyPatch, here: bool) -> None:
+    monkeypatch.setattr("psnode.exchange.replica._is_host", lambda device: here)
+    theta, codec = torch.from_numpy(START.copy()), get_codec("identity")
+    replica = Replica(theta)
+    change = np.float32([[1, 2], [3, 4]])
+    replica.change(Segment(0, "identity", 4, (2, 2)), codec, codec.encode(change, Key.derive(0)))
+    expected = START.copy()
+    expected[4:8] += [1, 2, 3, 4]
+    assert np.array_equal(replica.weights, expected) and np.array_equal(theta.numpy(), expected)
+    assert replica.digest() == xxhash.xxh3_64_intdigest(expected.tobytes())
 
 
-def below_no_grad(weight: nn.Parameter) -> None:
-    weight.detach()[0].mul_(2)
+def test_weights_that_came_whole_are_the_models_when_they_are_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psnode.exchange.replica._is_host", lambda device: False)
+    theta = torch.from_numpy(START.copy())
+    replica = Replica(theta)
+    replica.weights[:6] = 7
+    assert np.array_equal(theta.numpy(), START)
+    replica.publish(0, 3)
+    assert theta.tolist() == [7, 7, 7, *START[3:]]
 
 
-def other_memory(weight: nn.Parameter) -> None:
-    weight.data = weight.data * 2
-
-
-def other_shape(weight: nn.Parameter) -> None:
-    weight.data = weight.data.t()
-
-
-@pytest.mark.parametrize("write", [in_place, below_no_grad, other_memory, other_shape])
-def test_a_parameter_that_a_step_wrote_is_named_at_once(write: Callable[[nn.Parameter], None]) -> None:
-    found = replica()
-    found.check()
-    write(found.parameters["weight"])
-    with pytest.raises(ConfigurationError, match=r"writes parameter weight.*Task\.constrain"):
-        found.check()
-
-
-def by_data(weight: nn.Parameter) -> None:
-    weight.data.mul_(2)
-
-
-def by_numpy(weight: nn.Parameter) -> None:
-    array = weight.detach().numpy()
-    np.multiply(array, 2, out=array)
-
-
-@pytest.mark.parametrize("write", [by_data, by_numpy, in_place])
-def test_a_write_that_leaves_no_trace_is_named_by_its_values(write: Callable[[nn.Parameter], None]) -> None:
-    found = replica()
-    marks = found.marks()
-    found.compare(marks)
-    write(found.parameters["weight"])
-    with pytest.raises(ConfigurationError, match="writes parameter weight"):
-        found.compare(marks)
-
-
-def with_frozen_bias() -> Replica:
-    model = nn.Linear(3, 2)
-    model.bias.requires_grad_(False)
-    model.bias.data = model.bias.data.bfloat16()
-    return Replica(model, make_plan(describe(model), "identity"), torch.device("cpu"))
-
-
-@pytest.mark.parametrize("write", [in_place, below_no_grad])
-def test_a_frozen_parameter_that_a_step_wrote_is_named_at_once(write: Callable[[nn.Parameter], None]) -> None:
-    found = with_frozen_bias()
-    found.check()
-    write(found.model.bias)
-    with pytest.raises(ConfigurationError, match=r"writes parameter bias, which is not trained.* as a buffer"):
-        found.check()
-
-
-def test_a_write_to_a_frozen_parameter_that_leaves_no_trace_is_named_by_its_values() -> None:
-    found = with_frozen_bias()
-    marks = found.marks()
-    found.compare(marks)
-    found.model.bias.data.fill_(3)
-    with pytest.raises(ConfigurationError, match="writes parameter bias, which is not trained"):
-        found.compare(marks)
-
-
-def test_a_parameter_that_moved_with_nan_holds_equal_values() -> None:
-    found = replica()
-    found.weights[:] = np.nan
-    found.parameters["weight"].data = found.parameters["weight"].data.clone()
-    found.check()
-
-
-def test_a_saved_buffer_that_grew_is_named_with_both_shapes() -> None:
-    model = nn.BatchNorm1d(2)
-    found = Replica(model, make_plan(describe(model), "identity"), torch.device("cpu"))
-    assert found.buffers().keys() == {"running_mean", "running_var", "num_batches_tracked"}
-    model.running_var = torch.ones(3)
-    with pytest.raises(ConfigurationError, match=r"buffer running_var .* of shape \(2,\) and is .* of shape \(3,\)"):
-        found.buffers()
-
-
-def test_a_parameter_that_moved_with_its_values_is_a_view_again() -> None:
-    found = replica()
-    weight = found.parameters["weight"]
-    for _ in range(3):
-        weight.data = weight.data.clone()
-        found.check()
-        found.weights[:] += 1
-        assert np.array_equal(weight.detach().numpy().reshape(-1), found.weights[:6])
-
-
-def test_weights_that_changed_under_a_moved_parameter_are_taken_over() -> None:
-    """A step that is not taken: the next version came after its forward pass."""
-    found = replica()
-    found.parameters["bias"].data = found.parameters["bias"].data.clone()
-    found.weights[:] = 7
-    found.check(settled=False)
-    assert found.parameters["bias"].tolist() == [7, 7]
+def test_a_replica_that_was_released_holds_no_memory() -> None:
+    replica = Replica(torch.zeros(5))
+    replica.release()
+    assert replica.weights.size == 0

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from psnode.exchange.fetch import SideStream
+from psnode.exchange.flat_model import describe, trainable
 from psnode.exchange.gradients import Gradients
-from psnode.exchange.replica import Replica, describe, trainable
+from psnode.exchange.trained_model import TrainedModel
 from psnode.plan.groups import make_plan
 from psnode.tasks.device import choose_device, to_device
 from psnode.transport.loopback import loopback_group
@@ -121,13 +122,13 @@ def test_dropout_is_seeded_on_the_ranks_own_device_and_on_no_other(monkeypatch: 
 
 def test_a_steps_copy_of_the_buffers_stays_where_the_model_is() -> None:
     """Nothing can be copied from the meta device to the host, so that an attempt would be an error."""
-    replica = Replica.__new__(Replica)
-    replica.model = nn.BatchNorm1d(3, device="meta")
-    found = replica.buffers()
+    model = TrainedModel.__new__(TrainedModel)
+    model.model = nn.BatchNorm1d(3, device="meta")
+    found = model.buffers()
     assert {name: value.device.type for name, value in found.items()} == {
         "running_mean": "meta", "running_var": "meta", "num_batches_tracked": "meta",
     }  # fmt: skip
-    assert found["running_mean"] is not replica.model.running_mean
+    assert found["running_mean"] is not model.model.running_mean
 
 
 class Copies:

@@ -13,8 +13,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from psnode.errors import ConfigurationError
+from psnode.exchange.flat_model import describe, trainable
 from psnode.exchange.gradients import Gradients
-from psnode.exchange.replica import Replica, describe, trainable
+from psnode.exchange.replica import Replica
+from psnode.exchange.trained_model import TrainedModel
 from psnode.plan.groups import Plan, make_plan
 from psnode.worker.backward_hooks import BackwardWatch, GroupHooks, finish_times
 
@@ -131,14 +133,14 @@ def test_gradients_lie_in_the_flat_vector_where_the_plan_says_whole_or_in_pieces
 
 def test_weights_written_into_the_flat_vector_are_the_models() -> None:
     model, plan, _, _, _ = prepared("model")
-    replica = Replica(model, plan, torch.device("cpu"))
+    replica = Replica(TrainedModel(model, plan, torch.device("cpu")).weights)
     replica.weights[:] = 3.0
     assert all(bool((parameter == 3.0).all()) for parameter in model.parameters())
 
 
 def test_a_changed_weight_changes_the_digest() -> None:
     model, plan, _, _, _ = prepared()
-    replica = Replica(model, plan, torch.device("cpu"))
+    replica = Replica(TrainedModel(model, plan, torch.device("cpu")).weights)
     before = replica.digest()
     with torch.no_grad():
         model.first.weight[0, 0] += 1e-6

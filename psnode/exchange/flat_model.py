@@ -1,0 +1,61 @@
+"""A model whose trained parameters lie in one flat vector, in the order of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from psnode.errors import ConfigurationError
+from psnode.plan.groups import Plan, Tensor
+from psnode.tasks import names
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that take part in the exchange, in state-dict order. ConfigurationError unless all are float32."""
+    found = {name: parameter for name, parameter in names.parameters(model) if parameter.requires_grad}
+    for name, parameter in found.items():
+        if parameter.dtype is not torch.float32:
+            raise ConfigurationError(f"parameter {name} is {parameter.dtype}: psnode exchanges float32 weights only")
+    return found
+
+
+def describe(model: nn.Module) -> list[Tensor]:
+    """The trainable tensors of `model`, in state-dict order."""
+    return [Tensor(name, tuple(parameter.shape)) for name, parameter in trainable(model).items()]
+
+
+class Moved(NamedTuple):
+    """A parameter that has left its place in the vector; `view`: that place."""
+
+    name: str
+    parameter: nn.Parameter
+    view: torch.Tensor
+
+
+class FlatModel:
+    """`model` with its trained `parameters` as views of `weights`: float32, `plan.size` long, given with any values.
+
+    The values are the model's, which are copied there.
+    """
+
+    def __init__(self, model: nn.Module, plan: Plan, weights: torch.Tensor) -> None:
+        self.model = model
+        self.plan = plan
+        self.weights = weights
+        self.parameters = trainable(model)
+        self.views: dict[str, torch.Tensor] = {}
+        for name, where in plan.slices().items():
+            parameter = self.parameters[name]
+            weights[where] = parameter.detach().reshape(-1)
+            parameter.data = self.views[name] = weights[where].view(parameter.shape)
+            parameter.grad = None
+
+    def moved(self) -> Iterator[Moved]:
+        """Parameters that the model has given other memory, or another order of coordinates."""
+        for name, view in self.views.items():
+            parameter = self.parameters[name]
+            if parameter.data_ptr() != view.data_ptr() or parameter.stride() != view.stride():
+                yield Moved(name, parameter, view)

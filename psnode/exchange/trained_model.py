@@ -1,0 +1,105 @@
+"""The model that a worker trains, theta: nobody else writes its parameters, and its buffers keep their types."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+import xxhash
+from torch import nn
+
+from psnode.errors import ConfigurationError
+from psnode.exchange.flat_model import FlatModel
+from psnode.plan.groups import Plan
+from psnode.tasks import names
+from psnode.tasks.inventory import bits, give_own_memory, load, norm_statistics, persistent_buffers, same
+
+
+def written(name: str, *, trained: bool = True) -> ConfigurationError:
+    """Error for a model that changes its parameter `name`."""
+    if not trained:
+        return ConfigurationError(
+            f"the model itself writes parameter {name}, which is not trained: the master would not hear of it; "
+            "keep it as a buffer (register_buffer), which checkpoints take from the workers (docs/models.md)"
+        )
+    return ConfigurationError(
+        f"the model itself or its loop writes parameter {name}, and the master's next weights would undo that: move it into "
+        "Task.constrain, or constrain= of a session, which the master calls after each update (docs/models.md)"
+    )
+
+
+class TrainedModel(FlatModel):
+    """`model` on `device`, where `weights` is its flat vector theta, with the values that the model has."""
+
+    def __init__(self, model: nn.Module, plan: Plan, device: torch.device) -> None:
+        super().__init__(model.to(device), plan, torch.empty(plan.size, device=device))
+        self.device = device
+        self._versions = {name: parameter._version for name, parameter in self.parameters.items()}
+        self._frozen = {name: value for name, value in names.parameters(model) if not value.requires_grad}
+        self._versions |= {name: parameter._version for name, parameter in self._frozen.items()}
+
+    def check(self, *, settled: bool = True) -> None:
+        """Make sure that the model computes with `weights`, after a step of it.
+
+        Parameters that it moved to other memory are views again, if they hold equal values (flatten_parameters).
+        ConfigurationError for one that it wrote, or gave other values. Not `settled`: the weights have changed since, so that
+        values say nothing.
+        """
+        moved = {each.name: each for each in self.moved()}
+        for name in self.views:
+            parameter = self.parameters[name]
+            if name in moved:
+                if settled and not (same(parameter, moved[name].view)):
+                    raise written(name)
+                parameter.data = moved[name].view
+                self._versions[name] = parameter._version
+            elif parameter._version != self._versions[name]:
+                raise written(name)
+        for name, parameter in self._frozen.items():
+            if parameter._version != self._versions[name]:
+                raise written(name, trained=False)
+
+    def marks(self) -> dict[str, int]:
+        """xxh3_64 of each parameter, to find a write that leaves no trace (weight.data.clamp_())."""
+        return {name: xxhash.xxh3_64_intdigest(bits(value)) for name, value in (*self.views.items(), *self._frozen.items())}
+
+    def compare(self, marks: dict[str, int]) -> None:
+        """ConfigurationError for a parameter that has changed since `marks` were taken."""
+        for name, mark in self.marks().items():
+            if mark != marks[name]:
+                raise written(name, trained=name in self.views)
+
+    def release(self) -> None:
+        """Give the parameters memory of their own, and let go of the vector: no step is to come."""
+        self.views.clear()
+        give_own_memory(self.model)
+        self.weights = torch.empty(0)
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """A copy of the model's persistent buffers (batch-norm statistics), by state-dict name, where the model is.
+
+        ConfigurationError for one that has another dtype than at the first call, or a norm's with another shape.
+        """
+        own = dict(names.buffers(self.model, aliases=True))
+        found = {name: own[name].detach() for name in self._persistent if name in own}
+        for name, value in found.items():
+            dtype, shape = self._persistent[name]
+            if value.dtype is not dtype or (value.shape != shape and name in self._fixed):
+                raise ConfigurationError(
+                    f"buffer {name} began as {dtype} of shape {tuple(shape)} and is {value.dtype} of shape {tuple(value.shape)} "
+                    "now: give it its last type in Task.model(), or register it with persistent=False"
+                )
+        return {name: value.clone() for name, value in found.items()}
+
+    def load_buffers(self, buffers: dict[str, torch.Tensor]) -> None:
+        """Inverse of `buffers`."""
+        load(self.model, buffers, strict=False)
+
+    @cached_property
+    def _fixed(self) -> frozenset[str]:
+        return frozenset(norm_statistics(self.model))
+
+    @cached_property
+    def _persistent(self) -> dict[str, tuple[torch.dtype, torch.Size]]:
+        known, found = persistent_buffers(self.model), names.buffers(self.model, aliases=True)
+        return {name: (value.dtype, value.shape) for name, value in found if name in known}
