@@ -16,6 +16,7 @@ from torch import nn
 import psnode
 from psnode.config import Config
 from psnode.errors import CheckpointError, ConfigurationError
+from psnode.exchange.flat_model import FlatModel
 from psnode.exchange.update.parameters import Parameters
 from psnode.plan.groups import Tensor, make_plan
 from psnode.tasks.parameter_groups import groups_of
@@ -112,7 +113,8 @@ def test_updates_are_torchs_whatever_travels_together(kind: str, plan: str) -> N
     made = make_plan(tensors, "qsgd", min_compress_bytes=0, **PLANS[plan])
     assert len(made.groups) == {"one group": 1, "a group a layer": 3}.get(plan, len(made.groups))
     assert len(made.groups) > 2 or plan == "one group"
-    found = Parameters(ours, made, config, config.momentum or 0.0, parameter_groups=groups)
+    x = FlatModel(ours, made, torch.empty(made.size)).vector
+    found = Parameters(x, made, config, config.momentum or 0.0, parameter_groups=groups)
     slices, named = made.slices(), dict(theirs.named_parameters())
     for step in range(3):
         total = np.random.default_rng(step).standard_normal(made.size).astype(np.float32)

@@ -22,6 +22,7 @@ from psnode.exchange.routes import Layout
 from psnode.exchange.shard.consistency import rule_of
 from psnode.exchange.shard.events import GroupClosed, NotApplied, Refused
 from psnode.exchange.shard.shard import Shard
+from psnode.exchange.update.served_model import ServedModel
 from psnode.plan.groups import Plan, Segment, Tensor, downlink_codecs, plan_of
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Start
@@ -144,8 +145,9 @@ class Exchanging:
         self._link.job = link.job = _JOB
         rate = constant(config.lr or scheme.lr)
         self._shard = Shard(
-            plan, config, scheme, ground.model(), self._link, rule, rate, (_WORKER,), Tracer(_MASTER, enabled=False)
-        )
+            plan, config, scheme, ServedModel(ground.model(), plan, torch.empty(plan.size)), self._link, rule, rate, (_WORKER,),
+            Tracer(_MASTER, enabled=False),
+        )  # fmt: skip
         self._shard.admit((_WORKER,), 0)
         model.to(ground.device)
         context = WorkerContext(

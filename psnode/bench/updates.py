@@ -45,12 +45,13 @@ class Ours:
     """Steps of the master's on weights of one, with the mean of two workers' gradients."""
 
     def __init__(self, name: str, size: int) -> None:
+        import torch
+
         from psnode.exchange.update.parameters import Parameters
 
         config = Config(lr=LR, weight_decay=DECAY, **KINDS[name].settings)
-        plan, model = make_plan([Tensor("weight", (size,))], "identity", group_by="model"), _model(size)
-        self._parameters, self._total = Parameters(model, plan, config, config.momentum or 0.0), np.ones(size, np.float32)
-        self.weight = model.weight
+        plan, self.weight = make_plan([Tensor("weight", (size,))], "identity", group_by="model"), torch.ones(size)
+        self._parameters, self._total = Parameters(self.weight, plan, config, config.momentum or 0.0), np.ones(size, np.float32)
 
     def take(self) -> None:
         """Take a step."""

@@ -36,21 +36,21 @@ class Moved(NamedTuple):
 
 
 class FlatModel:
-    """`model` with its trained `parameters` as views of `weights`: float32, `plan.size` long, given with any values.
+    """`model` with its trained `parameters` as views of `vector`: float32, `plan.size` long, given with any values.
 
     The values are the model's, which are copied there.
     """
 
-    def __init__(self, model: nn.Module, plan: Plan, weights: torch.Tensor) -> None:
+    def __init__(self, model: nn.Module, plan: Plan, vector: torch.Tensor) -> None:
         self.model = model
         self.plan = plan
-        self.weights = weights
+        self.vector = vector
         self.parameters = trainable(model)
         self.views: dict[str, torch.Tensor] = {}
         for name, where in plan.slices().items():
             parameter = self.parameters[name]
-            weights[where] = parameter.detach().reshape(-1)
-            parameter.data = self.views[name] = weights[where].view(parameter.shape)
+            vector[where] = parameter.detach().reshape(-1)
+            parameter.data = self.views[name] = vector[where].view(parameter.shape)
             parameter.grad = None
 
     def moved(self) -> Iterator[Moved]:

@@ -29,7 +29,7 @@ def written(name: str, *, trained: bool = True) -> ConfigurationError:
 
 
 class TrainedModel(FlatModel):
-    """`model` on `device`, where `weights` is its flat vector theta, with the values that the model has."""
+    """`model` on `device`, where `vector` is theta, with the values that the model has."""
 
     def __init__(self, model: nn.Module, plan: Plan, device: torch.device) -> None:
         super().__init__(model.to(device), plan, torch.empty(plan.size, device=device))
@@ -39,7 +39,7 @@ class TrainedModel(FlatModel):
         self._versions |= {name: parameter._version for name, parameter in self._frozen.items()}
 
     def check(self, *, settled: bool = True) -> None:
-        """Make sure that the model computes with `weights`, after a step of it.
+        """Make sure that the model computes with `vector`, after a step of it.
 
         Parameters that it moved to other memory are views again, if they hold equal values (flatten_parameters).
         ConfigurationError for one that it wrote, or gave other values. Not `settled`: the weights have changed since, so that
@@ -73,7 +73,7 @@ class TrainedModel(FlatModel):
         """Give the parameters memory of their own, and let go of the vector: no step is to come."""
         self.views.clear()
         give_own_memory(self.model)
-        self.weights = torch.empty(0)
+        self.vector = torch.empty(0)
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """A copy of the model's persistent buffers (batch-norm statistics), by state-dict name, where the model is.

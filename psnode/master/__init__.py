@@ -23,6 +23,7 @@ from psnode.exchange.machine import Machine
 from psnode.exchange.routes import MASTER, Layout, routes_of
 from psnode.exchange.shard.consistency import rule_of
 from psnode.exchange.shard.shard import Shard
+from psnode.exchange.update.served_model import ServedModel
 from psnode.master import ending, replanning
 from psnode.master.agreement import among, require_one_version, threads_of, what_to_send
 from psnode.master.applied import applied_before
@@ -170,7 +171,7 @@ def _run(
     tell_of_the_run(run, plan, ready, workers, sharding, need, threads)
     config, tracer = run.config, Tracer(0, enabled=run.config.timeline)
     with Shard(
-        plan, config, run.scheme, model, link, rule, sharding.rate, recipients, tracer,
+        plan, config, run.scheme, ServedModel(model, plan, torch.empty(plan.size)), link, rule, sharding.rate, recipients, tracer,
         constraint=task.constrain if task.constrains else None, parameter_groups=groups, device=device,
         own_optimizer=task.own_optimizer,
     ) as shard:  # fmt: skip
@@ -185,16 +186,20 @@ def _run(
         views = [] if config.quiet else [progress(plan.size, step, sharding.last_step, config.log_interval)]
         loggers.begin(config, step)
         with Fanout(RunLog(run.path), loggers, *views, DownlinkNotice(run.scheme, recorder, len(workers))) as observer:
+            pending = PendingCheckpoints(
+                run, shard, model, plan, tracer, events, workers=len(workers), job=link.job, statistics=statistics,
+                tell=link.inbox.post,
+            )  # fmt: skip
             master = Master(
                 link=link,
                 config=config,
                 run=run,
                 workers=workers,
                 spares=layout.waiting,
+                model=model,
+                plan=plan,
                 shard=shard,
-                pending=PendingCheckpoints(
-                    run, shard, tracer, events, workers=len(workers), job=link.job, statistics=statistics, tell=link.inbox.post
-                ),
+                pending=pending,
                 recorder=recorder,
                 sharding=sharding,
                 observer=observer,
@@ -278,7 +283,7 @@ def _serve(master: Master, waits: str) -> None:
     beat = Heartbeat(master.link, (*master.workers, *master.spares))
     tell_of_the_start(master.events, master.run, master.workers)
     tell_of_another_end(master.events, master.run, master.sharding)
-    replanning.tell(master.events, master.run.resume_point, master.shard.plan)
+    replanning.tell(master.events, master.run.resume_point, master.plan)
     if waits:
         reason = f"forward passes wait for all weights, since {waits}"
         master.events.tell("without overlap", master.run.resume_point.step, reason=reason)

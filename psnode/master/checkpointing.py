@@ -17,6 +17,7 @@ from psnode.master.events import Events
 from psnode.master.last_whole import LastWhole
 from psnode.master.statistics import foreign
 from psnode.master.verdicts import Verdicts
+from psnode.plan.groups import Plan
 from psnode.protocol.wire import Flag, Frame
 from psnode.records import checkpoint, retention, staging, tensorfile
 from psnode.records.directory import RunDirectory
@@ -45,6 +46,8 @@ class PendingCheckpoints:
         self,
         run: RunDirectory,
         shard: Shard,
+        model: torch.nn.Module,
+        plan: Plan,
         tracer: Tracer,
         events: Events,
         *,
@@ -56,12 +59,13 @@ class PendingCheckpoints:
         self._run = run
         self._job = job
         self._shard = shard
+        self._model = model
         self._tracer = tracer
         self._events = events
         self._refused: tuple[int, Exception] | None = None  # the newest version that could not be saved, and why
         self._workers = workers
         self._rounds_go_on = shard.rule.rounds_go_on
-        self._rules = batch_statistics(shard.model) if statistics is None else statistics
+        self._rules = batch_statistics(model) if statistics is None else statistics
         self._buffers = WorkerBuffers(self._rules, events, run.resume_point.step)
         self._pending: dict[int, Pending] = {}  # by version, ascending
         self._room = Room(run.config.checkpoint_memory)
@@ -74,10 +78,11 @@ class PendingCheckpoints:
         self.is_last: Callable[[int], bool] = lambda version: False  # no round follows a version: gradients may wait behind it
         self.doubt: Callable[[], str] = lambda: ""  # the evidence of the losses by now against the newest version
         self._verdicts = Verdicts(run, self._thread, events, workers)
-        own, trained = names.state(shard.model), shard.plan.slices()
+        own, trained = names.state(model), plan.slices()
         meant = {name for name, value in own.items() if name not in trained and not tensorfile.is_finite(value)}  # masks, say
-        self._meant = frozenset(meant - (self._rules.keys() - observed(shard.model).keys()))  # observers begin with infinity
-        self.last_whole = LastWhole(shard, run.config.checkpoint_memory, self._meant)
+        self._meant = frozenset(meant - (self._rules.keys() - observed(model).keys()))  # observers begin with infinity
+        self._draft = partial(Draft, shard, model, plan, self._meant)
+        self.last_whole = LastWhole(shard, self._draft, run.config.checkpoint_memory)
         if run.config.saves_amid:
             self._thread.prepare(partial(self._room.prepare, size_of(shard.memory())))
 
@@ -120,7 +125,7 @@ class PendingCheckpoints:
         with self._tracer.span("snapshot", step=version):
             if (staged := self._staged(version)) is None:
                 return False
-            draft = Draft(self._shard, self._room, self._meant)
+            draft = self._draft(self._room)
             draft.staged = staged
         self._pending[version] = Pending(draft, set(ranks), until, facts or {})
         self._snapshots = (*self._snapshots, draft.snapshot)
@@ -189,7 +194,7 @@ class PendingCheckpoints:
         except CheckpointError as error:
             raise WireError(str(error), frame.sender) from error
         buffers = {key: value for key, value in tensors.items() if key.startswith("buffer/")}
-        if odd := foreign(buffers, self._shard.model):
+        if odd := foreign(buffers, self._model):
             raise WireError(f"the state of rank {frame.sender} holds {odd}", frame.sender)
         try:
             if isinstance(written, OSError):
@@ -229,7 +234,7 @@ class PendingCheckpoints:
                 self._seal(version, pending)
 
     def _seal(self, version: int, pending: Pending) -> None:
-        self._buffers.combine(version, pending.states, there=bool(persistent_buffers(self._shard.model)))
+        self._buffers.combine(version, pending.states, there=bool(persistent_buffers(self._model)))
         means, facts = self._buffers.means, {**pending.facts}
         waiting = self._shard.waiting() if self.is_last(version) else {}
         if facts.get(checkpoint.SOUND, True) is None and (doubt := self.doubt()):

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from psnode.exchange.shard.shard import Shard, ShardState
+from psnode.exchange.shard.shard import Shard
+from psnode.plan.groups import Plan
 from psnode.records import checkpoint, layout, retention
 from psnode.records.checkpoint import FULL, RESIDUALS
 from psnode.records.directory import RunDirectory
@@ -21,7 +22,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Draft:
-    """The master's files of the checkpoint of the version that `shard` has now, while no group is open.
+    """The master's files of the checkpoint of the version that `shard` has now, while no group is open: of `model`, by `plan`.
 
     It is made in the thread that knows that; the other methods are called by one thread, in the order in which they stand here.
     Values `meant` to be other than finite are no wreckage.
@@ -29,10 +30,9 @@ class Draft:
 
     staged: StagedCheckpoint  # where they are written, once there is such a place
 
-    def __init__(self, shard: Shard, room: Room, meant: Collection[str]) -> None:
+    def __init__(self, shard: Shard, model: torch.nn.Module, plan: Plan, meant: Collection[str], room: Room) -> None:
         self._meant = meant
-        state = _still(shard.state(), shard.model) if shard.constrained else shard.state()
-        buffers = persistent_buffers(shard.model)
+        state, buffers = shard.state(), persistent_buffers(model)
         self._buffers = {name: value for name, value in state.model.items() if name in buffers}
         self._model, self._average = (
             content_of({name: value for name, value in tensors.items() if name not in buffers})
@@ -40,7 +40,7 @@ class Draft:
         )
         self._optimizer, self._replica = content_of(state.optimizer), content_of(state.replica)
         self._norms = shard.norms()
-        self._plan = layout.digest(shard.plan)
+        self._plan = layout.digest(plan)
         self._wrecked: dict[str, str] = {}
         contents = (self._model, self._average, self._optimizer, self._replica)
         self.snapshot = Snapshot((each for content in contents for each in content.tensors.values()), shard.memory(), room)
@@ -117,12 +117,3 @@ class Pending:
     facts: Mapping[str, object]
     states: dict[int, Tensors] = field(default_factory=dict)
     sealed: bool = False
-
-
-def _still(state: ShardState, model: torch.nn.Module) -> ShardState:
-    """`state` with copies of what is not trained: a constraint may change that too, when all groups are updated."""
-    trained = {each.data_ptr() for each in model.parameters() if each.requires_grad}
-    copies = {name: value.clone() for name, value in state.model.items() if value.data_ptr() not in trained}
-    moved = {name for name in state.average if state.average[name].data_ptr() != state.model[name].data_ptr()}
-    average = {name: value if name in moved else copies.get(name, value) for name, value in state.average.items()}
-    return state._replace(model={**state.model, **copies}, average=average)

@@ -82,7 +82,7 @@ def _exit_code(master: Master) -> int:
 
 
 def _summarise(master: Master, run: RunDirectory, reason: str, code: int) -> Summary:
-    found = _summary(run, master.version, reason, code, master.shard.plan.size)
+    found = _summary(run, master.version, reason, code, master.plan.size)
     memory = master.recorder.worker_memory or None
     try:
         digest = master.shard.digest()

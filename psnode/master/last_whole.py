@@ -7,7 +7,7 @@ Where no such code runs nothing is copied: then only a step of which nothing is 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 
 from psnode.exchange.shard.shard import Shard
 from psnode.master.draft import Draft
@@ -18,11 +18,12 @@ from psnode.records.snapshot import size_of
 class LastWhole:
     """Keeps the values of the newest version until the next one is whole. For the main thread, but for `protect`.
 
-    `memory`: the most bytes that copies take, 0: a quarter of what is free. Where that does not hold them, none are kept.
+    `draft` makes the draft of what `shard` has. `memory`: the most bytes that copies take, 0: a quarter of what is free. Where
+    that does not hold them, none are kept.
     """
 
-    def __init__(self, shard: Shard, memory: int, meant: Collection[str]) -> None:
-        self._shard, self._meant = shard, meant
+    def __init__(self, shard: Shard, draft: Callable[[Room], Draft], memory: int) -> None:
+        self._shard, self._make = shard, draft
         self._room = Room(memory)
         self._draft: Draft | None = None
         self._version = -1
@@ -34,7 +35,7 @@ class LastWhole:
         self.close()
         self._version, self._facts, self._changed = version, facts, False
         if self._shard.runs_own_code and self._room.holds(size_of(self._shard.memory())):
-            self._draft = Draft(self._shard, self._room, self._meant)
+            self._draft = self._make(self._room)
 
     def protect(self, group: int) -> None:
         """`group` is about to change. Called in lanes."""
@@ -45,7 +46,7 @@ class LastWhole:
     def take(self) -> tuple[int, Draft, Mapping[str, object]] | None:
         """The version that was kept, its draft and its facts; None if there is none. It is kept until `close`."""
         if self._draft is None and self._version >= 0 and not self._changed:
-            self._draft = Draft(self._shard, self._room, self._meant)
+            self._draft = self._make(self._room)
             if self._changed:  # meanwhile: it holds something of both versions
                 self.close()
         return None if self._draft is None else (self._version, self._draft, self._facts)

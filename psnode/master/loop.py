@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from torch import nn
+
 from psnode.config import Config
 from psnode.errors import ConfigurationError, DeadlineExceededError, NormError, PeerLostError, PsnodeError, WireError
 from psnode.exchange.shard.backlog import Backlog
@@ -27,6 +29,7 @@ from psnode.master.replica_hashes import ReplicaHashes
 from psnode.master.sharding import Sharding
 from psnode.master.soundness import Soundness
 from psnode.master.turn import Turn
+from psnode.plan.groups import Plan
 from psnode.protocol.channel import ENOUGH, FrameChannel, RemoteFailureError, StopRequest
 from psnode.protocol.messages import Report, plain
 from psnode.protocol.wire import Flag, Frame, Kind
@@ -53,6 +56,8 @@ class Master:
     run: RunDirectory
     workers: range
     spares: range
+    model: nn.Module
+    plan: Plan
     shard: Shard
     pending: PendingCheckpoints
     recorder: StepRecorder
@@ -107,14 +112,14 @@ class Master:
         self._held = self._due = False  # a version waits to be published, until an earlier checkpoint is written; its own is due
         self._members = Members(self.workers, self.clock, self.spares)
         self._round = RoundTimer(patience_of(self.config, self.shard.rule), self.clock)
-        self._added: list[tuple[Added, ...]] = [()] * len(self.shard.plan.groups)
-        backlog = Backlog(4 * self.shard.plan.size)
+        self._added: list[tuple[Added, ...]] = [()] * len(self.plan.groups)
+        backlog = Backlog(4 * self.plan.size)
         self._membership = Membership(
             self.link, self.config, self.job_state, self._members, self._round, self.shard, self.pending, self.recorder,
             self.events, backlog,
         )  # fmt: skip
         self._turn = Turn(
-            self.link, self.run, self.job_state, self._members, self.shard, self.pending, self.recorder, self.sharding,
+            self.link, self.run, self.job_state, self._members, self.plan, self.shard, self.pending, self.recorder, self.sharding,
             self.events, backlog,
         )  # fmt: skip
         self.job_state.version = self.run.resume_point.step
@@ -125,7 +130,7 @@ class Master:
         if (found := self.run.resume_point.checkpoint) is not None and found.facts.get(SOUND, True) is None:
             self.soundness.await_(found.step)
         if self.history is not None:
-            parameters = [name for name, _ in names.parameters(self.shard.model)]
+            parameters = [name for name, _ in names.parameters(self.model)]
             self.history.start(self.version, self.shard.digest(), parameters)
         if self.behind:
             self.recorder.down(self.shard.send_whole(self.behind, self.version))
@@ -268,7 +273,7 @@ class Master:
                 self.history.version(version, self.shard.digest(), self._added)
         if self._hashes.due(version):
             self._hashes.note(version, self.shard.replica)
-        self._unfinished = {group.index for group in self.shard.plan.groups}
+        self._unfinished = {group.index for group in self.plan.groups}
         self._members.ask(self.shard.idle)
         self._turn.catch_up()
         if not self.job_state.stopping:
@@ -278,7 +283,7 @@ class Master:
         self._round.begin(pause=self._is_pause(flags))
         self._turn.close(flags, {} if first else self._turn.left_out(self._added, self._membership.forfeited))
         self._membership.settle(self._contributors)
-        self._added = [()] * len(self.shard.plan.groups)
+        self._added = [()] * len(self.plan.groups)
         self.pending.publish()
         self.pending.hurry(self.clock.now())
         if not self.job_state.stopping:

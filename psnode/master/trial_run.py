@@ -18,6 +18,7 @@ from psnode.errors import WireError
 from psnode.exchange.shard.consistency import Synchronous
 from psnode.exchange.shard.events import GroupClosed, Refused
 from psnode.exchange.shard.shard import Shard
+from psnode.exchange.update.served_model import ServedModel
 from psnode.plan.groups import Plan
 from psnode.protocol.channel import FrameChannel, StopRequest
 from psnode.protocol.messages import Ready, Start
@@ -53,7 +54,8 @@ class TrialRun:
         if config.optimizer == OWN:
             config = replace(config, optimizer="sgd")  # whose own would remember these steps
         rule, tracer = Synchronous(len(self._workers)), Tracer(0, enabled=False)
-        with Shard(self._plan, config, self._scheme, self._model, self._link, rule, constant(lr), self._workers, tracer) as shard:
+        weights = ServedModel(self._model, self._plan, torch.empty(self._plan.size))
+        with Shard(self._plan, config, self._scheme, weights, self._link, rule, constant(lr), self._workers, tracer) as shard:
             seconds = median(self._rounds(shard))
         self._model.load_state_dict(before)
         return seconds

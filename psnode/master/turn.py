@@ -15,6 +15,7 @@ from psnode.master.job_state import JobState
 from psnode.master.members import Members
 from psnode.master.recorder import StepRecorder
 from psnode.master.sharding import Sharding
+from psnode.plan.groups import Plan
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Flag, Kind, pack_factors, pack_groups
 from psnode.records import retention
@@ -33,6 +34,7 @@ class Turn:
     run: RunDirectory
     job_state: JobState
     members: Members
+    plan: Plan
     shard: Shard
     pending: PendingCheckpoints
     recorder: StepRecorder
@@ -205,7 +207,7 @@ class Turn:
                 step, unused = hold.version, hold.unused
             told = flags & ~Flag.CHECKPOINT if spare or rank in self.entering else flags  # it was not there when that began
             told |= Flag.SPARE if spare else Flag.NONE
-            frames.setdefault((step, pack_groups(unused, len(self.shard.plan.groups)), told), []).append(rank)
+            frames.setdefault((step, pack_groups(unused, len(self.plan.groups)), told), []).append(rank)
         self._tell_factors(ranks)
         self.entering.clear()
         self._released.clear()
@@ -219,7 +221,7 @@ class Turn:
         """Tell those whose last gradient was clipped by how much. A worker passes over a factor for an earlier step."""
         for rank in [rank for rank in ranks if rank in self._clipped]:
             step, factors = self._clipped.pop(rank)
-            body = pack_factors(factors, len(self.shard.plan.groups))
+            body = pack_factors(factors, len(self.plan.groups))
             self.link.send(rank, Kind.CLIP, body, step=step, version=self.job_state.version)
 
     def _watched(self, ranks: Iterable[int]) -> list[int]:

@@ -100,7 +100,7 @@ class WorkerContext:
             content = bytes(link.expect(Kind.STATE, self.patience).body)
             inventory.put_back(self.model, tensorfile.parse(content, "what rank 0 has and this rank does not"))
         model = TrainedModel(self.model, plan, self.device)
-        replica = Replica(model.weights)
+        replica = Replica(model.vector)
         gradients = Gradients(model.parameters, plan, self.device)
         scheme = self.scheme
         sampler = replace(self.sampler, shift=start.sample_shift)
@@ -140,7 +140,7 @@ class WorkerContext:
             replica=replica,
             gradients=gradients,
             receiver=receiver,
-            first_use=FirstUse(self.model, receiver, model.weights) if early else None,
+            first_use=FirstUse(self.model, receiver, model.vector) if early else None,
             sender=sender,
             contribution=Contribution(
                 link, self.directory, sender, tracer, config.checkpoint_memory, config.checkpoint_residuals

@@ -21,6 +21,7 @@ from psnode.config.resolve import resolve
 from psnode.config.scheme import Scheme
 from psnode.config.schemes import SCHEMES
 from psnode.errors import ConfigurationError
+from psnode.exchange.flat_model import FlatModel
 from psnode.exchange.segment_coder import SegmentCoder
 from psnode.exchange.shard.aggregator import get_aggregator
 from psnode.exchange.update.parameters import Parameters
@@ -148,7 +149,8 @@ def three_steps(config: Config, scheme: Scheme) -> bytes:
     tensors = [Tensor("weight", (96, 64)), Tensor("bias", (96,))]
     plan = make_plan(tensors, scheme.codec, group_by="model", min_compress_bytes=config.min_compress_bytes)
     [group] = plan.groups
-    parameters = Parameters(model, plan, replace(config, lr=0.01), scheme.momentum, scheme.gathering)
+    x = FlatModel(model, plan, torch.empty(plan.size)).vector
+    parameters = Parameters(x, plan, replace(config, lr=0.01), scheme.momentum, scheme.gathering)
     aggregator, rule = get_aggregator(scheme.aggregator), get_feedback(scheme.feedback)
     workers = [[SegmentCoder(segment, rule, scheme.ratio_warmup) for segment in group.segments] for _ in range(3)]
     rng, total = np.random.default_rng(9), np.zeros(plan.size, np.float32)

@@ -92,7 +92,7 @@ def test_a_write_to_a_frozen_parameter_that_leaves_no_trace_is_named_by_its_valu
 
 def test_a_parameter_that_moved_with_nan_holds_equal_values() -> None:
     found = trained()
-    found.weights[:] = torch.nan
+    found.vector[:] = torch.nan
     found.parameters["weight"].data = found.parameters["weight"].data.clone()
     found.check()
 
@@ -112,14 +112,14 @@ def test_a_parameter_that_moved_with_its_values_is_a_view_again() -> None:
     for _ in range(3):
         weight.data = weight.data.clone()
         found.check()
-        found.weights[:] += 1
-        assert torch.equal(weight.detach().reshape(-1), found.weights[:6])
+        found.vector[:] += 1
+        assert torch.equal(weight.detach().reshape(-1), found.vector[:6])
 
 
 def test_weights_that_changed_under_a_moved_parameter_are_taken_over() -> None:
     """A step that is not taken: the next version came after its forward pass."""
     found = trained()
     found.parameters["bias"].data = found.parameters["bias"].data.clone()
-    found.weights[:] = 7
+    found.vector[:] = 7
     found.check(settled=False)
     assert found.parameters["bias"].tolist() == [7, 7]

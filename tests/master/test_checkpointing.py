@@ -24,7 +24,7 @@ from psnode.records.directory import claim
 from psnode.records.metrics import EVENTS
 from psnode.records.retention import UNKNOWN, is_sound
 from psnode.records.timeline import Tracer
-from tests.exchange.shard.small import small_shard
+from tests.exchange.shard.small import small_plan, small_shard
 
 
 @dataclasses.dataclass
@@ -62,7 +62,7 @@ def bench(folder: Path, *, rounds_go_on: bool, keep_last: int = 0, mask: bool = 
     with claim(config) as run:
         pass
     events = Events(folder)
-    pending = PendingCheckpoints(run, shard, Tracer(0, enabled=False), events, workers=3)
+    pending = PendingCheckpoints(run, shard, model, small_plan(model, config), Tracer(0, enabled=False), events, workers=3)
     return Bench(pending, shard, model, folder)
 
 

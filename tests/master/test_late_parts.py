@@ -25,7 +25,7 @@ from psnode.records.staging import StagedCheckpoint
 from psnode.records.tensorfile import content_of
 from psnode.records.timeline import Tracer
 from psnode.worker.contribution import Contribution
-from tests.exchange.shard.small import small_shard
+from tests.exchange.shard.small import small_plan, small_shard
 
 STEP = 5
 SIZES = {1: 3, 2: 5000}  # of the memories of two workers
@@ -38,7 +38,7 @@ def pending(folder: Path) -> PendingCheckpoints:
     with claim(config) as run:
         pass
     tracer = Tracer(0, enabled=False)
-    return PendingCheckpoints(run, shard, tracer, Events(folder), workers=2)
+    return PendingCheckpoints(run, shard, model, small_plan(model, config), tracer, Events(folder), workers=2)
 
 
 def memories(rank: int) -> dict[str, torch.Tensor]:

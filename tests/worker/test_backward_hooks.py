@@ -133,14 +133,14 @@ def test_gradients_lie_in_the_flat_vector_where_the_plan_says_whole_or_in_pieces
 
 def test_weights_written_into_the_flat_vector_are_the_models() -> None:
     model, plan, _, _, _ = prepared("model")
-    replica = Replica(TrainedModel(model, plan, torch.device("cpu")).weights)
+    replica = Replica(TrainedModel(model, plan, torch.device("cpu")).vector)
     replica.weights[:] = 3.0
     assert all(bool((parameter == 3.0).all()) for parameter in model.parameters())
 
 
 def test_a_changed_weight_changes_the_digest() -> None:
     model, plan, _, _, _ = prepared()
-    replica = Replica(TrainedModel(model, plan, torch.device("cpu")).weights)
+    replica = Replica(TrainedModel(model, plan, torch.device("cpu")).vector)
     before = replica.digest()
     with torch.no_grad():
         model.first.weight[0, 0] += 1e-6

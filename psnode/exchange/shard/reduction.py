@@ -26,7 +26,7 @@ from psnode.exchange.shard.pushes import Part, Push, Reader, limits
 from psnode.exchange.shard.verdicts import Beyond, Closing, Judge
 from psnode.exchange.stopwatch import Stopwatch
 from psnode.exchange.update.moving_average import MovingAverage
-from psnode.exchange.update.parameters import Constraint, Parameters
+from psnode.exchange.update.weights import Constraint, Weights
 from psnode.feedback import get_feedback
 from psnode.plan.groups import Group, Plan
 from psnode.protocol.wire import Frame
@@ -52,7 +52,7 @@ class Reduction:
         self,
         plan: Plan,
         scheme: Scheme,
-        parameters: Parameters,
+        weights: Weights,
         codecs: Sequence[Codec],
         aggregator: Aggregator,
         arithmetic: Arithmetic,
@@ -72,7 +72,7 @@ class Reduction:
         self._plan = plan
         self._codecs = codecs
         self._arithmetic = arithmetic
-        self._parameters = parameters
+        self._weights = weights
         self._downlink = downlink
         self._lanes = lanes
         self._watch = watch
@@ -268,7 +268,7 @@ class Reduction:
                 return []
             everything, self._updated = self._updated, {}
         with self._watch.timing("update"), self._tracer.span("constrain", version=version):
-            self._parameters.constrain(self._constraint)
+            self._weights.constrain(self._constraint)
         return [self._publish(group, version, everything[group.index]) for group in reversed(self._plan.groups)]
 
     def _publish(self, group: Group, version: int, added: tuple[Added, ...]) -> GroupClosed:

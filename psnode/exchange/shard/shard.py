@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 import torch
-from torch import nn
 
 from psnode.codecs.arrays import Floats
 from psnode.codecs.registry import is_from_outside
@@ -30,11 +29,13 @@ from psnode.exchange.shard.on_device import place
 from psnode.exchange.shard.pushes import codecs_of
 from psnode.exchange.shard.reduction import Reduction
 from psnode.exchange.shard.rounds import Rounds
+from psnode.exchange.shard.state import ShardState, with_copies_of_the_rest
 from psnode.exchange.shard.unapplied import pack, unpack
 from psnode.exchange.stopwatch import Stopwatch
 from psnode.exchange.update.device_copies import DeviceCopies
 from psnode.exchange.update.moving_average import MovingAverage
-from psnode.exchange.update.parameters import Constraint, Parameters
+from psnode.exchange.update.parameters import Parameters
+from psnode.exchange.update.weights import Constraint, Weights
 from psnode.exchange.update.whole_updates import MakeOptimizer
 from psnode.plan.groups import Plan
 from psnode.protocol.channel import FrameChannel
@@ -42,31 +43,16 @@ from psnode.protocol.wire import Frame
 from psnode.records import checkpoint, layout
 from psnode.records.checkpoint import Checkpoint
 from psnode.records.timeline import Tracer
-from psnode.tasks import names
 from psnode.tasks.parameter_groups import ParameterGroup
 
 Tensors = dict[str, torch.Tensor]
-
-
-class ShardState(NamedTuple):
-    """Tensors of a checkpoint: the model with x, the optimizer's memories, y (empty where y is x), and the model with
-    its moving average (empty where there is none).
-
-    Those of x, y and momenta are the shard's own memory, which later versions change, or copies of what is on a device. Names
-    are as psnode.records.layout says.
-    """
-
-    model: Tensors
-    optimizer: Tensors
-    replica: Tensors
-    average: Tensors
 
 
 class Shard:
     """Open rounds of all groups of `plan`, their reduction, x with the optimizer, and y with its `recipients`.
 
     One thread calls it. Arithmetic is done in lanes, which post GroupClosed, Refused and NotApplied to the inbox of `link`.
-    `model`: its trainable parameters become views of x. `rate`: the learning rate of gradients computed on a version.
+    `weights`: x. `rate`: the learning rate of gradients computed on a version.
     `device`: where sums, x, the optimizer's memories and y are computed with, as far as they can be; this class gives away copies
     of their newest values.
     """
@@ -76,7 +62,7 @@ class Shard:
         plan: Plan,
         config: Config,
         scheme: Scheme,
-        model: nn.Module,
+        weights: Weights,
         link: FrameChannel,
         rule: Rule,
         rate: Callable[[int], float],
@@ -88,16 +74,18 @@ class Shard:
         own_optimizer: MakeOptimizer | None = None,
         device: torch.device | None = None,
     ) -> None:
-        self.model = model
         self.rule = rule
-        self.plan = plan
+        self._plan = plan
         self._rate = rate
         self._version = 0
         self._watch = Stopwatch()
-        self._parameters = Parameters(model, plan, config, scheme.momentum, scheme.gathering, parameter_groups, own_optimizer)
-        self._downlink = Downlink(scheme.downlink, self._parameters.weights.numpy(), plan, link, recipients, seed=config.seed)
+        self._weights = weights
+        self._parameters = Parameters(
+            weights.vector, plan, config, scheme.momentum, scheme.gathering, parameter_groups, own_optimizer
+        )
+        self._downlink = Downlink(scheme.downlink, weights.vector.numpy(), plan, link, recipients, seed=config.seed)
         self._lanes = GroupExecutor(link.inbox, lane_count(len(plan.groups)))
-        self._average = MovingAverage(self._parameters.weights, plan, config.ema_decay) if config.ema_decay is not None else None
+        self._average = MovingAverage(weights.vector, plan, config.ema_decay) if config.ema_decay is not None else None
         self._norm = None
         if config.clip_grad_norm is not None:
             self._norm = GlobalNorm(config.clip_grad_norm, len(plan.groups), estimated=config.clip_estimate == "previous")
@@ -119,7 +107,7 @@ class Shard:
         self._reduction = Reduction(
             plan,
             scheme,
-            self._parameters,
+            weights,
             codecs,
             aggregator,
             arithmetic,
@@ -212,7 +200,7 @@ class Shard:
 
     def send_whole(self, ranks: Sequence[int], version: int) -> int:
         """Send all of y, which is that of `version`, to `ranks`; returns the bytes of all frames."""
-        return sum(self._downlink.send_dense(group, version, ranks) for group in self.plan.groups)
+        return sum(self._downlink.send_dense(group, version, ranks) for group in self._plan.groups)
 
     @property
     def replica(self) -> Floats:
@@ -223,10 +211,10 @@ class Shard:
         return found
 
     def digest(self) -> str:
-        """xxh3_128 of the bytes of all parameters, x and frozen ones, in state-dict order."""
+        """xxh3_128 of the bytes of all weights, as Weights.digest says."""
         if self._device_copies is None:
-            return self._parameters.digest()
-        return self._parameters.digest(self._device_copies.copies([self._parameters.weights]))
+            return self._weights.digest()
+        return self._weights.digest(self._device_copies.copies([self._weights.vector]))
 
     # checkpoints and records
 
@@ -237,8 +225,10 @@ class Shard:
 
     def state(self) -> ShardState:
         """Model, optimizer and y, for a checkpoint. While no group is open."""
-        average = {} if self._average is None else self._average.state(self.model)
-        found = ShardState(names.state(self.model), self._parameters.state(), self._downlink.state(), average)
+        average = {} if self._average is None else self._weights.state(self._average.vector)
+        found = ShardState(self._weights.state(), self._parameters.state(), self._downlink.state(), average)
+        if self.constrained:  # so that nothing is on a device
+            return with_copies_of_the_rest(found, self._weights.vector)
         if self._device_copies is None:
             return found
         newest = self._device_copies.copies(
@@ -252,7 +242,7 @@ class Shard:
         Nothing where a device has the newest values, and `state` is copies.
         """
         if self._device_copies is not None:
-            return [[] for _ in self.plan.groups]
+            return [[] for _ in self._plan.groups]
         average = self._average
         return [
             [
@@ -260,7 +250,7 @@ class Shard:
                 *([self._downlink.memory(group)] if self._downlink.differs else []),
                 *([average.memory(group.index)] if average is not None else []),
             ]
-            for group in self.plan.groups
+            for group in self._plan.groups
         ]
 
     def before_change(self, tell: Callable[[int], None]) -> None:
@@ -283,7 +273,8 @@ class Shard:
         """Go on from a checkpoint's tensors, if there is one. CheckpointError if they do not fit or are damaged."""
         if found is None:
             return
-        self._parameters.load(found.tensors(checkpoint.MODEL), layout.state_of(found, checkpoint.OPTIMIZER))
+        self._weights.load(found.tensors(checkpoint.MODEL))
+        self._parameters.load(layout.state_of(found, checkpoint.OPTIMIZER))
         if self._average is not None and found.step:
             self._average.load(found.tensors(checkpoint.EMA))
         if self._downlink.differs:

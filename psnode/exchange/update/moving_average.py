@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from psnode.errors import CheckpointError
 from psnode.plan.groups import Plan
 from psnode.records import layout
-from psnode.tasks import names
 
 Tensors = dict[str, torch.Tensor]
 
@@ -38,18 +36,13 @@ class MovingAverage:
         """The averages of a group, which `move` changes."""
         return self._average[self._plan.groups[group].start : self._plan.groups[group].stop]
 
-    def state(self, model: nn.Module) -> Tensors:
-        """The state dict of `model` with the averages, which are views, in the place of the trained weights."""
-        own = {id(parameter): name for name, parameter in names.parameters(model)}
-        trained = {alias: own[id(parameter)] for alias, parameter in names.parameters(model, aliases=True)}
-        places, found = self._plan.slices(), names.state(model)
-        for alias, name in trained.items():
-            if name in places and alias in found:
-                found[alias] = self._average[places[name]].view(found[alias].shape)
-        return found
+    @property
+    def vector(self) -> torch.Tensor:
+        """The averages, flat in the order of the plan."""
+        return self._average
 
     def load(self, tensors: Tensors) -> None:
-        """Go on from the contents of `state`. CheckpointError if they do not fit."""
+        """Go on from averages by the names of tensors. CheckpointError if they do not fit."""
         for name, where in layout.places(self._plan).items():
             if name not in tensors or tensors[name].numel() != where.stop - where.start:
                 raise CheckpointError(f"the checkpoint's moving average does not fit this network: {name}")

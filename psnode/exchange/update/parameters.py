@@ -1,16 +1,13 @@
-"""The master's weights x, and the optimizer that moves them."""
+"""Weights x of the groups of a plan, and the optimizer that moves them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-import xxhash
-from torch import nn
 
 from psnode.config import Config
-from psnode.errors import CheckpointError, ConfigurationError
 from psnode.exchange.update.adam import in_one_pass
 from psnode.exchange.update.adam_update import AdamUpdate
 from psnode.exchange.update.device_copies import DeviceCopies
@@ -20,15 +17,11 @@ from psnode.exchange.update.updates import Descent, Pace, Update, stretches
 from psnode.exchange.update.whole_updates import MakeOptimizer, WholeUpdate
 from psnode.feedback import Gathering
 from psnode.plan.groups import Plan
-from psnode.tasks import names
-from psnode.tasks.inventory import bits, fit
 from psnode.tasks.parameter_groups import ParameterGroup
-
-Constraint = Callable[[nn.Module], None]  # Task.constrain
 
 
 class Parameters:
-    """x as one flat float32 vector in the order of the plan; `model`'s trainable parameters become views of it.
+    """x is `weights`: given, flat float32, on the host, in the order of the plan.
 
     Groups are updated apart from each other, each by the settings of the `parameter_groups` that its tensors belong to: the
     optimizers work coordinate by coordinate, or tensor by tensor, as `own_optimizer` (Task.optimizer) does. `gathering`: the
@@ -37,7 +30,7 @@ class Parameters:
 
     def __init__(
         self,
-        model: nn.Module,
+        weights: torch.Tensor,
         plan: Plan,
         config: Config,
         momentum: float,
@@ -45,16 +38,8 @@ class Parameters:
         parameter_groups: Sequence[ParameterGroup] = (),
         own_optimizer: MakeOptimizer | None = None,
     ) -> None:
-        self.model = model
+        self.weights = weights
         self.plan = plan
-        self.weights = torch.empty(plan.size)
-        named = dict(names.parameters(model))
-        self._views: list[tuple[str, nn.Parameter, torch.Tensor]] = []
-        for name, where in plan.slices().items():
-            parameter = named[name]
-            self.weights[where] = parameter.detach().reshape(-1)
-            parameter.data = self.weights[where].view(parameter.shape)
-            self._views.append((name, parameter, parameter.data))
         paces = [Pace(config, momentum)]
         of_tensors: dict[str, int] = {}
         for group in parameter_groups:
@@ -92,27 +77,6 @@ class Parameters:
         """
         self._update.step(group, total, factor, lr, idle)
 
-    def constrain(self, constraint: Constraint) -> None:
-        """Let `constraint` change the model's weights, in place or by giving a parameter other data of its shape."""
-        with torch.no_grad():
-            constraint(self.model)
-        for name, parameter, view in self._views:
-            if parameter.data_ptr() != view.data_ptr() or parameter.stride() != view.stride():
-                if parameter.shape != view.shape or parameter.dtype is not view.dtype:
-                    raise ConfigurationError(
-                        f"Task.constrain makes parameter {name} {tuple(parameter.shape)} of {parameter.dtype}: it must stay "
-                        f"{tuple(view.shape)} of {view.dtype}"
-                    )
-                view.copy_(parameter.detach())
-                parameter.data = view
-
-    def digest(self, newest: Callable[[torch.Tensor], torch.Tensor] = lambda view: view) -> str:
-        """xxh3_128 of the bytes of all parameters, frozen ones too, in state-dict order; `newest`: as of DeviceCopies.copies."""
-        state = xxhash.xxh3_128()
-        for _, parameter in self.model.named_parameters():
-            state.update(bits(newest(parameter.detach())))
-        return state.hexdigest()
-
     def state(self) -> dict[str, torch.Tensor]:
         """The optimizer's memories, named by memory and tensor (psnode.records.layout): views but for the counts of steps."""
         return self._update.state()
@@ -121,16 +85,6 @@ class Parameters:
         """The memory that an update of a group changes: x and the optimizer's memories."""
         return self._update.memory(group)
 
-    def load(self, weights: dict[str, torch.Tensor], optimizer: dict[str, torch.Tensor]) -> None:
-        """Put the contents of model.safetensors and of `state` in place. CheckpointError if they do not fit."""
-        fit(self.model, weights)
-        expected = names.state(self.model)
-        for name, value in expected.items():
-            if name not in weights or weights[name].shape != value.shape:
-                raise CheckpointError(f"the checkpoint's model does not fit this network: {name} is missing or of another shape")
-        if unknown := sorted(set(weights) - set(expected)):
-            raise CheckpointError(f"the checkpoint's model does not fit this network: {unknown[0]} is unknown")
-        with torch.no_grad():
-            for name, value in expected.items():
-                value.copy_(weights[name])
+    def load(self, optimizer: dict[str, torch.Tensor]) -> None:
+        """Put the contents of `state` in place. CheckpointError if they do not fit."""
         self._update.load(optimizer)

@@ -143,7 +143,7 @@ def test_the_host_has_no_part_in_a_change_of_a_replica_on_a_device(cupy: FakeCup
     model = nn.Linear(40, 75)  # 3000 weights and 75 offsets
     tensors = [["weight", [75, 40]], ["bias", [75]]]
     plan = Plan.from_dict({"tensors": tensors, "groups": [[["qsgd", 0, [3000]], ["identity", 3000, [75]]]]})
-    theta = TrainedModel(model, plan, CPU).weights
+    theta = TrainedModel(model, plan, CPU).vector
     replica = Replica(theta)
     before = theta.numpy().copy()
     codecs = [get_codec("qsgd").contractive(), get_codec("identity")]

@@ -26,7 +26,7 @@ from psnode.records import checkpoint
 from psnode.records.checkpoint import Checkpoint
 from psnode.records.staging import StagedCheckpoint
 from psnode.transport.loopback import LoopbackTransport, loopback_group
-from tests.exchange.shard.small import small_shard
+from tests.exchange.shard.small import small_plan, small_shard
 
 SECONDS = 60.0
 Floats = npt.NDArray[np.float32]
@@ -44,15 +44,17 @@ class Ground:
         self.ends: list[LoopbackTransport] = loopback_group(3)
         self.link = FrameChannel(self.ends[0])
         config = Config(lr=0.1, **{"scheme": "dense", "momentum": 0.9, **settings})
-        self.shard: Shard = small_shard(network(), config, rule, self.link, rate, (1, 2), group_by="layer")
+        self.model = network()
+        self.plan = small_plan(self.model, config, "layer")
+        self.shard: Shard = small_shard(self.model, config, rule, self.link, rate, (1, 2), group_by="layer")
 
     def offer(self, rank: int, values: Floats, version: int) -> bool:
         """Offer `values`, in the order of the plan, as the gradient of `rank`, one group after another; True if all are taken."""
-        taken = [self.shard.offer(self._frame(rank, values, version, group.index)) for group in self.shard.plan.groups]
+        taken = [self.shard.offer(self._frame(rank, values, version, group.index)) for group in self.plan.groups]
         return all(taken)
 
     def _frame(self, rank: int, values: Floats, version: int, index: int) -> Frame:
-        group = self.shard.plan.groups[index]
+        group = self.plan.groups[index]
         making = wire.GroupFrame(len(group.segments), 8 * group.size + 1024)
         for segment in group.segments:
             part = values[segment.start : segment.stop].reshape(segment.shape)
@@ -62,7 +64,7 @@ class Ground:
 
     def closed(self) -> list[GroupClosed]:
         """The events of one version."""
-        found = [self.link.next(SECONDS) for _ in self.shard.plan.groups]
+        found = [self.link.next(SECONDS) for _ in self.plan.groups]
         assert all(isinstance(event, GroupClosed) for event in found), found
         return sorted(found)  # type: ignore[type-var]
 
@@ -82,7 +84,7 @@ def make() -> Iterator[Any]:
 
 def gradients(ground: Ground, count: int) -> list[Floats]:
     rng = np.random.default_rng(7)
-    return [rng.standard_normal(ground.shard.plan.size).astype(np.float32) for _ in range(count)]
+    return [rng.standard_normal(ground.plan.size).astype(np.float32) for _ in range(count)]
 
 
 def by_torch(means: Sequence[Floats], rates: Sequence[float], plan: Any) -> dict[str, torch.Tensor]:
@@ -108,8 +110,8 @@ def test_versions_are_those_of_torchs_sgd_on_the_mean_gradient(make: Any) -> Non
         for event in ground.closed():
             assert event.version == version + 1
             assert [(added.rank, added.step) for added in event.added] == [(1, version + 1), (2, version + 1)]
-    expected = by_torch([(a + b) / 2 for a, b in zip(one, two, strict=True)], rates, ground.shard.plan)
-    for name, value in ground.shard.model.named_parameters():
+    expected = by_torch([(a + b) / 2 for a, b in zip(one, two, strict=True)], rates, ground.plan)
+    for name, value in ground.model.named_parameters():
         torch.testing.assert_close(value.detach(), expected[name])
 
 
@@ -121,7 +123,7 @@ def test_every_recipient_gets_frames_of_this_rank_and_nobody_else_does(make: Any
     assert ground.offer(1, gradients(ground, 1)[0], 0)
     sent = sum(event.nbytes for event in ground.closed())
     workers = {rank: FrameChannel(ground.ends[rank]) for rank in (1, 2)}
-    frames = [workers[2].next(SECONDS) for _ in ground.shard.plan.groups]
+    frames = [workers[2].next(SECONDS) for _ in ground.plan.groups]
     assert workers[1].inbox.poll() is None
     assert sent == sum(wire.HEADER_BYTES + frame.body.size for frame in frames)
     assert {(frame.kind, frame.sender, frame.version) for frame in frames} == {(Kind.WEIGHTS, 0, 1)}
@@ -179,7 +181,7 @@ def test_a_gradient_behind_the_last_round_waits_in_a_checkpoint_and_is_applied_a
     assert ground.offer(1, early, 0)
     ground.closed()
     state = copied(ground.shard.state())
-    for index in range(len(ground.shard.plan.groups)):
+    for index in range(len(ground.plan.groups)):
         assert ground.shard.keep(ground._frame(2, late, 0, index))
     staged = StagedCheckpoint(tmp_path, 1)
     staged.add_tensors(checkpoint.MODEL, state.model)
@@ -188,9 +190,9 @@ def test_a_gradient_behind_the_last_round_waits_in_a_checkpoint_and_is_applied_a
     back.shard.take_up(Checkpoint.open(staged.publish({"workers": 2})))
     back.shard.admit([1], 1)
     back.shard.open(1)
-    assert [[added.rank for added in event.added] for event in back.closed()] == [[2]] * len(back.shard.plan.groups)
-    expected = by_torch([early, late], [0.1, 0.1], ground.shard.plan)
-    for name, value in back.shard.model.named_parameters():
+    assert [[added.rank for added in event.added] for event in back.closed()] == [[2]] * len(back.plan.groups)
+    expected = by_torch([early, late], [0.1, 0.1], ground.plan)
+    for name, value in back.model.named_parameters():
         torch.testing.assert_close(value.detach(), expected[name])
 
 
@@ -218,7 +220,7 @@ def test_a_group_waits_for_the_others_if_it_is_clipped_by_their_norm_and_not_by_
     make: Any, estimate: str
 ) -> None:
     ground = make(Synchronous(1), clip_grad_norm=0.5, clip_estimate=estimate, momentum=0.0)
-    ones = np.ones(ground.shard.plan.size, np.float32)
+    ones = np.ones(ground.plan.size, np.float32)
     ground.shard.admit([1], 0)
     for version, size in enumerate((1.0, 4.0)):
         ground.shard.open(version)
@@ -232,13 +234,13 @@ def test_a_group_waits_for_the_others_if_it_is_clipped_by_their_norm_and_not_by_
     moved = before - ground.shard.replica
     assert (ground.link.inbox.poll() is not None) == (estimate == "previous")
     expected = 0.1 * 2 * 0.5 / (4 * ones.size**0.5) if estimate == "previous" else 0.0
-    group = ground.shard.plan.groups[0]
+    group = ground.plan.groups[0]
     np.testing.assert_allclose(moved[group.start : group.stop], expected, rtol=1e-4, atol=1e-7)
 
 
 def test_a_version_without_a_gradient_tells_no_norm_of_the_next_one(make: Any) -> None:
     ground = make(Synchronous(1), clip_grad_norm=0.5, clip_estimate="previous", momentum=0.0)
-    ones = np.ones(ground.shard.plan.size, np.float32)
+    ones = np.ones(ground.plan.size, np.float32)
     ground.shard.admit([1], 0)
     ground.shard.open(0)
     ground.offer(1, ones, 0)

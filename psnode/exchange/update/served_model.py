@@ -1,0 +1,64 @@
+"""The model whose trained parameters are the weights x that optimizers move."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import xxhash
+
+from psnode.errors import CheckpointError, ConfigurationError
+from psnode.exchange.flat_model import FlatModel
+from psnode.exchange.update.weights import Constraint, Newest, Tensors, unchanged
+from psnode.tasks import names
+from psnode.tasks.inventory import bits, fit
+
+
+class ServedModel(FlatModel):
+    """Weights of all groups of a plan, with the buffers and the frozen parameters of their model."""
+
+    def constrain(self, constraint: Constraint) -> None:
+        """Let `constraint` change the model's weights, in place or by giving a parameter other data of its shape."""
+        with torch.no_grad():
+            constraint(self.model)
+        for name, parameter, view in self.moved():
+            if parameter.shape != view.shape or parameter.dtype is not view.dtype:
+                raise ConfigurationError(
+                    f"Task.constrain makes parameter {name} {tuple(parameter.shape)} of {parameter.dtype}: it must stay "
+                    f"{tuple(view.shape)} of {view.dtype}"
+                )
+            view.copy_(parameter.detach())
+            parameter.data = view
+
+    def digest(self, newest: Newest = unchanged) -> str:
+        """xxh3_128 of the bytes of all parameters, frozen ones too, in state-dict order."""
+        state = xxhash.xxh3_128()
+        for _, parameter in self.model.named_parameters():
+            state.update(bits(newest(parameter.detach())))
+        return state.hexdigest()
+
+    def state(self, vector: torch.Tensor | None = None) -> Tensors:
+        """The model's state dict; with another `vector` its views stand in the place of the trained parameters, ties included."""
+        found: Tensors = names.state(self.model)
+        if vector is None:
+            return found
+        own = {id(parameter): name for name, parameter in names.parameters(self.model)}
+        places = self.plan.slices()
+        for alias, parameter in names.parameters(self.model, aliases=True):
+            name = own[id(parameter)]
+            if name in places and alias in found:
+                found[alias] = vector[places[name]].view(found[alias].shape)
+        return found
+
+    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy the contents of model.safetensors. CheckpointError if they do not fit."""
+        fit(self.model, tensors)
+        expected = names.state(self.model)
+        for name, value in expected.items():
+            if name not in tensors or tensors[name].shape != value.shape:
+                raise CheckpointError(f"the checkpoint's model does not fit this network: {name} is missing or of another shape")
+        if unknown := sorted(set(tensors) - set(expected)):
+            raise CheckpointError(f"the checkpoint's model does not fit this network: {unknown[0]} is unknown")
+        with torch.no_grad():
+            for name, value in expected.items():
+                value.copy_(tensors[name])
