@@ -25,6 +25,7 @@ from psnode.config.effects import AUTO
 from psnode.exchange.shard import verdicts
 from psnode.exchange.shard.verdicts import Closing, Judge
 from psnode.plan.groups import Tensor, make_plan
+from psnode.plan.part import all_of
 
 STEPS, BATCH, RUNS = 40, 16, 1200
 Loss = Callable[[int, np.random.Generator], torch.Tensor]
@@ -175,7 +176,7 @@ def refused(played: list[list[list[float]]], cap: float) -> int:
     """Gradients that are refused."""
     groups, count = len(played[0][0]), 0
     plan = make_plan([Tensor(f"t{i}.w", (1,)) for i in range(groups)], "identity", group_by="layer", min_compress_bytes=0)
-    judge = Judge(plan, cap)
+    judge = Judge(all_of(plan), cap)
     for step, pushes in enumerate(played, 1):
         held = set()
         for group in range(groups):

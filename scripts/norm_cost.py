@@ -23,6 +23,7 @@ from psnode.codecs.sources import Difference
 from psnode.config.effects import AUTO
 from psnode.exchange.shard.verdicts import Closing, Judge
 from psnode.plan.groups import Tensor, make_plan
+from psnode.plan.part import all_of
 
 SIZE, TURNS, WORKERS = 11_200_000, 15, 4
 
@@ -69,7 +70,7 @@ def _turns(works: list[Callable[[], object]]) -> list[list[float]]:
 def judging(cap: float, groups: int = 20) -> str:
     """A line: processor time of the verdicts of a round, of `groups` groups and WORKERS workers, where nothing is suspicious."""
     tensors = [Tensor(f"t{index}.w", (1,)) for index in range(groups)]
-    judge = Judge(make_plan(tensors, "identity", group_by="layer", min_compress_bytes=0), cap)
+    judge = Judge(all_of(make_plan(tensors, "identity", group_by="layer", min_compress_bytes=0)), cap)
     dice, times = random.Random(1), []
     for number in range(150):
         norms = [(group, rank, dice.uniform(1, 2)) for group in range(groups) for rank in range(1, WORKERS + 1)]

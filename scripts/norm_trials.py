@@ -20,6 +20,7 @@ from psnode.config.effects import AUTO
 from psnode.exchange.shard import reduction
 from psnode.exchange.shard.verdicts import Closing, Judge
 from psnode.plan.groups import Tensor, make_plan
+from psnode.plan.part import all_of
 
 FACTOR, TRIALS, PATIENCE, BEFORE, CAP = 100.0, 100, 60, 110, 10.0
 Round = dict[int, tuple[float, ...]]
@@ -44,7 +45,10 @@ def play(rounds: Sequence[Round], cap: float, lie: Lie = lambda number, rank: 1.
     """The gradients that are refused, by round and rank; each is times `lie` (round, rank)."""
     groups = len(next(iter(rounds[0].values())))
     tensors = [Tensor(f"t{index}.w", (1,)) for index in range(groups)]
-    judge, refused = Judge(make_plan(tensors, "identity", group_by="layer", min_compress_bytes=0), cap), set[tuple[int, int]]()
+    judge, refused = (
+        Judge(all_of(make_plan(tensors, "identity", group_by="layer", min_compress_bytes=0)), cap),
+        set[tuple[int, int]](),
+    )
     for number, pushes in enumerate(rounds):
         held = set()
         for group in range(groups):

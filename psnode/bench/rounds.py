@@ -37,7 +37,7 @@ class _Play:
         self.version = -1
         self._groups = groups
         self._closed = groups
-        self._rounds = Rounds(groups, rule, by_rank=True, add=lambda frame: None, close=self._close)
+        self._rounds = Rounds(range(groups), rule, by_rank=True, add=lambda frame: None, close=self._close)
         self._rounds.admit(range(1, workers + 1), 0)
         self._based = dict.fromkeys(range(1, workers + 1), 0)
         self._sent = dict.fromkeys(self._based, 0)  # groups of the step at hand

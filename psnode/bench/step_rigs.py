@@ -145,8 +145,8 @@ class Exchanging:
         self._link.job = link.job = _JOB
         rate = constant(config.lr or scheme.lr)
         self._shard = Shard(
-            plan, config, scheme, ServedModel(ground.model(), plan, torch.empty(plan.size)), self._link, rule, rate, (_WORKER,),
-            Tracer(_MASTER, enabled=False),
+            plan, range(len(plan.groups)), config, scheme, ServedModel(ground.model(), plan, torch.empty(plan.size)), self._link,
+            rule, rate, (_WORKER,), Tracer(_MASTER, enabled=False),
         )  # fmt: skip
         self._shard.admit((_WORKER,), 0)
         model.to(ground.device)

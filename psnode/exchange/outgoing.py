@@ -16,13 +16,13 @@ class OutgoingFrames:
     One thread a group at a time.
     """
 
-    def __init__(self, groups: int, link: FrameChannel) -> None:
+    def __init__(self, link: FrameChannel) -> None:
         self._link = link
-        self._last: list[tuple[Bytes, list[Pending]] | None] = [None] * groups
+        self._last: dict[int, tuple[Bytes, list[Pending]]] = {}
 
     def begin(self, group: int, payloads: int, nbytes: int) -> GroupFrame:
         """A frame in the making, with room for `payloads` of together at most `nbytes` bytes, padding included."""
-        last = self._last[group]
+        last = self._last.get(group)
         free = last is not None and all(pending.done for pending in last[1])
         return GroupFrame(payloads, nbytes, last[0] if last is not None and free else None)
 

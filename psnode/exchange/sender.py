@@ -74,7 +74,7 @@ class GradientSender:
         )
         self._coders = [[kind(segment) for segment in group.segments] for group in plan.groups]
         self.before_change: Callable[[int], None] = lambda group: None  # told that the memories of a group change next
-        self._frames = OutgoingFrames(len(plan.groups), link)
+        self._frames = OutgoingFrames(link)
         self._sent: dict[int, tuple[Bytes, int]] = {}  # the frames of this step and their numbers of payloads, by group
         self._step = 0
         self._version = 0

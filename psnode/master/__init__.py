@@ -171,7 +171,8 @@ def _run(
     tell_of_the_run(run, plan, ready, workers, sharding, need, threads)
     config, tracer = run.config, Tracer(0, enabled=run.config.timeline)
     with Shard(
-        plan, config, run.scheme, ServedModel(model, plan, torch.empty(plan.size)), link, rule, sharding.rate, recipients, tracer,
+        plan, range(len(plan.groups)), config, run.scheme, ServedModel(model, plan, torch.empty(plan.size)), link, rule,
+        sharding.rate, recipients, tracer,
         constraint=task.constrain if task.constrains else None, parameter_groups=groups, device=device,
         own_optimizer=task.own_optimizer,
     ) as shard:  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from psnode.transport.clock import Clock
@@ -14,7 +14,7 @@ STRIKES = 3
 class _Absence:
     """`taken[g]`: the last step whose gradient of group g was taken; `step`: the last that the worker may have sent."""
 
-    taken: Sequence[int]
+    taken: Mapping[int, int]
     step: int
     heard: bool = False
 
@@ -62,8 +62,8 @@ class Members:
         self.live -= {rank}
         return True
 
-    def suspend(self, rank: int, taken: Sequence[int], step: int) -> None:
-        """Note that `rank` may return, its steps taken so far, and that it may have sent the gradient of `step`."""
+    def suspend(self, rank: int, taken: Mapping[int, int], step: int) -> None:
+        """Note that `rank` may return, its steps taken so far by group, and that it may have sent the gradient of `step`."""
         self._aside[rank] = _Absence(taken, step)
 
     def is_suspended(self, rank: int) -> bool:
@@ -85,7 +85,7 @@ class Members:
         found = {}
         for rank in sorted(rank for rank, absence in self._aside.items() if absence.heard):
             absence = self._aside.pop(rank)
-            found[rank] = absence.step, [group for group, last in enumerate(absence.taken) if last < absence.step]
+            found[rank] = absence.step, [group for group, last in absence.taken.items() if last < absence.step]
         back = list(found)[: max(0, self._most - len(self.live))]
         self.live |= set(back)
         self.spares += [rank for rank in found if rank not in back]

@@ -71,7 +71,7 @@ class Membership:
         step = 0 if self.shard.rule.patient else self.job_state.version + 1
         if step and hold is not None and hold.version < step:  # it can have sent no gradient of a version that it was not sent
             step = hold.version
-            taken = [step - 1 if group in hold.unused else step for group in range(len(taken))]
+            taken = {group: step - 1 if group in hold.unused else step for group in taken}
         self.members.suspend(rank, taken, step)
 
     def lose(self, rank: int, reason: str) -> None:
@@ -91,12 +91,12 @@ class Membership:
         if unasked and self.job_state.stop_reason == QUORUM:
             self.job_state.failure = failure
 
-    def _do_without(self, rank: int, event: str, reason: str) -> list[int]:
+    def _do_without(self, rank: int, event: str, reason: str) -> dict[int, int]:
         """Go on without `rank`; its gradients in the open round count. Below the quorum, stop with a checkpoint. Returns the
         result of `Shard.withdraw`.
         """
         if not self.members.remove(rank):
-            return []
+            return {}
         self.events.tell(event, self.job_state.version, rank, reason)
         self.recorder.lost(rank)
         left, least = len(self.members.live), self.config.min_workers
@@ -105,7 +105,7 @@ class Membership:
             self.job_state.request(QUORUM)
         self.pending.give_up(rank)
         if self.job_state.stopping:
-            return []
+            return {}
         taken = self.shard.withdraw(rank)
         if not left and not self.shard.untouched:  # nobody will close the open groups: the version is complete as it is
             self.shard.force()

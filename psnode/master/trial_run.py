@@ -54,8 +54,10 @@ class TrialRun:
         if config.optimizer == OWN:
             config = replace(config, optimizer="sgd")  # whose own would remember these steps
         rule, tracer = Synchronous(len(self._workers)), Tracer(0, enabled=False)
-        weights = ServedModel(self._model, self._plan, torch.empty(self._plan.size))
-        with Shard(self._plan, config, self._scheme, weights, self._link, rule, constant(lr), self._workers, tracer) as shard:
+        plan, weights = self._plan, ServedModel(self._model, self._plan, torch.empty(self._plan.size))
+        with Shard(
+            plan, range(len(plan.groups)), config, self._scheme, weights, self._link, rule, constant(lr), self._workers, tracer
+        ) as shard:  # fmt: skip
             seconds = median(self._rounds(shard))
         self._model.load_state_dict(before)
         return seconds

@@ -45,7 +45,7 @@ def content(frame: np.ndarray) -> bytes:
 
 def test_a_frame_takes_the_memory_of_the_one_before_when_that_has_left_for_every_rank() -> None:
     link = Link()
-    frames = OutgoingFrames(2, link)  # type: ignore[arg-type]
+    frames = OutgoingFrames(link)  # type: ignore[arg-type]
     first = post(frames, 0, b"first")
     link.sent[0].done = True
     second = post(frames, 0, b"second")
@@ -59,7 +59,7 @@ def test_a_frame_takes_the_memory_of_the_one_before_when_that_has_left_for_every
 
 def test_groups_have_memory_of_their_own() -> None:
     link = Link()
-    frames = OutgoingFrames(2, link)  # type: ignore[arg-type]
+    frames = OutgoingFrames(link)  # type: ignore[arg-type]
     first = post(frames, 0, b"first")
     for sent in link.sent:
         sent.done = True

@@ -24,7 +24,7 @@ def test_only_who_was_heard_since_returns() -> None:
     members = Members([1, 2, 3], Clock())
     for rank in (2, 3):
         assert members.remove(rank)
-        members.suspend(rank, [4, 4], 5)
+        members.suspend(rank, {0: 4, 1: 4}, 5)
     members.hear(1)
     members.hear(3)
     assert list(members.readmit()) == [3]
@@ -39,7 +39,7 @@ def test_groups_of_its_last_step_that_were_not_taken_are_named() -> None:
     """Groups 0 and 2 of step 5 were taken before it was suspended; 1 and 3 came, or come, afterwards."""
     members = Members([1, 2], Clock())
     members.remove(2)
-    members.suspend(2, [5, 4, 5, 4], 5)
+    members.suspend(2, {0: 5, 1: 4, 2: 5, 3: 4}, 5)
     members.hear(2, gradient_of=5)
     assert members.readmit() == {2: (5, [1, 3])}
 
@@ -48,7 +48,7 @@ def test_a_step_that_it_took_while_it_was_aside_is_its_last() -> None:
     """Under rules that take stale gradients nobody knows its step before it is heard."""
     members = Members([1, 2], Clock())
     members.remove(2)
-    members.suspend(2, [7, 3], 0)
+    members.suspend(2, {0: 7, 1: 3}, 0)
     members.hear(2)
     members.hear(2, gradient_of=7)
     assert members.readmit() == {2: (7, [1])}
@@ -79,7 +79,7 @@ def test_spares_are_promoted_to_empty_places_in_their_order() -> None:
 def test_who_returns_to_a_taken_place_waits_as_a_spare() -> None:
     members = Members([1, 2], Clock(), spares=[3])
     members.remove(2)
-    members.suspend(2, [5], 5)
+    members.suspend(2, {0: 5}, 5)
     assert members.promote() == [3]
     members.hear(2)
     assert members.readmit() == {2: (5, [])}

@@ -15,7 +15,8 @@ from psnode.codecs.sinks import Added
 from psnode.codecs.sources import Difference
 from psnode.errors import CheckpointError
 from psnode.exchange.outgoing import OutgoingFrames
-from psnode.plan.groups import Group, Plan, Segment, downlink_codecs
+from psnode.plan.groups import Group, Segment, downlink_codecs
+from psnode.plan.part import PlanPart
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Kind
@@ -54,7 +55,7 @@ class HostMover:
 
 
 class Downlink:
-    """Keeps y, the weights that every worker holds, and moves it towards x.
+    """Keeps y, what every worker holds of the weights of `part`, and moves it towards x.
 
     Dense: y is x, and a group's frame replaces it. Coded: the frame carries D = E(x - y) segment by segment, E in the codec's
     contractive form, and y += decode(D) here and on every worker, bit for bit alike. The part that D misses is in the
@@ -62,16 +63,18 @@ class Downlink:
     is y as it began.
     """
 
-    def __init__(self, spec: str, weights: Floats, plan: Plan, link: FrameChannel, workers: Sequence[int], *, seed: int) -> None:
-        self.codecs = downlink_codecs(plan, spec)
+    def __init__(
+        self, spec: str, weights: Floats, part: PlanPart, link: FrameChannel, workers: Sequence[int], *, seed: int
+    ) -> None:
+        self.codecs = downlink_codecs(part.whole, spec)
         self._x = weights
         self.replica = weights if self.codecs is None else weights.copy()
         self.home = torch.from_numpy(self.replica)  # y's memory on the host
         self.recipients = tuple(workers)  # may be replaced while no group is being sent
         self._seed = seed
-        self._frames = OutgoingFrames(len(plan.groups), link)
-        self._places = layout.places(plan)
-        self.mover: Mover = HostMover(weights, self.replica, max((segment.size for segment in plan.segments), default=0))
+        self._frames = OutgoingFrames(link)
+        self._places = layout.places(part.own)
+        self.mover: Mover = HostMover(weights, self.replica, max((segment.size for segment in part.own.segments), default=0))
 
     @property
     def differs(self) -> bool:

@@ -10,7 +10,7 @@ import itertools
 import math
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from psnode.config.cores import usable_cores
 from psnode.errors import PsnodeError, in_one_line
@@ -27,10 +27,14 @@ def lane_count(groups: int) -> int:
 
 
 class GroupExecutor:
-    """`count` threads; the result of a piece of work (unless None; a list: each item), or its error, is posted to `inbox`."""
+    """`count` threads for work of `groups`.
 
-    def __init__(self, inbox: Inbox, count: int) -> None:
+    The result of a piece of work (unless None; a list: each item), or its error, is posted to `inbox`.
+    """
+
+    def __init__(self, inbox: Inbox, count: int, groups: Iterable[int]) -> None:
         self._inbox = inbox
+        self._lanes = {group: place % count for place, group in enumerate(groups)}
         self._queues: list[_Queue] = [queue.PriorityQueue() for _ in range(count)]
         self._numbers = itertools.count()
         self._threads = [
@@ -42,7 +46,7 @@ class GroupExecutor:
 
     def submit(self, group: int, work: Work) -> None:
         """Queue `work` behind all earlier work of `group` and of later groups."""
-        self._queues[group % len(self._queues)].put((-group, next(self._numbers), work))
+        self._queues[self._lanes[group]].put((-group, next(self._numbers), work))
 
     def close(self) -> None:
         """Finish the queue and end the threads."""

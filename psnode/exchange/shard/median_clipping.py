@@ -12,7 +12,7 @@ told the factor and adds 1 - factor times its push to its residual, if it has on
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -43,9 +43,9 @@ class Clipped(NamedTuple):
 class Clipping:
     """The pushes of every group's open round, in the order in which they are to be added. Groups may be used side by side."""
 
-    def __init__(self, codecs: Sequence[Codec], groups: int) -> None:
+    def __init__(self, codecs: Sequence[Codec], groups: Iterable[int]) -> None:
         self._codecs = codecs
-        self._held: list[list[Held]] = [[] for _ in range(groups)]
+        self._held: dict[int, list[Held]] = {group: [] for group in groups}
 
     def hold(self, frame: Frame, push: Push, weight: float) -> None:
         """Keep a push until its round closes."""

@@ -20,7 +20,7 @@ from itertools import islice
 import torch
 
 from psnode.errors import CheckpointError
-from psnode.plan.groups import Plan
+from psnode.plan.part import PlanPart
 from psnode.records import layout
 from psnode.records.checkpoint import NORMS, Checkpoint
 
@@ -79,18 +79,18 @@ def median(values: Sequence[float]) -> float | None:
     return sorted(values)[(len(values) - 1) // 2] if values else None
 
 
-def pack(groups: Sequence[Norms], whole: Norms, largest: float, plan: Plan) -> dict[str, torch.Tensor]:
-    """Norms for a checkpoint: of each group of `plan`, named RANK/RANGE (psnode.records.layout); of whole gradients, RANK/whole;
+def pack(groups: Mapping[int, Norms], whole: Norms, largest: float, part: PlanPart) -> dict[str, torch.Tensor]:
+    """Norms for a checkpoint: of each group of `part`, named RANK/RANGE (psnode.records.layout); of whole gradients, RANK/whole;
     and the largest that was ever accepted.
     """
-    named = [*zip(layout.ranges(plan, plan.groups), groups, strict=False), (WHOLE, whole)]
+    named = [*((where, groups[group]) for group, where in _ranges(part).items() if group in groups), (WHOLE, whole)]
     found = {
         f"{rank}/{where}": torch.tensor(kept, dtype=torch.float64) for where, each in named for rank, kept in each.kept.items()
     }
     return found | ({LARGEST: torch.tensor([largest], dtype=torch.float64)} if largest else {})
 
 
-def unpack(found: Checkpoint | None, plan: Plan) -> tuple[list[dict[int, list[float]]], dict[int, list[float]], float]:
+def unpack(found: Checkpoint | None, part: PlanPart) -> tuple[dict[int, dict[int, list[float]]], dict[int, list[float]], float]:
     """Inverse of `pack`; nothing of groups that the checkpoint does not know. CheckpointError if they are no norms.
 
     An older checkpoint has norms of groups alone: those of a rank are added up, from the latest back.
@@ -108,7 +108,12 @@ def unpack(found: Checkpoint | None, plan: Plan) -> tuple[list[dict[int, list[fl
             groups.setdefault(where, {})[int(rank)] = numbers
     whole = groups.pop(WHOLE, None) or _added_up(groups.values())
     largest = largest or max((norm for norms in whole.values() for norm in norms), default=0.0)
-    return [groups.get(where, {}) for where in layout.ranges(plan, plan.groups)], whole, largest
+    return {group: groups.get(where, {}) for group, where in _ranges(part).items()}, whole, largest
+
+
+def _ranges(part: PlanPart) -> dict[int, str]:
+    """By group the name by which another plan knows it."""
+    return dict(zip(part.groups, layout.ranges(part.whole, [part.whole.groups[index] for index in part.groups]), strict=True))
 
 
 def _added_up(groups: Iterable[Mapping[int, Sequence[float]]]) -> dict[int, list[float]]:

@@ -43,6 +43,11 @@ def _refusal(config: Config, aggregator: Aggregator, parameters: Parameters, con
     return ""
 
 
+def _of(plan: Plan, codecs: Sequence[Codec]) -> list[Codec]:
+    """The codecs of the segments of `plan`, which may be a part of the one that has all of `codecs`."""
+    return [codecs[segment.index] for segment in plan.segments]
+
+
 @told
 def place(
     plan: Plan,
@@ -69,11 +74,12 @@ def place(
             return problem
         device_copies = DeviceCopies([*parameters.vectors, downlink.home], device)
         total = torch.zeros(plan.size, device=device)
-        ups = changes_on(plan, codecs, total)
+        ups = changes_on(plan, _of(plan, codecs), total)
         there = device_copies.of(downlink.home)
         downs, encoders = Changes({}, []), Encoders({}, [])
         if downlink.codecs is not None:
-            downs, encoders = changes_on(plan, downlink.codecs, there), encoders_on(plan, downlink.codecs, device)
+            down = _of(plan, downlink.codecs)
+            downs, encoders = changes_on(plan, down, there), encoders_on(plan, down, device)
     except ConfigurationError as error:  # CuPy is absent
         return str(error)
     parameters.move_to(steps, device_copies)

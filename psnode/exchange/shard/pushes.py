@@ -50,7 +50,7 @@ class Reader:
         self, plan: Plan, codecs: Sequence[Codec], sizes: Sequence[int], merges: Sequence[bool], seed: int, unit: int | None
     ) -> None:
         self._codecs, self._limits, self._merges, self._seed, self._unit = codecs, sizes, merges, seed, unit
-        self._covered = [len(plan.covering(group.start, group.stop)) for group in plan.groups]
+        self._covered = {group.index: len(plan.covering(group.start, group.stop)) for group in plan.groups}
         self._rooms = threading.local()
 
     def read(self, group: Group, frame: Frame) -> Push:

@@ -28,7 +28,8 @@ from psnode.exchange.stopwatch import Stopwatch
 from psnode.exchange.update.moving_average import MovingAverage
 from psnode.exchange.update.weights import Constraint, Weights
 from psnode.feedback import get_feedback
-from psnode.plan.groups import Group, Plan
+from psnode.plan.groups import Group
+from psnode.plan.part import PlanPart
 from psnode.protocol.wire import Frame
 from psnode.records.checkpoint import Checkpoint
 from psnode.records.history import Added
@@ -39,7 +40,7 @@ _LARGEST = float(np.finfo(np.float32).max) / 2  # sums of norms below this are s
 
 
 class Reduction:
-    """Adds frames to the sums of `arithmetic`, updates and sends: in lanes, in the order of submission.
+    """Adds frames of the groups of `part` to the sums of `arithmetic`, updates and sends: in lanes, in the order of submission.
 
     A `constraint` is put on the weights when all groups are updated; none is sent before. Of a gradient whose norm is out of
     all proportion by `norm_cap` (psnode.exchange.shard.verdicts) the suspicious pushes are refused or, where the rest returns to
@@ -50,7 +51,7 @@ class Reduction:
 
     def __init__(
         self,
-        plan: Plan,
+        part: PlanPart,
         scheme: Scheme,
         weights: Weights,
         codecs: Sequence[Codec],
@@ -69,7 +70,7 @@ class Reduction:
         weight_unit: int | None = None,
     ) -> None:
         feedback = get_feedback(scheme.feedback)
-        self._plan = plan
+        self._groups = groups = part.groups
         self._codecs = codecs
         self._arithmetic = arithmetic
         self._weights = weights
@@ -88,23 +89,23 @@ class Reduction:
             aggregator.merges and feedback.merges(codec) and not codec.lossless for codec in codecs
         ]
         self._merged: dict[tuple[int, int], tuple[Payload, float]] = {}
-        self._clipping = Clipping(codecs, len(plan.groups)) if aggregator.clips else None
-        self._clipped: list[tuple[Clipped, ...]] = [()] * len(plan.groups)  # of the rounds that are being closed
-        self._scaled: list[list[Clipped]] = [[] for _ in plan.groups]
+        self._clipping = Clipping(codecs, groups) if aggregator.clips else None
+        self._clipped: dict[int, tuple[Clipped, ...]] = dict.fromkeys(groups, ())  # of the rounds that are being closed
+        self._scaled: dict[int, list[Clipped]] = {group: [] for group in groups}
         self.rescales = feedback.rescales
-        self._added: list[list[Added]] = [[] for _ in plan.groups]
-        self._counts: list[list[float]] = [[] for _ in plan.groups]  # beside them: for how many gradients each stands
-        self._absent: list[list[frozenset[int]]] = [[] for _ in plan.groups]  # beside them: tensors that had no gradient there
-        self._reader = Reader(plan, codecs, limits(plan, scheme), self._merges, seed, weight_unit)
-        self._judge = Judge(plan, None if scheme.aggregator == MAJORITY else norm_cap)  # votes weigh the same
-        self._most = [0.0] * len(plan.groups)  # no coordinate of a group's sum is larger
-        self._suspects: list[list[tuple[Frame, float]]] = [[] for _ in plan.groups]  # with their weights
-        self._covered = [list(plan.covering(group.start, group.stop).values()) for group in plan.groups]
+        self._added: dict[int, list[Added]] = {group: [] for group in groups}
+        self._counts: dict[int, list[float]] = {group: [] for group in groups}  # beside them: for how many gradients each stands
+        self._absent: dict[int, list[frozenset[int]]] = {group: [] for group in groups}  # beside them: tensors without a gradient
+        self._reader = Reader(part.own, codecs, limits(part.whole, scheme), self._merges, seed, weight_unit)
+        self._judge = Judge(part, None if scheme.aggregator == MAJORITY else norm_cap)  # votes weigh the same
+        self._most = dict.fromkeys(groups, 0.0)  # no coordinate of a group's sum is larger
+        self._suspects: dict[int, list[tuple[Frame, float]]] = {group: [] for group in groups}  # with their weights
+        self._covered = {index: list(part.own.covering(group.start, group.stop).values()) for index, group in groups.items()}
         self._remembers = feedback.memory is not None
 
     def add(self, frame: Frame, weight: float = 1.0) -> None:
         """Queue a gradient frame's payloads for addition, each times `weight`: one weight a step."""
-        group = self._plan.groups[frame.group]
+        group = self._groups[frame.group]
         self._lanes.submit(group.index, partial(self._add, group, frame, weight))
 
     def close(self, index: int, version: int, lr: float, *, alone: bool = False) -> None:
@@ -221,7 +222,7 @@ class Reduction:
         self._clipped[group.index] = (*found, *scaled)
 
     def _close(self, closing: Closing) -> list[GroupClosed | Refused | NotApplied | Scaled]:
-        group, version, lr = self._plan.groups[closing.group], closing.version, closing.lr
+        group, version, lr = self._groups[closing.group], closing.version, closing.lr
         events: list[GroupClosed | Refused | NotApplied | Scaled] = [*self._settle(group)]
         summed, problems = self._finish(group, version)
         events += problems
@@ -231,7 +232,7 @@ class Reduction:
             clipped = self._global_norm.offer(group.index, self._arithmetic.total(group), summed)
         own = clipped.pop(group.index, None)
         for index, each in clipped.items():
-            self._lanes.submit(index, partial(self._move, self._plan.groups[index], version, lr, each))
+            self._lanes.submit(index, partial(self._move, self._groups[index], version, lr, each))
         return events if own is None else [*events, *self._move(group, version, lr, own)]
 
     def _finish(self, group: Group, version: int) -> tuple[Summed, list[NotApplied]]:
@@ -264,12 +265,12 @@ class Reduction:
             return [self._publish(group, version, summed.added)]
         with self._closing:
             self._updated[group.index] = summed.added
-            if len(self._updated) < len(self._plan.groups):
+            if len(self._updated) < len(self._groups):
                 return []
             everything, self._updated = self._updated, {}
         with self._watch.timing("update"), self._tracer.span("constrain", version=version):
             self._weights.constrain(self._constraint)
-        return [self._publish(group, version, everything[group.index]) for group in reversed(self._plan.groups)]
+        return [self._publish(group, version, everything[group.index]) for group in reversed(self._groups.values())]
 
     def _publish(self, group: Group, version: int, added: tuple[Added, ...]) -> GroupClosed:
         if self._average is not None:

@@ -9,7 +9,9 @@ from psnode.protocol.wire import Frame
 
 
 class Rounds:
-    """Applies a Rule to all groups. `add(frame)` queues an addition; `close(group)` the group's update, after its additions.
+    """Applies a Rule to each of `groups`, by number.
+
+    `add(frame)` queues an addition; `close(group)` the group's update, after its additions.
 
     Every gradient (worker, step, group) is added at most once: the version that the next gradient of a worker must be
     computed on rises with every one that is taken.
@@ -19,13 +21,14 @@ class Rounds:
     """
 
     def __init__(
-        self, groups: int, rule: Rule, *, by_rank: bool, add: Callable[[Frame], None], close: Callable[[int], None]
+        self, groups: Iterable[int], rule: Rule, *, by_rank: bool, add: Callable[[Frame], None], close: Callable[[int], None]
     ) -> None:
         self._rule, self._by_rank, self._add, self._close = rule, by_rank, add, close
-        self._next: list[dict[int, int]] = [{} for _ in range(groups)]  # by group, rank -> the least base of its next gradient
-        self._held: list[list[Frame]] = [[] for _ in range(groups)]
-        self._orders: list[AdditionOrder[Frame]] = []
-        self._awaited: list[dict[int, int]] = [{} for _ in range(groups)]  # the part of `_next` that the open round waits for
+        self._next: dict[int, dict[int, int]] = {group: {} for group in groups}  # rank -> the least base of its next gradient
+        self._held: dict[int, list[Frame]] = {group: [] for group in self._next}
+        self._orders: dict[int, AdditionOrder[Frame]] = {}
+        self._awaited: dict[int, dict[int, int]] = {group: {} for group in self._next}  # those that the open round waits for
+        self._ranks: set[int] = set()  # who takes part
         self._open: set[int] = set()
         self._excused: set[int] = set()
         self._version = 0
@@ -33,7 +36,8 @@ class Rounds:
     def admit(self, ranks: Iterable[int], version: int) -> None:
         """Wait for `ranks` from the round of `version` on, which is opened next."""
         for rank in ranks:
-            for group, bases in enumerate(self._next):
+            self._ranks.add(rank)
+            for group, bases in self._next.items():
                 bases[rank] = version
                 if group in self._open and rank not in self._orders[group].arrived and rank not in self._excused:
                     self._awaited[group][rank] = version
@@ -42,11 +46,11 @@ class Rounds:
         """Begin the round of `version`, with the gradients that have waited for it."""
         self._version = version
         self._excused.clear()
-        ranks = sorted(self._next[0])
-        self._orders = [AdditionOrder[Frame](ranks, by_rank=self._by_rank) for _ in self._next]
-        self._awaited = [dict(bases) for bases in self._next]
-        self._open = set(range(len(self._next)))
-        for group, held in enumerate(self._held):
+        ranks = sorted(self._ranks)
+        self._orders = {group: AdditionOrder[Frame](ranks, by_rank=self._by_rank) for group in self._next}
+        self._awaited = {group: dict(bases) for group, bases in self._next.items()}
+        self._open = set(self._next)
+        for group, held in self._held.items():
             self._held[group] = []
             for frame in held:  # all of them, before the rule is asked: waiting frames must not pile up
                 self._enter(frame)
@@ -66,7 +70,7 @@ class Rounds:
 
     def _is_due(self, frame: Frame) -> bool:
         """True if it is the gradient of a group, of a worker that is awaited, and none of a step that has come."""
-        if frame.group >= len(self._next):
+        if frame.group not in self._next:
             return False
         bases = self._next[frame.group]
         known = frame.sender in bases and frame.step == frame.version + 1
@@ -83,38 +87,39 @@ class Rounds:
     def restore(self, frames: Iterable[Frame]) -> None:
         """These have waited where a run was stopped that goes on now: the next round takes them."""
         for frame in frames:
-            if frame.group < len(self._held):
+            if frame.group in self._held:
                 self._held[frame.group].append(frame)
 
     @property
     def waiting(self) -> list[Frame]:
         """The gradients that have come and wait for the next round."""
-        return [frame for held in self._held for frame in held]
+        return [frame for held in self._held.values() for frame in held]
 
     def excuse(self, rank: int, step: int) -> None:
         """Nothing more of `step` comes from `rank`: groups that have come count, and the round does not wait for it."""
-        for group, bases in enumerate(self._next):
+        for group, bases in self._next.items():
             if bases.get(rank, step) < step:
                 self._raise_base(group, rank, step)
         if step == self._version + 1:
             self._excused.add(rank)
             self._pass_over(rank)
 
-    def withdraw(self, rank: int) -> list[int]:
+    def withdraw(self, rank: int) -> dict[int, int]:
         """Wait for `rank` no more; gradients that it has sent count. By group, the last of its steps that was taken."""
-        taken = [bases.pop(rank, 0) for bases in self._next]
+        self._ranks.discard(rank)
+        taken = {group: bases.pop(rank, 0) for group, bases in self._next.items()}
         self._pass_over(rank)
         return taken
 
     @property
     def alone(self) -> bool:
         """True if one worker at most takes part."""
-        return len(self._next[0]) <= 1
+        return len(self._ranks) <= 1
 
     @property
     def untouched(self) -> bool:
         """True if all groups are open and no gradient of any has come."""
-        return len(self._open) == len(self._next) and not any(order.arrived for order in self._orders)
+        return len(self._open) == len(self._next) and not any(order.arrived for order in self._orders.values())
 
     def force(self) -> None:
         """Close open groups with the gradients that are there, be it none."""
@@ -124,12 +129,12 @@ class Rounds:
     @property
     def idle(self) -> frozenset[int]:
         """The workers who have nothing to send before the version that follows the open round's."""
-        return frozenset(rank for rank in self._next[0] if all(bases[rank] > self._version for bases in self._next))
+        return frozenset(rank for rank in self._ranks if all(bases[rank] > self._version for bases in self._next.values()))
 
     @property
     def missing(self) -> frozenset[int]:
         """The workers whose gradients some open group still awaits."""
-        return frozenset(rank for awaited in self._awaited for rank in awaited)
+        return frozenset(rank for awaited in self._awaited.values() for rank in awaited)
 
     def _raise_base(self, group: int, rank: int, base: int) -> None:
         self._next[group].pop(rank)

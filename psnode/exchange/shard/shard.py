@@ -19,6 +19,7 @@ from psnode.codecs.arrays import Floats
 from psnode.codecs.registry import is_from_outside
 from psnode.config import Config
 from psnode.config.scheme import Scheme
+from psnode.errors import ConfigurationError
 from psnode.exchange.shard.aggregator import get_aggregator
 from psnode.exchange.shard.arithmetic import Arithmetic, HostArithmetic
 from psnode.exchange.shard.consistency import Rule
@@ -29,7 +30,7 @@ from psnode.exchange.shard.on_device import place
 from psnode.exchange.shard.pushes import codecs_of
 from psnode.exchange.shard.reduction import Reduction
 from psnode.exchange.shard.rounds import Rounds
-from psnode.exchange.shard.state import ShardState, with_copies_of_the_rest
+from psnode.exchange.shard.state import ShardState, own_tensors, with_copies_of_the_rest
 from psnode.exchange.shard.unapplied import pack, unpack
 from psnode.exchange.stopwatch import Stopwatch
 from psnode.exchange.update.device_copies import DeviceCopies
@@ -38,6 +39,7 @@ from psnode.exchange.update.parameters import Parameters
 from psnode.exchange.update.weights import Constraint, Weights
 from psnode.exchange.update.whole_updates import MakeOptimizer
 from psnode.plan.groups import Plan
+from psnode.plan.part import PlanPart, part_of
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Frame
 from psnode.records import checkpoint, layout
@@ -49,10 +51,10 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Shard:
-    """Open rounds of all groups of `plan`, their reduction, x with the optimizer, and y with its `recipients`.
+    """Open rounds of `groups` of `plan`, by number, their reduction, x with the optimizer, and y with its `recipients`.
 
     One thread calls it. Arithmetic is done in lanes, which post GroupClosed, Refused and NotApplied to the inbox of `link`.
-    `weights`: x. `rate`: the learning rate of gradients computed on a version.
+    `weights`: x of these groups, one after another. `rate`: the learning rate of gradients computed on a version.
     `device`: where sums, x, the optimizer's memories and y are computed with, as far as they can be; this class gives away copies
     of their newest values.
     """
@@ -60,6 +62,7 @@ class Shard:
     def __init__(
         self,
         plan: Plan,
+        groups: Iterable[int],
         config: Config,
         scheme: Scheme,
         weights: Weights,
@@ -75,37 +78,38 @@ class Shard:
         device: torch.device | None = None,
     ) -> None:
         self.rule = rule
-        self._plan = plan
+        self._part = part = part_of(plan, groups)
+        _require_whole(part, config, constraint)
         self._rate = rate
         self._version = 0
         self._watch = Stopwatch()
         self._weights = weights
         self._parameters = Parameters(
-            weights.vector, plan, config, scheme.momentum, scheme.gathering, parameter_groups, own_optimizer
+            weights.vector, part.own, config, scheme.momentum, scheme.gathering, parameter_groups, own_optimizer
         )
-        self._downlink = Downlink(scheme.downlink, weights.vector.numpy(), plan, link, recipients, seed=config.seed)
-        self._lanes = GroupExecutor(link.inbox, lane_count(len(plan.groups)))
-        self._average = MovingAverage(weights.vector, plan, config.ema_decay) if config.ema_decay is not None else None
+        self._downlink = Downlink(scheme.downlink, weights.vector.numpy(), part, link, recipients, seed=config.seed)
+        self._lanes = GroupExecutor(link.inbox, lane_count(len(part.groups)), part.groups)
+        self._average = MovingAverage(weights.vector, part.own, config.ema_decay) if config.ema_decay is not None else None
         self._norm = None
         if config.clip_grad_norm is not None:
-            self._norm = GlobalNorm(config.clip_grad_norm, len(plan.groups), estimated=config.clip_estimate == "previous")
+            self._norm = GlobalNorm(config.clip_grad_norm, len(part.groups), estimated=config.clip_estimate == "previous")
         self.constrained = constraint is not None
         codecs, aggregator = codecs_of(plan, scheme), get_aggregator(scheme.aggregator)
         own_codec = any(is_from_outside(codec) for codec in (*codecs, *(self._downlink.codecs or ())))
         self._own_code = self.constrained or own_optimizer is not None or own_codec
-        arithmetic: Arithmetic = HostArithmetic(plan, codecs, aggregator, self._parameters)
+        arithmetic: Arithmetic = HostArithmetic(part.own, codecs, aggregator, self._parameters)
         self._device_copies: DeviceCopies | None = None
         self.on_host: list[str] = []  # lines about what the host does although there is a device
         if device is not None:
             placed = place(
-                plan, config, codecs, aggregator, self._parameters, self._downlink, device, constrained=self.constrained
+                part.own, config, codecs, aggregator, self._parameters, self._downlink, device, constrained=self.constrained
             )
             if isinstance(placed, str):
                 self.on_host = [f"all is added and updated on the host: {placed}"]
             else:
                 self._device_copies, arithmetic, self._downlink.mover, self.on_host = placed
         self._reduction = Reduction(
-            plan,
+            part,
             scheme,
             weights,
             codecs,
@@ -123,7 +127,7 @@ class Shard:
             weight_unit=config.weight_unit,
         )
         by_rank = config.aggregate_order == "rank"
-        self._rounds = Rounds(len(plan.groups), rule, by_rank=by_rank, add=self._add, close=self._close)
+        self._rounds = Rounds(part.groups, rule, by_rank=by_rank, add=self._add, close=self._close)
 
     def __enter__(self) -> Self:
         return self
@@ -139,7 +143,7 @@ class Shard:
         self._rounds.admit(ranks, version)
 
     def open(self, version: int) -> None:
-        """Open the round of `version` for all groups. All of them are closed, or untouched."""
+        """Open the round of `version` for its groups. All of them are closed, or untouched."""
         self._version = version
         self._rounds.open(version)
 
@@ -155,7 +159,7 @@ class Shard:
         """Nothing more of `step` comes from `rank`: the open round does not wait for it."""
         self._rounds.excuse(rank, step)
 
-    def withdraw(self, rank: int) -> list[int]:
+    def withdraw(self, rank: int) -> dict[int, int]:
         """Wait for `rank` no more; its gradients count. Returns by group the last of its steps that was taken."""
         return self._rounds.withdraw(rank)
 
@@ -199,12 +203,12 @@ class Shard:
         self._downlink.recipients = tuple(ranks)
 
     def send_whole(self, ranks: Sequence[int], version: int) -> int:
-        """Send all of y, which is that of `version`, to `ranks`; returns the bytes of all frames."""
-        return sum(self._downlink.send_dense(group, version, ranks) for group in self._plan.groups)
+        """Send y, which is that of `version`, to `ranks`; returns the bytes of all frames."""
+        return sum(self._downlink.send_dense(group, version, ranks) for group in self._part.own.groups)
 
     @property
     def replica(self) -> Floats:
-        """y, the weights that every recipient holds: flat, in the order of the plan."""
+        """y, what every recipient holds of these weights: flat, in the order of the plan."""
         if self._device_copies is None:
             return self._downlink.replica
         found: Floats = self._device_copies.copy(self._downlink.home).numpy()
@@ -237,20 +241,21 @@ class Shard:
         return ShardState(*({name: newest(value) for name, value in tensors.items()} for tensors in found))
 
     def memory(self) -> list[list[torch.Tensor]]:
-        """By group what a later version changes of `state`; but for a constraint of the task, no tensor beside it changes.
+        """By group of the plan what a later version changes of `state`; but for a constraint of the task, no tensor beside it
+        changes.
 
-        Nothing where a device has the newest values, and `state` is copies.
+        Nothing of groups that are not the shard's, or where a device has the newest values, and `state` is copies.
         """
-        if self._device_copies is not None:
-            return [[] for _ in self._plan.groups]
-        average = self._average
+        average, own = self._average, {} if self._device_copies is not None else self._part.groups
         return [
             [
                 *self._parameters.memory(group.index),
                 *([self._downlink.memory(group)] if self._downlink.differs else []),
                 *([average.memory(group.index)] if average is not None else []),
             ]
-            for group in self._plan.groups
+            if (group := own.get(index)) is not None
+            else []
+            for index in range(len(self._part.whole.groups))
         ]
 
     def before_change(self, tell: Callable[[int], None]) -> None:
@@ -273,12 +278,13 @@ class Shard:
         """Go on from a checkpoint's tensors, if there is one. CheckpointError if they do not fit or are damaged."""
         if found is None:
             return
-        self._weights.load(found.tensors(checkpoint.MODEL))
-        self._parameters.load(layout.state_of(found, checkpoint.OPTIMIZER))
+        part = self._part
+        self._weights.load(own_tensors(part, found.tensors(checkpoint.MODEL), memories=False))
+        self._parameters.load(own_tensors(part, layout.state_of(found, checkpoint.OPTIMIZER), memories=True))
         if self._average is not None and found.step:
-            self._average.load(found.tensors(checkpoint.EMA))
+            self._average.load(own_tensors(part, found.tensors(checkpoint.EMA), memories=False))
         if self._downlink.differs:
-            self._downlink.load(layout.state_of(found, checkpoint.REPLICA))
+            self._downlink.load(own_tensors(part, layout.state_of(found, checkpoint.REPLICA), memories=True))
         if self._device_copies is not None:
             self._device_copies.renew()
         if self._norm is not None:
@@ -298,3 +304,10 @@ class Shard:
     def seconds(self) -> dict[str, float]:
         """Seconds of decoding, updating and sending since the last call, by name."""
         return self._watch.take()
+
+
+def _require_whole(part: PlanPart, config: Config, constraint: Constraint | None) -> None:
+    """ConfigurationError for settings that need all groups in one shard, where it has some."""
+    wants = {"Task.constrain": constraint is not None, "--clip-grad-norm": config.clip_grad_norm is not None}
+    for setting in (name for name, wanted in wants.items() if wanted and not part.is_whole):
+        raise ConfigurationError(f"{setting} needs all weights in one place, and this run has them in several")

@@ -1,10 +1,13 @@
-"""Tensors of a shard for a checkpoint."""
+"""Tensors of a shard for a checkpoint, and from one."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
+
+from psnode.plan.part import PlanPart
 
 Tensors = dict[str, torch.Tensor]
 
@@ -31,3 +34,20 @@ def with_copies_of_the_rest(state: ShardState, x: torch.Tensor) -> ShardState:
     shared = {name for name in rest if name in state.average and state.average[name].data_ptr() == rest[name].data_ptr()}
     average = {name: copies[name] if name in shared else value for name, value in state.average.items()}
     return state._replace(model={**state.model, **copies}, average=average)
+
+
+def own_tensors(part: PlanPart, tensors: Mapping[str, torch.Tensor], *, memories: bool) -> Tensors:
+    """Of a checkpoint's tensors those that belong to `part`: of a tensor that it has some coordinates of these, flat.
+
+    `memories`: the tensor's name follows the memory's and a slash. What the plan does not know stays.
+    """
+    if part.is_whole:
+        return dict(tensors)
+    known, own, found = part.whole.slices(), part.own.slices(), Tensors()
+    for key, value in tensors.items():
+        name = key.partition("/")[2] if memories else key
+        if name in known and name not in own:
+            continue
+        cut = name in part.pieces and value.numel() == known[name].stop - known[name].start
+        found[key] = torch.cat([value.reshape(-1)[where] for where in part.pieces[name]]) if cut else value
+    return found

@@ -24,7 +24,7 @@ import torch
 
 from psnode.config.effects import AUTO
 from psnode.exchange.shard.norm_cap import Norms, median, pack, unpack
-from psnode.plan.groups import Plan
+from psnode.plan.part import PlanPart
 from psnode.records.checkpoint import Checkpoint
 
 FACTOR = AUTO
@@ -56,20 +56,22 @@ class Closing(NamedTuple):
 
 
 class Judge:
-    """Suspicion and verdicts over the pushes of all groups. Lanes call `suspects` and `hear`, for a group one at a time.
+    """Suspicion and verdicts over the pushes of the groups of `part`, which are a whole gradient here. Lanes call `suspects` and
+    `hear`, for a group one at a time.
 
     `cap`: AUTO, a number, or None for off.
     """
 
-    def __init__(self, plan: Plan, cap: float | None) -> None:
-        self._plan, self._cap = plan, cap
+    def __init__(self, part: PlanPart, cap: float | None) -> None:
+        self._part, self._cap = part, cap
+        self._all = tuple(part.groups)
         self._number = cap is not None and cap != AUTO
-        self._groups = [Norms() for _ in plan.groups] if self._number else []
+        self._groups = {group: Norms() for group in part.groups} if self._number else {}
         self._whole = Norms()
         self._largest = 0.0  # norm ever accepted
         self._latest: dict[int, float] = {}
         self._sole, self._streak = 0, 0  # the rank that was the only one of the last rounds, and the number of these
-        self._pushes: list[Wholes] = [{} for _ in plan.groups]  # of the open round
+        self._pushes: dict[int, Wholes] = {group: {} for group in part.groups}  # of the open round
         self._squares: dict[int, dict[int, float]] = {}  # by rank and step, over rounds
         self._lock = threading.Lock()
         self._heard = set[int]()
@@ -94,7 +96,7 @@ class Judge:
         with self._lock:
             self._heard.add(closing.group)
             self._parked.append(closing)
-            if len(self._heard) == len(self._plan.groups):
+            if len(self._heard) == len(self._all):
                 self._conclude(alone)
                 self._heard.clear()
             elif waits:
@@ -118,19 +120,19 @@ class Judge:
         for (rank, step), norm in wholes.items():
             if not believed and norm and (beyond := self._beyond(rank, step, norm)) is not None:
                 self.verdicts[rank, step] = beyond
-        for index, norms in enumerate(self._groups):
-            norms.note(self._pushes[index])
+        for group, norms in self._groups.items():
+            norms.note(self._pushes[group])
             norms.renew()
         self._whole.renew()
         self._largest = max([self._largest, *(norm for key, norm in wholes.items() if key not in self.verdicts)])
-        self._pushes = [{} for _ in self._plan.groups]
+        self._pushes = {group: {} for group in self._all}
 
     def _add_up(self) -> Wholes:
         """Norms of the gradients of which something came in this round, as far as they have come."""
-        found = dict.fromkeys(sorted({key for pushes in self._pushes for key in pushes}), 0.0)
+        found = dict.fromkeys(sorted({key for pushes in self._pushes.values() for key in pushes}), 0.0)
         for rank, step in found:
             steps = self._squares.setdefault(rank, {})
-            steps[step] = steps.get(step, 0.0) + sum(pushes.get((rank, step), 0.0) ** 2 for pushes in self._pushes)
+            steps[step] = steps.get(step, 0.0) + sum(pushes.get((rank, step), 0.0) ** 2 for pushes in self._pushes.values())
             while len(steps) > _STEPS:
                 steps.pop(min(steps))
             found[rank, step] = math.sqrt(steps.get(step, 0.0))
@@ -146,7 +148,7 @@ class Judge:
         else:
             others = [latest for other, latest in self._latest.items() if other != rank]
             usual, bound = 0.0, max(IMPOSSIBLE, FACTOR * max([self._largest, *others]))
-        largest = max(range(len(self._pushes)), key=lambda group: self._pushes[group].get((rank, step), 0.0))
+        largest = max(self._pushes, key=lambda group: self._pushes[group].get((rank, step), 0.0))
         return Beyond(norm, bound, usual, largest) if norm > bound else None
 
     def outlier(self) -> str:
@@ -160,12 +162,12 @@ class Judge:
 
     def state(self) -> Mapping[str, torch.Tensor]:
         """The norms that later gradients are compared with, for a checkpoint."""
-        return pack(self._groups, self._whole, self._largest, self._plan) if self._cap is not None else {}
+        return pack(self._groups, self._whole, self._largest, self._part) if self._cap is not None else {}
 
     def take_up(self, found: Checkpoint | None) -> None:
         """Compare with the norms that a checkpoint holds."""
         if self._cap is None:
             return
-        groups, whole, self._largest = unpack(found, self._plan)
+        groups, whole, self._largest = unpack(found, self._part)
         if self._number:
-            self._groups, self._whole = [Norms(kept) for kept in groups], Norms(whole)
+            self._groups, self._whole = {group: Norms(kept) for group, kept in groups.items()}, Norms(whole)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,13 +20,13 @@ class AdamUpdate(TorchUpdate):
 
     in_one_pass = True
 
-    def __init__(self, weights: torch.Tensor, plan: Plan, paces: Sequence[Pace], parts: Sequence[Sequence[Stretch]]) -> None:
+    def __init__(self, weights: torch.Tensor, plan: Plan, paces: Sequence[Pace], parts: Mapping[int, Sequence[Stretch]]) -> None:
         super().__init__(weights, plan, paces, parts)
         self._moments = [_moments(pace) for pace in paces]
 
     def step(self, group: int, total: Any, factor: float, lr: float, idle: Sequence[slice]) -> None:
         """The count of steps is the range's, idle or not."""
-        optimizer, ranges, begin = self.optimizers[group], self.ranges[group], self.plan.groups[group].start
+        optimizer, ranges, begin = self.optimizers[group], self.ranges[group], self.groups[group].start
         x, mean, square = self.vectors()
         for each in ranges if optimizer is not None else ():
             optimizer.state[each.parameter]["step"] += 1  # type: ignore[union-attr]

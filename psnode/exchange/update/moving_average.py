@@ -21,20 +21,21 @@ class MovingAverage:
     def __init__(self, weights: torch.Tensor, plan: Plan, decay: float) -> None:
         self._weights, self._plan, self._decay = weights, plan, decay
         self._average = weights.clone()
-        self._begun = [False] * len(plan.groups)
+        self._places = {group.index: slice(group.start, group.stop) for group in plan.groups}
+        self._begun = set[int]()
 
     def move(self, group: int) -> None:
         """A version of a group is complete."""
-        where = slice(self._plan.groups[group].start, self._plan.groups[group].stop)
-        if self._begun[group]:
+        where = self._places[group]
+        if group in self._begun:
             self._average[where].lerp_(self._weights[where], 1 - self._decay)
         else:
             self._average[where] = self._weights[where]
-            self._begun[group] = True
+            self._begun.add(group)
 
     def memory(self, group: int) -> torch.Tensor:
         """The averages of a group, which `move` changes."""
-        return self._average[self._plan.groups[group].start : self._plan.groups[group].stop]
+        return self._average[self._places[group]]
 
     @property
     def vector(self) -> torch.Tensor:
@@ -47,4 +48,4 @@ class MovingAverage:
             if name not in tensors or tensors[name].numel() != where.stop - where.start:
                 raise CheckpointError(f"the checkpoint's moving average does not fit this network: {name}")
             self._average[where] = tensors[name].reshape(-1)
-        self._begun = [True] * len(self._begun)
+        self._begun = set(self._places)

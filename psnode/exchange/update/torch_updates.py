@@ -30,21 +30,21 @@ class _Range(NamedTuple):
 class TorchUpdate(Update):
     """An optimizer of COORDINATEWISE. A range has one count of steps, and one pace."""
 
-    def __init__(self, weights: torch.Tensor, plan: Plan, paces: Sequence[Pace], parts: Sequence[Sequence[Stretch]]) -> None:
+    def __init__(self, weights: torch.Tensor, plan: Plan, paces: Sequence[Pace], parts: Mapping[int, Sequence[Stretch]]) -> None:
         super().__init__(weights, plan, paces, parts)
         self._kind = COORDINATEWISE[paces[0].config.optimizer]
         begin = {name: value for pace in paces for name, value in memories_of(pace.config).items()}
         self.memories = {name: torch.full((plan.size,), value) for name, value in begin.items()}
-        self.ranges: list[list[_Range]] = []
-        self.optimizers: list[torch.optim.Optimizer | None] = []
+        self.ranges: dict[int, list[_Range]] = {}  # by group
+        self.optimizers: dict[int, torch.optim.Optimizer | None] = {}
         self._begin({name: [Run(0, plan.size, value)] for name, value in self._kind.counts.items()})
 
     def _begin(self, counts: Mapping[str, Sequence[Run]]) -> None:
         """Make the optimizers anew, with the `counts` of each coordinate."""
-        self.ranges = [[each for part in parts for each in self._cut(part, counts)] for parts in self.parts]
-        self.optimizers = [self._over(ranges) if ranges else None for ranges in self.ranges]
-        for ranges, optimizer in zip(self.ranges, self.optimizers, strict=True):
-            for each in ranges if optimizer is not None else ():
+        self.ranges = {group: [each for part in parts for each in self._cut(part, counts)] for group, parts in self.parts.items()}
+        self.optimizers = {group: self._over(ranges) if ranges else None for group, ranges in self.ranges.items()}
+        for group, optimizer in self.optimizers.items():
+            for each in self.ranges[group] if optimizer is not None else ():
                 numbers = {name: torch.tensor(float(value)) for name, value in each.counts.items()}
                 vectors = {name: vector[each.start : each.stop] for name, vector in self.memories.items()}
                 optimizer.state[each.parameter] = {**numbers, **vectors}  # type: ignore[union-attr]
@@ -67,7 +67,7 @@ class TorchUpdate(Update):
 
     def step(self, group: int, total: Floats, factor: float, lr: float, idle: Sequence[slice]) -> None:
         """The count of steps is the range's, idle or not."""
-        optimizer, begin = self.optimizers[group], self.plan.groups[group].start
+        optimizer, begin = self.optimizers[group], self.groups[group].start
         if optimizer is None:
             return
         with self._unmoved(group, idle):
@@ -97,9 +97,9 @@ class TorchUpdate(Update):
         for name in self._kind.counts:
             runs = [
                 Run(each.start, each.stop, optimizer.state[each.parameter][name].item())
-                for ranges, optimizer in zip(self.ranges, self.optimizers, strict=True)
+                for group, optimizer in self.optimizers.items()
                 if optimizer is not None
-                for each in ranges
+                for each in self.ranges[group]
             ]
             found |= {f"{name}/{key}": value for key, value in layout.spread(self.plan, runs, torch.float32).items()}
         return found

@@ -36,10 +36,10 @@ class Stretch(NamedTuple):
     pace: int
 
 
-def stretches(plan: Plan, paces: Mapping[str, int]) -> list[list[Stretch]]:
-    """For each group its coordinates, in order, by the pace of the tensor that they belong to; 0 where `paces` name none."""
-    found = []
-    for inside in layout.overlaps(plan, plan.groups):
+def stretches(plan: Plan, paces: Mapping[str, int]) -> dict[int, list[Stretch]]:
+    """By group its coordinates, in order, by the pace of the tensor that they belong to; 0 where `paces` name none."""
+    found = {}
+    for group, inside in zip(plan.groups, layout.overlaps(plan, plan.groups), strict=True):
         parts: list[Stretch] = []
         for name, where in inside.items():
             pace = paces.get(name, 0)
@@ -47,7 +47,7 @@ def stretches(plan: Plan, paces: Mapping[str, int]) -> list[list[Stretch]]:
                 parts[-1] = parts[-1]._replace(stop=where.stop)
             else:
                 parts.append(Stretch(where.start, where.stop, pace))
-        found.append(parts)
+        found[group.index] = parts
     return found
 
 
@@ -59,9 +59,10 @@ class Update(ABC):
 
     in_one_pass: ClassVar[bool] = False
 
-    def __init__(self, weights: torch.Tensor, plan: Plan, paces: Sequence[Pace], parts: Sequence[Sequence[Stretch]]) -> None:
+    def __init__(self, weights: torch.Tensor, plan: Plan, paces: Sequence[Pace], parts: Mapping[int, Sequence[Stretch]]) -> None:
         self.weights = weights
         self.plan = plan
+        self.groups = {group.index: group for group in plan.groups}
         self.paces = paces
         self.parts = parts
         self.memories: Tensors = {}
@@ -91,7 +92,7 @@ class Update(ABC):
 
     def memory(self, group: int) -> list[torch.Tensor]:
         """The memory that `step` changes of a group: weights and memories."""
-        where = slice(self.plan.groups[group].start, self.plan.groups[group].stop)
+        where = slice(self.groups[group].start, self.groups[group].stop)
         return [vector[where] for vector in (self.weights, *self.memories.values())]
 
     def load(self, optimizer: Tensors) -> None:
@@ -129,7 +130,7 @@ class Descent(Update):
         weights: torch.Tensor,
         plan: Plan,
         paces: Sequence[Pace],
-        parts: Sequence[Sequence[Stretch]],
+        parts: Mapping[int, Sequence[Stretch]],
         gathering: Gathering | None,
     ) -> None:
         super().__init__(weights, plan, paces, parts)
@@ -138,7 +139,7 @@ class Descent(Update):
             self.memories = {_VELOCITY: torch.zeros(plan.size)}
 
     def step(self, group: int, total: Any, factor: float, lr: float, idle: Sequence[slice]) -> None:
-        begin = self.plan.groups[group].start
+        begin = self.groups[group].start
         x, velocity, *_ = (*self.vectors(), total[:0])
         for each, part in moving(begin, len(total), self.parts[group], idle):
             where, rate = slice(begin + part.start, begin + part.stop), lr * self.paces[each.pace].factor

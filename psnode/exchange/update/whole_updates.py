@@ -41,23 +41,22 @@ class WholeUpdate(Update):
     def __init__(
         self, weights: torch.Tensor, plan: Plan, paces: Sequence[Pace], pace_of: Mapping[str, int], own: MakeOptimizer | None
     ) -> None:
-        super().__init__(weights, plan, paces, [])
+        super().__init__(weights, plan, paces, {})
         shapes = {tensor.name: tensor.shape for tensor in plan.tensors}
         whole = layout.places(plan)
-        self._tensors: list[list[_Own]] = []
-        for inside in layout.overlaps(plan, plan.groups):
+        self._tensors: dict[int, list[_Own]] = {group.index: [] for group in plan.groups}
+        for group, inside in zip(plan.groups, layout.overlaps(plan, plan.groups), strict=True):
             if cut := [name for name, where in inside.items() if where != whole[name]]:
                 raise ConfigurationError(f"--optimizer {paces[0].config.optimizer} needs whole tensors, and {cut[0]} is cut")
-            self._tensors.append([])
             for name, where in inside.items():
                 parameter = nn.Parameter(weights[where].view(shapes[name]))
                 pace = paces[pace_of.get(name, 0)]
                 optimizer, factors = _made(name, parameter, pace) if own is None else _taken(name, parameter, pace, own)
                 begun = [_numbers(group) for group in optimizer.param_groups]
-                self._tensors[-1].append(_Own(name, where.start, where.stop, parameter, optimizer, factors, begun))
+                self._tensors[group.index].append(_Own(name, where.start, where.stop, parameter, optimizer, factors, begun))
 
     def step(self, group: int, total: Floats, factor: float, lr: float, idle: Sequence[slice]) -> None:
-        begin, silent = self.plan.groups[group].start, {part.start for part in idle}
+        begin, silent = self.groups[group].start, {part.start for part in idle}
         for own in self._tensors[group]:
             if own.start - begin in silent:
                 continue
@@ -77,7 +76,7 @@ class WholeUpdate(Update):
     def state(self) -> Tensors:
         """Whatever the optimizers keep of their tensors, and numbers of theirs that have changed."""
         found = {}
-        for own in (each for tensors in self._tensors for each in tensors):
+        for own in (each for tensors in self._tensors.values() for each in tensors):
             for key, value in own.optimizer.state.get(own.parameter, {}).items():
                 if isinstance(value, torch.Tensor):
                     found[f"{key}/{own.name}"] = value
@@ -95,7 +94,7 @@ class WholeUpdate(Update):
 
     def load(self, optimizer: Tensors) -> None:
         """Put the contents of `state` in place. CheckpointError for a tensor that this run does not have."""
-        named = {own.name: own for tensors in self._tensors for own in tensors}
+        named = {own.name: own for tensors in self._tensors.values() for own in tensors}
         for label, value in optimizer.items():
             memory, _, tensor = label.partition("/")
             key, _, kind = memory.partition(":")

@@ -35,7 +35,8 @@ def small_shard(
 ) -> Shard:
     """A shard of all groups of `model` under the scheme of `config`; by default with the rule of `config` for three workers."""
     plan, link = small_plan(model, config, group_by), link or FrameChannel(loopback_group(1)[0])
+    weights = ServedModel(model, plan, torch.empty(plan.size))
     return Shard(
-        plan, config, resolve(config), ServedModel(model, plan, torch.empty(plan.size)), link, rule or rule_of(config, 3), rate,
-        recipients, Tracer(link.rank, enabled=False),
+        plan, range(len(plan.groups)), config, resolve(config), weights, link, rule or rule_of(config, 3), rate, recipients,
+        Tracer(link.rank, enabled=False),
     )  # fmt: skip

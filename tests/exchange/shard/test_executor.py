@@ -9,7 +9,7 @@ from psnode.transport.base import Inbox
 
 
 def test_work_of_a_group_is_done_in_the_order_of_submission() -> None:
-    lanes = GroupExecutor(Inbox(), 3)
+    lanes = GroupExecutor(Inbox(), 3, range(10))
     done: dict[int, list[int]] = {group: [] for group in range(5)}
     for number in range(200):
         for group, order in done.items():
@@ -20,7 +20,7 @@ def test_work_of_a_group_is_done_in_the_order_of_submission() -> None:
 
 def test_of_what_waits_the_last_group_comes_first() -> None:
     """The plan's last group holds the first layers, with which the next forward pass begins."""
-    lanes = GroupExecutor(Inbox(), 1)
+    lanes = GroupExecutor(Inbox(), 1, range(10))
     begun, go_on = threading.Event(), threading.Event()
     done: list[tuple[int, str]] = []
     lanes.submit(9, lambda: (begun.set(), go_on.wait(120), None)[2])
@@ -33,7 +33,7 @@ def test_of_what_waits_the_last_group_comes_first() -> None:
 
 
 def test_groups_run_side_by_side() -> None:
-    lanes = GroupExecutor(Inbox(), 2)
+    lanes = GroupExecutor(Inbox(), 2, range(10))
     meeting = threading.Barrier(2, timeout=120)
     for group in (0, 1):
         lanes.submit(group, lambda: (meeting.wait(), None)[1])
@@ -43,7 +43,7 @@ def test_groups_run_side_by_side() -> None:
 
 def test_results_and_exceptions_are_posted_and_none_is_not() -> None:
     inbox = Inbox()
-    lanes = GroupExecutor(inbox, 1)
+    lanes = GroupExecutor(inbox, 1, range(10))
     error = ValueError("bad")
 
     def fail() -> None:

@@ -13,6 +13,7 @@ from psnode.config.effects import AUTO
 from psnode.exchange.shard.norm_cap import SHARE, WINDOW, Norms, median, pack, unpack
 from psnode.exchange.shard.verdicts import IMPOSSIBLE, Closing, Judge
 from psnode.plan.groups import Plan, Tensor, make_plan
+from psnode.plan.part import all_of
 from psnode.records import checkpoint
 
 Round = dict[int, float | tuple[float, ...]]
@@ -46,7 +47,7 @@ def rounds(count: int, workers: int, draw: Callable[[int], float]) -> list[Round
 
 
 def bounded(cap: float | None = 10.0, groups: int = 1) -> Judge:
-    return Judge(plan_of(groups), cap)
+    return Judge(all_of(plan_of(groups)), cap)
 
 
 # auto
@@ -224,9 +225,9 @@ def test_a_judge_that_is_taken_up_judges_as_before(cap: float, monkeypatch: pyte
 
 def test_norms_of_an_older_checkpoint_are_added_up_over_the_groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("psnode.records.layout.state_of", lambda found, name: found.state)
-    plan, groups = plan_of(2), [Norms({1: [3.0, 6.0], 2: [1.0]}), Norms({1: [8.0]})]
-    found = saved(tmp_path, dict(pack(groups, Norms(), 0.0, plan)))
-    assert unpack(found, plan) == ([{1: [3.0, 6.0], 2: [1.0]}, {1: [8.0]}], {1: [3.0, 10.0], 2: [1.0]}, 10.0)
+    part, groups = all_of(plan_of(2)), {0: Norms({1: [3.0, 6.0], 2: [1.0]}), 1: Norms({1: [8.0]})}
+    found = saved(tmp_path, dict(pack(groups, Norms(), 0.0, part)))
+    assert unpack(found, part) == ({0: {1: [3.0, 6.0], 2: [1.0]}, 1: {1: [8.0]}}, {1: [3.0, 10.0], 2: [1.0]}, 10.0)
 
 
 def test_who_is_gone_is_forgotten() -> None:

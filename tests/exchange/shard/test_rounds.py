@@ -36,7 +36,7 @@ class World:
     closed: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.rounds = Rounds(self.groups, self.rule, by_rank=True, add=self._add, close=self._close)
+        self.rounds = Rounds(range(self.groups), self.rule, by_rank=True, add=self._add, close=self._close)
         self.bases = dict.fromkeys(range(1, self.workers + 1), 0)
         self.unsent = {rank: list(range(self.groups)) for rank in self.bases}
         self.rounds.admit(self.bases, 0)
@@ -183,7 +183,7 @@ def test_replays_and_strangers_are_not_taken() -> None:
 
 
 def test_who_has_sent_everything_of_the_open_round_is_idle() -> None:
-    rounds = Rounds(2, Synchronous(2), by_rank=True, add=lambda frame: None, close=lambda group: None)
+    rounds = Rounds(range(2), Synchronous(2), by_rank=True, add=lambda frame: None, close=lambda group: None)
     rounds.admit([1, 2, 3], 0)
     rounds.open(0)
     assert rounds.idle == frozenset()
@@ -195,18 +195,18 @@ def test_who_has_sent_everything_of_the_open_round_is_idle() -> None:
 
 
 def test_who_is_withdrawn_leaves_word_of_what_was_taken() -> None:
-    rounds = Rounds(3, Synchronous(2), by_rank=True, add=lambda frame: None, close=lambda group: None)
+    rounds = Rounds(range(3), Synchronous(2), by_rank=True, add=lambda frame: None, close=lambda group: None)
     rounds.admit([1, 2], 6)
     rounds.open(6)
     rounds.offer(gradient(1, 2, 6))
-    assert rounds.withdraw(1) == [6, 6, 7]
+    assert rounds.withdraw(1) == {0: 6, 1: 6, 2: 7}
     assert not rounds.offer(gradient(1, 0, 6))
 
 
 @pytest.mark.parametrize("rule", [Synchronous(2), Bounded(1, 2), Bounded(None, 2)])
 def test_who_was_excused_from_a_round_is_waited_for_in_the_next(rule: Rule) -> None:
     closed: list[int] = []
-    rounds = Rounds(1, rule, by_rank=True, add=lambda frame: None, close=closed.append)
+    rounds = Rounds(range(1), rule, by_rank=True, add=lambda frame: None, close=closed.append)
     rounds.admit([1, 2], 0)
     rounds.open(0)
     rounds.excuse(1, 1)
@@ -218,7 +218,7 @@ def test_who_was_excused_from_a_round_is_waited_for_in_the_next(rule: Rule) -> N
 
 
 def test_a_round_is_untouched_until_a_gradient_of_any_group_has_come() -> None:
-    rounds = Rounds(2, Synchronous(2), by_rank=True, add=lambda frame: None, close=lambda group: None)
+    rounds = Rounds(range(2), Synchronous(2), by_rank=True, add=lambda frame: None, close=lambda group: None)
     assert not rounds.untouched  # none is open
     rounds.admit([1, 2], 0)
     rounds.open(0)

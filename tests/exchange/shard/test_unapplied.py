@@ -25,7 +25,7 @@ def gradient(rank: int, group: int, based: int) -> Frame:
 
 def stopped() -> Rounds:
     """Three workers after version 1 of two groups, made of the gradients of worker 1."""
-    rounds = Rounds(2, Bounded(None), by_rank=True, add=lambda frame: None, close=lambda group: None)
+    rounds = Rounds(range(2), Bounded(None), by_rank=True, add=lambda frame: None, close=lambda group: None)
     rounds.admit([1, 2, 3], 0)
     rounds.open(0)
     assert all(rounds.offer(gradient(1, group, 0)) for group in (0, 1))
@@ -48,7 +48,7 @@ def test_what_comes_behind_the_last_round_waits_once() -> None:
 
 
 def test_where_late_gradients_are_dropped_none_waits() -> None:
-    rounds = Rounds(1, Synchronous(1), by_rank=True, add=lambda frame: None, close=lambda group: None)
+    rounds = Rounds(range(1), Synchronous(1), by_rank=True, add=lambda frame: None, close=lambda group: None)
     rounds.admit([1, 2], 0)
     rounds.open(0)
     assert not rounds.keep(gradient(2, 0, 0))
@@ -61,7 +61,7 @@ def test_the_next_round_takes_what_has_waited_whoever_is_there(tmp_path: Path) -
     found = unpack(Checkpoint.open(draft.publish({"workers": 3})))
     assert [(bytes(frame.body).decode(), frame.flags) for frame in found] == [("2/0/0", Flag.PARTIAL)]
     added: list[Frame] = []
-    rounds = Rounds(2, Bounded(None), by_rank=True, add=added.append, close=lambda group: None)
+    rounds = Rounds(range(2), Bounded(None), by_rank=True, add=added.append, close=lambda group: None)
     rounds.admit([1], 1)  # worker 2 is no more
     rounds.restore(found)
     rounds.open(1)

@@ -1,0 +1,70 @@
+"""Some groups of a plan, with a flat vector of their own: whatever works by a plan works by a part of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from psnode.plan.groups import Group, Plan, Tensor
+
+
+@dataclass(frozen=True)
+class PlanPart:
+    """`own`: the groups of the part, laid one after another. They and their segments keep their numbers in the `whole` plan, so
+    that `own.groups[i].index` may be any; a tensor of which the part has some coordinates is flat there.
+
+    `pieces`: by such a tensor, ranges of its coordinates that belong to the part, in order.
+    """
+
+    whole: Plan
+    own: Plan
+    pieces: Mapping[str, list[slice]] = field(default_factory=dict)
+
+    @property
+    def groups(self) -> dict[int, Group]:
+        """The groups by number, with their places in the part's vector."""
+        return {group.index: group for group in self.own.groups}
+
+    @property
+    def is_whole(self) -> bool:
+        """True if all groups of the plan belong to the part."""
+        return self.own is self.whole
+
+
+def all_of(plan: Plan) -> PlanPart:
+    """The part that is the whole plan."""
+    return PlanPart(plan, plan)
+
+
+def part_of(plan: Plan, groups: Iterable[int]) -> PlanPart:
+    """The part of these groups. ValueError for a number that no group has."""
+    chosen = sorted(set(groups))
+    if unknown := [index for index in chosen if not 0 <= index < len(plan.groups)]:
+        raise ValueError(f"the plan has {len(plan.groups)} groups, and none of number {unknown[0]}")
+    if len(chosen) == len(plan.groups):
+        return all_of(plan)
+    there = [plan.groups[index] for index in chosen]
+    tensors: list[Tensor] = []
+    pieces: dict[str, list[slice]] = {}
+    for tensor, place in zip(plan.tensors, plan.slices().values(), strict=True):
+        cut = [
+            slice(max(place.start, group.start) - place.start, min(place.stop, group.stop) - place.start)
+            for group in there
+            if group.start < place.stop and place.start < group.stop
+        ]
+        if not cut:
+            continue
+        size = sum(each.stop - each.start for each in cut)
+        if size < tensor.size:
+            pieces[tensor.name] = cut
+        tensors.append(tensor if size == tensor.size else Tensor(tensor.name, (size,)))
+    return PlanPart(plan, Plan(tuple(tensors), tuple(_laid(there))), pieces)
+
+
+def _laid(groups: Iterable[Group]) -> Iterable[Group]:
+    """The groups with places one after another, from 0."""
+    start = 0
+    for group in groups:
+        shift = start - group.start
+        yield Group(group.index, tuple(replace(each, start=each.start + shift) for each in group.segments))
+        start += group.size
