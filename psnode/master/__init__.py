@@ -188,8 +188,8 @@ def _run(
         loggers.begin(config, step)
         with Fanout(RunLog(run.path), loggers, *views, DownlinkNotice(run.scheme, recorder, len(workers))) as observer:
             pending = PendingCheckpoints(
-                run, shard, model, plan, tracer, events, workers=len(workers), job=link.job, statistics=statistics,
-                tell=link.inbox.post,
+                run, shard, model, plan, tracer, events, workers=len(workers), rounds_go_on=rule.rounds_go_on,
+                job=link.job, statistics=statistics, tell=link.inbox.post,
             )  # fmt: skip
             master = Master(
                 link=link,
@@ -199,6 +199,7 @@ def _run(
                 spares=layout.waiting,
                 model=model,
                 plan=plan,
+                rule=rule,
                 shard=shard,
                 pending=pending,
                 recorder=recorder,

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from psnode.errors import CheckpointError, WireError
-from psnode.exchange.shard.shard import Shard
+from psnode.exchange.shard.handle import StateHandle
 from psnode.master.buffers import WorkerBuffers
 from psnode.master.checkpoint_thread import CheckpointThread
 from psnode.master.draft import Draft, Pending
@@ -45,13 +45,14 @@ class PendingCheckpoints:
     def __init__(
         self,
         run: RunDirectory,
-        shard: Shard,
+        shard: StateHandle,
         model: torch.nn.Module,
         plan: Plan,
         tracer: Tracer,
         events: Events,
         *,
         workers: int,
+        rounds_go_on: bool,
         job: int = 0,
         statistics: Mapping[str, str] | None = None,
         tell: Callable[[object], None] = lambda event: None,
@@ -64,7 +65,7 @@ class PendingCheckpoints:
         self._events = events
         self._refused: tuple[int, Exception] | None = None  # the newest version that could not be saved, and why
         self._workers = workers
-        self._rounds_go_on = shard.rule.rounds_go_on
+        self._rounds_go_on = rounds_go_on
         self._rules = batch_statistics(model) if statistics is None else statistics
         self._buffers = WorkerBuffers(self._rules, events, run.resume_point.step)
         self._pending: dict[int, Pending] = {}  # by version, ascending

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from psnode.exchange.shard.shard import Shard
+from psnode.exchange.shard.handle import StateHandle
 from psnode.plan.groups import Plan
 from psnode.records import checkpoint, layout, retention
 from psnode.records.checkpoint import FULL, RESIDUALS
@@ -30,7 +30,7 @@ class Draft:
 
     staged: StagedCheckpoint  # where they are written, once there is such a place
 
-    def __init__(self, shard: Shard, model: torch.nn.Module, plan: Plan, meant: Collection[str], room: Room) -> None:
+    def __init__(self, shard: StateHandle, model: torch.nn.Module, plan: Plan, meant: Collection[str], room: Room) -> None:
         self._meant = meant
         state, buffers = shard.state(), persistent_buffers(model)
         self._buffers = {name: value for name, value in state.model.items() if name in buffers}

@@ -67,7 +67,7 @@ def end(master: Master) -> int:
 
 def _tell_of_the_end(master: Master) -> None:
     """The last line of a synchronous run some of whose rounds were not."""
-    if master.partial and not master.shard.rule.rounds_go_on:
+    if master.partial and not master.rule.rounds_go_on:
         rounds, everybody = master.version - master.run.resume_point.step, len(master.workers)
         _LOG.warning(
             "%d of %d rounds were not of all %d workers: `contributing` in metrics.jsonl says of how many, events.jsonl why",

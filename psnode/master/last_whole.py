@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from psnode.exchange.shard.shard import Shard
+from psnode.exchange.shard.handle import StateHandle
 from psnode.master.draft import Draft
 from psnode.records.room import Room
 from psnode.records.snapshot import size_of
@@ -22,7 +22,7 @@ class LastWhole:
     that does not hold them, none are kept.
     """
 
-    def __init__(self, shard: Shard, draft: Callable[[Room], Draft], memory: int) -> None:
+    def __init__(self, shard: StateHandle, draft: Callable[[Room], Draft], memory: int) -> None:
         self._shard, self._make = shard, draft
         self._room = Room(memory)
         self._draft: Draft | None = None

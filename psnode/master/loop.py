@@ -10,8 +10,9 @@ from torch import nn
 from psnode.config import Config
 from psnode.errors import ConfigurationError, DeadlineExceededError, NormError, PeerLostError, PsnodeError, WireError
 from psnode.exchange.shard.backlog import Backlog
+from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.shard.events import GroupClosed, NotApplied, Refused, Scaled
-from psnode.exchange.shard.shard import Shard
+from psnode.exchange.shard.handle import ShardHandle
 from psnode.master.books import Books
 from psnode.master.checkpoint_thread import CheckpointNews
 from psnode.master.checkpointing import PendingCheckpoints
@@ -58,7 +59,8 @@ class Master:
     spares: range
     model: nn.Module
     plan: Plan
-    shard: Shard
+    rule: Rule
+    shard: ShardHandle
     pending: PendingCheckpoints
     recorder: StepRecorder
     sharding: Sharding
@@ -111,15 +113,16 @@ class Master:
         self._hashes = ReplicaHashes(self.config.hash_every)
         self._held = self._due = False  # a version waits to be published, until an earlier checkpoint is written; its own is due
         self._members = Members(self.workers, self.clock, self.spares)
-        self._round = RoundTimer(patience_of(self.config, self.shard.rule), self.clock)
+        self._round = RoundTimer(patience_of(self.config, self.rule), self.clock)
         self._added: list[tuple[Added, ...]] = [()] * len(self.plan.groups)
         backlog = Backlog(4 * self.plan.size)
         self._membership = Membership(
-            self.link, self.config, self.job_state, self._members, self._round, self.shard, self.pending, self.recorder,
-            self.events, backlog,
+            self.link, self.config, self.job_state, self._members, self._round, self.rule, self.shard, self.pending,
+            self.recorder, self.events, backlog,
         )  # fmt: skip
         self._turn = Turn(
-            self.link, self.run, self.job_state, self._members, self.plan, self.shard, self.pending, self.recorder, self.sharding,
+            self.link, self.run, self.job_state, self._members, self.plan, self.rule, self.shard, self.pending, self.recorder,
+            self.sharding,
             self.events, backlog,
         )  # fmt: skip
         self.job_state.version = self.run.resume_point.step
@@ -221,7 +224,7 @@ class Master:
         Settings that have taken a step are not at fault: what a loop or a task does wrong later ends the job after a checkpoint.
         """
         if event.failure.loss is not None:
-            newest = not self.shard.rule.rounds_go_on and event.step == self.version + 1
+            newest = not self.rule.rounds_go_on and event.step == self.version + 1
             live, weights = (self._members.live, self.shard.replica) if newest else (frozenset[int](), None)
             self.books.judge(self.soundness.give_up(f"the loss on it is {event.failure.loss} on rank {event.rank}"))
             raise diverged(self.link, event, live - self.shard.missing, live, weights, self.shard.outlier())

@@ -9,8 +9,9 @@ from psnode.config import Config
 from psnode.config.effects import AUTO
 from psnode.errors import NormError, TransportError, WireError
 from psnode.exchange.shard.backlog import Backlog
+from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.shard.events import Refused, Scaled
-from psnode.exchange.shard.shard import Shard
+from psnode.exchange.shard.handle import RoundsHandle
 from psnode.master.checkpointing import PendingCheckpoints
 from psnode.master.deadlines import RoundTimer
 from psnode.master.events import Events
@@ -32,7 +33,8 @@ class Membership:
     job_state: JobState
     members: Members
     round: RoundTimer
-    shard: Shard
+    rule: Rule
+    shard: RoundsHandle
     pending: PendingCheckpoints
     recorder: StepRecorder
     events: Events
@@ -68,7 +70,7 @@ class Membership:
         reason = f"not heard of for {self.members.silent_for(rank):.1f} s"
         hold = self.backlog.let_go(rank)
         taken = self._do_without(rank, "suspended", reason)
-        step = 0 if self.shard.rule.patient else self.job_state.version + 1
+        step = 0 if self.rule.patient else self.job_state.version + 1
         if step and hold is not None and hold.version < step:  # it can have sent no gradient of a version that it was not sent
             step = hold.version
             taken = {group: step - 1 if group in hold.unused else step for group in taken}
@@ -93,7 +95,7 @@ class Membership:
 
     def _do_without(self, rank: int, event: str, reason: str) -> dict[int, int]:
         """Go on without `rank`; its gradients in the open round count. Below the quorum, stop with a checkpoint. Returns the
-        result of `Shard.withdraw`.
+        result of `RoundsHandle.withdraw`.
         """
         if not self.members.remove(rank):
             return {}
@@ -113,7 +115,7 @@ class Membership:
 
     def suspend_silent(self) -> None:
         """Suspend silent workers where rounds close without the slowest, so that no deadline notices them."""
-        if not self.shard.rule.rounds_go_on or self.config.local is not None:
+        if not self.rule.rounds_go_on or self.config.local is not None:
             return
         limit = max(_SILENCES * self.round.patience.of_round(pause=False), self.round.patience.hard_limit)
         for rank in sorted(self.members.live & self.shard.missing):

@@ -17,6 +17,7 @@ from psnode.config.train_settings import OWN
 from psnode.errors import WireError
 from psnode.exchange.shard.consistency import Synchronous
 from psnode.exchange.shard.events import GroupClosed, Refused
+from psnode.exchange.shard.handle import RoundsHandle
 from psnode.exchange.shard.shard import Shard
 from psnode.exchange.update.served_model import ServedModel
 from psnode.plan.groups import Plan
@@ -62,7 +63,7 @@ class TrialRun:
         self._model.load_state_dict(before)
         return seconds
 
-    def _rounds(self, shard: Shard) -> list[float]:
+    def _rounds(self, shard: RoundsHandle) -> list[float]:
         """Seconds of each round that counts."""
         shard.admit(self._workers, 0)
         times, stopping, requests = [time.monotonic()], False, list[object]()
@@ -78,7 +79,7 @@ class TrialRun:
         found = [after - before for before, after in pairwise(times)]
         return found[_COLD:] or found[-1:]
 
-    def _round(self, shard: Shard) -> list[object]:
+    def _round(self, shard: RoundsHandle) -> list[object]:
         """Return when every group is closed and every worker has reported: requests to stop that came meanwhile."""
         groups = {group.index for group in self._plan.groups}
         silent, requests = set(self._workers), list[object]()

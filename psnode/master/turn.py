@@ -7,8 +7,9 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from psnode.exchange.shard.backlog import Backlog, Hold
+from psnode.exchange.shard.consistency import Rule
+from psnode.exchange.shard.handle import ShardHandle
 from psnode.exchange.shard.median_clipping import Clipped
-from psnode.exchange.shard.shard import Shard
 from psnode.master.checkpointing import PendingCheckpoints
 from psnode.master.events import Events
 from psnode.master.job_state import JobState
@@ -35,7 +36,8 @@ class Turn:
     job_state: JobState
     members: Members
     plan: Plan
-    shard: Shard
+    rule: Rule
+    shard: ShardHandle
     pending: PendingCheckpoints
     recorder: StepRecorder
     sharding: Sharding
@@ -183,7 +185,7 @@ class Turn:
     def left_out(self, added: Sequence[Iterable[Added]], forfeited: Container[int] = ()) -> dict[int, list[int]]:
         """By live worker the groups to which its gradient was not `added`; none of what may be used later, or is `forfeited`."""
         ranks = [{each.rank for each in found} for found in added]
-        keeps = self.shard.rule.patient
+        keeps = self.rule.patient
         return {
             rank: [] if keeps or rank in forfeited else [group for group, there in enumerate(ranks) if rank not in there]
             for rank in self.members.live
@@ -225,7 +227,7 @@ class Turn:
             self.link.send(rank, Kind.CLIP, body, step=step, version=self.job_state.version)
 
     def _watched(self, ranks: Iterable[int]) -> list[int]:
-        return [rank for rank in ranks if self.shard.rule.rounds_go_on or rank in self.members.spares]
+        return [rank for rank in ranks if self.rule.rounds_go_on or rank in self.members.spares]
 
     def _ask(self, ranks: Iterable[int]) -> None:
         """Ask those who have much before them: before VERSION_COMPLETE, so that the answer comes before their next gradient."""

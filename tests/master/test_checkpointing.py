@@ -62,7 +62,8 @@ def bench(folder: Path, *, rounds_go_on: bool, keep_last: int = 0, mask: bool = 
     with claim(config) as run:
         pass
     events = Events(folder)
-    pending = PendingCheckpoints(run, shard, model, small_plan(model, config), Tracer(0, enabled=False), events, workers=3)
+    plan, tracer = small_plan(model, config), Tracer(0, enabled=False)
+    pending = PendingCheckpoints(run, shard, model, plan, tracer, events, workers=3, rounds_go_on=rounds_go_on)
     return Bench(pending, shard, model, folder)
 
 

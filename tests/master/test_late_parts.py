@@ -38,7 +38,8 @@ def pending(folder: Path) -> PendingCheckpoints:
     with claim(config) as run:
         pass
     tracer = Tracer(0, enabled=False)
-    return PendingCheckpoints(run, shard, model, small_plan(model, config), tracer, Events(folder), workers=2)
+    plan = small_plan(model, config)
+    return PendingCheckpoints(run, shard, model, plan, tracer, Events(folder), workers=2, rounds_go_on=True)
 
 
 def memories(rank: int) -> dict[str, torch.Tensor]:

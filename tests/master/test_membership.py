@@ -9,6 +9,7 @@ from torch import nn
 
 from psnode.config import Config
 from psnode.exchange.shard.backlog import Backlog
+from psnode.exchange.shard.consistency import Synchronous
 from psnode.master.deadlines import AdaptiveTimeout, RoundTimer
 from psnode.master.events import Events
 from psnode.master.job_state import JobState
@@ -34,7 +35,7 @@ def membership(folder: Path, seconds: list[float]) -> Membership:
     timer.begin(pause=False)
     return Membership(
         FrameChannel(loopback_group(4)[0]), Config(train_dir=folder, min_workers=1), JobState(clock, 60.0), members, timer,
-        shard, pending, StepRecorder(3, 10, 0), Events(folder), Backlog(0),
+        Synchronous(3), shard, pending, StepRecorder(3, 10, 0), Events(folder), Backlog(0),
     )  # fmt: skip
 
 

@@ -77,7 +77,6 @@ class Shard:
         own_optimizer: MakeOptimizer | None = None,
         device: torch.device | None = None,
     ) -> None:
-        self.rule = rule
         self._part = part = part_of(plan, groups)
         _require_whole(part, config, constraint)
         self._rate = rate
