@@ -92,16 +92,16 @@ class Shard:
         self._norm = None
         if config.clip_grad_norm is not None:
             self._norm = GlobalNorm(config.clip_grad_norm, len(part.groups), estimated=config.clip_estimate == "previous")
-        self.constrained = constraint is not None
+        self._constrained = constraint is not None
         codecs, aggregator = codecs_of(plan, scheme), get_aggregator(scheme.aggregator)
         own_codec = any(is_from_outside(codec) for codec in (*codecs, *(self._downlink.codecs or ())))
-        self._own_code = self.constrained or own_optimizer is not None or own_codec
+        self._own_code = self._constrained or own_optimizer is not None or own_codec
         arithmetic: Arithmetic = HostArithmetic(part.own, codecs, aggregator, self._parameters)
         self._device_copies: DeviceCopies | None = None
         self.on_host: list[str] = []  # lines about what the host does although there is a device
         if device is not None:
             placed = place(
-                part.own, config, codecs, aggregator, self._parameters, self._downlink, device, constrained=self.constrained
+                part.own, config, codecs, aggregator, self._parameters, self._downlink, device, constrained=self._constrained
             )
             if isinstance(placed, str):
                 self.on_host = [f"all is added and updated on the host: {placed}"]
@@ -230,7 +230,7 @@ class Shard:
         """Model, optimizer and y, for a checkpoint. While no group is open."""
         average = {} if self._average is None else self._weights.state(self._average.vector)
         found = ShardState(self._weights.state(), self._parameters.state(), self._downlink.state(), average)
-        if self.constrained:  # so that nothing is on a device
+        if self._constrained:  # so that nothing is on a device
             return with_copies_of_the_rest(found, self._weights.vector)
         if self._device_copies is None:
             return found
@@ -310,3 +310,5 @@ def _require_whole(part: PlanPart, config: Config, constraint: Constraint | None
     wants = {"Task.constrain": constraint is not None, "--clip-grad-norm": config.clip_grad_norm is not None}
     for setting in (name for name, wanted in wants.items() if wanted and not part.is_whole):
         raise ConfigurationError(f"{setting} needs all weights in one place, and this run has them in several")
+    if config.whole_tensors and part.pieces:
+        raise ConfigurationError(f"--optimizer {config.optimizer} needs whole tensors, and {next(iter(part.pieces))} is cut")
