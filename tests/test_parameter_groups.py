@@ -227,7 +227,7 @@ def refusals() -> Iterator[tuple[str, Callable[[Any], Any], dict[str, Any], str]
     yield "Adam's own", all_with(beta2=0.9), {}, "--beta2 needs --optimizer adam or adamw"
     yield "nesterov alone", all_with(nesterov=True, momentum=0.0), {}, "--nesterov needs --momentum above 0"
     yield "decay of votes", all_with(weight_decay=0.1), {"scheme": "signsgd"}, "a majority vote takes neither"
-    yield "two momenta", all_with(momentum=0.5), {"scheme": "dgc"}, "would come on top of that of feedback dgc"
+    yield "two momenta", all_with(momentum=0.5), {"scheme": "dgc"}, "would be added to that of feedback dgc"
     yield "beside the flag", all_with(), {"no_decay": ("bias",), "weight_decay": 0.1}, "--no-decay and the task's"
 
 

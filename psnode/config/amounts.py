@@ -1,26 +1,26 @@
-"""Amounts as people read them."""
+"""Amounts in a form for people."""
 
 from __future__ import annotations
 
 
 def amount(nbytes: float) -> str:
-    """Bytes in kB, MB or GB, in three digits or more."""
+    """Return bytes in kB, MB or GB, with three digits or more."""
     unit, size = next((pair for pair in (("GB", 1e9), ("MB", 1e6)) if nbytes >= pair[1]), ("kB", 1e3))
     return f"{proportion(nbytes / size)} {unit}"
 
 
 def proportion(number: float) -> str:
-    """Three digits or more of a number that is not small."""
+    """Return a number with three digits, or more if it is large."""
     return f"{number:,.{2 if number < 10 else 1 if number < 100 else 0}f}"
 
 
 def counted(number: int, noun: str) -> str:
-    """`number` things."""
+    """Return `number` and the noun in singular or plural."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:
-    """A time in seconds, minutes or hours."""
+    """Return a time in seconds, minutes or hours."""
     if seconds < 120:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

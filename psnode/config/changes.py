@@ -1,4 +1,4 @@
-"""Differences between the settings of a run and those that it is resumed with."""
+"""Differences between the settings of a run and those with which it is resumed."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from psnode.config.train_settings import Config, plain, settings
 
 
 def resume_conflicts(config: Config, saved: Config) -> list[str]:
-    """One line for every setting that a resumed run may not change but has: the job, not its surroundings."""
+    """Return one line for every changed setting that a resumed run may not change, because it defines the job."""
     return [line for setting, line in _changes(config, saved) if not setting.rules.free and not setting.rules.replans]
 
 
 def plan_changes(config: Config, saved: Config) -> list[str]:
-    """One line for every setting that a resumed run has changed and that gives it another plan."""
+    """Return one line for every changed setting that gives a resumed run another plan."""
     return [line for setting, line in _changes(config, saved) if setting.rules.replans and config.applies(setting)]
 
 

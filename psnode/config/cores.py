@@ -12,15 +12,15 @@ from pathlib import Path
 
 from psnode.config.quotas import quota
 
-_MOST = 1024  # threads that are believed
+_MOST = 1024  # largest thread count that is believed
 _BOOT = "proc/sys/kernel/random/boot_id"
 _BACK = 10  # levels of niceness: a tenth of the share of a thread at level 0
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Number of cores that this process may use: those it may be scheduled on, and no more than its quota is whole ones of.
+    """Return the number of cores that this process may use: those it may be scheduled on, at most the whole cores of its quota.
 
-    `root`: as of psnode.config.quotas.
+    `root`: see psnode.config.quotas.
     """
     scheduled = len(_scheduled())
     granted = quota(root)
@@ -28,9 +28,11 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def pool(root: Path = Path("/")) -> str:
-    """Name of the cores that this process may use: equal for all processes that share them, as far as the system tells.
+    """Return the name of the cores that this process may use; processes that share cores get equal names, as far as the system
+    tells.
 
-    Hosts that a machine emulates share its cores, containers do unless each has a quota; processes bound to other cores do not.
+    Emulated hosts share the cores of their machine. Containers share cores unless each has a quota. Processes bound to different
+    cores do not share them.
     """
     parts = [_line(root / _BOOT) or socket.gethostname(), *map(str, _scheduled())]
     granted = quota(root)
@@ -48,18 +50,19 @@ def _line(path: Path) -> str:
 
 
 def _scheduled() -> list[int]:
-    """Numbers of the cores that this process may be scheduled on."""
+    """Return the numbers of the cores that this process may be scheduled on."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def asked_threads(environ: Mapping[str, str] = os.environ) -> int | None:
-    """The number in OMP_NUM_THREADS, the first where it lists one a level; None where it holds none."""
+    """Return the number in OMP_NUM_THREADS, the first one if it lists a number per level; None if it holds no number."""
     first = environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return int(first) if first.isdecimal() and 0 < int(first) <= _MOST else None
 
 
 def stand_back() -> None:
-    """Leave the cores to other threads while those want them; this one has all that they leave, where the system can do so."""
+    """Lower the priority of this thread as far as the system allows, so that it runs only on cores
+    that other threads leave idle."""
     with suppress(OSError, AttributeError):
         level = os.getpriority(os.PRIO_PROCESS, os.getpid()) + _BACK
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), level)

@@ -28,26 +28,21 @@ _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
 
-ABSENT: Any = object()  # no value at all, where None is one
+ABSENT: Any = object()  # no value at all, in places where None is a value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rules:
-    """Accepted values of a field beyond its type. A bound of None: not bounded on that side.
+    """Accepted values of a field beyond its type. A bound of None does not restrict that side.
 
-    choices   the words accepted; empty: any
-    pattern   regular expression for a text, unless that is empty
-    minimum, maximum   inclusive;  above: an exclusive lower bound
-    words     spellings of values, such as auto for 0; these are accepted beside the bounds
-    needs     (field, value): the setting means something only if that field has that value, or one of several
-    implies   naming the setting is enough to choose `needs`
-    free      may differ when a run is resumed, and is no part of the job's digest
-    replans   may differ when a run is resumed, which then gets a plan by rule
-    aliases   further flags
-    names_code   tells if a value names code that is executed: a recorded run's is not taken over unasked
-    repeated  the flag of a list takes one item and may be repeated; otherwise it takes all, separated by commas
-    example   a value to show where the default is nothing
-    before    value in runs whose record does not know the setting; ABSENT: such a record is damaged
+    choices   the accepted words; empty: any pattern   regular expression for a text, unless that is empty minimum, maximum
+    inclusive;  above: an exclusive lower bound words     spellings of values, such as auto for 0; accepted in addition to the
+    bounds needs     (field, value): the setting has a meaning only if that field has that value, or one of several implies
+    naming the setting is enough to choose `needs` free      may differ when a run is resumed, and is not part of the job's digest
+    replans   may differ when a run is resumed, which then gets a plan by rule aliases   further flags names_code   tells if a
+    value names code that is executed: a recorded run's is not adopted without the user's consent repeated  the flag of a list
+    takes one item and may be repeated; otherwise it takes all, separated by commas example   a value to show if there is no
+    default before    value in runs whose record does not know the setting; ABSENT: such a record is damaged
     """
 
     help: str
@@ -70,7 +65,7 @@ class Rules:
 
     @property
     def range(self) -> str:
-        """The bounds of a number, for people; empty if there are none."""
+        """Return the bounds of a number as text for people, or an empty string."""
         if self.minimum is not None:
             return f"at least {self.minimum:g}" if self.maximum is None else f"{self.minimum:g} to {self.maximum:g}"
         if self.above is not None:
@@ -79,7 +74,7 @@ class Rules:
 
 
 def option(default: Any, help: str, **rules: Any) -> Any:  # noqa: A002
-    """A dataclass field with its `Rules`; `default` is the value that holds when nobody gives one."""
+    """Return a dataclass field with its `Rules`; `default` is its value unless the user gives one."""
     metadata = {"rules": Rules(help, **rules)}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)
@@ -87,7 +82,7 @@ def option(default: Any, help: str, **rules: Any) -> Any:  # noqa: A002
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """`; did you mean x?` for the choice closest to `word`, or an empty string when none is close."""
+    """Return `; did you mean x?` for the choice closest to `word`, or an empty string if none is close."""
     by_key = {choice.casefold(): choice for choice in choices}
     close = difflib.get_close_matches(word.casefold(), by_key, n=1, cutoff=0.5)
     return f"; did you mean {by_key[close[0]]}?" if close else ""
@@ -95,10 +90,10 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Voice:
-    """Words in which a program speaks of its settings.
+    """Style of a program's messages about its settings.
 
-    error    raised for a value that is refused
-    by_key   settings are named by their keys, with the one rule that is broken, and a file may hold any value as the text of its
+    error    raised for a value that is refused by_key   settings are named by their keys, with the one rule that is broken, and a
+    file may give any value as the text of its
              flag; otherwise they are named by their flags, with all accepted values and the default, and choices ignore case
     """
 
@@ -121,21 +116,21 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """The long flag."""
+        """Return the long flag."""
         return "--" + self.name.replace("_", "-")
 
     @property
     def label(self) -> str:
-        """Name of the setting in messages about a value without another origin."""
+        """Return the name of the setting in messages about a value whose origin is unknown."""
         return self.name if self.voice.by_key else self.flag
 
     @property
     def variable(self) -> str:
-        """The environment variable."""
+        """Return the environment variable."""
         return "PSNODE_" + self.name.upper()
 
     def parse(self, text: str, label: str) -> Any:
-        """The value that `text` spells; `label` names its origin in the error."""
+        """Parse `text`; `label` names its origin in errors."""
         parts = [part.strip() for part in text.split(",") if part.strip()]
         if self.many:
             return self.check(tuple(self._item(part, label) for part in parts), label)
@@ -145,7 +140,7 @@ class Setting:
         return self.check(self._item(text, label), label)
 
     def check(self, value: Any, label: str) -> Any:
-        """`value` in the field's own type and within its bounds, or the error of its voice."""
+        """Return `value` in the field's own type. Raises the voice's error if it is out of bounds."""
         if value is None and self.optional:
             return None
         if not self.many and not self.keyed:
@@ -193,7 +188,7 @@ class Setting:
         if self.kind is str and ("\n" in value or "\0" in value):
             raise self.voice.error(f"{label} must be one line, not {value!r}")
         if rules.pattern and value and not re.fullmatch(rules.pattern, value):
-            raise self.voice.error(f"{label} is {value!r}, which it cannot be: {rules.help}")
+            raise self.voice.error(f"{label} is {value!r}, which is not valid: {rules.help}")
         return self._chosen(value, label) if rules.choices else value
 
     def _chosen(self, value: str, label: str) -> str:
@@ -205,7 +200,7 @@ class Setting:
         raise self.voice.error(f"{label} must be {valid}, not {value!r}{nearest(value, choices)}")
 
     def _refusal(self, value: Any, label: str, bounds: str = "") -> Exception:
-        """The error for a value of another type, or out of `bounds`."""
+        """Return the error for a value of another type, or out of `bounds`."""
         if self.voice.by_key:
             return self.voice.error(f"{label} must be {bounds or _KINDS[self.kind]}, not {value!r}")
         rules = self.rules
@@ -220,14 +215,14 @@ class Setting:
         return f": the default is {str(spelled).lower() if self.kind is bool else spelled}"
 
     def from_file(self, value: Any, label: str) -> Any:
-        """A value of a TOML file, checked. A setting whose flag repeats KEY=VALUE may be a table."""
+        """Return the checked value from a TOML file. A setting whose flag repeats KEY=VALUE may be a table."""
         if self.rules.repeated and isinstance(value, dict):
             value = [f"{key}={str(item).lower() if isinstance(item, bool) else item}" for key, item in value.items()]
         return self.parse(value, label) if self.voice.by_key and isinstance(value, str) else self.check(value, label)
 
 
 def settings_of(cls: type, voice: Voice | None = None) -> dict[str, Setting]:
-    """The settings of a dataclass whose fields were declared with `option`, by name, in order."""
+    """Return the settings of a dataclass whose fields were declared with `option`, by name, in order."""
     hints = typing.get_type_hints(cls)
     found = {}
     for field in dataclasses.fields(cls):
@@ -244,10 +239,10 @@ def settings_of(cls: type, voice: Voice | None = None) -> dict[str, Setting]:
 
 
 def read_toml(path: Path, settings: Mapping[str, Setting], hint: str = "") -> dict[str, Any]:
-    """The settings in a TOML file: keys as the flags are named, with hyphens or underscores.
+    """Read the settings in a TOML file. Its keys are the names of the flags, with hyphens or underscores.
 
-    Raises the error of their voice for a file that cannot be read, a value that is refused and an unknown key, whose line `hint`
-    ends.
+    Raises the voice's error for an unreadable file, a value that is refused and an unknown key; `hint` is appended to the message
+    for the latter.
     """
     voice = next(iter(settings.values())).voice
     try:
@@ -255,7 +250,7 @@ def read_toml(path: Path, settings: Mapping[str, Setting], hint: str = "") -> di
     except OSError as error:
         raise voice.error(f"--config {path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise voice.error(f"--config {path} is no TOML: {' '.join(str(error).split())}") from error
+        raise voice.error(f"--config {path} is not valid TOML: {' '.join(str(error).split())}") from error
     between = "_" if voice.by_key else "-"
     spelled = [name.replace("_", between) for name in settings]
     found: dict[str, Any] = {}
@@ -264,7 +259,7 @@ def read_toml(path: Path, settings: Mapping[str, Setting], hint: str = "") -> di
         if name not in settings:
             raise voice.error(f"unknown key {key!r} in {path}{nearest(name.replace('_', between), spelled)}{hint}")
         if name in found:
-            raise voice.error(f"key {key!r} stands twice in {path}, with a hyphen and with an underscore: drop one")
+            raise voice.error(f"key {key!r} appears twice in {path}, with a hyphen and with an underscore: drop one")
         found[name] = settings[name].from_file(value, name if voice.by_key else f"{key} in {path}")
     return found
 
@@ -273,21 +268,21 @@ Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 class _Word(click.types.StringParamType):
-    """Text whose accepted words a shell completes."""
+    """Text whose accepted words a shell can complete."""
 
     def __init__(self, rules: Rules) -> None:
         self._words = [*rules.choices, *rules.words]
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """The choices, and words for values, that begin with `incomplete`."""
+        """Return the choices, and words for values, that begin with `incomplete`."""
         found = [word for word in self._words if word.casefold().startswith(incomplete.casefold())]
         return [CompletionItem(word) for word in found]
 
 
 def click_option(setting: Setting, text: str, complete: Complete | None = None) -> click.Option:
-    """The option of a command line; its help is `text` and the default. `complete`: completes values; None: choices alone.
+    """Return the option of a command line; its help is `text` and the default. `complete` completes values; None: only choices.
 
-    The setting parses the value itself, so that a bad one reads the same from a flag, a variable and a file.
+    The setting parses the value itself, so that messages about a bad value are the same for a flag, a variable and a file.
     """
     rules, default = setting.rules, setting.default
     if default is not None and default is not False and default not in ("", (), {}):

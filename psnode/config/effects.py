@@ -1,8 +1,8 @@
-"""Learning rates of optimizers, ownership of momentum and weight decay, and settings without effect beside others.
+"""Learning rates of optimizers, ownership of momentum and weight decay, and combinations of settings in which one has no effect.
 
-One rule: gradients are gathered into a momentum once. A feedback rule that has a momentum does it alone, and weight decay is then
-gathered apart, on the master, by the same recursion (Gathering); under a majority vote nobody does, since the step of a weight is
-a sign; else the master's optimizer does.
+One rule: gradients enter a momentum once. If the feedback rule has a momentum, only that one applies, and the master gathers
+weight decay separately by the same recursion (Gathering). Under a majority vote there is no momentum, since a weight moves by a
+sign. Otherwise the master's optimizer has the momentum.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ if TYPE_CHECKING:
 
 MAJORITY = "majority"
 CLIPPED = "mean:clip=median"
-AUTO = 1e6  # norm_cap auto: 1e6 times the largest gradient ever accepted, psnode.exchange.shard.verdicts
+AUTO = 1e6  # norm_cap auto: 1e6 times the largest gradient ever accepted, see psnode.exchange.shard.verdicts
 DENSE_RATE = 0.01
-PLAIN_RATE = 0.1  # without momentum: a gradient moves the weights once, and with momentum .9 ten times over
-UNIT_RATE = 0.0005  # where every coordinate moves by the learning rate
+PLAIN_RATE = 0.1  # without momentum a gradient moves the weights once, with momentum .9 ten times over
+UNIT_RATE = 0.0005  # if every coordinate moves by the learning rate
 
 
 def momentum_of(config: Config, rule: Feedback, aggregator: str, usual: float) -> float:
-    """The momentum of the master's optimizer, `usual` unless something else is said. ConfigurationError for a second one."""
+    """Return the momentum of the master's optimizer: `usual` unless a setting says otherwise. Raises ConfigurationError for a
+    second momentum."""
     if config.momentum and rule.gathering is not None:
         raise ConfigurationError(
-            f"--momentum {config.momentum:g} would come on top of that of feedback {rule.id}: set it there, and leave this out"
+            f"--momentum {config.momentum:g} would be added to that of feedback {rule.id}: set it there, and leave this out"
         )
     if aggregator == MAJORITY and (config.momentum or config.weight_decay):
         raise ConfigurationError(
@@ -41,9 +42,9 @@ def momentum_of(config: Config, rule: Feedback, aggregator: str, usual: float) -
 
 
 def pace_of(config: Config, rule: Feedback, momentum: float, lr: float) -> tuple[float, float]:
-    """A scheme's own momentum and learning rate, which go together, as far as `config` leaves them to it.
+    """Return a scheme's own momentum and learning rate, which belong together, unless `config` sets them.
 
-    The rate of plain SGD is not for a run that has a momentum all the same, nor for an adaptive optimizer.
+    The learning rate of plain SGD does not apply to a run that has a momentum nevertheless, nor to an adaptive optimizer.
     """
     if lr != PLAIN_RATE:
         return momentum, lr
@@ -53,7 +54,7 @@ def pace_of(config: Config, rule: Feedback, momentum: float, lr: float) -> tuple
 
 
 def rate_notes(name: str, own: float, lr: float | None) -> tuple[str, ...]:
-    """Notes on the learning rate `lr` in a run of scheme `name` whose own rate is `own`; None: that rate."""
+    """Return notes on the learning rate `lr` of a run whose scheme `name` has the rate `own`; None means that rate."""
     reasons = {UNIT_RATE: "every coordinate moves by as much in a step", PLAIN_RATE: "its optimizer has no momentum"}
     if own not in reasons:
         return ()
@@ -67,7 +68,7 @@ def rate_notes(name: str, own: float, lr: float | None) -> tuple[str, ...]:
 
 
 def refuse_what_has_no_effect(config: Config, rule: Feedback, codec: Codec, aggregator: str, momentum: float) -> None:
-    """ConfigurationError for settings that would change nothing beside the others, or nothing that they are meant to."""
+    """Raise ConfigurationError for settings that would have no effect, or not the intended one, in this combination."""
     if config.nesterov and not momentum:
         instead = f"write --feedback {rule.id}:nesterov=true" if hasattr(rule, "nesterov") else "leave it out"
         raise ConfigurationError(f"--nesterov is a form of the master's momentum, which is 0 here: {instead}")
@@ -85,9 +86,7 @@ def refuse_what_has_no_effect(config: Config, rule: Feedback, codec: Codec, aggr
     if config.weighted_mean and (why := _without_weight(rule, codec, aggregator)):
         raise ConfigurationError(f"--weighted-mean weighs gradients, and {why}: leave it out")
     if aggregator == MAJORITY and rule.memory is not None:
-        raise ConfigurationError(
-            f"feedback {rule.id} remembers what a gradient is owed, and a majority vote pays nobody's: use none or ema"
-        )
+        raise ConfigurationError(f"feedback {rule.id} keeps residuals, which a majority vote never sends: use none or ema")
     if aggregator == CLIPPED:
         _refuse_to_clip(config, rule, codec)
     elif rule.memory is not None and codec.lossless:
@@ -107,7 +106,7 @@ def refuse_what_has_no_effect(config: Config, rule: Feedback, codec: Codec, aggr
 
 
 def _without_weight(rule: Feedback, codec: Codec, aggregator: str) -> str:
-    """Why a worker's push cannot count more than another's; empty if it can."""
+    """Return the reason why one worker's push cannot count more than another's, or an empty string."""
     if aggregator == MAJORITY:
         return "all votes weigh the same"
     if aggregator == CLIPPED:
@@ -118,10 +117,10 @@ def _without_weight(rule: Feedback, codec: Codec, aggregator: str) -> str:
 
 
 def _refuse_to_clip(config: Config, rule: Feedback, codec: Codec) -> None:
-    """ConfigurationError where the norms of a round's pushes are not there, or are no measure of each other."""
+    """Raise ConfigurationError if the norms of a round's pushes are unknown or not comparable."""
     if rule.merges(rule.form(codec)) and not codec.lossless:
         raise ConfigurationError(
-            f"--aggregator {CLIPPED} weighs every worker's payload by itself, and those of {codec!r} are added up undecoded: "
+            f"--aggregator {CLIPPED} weighs every worker's payload separately, and those of {codec!r} are added up undecoded: "
             "use mean"
         )
     if config.consistency not in ("bsp", "kofn") or config.num_aggregate == 1:
@@ -132,10 +131,10 @@ def _refuse_to_clip(config: Config, rule: Feedback, codec: Codec) -> None:
 
 
 def ladder_to(ratio: float | None, ladder: Sequence[float]) -> tuple[float, ...]:
-    """The ratios of a warm-up on the way down to `ratio`, the codec's own; none for a codec without one."""
+    """Return the ratios of a warm-up that lie above `ratio`, the codec's own; empty for a codec without a ratio."""
     return tuple(step for step in ladder if ratio is not None and step > ratio)
 
 
 def moves_by_rate(rule: Feedback, codec: Codec, aggregator: str) -> bool:
-    """True if every coordinate moves by the learning rate itself, or the mean of several signs times that."""
+    """Return True if every coordinate moves by the learning rate itself, or by the mean of several signs times that rate."""
     return aggregator == MAJORITY or (codec.id == "sign" and rule.memory is None)

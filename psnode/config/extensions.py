@@ -1,4 +1,4 @@
-"""Code of the user's own: modules by the path of their file, and codecs and loggers in such files."""
+"""Code of the user's own: modules imported by file path, and codecs and loggers in such files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from psnode.codecs import Codec
 
 
-TASK_MODULES = "psnode_task_"  # what the names of modules that were imported from a task's file begin with
+TASK_MODULES = "psnode_task_"  # beginning of the names of modules imported from a task's file
 
 
 _EXECUTING = threading.RLock()
@@ -25,7 +25,7 @@ _STATE = "__psnode_file__"  # in a module from a file: path, time and size of th
 
 
 class _Named(NamedTuple):
-    """Parts of `FILE:NAME[:k=v,...][+STAGE]`; `rest` begins behind NAME."""
+    """Parts of `FILE:NAME[:k=v,...][+STAGE]`; `rest` begins after NAME."""
 
     file: Path
     name: str
@@ -33,7 +33,7 @@ class _Named(NamedTuple):
 
 
 def import_file(path: Path, kind: str) -> ModuleType:
-    """The module in a file, executed unless it was and the file is as it was then: workers of one process share its classes.
+    """Import the module in a file. An unchanged file is executed only once, so that the workers of one process share its classes.
 
     Its directory is added to the end of sys.path, so that it can import its neighbours.
 
@@ -45,14 +45,14 @@ def import_file(path: Path, kind: str) -> ModuleType:
     extend_path(path.resolve().parent)
     spec = importlib.util.spec_from_file_location(f"psnode_{kind}_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise ConfigurationError(f"{kind} file {path} is no Python file: its name must end in .py")
+        raise ConfigurationError(f"{kind} file {path} is not a Python file: its name must end in .py")
     state = (path.resolve(), path.stat().st_mtime_ns, path.stat().st_size)
     with _EXECUTING:
         known = sys.modules.get(spec.name)
         if known is not None and vars(known).get(_STATE) == state:
             return known
         module = importlib.util.module_from_spec(spec)
-        sys.modules[module.__name__] = module  # dataclasses and type hints look themselves up there
+        sys.modules[module.__name__] = module  # dataclasses and type hints look up their module in it
         try:
             spec.loader.exec_module(module)
         except (Exception, SystemExit) as error:
@@ -62,13 +62,13 @@ def import_file(path: Path, kind: str) -> ModuleType:
 
 
 def extend_path(directory: Path) -> None:
-    """Let modules in `directory` be imported, after all others."""
+    """Make the modules in `directory` importable, after all others."""
     if str(directory) not in sys.path:
         sys.path.append(str(directory))
 
 
 def locate_codec(spec: str) -> str:
-    """`spec` such that it means the same from any directory: the path of a file made absolute."""
+    """Return `spec` with the path of a file made absolute, so that it means the same from any directory."""
     if not names_codec_file(spec):
         return spec
     file, name, rest = _taken_apart(spec)
@@ -76,9 +76,9 @@ def locate_codec(spec: str) -> str:
 
 
 def load_codec(spec: str) -> str:
-    """`spec` with the id of the codec in place of FILE:NAME, once that file is executed and the codec known by its id.
+    """Execute the file in `spec` and return `spec` with the id of the codec in place of FILE:NAME; the id is then known.
 
-    Any other spec is returned as it is. Raises ConfigurationError, and CodecSpecError if the class is no codec.
+    Any other spec is returned as it is. Raises ConfigurationError, and CodecSpecError if the class is not a codec.
     """
     if not names_codec_file(spec):
         return spec
@@ -90,7 +90,7 @@ def _taken_apart(spec: str) -> _Named:
     path, _, rest = spec.partition(CODEC_FILE)
     name = rest.partition(":")[0].partition("+")[0].strip()
     if not names_file(path + ".py") or not name.isidentifier():
-        raise ConfigurationError(f"codec {spec!r} is to name a class: path/to/file.py:NAME, then :parameter=value")
+        raise ConfigurationError(f"codec {spec!r} must name a class: path/to/file.py:NAME, then :parameter=value")
     return _Named(Path(path + ".py"), name, rest[len(name) :])
 
 
@@ -105,7 +105,8 @@ def _loaded(file: Path, name: str) -> type[Codec]:
 
 
 def import_class(file: Path, name: str, kind: str) -> Any:
-    """The class `name` of a file, executed now. ConfigurationError as `import_file`, or if the file has none of that name."""
+    """Execute a file and return its class `name`. Raises ConfigurationError like `import_file`, or if the file has no class of
+    that name."""
     module = import_file(file, kind)
     found = getattr(module, name, None)
     if found is None:

@@ -1,15 +1,15 @@
-"""Folder that `psnode launch` makes for the ranks of its host, and removes when the job is over, however it ends."""
+"""Folder that `psnode launch` creates for the ranks of its host, and removes when the job is over, however it ends."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-VARIABLE = "PSNODE_JOB_END"  # a file in it
+VARIABLE = "PSNODE_JOB_END"  # a file in the folder
 
 
 def job_folder() -> Path | None:
-    """The folder; None of a process that no launcher of this host has started."""
+    """Return the folder, or None in a process that was not started by a launcher on this host."""
     name = os.environ.get(VARIABLE)
     found = Path(name).parent if name else None
     return found if found is not None and found.is_dir() else None

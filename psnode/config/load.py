@@ -1,6 +1,6 @@
-"""Sources of a configuration: a TOML file, PSNODE_* variables, flags; the later wins over the earlier.
+"""Sources of a configuration: a TOML file, PSNODE_* variables, flags; later sources win over earlier ones.
 
-Nothing is ignored: a name that no setting has is refused, wherever it stands.
+Nothing is ignored: an unknown name is refused in every source.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from psnode.errors import ConfigurationError
 PREFIX = "PSNODE_"
 FILE_VARIABLE = "PSNODE_CONFIG"
 RECORD = "config.json"  # record in a run's directory; its member `config` is Config.to_dict()
-# variables of the project's own scripts and of its launcher, which are not settings of a run
+# variables of the project's own scripts and launcher, which are not settings of a run
 _OTHER_VARIABLES = frozenset(
     {FILE_VARIABLE, "PSNODE_VENV", "PSNODE_PYTHON", "PSNODE_MPI", "PSNODE_CONSTRAINTS", "PSNODE_JOB_END"}
 )
 _OF_ONE_START = frozenset({"resume", "debug", "quiet", "trust_run", "stop_after", "allow_unlike_versions"})
-# settings that a resumed run does not take over from the run that it continues
+# settings that a resumed run does not take from the run that it continues
 _NOT_INHERITED = frozenset({"train_dir", "local", *_OF_ONE_START})
 
 
 def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None) -> Config:
-    """The validated configuration. `flags`: values by setting name; `file`: instead of the one PSNODE_CONFIG names.
+    """Return the validated configuration. `flags`: values by setting name; `file`: replaces the one that PSNODE_CONFIG names.
 
-    With `resume`, settings that nobody gives are those of the run that is continued.
+    With `resume`, settings that are not given are those of the run that is continued.
     """
     if file is None and environment.get(FILE_VARIABLE):
         file = Path(environment[FILE_VARIABLE])
@@ -53,7 +53,7 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
         if "threads" not in values and (asked := asked_threads(environment)) is not None:
             config = replace(config, threads=asked)
     config.validate(given)
-    # the record must mean the same to an evaluator that was started elsewhere
+    # the record must mean the same to an evaluator that was started in another directory
     if config.data_dir:
         config = replace(config, data_dir=config.data_dir.expanduser().absolute())
     if config.init_from:
@@ -68,10 +68,10 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
 def check_trust(
     directory: Path, recorded: Mapping[str, Any], given: Container[str], *, trusted: bool, used: Collection[str] = ()
 ) -> None:
-    """Refuse to execute code that only the record of a run names: whoever wrote the directory would choose the code.
+    """Refuse to execute code that only the record of a run names: the author of the directory would choose the code.
 
-    `recorded`: the settings of the run in `directory`; `given`: the names of those that the user set, which are not taken
-    from the record; `used`: those whose code is executed, if not that of all. ConfigurationError names the code.
+    `recorded`: the settings of the run in `directory`; `given`: the names of those that the user set, which are not taken from
+    the record; `used`: those whose code is executed, empty for all. ConfigurationError names the code.
     """
     for name, setting in settings().items():
         if used and name not in used:
@@ -86,7 +86,7 @@ def check_trust(
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """The settings that PSNODE_* variables make; lists are separated by commas."""
+    """Return the settings in PSNODE_* variables; lists are separated by commas."""
     known = {setting.variable: setting for setting in settings().values()}
     found = {}
     for variable, text in environment.items():
@@ -98,13 +98,14 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def to_toml(config: Config) -> str:
-    """The settings of `config`, a line each, as `from_file` takes them."""
+    """Return the settings of `config`, one per line, in the form that `from_file` reads."""
     rows = {name.replace("_", "-"): value for name, value in config.stated().items() if name not in _OF_ONE_START}
     return "".join(f"{key} = {to_json(value, ensure_ascii=False)}\n" for key, value in rows.items())
 
 
 def from_file(path: Path) -> dict[str, Any]:
-    """The settings in a TOML file; of a run's config.json those that the run was begun with, but for where and how it goes on."""
+    """Return the settings in a TOML file. From a run's config.json, return those that the run began with, except its place and
+    continuation."""
     if path.suffix != ".json":
         return read_toml(path, settings())
     try:
@@ -112,12 +113,12 @@ def from_file(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigurationError(f"--config {path} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigurationError(f"--config {path} is no {RECORD} of a run: {type(error).__name__}: {error}") from error
+        raise ConfigurationError(f"--config {path} is not {RECORD} of a run: {type(error).__name__}: {error}") from error
     return {name: value for name, value in config.stated().items() if name not in _NOT_INHERITED}
 
 
 def _implied(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that others stand for: --lr-shrinkage alone means --lr-schedule shrink, as it always did."""
+    """Return the settings that others imply: --lr-shrinkage alone means --lr-schedule shrink, as it always did."""
     found: dict[str, Any] = {}
     for name in given:
         rules = settings()[name].rules
@@ -127,7 +128,7 @@ def _implied(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _meant(recorded: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The recorded settings without those that mean nothing once the plan is made anew as `values` say."""
+    """Return the recorded settings without those that lose their meaning once the plan is remade according to `values`."""
     gone = set()
     for name, setting in settings().items():
         needs = setting.rules.needs
@@ -137,9 +138,9 @@ def _meant(recorded: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, 
 
 
 def _recorded(directory: Path) -> dict[str, Any]:
-    """The settings of the run in `directory`, as far as they are inherited; none where it has no readable record."""
+    """Return the settings of the run in `directory`, as far as they are inherited; empty if it has no readable record."""
     try:
         fields = Config.from_dict(read_json(directory / RECORD)["config"]).to_dict()
     except (OSError, ValueError, LookupError, TypeError, OverflowError, ConfigurationError):
-        return {}  # whoever resumes the run reads the record again, and reports
+        return {}  # the resuming run reads the record again and reports the fault
     return {name: value for name, value in fields.items() if name not in _NOT_INHERITED}

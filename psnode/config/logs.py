@@ -1,4 +1,5 @@
-"""psnode's log on standard error. Every module has a logger of its name, as `logging` advises; here is where its lines go."""
+"""psnode's log on standard error. Every module has a logger of its name, as `logging` advises;
+this module configures the output."""
 
 from __future__ import annotations
 
@@ -11,20 +12,20 @@ _ROOT = logging.getLogger("psnode")
 
 
 class _StandardError(logging.Handler):
-    """Writes each record at once to the standard error of that moment."""
+    """Writes each record immediately to the current standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             print(self.format(record), file=sys.stderr, flush=True)
-        except OSError:  # it is closed
+        except OSError:  # the stream is closed
             self.handleError(record)
 
 
 @contextmanager
 def shown(rank: int = 0) -> Iterator[None]:
-    """Show the log on standard error while inside: "psnode: TEXT", and on ranks other than 0 "psnode: rank R: TEXT".
+    """While inside, show the log on standard error: "psnode: TEXT", and on ranks other than 0 "psnode: rank R: TEXT".
 
-    Not in a program that has set up `logging` itself: its handlers get the records then.
+    A program that has set up `logging` itself keeps its handlers, which get the records instead.
     """
     if _ROOT.hasHandlers():
         yield
@@ -42,7 +43,7 @@ def shown(rank: int = 0) -> Iterator[None]:
 
 @contextmanager
 def hushed(quiet: bool) -> Iterator[None]:
-    """Let nothing below a warning into the log while inside, if `quiet`."""
+    """While inside, log nothing below a warning if `quiet`."""
     level = _ROOT.level
     if quiet:
         _ROOT.setLevel(logging.WARNING)

@@ -10,12 +10,12 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 
 def memory() -> int:
-    """The bytes of memory that this machine has."""
+    """Return the bytes of memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def free_memory(*, swap: bool = True) -> int | None:
-    """Bytes that programs on this host can still take, within this process's control group; None if not told."""
+    """Return the bytes that programs on this host can still take within this process's control group; None if unknown."""
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         free = 1024 * sum(int(lines[name].split()[0]) for name in ("MemAvailable", *(["SwapFree"] if swap else [])))
@@ -29,16 +29,16 @@ def free_memory(*, swap: bool = True) -> int | None:
 
 
 def memory_left(root: Path, group: str) -> int | None:
-    """Bytes that a control group (version 2, below `root`) and those around it still allow; None if none of them has a limit.
+    """Return the bytes that a control group (version 2, below `root`) and its ancestors still allow; None if no limit is set.
 
-    Pages of files count as used there, but are given up when memory is wanted, as /proc/meminfo's MemAvailable has it; those of
-    shared memory are not.
+    The group counts pages of files as used, but the kernel frees them under pressure, so they count as free here, as in
+    MemAvailable of /proc/meminfo. Pages of shared memory are not freed.
     """
     found = []
     for place in (root / group, *(root / group).parents):
         if not place.is_relative_to(root):
             break
-        with contextlib.suppress(OSError, KeyError, ValueError):  # no limit is the word max
+        with contextlib.suppress(OSError, KeyError, ValueError):  # the limit may be the word max
             limit = int((place / "memory.max").read_text())
             held = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
             used = int((place / "memory.current").read_text()) - int(held["file"]) + int(held["shmem"])

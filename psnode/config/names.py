@@ -13,15 +13,15 @@ DENSE = "dense"  # a downlink that replaces the weights
 
 
 def canonical(name: str) -> str:
-    """`name` in lower case without hyphens and underscores: ResNet-18, resnet_18 and resnet18 are one name."""
+    """Return `name` in lower case without hyphens and underscores: ResNet-18, resnet_18 and resnet18 are one name."""
     return name.lower().replace("-", "").replace("_", "")
 
 
 def choose(kind: str, name: str, choices: Iterable[str], remark: str = "") -> str:
-    """The member of `choices` that `name` means.
+    """Return the member of `choices` that `name` means.
 
-    An exact match wins; else the canonical forms are compared. Raises ConfigurationError with the nearest
-    match and every choice, followed by `remark`. `kind` is the noun of the message ("network").
+    An exact match wins; otherwise the canonical forms are compared. Raises ConfigurationError with the nearest match and every
+    choice, followed by `remark`. `kind` is the noun of the message ("network").
     """
     choices = sorted(choices)
     if name in choices:
@@ -37,7 +37,7 @@ def choose(kind: str, name: str, choices: Iterable[str], remark: str = "") -> st
 
 
 def settle(kind: str, options: Mapping[str, str], allowed: Iterable[str]) -> dict[str, str]:
-    """`options` under the names in `allowed` that their keys mean. ConfigurationError for any other key."""
+    """Return `options` under the names in `allowed` that their keys mean. Raises ConfigurationError for any other key."""
     allowed = sorted(allowed)
     if options and not allowed:
         raise ConfigurationError(f"{kind} {next(iter(options))!r} is not understood: there is nothing to set here")
@@ -45,7 +45,7 @@ def settle(kind: str, options: Mapping[str, str], allowed: Iterable[str]) -> dic
 
 
 def positive(kind: str, text: str) -> int:
-    """`text` as an integer >= 1; ConfigurationError naming `kind` and the value otherwise."""
+    """Return `text` as an integer >= 1. Raises ConfigurationError with `kind` and the value otherwise."""
     try:
         value = int(text)
     except ValueError:
@@ -56,17 +56,17 @@ def positive(kind: str, text: str) -> int:
 
 
 def boolean(kind: str, text: str) -> bool:
-    """`text` as true or false; ConfigurationError naming `kind` and the value otherwise."""
+    """Return `text` as true or false. Raises ConfigurationError with `kind` and the value otherwise."""
     if text.lower() not in ("true", "false"):
         raise ConfigurationError(f"{kind} must be true or false, not {text!r}")
     return text.lower() == "true"
 
 
-PASSED = "python:"  # before the class of a task that a program handed to psnode.run: nothing that could be imported
+PASSED = "python:"  # before the class of a task that a program passed to psnode.run, which cannot be imported by name
 
 
 def names_code(value: str | None) -> bool:
-    """True if a setting's `value` names code that would be imported."""
+    """Return True if a setting's `value` names code that would be imported."""
     return value is not None and not value.startswith(PASSED)
 
 
@@ -74,26 +74,26 @@ CODEC_FILE = ".py:"  # in FILE:NAME, a class in a file
 
 
 def names_codec_file(spec: str | None) -> bool:
-    """True if the spec of a codec begins with FILE:NAME."""
+    """Return True if the spec of a codec begins with FILE:NAME."""
     return spec is not None and CODEC_FILE in spec
 
 
 def names_logger_file(names: Iterable[str] | None) -> bool:
-    """True if one of the loggers is FILE:NAME."""
+    """Return True if one of the loggers is FILE:NAME."""
     return any(CODEC_FILE in name for name in names or ())
 
 
 def locate_logger(name: str) -> str:
-    """`name` of --log-to such that it means the same from any directory: the path of a file made absolute."""
+    """Return `name` of --log-to with the path of a file made absolute, so that it means the same from any directory."""
     return str(Path(name).expanduser().absolute()) if CODEC_FILE in name else name
 
 
 def names_file(source: str) -> bool:
-    """True if `source`, the part of --task before a colon, is a file's path and not a module's name."""
+    """Return True if `source`, the part of --task before a colon, is a file's path, not a module's name."""
     return source.endswith(".py") or os.sep in source
 
 
 def locate_task(spec: str) -> str:
-    """`spec` of --task such that it means the same from any directory: the path of a file made absolute."""
+    """Return `spec` of --task with the path of a file made absolute, so that it means the same from any directory."""
     source, colon, name = spec.partition(":")
     return f"{Path(source).expanduser().absolute()}{colon}{name}" if names_file(source) else spec

@@ -10,6 +10,6 @@ _C = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def follow_parent(number: int) -> None:
-    """Have this process get signal `number` when its parent dies; nothing where the system cannot."""
+    """Have the system send signal `number` to this process when its parent dies; do nothing if the system cannot."""
     if _C is not None:
         _C.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)

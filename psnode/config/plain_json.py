@@ -1,4 +1,4 @@
-"""The one writer of JSON. NaN and infinity are no JSON, and most readers refuse them: they are written as null."""
+"""The only writer of JSON. NaN and infinity are not valid JSON and most readers refuse them, so they are written as null."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def to_json(
     ensure_ascii: bool = True,
     default: Callable[[Any], Any] | None = None,
 ) -> str:
-    """The JSON text of `value`, laid out as by json.dumps; numbers that are not finite are null."""
+    """Return the JSON text of `value`, laid out like json.dumps; numbers that are not finite become null."""
 
     def written(each: Any) -> str:
         return json.dumps(
@@ -27,12 +27,12 @@ def to_json(
 
     try:
         return written(value)
-    except ValueError:  # the usual text takes no second look at its numbers
+    except ValueError:  # finite numbers, the usual case, need no copy
         return written(_finite(value))
 
 
 def _finite(value: Any) -> Any:
-    """A copy of `value` with None in the place of floats that are not finite."""
+    """Return a copy of `value` in which None replaces floats that are not finite."""
     if isinstance(value, dict):
         return {_finite(key): _finite(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,7 +1,7 @@
-"""Text for standard streams whose encoding lacks some of its characters: plain ones stand in for them.
+"""Text for standard streams whose encoding lacks some of its characters: plain characters replace them.
 
-Loading this module gives Python's codecs an error handler, `STANDS_IN`, beside "strict" and "replace", and an encoding, `ASCII`:
-the bytes of "ascii" by another name, since click takes that for a mistake and writes UTF-8 instead.
+Importing this module registers an error handler, `STANDS_IN`, in addition to "strict" and "replace", and an encoding, `ASCII`:
+the bytes of "ascii" under another name, since click takes "ascii" for a mistake and writes UTF-8 instead.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _BOX, _BLOCKS = range(0x2500, 0x2580), range(0x2580, 0x25A0)
 _LEVEL, _UPRIGHT = "─━┄┅┈┉╌╍═╴╶╸╺╼╾", "│┃┆┇┊┋╎╏║╵╷╹╻╽╿"
 _DIAGONAL = {"╱": "/", "╲": "\\", "╳": "X"}
 _PLAIN = {
-    "…": "~",  # rich cuts a cell with it: a table keeps its columns
+    "…": "~",  # rich ends a truncated cell with it: one character keeps the columns of a table
     "‐": "-", "‑": "-", "‒": "-", "–": "-", "—": "-", "―": "-", "−": "-", "⁄": "/", "∕": "/",
     "‘": "'", "’": "'", "‚": ",", "‛": "'", "“": '"', "”": '"', "„": '"',
     "′": "'", "″": '"', "«": '"', "»": '"', "‹": "<", "›": ">",
@@ -29,9 +29,10 @@ _PLAIN = {
 
 
 def plain_letter(letter: str) -> str:
-    """ASCII text that stands in for a character: a letter without its accents, a line of - | and +; ? where there is none.
+    """Return the ASCII text that replaces a character: a letter without accents, a line of - | and +; ? if there is no
+    substitute.
 
-    Half of a surrogate pair is a byte of a path that is no text: the byte's number, as \\xE9.
+    Half of a surrogate pair stands for a byte in a path that is not text: it becomes the byte's number, as \xe9.
     """
     code = ord(letter)
     if 0xDC80 <= code <= 0xDCFF:
@@ -42,7 +43,7 @@ def plain_letter(letter: str) -> str:
         return _DIAGONAL.get(letter) or ("-" if letter in _LEVEL else "|" if letter in _UPRIGHT else "+")
     if code in _BLOCKS:
         return "#"
-    if 0x2800 <= code <= 0x28FF:  # patterns of dots, which spinners are made of
+    if 0x2800 <= code <= 0x28FF:  # patterns of dots, used for spinners
         return "."
     parts = unicodedata.normalize("NFKD", letter)
     if parts == letter:
@@ -51,7 +52,7 @@ def plain_letter(letter: str) -> str:
 
 
 def encoding_of(stream_encoding: str) -> str:
-    """`stream_encoding`, by the name that all libraries leave as it is."""
+    """Return `stream_encoding` under the name that no library replaces."""
     return ASCII if codecs.lookup(stream_encoding).name == "ascii" else stream_encoding
 
 

@@ -1,4 +1,4 @@
-"""The processor time that control groups grant this process, in cores: containers, pods, batch systems and systemd set it."""
+"""The processor time that control groups grant this process, in cores. Containers, pods, batch systems and systemd set it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path, PurePosixPath
 
 
 def quota(root: Path = Path("/")) -> float | None:
-    """The smallest grant of this process's control group and of those around it, of either version; None without any.
+    """Return the smallest grant of this process's control group and its ancestors, of either version; None if there is no grant.
 
-    `root`: the directory in which /proc and the mounts of control groups are found.
+    `root`: the directory that contains /proc and the mounts of control groups.
     """
     grants = [grant for folder in _groups(root) for grant in (_second(folder), _first(folder)) if grant is not None]
     return min(grants, default=None)
 
 
 def _groups(root: Path) -> Iterator[Path]:
-    """Directories of the group and all around it, up to each mount that has to do with the processor."""
+    """Yield the directories of the group and its ancestors, up to each mount of the cpu controller."""
     try:
         members = (root / "proc/self/cgroup").read_text().splitlines()
         mounts = (root / "proc/self/mountinfo").read_text().splitlines()
@@ -37,14 +37,15 @@ def _groups(root: Path) -> Iterator[Path]:
 
 
 def _below(path: str, mounted: str) -> PurePosixPath:
-    """`path` as seen from the directory `mounted` of its hierarchy; that one itself if it lies elsewhere, as in containers."""
+    """Return `path` relative to the directory `mounted` of its hierarchy, or that directory itself if `path` lies elsewhere, as
+    in containers."""
     with suppress(ValueError):
         return PurePosixPath(path).relative_to(mounted)
     return PurePosixPath()
 
 
 def _second(folder: Path) -> float | None:
-    """Version 2: cpu.max holds "QUOTA PERIOD" or "max PERIOD"."""
+    """Return the grant of version 2: cpu.max holds "QUOTA PERIOD" or "max PERIOD"."""
     with suppress(OSError, ValueError):
         granted, period = (folder / "cpu.max").read_text().split()
         return _cores(granted, period)
@@ -52,7 +53,7 @@ def _second(folder: Path) -> float | None:
 
 
 def _first(folder: Path) -> float | None:
-    """Version 1: a quota of -1 is none."""
+    """Return the grant of version 1, in which a quota of -1 means no limit."""
     with suppress(OSError, ValueError):
         return _cores((folder / "cpu.cfs_quota_us").read_text(), (folder / "cpu.cfs_period_us").read_text())
     return None

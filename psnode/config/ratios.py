@@ -1,4 +1,4 @@
-"""The ratio of a codec's sparsifier: read, set, and changed through a warm-up."""
+"""The ratio of a codec's sparsifier: reading it, setting it, and the phases of a warm-up."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ _RATIO = "ratio"
 
 
 def ratio_of(codec: Codec) -> float | None:
-    """The ratio of the codec's sparsifier; None if it has none."""
+    """Return the ratio of the codec's sparsifier; None if it has none."""
     index = codec.spec.holder(_RATIO)
     return None if index is None else float(codec.spec.stages[index].settings[_RATIO])
 
 
 def with_ratio(codec: Codec, ratio: float) -> Codec:
-    """`codec` with the ratio of its sparsifier set to `ratio`; unchanged if it has none."""
+    """Return `codec` with the ratio of its sparsifier set to `ratio`; unchanged if it has none."""
     index = codec.spec.holder(_RATIO)
     return codec if index is None else codec_of(codec.spec.changed(index, {_RATIO: repr(ratio)}))
 
 
 def phases(codec: Codec, warmup: Sequence[float]) -> list[Codec]:
-    """The codec in the phases of a warm-up through the ratios of `warmup`, and after it: `codec`, the last."""
+    """Return the codec in each phase of a warm-up through the ratios of `warmup`; the last is `codec` itself, for all later
+    steps."""
     return [*(with_ratio(codec, ratio) for ratio in warmup if not codec.lossless), codec]

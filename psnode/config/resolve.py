@@ -1,4 +1,4 @@
-"""The scheme of a run: the row that its settings name, with their parameters and overrides applied."""
+"""The scheme of a run: the row that the settings name, with their parameters and overrides applied."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from psnode.config.scheme import BEFORE, Scheme
 from psnode.config.schemes import NAMES, SCHEMES, UNRECORDED
 from psnode.errors import ConfigurationError
 
-# setting -> the codec's parameter, and that parameter's value for the setting's
+# setting -> the codec's parameter, and the function from the setting's value to the parameter's
 _OVERRIDES: Mapping[str, tuple[str, Callable[[int], int]]] = MappingProxyType(
     {
         "svd_rank": ("rank", lambda rank: rank),
@@ -38,11 +38,12 @@ _OVERRIDES: Mapping[str, tuple[str, Callable[[int], int]]] = MappingProxyType(
 
 
 def resolve(config: Config, *, unrecorded: bool = False) -> Scheme:
-    """The scheme that `config` names with its parameters and overrides applied; ConfigurationError if there is none.
+    """Return the scheme that `config` names with its parameters and overrides applied. Raises ConfigurationError for an unknown
+    scheme.
 
-    `codec` of the result is the full spec, every parameter written out. A downlink that the scheme chose is not used for
-    a codec in the place of its own: it is dense then. `unrecorded`: by the rules as they were when runs did not record
-    their scheme yet.
+    `codec` of the result is the full spec, with every parameter written out. The downlink of a scheme is not used for a codec
+    that replaces its own; the downlink is dense then. `unrecorded`: apply the rules of the time when runs did not record their
+    scheme.
     """
     from psnode.feedback import get_feedback
 
@@ -75,7 +76,8 @@ def resolve(config: Config, *, unrecorded: bool = False) -> Scheme:
 
 
 def _spec(config: Config, scheme: Scheme, asked: Sequence[Stage]) -> Spec:
-    """The spec of the codec that `config` asks for. `asked`: the scheme's name and settings of its codec, stages to be added."""
+    """Return the spec of the codec that `config` asks for. `asked`: the scheme's name and codec
+    settings, and the stages to add."""
     (name, settings), *added = asked
     if config.codec:
         if settings or added:
@@ -89,7 +91,7 @@ def _spec(config: Config, scheme: Scheme, asked: Sequence[Stage]) -> Spec:
 
 
 def _warmed_up(scheme: Scheme, epochs: float | None) -> Scheme:
-    """`scheme` with its warm-up stretched or shortened to `epochs`; None: as it is."""
+    """Return `scheme` with its warm-up stretched or shortened to `epochs`; None leaves it unchanged."""
     if epochs is None:
         return scheme
     if not scheme.ratio_warmup:
@@ -105,7 +107,8 @@ def _warmed_up(scheme: Scheme, epochs: float | None) -> Scheme:
 
 
 def _named(text: str) -> tuple[Scheme, tuple[Stage, ...]]:
-    """The scheme of a text such as `topk:ratio=0.005+fp16`; its name with settings of its codec, and the stages to be added."""
+    """Parse a text such as `topk:ratio=0.005+fp16` into its scheme, the name with settings of
+    the codec, and the stages to add."""
     name = text.partition(":")[0].partition("+")[0].strip()
     scheme = NAMES.get(name.casefold())
     if scheme is None:
@@ -114,9 +117,9 @@ def _named(text: str) -> tuple[Scheme, tuple[Stage, ...]]:
 
 
 def _overridden(config: Config, spec: Spec, asked: Sequence[Stage]) -> Spec:
-    """`spec` with --svd-rank, --quantization-level and --bucket-size set in the first stage that has the parameter.
+    """Return `spec` with --svd-rank, --quantization-level and --bucket-size set in the first stage that has the parameter.
 
-    They may not contradict `asked`: the stages as the user wrote them.
+    They must not contradict `asked`, the stages as the user wrote them.
     """
     for name, (parameter, convert) in _OVERRIDES.items():
         given = getattr(config, name)
@@ -137,7 +140,7 @@ def _overridden(config: Config, spec: Spec, asked: Sequence[Stage]) -> Spec:
 
 
 def _downlink(spec: str, uplink: Codec) -> str:
-    """The full spec of a downlink, or `dense`."""
+    """Return the full spec of a downlink, or `dense`."""
     if spec == DENSE:
         return spec
     codec = get_codec(spec)

@@ -1,7 +1,7 @@
 """Schedules: pure functions from a step to a value.
 
-Step t is 0 for the first update of a run. The values here are learning rates; `staircase` also serves ratios. Schedules that end
-with the run end at `end` times their value.
+Step t is 0 for the first update of a run. The values are learning rates; `staircase` also serves ratios. Schedules that end with
+the run end at `end` times their value.
 """
 
 from __future__ import annotations
@@ -19,39 +19,41 @@ Schedule = Callable[[int], float]
 
 
 def constant(value: float) -> Schedule:
-    """`value` at every step."""
+    """Return `value` at every step."""
     return lambda step: value
 
 
 def shrink(value: float, factor: float, steps_per_epoch: int) -> Schedule:
-    """`value` times `factor` for every finished epoch: ATOMO's and ps_pytorch's --lr-shrinkage."""
+    """Return `value` times `factor` for every finished epoch: --lr-shrinkage of ATOMO and ps_pytorch."""
     return lambda step: value * factor ** (step // steps_per_epoch)
 
 
 def multistep(value: float, factor: float, milestones: Sequence[int]) -> Schedule:
-    """`value` times `factor` for every milestone (a step, rising) that is reached."""
+    """Return `value` times `factor` for every milestone (a step, rising) that has been reached."""
     return lambda step: value * factor ** bisect.bisect_right(milestones, step)
 
 
 def cosine(value: float, total_steps: int, end: float = 0.0) -> Schedule:
-    """Half a cosine from `value` to its end over `total_steps` (Loshchilov & Hutter, SGDR, ICLR 2017, eq. 5, one period)."""
+    """Return half a cosine from `value` to its end over `total_steps` (Loshchilov & Hutter, SGDR,
+    ICLR 2017, eq. 5, one period)."""
     fall = value if not end else value * (1 - end)
     return lambda step: value * end + fall * (1 + math.cos(math.pi * min(step, total_steps) / total_steps)) / 2
 
 
 def poly(value: float, power: float, total_steps: int, end: float = 0.0) -> Schedule:
-    """The end plus the rest of `value` times (1 - t/total)^power; the end from `total_steps` on."""
+    """Return the end plus the rest of `value` times (1 - t/total)^power; the end from `total_steps` on."""
     return lambda step: value * end + value * (1 - end) * (1 - min(step, total_steps) / total_steps) ** power
 
 
 def wsd(value: float, decay_steps: int, total_steps: int, end: float = 0.0) -> Schedule:
-    """`value`, then a line to its end over the last `decay_steps` (Hu et al., MiniCPM, arXiv:2404.06395, section 4)."""
+    """Return `value`, then a line to its end over the last `decay_steps` (Hu et al., MiniCPM, arXiv:2404.06395, section 4)."""
     decay_steps = max(1, min(decay_steps, total_steps))
     return lambda step: value * (1 - (1 - end) * min(1.0, max(0, step - total_steps + decay_steps) / decay_steps))
 
 
 def onecycle(value: float, total_steps: int, peak: float, start: float, end: float = 0.0) -> Schedule:
-    """Half cosines from `start` times `value` up to it at `peak` of the steps, and down to its end with the last one.
+    """Return half a cosine from `start` times `value` up to `value` at `peak` of the steps, then half a cosine down to its end at
+    the last step.
 
     Smith and Topin, "Super-convergence", arXiv:1708.07120; the steps are those of torch.optim.lr_scheduler.OneCycleLR.
     """
@@ -66,25 +68,25 @@ def onecycle(value: float, total_steps: int, peak: float, start: float, end: flo
 
 
 def _annealed(first: float, last: float, part: float) -> float:
-    """Half a cosine from `first` to `last`, at `part` of the way."""
+    """Return half a cosine from `first` to `last`, at `part` of the way."""
     return last + (first - last) / 2 * (1 + math.cos(math.pi * part))
 
 
 def warmup(schedule: Schedule, steps: int, shift: int = 0) -> Schedule:
-    """`schedule` times (t+1+shift)/steps while that is below 1 (Goyal et al., arXiv:1706.02677, 2.2).
+    """Return `schedule` times (t+1+shift)/steps while that is below 1 (Goyal et al., arXiv:1706.02677, 2.2).
 
-    Epochs keep their meaning: a milestone is not moved by the warm-up in front of it.
+    The warm-up does not move milestones: epochs keep their meaning.
     """
     return lambda step: schedule(step) * min(1.0, (step + shift + 1) / steps) if steps else schedule(step)
 
 
 def moved(schedule: Schedule, shift: int) -> Schedule:
-    """`schedule` as it is `shift` steps later."""
+    """Return `schedule` moved earlier by `shift` steps."""
     return lambda step: schedule(step + shift)
 
 
 def staircase(values: Sequence[float], steps_per_value: int) -> Schedule:
-    """Each of `values` for `steps_per_value` steps, the last one for ever: DGC's sparsity warm-up."""
+    """Return each of `values` for `steps_per_value` steps, and the last one from then on: DGC's sparsity warm-up."""
     return lambda step: values[min(step // steps_per_value, len(values) - 1)]
 
 
@@ -135,7 +137,8 @@ def _onecycle(config: Config, steps_per_epoch: int, shift: int) -> Schedule:
 
 
 def _end(config: Config, steps_per_epoch: int, shift: int) -> tuple[int, int]:
-    """End of a schedule that ends with the run, and its shift: one that ends after so many steps counts steps, not epochs."""
+    """Return the end of a schedule that ends with the run, and its shift. A run limited by a number of steps counts steps, not
+    epochs."""
     total = config.total_steps(steps_per_epoch, shift)
     return (total, 0) if total == config.max_steps else (total + shift, shift)
 
@@ -152,18 +155,18 @@ SCHEDULES: Mapping[str, Callable[[Config, int, int], Schedule]] = MappingProxyTy
     }
 )
 OWN = "task"
-SHAPED = ("cosine", "poly", "wsd", "onecycle", OWN)  # schedules that know where a run ends
+SHAPED = ("cosine", "poly", "wsd", "onecycle", OWN)  # schedules that depend on the end of the run
 
 
 class OwnRate(Protocol):
-    """Task.learning_rate."""
+    """The type of Task.learning_rate."""
 
     def __call__(self, step: int, *, lr: float, steps_per_epoch: int, total_steps: int) -> float:
-        """The learning rate at a step."""
+        """Return the learning rate at a step."""
 
 
 def learning_rate(config: Config, steps_per_epoch: int, shift: int = 0, own: OwnRate | None = None) -> Schedule:
-    """The learning rate that `config` asks for, warm-up included, at each step of epochs `steps_per_epoch` long.
+    """Return the learning rate that `config` asks for, warm-up included, at each step of epochs of `steps_per_epoch` steps.
 
     After t steps (t + shift) / steps_per_epoch epochs are over (psnode.records.generations). `own`: the schedule of the task.
     """

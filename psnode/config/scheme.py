@@ -16,14 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """A combination as a paper defines it; specs are strings, so that the table needs nothing to be imported.
+    """A combination as a paper defines it. Specs are strings, so that the table needs no imports.
 
-    codec, feedback, aggregator, downlink   specs
-    momentum       of the master's optimizer, unless --momentum says otherwise or somebody else owns it (psnode.config.effects)
-    gathers_decay  whether weight decay is gathered by a momentum as gradients are, also where the sender has that
-    lr             the learning rate, unless --lr says otherwise
-    ratio_warmup   the sparsifier's ratios before its own, `ratio_epochs` epochs each; empty: none
-    rule           the paper's words on the learning rate, for the reader
+    codec, feedback, aggregator, downlink   specs momentum       of the master's optimizer, unless --momentum or the feedback rule
+    sets it (psnode.config.effects) gathers_decay  True if a momentum gathers weight decay like gradients, even if the sender has
+    that momentum lr             the learning rate, unless --lr says otherwise ratio_warmup   the sparsifier's ratios before its
+    own, `ratio_epochs` epochs each; empty: none rule           the paper's words on the learning rate, for the reader
     """
 
     name: str
@@ -43,27 +41,28 @@ class Scheme:
 
     @property
     def gathering(self) -> Gathering | None:
-        """Momentum with which the master gathers weight decay instead of the sender; None: as the optimizer has it."""
+        """Return the momentum with which the master gathers weight decay in place of the sender; None: as the optimizer defines
+        it."""
         from psnode.feedback import get_feedback
 
         return get_feedback(self.feedback).gathering if self.gathers_decay else None
 
     @property
     def clips(self) -> bool:
-        """True if the master may use a part of a push, and tell its worker."""
+        """Return True if the master may use only a part of a push, and inform its worker."""
         return self.aggregator == CLIPPED
 
     def notes(self, lr: float | None) -> tuple[str, ...]:
-        """Notes on the requested learning rate `lr`; None: the scheme's own."""
+        """Return notes on the requested learning rate `lr`; None means the scheme's own."""
         return rate_notes(self.name, self.lr, lr)
 
     def to_dict(self) -> dict[str, Any]:
-        """The resolved scheme as config.json records it, in types that JSON has."""
+        """Return the resolved scheme as config.json records it, in types that JSON has."""
         return {name: list(value) if isinstance(value := getattr(self, name), tuple) else value for name in _RECORDED}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Scheme:
-        """Inverse of to_dict; ConfigurationError if a field is missing, unknown or of another type.
+        """Inverse of to_dict. Raises ConfigurationError if a field is missing, unknown or of another type.
 
         A field that is newer than the record takes the value of the earlier behaviour.
         """

@@ -1,4 +1,4 @@
-"""The schemes that psnode knows: the methods that a paper combines, a row each. This table is the only place that knows them."""
+"""The schemes that psnode knows: the methods that a paper combines, one per row. No other module lists them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from psnode.config.effects import DENSE_RATE, PLAIN_RATE, UNIT_RATE
 from psnode.config.names import DENSE
 from psnode.config.scheme import Scheme
 
-# error feedback as the papers have it, without momentum: a memory whose late gradients are gathered overshoots
+# error feedback as in the papers, without momentum: a residual whose late gradients enter a momentum overshoots
 _PLAIN: Mapping[str, Any] = MappingProxyType(
     {"momentum": 0.0, "lr": PLAIN_RATE, "rule": "that of SGD without momentum, ten times that with momentum .9"}
 )
-WEIGHTS_OWED = "ef:rescale=true"  # the memory of papers that carry the learning rate in it
-CHANGES = "topk:ratio=0.1+scaledsign"  # a downlink of about .6 bits a coordinate
-NEAR_THE_BOUND = "polar:rate=2,block=16384"  # the least error of two bits a coordinate, within tenths of a decibel
-FEW_CHANGES = "topk:ratio=0.02+fp16"  # .5 bits: all there is, where so few coordinates travel up and nothing spreads them
+WEIGHTS_OWED = "ef:rescale=true"  # the residual of papers that include the learning rate in it
+CHANGES = "topk:ratio=0.1+scaledsign"  # a downlink of about .6 bits per coordinate
+NEAR_THE_BOUND = "polar:rate=2,block=16384"  # the least error at two bits per coordinate, within tenths of a decibel
+FEW_CHANGES = "topk:ratio=0.02+fp16"  # .5 bits: enough when few coordinates travel up and no codec spreads them
 
 _TABLE = (
     Scheme(
@@ -146,7 +146,7 @@ _TABLE = (
 SCHEMES: Mapping[str, Scheme] = MappingProxyType({scheme.name: scheme for scheme in _TABLE})
 NAMES = MappingProxyType({name: scheme for scheme in _TABLE for name in (scheme.name, *scheme.aliases)})
 
-# Earlier values of rows that have changed since runs record their scheme. A run without a record goes on by these.
+# Earlier values of rows that have changed since runs record their scheme. A run without a record resumes with these.
 _DENSE_BEFORE = (
     "fp16", "bf16", "atomo", "atomo-entrywise", "nuqsgd", "natural", "dithered", "terngrad", "minmax", "onebit", "tbq",
     "efsignsgd", "randk", "graddrop", "polar", "countsketch", "countmean", "lss", "sketchml", "dgc",

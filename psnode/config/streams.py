@@ -1,8 +1,8 @@
-"""Standard output and error whose reader may go away: a pipe that is closed, a terminal that hangs up, a full disk.
+"""Standard output and error whose reader may go away: a closed pipe, a terminal that hangs up, a full disk.
 
-Of a training they take what they can and drop the rest, for the steps are worth more than the lines about them (`outlast`). Any
-other command ends quietly, as programs do that SIGPIPE ends (`installed`). Of either, characters that the stream's encoding lacks
-become plain ones (psnode.config.plain_text).
+A training writes as much as they take and drops the rest, since the steps are worth more than the lines about them (`outlast`).
+Any other command ends quietly, like a program that SIGPIPE ends (`installed`). In both cases plain characters replace those that
+the stream's encoding lacks (psnode.config.plain_text).
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from psnode.errors import ConfigurationError
 READER_GONE = 141  # 128 + SIGPIPE
 _GONE = frozenset({errno.EPIPE, errno.EIO, errno.ENXIO, errno.ECONNRESET, errno.EBADF})
 _OUTPUT, _ERROR = 1, 2
-_FAILING = frozenset({"strict", "backslashreplace"})  # Python's own choices for output and error; others are the user's
+_FAILING = frozenset({"strict", "backslashreplace"})  # Python's own choices for output and error; any other is the user's
 
 
 def outlast() -> None:
-    """From now on, writing to the standard streams of this process never fails."""
+    """Make writing to the standard streams of this process never fail."""
     for descriptor in (_OUTPUT, _ERROR):
         _install(descriptor).ends = False
 
 
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
-    """End the command inside by SystemExit(141) when its output has no reader left; an error output may go away."""
+    """End the command inside by SystemExit(141) when its output has lost its reader. The error output may go away."""
     before = sys.stdout, sys.stderr
     _install(_OUTPUT).ends = True
     _install(_ERROR)
@@ -44,19 +44,19 @@ def installed() -> Iterator[None]:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(SystemExit, ConfigurationError, OSError, ValueError):
                 stream.flush()
-        if before[0] is not sys.__stdout__:  # of a program that calls a command
+        if before[0] is not sys.__stdout__:  # a program that calls a command has replaced the stream
             sys.stdout, sys.stderr = before
 
 
 def flush() -> None:
-    """Hand on what the standard streams hold; whatever they do not take is dropped."""
+    """Flush the standard streams and drop whatever they do not take."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError, SystemExit):
             stream.flush()
 
 
 def write(descriptor: int, data: bytes | memoryview) -> None:
-    """Write all of `data`, and wait where the descriptor does not block. OSError."""
+    """Write all of `data`, and wait if the descriptor does not block. Raises OSError."""
     left = memoryview(data)
     while left:
         try:
@@ -66,7 +66,7 @@ def write(descriptor: int, data: bytes | memoryview) -> None:
 
 
 class _Outlet(io.RawIOBase):
-    """A descriptor. `ends`: what it does not take ends the process, once; else it is dropped."""
+    """A descriptor. With `ends`, a failed write ends the process, once; otherwise the data is dropped."""
 
     def __init__(self, descriptor: int, name: str) -> None:
         self.name, self.ends, self._descriptor = name, False, descriptor
@@ -89,13 +89,14 @@ class _Outlet(io.RawIOBase):
                 if error.errno in _GONE:
                     raise SystemExit(READER_GONE) from None
                 raise ConfigurationError(
-                    f"{self.name} takes nothing ({error.strerror}): make room, or send it elsewhere"
+                    f"{self.name} cannot be written ({error.strerror}): make room, or send it elsewhere"
                 ) from None
         return len(data)
 
 
 def _install(descriptor: int) -> _Outlet:
-    """The outlet of a standard stream, for which sys gets a text stream; one without effect where a program has put its own."""
+    """Return the outlet of a standard stream and install a text stream for it in sys; no effect if the program has installed its
+    own."""
     attribute, name = ("stdout", "standard output") if descriptor == _OUTPUT else ("stderr", "standard error")
     stream: TextIO | None = getattr(sys, attribute)
     found = getattr(getattr(stream, "buffer", None), "raw", getattr(stream, "buffer", None))
@@ -125,7 +126,7 @@ def _buffered(outlet: _Outlet) -> IO[bytes]:
 
 
 def _fill(descriptor: int) -> None:
-    """Open /dev/null under this number, unless something has it already."""
+    """Open /dev/null under this number if it is free."""
     with contextlib.suppress(OSError):
         os.fstat(descriptor)
         return

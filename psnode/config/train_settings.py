@@ -17,12 +17,12 @@ from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError
 
 _BUILT_IN = ("network", "dataset", "data_dir", "download")  # settings of the built-in task
-# torch's optimizers that work coordinate by coordinate, those with two betas among them, and those of whole tensors
+# torch's optimizers that work coordinate by coordinate (WITH_BETAS: those with two betas), and those of whole tensors
 AUTO, USUAL, UNDER_ADAM = (
     "auto",
     "topk",
     "polar-2bit",
-)  # schemes: the rule, and what it chooses (docs/decisions/default-scheme.md)
+)  # schemes: the rule, and its two results (docs/decisions/default-scheme.md)
 WITH_BETAS = ("adam", "adamw", "nadam", "radam", "adamax")
 COORDINATEWISE = (*WITH_BETAS, "rmsprop", "adagrad", "adadelta")
 BY_TENSOR = ("adafactor", "asgd", "rprop")
@@ -32,19 +32,17 @@ DEFAULT_EPOCHS = 10  # enough for LeNet to pass 97 % on the embedded digits
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that decides how a run goes. A value of the wrong type or out of bounds cannot be constructed;
-    `validate` checks the fields against each other. Sizes are bytes, times seconds, unless the help says otherwise."""
+    """All settings of a training run. A value of the wrong type or out of bounds cannot be constructed; `validate` checks the
+    fields against each other. Sizes are bytes and times seconds unless the help says otherwise."""
 
     # training
     task: str | None = option(
-        None, "A task of your own: path/to/task.py or package.module.", metavar="FILE|MODULE", names_code=names_code
+        None, "Your own task: path/to/task.py or package.module.", metavar="FILE|MODULE", names_code=names_code
     )
-    task_option: tuple[str, ...] = option(
-        (), "A setting handed to the task; repeat for more.", metavar="KEY=VALUE", repeated=True
-    )
+    task_option: tuple[str, ...] = option((), "A setting passed to the task; repeatable.", metavar="KEY=VALUE", repeated=True)
     network: str = option("LeNet", "The network: LeNet, FC, ResNet18, VGG11, ..., torchvision:NAME or timm:NAME.")
     dataset: str = option("digits", "The data: digits (embedded), MNIST, Cifar10, Cifar100, SVHN, imagefolder or synthetic.")
-    data_dir: Path | None = option(None, "Where the data set's files lie.", metavar="DIR", free=True)
+    data_dir: Path | None = option(None, "Directory of the data set's files.", metavar="DIR", free=True)
     download: bool = option(False, "Let torchvision fetch the data set into --data-dir.", free=True)
     synthetic_shape: tuple[int, ...] = option(
         (3, 32, 32),
@@ -55,60 +53,66 @@ class Config:
     )
     synthetic_classes: int = option(10, "Number of synthetic classes.", minimum=2, needs=("dataset", "synthetic"))
     synthetic_examples: int = option(4096, "Number of synthetic training examples.", minimum=1, needs=("dataset", "synthetic"))
-    batch_size: int = option(32, "Examples a worker takes in one backward pass.", minimum=1)
+    batch_size: int = option(32, "Examples per worker and backward pass.", minimum=1)
     data_workers: int = option(
-        0, "Processes that make a worker's batches; 0: a thread of the worker, or the worker itself.", minimum=0, maximum=256,
+        0, "Processes that load a worker's batches; 0: a thread of the worker, or the worker itself.", minimum=0, maximum=256,
         free=True, before=0,
     )  # fmt: skip
     test_batch_size: int = option(
-        1000, "Examples the evaluator takes at once.", minimum=1, free=True, aliases=("--eval-batch-size",)
+        1000, "Examples per batch of the evaluator.", minimum=1, free=True, aliases=("--eval-batch-size",)
     )
-    seed: int = option(1, "Where every random number comes from.", minimum=0, maximum=2**63 - 1)
+    seed: int = option(1, "Seed of every random number.", minimum=0, maximum=2**63 - 1)
     init_from: Path | None = option(
         None, "Begin with the weights of a run, a checkpoint, or a safetensors file.", metavar="PATH", free=True, before=None
     )
     new_head: bool = option(
         False,
-        "With --init-from: the last layer, which has another number of classes there, begins anew.",
+        "Reinitialise the last layer, whose number of classes differs in the source; with --init-from.",
         free=True,
         before=False,
     )
-    enable_gpu: bool = option(False, "Compute on CUDA where there is a device.", free=True)
+    enable_gpu: bool = option(False, "Compute on CUDA if there is a device.", free=True)
     gpu_master: bool = option(
-        False, "Have the master, too, add, update and code on a CUDA device, of its own host.", free=True, before=False
+        False, "Also let the master add, update and code on a CUDA device of its host.", free=True, before=False
     )
     precision: str = option(
-        "fp32", "Type that workers' forward and backward passes compute in; bf16 is torch.autocast, over weights of float32.",
+        "fp32", "Data type of the workers' forward and backward passes; bf16 is torch.autocast over float32 weights.",
         metavar="fp32|bf16", choices=("fp32", "bf16", "fp16"), before="fp32",
     )  # fmt: skip
     threads: int = option(
-        0, "Compute threads a rank; auto: OMP_NUM_THREADS, else the cores of the machine divided by its ranks.", minimum=0,
+        0, "Compute threads per rank; auto: OMP_NUM_THREADS, else the cores of the machine divided by its ranks.", minimum=0,
         words={"auto": 0}, free=True,
     )  # fmt: skip
 
-    # how it is optimised
+    # optimization
     optimizer: str = option(
-        "sgd", "The master's optimizer; task: by Task.optimizer, any of torch's or your own.",
+        "sgd", "The master's optimizer; task: the one of Task.optimizer, any of torch's or your own.",
         choices=("sgd", *COORDINATEWISE, *BY_TENSOR, OWN),
     )  # fmt: skip
     optimizer_option: tuple[str, ...] = option(
-        (), "Any other argument of torch's optimizer; repeat for more.", metavar="KEY=VALUE", repeated=True,
+        (), "Any other argument of torch's optimizer; repeatable.", metavar="KEY=VALUE", repeated=True,
         needs=("optimizer", (*COORDINATEWISE, *BY_TENSOR)), before=(),
     )  # fmt: skip
     lr: float | None = option(
         None, "Learning rate before the schedule; default: the scheme's, which is 0.01, 0.1 without momentum, or 0.0005 "
-        "where it is what every coordinate moves by.",
+        "if every coordinate moves by it.",
         above=0,
     )  # fmt: skip
     momentum: float | None = option(
         None,
-        "Momentum of SGD and RMSprop, first beta of Adam's kind; default: the scheme's, which is 0.9 unless the paper says 0.",
+        "Momentum of SGD and RMSprop, first beta of Adam and its relatives; default: the scheme's, which is 0.9 unless the "
+        "paper says 0.",
         minimum=0,
         maximum=0.9999,
     )
-    nesterov: bool = option(False, "Nesterov's form of the momentum.", needs=("optimizer", "sgd"))
+    nesterov: bool = option(False, "Use Nesterov momentum.", needs=("optimizer", "sgd"))
     beta2: float = option(
-        0.999, "The second beta of Adam's kind.", minimum=0, maximum=0.999999, needs=("optimizer", WITH_BETAS), before=0.999
+        0.999,
+        "The second beta of Adam and its relatives.",
+        minimum=0,
+        maximum=0.999999,
+        needs=("optimizer", WITH_BETAS),
+        before=0.999,
     )
     eps: float | None = option(
         None, "Term in the optimizer's denominator; default: torch's.", minimum=0, maximum=1,
@@ -116,28 +120,28 @@ class Config:
     )  # fmt: skip
     weight_decay: float = option(0.0, "L2 penalty (decoupled with adamw and adafactor).", minimum=0)
     no_decay: tuple[str, ...] = option(
-        (), "Parameters without --weight-decay: those of norm layers, biases, embeddings, all of one dimension or none.",
+        (), "Parameters without --weight-decay: those of norm layers, biases, embeddings, or all with at most one dimension.",
         metavar="norm,bias,embedding,1d", choices=("norm", "bias", "embedding", "1d"), before=(),
     )  # fmt: skip
-    clip_grad_norm: float | None = option(None, "Largest norm of the mean gradient of all tensors.", above=0, before=None)
+    clip_grad_norm: float | None = option(None, "Maximum norm of the mean gradient over all tensors.", above=0, before=None)
     clip_estimate: str = option(
-        "exact", "The norm that --clip-grad-norm goes by: exact, for which updates wait for the last group, or that of the "
+        "exact", "The norm used by --clip-grad-norm: exact, for which updates wait for the last group, or that of the "
         "previous step.",
         choices=("exact", "previous"), before="exact",
     )  # fmt: skip
     ema_decay: float | None = option(
-        None, "Keep a moving average of the weights with this decay in the checkpoints; psnode evaluate --ema measures it.",
+        None, "Keep a moving average of the weights with this decay in the checkpoints; psnode evaluate --ema evaluates it.",
         above=0, maximum=0.999999, before=None,
     )  # fmt: skip
     lr_schedule: str = option(
-        "constant", "How the learning rate changes; task: by Task.learning_rate.",
+        "constant", "Learning-rate schedule; task: the one of Task.learning_rate.",
         choices=("constant", "shrink", "multistep", "cosine", "poly", "wsd", "onecycle", "task"),
     )  # fmt: skip
     lr_shrinkage: float = option(
-        0.95, "Factor an epoch of the shrink schedule.", above=0, maximum=1, needs=("lr_schedule", "shrink"), implies=True
+        0.95, "Factor per epoch of the shrink schedule.", above=0, maximum=1, needs=("lr_schedule", "shrink"), implies=True
     )
     lr_shrink_steps: int | None = option(
-        None, "Steps after which the shrink schedule multiplies, instead of an epoch.", minimum=1,
+        None, "Steps between multiplications of the shrink schedule, instead of an epoch.", minimum=1,
         needs=("lr_schedule", "shrink"), implies=True, before=None,
     )  # fmt: skip
     lr_milestones: tuple[int, ...] = option(
@@ -145,7 +149,8 @@ class Config:
         needs=("lr_schedule", "multistep"), implies=True,
     )  # fmt: skip
     lr_milestone_steps: tuple[int, ...] = option(
-        (), "The same in steps.", metavar="S1,S2,...", minimum=1, needs=("lr_schedule", "multistep"), implies=True, before=(),
+        (), "Milestones in steps instead of "
+        "epochs.", metavar="S1,S2,...", minimum=1, needs=("lr_schedule", "multistep"), implies=True, before=(),
     )  # fmt: skip
     lr_gamma: float = option(
         0.1, "Factor at each milestone.", above=0, maximum=1, needs=("lr_schedule", "multistep"), implies=True
@@ -156,40 +161,53 @@ class Config:
         above=0, needs=("lr_schedule", "wsd"), implies=True, before=None,
     )  # fmt: skip
     lr_decay_steps: int | None = option(
-        None, "The same in steps.", minimum=1, needs=("lr_schedule", "wsd"), implies=True, before=None
+        None,
+        "Length of that decay in steps instead of epochs.",
+        minimum=1,
+        needs=("lr_schedule", "wsd"),
+        implies=True,
+        before=None,
     )
     lr_start_factor: float = option(
-        0.04, "What onecycle begins with, times --lr.", above=0, maximum=1, needs=("lr_schedule", "onecycle"), before=0.04
+        0.04, "Initial factor of onecycle, times --lr.", above=0, maximum=1, needs=("lr_schedule", "onecycle"), before=0.04
     )
     lr_peak: float = option(
-        0.3, "Part of the run after which onecycle is at --lr.", above=0, maximum=1, needs=("lr_schedule", "onecycle"), before=0.3
+        0.3,
+        "Fraction of the run after which onecycle reaches --lr.",
+        above=0,
+        maximum=1,
+        needs=("lr_schedule", "onecycle"),
+        before=0.3,
     )
     lr_end_factor: float = option(
-        0.0, "What cosine, poly, wsd and onecycle end with, times --lr.", minimum=0, maximum=1,
+        0.0, "Final factor of cosine, poly, wsd and onecycle, times --lr.", minimum=0, maximum=1,
         needs=("lr_schedule", ("cosine", "poly", "wsd", "onecycle")), before=0.0,
     )  # fmt: skip
     warmup_epochs: float = option(0.0, "Epochs of linear warm-up before the schedule.", minimum=0)
-    warmup_steps: int = option(0, "The same in steps.", minimum=0, before=0)
-    max_steps: int | None = option(None, "Stop after so many updates.", minimum=1, free=True)
+    warmup_steps: int = option(0, "Length of that warm-up in steps instead of epochs.", minimum=0, before=0)
+    max_steps: int | None = option(None, "Maximum number of updates.", minimum=1, free=True)
     epochs: int | None = option(
-        None, f"Stop after so many passes over the data; the first of both ends the run; given neither: {DEFAULT_EPOCHS} epochs.",
+        None, f"Maximum number of passes over the data; the earlier of both limits ends the run; default: {DEFAULT_EPOCHS} "
+        "epochs.",
         minimum=1, free=True,
     )  # fmt: skip
     stop_after: int | None = option(
-        None, "End this start at that step; schedules go on by --max-steps and --epochs, and --resume to their end.",
+        None, "End this start at this step. Schedules still follow --max-steps and --epochs, and --resume runs to their end.",
         minimum=1, free=True, before=None,
     )  # fmt: skip
     batches_per_step: int = option(1, "Backward passes whose mean gradient makes one step.", minimum=1)
 
     weighted_mean: bool = option(
-        False, "Weigh every gradient by what its loss is a mean over (Task.size), tokens say, instead of all alike.", before=False
+        False,
+        "Weight every gradient by the number of items in its loss (Task.size), for example tokens, instead of equally.",
+        before=False,
     )
 
     # communication
     scheme: str = option(
         AUTO,
-        "A paper's combination, NAME[:k=v,...][+STAGE]; parameters and stages go to its codec. "
-        f"auto: {UNDER_ADAM} under an optimizer of Adam's kind, else {USUAL}.",
+        "A paper's combination, NAME[:k=v,...][+STAGE]; parameters and stages apply to its codec. "
+        f"auto: {UNDER_ADAM} under Adam and its relatives, else {USUAL}.",
         aliases=("--code",),
     )
     codec: str | None = option(
@@ -200,34 +218,34 @@ class Config:
     )
     feedback: str | None = option(None, "Feedback instead of the scheme's: none, ef, dgc or ema[:k=v,...].", metavar="SPEC")
     aggregator: str | None = option(
-        None, "Aggregator instead of the scheme's; mean:clip=median scales what a worker sends of a group to at most the median "
+        None, "Aggregator instead of the scheme's; mean:clip=median scales a worker's gradient of a group to at most the median "
         "norm of the round.",
         choices=("mean", "majority", "mean:clip=median"),
     )  # fmt: skip
     downlink: str | None = option(
-        None, "How weights travel down instead of the scheme's way: dense, or the codec of their changes.", metavar="SPEC"
+        None, "Downlink instead of the scheme's: dense, or the codec of the changes of the weights.", metavar="SPEC"
     )
-    svd_rank: int | None = option(None, "rank of the scheme's svd codec.", minimum=1, maximum=4096)
+    svd_rank: int | None = option(None, "Rank of the scheme's svd codec.", minimum=1, maximum=4096)
     quantization_level: int | None = option(
-        None, "Bits a magnitude of the scheme's qsgd codec: levels=2**N-1.", minimum=1, maximum=8
+        None, "Bits per magnitude of the scheme's qsgd codec: levels=2**N-1.", minimum=1, maximum=8
     )
     sparsity_warmup_epochs: float | None = option(
-        None, "Epochs until the scheme's ratio is down to its own; default: one for each ratio of its warm-up.", minimum=0
+        None, "Epochs until the ratio reaches the codec's own; default: one for each ratio of the scheme's warm-up.", minimum=0
     )
-    bucket_size: int | None = option(None, "bucket of the scheme's codec, in coordinates.", minimum=1)
-    min_compress_bytes: int = option(4096, "Smaller tensors travel as they are.", minimum=0, replans=True)
-    group_by: str = option("bytes", "What travels in one frame.", choices=("layer", "bytes", "model"), replans=True)
+    bucket_size: int | None = option(None, "Bucket of the scheme's codec, in coordinates.", minimum=1)
+    min_compress_bytes: int = option(4096, "Send smaller tensors uncompressed.", minimum=0, replans=True)
+    group_by: str = option("bytes", "Tensors that share a frame.", choices=("layer", "bytes", "model"), replans=True)
     group_bytes: int = option(
-        0, "The most float32 bytes of a group; auto: 16 MiB, or what some rehearsed steps show to be faster.",
+        0, "Maximum float32 bytes of a group; auto: 16 MiB, or the size that is faster in a few trial steps.",
         minimum=0, words={"auto": 0}, needs=("group_by", "bytes"), replans=True,
     )  # fmt: skip
-    overlap: bool = option(True, "Begin the next forward pass while its weights still arrive.", free=True)
+    overlap: bool = option(True, "Begin the next forward pass while weights are still arriving.", free=True)
     comm_type: str | None = option(
         None, "Accepted for scripts of ps_pytorch: psnode has one exchange, point-to-point in both directions.",
         choices=("Bcast", "Async"), free=True,
     )  # fmt: skip
 
-    # when a round closes
+    # rounds
     consistency: str = option(
         "bsp", "The rule that closes a round: bsp all gradients; kofn the first --num-aggregate, later ones are dropped; "
         "ssp gradients at most --staleness versions old; asp gradients of any age.",
@@ -237,91 +255,101 @@ class Config:
         None, "Gradients a round waits for; with bsp all workers', with ssp and asp 1 if not given.", minimum=1
     )
     staleness: int = option(
-        1, "Versions that may lie between the one a gradient was computed on and the one it is applied to.",
+        1, "Maximum versions between the one a gradient was computed on and the one it is applied to.",
         minimum=0, needs=("consistency", "ssp"),
     )  # fmt: skip
-    aggregate_order: str = option("rank", "rank: reproducible sums; arrival: as they come.", choices=("rank", "arrival"))
-    start_deadline: float = option(60.0, "Seconds all ranks have to report at the start.", above=0, free=True)
+    aggregate_order: str = option(
+        "rank", "Order in which gradients are added: rank, for reproducible sums, or arrival.", choices=("rank", "arrival")
+    )
+    start_deadline: float = option(60.0, "Seconds within which all ranks must report at the start.", above=0, free=True)
     deadline: float | None = option(
-        None, "Seconds a round may take until those who hold it up are suspended; auto: median + max(5, 6 MAD) of recent rounds; "
-        "default: with bsp --pause-deadline, or auto if that is more, with the other rules auto.",
+        None, "Seconds of a round after which workers that block it are suspended; auto: median + max(5, 6 MAD) of recent "
+        "rounds; "
+        "default: with bsp --pause-deadline, or auto if that is longer; with the other rules auto.",
         minimum=0, words={"auto": 0.0}, free=True,
     )  # fmt: skip
     pause_deadline: float = option(
-        120.0, "Seconds for what is known to take longer: first rounds, checkpoints, comparisons of weights, new epochs, "
+        120.0, "Seconds for phases known to take longer: first rounds, checkpoints, comparisons of weights, new epochs, "
         "a master that does not answer.",
         above=0, free=True,
     )  # fmt: skip
-    spares: int = option(
-        0, "Ranks behind the workers that follow the weights and take the places of workers who are lost.", minimum=0, free=True
-    )
+    spares: int = option(0, "Additional ranks that follow the weights and replace lost workers.", minimum=0, free=True)
     stop_deadline: float = option(
-        20.0, "Seconds from a request to stop until the job goes on without whoever has not yet done its part of the last round "
+        20.0, "Seconds after a stop request until the job continues without ranks that have not finished the last round "
         "and checkpoint; under psnode launch 0.7 of --kill-after unless given.",
         above=0, free=True,
     )  # fmt: skip
     min_workers: int = option(
-        1, "Go on after deaths while so many workers are left, else stop with a checkpoint.", minimum=1, free=True
+        1, "Continue after deaths while at least this many workers are left, else stop with a checkpoint.", minimum=1, free=True
     )
     norm_cap: float = option(
-        1e6, "Gradients that are refused: auto, what cannot be one (a norm out of float32's range, 1e6 times all before it); a "
-        "number, also those of more than that many times the workers' usual norm (docs/security.md); off.",
+        1e6, "Gradients to refuse: auto, implausible ones (a norm out of float32's range, or 1e6 times all earlier ones); a "
+        "number, also those above that many times the workers' usual norm (docs/security.md); off.",
         above=1, maximum=10, words={"auto": 1e6, "off": 0.0}, free=True, before=0.0,
     )  # fmt: skip
-    hash_every: int = option(50, "Compare the workers' weights every so many steps; 0: never.", minimum=0, free=True)
+    hash_every: int = option(50, "Steps between comparisons of the workers' weights; 0: never.", minimum=0, free=True)
 
     # records
     train_dir: Path | None = option(
-        None, "Where the run writes; default runs/NETWORK-DATASET-SCHEME.", metavar="DIR", free=True, aliases=("--model-dir",)
+        None,
+        "Output directory of the run; default runs/NETWORK-DATASET-SCHEME.",
+        metavar="DIR",
+        free=True,
+        aliases=("--model-dir",),
     )
     eval_freq: int = option(50, "Steps between checkpoints; 0: only at the end.", minimum=0, free=True)
     checkpoint_minutes: float = option(
         0.0,
-        "Also a checkpoint when the last one is so many minutes old; 0: by --eval-freq alone.",
+        "Maximum minutes between checkpoints; 0: only --eval-freq counts.",
         minimum=0,
         free=True,
         before=0.0,
     )
     checkpoint_memory: int = option(
-        0, "Bytes that a rank may take while it writes a checkpoint beside the training, for what changes before it is written; "
-        "where they are used up, updates wait; auto: a quarter of what is free.",
+        0, "Bytes of memory for copies of data that changes before it is written, while a checkpoint is written during training; "
+        "when they are used up, updates wait; auto: a quarter of the free memory.",
         minimum=0, words={"auto": 0}, free=True, before=0,
     )  # fmt: skip
     checkpoint_residuals: str = option(
-        "full", "What checkpoints hold of the workers' memories; with bf16 half the bytes, with none nothing of them: a run "
-        "that goes on then differs from an unbroken one, with bf16 by a rounding, with none by all that the workers owed.",
+        "full", "Precision of the workers' residuals in checkpoints; bf16 halves the bytes, none leaves them out. A resumed run "
+        "then differs from an unbroken one, with bf16 by a rounding, with none by the whole residuals.",
         choices=("full", "bf16", "none"), free=True, before="full",
     )  # fmt: skip
     keep_last: int = option(
-        3, "Checkpoints to keep, beside the newest that is known to be sound and the best that was evaluated; 0: all.",
+        3, "Checkpoints to keep, besides the newest that is known to be sound and the best evaluated one; 0: all.",
         minimum=0, free=True,
     )  # fmt: skip
-    resume: bool = option(False, "Go on from the last checkpoint in --train-dir.", free=True)
+    resume: bool = option(False, "Resume from the last checkpoint in --train-dir.", free=True)
     trust_run: bool = option(
-        False, "With --resume, execute the code that the recorded run names (--task) without its being named again.",
+        False, "Execute the code named in the run's record (--task) without naming it again; with --resume.",
         free=True, before=False,
     )  # fmt: skip
-    log_interval: int = option(10, "Steps between lines of progress.", minimum=1, free=True)
+    log_interval: int = option(10, "Steps between progress lines.", minimum=1, free=True)
     timeline: bool = option(False, "Write timeline.json, a Chrome trace of every rank.", free=True)
-    record_history: bool = option(False, "Write history.jsonl: which gradients made each version of the weights.", free=True)
-    tensorboard: bool | None = option(None, "Write for TensorBoard; default: if the package is there.", free=True)
+    record_history: bool = option(False, "Write history.jsonl: the gradients that made each version of the weights.", free=True)
+    tensorboard: bool | None = option(None, "Write for TensorBoard; default: if the package is installed.", free=True)
     log_to: tuple[str, ...] = option(
         (), "Also log the run to these; one of your own is path/to/logger.py:NAME.", metavar="wandb,mlflow,trackio",
         names_code=names_logger_file, free=True, before=(),
     )  # fmt: skip
 
-    # how it is run
+    # execution
     local: int | None = option(
-        None, "Master and so many workers in this process, without MPI.", metavar="P", minimum=1, maximum=256, free=True
+        None,
+        "Run the master and this number of workers in one process, without MPI.",
+        metavar="P",
+        minimum=1,
+        maximum=256,
+        free=True,
     )
     memory_check: bool = option(
-        True, "Refuse to begin where the ranks of a host will need more memory than it has left.", free=True, before=True
+        True, "Refuse to begin if the ranks of a host will need more memory than it has left.", free=True, before=True
     )
     allow_unlike_versions: bool = option(
-        False, "Train though a rank runs another version or commit of psnode than rank 0.", free=True, before=False
+        False, "Train even if a rank runs another version or commit of psnode than rank 0.", free=True, before=False
     )
-    quiet: bool = option(False, "Say nothing but warnings and errors.", free=True, before=False)
-    debug: bool = option(False, "Show the traceback of every error, also of those that psnode tells in one line.", free=True)
+    quiet: bool = option(False, "Print only warnings and errors.", free=True, before=False)
+    debug: bool = option(False, "Show the traceback of every error, also of errors that psnode reports in one line.", free=True)
 
     def __post_init__(self) -> None:
         for setting in settings().values():
@@ -330,7 +358,7 @@ class Config:
             object.__setattr__(self, "scheme", UNDER_ADAM if self.optimizer in WITH_BETAS else USUAL)
 
     def validate(self, given: Container[str] = ()) -> None:
-        """Check the fields against each other. `given`: fields that somebody set, even to their default."""
+        """Check the fields against each other. `given`: fields that the user set, even to their default."""
         for setting in settings().values():
             needs, is_set = setting.rules.needs, getattr(self, setting.name) != setting.default or setting.name in given
             if needs is not None and is_set and not self.applies(setting):
@@ -341,7 +369,7 @@ class Config:
                 )
         for name in _BUILT_IN:
             if self.task and (name in given or getattr(self, name) != settings()[name].default):
-                raise ConfigurationError(f"{settings()[name].flag} has no meaning with --task: hand the task a --task-option")
+                raise ConfigurationError(f"{settings()[name].flag} has no meaning with --task: pass the task a --task-option")
         self._check_schedule()
         if len(self.synthetic_shape) != 3:
             raise ConfigurationError(f"--synthetic-shape must be channels,height,width, not {self.synthetic_shape}")
@@ -354,7 +382,7 @@ class Config:
                 "use bf16, whose range is that of float32"
             )
         if self.clip_grad_norm is None and self.clip_estimate != "exact":
-            raise ConfigurationError("--clip-estimate needs --clip-grad-norm: say the bound, or leave it out")
+            raise ConfigurationError("--clip-estimate needs --clip-grad-norm: give the bound, or leave it out")
         if self.no_decay and not self.weight_decay:
             raise ConfigurationError("--no-decay needs --weight-decay above 0: drop one of the two")
         if self.resume and "init_from" in given:
@@ -362,7 +390,7 @@ class Config:
         if "tensorboard" in self.log_to and self.tensorboard is False:
             raise ConfigurationError("--log-to tensorboard and --no-tensorboard contradict each other: drop one of the two")
         if self.new_head and (self.init_from is None or self.resume):
-            raise ConfigurationError("--new-head needs --init-from, in a run that begins: leave it out")
+            raise ConfigurationError("--new-head needs --init-from, in a new run: leave it out")
         if self.download and self.data_dir is None:
             raise ConfigurationError("--download needs --data-dir: name the directory to fetch into")
         if self.stop_after is not None and self.max_steps is not None and self.stop_after >= self.max_steps:
@@ -398,15 +426,18 @@ class Config:
                     f"{flags[0]} and {flags[1]} say the same in epochs and in steps: leave one of the two out"
                 )
         if self.warmup_epochs and self.warmup_steps:
-            raise ConfigurationError("--warmup-epochs and --warmup-steps both say how long it takes: leave one of the two out")
+            raise ConfigurationError(
+                "--warmup-epochs and --warmup-steps both set the length of the warm-up: leave one of the two out"
+            )
         if self.lr_schedule == "onecycle" and (self.warmup_epochs or self.warmup_steps):
             raise ConfigurationError("--lr-schedule onecycle has a warm-up of its own, until --lr-peak: leave the other one out")
 
     def check_workers(self, workers: int) -> None:
-        """Refuse a job of `workers` workers that the settings cannot mean."""
+        """Refuse a job whose number of workers contradicts the settings."""
         if workers < 1:
             raise ConfigurationError(
-                "a job needs a master and a worker beside its --spares: start more ranks (at least mpirun -n 2), or use --local P"
+                "a job needs a master and a worker in addition to its --spares: start more ranks (at least mpirun -n 2), or "
+                "use --local P"
             )
         if self.min_workers > workers:
             raise ConfigurationError(f"--min-workers is {self.min_workers}, the job has {workers}: lower it")
@@ -421,53 +452,53 @@ class Config:
             raise ConfigurationError(f"--num-aggregate is {self.num_aggregate}, the job has {workers} workers: lower it")
 
     def task_options(self) -> dict[str, str]:
-        """`task_option` as a mapping."""
+        """Return `task_option` as a mapping."""
         return _pairs("--task-option", self.task_option)
 
     def optimizer_options(self) -> dict[str, str]:
-        """`optimizer_option` as a mapping."""
+        """Return `optimizer_option` as a mapping."""
         return _pairs("--optimizer-option", self.optimizer_option)
 
     @property
     def whole_tensors(self) -> bool:
-        """True if the optimizer has to see whole tensors, so that groups end where tensors do."""
+        """Return True if the optimizer has to see whole tensors, so that groups end at the ends of tensors."""
         return self.optimizer in (*BY_TENSOR, OWN)
 
     @property
     def saves_amid(self) -> bool:
-        """True if checkpoints are made while steps go on, not only at the end."""
+        """Return True if checkpoints are made during training, not only at the end."""
         return self.eval_freq > 0 or self.checkpoint_minutes > 0
 
     @property
     def weight_unit(self) -> int | None:
-        """The weight of a gradient that counts as one, under --weighted-mean; None: every gradient counts as one."""
+        """Return the weight of a gradient that counts as one, under --weighted-mean; None: every gradient counts as one."""
         return self.batch_size * self.batches_per_step if self.weighted_mean else None
 
     @property
     def directory(self) -> Path:
-        """`train_dir`, or its default, named after model, data and scheme."""
+        """Return `train_dir`, or its default, named after model, data and scheme."""
         if self.train_dir is not None:
             return self.train_dir
         what = f"{self.network}-{self.dataset}" if self.task is None else Path(self.task).stem
         return Path("runs") / re.sub(r"[^\w.+=-]+", "-", f"{what}-{self.scheme}").lower()
 
     def last_step(self, steps_per_epoch: int, shift: int = 0) -> int:
-        """The step after which this start ends: --stop-after, or that after which the run is complete."""
+        """Return the step after which this start ends: --stop-after, or the step after which the run is complete."""
         total = self.total_steps(steps_per_epoch, shift)
         return total if self.stop_after is None else min(total, self.stop_after)
 
     def total_steps(self, steps_per_epoch: int, shift: int = 0) -> int:
-        """The step after which the run is complete; after step t, (t + shift) / steps_per_epoch epochs are."""
+        """Return the step after which the run is complete; after step t, (t + shift) / steps_per_epoch epochs are complete."""
         epochs = DEFAULT_EPOCHS if self.epochs is None and self.max_steps is None else self.epochs
         ends = [self.max_steps, epochs and epochs * steps_per_epoch - shift]
         return min(end for end in ends if end is not None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field, in types that JSON has."""
+        """Return every field, in types that JSON has."""
         return {name: plain(getattr(self, name)) for name in settings()}
 
     def stated(self) -> dict[str, Any]:
-        """The settings that mean something here, in types that JSON has: stated again they make an equal configuration."""
+        """Return the settings that apply here, in types that JSON has; they construct an equal configuration."""
         idle = _BUILT_IN if self.task else ()
         return {
             name: plain(getattr(self, name))
@@ -479,7 +510,7 @@ class Config:
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
         """The inverse of `to_dict`. A setting that is newer than the record takes the value of the earlier behaviour.
 
-        ConfigurationError for names that are unknown, or missing and no newer.
+        Raises ConfigurationError for unknown names, and for missing ones that are not newer.
         """
         newer = {name: setting.rules.before for name, setting in settings().items() if setting.rules.before is not ABSENT}
         fields = {**newer, **fields}
@@ -490,7 +521,7 @@ class Config:
         return cls(**fields)
 
     def applies(self, setting: Setting) -> bool:
-        """True if the settings that `setting` needs have the values that it needs."""
+        """Return True if the settings that `setting` needs have the values that it needs."""
         needs = setting.rules.needs
         if needs is None:
             return True
@@ -498,13 +529,13 @@ class Config:
         return str(getattr(self, name)).casefold() in ((value,) if isinstance(value, str) else value)
 
     def digest(self) -> int:
-        """xxh3_64 of the canonical JSON of the settings that decide how a run goes."""
+        """Return xxh3_64 of the canonical JSON of the settings that define the run."""
         fields = {name: value for name, value in self.to_dict().items() if not settings()[name].rules.free}
         return xxhash.xxh3_64_intdigest(to_json(fields, sort_keys=True, separators=(",", ":")).encode())
 
 
 def _pairs(flag: str, items: tuple[str, ...]) -> dict[str, str]:
-    """KEY=VALUE of each item. ConfigurationError for any other item, or a key that stands twice."""
+    """Return KEY=VALUE of each item. Raises ConfigurationError for any other item, and for a key that appears twice."""
     found: dict[str, str] = {}
     for item in items:
         key, equals, value = item.partition("=")
@@ -516,11 +547,11 @@ def _pairs(flag: str, items: tuple[str, ...]) -> dict[str, str]:
 
 
 def plain(value: Any) -> Any:
-    """A setting's value in a type that JSON has."""
+    """Return a setting's value in a type that JSON has."""
     return str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
 
 
 @functools.cache
 def settings() -> Mapping[str, Setting]:
-    """The table behind the command line, the environment and the TOML file: every field of `Config`, by name."""
+    """Return the table for the command line, the environment and the TOML file: every field of `Config`, by name."""
     return settings_of(Config)

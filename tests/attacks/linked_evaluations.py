@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-TOLD = "no regular file"
+TOLD = "not a regular file"
 
 
 def attack(run: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-TOLD = "no regular file"
+TOLD = "not a regular file"
 EVALUATED = (0, [7])  # an evaluation needs no records
 
 

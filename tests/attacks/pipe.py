@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.attacks.attack import MODEL, STEP
 
-TOLD = "no regular file"
+TOLD = "not a regular file"
 
 
 def attack(run: Path) -> None:

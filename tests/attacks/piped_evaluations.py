@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-TOLD = "no regular file"
+TOLD = "not a regular file"
 
 
 def attack(run: Path) -> None:

@@ -82,7 +82,7 @@ def test_an_evaluator_measures_what_is_sound_and_ends(
 def test_a_new_run_appends_to_no_file_that_a_link_names(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/history.jsonl").symlink_to("../victim")
-    with pytest.raises(ConfigurationError, match=r"history\.jsonl cannot be used: it is no regular file"):
+    with pytest.raises(ConfigurationError, match=r"history\.jsonl cannot be used: it is not a regular file"):
         claim(load({"train_dir": tmp_path / "run"}, {}))
 
 

@@ -50,7 +50,7 @@ PRICE = "--prices: that of a must be a number, not {}: the default is {{}}"
         ("share=0", SHARE.format("0.0"), "share must be above 0 and at most 1, not 0.0"),
         ("share=inf", SHARE.format("inf"), "share must be above 0 and at most 1, not inf"),
         ("kind=od", f"--kind must be one of plain, odd, {ODD}", f"kind must be plain or odd, {ODD}"),
-        ("code=A", "--code is 'A', which it cannot be: a code", "code is 'A', which it cannot be: a code"),
+        ("code=A", "--code is 'A', which is not valid: a code", "code is 'A', which is not valid: a code"),
         ("prices=a", PRICE.format("''"), "prices: that of a must be a number, not ''"),
         ("prices=a=inf", PRICE.format("inf"), "prices: that of a must be a number, not inf"),
         ("loud=x", "--loud must be true or false, not 'x': the default is false", "loud must be true or false, not 'x'"),

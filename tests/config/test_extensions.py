@@ -114,8 +114,8 @@ def test_training_with_it_is_training_with_the_codec_that_it_copies(own: Any, tm
         ("{own}:Copy:nothing=1", "unknown parameter of codec copied: 'nothing'"),
         ("{own}:Absent", "has no class 'Absent': it has Copy, Unfinished"),
         ("{own}:Unfinished", "Unfinished is no codec: write a dataclass"),
-        ("{own}:", "is to name a class"),
-        ("{own}:1", "is to name a class"),
+        ("{own}:", "must name a class"),
+        ("{own}:1", "must name a class"),
         ("missing.py:Copy", "codec file .*missing.py does not exist"),
     ],
 )

@@ -42,7 +42,7 @@ def test_a_command_whose_reader_has_gone_ends_like_one_that_sigpipe_ended(
 def test_a_command_tells_of_a_full_disk_in_one_line(tmp_path: Path) -> None:
     code, text = ended(["codecs"], tmp_path, os.open("/dev/full", os.O_WRONLY), subprocess.PIPE)
     assert code == 2
-    assert text.startswith("psnode: error: standard output takes nothing (No space left on device)")
+    assert text.startswith("psnode: error: standard output cannot be written (No space left on device)")
     assert text.count("\n") == 1
 
 

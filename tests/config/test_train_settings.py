@@ -308,7 +308,7 @@ def test_a_file_spells_every_type(tmp_path: Path) -> None:
         ("lr = '1'", "must be a number"),
         ("timeline = 'yes'", "must be true or false"),
         ("batch-size = 1\nbatch_size = 2", "twice"),
-        ("lr =", "is no TOML"),
+        ("lr =", "is not valid TOML"),
         ("[train]\nlr = 1", "unknown key 'train'"),
     ],
 )

@@ -149,4 +149,4 @@ def test_a_pipe_in_the_place_of_the_timeline_is_not_waited_for(tmp_path: Path) -
     os.mkfifo(path / "timeline.json")
     run = read(path)
     render([run])
-    assert run.problems == [f"{path}/timeline.json cannot be used: it is no regular file"]
+    assert run.problems == [f"{path}/timeline.json cannot be used: it is not a regular file"]
