@@ -1,4 +1,4 @@
-"""Options of `psnode launch --export slurm`, and the text that it prints instead of starting anything."""
+"""Options of `psnode launch --export slurm`, and the batch script that it prints instead of starting anything."""
 
 from __future__ import annotations
 
@@ -12,24 +12,30 @@ from psnode.config import Config
 from psnode.errors import ConfigurationError
 
 _OPTIONS = (
-    click.option("--workers-per-node", type=click.IntRange(1), metavar="N", help="Workers of a node [1]."),
+    click.option("--workers-per-node", type=click.IntRange(1), metavar="N", help="Workers per node [1]."),
     click.option(
-        "--master", type=click.Choice(["beside", "apart"]), help="On the first node with workers, or on one of its own [beside]."
+        "--master",
+        type=click.Choice(["beside", "apart"]),
+        help="Run the master on the first node with workers, or on a node of its own [beside].",
     ),
-    click.option("--job-name", "name", metavar="NAME", help="In Slurm's queue [psnode]."),
-    click.option("--partition", metavar="NAME", help="Of Slurm."),
-    click.option("--account", metavar="NAME", help="Of Slurm."),
-    click.option("--time", metavar="TIME", help="At most so long, as sbatch takes it: 90, 4:00:00, 2-12."),
-    click.option("--gres", metavar="LIST", help="Of every node, such as gpu:4."),
-    click.option("--cpus-per-rank", type=click.IntRange(1), metavar="N", help="Cores of a rank."),
-    click.option("--starter", type=click.Choice(["mpirun", "srun"]), help="What starts the ranks; srun needs PMIx [mpirun]."),
-    click.option("--sbatch", "extra", multiple=True, metavar="OPTION", help="One more of sbatch, such as qos=long; repeat."),
+    click.option("--job-name", "name", metavar="NAME", help="Name of the job in Slurm's queue [psnode]."),
+    click.option("--partition", metavar="NAME", help="Partition of Slurm."),
+    click.option("--account", metavar="NAME", help="Account of Slurm."),
+    click.option("--time", metavar="TIME", help="Time limit in sbatch's notation: 90, 4:00:00, 2-12."),
+    click.option("--gres", metavar="LIST", help="Generic resources of every node, such as gpu:4."),
+    click.option("--cpus-per-rank", type=click.IntRange(1), metavar="N", help="Cores per rank."),
+    click.option(
+        "--starter", type=click.Choice(["mpirun", "srun"]), help="Program that starts the ranks; srun needs PMIx [mpirun]."
+    ),
+    click.option(
+        "--sbatch", "extra", multiple=True, metavar="OPTION", help="Another option of sbatch, such as qos=long; repeatable."
+    ),
 )
 _FLAGS = {"name": "--job-name", "extra": "--sbatch"}
 
 
 def exportable(function: Callable[..., int]) -> Callable[..., int]:
-    """Add --export and the options of a batch script, which reach `function` as `batch`; None without --export."""
+    """Add --export and the options of a batch script. `function` gets them as `batch`, which is None without --export."""
     names = ["workers_per_node", "master", "name", "partition", "account", "time", "gres", "cpus_per_rank", "starter", "extra"]
 
     @functools.wraps(function)
@@ -47,13 +53,13 @@ def exportable(function: Callable[..., int]) -> Callable[..., int]:
 
 
 def show(batch: dict[str, Any], workers: int, command: Sequence[str], config: Config | None, options: dict[str, Any]) -> int:
-    """Print the script for a `command` of psnode. `config`: of a training run, None of anything else."""
+    """Print the batch script for a `command` of psnode. `config` is that of a training run, and None for any other command."""
     from psnode.jobs.slurm import BatchJob, batch_script
 
     if config is None:
         raise ConfigurationError("--export needs a training run: launch --export slurm -n P -- train --train-dir runs/first")
     if config.train_dir is None:
-        raise ConfigurationError("--export needs --train-dir: a job that was stopped goes on there")
+        raise ConfigurationError("--export needs --train-dir: a stopped job resumes from that directory")
     for option in ("hostfile", "restarts"):
         if options[option]:
             raise ConfigurationError(f"--{option} has no meaning with --export: Slurm chooses hosts, and queues the job again")

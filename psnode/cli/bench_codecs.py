@@ -1,4 +1,4 @@
-"""Commands of `psnode bench` about codecs by themselves."""
+"""Commands of `psnode bench` that measure codecs on their own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from psnode.errors import ConfigurationError
 
 
 def _codecs(text: str) -> Callable[[Any], Any]:
-    """The repeatable option --codec, whose values become specs without files."""
+    """Return the repeatable option --codec, whose values become specs without files."""
 
     def loaded(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
         from psnode.config.extensions import load_codec
@@ -26,14 +26,15 @@ def _codecs(text: str) -> Callable[[Any], Any]:
 
 
 def _without(options: dict[str, Any], flags: dict[str, str]) -> dict[str, Any]:
-    """The options but those with `flags`, which --compare does not know. ConfigurationError if one of them is given."""
+    """Return the options except those with `flags`, which --compare does not support. Raises ConfigurationError if one of them is
+    given."""
     if given := [flag for name, flag in flags.items() if options[name] is not None]:
-        raise ConfigurationError(f"--compare measures speeds on N(0,1) alone: leave out {given[0]}")
+        raise ConfigurationError(f"--compare measures speeds on N(0,1) only: leave out {given[0]}")
     return {name: value for name, value in options.items() if name not in flags}
 
 
 def _on_device(device: str, options: dict[str, Any]) -> int:
-    """Measure as bench gpu does. ConfigurationError for another device, and for options that this does not know."""
+    """Measure as `bench gpu` does. Raises ConfigurationError for a device other than CUDA, and for options that do not apply."""
     from psnode.bench.gpu import REPEATS
     from psnode.bench.gpu import main as measure
 
@@ -44,28 +45,30 @@ def _on_device(device: str, options: dict[str, Any]) -> int:
     for parameter in context.command.params:
         name = str(parameter.name)
         if name not in known and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise ConfigurationError(f"--device measures speeds and bytes on N(0,1) alone: leave out {parameter.opts[0]}")
+            raise ConfigurationError(f"--device measures speeds and bytes on N(0,1) only: leave out {parameter.opts[0]}")
     return measure(options["specs"], options["size"], REPEATS, int(number or 0), options["json_file"])
 
 
 @click.command(name="codecs", short_help="Speed, bits and error of every codec.")
-@_codecs("Measure this one; repeat; default: all.")
-@click.option("--size", type=click.IntRange(1024), default=2**24, show_default=True, help="Values of the two distributions.")
+@_codecs("Codec to measure; repeatable; default: all.")
+@click.option(
+    "--size", type=click.IntRange(1024), default=2**24, show_default=True, help="Values drawn from each of the two distributions."
+)
 @shared.gradient
-@click.option("--seconds", type=click.FloatRange(0), default=0.5, show_default=True, help="What each figure may take.")
+@click.option("--seconds", type=click.FloatRange(0), default=0.5, show_default=True, help="Time per figure.")
 @shared.copies
 @shared.json_file
-@click.option("--plot", "plot_file", type=click.Path(path_type=Path), help="Draw rate and distortion, as PNG and as SVG.")
+@click.option("--plot", "plot_file", type=click.Path(path_type=Path), help="Plot rate and distortion, as PNG and as SVG.")
 @shared.earlier
 @click.option(
     "--compare",
     type=click.Choice(["rows", "widths"]),
-    help="Only speeds, in turn: of kernels made of formulas beside those by hand, or of kernels by processor and vectors' width.",
+    help="Measure only speeds, in turn: generated kernels next to hand-written ones, or kernels by processor and vector width.",
 )
-@click.option("--device", metavar="cuda[:N]", help="On this device instead, beside a copy there, as bench gpu.")
+@click.option("--device", metavar="cuda[:N]", help="Measure on this device instead, next to a copy on it, like bench gpu.")
 @debuggable
 def bench_codecs(compare: str | None, device: str | None, **options: Any) -> int:
-    """Every codec on N(0,1), Student-t(3) and a recorded gradient, on one core, against memory and theory."""
+    """Measure every codec on N(0,1), Student-t(3) and a recorded gradient, on one core, against memory bandwidth and theory."""
     if device is not None:
         return _on_device(device, options)
     if compare is not None:
@@ -78,95 +81,112 @@ def bench_codecs(compare: str | None, device: str | None, **options: Any) -> int
     return measure(**options)
 
 
-@click.command(name="feedback", short_help="Nanoseconds of error feedback in training.")
-@_codecs("Measure this one; repeat; default: those that training fuses, and topk.")
-@click.option("--cached", type=click.IntRange(1024), default=2**18, show_default=True, help="Values of the arrays in the cache.")
-@click.option("--size", type=click.IntRange(1024), default=2**24, show_default=True, help="Values of those out of it.")
-@click.option("--repeats", type=click.IntRange(1), default=9, show_default=True, help="The best of so many, in turn.")
-@click.option("--seconds", type=click.FloatRange(0), default=0.05, show_default=True, help="Of each figure in a repetition.")
+@click.command(name="feedback", short_help="Time of error feedback in training.")
+@_codecs("Codec to measure; repeatable; default: those that training fuses, and topk.")
+@click.option(
+    "--cached", type=click.IntRange(1024), default=2**18, show_default=True, help="Values per array that fits into the cache."
+)
+@click.option("--size", type=click.IntRange(1024), default=2**24, show_default=True, help="Values per array that does not.")
+@click.option("--repeats", type=click.IntRange(1), default=9, show_default=True, help="Repetitions, in turn; the best counts.")
+@click.option("--seconds", type=click.FloatRange(0), default=0.05, show_default=True, help="Time per figure and repetition.")
 @shared.copies
 @shared.json_file
 @debuggable
 def bench_feedback(**options: Any) -> int:
-    """A step of error feedback by codec, as a worker's sender takes it: add the gradient, code, leave the residual.
+    """Time a step of error feedback per codec as a worker's sender performs it: add the gradient, encode, keep the residual.
 
-    In the cache and out of it, on one core, beside a copy and a read of as much memory.
+    Measures arrays that fit into the cache and arrays that do not, on one core, next to a copy and a read of as much memory.
     """
     from psnode.bench.feedback import main as measure
 
     return measure(**options)
 
 
-@click.command(name="fidelity", short_help="Every codec's error against polar's at as many bits.")
-@_codecs("Measure this one and polar; repeat; default: all.")
-@click.option("--size", type=click.IntRange(1024), default=2**22, show_default=True, help="Values of N(0,1).")
+@click.command(name="fidelity", short_help="Error of every codec against polar's at the same rate.")
+@_codecs("Codec to compare with polar; repeatable; default: all.")
+@click.option("--size", type=click.IntRange(1024), default=2**22, show_default=True, help="Values drawn from N(0,1).")
 @shared.gradient
 @shared.json_file
-@click.option("--plot", "plot_file", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw what was found on N(0,1).")
+@click.option("--plot", "plot_file", type=click.Path(path_type=Path), metavar="FILE.png", help="Plot the results on N(0,1).")
 @shared.earlier
 @debuggable
 def bench_fidelity(**options: Any) -> int:
-    """Bits and squared error of every codec on N(0,1) and a recorded gradient, and polar's error at as many bits."""
+    """Measure the bits and the squared error of every codec on N(0,1) and a recorded gradient, and polar's error at the same
+    rate."""
     from psnode.bench.fidelity import main as measure
 
     return measure(**options)
 
 
-@click.command(name="scales", short_help="What one scale for all tensors costs.")
-@click.option("--gradient", type=click.Path(path_type=Path), required=True, metavar="FILE", help="A file of bench record.")
-@_codecs("Measure this one; repeat; default: those with one scale.")
+@click.command(name="scales", short_help="Cost of one scale for all tensors.")
+@click.option(
+    "--gradient", type=click.Path(path_type=Path), required=True, metavar="FILE", help="A file written by bench record."
+)
+@_codecs("Codec to measure; repeatable; default: those with one scale.")
 @shared.json_file
 @debuggable
 def bench_scales(gradient: Path, specs: tuple[str, ...], json_file: Path | None) -> int:
-    """Squared error of a recorded gradient, its tensors fused into one array and one by one."""
+    """Compare the squared error of a recorded gradient coded as one fused array with that of its tensors coded one by one."""
     from psnode.bench.scales import main as measure
 
     return measure(gradient, specs, json_file)
 
 
-@click.command(name="sketchml", short_help="Bytes of sparse gradients against SketchML's own coding.")
+@click.command(name="sketchml", short_help="Bytes of sparse gradients, against SketchML's own coding.")
 @click.option(
-    "--codec", "specs", multiple=True, metavar="SPEC", help="Measure this one; repeat; default: some forms of sketchml."
+    "--codec", "specs", multiple=True, metavar="SPEC", help="Codec to measure; repeatable; default: some forms of sketchml."
 )
 @click.option(
-    "--size", type=click.IntRange(1024), default=2**20, show_default=True, help="Coordinates, Student-t(3) at random places."
+    "--size",
+    type=click.IntRange(1024),
+    default=2**20,
+    show_default=True,
+    help="Coordinates; the nonzero ones are Student-t(3) at random places.",
 )
-@click.option("--density", type=click.FloatRange(0.0001, 1), default=0.01, show_default=True, help="The share that is not 0.")
 @click.option(
-    "--gradient", type=click.Path(path_type=Path), metavar="FILE", help="A file of bench record: its largest values too."
+    "--density", type=click.FloatRange(0.0001, 1), default=0.01, show_default=True, help="Fraction of nonzero coordinates."
+)
+@click.option(
+    "--gradient",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also measure the largest values of a file written by bench record.",
 )
 @debuggable
 def bench_sketchml(**options: Any) -> int:
-    """Bits of keys, bytes and error of sparse gradients, against the coding that SketchML was published with."""
+    """Measure the bits of the keys, the bytes and the error of sparse gradients, against the coding that SketchML was published
+    with."""
     from psnode.bench.sparse_sizes import main as measure
 
     return measure(**options)
 
 
-@click.command(name="polar-design", short_help="Make the designs of the polar codec anew.")
-@click.option("--rate", "rates", type=float, multiple=True, metavar="R", help="This rate in bits; repeat; default: all.")
+@click.command(name="polar-design", short_help="Recompute the designs of the polar codec.")
+@click.option("--rate", "rates", type=float, multiple=True, metavar="R", help="Rate in bits; repeatable; default: all.")
 @click.option(
     "--log-length",
     "log_lengths",
     type=click.IntRange(6, 18),
     multiple=True,
     metavar="N",
-    help="Blocks of 2^N; repeat; default: all.",
+    help="Block length 2^N; repeatable; default: all.",
 )
 @click.option("--blocks", type=click.IntRange(32), help="Blocks to simulate; default: 2^25 values of them, at most 8192.")
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the simulation.")
-@click.option("--output", type=click.Path(path_type=Path), required=True, metavar="FOLDER", help="Where to: rate-R.npz.")
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Seed of the simulation.")
+@click.option(
+    "--output", type=click.Path(path_type=Path), required=True, metavar="FOLDER", help="Output directory, for rate-R.npz."
+)
 @debuggable
 def bench_polar_design(**options: Any) -> int:
-    """Simulate the test channel, and say which bits of a block are worth sending at which rate."""
+    """Simulate the test channel and determine which bits of a block are worth sending at which rate."""
     from psnode.bench.polar_design import main as design
 
     return design(**options)
 
 
-@click.command(name="polar-gap", short_help="How far the polar codec is from the rate-distortion function.")
+@click.command(name="polar-gap", short_help="Distance of the polar codec from the rate-distortion function.")
 @click.option(
-    "--rate", "rates", type=float, multiple=True, default=(1.0,), show_default=True, metavar="R", help="Bits; repeat for more."
+    "--rate", "rates", type=float, multiple=True, default=(1.0,), show_default=True, metavar="R", help="Rate in bits; repeatable."
 )
 @click.option(
     "--log-length",
@@ -176,55 +196,58 @@ def bench_polar_design(**options: Any) -> int:
     default=(10, 12, 14, 16, 18),
     show_default=True,
     metavar="N",
-    help="Blocks of 2^N; repeat for more.",
+    help="Block length 2^N; repeatable.",
 )
-@click.option("--values", type=click.IntRange(1), default=1 << 23, show_default=True, help="How many Gaussian values.")
-@click.option("--segment", "segments", type=click.IntRange(1), multiple=True, metavar="N", help="An array of N values; repeat.")
+@click.option("--values", type=click.IntRange(1), default=1 << 23, show_default=True, help="Number of Gaussian values.")
+@click.option(
+    "--segment", "segments", type=click.IntRange(1), multiple=True, metavar="N", help="Also an array of N values; repeatable."
+)
 @shared.json_file
 @debuggable
 def bench_polar_gap(**options: Any) -> int:
-    """Error, bits and speed on N(0,1), decoded by another process, against D = 4^-R."""
+    """Measure error, bits and speed on N(0,1), decoded by another process, against D = 4^-R."""
     from psnode.bench.polar_gap import main as measure
 
     return measure(**options)
 
 
-@click.command(name="polar-stages", short_help="Where the polar codec's time goes.")
+@click.command(name="polar-stages", short_help="Time of each stage of the polar codec.")
 @click.option(
     "--rate", type=click.Choice((0.5, 1.0, 1.5, 2.0, 3.0, 4.0)), default=1.0, show_default=True, metavar="R", help="Bits."
 )
-@click.option("--log-length", type=click.IntRange(6, 18), default=14, show_default=True, metavar="N", help="Blocks of 2^N.")
-@click.option("--repeats", type=click.IntRange(1), default=20, show_default=True, help="The fastest of so many counts.")
+@click.option("--log-length", type=click.IntRange(6, 18), default=14, show_default=True, metavar="N", help="Block length 2^N.")
+@click.option("--repeats", type=click.IntRange(1), default=20, show_default=True, help="Repetitions; the fastest counts.")
 @debuggable
 def bench_polar_stages(**options: Any) -> int:
-    """Nanoseconds of every stage of encoding and decoding, for a row of 32 values."""
+    """Measure the nanoseconds of every stage of encoding and decoding, for a row of 32 values."""
     from psnode.bench.polar_stages import main as measure
 
     return measure(**options)
 
 
-@click.command(name="atomo", short_help="What cheaper bases cost spectral ATOMO.")
+@click.command(name="atomo", short_help="Cost of cheaper bases in spectral ATOMO.")
 @click.option(
     "--model",
     "models",
     multiple=True,
     type=click.Choice(["ResNet-18", "GPT-2, 124 M"]),
-    help="Its gradients; repeat; default: both.",
+    help="Model whose gradients are coded; repeatable; default: both.",
 )
-@click.option("--steps", type=click.IntRange(1), default=10, show_default=True, help="Steps of training before the gradient.")
+@click.option("--steps", type=click.IntRange(1), default=10, show_default=True, help="Training steps before the gradient.")
 @click.option("--rank", type=click.IntRange(1), default=3, show_default=True, help="Expected number of terms.")
 @click.option(
     "--repeats",
     type=click.IntRange(1),
     default=2,
     show_default=True,
-    help="The fastest, with --device the median, of so many codings.",
+    help="Repetitions; the fastest counts, with --device the median.",
 )
-@click.option("--device", metavar="cuda[:N]", help="Milliseconds on this device instead, beside those of a step there.")
+@click.option("--device", metavar="cuda[:N]", help="Time on this device instead, next to the time of a step on it.")
 @shared.json_file
 @debuggable
 def bench_atomo(device: str | None, steps: int, **options: Any) -> int:
-    """Variance over the optimum's, and seconds of coding a step, by kind of tensor, of gradients of real models."""
+    """Measure the variance over the optimum's and the seconds of coding per step, by kind of tensor,
+    on gradients of real models."""
     if device is not None:
         from psnode.bench.atomo_device import main as on_device
 
@@ -237,17 +260,18 @@ def bench_atomo(device: str | None, steps: int, **options: Any) -> int:
 
 
 @click.command(name="gpu", short_help="Speed and bytes of codecs on a CUDA device.")
-@_codecs("Measure this one; repeat; default: all that have a formula.")
-@click.option("--size", type=click.IntRange(512), default=2**26, show_default=True, help="Values, in multiples of 2560.")
+@_codecs("Codec to measure; repeatable; default: all that have a formula.")
+@click.option("--size", type=click.IntRange(512), default=2**26, show_default=True, help="Number of values, a multiple of 2560.")
+@click.option("--repeats", type=click.IntRange(3), default=15, show_default=True, help="Repetitions; the median counts.")
+@click.option("--device", type=click.IntRange(0), default=0, show_default=True, help="Index of the CUDA device.")
 @click.option(
-    "--repeats", type=click.IntRange(3), default=15, show_default=True, help="Times of which each figure is the median."
+    "--bounds", is_flag=True, help="Measure nothing, but print registers, instructions and the bound they imply; needs no GPU."
 )
-@click.option("--device", type=click.IntRange(0), default=0, show_default=True, help="The number of the CUDA device.")
-@click.option("--bounds", is_flag=True, help="Measure nothing: registers, instructions and the bound they imply. Needs no GPU.")
 @shared.json_file
 @debuggable
 def bench_gpu(bounds: bool, **options: Any) -> int:
-    """GB/s of codecs on a CUDA device, beside a copy there in the same run, and whether they give the processor's bytes."""
+    """Measure the GB/s of codecs on a CUDA device, next to a copy on it in the same run, and check that they give the processor's
+    bytes."""
     if bounds:
         from psnode.bench.gpu_bounds import main as bound
 

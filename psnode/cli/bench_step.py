@@ -23,27 +23,34 @@ def _shape(context: click.Context, parameter: click.Parameter, value: str | None
     return found
 
 
-@click.command(name="step", short_help="What coding adds to a training step.")
-@click.option("--device", default="cpu", show_default=True, metavar="cpu|cuda[:N]", help="Where the network computes.")
-@click.option("--network", help="As of train.  [default: torchvision:resnet50 on cuda, LeNet on cpu]")
-@click.option("--batch-size", type=click.IntRange(1), metavar="B", help="Images of a batch.  [default: 64 on cuda, 32 on cpu]")
-@click.option("--shape", callback=_shape, metavar="C,H,W", help="Of an image.  [default: 3,224,224 on cuda, 3,32,32 on cpu]")
-@click.option("--classes", type=click.IntRange(2), help="Of the images.  [default: 1000 on cuda, 10 on cpu]")
+@click.command(name="step", short_help="Time that coding adds to a training step.")
+@click.option("--device", default="cpu", show_default=True, metavar="cpu|cuda[:N]", help="Device that the network runs on.")
+@click.option("--network", help="A network of `psnode train`.  [default: torchvision:resnet50 on cuda, LeNet on cpu]")
+@click.option("--batch-size", type=click.IntRange(1), metavar="B", help="Images per batch.  [default: 64 on cuda, 32 on cpu]")
+@click.option(
+    "--shape", callback=_shape, metavar="C,H,W", help="Shape of an image.  [default: 3,224,224 on cuda, 3,32,32 on cpu]"
+)
+@click.option("--classes", type=click.IntRange(2), help="Number of classes.  [default: 1000 on cuda, 10 on cpu]")
 @click.option(
     "--scheme", "schemes", multiple=True, metavar="'NAME [FLAG VALUE]...'",
-    help="A scheme, and flags of train; repeat; none is always measured.  [default: dense, fp16, qsgd, topk of .5 %, atomo]",
+    help="A scheme, and flags of `psnode train`; repeatable; `none` is always measured.  [default: dense, fp16, qsgd, topk of "
+    ".5 %, atomo]",
 )  # fmt: skip
-@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="How often all of them take turns.")
-@click.option("--steps", type=click.IntRange(1), default=10, show_default=True, help="Steps of each in a round.")
-@click.option("--warmup", type=click.IntRange(1), default=3, show_default=True, help="Steps of each before the first round.")
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of torch, as of train.")
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="As of train.")
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Rounds in which all schemes take turns.")
+@click.option("--steps", type=click.IntRange(1), default=10, show_default=True, help="Steps per scheme and round.")
+@click.option("--warmup", type=click.IntRange(1), default=3, show_default=True, help="Steps per scheme before the first round.")
+@click.option(
+    "--threads", type=click.IntRange(1), default=1, show_default=True, help="Compute threads of torch, same as `psnode train`."
+)
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Same as `psnode train`.")
 @shared.json_file
 @debuggable
 def bench_step(**options: Any) -> int:
-    """Milliseconds of a worker's step under several schemes, beside its passes alone; bytes sent, and between device and host.
+    """Measure the milliseconds of a worker's step under several schemes, next to its passes alone, the bytes sent, and those
+    between device and host.
 
-    In one process, without a network, in turns: gradients are coded with their feedback, changes of weights decoded and added.
+    Runs in one process without a network; the schemes take turns. Gradients are coded with their feedback, changes of weights are
+    decoded and added.
     """
     from psnode.bench.step import main as measure
 

@@ -1,7 +1,6 @@
-"""The command line: builds a configuration, hands it down, turns errors into one line and an exit code.
+"""The command line: it builds a configuration, passes it on, and turns errors into one line and an exit code.
 
-The flags of `train` are made from the table in psnode.config. Whatever is heavy is imported by the command
-that needs it.
+The flags of `train` come from the table in psnode.config. Each command imports the slow modules that it needs.
 """
 
 from __future__ import annotations
@@ -34,24 +33,24 @@ from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError, PsnodeError, in_one_line
 from psnode.transport.mpi.environment import place
 
-_PRINTS, _DRY = "psnode.print_config", "psnode.dry_run"  # in a context's meta
-_GRACE = 5.0  # seconds that rank 0 has to speak before the others do
+_PRINTS, _DRY = "psnode.print_config", "psnode.dry_run"  # keys in a context's meta
+_GRACE = 5.0  # seconds that rank 0 has to report before the others do
 # the first setting of each part of `psnode train --help`
 PARTS = {
-    "task": "What is trained",
-    "optimizer": "How it is optimised",
-    "scheme": "What crosses the links",
-    "consistency": "When a round closes",
-    "train_dir": "What it leaves behind",
-    "local": "How it is run",
+    "task": "Model and data",
+    "optimizer": "Optimization",
+    "scheme": "Communication",
+    "consistency": "Rounds",
+    "train_dir": "Records",
+    "local": "Execution",
 }
 
 
 class _Train(click.Command):
-    """A command whose help shows its options part by part."""
+    """A command whose help lists its options part by part."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """An error knows that it is one of this command, under `psnode launch` too."""
+        """Parse as click does, and mark an error as one of this command, under `psnode launch` too."""
         with augment_usage_errors(ctx):
             return super().parse_args(ctx, args)
 
@@ -97,7 +96,7 @@ def _version(context: click.Context, asked: bool) -> None:
 def train(**given: Any) -> int:
     """Train a model. Under mpirun -n P+1 rank 0 is the master; with --local P everything runs in this process.
 
-    Every setting can also stand in the --config file, or in a variable named like PSNODE_LR; file < variable < flag.
+    Every setting can also be given in the --config file or in a variable named like PSNODE_LR; file < variable < flag.
     """
     config = configure(**given)
     if click.get_current_context().meta.get(_PRINTS):
@@ -120,14 +119,14 @@ def train(**given: Any) -> int:
 
 
 _file = click.Option(
-    ["--config", "file"], type=click.Path(path_type=Path), metavar="FILE", help="TOML file of settings, or a run's config.json."
+    ["--config", "file"], type=click.Path(path_type=Path), metavar="FILE", help="TOML file of settings, or config.json of a run."
 )
-_print = click.Option(  # no setting: those who read train's flags do not meet it
-    ["--print-config"], is_flag=True, expose_value=False, help="Print all settings as a file for --config, and end.",
+_print = click.Option(  # not a setting, so that programs that read train's flags do not see it
+    ["--print-config"], is_flag=True, expose_value=False, help="Print all settings as a file for --config, and exit.",
     callback=lambda context, option, value: context.meta.update({_PRINTS: value}),
 )  # fmt: skip
 _dry = click.Option(
-    ["--dry-run"], is_flag=True, expose_value=False, help="Tell plan, bytes and memory of the job, and end.",
+    ["--dry-run"], is_flag=True, expose_value=False, help="Print the plan, bytes and memory of the job, and exit.",
     callback=lambda context, option, value: context.meta.update({_DRY: value}),
 )  # fmt: skip
 app.add_command(
@@ -153,17 +152,21 @@ app.add_command(
     type=click.IntRange(1),
     required=True,
     metavar="P",
-    help="Number of workers; the master, and spares that train asks for, come on top.",
+    help="Number of workers; the master and the spares that train asks for are added.",
 )
-@click.option("--hostfile", type=click.Path(path_type=Path), help="Hosts, one a line, the master's first; NAME slots=N.")
-@click.option("--mpirun-arg", "mpirun_args", multiple=True, metavar="ARG", help="Handed to mpirun; repeat for more.")
-@click.option("--kill-after", type=click.FloatRange(0), default=10.0, show_default=True, help="Seconds from TERM to KILL.")
+@click.option(
+    "--hostfile", type=click.Path(path_type=Path), help="File of hosts, one per line, the master's first; NAME slots=N."
+)
+@click.option("--mpirun-arg", "mpirun_args", multiple=True, metavar="ARG", help="Argument passed to mpirun; repeatable.")
+@click.option(
+    "--kill-after", type=click.FloatRange(0), default=10.0, show_default=True, help="Seconds between SIGTERM and SIGKILL."
+)
 @click.option(
     "--restarts",
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="How often to restart a job that died, with --resume.",
+    help="Number of times to restart a job that died, with --resume.",
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- train ...|PROGRAM.py ...")
 @exportable
@@ -173,19 +176,19 @@ def launch(
 ) -> int:
     """Run `psnode COMMAND` on a master and P workers through mpirun, with the options of a fault-tolerant job.
 
-    PROGRAM.py with its arguments instead of a command: a program with a psnode.session.
+    COMMAND may also be PROGRAM.py with its arguments: a program with a psnode.session.
     """
     if command[0].endswith(".py"):
         if batch is not None:
             raise ConfigurationError(
-                "--export needs a command of psnode, to know where a run goes on: write train, not a program"
+                "--export needs a command of psnode, to know the directory of the run: write train, not a program"
             )
         return _launch_program(workers, list(command), list(mpirun_args), **options)
     streams.outlast()
     context = click.get_current_context().find_root()
     _, chosen, rest = app.resolve_command(context, list(command))
     config, directory, spares = None, None, 0
-    if chosen is app.commands["train"]:  # refuse settings here that every rank would refuse
+    if chosen is app.commands["train"]:  # refuse here the settings that every rank would refuse
         config = configure(**chosen.make_context("psnode train", rest).params)
         if config.local is not None:
             raise ConfigurationError("--local runs all workers in one process: leave it out, or leave out launch")
@@ -213,26 +216,34 @@ def _launch_program(workers: int, command: list[str], mpirun_args: list[str], **
 
 @app.command(short_help="Follow a run and evaluate its checkpoints.")
 @click.option("--train-dir", "--model-dir", type=click.Path(path_type=Path), required=True, help="The directory of the run.")
-@click.option("--follow/--once", default=True, help="Until the run has ended, or what is there now and no more.")
-@click.option("--checkpoint", metavar="STEP|PATH", help="This one and no other.")
 @click.option(
-    "--patience", type=click.FloatRange(0), default=600.0, show_default=True, help="Seconds to wait for a stopped run to go on."
+    "--follow/--once", default=True, help="Follow the run until it ends, or evaluate only the checkpoints that exist now."
+)
+@click.option("--checkpoint", metavar="STEP|PATH", help="Evaluate only the checkpoint of this step.")
+@click.option(
+    "--patience", type=click.FloatRange(0), default=600.0, show_default=True, help="Seconds to wait for a stopped run to resume."
 )
 @click.option(
-    "--interval", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, help="Seconds between looks."
+    "--interval",
+    type=click.FloatRange(0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Seconds between checks for a new checkpoint.",
 )
 @click.option(
-    "--batch-size", "--eval-batch-size", "--test-batch-size", type=click.IntRange(1), help="Examples at once; default: the run's."
+    "--batch-size",
+    "--eval-batch-size",
+    "--test-batch-size",
+    type=click.IntRange(1),
+    help="Examples per batch; default: the run's.",
 )
 @click.option("--enable-gpu/--no-enable-gpu", default=False, help="Compute on CUDA.")
-@click.option(
-    "--task", metavar="FILE|MODULE", help="The task that the run trains, where it is none of psnode's own; is executed."
-)
-@click.option("--trust-run/--no-trust-run", default=False, help="Execute the task that the run's record names.")
-@click.option("--ema", is_flag=True, help="The moving averages of the weights, of a run with --ema-decay.")
+@click.option("--task", metavar="FILE|MODULE", help="Code of the task that the run trains, unless it is built in; is executed.")
+@click.option("--trust-run/--no-trust-run", default=False, help="Execute the task code named in the run's record.")
+@click.option("--ema", is_flag=True, help="Evaluate the moving averages of the weights of a run with --ema-decay.")
 @debuggable
 def evaluate(train_dir: Path, follow: bool, **options: Any) -> int:
-    """Evaluate each checkpoint of a run once, as they appear, and end when the run has ended."""
+    """Evaluate each checkpoint of a run once, as it appears, and exit when the run has ended."""
     from psnode.evaluator import follow as follow_run
 
     streams.outlast()
@@ -249,10 +260,13 @@ app.add_command(doctor)
 
 @app.command(short_help="List codecs and schemes, or explain one.")
 @click.argument("name", required=False, metavar="[NAME]")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
-@click.option("--source", type=click.Choice(["numba", "cuda"]), help="Print the kernels that are made of codec NAME's formula.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--source", type=click.Choice(["numba", "cuda"]), help="Print the kernels that are generated from the formula of codec NAME."
+)
 def codecs(name: str | None, as_json: bool, source: str | None) -> int:
-    """Every codec with its traits, and every scheme; with NAME one of them in full: parameters, traits and learning-rate rule."""
+    """List every codec with its traits, and every scheme; with NAME explain one in full: parameters, traits and learning-rate
+    rule."""
     from psnode.cli import listing
 
     if name is not None and as_json:
@@ -271,7 +285,8 @@ def codecs(name: str | None, as_json: bool, source: str | None) -> int:
 
 
 def _speaks() -> bool:
-    """True if this process is rank 0 of its job: before MPI starts all ranks see the same error, and one tells it."""
+    """Return True if this process is rank 0 of its job. Before MPI starts all ranks see the same error, and only one should print
+    it."""
     here = place()
     return here is None or here.rank == 0
 
@@ -282,7 +297,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with shown(here.rank if here is not None else 0), streams.installed():
             return _run(arguments)
-    except ConfigurationError as error:  # standard output takes nothing
+    except ConfigurationError as error:  # standard output may be closed
         return _fail(str(error), error.exit_code)
 
 
@@ -299,18 +314,19 @@ def _run(arguments: Sequence[str] | None) -> int:
         return 130
     except PsnodeError as error:
         return _fail(" ".join(str(error).split()), error.exit_code)
-    except Exception as error:  # whatever else arrives here is a bug of psnode or of the user's task
+    except Exception as error:  # any other exception is a bug of psnode or of the user's task
         traceback.print_exc()
         return _fail(f"{in_one_line(error)}: unexpected", PsnodeError.exit_code)
 
 
 def _fail(message: str, code: int) -> int:
-    """Tell the error. Before MPI starts all ranks find the same fault: rank 0 tells it, and its end is that of all."""
+    """Print the error and return the exit code. Before MPI starts all ranks find the same fault; rank 0 prints it, and its exit
+    ends all."""
     from psnode.protocol.messages import plain
 
-    here, message = place(), plain(message)  # it may quote a file that somebody else has written
+    here, message = place(), plain(message)  # it may quote a file from an untrusted source
     if here is not None and here.rank > 0:
-        time.sleep(_GRACE)  # an earlier end than rank 0's would have mpirun kill it before it has spoken
+        time.sleep(_GRACE)  # if this rank exits before rank 0, mpirun kills rank 0 before it has printed the error
         message = f"rank {here.rank}: {message}"
     click.echo(f"psnode: error: {message}", err=True)
     return code

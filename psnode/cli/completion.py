@@ -1,8 +1,7 @@
-"""Values that a shell completes: data sets, schemes, codecs, and the parameters and stages of a codec as it is typed.
+"""Shell completion of values: data sets, schemes, codecs, and the parameters and stages of a codec as it is typed.
 
-psnode train --scheme topk:        ratio=, sampled=
-psnode train --scheme topk:sampled=t        true
-psnode train --scheme topk+        the stages that may follow
+psnode train --scheme topk:        ratio=, sampled= psnode train --scheme topk:sampled=t        true psnode train --scheme topk+
+the stages that may follow
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from click.shell_completion import BashComplete, CompletionItem, add_completion_
 
 from psnode.config.declaration import Complete
 
-# as Click's, but bash splits words at : and = too, so that the whole line is handed over; and no space behind what goes on
+# like Click's script, but bash also splits words at : and =, so the whole line is passed; no space follows an unfinished value
 _BASH = """\
 %(complete_func)s() {
     local IFS=$'\\n' response completion type value
@@ -38,14 +37,14 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 
 
 class Bash(BashComplete):
-    """Completion for bash, of words with : and = in them."""
+    """Completion for bash, which supports words that contain : and =."""
 
     source_template = _BASH
     _known = 0  # characters of the value that bash takes for an earlier word
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """The words before the one that is typed, and that one."""
-        if "COMP_LINE" not in os.environ:  # asked by Click's own script
+        """Return the words before the one being typed, and that one."""
+        if "COMP_LINE" not in os.environ:  # called by Click's own script
             return super().get_completion_args()
         line = os.environ["COMP_LINE"]
         words = split_arg_string(line)
@@ -56,7 +55,7 @@ class Bash(BashComplete):
         return words[1:], last
 
     def format_completion(self, item: CompletionItem) -> str:
-        """The part of the value that bash puts in place of what it takes for the word."""
+        """Return the part of the value that replaces what bash takes for the word."""
         return f"{item.type},{item.value[self._known :]}"
 
 
@@ -66,7 +65,8 @@ def _listed(names: Callable[[], Iterable[str]]) -> Complete:
 
 
 def _spelled(names: Callable[[], Iterable[str]], codec_of: Callable[[str], str]) -> Complete:
-    """Complete the spec of a codec. `names`: what it may begin with; `codec_of` has the codec's spec behind one of them."""
+    """Complete the spec of a codec. `names` lists its possible beginnings; `codec_of` returns the
+    codec's spec for one of them."""
 
     def complete(context: click.Context, parameter: click.Parameter, text: str) -> list[CompletionItem]:
         before, plus, stage = text.rpartition("+")
@@ -86,7 +86,7 @@ def _beginning(text: str, before: str, names: Iterable[str]) -> list[CompletionI
 
 
 def _settings(spec: str, typed: str, before: str) -> list[CompletionItem]:
-    """Parameters of the first codec of `spec` behind those in `typed`, or values of the last of these."""
+    """Complete parameters of the first codec of `spec` after those in `typed`, or values of the last of these."""
     from psnode.codecs import table
 
     first = spec.partition("+")[0].partition(":")[0]
@@ -109,7 +109,7 @@ def _values(kind: Any) -> Iterable[str]:
 
 
 def _following(spec: str) -> list[str]:
-    """The stages that may stand behind `spec`."""
+    """Return the stages that may follow `spec`."""
     from psnode.codecs import available, get_codec, table
     from psnode.errors import CodecSpecError
 

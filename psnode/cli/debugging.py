@@ -1,4 +1,4 @@
-"""--debug: the traceback of an error that psnode raises itself, and otherwise tells in one line."""
+"""The option --debug: show the traceback of an error that psnode raises itself and otherwise reports in one line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _R = TypeVar("_R")
 
 @contextlib.contextmanager
 def traced(debug: bool) -> Iterator[None]:
-    """With `debug`, print the traceback of psnode's own errors; that of a bug or of a task's mistake is printed anyway."""
+    """With `debug`, print the traceback of psnode's own errors. That of a bug or of a fault in a task is printed in any case."""
     try:
         yield
     except PsnodeError:
@@ -27,7 +27,7 @@ def traced(debug: bool) -> Iterator[None]:
 
 
 def debuggable(command: Callable[..., _R]) -> Callable[..., _R]:
-    """`command` with the option --debug, which prints the traceback of its errors."""
+    """Return `command` with the option --debug, which prints the traceback of its errors."""
 
     @click.option("--debug/--no-debug", default=False, help="Show the traceback of an error.")
     @functools.wraps(command)

@@ -1,6 +1,6 @@
 """`psnode doctor`: checks of everything that a run needs, each with a remedy.
 
-Whatever may crash or hang when it is imported (MPI, torch) is looked at in a process of its own.
+Modules that may crash or hang on import (MPI, torch) are checked in a process of their own.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _LARGER = f"docker run --shm-size 1g (docs/containers.md), or mount -o remount,s
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. `optional` means: not there, and not needed for training."""
+    """One line of the report. `optional` marks a part that is missing and that training does not need."""
 
     what: str
     state: State
@@ -90,26 +90,26 @@ class Finding:
 
 
 @click.command(short_help="Check this machine, or all hosts of a job.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Also check that this directory can be read.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Also check that this data directory is readable.")
 @click.option(
     "--hosts",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Ask the hosts of this hostfile by ssh instead, the master's first.",
+    help="Check the hosts of this hostfile by ssh instead, the master's first.",
 )
 @click.option(
     "--deadline",
     type=click.FloatRange(0, min_open=True),
     default=10.0,
     show_default=True,
-    help="With --hosts: seconds that a host may take to answer.",
+    help="Seconds that a host may take to answer; with --hosts.",
 )
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(data_dir: Path | None, hosts: Path | None, deadline: float, as_json: bool) -> int:
-    """Check Python, MPI, torch, caches and cores, and name missing packages; 2 if training cannot work here.
+    """Check Python, MPI, torch, caches and cores, and name missing packages; exits with 2 if training cannot work here.
 
-    With --hosts: whether ssh lets us in without a question, whether versions are those of this machine, cores, free memory,
-    clocks, and the way between the master's host and each other one; 1 if something would stop a job.
+    With --hosts, check that ssh logs in without a question and that versions match this machine's, and show cores, free memory,
+    clocks, and the link between the master's host and each other host; exits with 1 if a problem would stop a job.
     """
     if hosts is not None:
         from psnode.cli import doctor_hosts
@@ -119,7 +119,7 @@ def doctor(data_dir: Path | None, hosts: Path | None, deadline: float, as_json: 
 
 
 def examine(data_dir: Path | None, *, as_json: bool = False) -> int:
-    """Look at everything and print it; 0 if training can work here, else 2."""
+    """Check everything and print the results. Returns 0 if training can work here, else 2."""
     findings = list(_findings(data_dir))
     if as_json:
         print(to_json([asdict(finding) for finding in findings], indent=2))
@@ -164,16 +164,16 @@ def _cache() -> Finding:
     if "error" in found:
         return Finding("kernel cache", "missing", found["error"], "set NUMBA_CACHE_DIR to a directory that you can write")
     if found["path"] is None:
-        problem = "no directory for it can be written: every process compiles its kernels anew"
+        problem = "no writable directory for it: every process recompiles its kernels"
         return Finding("kernel cache", "optional", problem, "set NUMBA_CACHE_DIR to a directory that you can write")
     if found["open"]:
-        problem = f"others may write into {found['path']}: it is not used, and every process compiles its kernels anew"
+        problem = f"others may write into {found['path']}: it is not used, and every process recompiles its kernels"
         return Finding("kernel cache", "optional", problem, "chmod go-w it, or set NUMBA_CACHE_DIR to a directory of your own")
     return Finding("kernel cache", "ok", found["path"])
 
 
 def _codecs(*, is_kept: bool) -> Finding:
-    """`is_kept`: compiled kernels are; else each is compiled for this trial alone."""
+    """Try the codecs. `is_kept`: compiled kernels are cached; otherwise each is compiled for this trial only."""
     found = probe([sys.executable, "-c", doctor_codecs.program(every=is_kept)], seconds=doctor_codecs.SECONDS)
     good, detail, remedy = doctor_codecs.verdict(found)
     return Finding("codecs", "ok" if good else "missing", detail, remedy)
@@ -187,14 +187,14 @@ def _cores() -> Finding:
 
 
 def _shared_memory(found: Room | None) -> Finding:
-    """Enough for a rank a core and the master."""
+    """Check that shared memory suffices for the master and one rank per core."""
     if found is None:
-        return Finding("shared memory", "ok", f"no {PLACE}: Open MPI takes another directory")
+        return Finding("shared memory", "ok", f"no {PLACE}: Open MPI uses another directory")
     ranks = usable_cores() + 1
     detail = f"{amount(found.free)} of {amount(found.size)} free at {PLACE}, {ranks} ranks take {amount(ranks * A_RANK)}"
     if found.holds(ranks):
         return Finding("shared memory", "ok", detail)
-    return Finding("shared memory", "optional", f"{detail}: ranks of one host talk by TCP, which is slower", _LARGER)
+    return Finding("shared memory", "optional", f"{detail}: ranks of one host communicate over TCP, which is slower", _LARGER)
 
 
 def _mpi() -> Iterator[Finding]:
@@ -233,7 +233,9 @@ def _mpi() -> Iterator[Finding]:
     if ranks.get("ranks") == 2:
         yield Finding("mpirun", "ok", f"{mpirun} starts 2 ranks that reach each other")
     else:
-        problem = ranks.get("error") or f"2 ranks were started and saw {ranks['ranks']}: mpirun and mpi4py are of different MPIs"
+        problem = (
+            ranks.get("error") or f"2 ranks were started and saw {ranks['ranks']}: mpirun and mpi4py belong to different MPIs"
+        )
         yield Finding("mpirun", "missing", f"{mpirun}: {problem}", install)
 
 
@@ -251,7 +253,7 @@ def _torch() -> Iterator[Finding]:
 
 
 def _device_kernels(found: Mapping[str, Any]) -> Finding:
-    """From a check of all codecs with a formula on all CUDA devices, by psnode.exchange.device.trust."""
+    """Report the check of all codecs with a formula on all CUDA devices, made by psnode.exchange.device.trust."""
     if "error" in found:
         return Finding("codecs on the GPU", "optional", found["error"], installing("gpu"))
     if found["problems"]:
@@ -286,4 +288,4 @@ def _show(findings: list[Finding]) -> None:
     console = Console()
     console.print(table)
     if any(finding.state == "missing" for finding in findings):
-        console.print("Something that a run needs is missing: see the last column.")
+        console.print("A run cannot work here: see the last column.")

@@ -1,7 +1,7 @@
-"""The codecs of all schemes in a trial of `psnode doctor`: one array is coded, decoded and added with each, both ways.
+"""The trial of codecs in `psnode doctor`: one array is encoded, decoded and added with the codecs of all schemes, both ways.
 
-Those of the default schemes come first, the usual one's in any case. Others are tried as long as there is time: where kernels
-have yet to be compiled, that takes minutes, and says nothing about what is used.
+The codecs of the default schemes come first and are always tried, in particular the usual one. Others are tried as long as time
+is left: kernels that have yet to be compiled take minutes and say nothing about those in use.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-SECONDS = 300.0  # that the trial may take before it counts as hanging
-_BUDGET = 10.0  # seconds after which no further scheme is begun
+SECONDS = 300.0  # the trial counts as hanging after this time
+_BUDGET = 10.0  # no further scheme is begun after this time
 _SHAPE = (64, 48)
 _CLOSE = 1e-5  # rounding of float32, relative to the largest value
 
 
 def program(*, every: bool) -> str:
-    """Text for `python -c`. `every`: all schemes, as long as there is time."""
+    """Return the program text for `python -c`. `every`: try all schemes, as long as time is left."""
     return f"from psnode.cli.doctor_codecs import main; main({_BUDGET if every else 0})"
 
 
 def main(budget: float) -> None:
-    """Print a line of JSON before each codec is tried, and one at the end: a codec that ends the process is in the last line.
+    """Print a line of JSON before each codec is tried, and one at the end, so that the last line names a codec that ends the
+    process.
 
     `budget`: seconds after which no further scheme is begun.
     """
@@ -50,7 +51,7 @@ def main(budget: float) -> None:
 
 
 def fault_of(spec: str) -> str:
-    """A fault of the codec with this spec, in one line; empty if there is none."""
+    """Return the fault of the codec with this spec in one line, or an empty string."""
     try:
         return _fault(spec)
     except Exception as error:  # a broken installation may raise anything
@@ -58,7 +59,8 @@ def fault_of(spec: str) -> str:
 
 
 def _fault(spec: str) -> str:
-    """Code, decode and add one array; what is sent and what is kept are the array, and point where it does."""
+    """Encode, decode and add one array. The decoded values and the residual must sum to the array, and the values must point in
+    its direction."""
     import numpy as np
 
     from psnode.codecs import Payload, get_codec
@@ -73,16 +75,16 @@ def _fault(spec: str) -> str:
     if not np.isfinite(decoded).all():
         return "decodes to values that are not finite"
     if not np.array_equal(total, decoded):
-        return "adds other values than it decodes"
+        return "adds values that differ from those it decodes"
     if np.abs(decoded + kept - x).max() > _CLOSE * max(np.abs(each).max() for each in (x, decoded)):
-        return "keeps another error than that of its values"
+        return "keeps an error that is not that of its values"
     if np.vdot(decoded, x) <= 0:
-        return "decodes to values that have nothing to do with those coded"
+        return "decodes to values unrelated to those coded"
     return ""
 
 
 def verdict(found: Mapping[str, Any]) -> tuple[bool, str, str]:
-    """The last of what `main` printed, or an "error" beside it: True if all is well, a detail and a remedy."""
+    """Interpret the last line that `main` printed, or an "error" with it: True if all is well, a detail and a remedy."""
     faults = dict(found.get("faults", {}))
     if now := found.get("now", ""):
         faults[now] = found.get("error", "ends the process that uses it")
@@ -92,5 +94,5 @@ def verdict(found: Mapping[str, Any]) -> tuple[bool, str, str]:
         remedy = "install the versions that are tested: pip install -c constraints.txt '.[train,mpi]' in a clone of psnode"
         return False, "; ".join(f"{spec}: {fault}" for spec, fault in faults.items()), remedy
     if len(found["schemes"]) == found["all"]:
-        return True, f"those of all {found['all']} schemes code, decode and add", ""
-    return True, f"those of {', '.join(found['schemes'])} code, decode and add; others are compiled when they are used", ""
+        return True, f"those of all {found['all']} schemes encode, decode and add", ""
+    return True, f"those of {', '.join(found['schemes'])} encode, decode and add; others are compiled on first use", ""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def examine(hostfile: Path, deadline: float, data_dir: Path | None, *, as_json: bool) -> int:
-    """Ask every host of a file and print what they say; 1 if something would stop a job."""
+    """Query every host of a file and print the answers. Returns 1 if a problem would stop a job."""
     from psnode.jobs.hosts.hostfile import hosts_of
     from psnode.jobs.hosts.problems import problems
     from psnode.jobs.hosts.survey import ask
@@ -52,7 +52,7 @@ def _show(own: Mapping[str, Any], answers: Sequence[Answer], found: Sequence[Pro
         text = f"[{colour}]{kind}[/]: {escape(problem.host)}: {escape(problem.text)}: {escape(problem.remedy)}"
         console.print(text, soft_wrap=True)
     if not found:
-        console.print(f"Nothing stands in the way of a job on {len(answers)} host{'s' if len(answers) > 1 else ''}.")
+        console.print(f"No problem would stop a job on {len(answers)} host{'s' if len(answers) > 1 else ''}.")
 
 
 def _software(facts: Mapping[str, Any]) -> list[str]:
@@ -61,7 +61,7 @@ def _software(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _ways(answer: Answer) -> tuple[str, str]:
-    """Round trip, and Mbit/s to the master's host and back."""
+    """Return the round trip, and the Mbit/s to the master's host and back."""
     if "mbit" not in answer.up or "mbit" not in answer.down:
         return ("no", "no") if answer.up else ("", "")
     return f"{answer.up['milliseconds']:.2g} ms", f"{answer.up['mbit']:.0f} / {answer.down['mbit']:.0f}"

@@ -1,4 +1,4 @@
-"""`psnode export`: a run's weights in a file, or in a folder for from_pretrained."""
+"""`psnode export`: write the weights of a run to a file, or to a folder for from_pretrained."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from psnode.cli.debugging import debuggable
 from psnode.errors import ConfigurationError
 
 
-@click.command(short_help="Write a run's weights to a file, or to a Hugging Face folder.")
+@click.command(short_help="Write the weights of a run to a file, or to a Hugging Face folder.")
 @click.argument("train_dir", type=click.Path(path_type=Path), metavar="RUN")
 @click.option(
     "--output", type=click.Path(path_type=Path), metavar="PATH",
@@ -18,14 +18,18 @@ from psnode.errors import ConfigurationError
 )  # fmt: skip
 @click.option(
     "--format", "form", type=click.Choice(["state-dict", "huggingface"]), default="state-dict", show_default=True,
-    help="A file for load_state_dict, or a folder for from_pretrained, of a model of transformers.",
+    help="Write a file for load_state_dict, or a folder for from_pretrained of transformers.",
 )  # fmt: skip
-@click.option("--checkpoint", "which", metavar="STEP|best", help="That of a step, or the best evaluated one [the newest].")
-@click.option("--task", metavar="FILE|MODULE", help="For huggingface: the task that the run trains; is executed.")
-@click.option("--trust-run/--no-trust-run", default=False, help="For huggingface: execute the task that the run's record names.")
+@click.option(
+    "--checkpoint", "which", metavar="STEP|best", help="Export the checkpoint of a step, or the best evaluated one [the newest]."
+)
+@click.option("--task", metavar="FILE|MODULE", help="Code of the task that the run trains, for huggingface; is executed.")
+@click.option(
+    "--trust-run/--no-trust-run", default=False, help="Execute the task code named in the run's record, for huggingface."
+)
 @debuggable
 def export(train_dir: Path, output: Path | None, form: str, which: str | None, task: str | None, trust_run: bool) -> int:
-    """Write the weights of a checkpoint of RUN for use elsewhere."""
+    """Write the weights of a checkpoint of RUN to a file for other programs."""
     if form == "huggingface":
         from psnode.jobs.huggingface import export_folder
 

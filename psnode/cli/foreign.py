@@ -1,4 +1,4 @@
-"""Names that other programs have for what psnode calls otherwise, and the answer to each."""
+"""Option names of other programs, with psnode's name or answer for each."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FOREIGN: Mapping[str, str] = MappingProxyType({name: answer for names, answer in
 
 
 def answer(option: str) -> str:
-    """`: psnode calls it --x` for an option that others have, or an empty string."""
+    """Return `: psnode calls it --x` for an option that other programs have, or an empty string."""
     found = FOREIGN.get(option.lower().replace("_", "-"))
     if found is None:
         return ""

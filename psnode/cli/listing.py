@@ -25,10 +25,10 @@ _MATRIX = (1024, 1024)
 
 
 def everything() -> dict[str, Any]:
-    """`codecs` and `schemes`, in types that JSON has.
+    """Return `codecs` and `schemes`, in types that JSON has.
 
-    A codec's `max_bits` are those a coordinate of a 1024 x 1024 matrix takes at most, header included; `rows`: whether it has
-    a formula at its defaults.
+    `max_bits` of a codec is the most bits per coordinate of a 1024 x 1024 matrix, header included; `rows` tells if it has a
+    formula at its defaults.
     """
     return {
         "codecs": [_describe(get_codec(name)) for name in available()],
@@ -50,7 +50,7 @@ def _describe(codec: Codec) -> dict[str, Any]:
 
 
 def show() -> None:
-    """Print both tables, 80 columns wide or as wide as the terminal."""
+    """Print both tables, at 80 columns or the width of the terminal."""
     found = everything()
     codecs = _table("codec", "bits", "traits", "what it does")
     for entry in found["codecs"]:
@@ -58,13 +58,13 @@ def show() -> None:
     schemes = _table("scheme", "lr", "feedback", "what it does")
     for entry in found["schemes"]:
         schemes.add_row(entry["name"], f"{entry['lr']:g}", entry["feedback"].partition(":")[0], entry["summary"])
-    _print("Codecs: most bits a coordinate of a 1024 x 1024 matrix, at their defaults", codecs)
-    _print("Schemes: what --scheme takes; lr is the learning rate unless --lr is given", schemes)
+    _print("Codecs: most bits per coordinate of a 1024 x 1024 matrix, at their defaults", codecs)
+    _print("Schemes: values of --scheme; lr is the learning rate unless --lr is given", schemes)
     click.echo("psnode codecs NAME explains one in full.")
 
 
 def explain(name: str) -> None:
-    """Print all about the codec, the feedback rule and the scheme called `name`. ConfigurationError if there is none of them."""
+    """Print everything about the codec, feedback rule or scheme called `name`. Raises ConfigurationError for an unknown name."""
     from psnode.feedback import RULES
 
     scheme, stage = NAMES.get(name.casefold()), name.partition(":")[0].partition("+")[0]
@@ -79,7 +79,8 @@ def explain(name: str) -> None:
 
 
 def show_source(spec: str, target: str) -> None:
-    """Print what is made of the formula of a codec, by its spec or FILE:NAME. ConfigurationError if it has none."""
+    """Print the source generated from the formula of a codec, given by its spec or FILE:NAME. Raises ConfigurationError if it has
+    none."""
     from psnode.codecs.rows import cuda_text, numba_text, ranks
     from psnode.codecs.rows.formula import program_of
     from psnode.codecs.rows.known import formula_of, has_formula, ranking_of
@@ -89,7 +90,9 @@ def show_source(spec: str, target: str) -> None:
     formula, ranking = formula_of(codec), ranking_of(codec)
     if ranking is not None:
         if target != "cuda":
-            raise ConfigurationError(f"on a processor {codec!r} selects by kernels by hand: --source cuda is made of its formula")
+            raise ConfigurationError(
+                f"on a processor {codec!r} uses hand-written kernels: --source cuda is generated from its formula"
+            )
         click.echo(ranks.text_of(ranking), nl=False)
         return
     if formula is None:
@@ -105,7 +108,7 @@ def _explain_codec(codec: Codec) -> None:
     for stage in codec.spec.stages:
         rows.add_row(f"parameters of {stage.id}", ", ".join(f"{key}={value}" for key, value in stage.settings.items()) or "none")
     rows.add_row("traits", _traits(entry) or "none")
-    rows.add_row("bits", f"at most {entry['max_bits']:.3g} a coordinate of a 1024 x 1024 matrix")
+    rows.add_row("bits", f"at most {entry['max_bits']:.3g} per coordinate of a 1024 x 1024 matrix")
     users = [scheme.name for scheme in SCHEMES.values() if codec.id in re.split(r"[+:]", scheme.codec)]
     rows.add_row("schemes", ", ".join(users) or "none: use it with --codec")
     _print("", rows)
@@ -144,7 +147,7 @@ def _explain_scheme(scheme: Scheme) -> None:
 
 
 def _short(summary: str) -> str:
-    """The use of a codec, without its name and what else there is to say: a module's first line up to its first full stop."""
+    """Return the use of a codec, without its name and further remarks: its module's first line up to the first full stop."""
     return (summary.partition(": ")[2] or summary).partition(". ")[0].rstrip(".")
 
 

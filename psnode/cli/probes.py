@@ -1,4 +1,5 @@
-"""Programs that `psnode doctor` runs in processes of their own: what may crash or hang when it is imported ends those alone."""
+"""Programs that `psnode doctor` runs in processes of their own, so that an import that crashes or
+hangs ends only that process."""
 
 from __future__ import annotations
 
@@ -12,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 _SECONDS = 60.0
-_RULE = re.compile(r"^-{10,}$", re.MULTILINE)  # above and below a text of Open MPI's
+_RULE = re.compile(r"^-{10,}$", re.MULTILINE)  # above and below a message of Open MPI
 _MOST = 240  # characters of an error
 
 
 def probe(command: list[str], extra: Mapping[str, str] | None = None, seconds: float = _SECONDS) -> dict[str, Any]:
-    """The last line of JSON that `command` prints; with its last words as "error" if it prints none or does not end in time."""
+    """Return the last line of JSON that `command` prints; if it prints none or times out, its last words under "error"."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run(
@@ -49,14 +50,14 @@ def _json(text: str) -> dict[str, Any] | None:
 
 
 def _words(text: str) -> str:
-    """The last line, which names the error in Python, or the first text that Open MPI has put between two rules."""
+    """Return the last line, which names the error in Python, or the first text that Open MPI prints between two rules."""
     parts = _RULE.split(text)
     telling = parts[1].split("\n\n") if len(parts) > 2 else text.strip().splitlines()[-1:]
     return " ".join(" ".join(telling).split())[:_MOST]
 
 
 def _importable() -> dict[str, str]:
-    """The child finds the same psnode as this process; an installed one it finds by itself."""
+    """Return the environment with which the child finds the same psnode as this process; an installed one needs no help."""
     home = Path(__file__).resolve().parents[2]
     if home.name in ("site-packages", "dist-packages"):
         return {}

@@ -1,4 +1,4 @@
-"""`psnode runs` and `psnode report`: what run directories tell, on the terminal and as a page."""
+"""`psnode runs` and `psnode report`: show run directories on the terminal and as a page."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from psnode.errors import ConfigurationError
 if TYPE_CHECKING:
     from psnode.report.run import Run
 
-RUNS = Path("runs")  # where runs are made unless --train-dir says otherwise
+RUNS = Path("runs")  # the directory of runs unless --train-dir says otherwise
 _PATH = click.Path(path_type=Path)
-# what runs are sorted by, and if the most comes first
+# sort keys, and whether the largest comes first
 _ORDERS: dict[str, tuple[Callable[[Run], Any], bool]] = {
     "name": (lambda run: run.name, False),
     "scheme": (lambda run: run.scheme.get("name"), False),
@@ -33,14 +33,17 @@ _ORDERS: dict[str, tuple[Callable[[Run], Any], bool]] = {
 
 @click.command(short_help="List and compare runs.")
 @click.argument("places", nargs=-1, type=_PATH, metavar="[DIR]...")
-@click.option("--sort", type=click.Choice(list(_ORDERS)), default="name", show_default=True, help="The best comes first.")
-@click.option("--reverse", is_flag=True, help="The other way round.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option(
+    "--sort", type=click.Choice(list(_ORDERS)), default="name", show_default=True, help="Sort by this quantity, the best first."
+)
+@click.option("--reverse", is_flag=True, help="Reverse the order.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @debuggable
 def runs(places: tuple[Path, ...], sort: str, reverse: bool, as_json: bool) -> int:
-    """A line for every run in DIR and below [runs]: scheme, workers, steps, last loss, best accuracy, bytes, time and end."""
+    """Print a line for every run in DIR and below [runs]: scheme, workers, steps, last loss, best
+    accuracy, bytes, time and end."""
     if not places and not RUNS.is_dir():
-        raise ConfigurationError(f"there is no directory {RUNS} here: name runs, or directories that hold some")
+        raise ConfigurationError(f"there is no directory {RUNS} here: name runs, or directories that contain some")
     found = _ordered(_read(places or (RUNS,)), sort, reverse)
     if as_json:
         click.echo(to_json([_facts(run) for run in found], indent=2))
@@ -54,10 +57,10 @@ def runs(places: tuple[Path, ...], sort: str, reverse: bool, as_json: bool) -> i
 @click.option("-o", "--output", type=_PATH, default=Path("report.html"), show_default=True, metavar="FILE", help="The page.")
 @debuggable
 def report(places: tuple[Path, ...], output: Path) -> int:
-    """One HTML file, which needs no network, about runs, or about all runs in directories.
+    """Write one HTML file about runs, or about all runs in directories. The page needs no network.
 
-    Curves over steps, seconds and bytes, the parts of a step's time and its critical path, links, faults and events, plans, and
-    the differences between settings. Runs that are still going are shown as far as they have come.
+    It shows curves over steps, seconds and bytes, the parts of a step's time and its critical path, links, faults and events,
+    plans, and the differences between settings. A run that is still going is shown up to its present step.
     """
     from psnode.report.page import write
 
@@ -65,19 +68,20 @@ def report(places: tuple[Path, ...], output: Path) -> int:
     told = [len(run.problems) for run in found]
     write(found, output)
     for run, known in zip(found, told, strict=True):
-        for problem in run.problems[known:]:  # of the timelines, which the page reads
+        for problem in run.problems[known:]:  # problems of the timelines, which the page reads
             _tell(problem)
     click.echo(f"{len(found)} run{'' if len(found) == 1 else 's'} in {output}")
     return 0
 
 
 def _read(places: Sequence[Path]) -> list[Run]:
-    """All runs in `places`; a line on standard error for every file that cannot be used. ConfigurationError if there is none."""
+    """Return all runs in `places`, and print a line on standard error for every unusable file. Raises ConfigurationError if no
+    run is found."""
     from psnode.report.run import find, read_all
 
     paths = find(places)
     if not paths:
-        raise ConfigurationError(f"there is no run in {', '.join(map(str, places))}: name directories that hold some")
+        raise ConfigurationError(f"there is no run in {', '.join(map(str, places))}: name directories that contain some")
     found = read_all(paths)
     for run in found:
         for problem in run.problems:
@@ -92,7 +96,7 @@ def _tell(problem: str) -> None:
 
 
 def _ordered(found: list[Run], sort: str, reverse: bool) -> list[Run]:
-    """By a quantity; runs that do not tell it are the last."""
+    """Sort by a quantity; runs without it come last."""
     key, most = _ORDERS[sort]
     known = [run for run in found if key(run) is not None]
     known.sort(key=lambda run: str(key(run)) if sort in ("name", "scheme") else key(run), reverse=most != reverse)
@@ -100,7 +104,7 @@ def _ordered(found: list[Run], sort: str, reverse: bool) -> list[Run]:
 
 
 def _facts(run: Run) -> dict[str, Any]:
-    """A run's line in types that JSON has; None where it is not told."""
+    """Return a run's line in types that JSON has; None marks an unknown value."""
     return {
         "path": str(run.path),
         "scheme": run.scheme.get("name"),
@@ -120,7 +124,7 @@ def _facts(run: Run) -> dict[str, Any]:
 
 
 def _show(found: Sequence[Run]) -> None:
-    """A table, 80 columns wide or as wide as the terminal."""
+    """Print a table, 80 columns wide or as wide as the terminal."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

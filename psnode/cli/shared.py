@@ -14,31 +14,40 @@ _FILE = click.Path(path_type=Path)
 
 json_file = click.option("--json", "json_file", type=_FILE, help="Also write the result to this file.")
 earlier = click.option(
-    "--from", "earlier", type=_FILE, metavar="FILE", help="Show and draw this result of --json; measure nothing."
+    "--from", "earlier", type=_FILE, metavar="FILE", help="Show and plot this result of --json, and measure nothing."
 )
-output = click.option("--output", type=_FILE, required=True, help="Directory for the runs; those there are kept.")
+output = click.option("--output", type=_FILE, required=True, help="Directory for the runs; existing runs are kept.")
 
-gradient = click.option("--gradient", type=_FILE, metavar="FILE", help="A file of bench record, measured too.")
+gradient = click.option("--gradient", type=_FILE, metavar="FILE", help="Also measure a file written by bench record.")
 copies = click.option(
-    "--copies", type=click.IntRange(0), metavar="MIB", help="Copies that are gone round; default: 4 last-level caches."
+    "--copies", type=click.IntRange(0), metavar="MIB", help="Copies used in rotation; default: 4 last-level caches."
 )
 
-network = click.option("--network", default="torchvision:resnet18", show_default=True, help="As of train.")
-dataset = click.option("--dataset", default="synthetic", show_default=True, help="As of train.")
-data_dir = click.option("--data-dir", type=_FILE, help="As of train.")
+network = click.option("--network", default="torchvision:resnet18", show_default=True, help="Same as `psnode train`.")
+dataset = click.option("--dataset", default="synthetic", show_default=True, help="Same as `psnode train`.")
+data_dir = click.option("--data-dir", type=_FILE, help="Same as `psnode train`.")
 batch_size = click.option(
-    "--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Examples a worker takes in a step."
+    "--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Examples per worker and step."
 )
-lr = click.option("--lr", type=click.FloatRange(0, min_open=True), default=0.01, show_default=True, help="As of train.")
-seed = click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the first round; then the next.")
+lr = click.option(
+    "--lr", type=click.FloatRange(0, min_open=True), default=0.01, show_default=True, help="Same as `psnode train`."
+)
+seed = click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    help="Seed of the first round; each later round uses the next.",
+)
 
 
 def configure(file: Path | None, **flags: Any) -> Config:
-    """The configuration that flags, environment and file make; everything about it that can be refused, is."""
+    """Return the configuration from flags, environment and file. Raises ConfigurationError for every setting that can be refused
+    here."""
     from psnode.config.load import load
     from psnode.config.resolve import resolve
 
     config = load({name: value for name, value in flags.items() if value not in (None, ())}, os.environ, file)
-    if not config.resume:  # a run that goes on has a scheme already
+    if not config.resume:  # a resumed run has a scheme already
         resolve(config)
     return config

@@ -18,38 +18,40 @@ if TYPE_CHECKING:
     from psnode.jobs.tuning.space import Varied
     from psnode.jobs.tuning.trial import Trial
 
-_OWN = ("--max-steps", "--epochs", "--stop-after", "--train-dir", "--model-dir", "--resume")  # what tune says itself
+_OWN = ("--max-steps", "--epochs", "--stop-after", "--train-dir", "--model-dir", "--resume")  # set by tune itself
 _LOWER = ("loss", "train_loss")  # metrics of which less is better
 
 
-@click.command(short_help="Try settings, and tell the best.", context_settings={"allow_interspersed_args": False})
+@click.command(short_help="Try settings, and report the best.", context_settings={"allow_interspersed_args": False})
 @click.option(
     "--vary", multiple=True, required=True, metavar="NAME=V1,V2,...|LOW..HIGH",
-    help="A setting of train, or a parameter of the scheme's codec, and its values; repeat for more.",
+    help="A setting of train or a parameter of the scheme's codec, and its values; repeatable.",
 )  # fmt: skip
-@click.option("--steps", type=click.IntRange(1), required=True, help="Steps of a trial that goes to the end.")
+@click.option("--steps", type=click.IntRange(1), required=True, help="Steps of a trial that runs to the end.")
 @click.option(
-    "--halving", type=click.IntRange(2), metavar="N", help="Compare early; the best one in N of the trials goes on each time."
+    "--halving", type=click.IntRange(2), metavar="N", help="Compare trials early; each time the best one in N continues."
 )
 @click.option(
-    "--trials", type=click.IntRange(1), default=20, show_default=True, help="How many are drawn where there is a range."
+    "--trials", type=click.IntRange(1), default=20, show_default=True, help="Number of trials drawn if a value is a range."
 )
 @click.option(
     "--metric", default="loss", show_default=True, metavar="loss|top1|...|train_loss",
-    help="What counts: an evaluator's metric, or the mean loss of a trial's last tenth, which takes no evaluating.",
+    help="Criterion: a metric of the evaluator, or the mean loss of a trial's last tenth, which needs no evaluation.",
 )  # fmt: skip
-@click.option("--maximize/--minimize", default=None, help="What is better; default: less of a loss, more of anything else.")
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of what is drawn.")
+@click.option(
+    "--maximize/--minimize", default=None, help="Direction of the criterion; default: lower for a loss, higher for anything else."
+)
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Seed of the draw.")
 @click.option(
     "--output", type=click.Path(path_type=Path), default=Path("runs/tune"), show_default=True, help="Directory for the runs."
 )
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- [launch -n P -- train] OPTIONS OF TRAIN...")
 @debuggable
 def tune(vary: Sequence[str], command: tuple[str, ...], trials: int, as_json: bool, output: Path, **options: Any) -> int:
-    """Train with every combination of the values, each a job of its own, and print a table and the command of the best.
+    """Train with every combination of the values, each as a job of its own, and print a table and the command of the best.
 
-    The same command given again, also after a kill, goes on with what is left. A training that failed is kept as such.
+    The same command, given again, also after a kill, continues with the remaining trials. A failed training is recorded as such.
 
     psnode tune --vary lr=0.1,0.05,0.01 --vary scheme=qsgd,topk --steps 200 -- --local 2 --network FC
     """
@@ -71,7 +73,7 @@ def tune(vary: Sequence[str], command: tuple[str, ...], trials: int, as_json: bo
         with FileLock(output / ".lock", timeout=0):
             outcomes = run(varied, sweep, maker.make, trials, lambda line: click.echo(line, err=True))
     except Timeout:
-        raise ConfigurationError(f"another sweep is at work in {output}: wait for its end or choose another --output") from None
+        raise ConfigurationError(f"another sweep is running in {output}: wait for its end or choose another --output") from None
     unmeasured = sum(one.state.startswith(UNMEASURED) for one in outcomes)
     if unmeasured:
         click.echo(
@@ -89,7 +91,7 @@ def tune(vary: Sequence[str], command: tuple[str, ...], trials: int, as_json: bo
 
 
 class _Maker:
-    """Makes trials of the words behind `--`."""
+    """Makes trials from the words after `--`."""
 
     def __init__(self, command: Sequence[str], output: Path, steps: int) -> None:
         root = click.get_current_context().find_root()
@@ -110,7 +112,7 @@ class _Maker:
             raise ConfigurationError("each trial is a job: add --local P, or write -- launch -n P -- train ...")
 
     def check(self, varied: Sequence[Varied]) -> None:
-        """Refuse what every trial, or one of the listed values, would be refused for."""
+        """Refuse settings that every trial, or one of the listed values, would be refused for."""
         from psnode.jobs.tuning.space import grid
 
         unused = {one.name for one in varied if one.name not in settings()}
@@ -122,7 +124,7 @@ class _Maker:
             raise ConfigurationError(f"--vary {min(unused)}: no setting has that name, and no parameter of the schemes' codecs")
 
     def make(self, values: dict[str, str]) -> Trial:
-        """The trial of `values`, without parameters that its codec does not have."""
+        """Return the trial of `values`, without parameters that its codec does not have."""
         from psnode.config.schedules import SHAPED
         from psnode.jobs.tuning.space import flags, parameters_of
         from psnode.jobs.tuning.trial import Trial
@@ -134,6 +136,6 @@ class _Maker:
         return Trial(kept, self._command, tuple(options), self._output, planned)
 
     def _config(self, options: Sequence[str]) -> Config:
-        """The settings of a trial; ConfigurationError for one that train would refuse."""
+        """Return the settings of a trial. Raises ConfigurationError for a setting that train would refuse."""
         words = [*options] or [*self._options]
         return configure(**self._train.make_context("psnode train", words).params)

@@ -31,7 +31,7 @@ def test_the_source_is_what_runs(target: str, language: ModuleType) -> None:
     ("arguments", "message"),
     [
         (["polar", "--source", "numba"], "has no formula"),
-        (["topk", "--source", "numba"], "selects by kernels by hand: --source cuda"),
+        (["topk", "--source", "numba"], "uses hand-written kernels: --source cuda"),
         (["qsgd:bucket=100", "--source", "numba"], "has no formula at these settings.*qsgd"),
         (["--source", "numba"], "name it"),
         (["qsgd", "--json", "--source", "numba"], "--json lists everything"),
