@@ -1,1 +1,1 @@
-"""Jobs: roles put together on every rank, started and supervised."""
+"""Jobs: the roles of every rank, started and supervised."""

@@ -1,4 +1,4 @@
-"""A program of one's own, run as `python PROGRAM.py` runs it, whose end rank 0 tells to the launcher."""
+"""Run the user's program as `python PROGRAM.py` does, and have rank 0 report its end to the launcher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from psnode.jobs import job_end
 
-_WAYS_OUT = ("_exit", "execv", "execve")  # that bypass atexit
+_WAYS_OUT = ("_exit", "execv", "execve")  # they bypass atexit
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -36,7 +36,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def _telling(leave: Callable[..., Any]) -> Callable[..., Any]:
-    """`leave`, told of first if it is this process that leaves and not a fork of it."""
+    """Return `leave`, preceded by a report if this process exits, not a fork of it."""
     own = os.getpid()
 
     def told(*arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`psnode train --dry-run`: plan, bytes and memory of a job that is not begun."""
+"""`psnode train --dry-run`: the plan, bytes and memory of a job that is not started."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from psnode.tasks.optimizers import require_optimizer
 
 
 def dry_run(config: Config, workers: int) -> str:
-    """Lines on the job that `config` would make with so many workers. ConfigurationError for all that it would be refused for."""
+    """Describe the job that `config` makes with this number of workers. Raises ConfigurationError for everything that train would
+    refuse."""
     import torch
 
     scheme = resolve(config)
@@ -36,10 +37,10 @@ def _lines(plan: Plan, scheme: Scheme, config: Config, workers: int) -> Iterator
     up, down = step_bytes(plan, scheme)
     need = footprint(plan, scheme, config, workers)
     parts = f"{counted(len(plan.segments), 'segment')}, {counted(len(plan.groups), 'group')}"
-    yield f"model      {counted(plan.size, 'parameter')} that are trained, {amount(need.vector)}; {parts}"
+    yield f"model      {counted(plan.size, 'parameter')} to train, {amount(need.vector)}; {parts}"
     coded = f"scheme     {scheme.name}: up {scheme.codec}, feedback {scheme.feedback}, down {scheme.downlink}"
     yield from textwrap.wrap(coded, 80, subsequent_indent=" " * 11, break_long_words=False)
-    yield f"a step     about {amount(up)} up and {amount(down)} down a worker; float32 {amount(need.vector)} each"
+    yield f"a step     about {amount(up)} up and {amount(down)} down per worker; float32 {amount(need.vector)} each"
     for role, uses, total in (
         ("master", need.master, need.master_bytes),
         (f"each of {counted(workers, 'worker')}", need.worker, need.worker_bytes),
@@ -47,7 +48,7 @@ def _lines(plan: Plan, scheme: Scheme, config: Config, workers: int) -> Iterator
         yield ""
         yield from _table(f"memory of the {role}" if role == "master" else f"memory of {role}", uses, total, need.vector)
     yield ""
-    yield "Libraries, data, activations and a checkpoint that is being written come on top."
+    yield "Libraries, data, activations and a checkpoint being written are not included."
 
 
 def _table(title: str, uses: Sequence[Use], total: float, vector: int) -> Iterator[str]:

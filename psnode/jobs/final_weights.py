@@ -1,4 +1,4 @@
-"""The weights that every rank of a session ends with: those of the last checkpoint, handed out by rank 0."""
+"""The weights with which every rank of a session ends: rank 0 distributes those of the last checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 def hand_out(
     model: torch.nn.Module, run: Path, step: int, code: int, channel: FrameChannel, ranks: Iterable[int], patience: float
 ) -> None:
-    """Take what the checkpoint of `step` holds into rank 0's `model`, and send it with the exit code: no weights after a stop."""
+    """Load the checkpoint of `step` into rank 0's `model` and send it with the exit code to all ranks; after a stop send no
+    weights."""
     values: dict[str, torch.Tensor] = {}
     if code == 0:
         found = checkpoint.Checkpoint.open(run / checkpoint.CHECKPOINTS / checkpoint.step_directory(step))
@@ -34,11 +35,11 @@ def hand_out(
 
 
 def take(model: torch.nn.Module, channel: FrameChannel, patience: float) -> int:
-    """Take what rank 0 hands out into a worker's `model`; returns the exit code."""
+    """Load the weights that rank 0 distributes into a worker's `model`, and return the exit code."""
     left = 1
     while left:
         frame = channel.expect(Kind.STATE, patience)
-        inventory.put_back(model, tensorfile.parse(bytes(frame.body), "what the run ends with"))
+        inventory.put_back(model, tensorfile.parse(bytes(frame.body), "the end of the run"))
         left, code = frame.step, frame.version
         frame.release()
     return code

@@ -1,4 +1,4 @@
-"""Output of mpirun, handed on by its launcher: mpirun ends the job when its own output is closed."""
+"""Output of mpirun, forwarded by its launcher: mpirun ends the job when its own output is closed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from psnode.config import streams
 
 _BYTES = 1 << 16
 _LAST_SECONDS = 5.0
-_KEPT = 1 << 16  # of the beginning of standard error
+_KEPT = 1 << 16  # bytes from the beginning of standard error
 
 
 class Forwarding:
-    """Pipes in the place of a process's descriptors 1 and 2: one where both lead to the same file, so that the order stays.
+    """Pipes in place of a process's descriptors 1 and 2: a single one if both lead to the same file, which preserves the order.
 
-    For a terminal they are pseudo-terminals, so that the process finds a terminal there, and bars move.
+    If the output is a terminal they are pseudo-terminals, so that progress bars work in the process.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Forwarding:
         return self
 
     def begin(self) -> None:
-        """The process has begun, and has the ends for writing."""
+        """Close the writing ends, which the process has inherited."""
         self._close_writing()
         for source, target in self._ends:
             self._threads.append(threading.Thread(target=self._copy, args=(source, target), name="psnode-output", daemon=True))
@@ -46,11 +46,11 @@ class Forwarding:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._close_writing()
         for thread in self._threads:
-            thread.join(_LAST_SECONDS)  # a terminal may be stopped, and take nothing
+            thread.join(_LAST_SECONDS)  # a terminal may be stopped and take no data
 
     @property
     def heard(self) -> str:
-        """The beginning of what went to standard error."""
+        """Return the beginning of the output on standard error."""
         return self._heard.decode(errors="replace")
 
     def _copy(self, source: int, target: int) -> None:
@@ -58,7 +58,7 @@ class Forwarding:
         while data := _read(source):
             if last and len(self._heard) < _KEPT:
                 self._heard += data
-            with contextlib.suppress(OSError):  # it has no reader left: the job goes on
+            with contextlib.suppress(OSError):  # it has no reader left: the job continues
                 streams.write(target, data)
         os.close(source)
 
@@ -69,7 +69,8 @@ class Forwarding:
 
 
 def _channel(target: int) -> tuple[int, int]:
-    """Ends for reading and for writing: of a raw terminal of the same size if `target` is a terminal, else of a pipe."""
+    """Return the ends for reading and for writing: of a raw terminal of the same size if `target`
+    is a terminal, else of a pipe."""
     if not os.isatty(target):
         return os.pipe()
     read, write = os.openpty()

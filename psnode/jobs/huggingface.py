@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def export_folder(train_dir: Path, output: Path, which: str | None, *, task: str | None, trust_run: bool) -> tuple[int, int]:
-    """Write a checkpoint of a run to the folder `output`; its step, and the number of tensors in the run's model.
+    """Write a checkpoint of a run to the folder `output`, and return its step and the number of tensors in the run's model.
 
-    The run's task has to be executed, for it alone knows the model's configuration: `task` names it, or `trust_run` allows
-    what the run's record names. The model, or the one part of it that is such a model, is written by its own
+    The run's task has to be executed, since only the task knows the model's configuration: `task` names it, or `trust_run` allows
+    the code named in the run's record. The model, or the one part of it that is such a model, is written by its own
     save_pretrained. Raises ConfigurationError, CheckpointError.
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise ConfigurationError(f"--output {output} is there already: name a folder that is new or empty")
+        raise ConfigurationError(f"--output {output} exists already: name a folder that is new or empty")
     config = saved_config(train_dir)
     check_trust(train_dir, config.to_dict(), () if task is None else ("task",), trusted=trust_run, used=("task",))
     if task is not None:
@@ -49,7 +49,8 @@ def export_folder(train_dir: Path, output: Path, which: str | None, *, task: str
 
 
 def _transformer(model: nn.Module) -> Any:
-    """The outermost part of `model` that transformers, or peft, can write; ConfigurationError if there is none, or several."""
+    """Return the outermost part of `model` that transformers or peft can write. Raises ConfigurationError if there is not exactly
+    one."""
     found = {name: part for name, part in model.named_modules() if hasattr(part, "save_pretrained")}
     outer = [
         part
@@ -58,7 +59,7 @@ def _transformer(model: nn.Module) -> Any:
     ]
     if len(outer) != 1:
         raise ConfigurationError(
-            f"the run's model holds {len(outer) or 'no'} models of transformers, and a folder is one: write its state dict "
+            f"the run's model holds {len(outer) or 'no'} models of transformers, and a folder is for one: write its state dict "
             "to a file by --output NAME.safetensors"
         )
     return outer[0]

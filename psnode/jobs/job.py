@@ -1,4 +1,4 @@
-"""A job put together: transport, task and roles, for this process."""
+"""A job: transport, task and roles of this process."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from psnode.transport.mpi.environment import place
 _LOG = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-_MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)  # by nohup, or a shell that starts a program in the background
+_MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)  # by nohup, or by a shell that starts a program in the background
 
 
 def run(config: Config, task: Task | None = None) -> int:
     """Run this process's part of the job that `config` describes; returns the exit code. Raises PsnodeError.
 
-    With `local` master and workers are threads of this process; else this is one rank of an MPI job.
-    `task`: an instance of one's own instead of the configuration's task; every rank must pass an equal one.
+    With `local` the master and the workers are threads of this process; otherwise this is one rank of an MPI job. `task`: an
+    instance that replaces the configuration's task; every rank must pass an equal one.
     """
     refuse_to_run_anew()
     streams.outlast()
@@ -73,10 +73,10 @@ def _run(config: Config, task: Task | None) -> int:
 
 
 def refuse_to_run_anew() -> None:
-    """ConfigurationError in a process that was started to make batches, and runs the whole program again."""
+    """Raise ConfigurationError in a process that was started to load batches and runs the whole program again."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigurationError(
-            "a process that makes batches runs the program anew: put what starts the run under `if __name__ == '__main__':`"
+            "a process that loads batches runs the program again: put the start of the run under `if __name__ == '__main__':`"
         )
 
 
@@ -87,7 +87,7 @@ def _run_local(config: Config, task: Task | None) -> int:
 
     assert config.local is not None
     ends = loopback_group(config.local + 1)
-    torch_lock = threading.RLock()  # torch's generator is one for all threads
+    torch_lock = threading.RLock()  # all threads share torch's one generator
 
     def be_worker(end: Transport) -> None:
         try:
@@ -149,7 +149,7 @@ def _take_part(transport: Transport, config: Config, task: Task | None) -> int:
 
 
 def _leave_at_once(code: int) -> None:
-    """Say what the error under way is, if there is one, and end."""
+    """Print the current error, if there is one, and exit."""
     error = sys.exception()
     if isinstance(error, PsnodeError):
         _LOG.error("error: %s", error)
@@ -161,16 +161,17 @@ def _leave_at_once(code: int) -> None:
 
 
 def exit_code_of(error: BaseException) -> int:
-    """The exit code of a program that ends with `error`."""
+    """Return the exit code of a program that ends with `error`."""
     if not isinstance(error, SystemExit):
         return 1
     return error.code if isinstance(error.code, int) else int(error.code is not None)
 
 
 def exit_without_mpi(code: int) -> NoReturn:
-    """End without MPI_Finalize, which can hang when a rank is lost."""
+    """Exit without MPI_Finalize, which can hang when a rank is lost."""
     job_end.leave()
-    if folder := getattr(multiprocessing.current_process(), "_config", {}).get("tempdir"):  # of sockets; else Python removes it
+    # a folder of sockets, which Python itself removes at a normal exit
+    if folder := getattr(multiprocessing.current_process(), "_config", {}).get("tempdir"):
         shutil.rmtree(folder, ignore_errors=True)
     streams.flush()
     os._exit(code)
@@ -180,7 +181,7 @@ def exit_without_mpi(code: int) -> NoReturn:
 def signals(inbox: Inbox) -> Iterator[None]:
     """Turn INT, TERM, USR1 and HUP into events of `inbox`; a second INT ends the process as usual.
 
-    INT and HUP stay ignored where they are.
+    INT and HUP stay ignored if they were ignored before.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -204,12 +205,12 @@ def signals(inbox: Inbox) -> Iterator[None]:
 
 
 def hello() -> bytes:
-    """The greeting of this rank."""
+    """Return the greeting of this rank."""
     return Hello(socket.gethostname(), os.getpid(), psnode.__version__, source(), usable_cores(), pool()).to_bytes()
 
 
 def stated_threads(config: Config) -> int:
-    """The number in OMP_NUM_THREADS, else all cores for local workers, which take turns; 0: rank 0 divides the cores."""
+    """Return the number in OMP_NUM_THREADS, else all cores for local workers, which take turns; 0: rank 0 divides the cores."""
     return asked_threads() or (usable_cores() if config.local is not None else 0)
 
 

@@ -1,9 +1,9 @@
-"""Marks by which rank 0 tells the launcher how its job ended: mpirun's own code is 0 when every rank was killed.
+"""Marks with which rank 0 informs the launcher of the end of its job: mpirun's own code is 0 if every rank was killed.
 
-`psnode launch` names a file by a variable. Rank 0 writes there that a job has begun, with which code it has ended, and that the
-process leaves by itself. Every end that is no kill is told by a command of psnode and by a program that `psnode launch` starts
-(`watch`), a job or none. A rank 0 on another host leaves no file here. Beside that file the launcher leaves the signal that asked
-it for a stop: mpirun hands on USR1 whatever that was.
+`psnode launch` names a file in a variable. Rank 0 writes to it that a job has begun, the code with which it has ended, and that
+the process exits normally. Every command of psnode and every program started by `psnode launch` reports such an exit (`watch`),
+with a job or without. A rank 0 on another host leaves no file here. Next to that file the launcher stores the signal that asked
+it to stop: mpirun passes on USR1 in every case.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BEGUN, _ENDED, _LEFT = "begun", "ended", "left"
 
 
 class Told(NamedTuple):
-    """`begun`: a job has. `code`: that it has ended with; None: it has not ended. `left`: the process came to its own end."""
+    """`begun`: a job has begun. `code`: its exit code; None: it has not ended. `left`: the process exited normally."""
 
     begun: bool
     code: int | None
@@ -31,40 +31,40 @@ class Told(NamedTuple):
 
 
 def watch() -> None:
-    """Have the end of this process told, but for one that bypasses atexit."""
+    """Have the exit of this process reported, unless it bypasses atexit."""
     atexit.unregister(_leave_as)
     atexit.register(_leave_as, os.getpid())
 
 
 def begin() -> None:
-    """A job begins in this process."""
+    """Record that a job begins in this process."""
     _tell(_BEGUN)
     watch()
 
 
 def end(code: int) -> None:
-    """The job has ended with `code`."""
+    """Record that the job has ended with `code`."""
     _tell(f"{_ENDED} {code}")
 
 
 def leave() -> None:
-    """The process ends by itself."""
+    """Record that the process exits normally."""
     _tell(_LEFT)
 
 
 def _leave_as(pid: int) -> None:
-    if os.getpid() == pid:  # no fork of it
+    if os.getpid() == pid:  # not a fork of it
         leave()
 
 
 def ask(file: Path, number: int) -> None:
-    """The launcher, whose file is `file`, was asked to stop by signal `number`."""
+    """Record that signal `number` asked the launcher, whose file is `file`, to stop."""
     with contextlib.suppress(OSError):
         file.with_name(_ASKED).write_text(f"{number}\n", encoding="utf-8")
 
 
 def asked(number: int) -> int:
-    """The signal that asked the launcher of this process to stop, if that has handed on `number`; else `number`."""
+    """Return the signal that asked the launcher of this process to stop, if that launcher sent `number`; else `number`."""
     if number == signal.SIGUSR1 and (folder := job_folder()) is not None:
         with contextlib.suppress(OSError, ValueError):
             return int((folder / _ASKED).read_text(encoding="utf-8"))
@@ -72,7 +72,7 @@ def asked(number: int) -> int:
 
 
 def read(file: Path) -> Told:
-    """The marks that rank 0 has left."""
+    """Return the marks that rank 0 has left."""
     told = Told(False, None, False)
     with contextlib.suppress(OSError):
         for line in file.read_text(encoding="utf-8").splitlines():

@@ -1,4 +1,4 @@
-"""`psnode launch`: mpirun with the options of a fault-tolerant job, supervised until its last process is gone."""
+"""`psnode launch`: run mpirun with the options of a fault-tolerant job, and supervise it until its last process has ended."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from psnode.records.metrics import SUMMARY
 from psnode.transport.mpi.environment import UNBUFFERED
 
 PSNODE = (sys.executable, "-m", "psnode")
-PROGRAM = (sys.executable, "-m", "psnode.jobs.program")  # before the file of a program of one's own
+PROGRAM = (sys.executable, "-m", "psnode.jobs.program")  # before the file of the user's program
 _LOG = logging.getLogger(__name__)
 
 INTERRUPTED = 130  # by Ctrl-C
 _FINAL = (0, 2, 4, 5, INTERRUPTED)  # done, or an end that another start would reach again
-# where mpirun finds hosts by itself
+# environment variables in which mpirun finds hosts by itself
 _ALLOCATIONS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
-_TO_STOP = 0.7  # of the time until KILL, to wait for the last checkpoint's parts; the rest for writing it
+_TO_STOP = 0.7  # fraction of the time before KILL to wait for the last checkpoint's parts; the rest is for writing it
 _ROOT_VARIABLES = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 
 
@@ -55,14 +55,14 @@ def launch(
     """Run `psnode COMMAND...` on one master and `n_workers` workers; returns rank 0's exit code.
 
     Args:
-        hostfile: hosts, one a line, the master's first. Lines `NAME slots=N` are filled in order; a plain list of
-            addresses gets one rank a host in turn. None: all ranks on this host.
-        mpirun_args: handed on; they win over psnode's own choices.
+        hostfile: hosts, one per line, the master's first. Lines `NAME slots=N` are filled in order; a plain list of
+            addresses gets one rank per host in turn. None: all ranks on this host.
+        mpirun_args: passed to mpirun; they win over psnode's own choices.
         kill_after: seconds from a request to stop (TERM, INT, USR1, HUP) until every process is killed.
-        restarts: how often the job may be started again, with --resume, after it has ended by itself without being done.
-        run_directory: where the run is kept that a restart resumes; a job that died before it left one begins anew.
-        program: the program of every rank, before `command`. Of one that is neither PSNODE nor PROGRAM it is not known
-            whether it came to its own end or was killed.
+        restarts: number of times that the job may be restarted, with --resume, after it has ended by itself without being done.
+        run_directory: directory of the run that a restart resumes; a job that died before creating it starts from the beginning.
+        program: the program of every rank, before `command`. For a program other than PSNODE and PROGRAM it is unknown
+            if it exited normally or was killed.
 
     Raises ConfigurationError if there is no mpirun, no such hostfile, or n_workers < 1.
     """
@@ -80,7 +80,7 @@ def launch(
     line = mpirun_command(find_mpirun(), n_workers + 1, hostfile, mpirun_args, environment)
     tells = tuple(program) in (PSNODE, PROGRAM) and _master_is_here(hostfile, mpirun_args, environment)
     program = [*line, *startable(program)]
-    # where nobody else looks into the directory, a master that left no summary there was killed
+    # if no other host can see the directory, a master that left no summary in it was killed
     judged = run_directory is not None and (hostfile is None or (run_directory / CONFIG).exists())
     ended = _run([*program, *command], environment, kill_after, run_directory, judged, hostfile, tells)
     for number in range(1, restarts + 1):
@@ -95,7 +95,7 @@ def launch(
 
 
 def resuming(command: Sequence[str]) -> list[str]:
-    """`command` of train so that it goes on with the run that it began: with --resume, and without what only a beginning has."""
+    """Return `command` of train with --resume and without the options of a new run, so that it continues the run."""
     again = []
     flags = iter(command)
     for flag in flags:
@@ -115,10 +115,11 @@ def _run(
     hostfile: Path | str | None,
     tells: bool,
 ) -> Ended:
-    """Exit code of the job: as the summary says that this start of it wrote, if it did, or as rank 0 has told.
+    """Return the exit code of the job: the one in the summary of this start, if it wrote one, else the one that rank 0 has
+    reported.
 
-    mpirun's own code is that of whichever rank left first with another than 0; where it is fault tolerant, 0 when every rank
-    was killed. A rank 0 that was asked to stop by a signal of its own leaves as if the launcher had been asked.
+    mpirun's own code is that of the first rank that exits with another code than 0; with fault tolerance it is 0 if every rank
+    was killed. If a signal asked rank 0 itself to stop, it exits as if the launcher had been asked.
     """
     before = _stamp(run_directory)
     # mpirun names its own folder by its process id, and does not start if a killed one of the same id has left one
@@ -134,11 +135,11 @@ def _run(
                 partial(job_end.ask, file),
             )
         finally:
-            if _is_watched():  # a rank that was killed while it drew a bar has left the cursor hidden
+            if _is_watched():  # a rank that was killed while it drew a progress bar has left the cursor hidden
                 print("\x1b[?25h", end="", flush=True)
         told = job_end.read(file)
     code, asked = _judge(ended, told, run_directory, before, judged, hostfile, tells)
-    if code == StoppedError.exit_code and ended.asked == signal.SIGINT:  # ranks on other hosts know of a USR1 alone
+    if code == StoppedError.exit_code and ended.asked == signal.SIGINT:  # ranks on other hosts only know of a USR1
         code = INTERRUPTED
     return Ended(code, ended.asked or asked)
 
@@ -152,7 +153,7 @@ def _judge(
     hostfile: Path | str | None,
     tells: bool,
 ) -> tuple[int, int]:
-    """The exit code, and the signal of a stop that rank 0 was asked for by itself (0: none)."""
+    """Return the exit code, and the signal that asked rank 0 itself to stop (0: none)."""
     if run_directory is not None and _stamp(run_directory) not in (None, before):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             left = json.loads((run_directory / SUMMARY).read_bytes())
@@ -161,30 +162,30 @@ def _judge(
         raise ConfigurationError(fault)
     code = _code(ended, told, run_directory is not None, judged)
     if code == 0 and tells and not told.left and told.code is None:
-        _LOG.error("error: rank 0 was killed, or ended without Python's knowing: what it was to do is not done")
+        _LOG.error("error: rank 0 was killed, or ended without Python's knowledge: its work is not done")
         code = MissingRanksError.exit_code
     return code, signal.SIGUSR1 * (code == StoppedError.exit_code)
 
 
 def _is_watched() -> bool:
-    """True if the output goes to a terminal on which a bar can move."""
+    """Return True if the output goes to a terminal that can show a progress bar."""
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def _code(ended: Ended, told: Told, trains: bool, judged: bool) -> int:
-    """Exit code of a job that has left no summary."""
+    """Return the exit code of a job that has left no summary."""
     if told.code:
         return told.code
     if told.code == 0 and (told.left or not ended.asked):
         return ended.code
-    # asked to stop before rank 0 could say so, or killed over it: whatever checkpoint there is stays
+    # asked to stop before rank 0 could report it, or killed while stopping: any existing checkpoint stays
     if ended.asked and (ended.code not in _FINAL[1:] if trains else ended.code == 0 or ended.code > 128):
         return StoppedError.exit_code
     return MissingRanksError.exit_code if ended.code == 0 and (judged or told.begun) else ended.code
 
 
 def _stamp(run_directory: Path | None) -> tuple[int, int] | None:
-    """Mark that tells one summary of a run from another."""
+    """Return a mark that distinguishes one summary of a run from another."""
     with contextlib.suppress(OSError):
         found = (run_directory / SUMMARY).stat() if run_directory is not None else None
         return (found.st_mtime_ns, found.st_ino) if found is not None else None
@@ -192,7 +193,7 @@ def _stamp(run_directory: Path | None) -> tuple[int, int] | None:
 
 
 def find_mpirun() -> str:
-    """The mpirun of this Python's environment, else the first on the PATH."""
+    """Return the mpirun of this Python's environment, else the first on the PATH."""
     beside = Path(sys.executable).with_name("mpirun")
     found = str(beside) if beside.exists() else shutil.which("mpirun")
     if found is None:
@@ -201,14 +202,14 @@ def find_mpirun() -> str:
 
 
 def startable(program: Sequence[str]) -> list[str]:
-    """`program` so that mpirun starts it: that looks with the user's rights alone whether it may, not with a capability's."""
+    """Return `program` in a form that mpirun starts: mpirun checks permission by the user's rights only, without capabilities."""
     return [*([] if os.access(program[0], os.X_OK) else ["/usr/bin/env"]), *program]
 
 
 def mpirun_command(
     mpirun: str, ranks: int, hostfile: Path | str | None, mpirun_args: Sequence[str], environment: Mapping[str, str]
 ) -> list[str]:
-    """The mpirun part of the command line, up to the program."""
+    """Return the mpirun part of the command line, up to the program."""
     line = [mpirun, "-n", str(ranks)]
     if _is_open_mpi(mpirun):
         line += _open_mpi_options(mpirun, ranks, hostfile, mpirun_args, environment)
@@ -226,7 +227,7 @@ def _open_mpi_options(
 
     if _has_fault_tolerance(mpirun) and not chosen("with-ft"):
         yield from ("--with-ft", "ulfm")
-        # The only ones that survive a death. Naming them also spares a second that probing for others takes.
+        # The only components that survive a death. Naming them also saves a second of probing for others.
         if not chosen("pml"):
             yield from ("--mca", "pml", "ob1")
         if not chosen("btl"):
@@ -234,7 +235,7 @@ def _open_mpi_options(
             yield from ("--mca", "btl", _ways(ranks) if is_here else "self,sm,tcp")
         if _is_watched() and not chosen("stream-buffering"):
             yield from UNBUFFERED
-    # A rank computes with several threads: bound to one core, as mpirun would do, they would share it.
+    # A rank computes with several threads, which would share one core if mpirun bound the rank to it.
     if not chosen("bind-to"):
         yield from ("--bind-to", "none")
     if hostfile is not None:
@@ -249,25 +250,25 @@ def _open_mpi_options(
 
 
 def _ways(ranks: int) -> str:
-    """Ways between ranks of this host: no rank has to listen to a network, unless there is too little shared memory."""
+    """Choose the transports between ranks of this host. No rank listens on a network unless shared memory is too small."""
     found = room()
     if found is None or found.holds(ranks):
         return "self,sm"
     _LOG.warning(
-        "%s has %s free and %d ranks take %s: they talk by TCP, which is slower; make it larger (docs/containers.md)",
+        "%s has %s free and %d ranks take %s: they communicate over TCP, which is slower; make it larger (docs/containers.md)",
         PLACE, amount(found.free), ranks, amount(ranks * A_RANK),
     )  # fmt: skip
     return "self,tcp"
 
 
 def _stays_here(mpirun_args: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """True if mpirun is told of no host but this one: neither by an argument nor by a scheduler or a default of its own."""
+    """Return True if mpirun uses only this host: no argument, scheduler or default names another one."""
     named = any("host" in argument or "machinefile" in argument or "appfile" in argument for argument in mpirun_args)
     return not named and not any(name in _ALLOCATIONS or "hostfile" in name.lower() for name in environment)
 
 
 def _master_is_here(hostfile: Path | str | None, mpirun_args: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """True if rank 0 is known to run on this host."""
+    """Return True if rank 0 is known to run on this host."""
     if hostfile is None:
         return _stays_here(mpirun_args, environment)
     return not mpirun_args and hosts_of(Path(hostfile))[0].is_here
@@ -278,7 +279,7 @@ def _is_open_mpi(mpirun: str) -> bool:
 
 
 def _has_fault_tolerance(mpirun: str) -> bool:
-    """True if this Open MPI was built with ULFM, by the ompi_info of the same installation."""
+    """Return True if this Open MPI was built with ULFM, according to ompi_info of the same installation."""
     beside = Path(mpirun).with_name("ompi_info")
     return beside.exists() and "ft_mpi_support:yes" in _output([str(beside), "--parsable"])
 

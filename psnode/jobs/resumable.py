@@ -1,4 +1,4 @@
-"""Runs of `psnode` in processes of their own that are begun, or gone on with where an earlier command left them."""
+"""Runs of `psnode` in processes of their own, begun or resumed at the point where an earlier command left them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from psnode.errors import PsnodeError
 from psnode.records import checkpoint
 from psnode.records.metrics import SUMMARY
 
-_ASKED = "asked.json"  # in a run's directory: the arguments it was begun with
-_LOCK = ".lock"  # that of a run at work, as psnode.records.directory has it
+_ASKED = "asked.json"  # in a run's directory: the arguments with which it was begun
+_LOCK = ".lock"  # the lock of an active run, see psnode.records.directory
 _PR_SET_PDEATHSIG = 1
 
 
 def begin(directory: Path, arguments: Sequence[str]) -> bool:
-    """Make `directory` ready for the run of `arguments`; True if it holds one that is to be resumed.
+    """Prepare `directory` for the run of `arguments`; True if it holds one that is to be resumed.
 
-    One that left no checkpoint is deleted. Waits for a process that is still at work there. PsnodeError if the directory holds
-    a run of other arguments.
+    A run without a checkpoint is deleted. Waits for a process that is still at work in the directory. Raises PsnodeError if the
+    directory holds a run with other arguments.
     """
     asked = to_json(list(arguments))
     if (directory / _ASKED).exists():
@@ -44,13 +44,13 @@ def begin(directory: Path, arguments: Sequence[str]) -> bool:
 
 
 def require_same(directory: Path, arguments: Sequence[str]) -> None:
-    """PsnodeError if `directory` holds a run of other arguments."""
+    """Raise PsnodeError if `directory` holds a run with other arguments."""
     if (directory / _ASKED).exists() and (directory / _ASKED).read_text() != to_json(list(arguments)):
         raise PsnodeError(f"{directory} holds a run with other settings: choose another --output")
 
 
 def finished(directory: Path) -> int:
-    """The steps of the run in `directory` if it has ended well, else 0."""
+    """Return the steps of the run in `directory` if it has ended successfully, else 0."""
     found = _summary(directory)
     return int(found["steps"]) if found.get("exit_code") == 0 else 0
 
@@ -63,12 +63,12 @@ def _summary(directory: Path) -> dict[str, Any]:
 
 
 def run_psnode(arguments: Sequence[str], log: Path | None = None) -> int:
-    """Run `psnode ARGUMENTS` in a process of its own; returns its exit code. `log`: the file that its output is appended to.
+    """Run `psnode ARGUMENTS` in a process of its own, and return its exit code. `log`: the file to which its output is appended.
 
-    The process is asked to stop when this one is killed, or the thread that called ends.
+    The process is asked to stop when this one is killed, or when the calling thread ends.
     """
     command = [sys.executable, "-m", "psnode", *arguments]
-    libc = ctypes.CDLL(None)  # loaded here: the child may only call what is there
+    libc = ctypes.CDLL(None)  # loaded here: the child may only call functions that are already loaded
 
     def ask_when_orphaned() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

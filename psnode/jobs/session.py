@@ -1,4 +1,4 @@
-"""A session: the training loop is the program's own, and the parameter server trains.
+"""A session: the program keeps its training loop, and the parameter server trains.
 
     with psnode.session(model, train_dir="runs/mine", scheme="topk:ratio=0.01", lr=0.1, max_steps=1000) as s:
         for x, y in s.batches(loader):
@@ -6,7 +6,7 @@
             loss.backward()
             s.step(loss)
 
-Every rank of an MPI job runs the program. Rank 0 serves inside `s.batches`, which yields nothing there; the others are workers.
+Every rank of an MPI job runs the program. Rank 0 serves inside `s.batches`, which yields nothing on it; the others are workers.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-_FINAL_TAG = 1  # of the weights that every rank ends with
+_FINAL_TAG = 1  # tag of the weights with which every rank ends
 
 
 class Session:
-    """One rank's part of a job whose loop is the program's own; a context manager.
+    """One rank's part of a job whose loop belongs to the program; a context manager.
 
-    `settings` are those of `psnode train`, by their names in Config; `constrain(model)` keeps the weights where they have to be
-    after each update, as Task.constrain; `parameter_groups` are as torch.optim takes them (Task.parameter_groups);
-    `learning_rate(step, lr=, steps_per_epoch=, total_steps=)` is a schedule of one's own (Task.learning_rate), a function as
-    `optimizer` makes that of each tensor (Task.optimizer). `gradients` leave during the "backward" pass, or in the
-    "step", so that the loop may change them before; `beside`: modules or parameters that the loss reaches and the loop trains.
-    When the block ends, the model of every rank holds what the last checkpoint holds, in memory of its own.
+    `settings` are those of `psnode train`, by their names in Config; `constrain(model)` restores constraints on the weights after
+    each update, like Task.constrain; `parameter_groups` are in torch.optim's format (Task.parameter_groups); `learning_rate(step,
+    lr=, steps_per_epoch=, total_steps=)` is the user's own schedule (Task.learning_rate); a function as `optimizer` creates the
+    optimizer of each tensor (Task.optimizer). `gradients` are sent during the "backward" pass, or in the "step", so that the loop
+    may change them before; `beside`: modules or parameters that the loss reaches and the loop trains. When the block ends, the
+    model of every rank holds the weights of the last checkpoint, in memory of its own.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Session:
 
     @property
     def version(self) -> int:
-        """Number of updates that the model's weights have."""
+        """Number of updates in the model's weights."""
         return self._updates if self._over or self._worker is None else self._worker.version
 
     def __enter__(self) -> Self:
@@ -136,9 +136,9 @@ class Session:
         """Yield this worker's batches until the run is over, on the training device; on rank 0 serve, and yield nothing.
 
         loader: a DataLoader(dataset, batch_size=N, shuffle=True) of a data set with indices: psnode deals the examples anew in
-            every epoch, N to each worker, and a resumed run goes on with the same ones. Or any iterable, which has to give
-            each worker other batches, and begins again when it is over; a resumed run begins with its first batch.
-        steps_per_epoch: of an iterable without a length.
+            every epoch, N to each worker, and a resumed run continues with the same ones. Or any iterable, which must give
+            each worker different batches, and starts again when it is over; a resumed run begins with its first batch.
+        steps_per_epoch: for an iterable without a length.
         """
         if self._over:
             return
@@ -154,29 +154,29 @@ class Session:
         self._finish()
 
     def backward(self, loss: torch.Tensor, weight: int | None = None) -> None:
-        """`loss.backward()` with the part that the batch has in its step: one of batches_per_step, or by weight (weighted_mean).
+        """Call `loss.backward()` with the weight of the batch in its step: one of batches_per_step, or by weight (weighted_mean).
 
-        `loss`: a mean over `weight` examples or tokens, a whole number; by default over the batch's examples. ConfigurationError
-        for a weight where all gradients count alike.
+        `loss`: a mean over `weight` examples or tokens, a whole number; by default over the batch's examples. Raises
+        ConfigurationError for a weight if all gradients count equally.
         """
         if self._worker is None:
-            raise ConfigurationError("s.backward() belongs into a loop over s.batches(loader), which runs on workers alone")
+            raise ConfigurationError("s.backward() belongs in a loop over s.batches(loader), which runs on workers only")
         self._worker.backward(loss, weight)
 
     def step(self, loss: torch.Tensor | float | None = None, metrics: Mapping[str, Any] | None = None) -> bool:
         """Have the gradients of the batch's backward pass applied, and return when the model has the new weights.
 
-        `loss`, a mean over the batch, and `metrics`, sums over it, go into the records. False while batches are accumulated
+        `loss`, a mean over the batch, and `metrics`, sums over it, are recorded. Returns False while batches are accumulated
         (batches_per_step), which needs `s.backward(loss)`, or `loss / batches_per_step` in the backward pass.
         """
         if self._worker is None:
-            raise ConfigurationError("s.step() belongs into a loop over s.batches(loader), which runs on workers alone")
+            raise ConfigurationError("s.step() belongs in a loop over s.batches(loader), which runs on workers only")
         return self._worker.step(loss, metrics or {})
 
     def stop(self) -> None:
-        """End the run early, on all ranks and with code 0: with the step that is under way, or the next one after `step`."""
+        """End the run early, on all ranks and with code 0: after the current step, or the next one if called after `step`."""
         if self._worker is None:
-            raise ConfigurationError("s.stop() belongs into a loop over s.batches(loader), which runs on workers alone")
+            raise ConfigurationError("s.stop() belongs in a loop over s.batches(loader), which runs on workers only")
         self._worker.stop()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -184,7 +184,7 @@ class Session:
         try:
             if error is None:
                 self._require_end()
-            elif self._worker is not None and self._worker.over:  # the job has ended well, and nobody listens any more
+            elif self._worker is not None and self._worker.over:  # the job has ended successfully, and no rank listens any more
                 with contextlib.suppress(PsnodeError, SystemExit):
                     self._finish()
             elif not self._over:
@@ -206,7 +206,7 @@ class Session:
             self._model, loader, steps_per_epoch, config, workers, self._constraint, self._groups, self._rate, self._optimizer
         )
         if config.resume and self.is_master and task.steps_per_epoch is not None:
-            _LOG.warning("the batches are an iterable's, which begins anew: they are not those of an unbroken run")
+            _LOG.warning("the batches come from an iterable, which starts again: they differ from those of an unbroken run")
 
         def agree(agreed: Config) -> OwnLoop:
             if task.steps_per_epoch is None and config.batch_size != agreed.batch_size:
@@ -229,7 +229,8 @@ class Session:
         self._worker = StepwiseWorker(worker, holds=self._holds, beside=self._beside)
 
     def _hand_out(self, code: int) -> None:
-        """Take what the last checkpoint holds into the model of rank 0, and send it to the others: nothing after a stop."""
+        """Load the weights of the last checkpoint into the model of rank 0 and send them to the others; send nothing after a
+        stop."""
         from psnode.jobs.final_weights import hand_out
 
         path = self._config.directory
@@ -239,7 +240,7 @@ class Session:
         self._end_with(code)
 
     def _finish(self) -> None:
-        """Take the weights that rank 0 hands out at the end."""
+        """Load the weights that rank 0 distributes at the end."""
         if self._over:
             return
         from psnode.jobs.final_weights import take
@@ -251,13 +252,13 @@ class Session:
         self._end_with(code)
 
     def _end_with(self, code: int) -> None:
-        """The run is over. One that was stopped ends the program with that code."""
+        """Finish the run. If it was stopped, exit the program with that code."""
         self._over = True
         if code:
             raise SystemExit(code)
 
     def _require_end(self) -> None:
-        """Finish; a block that was left before the run's end ends the job, and the program."""
+        """Finish. If the block was left before the run's end, end the job and the program."""
         if self._worker is not None and self._worker.over:
             self._finish()
         elif self._loader is None:
@@ -273,11 +274,12 @@ class Session:
             )
 
     def _tell(self, error: BaseException) -> None:
-        """Tell the others that this rank cannot go on, and wait until they know. SystemExit for errors of psnode's own."""
+        """Inform the others that this rank cannot continue, and wait until they know. Raises SystemExit for errors of psnode's
+        own."""
         from psnode.worker import wait_for_end
 
         if self.is_master:
-            link = self._final if self._leads else self._link  # of its own errors `lead` tells them itself
+            link = self._final if self._leads else self._link  # `lead` reports its own errors itself
             link.fail(range(1, self.size), _brief(error))
         elif not isinstance(error, (RemoteFailureError, TransportError)):
             self._link.fail(MASTER, _brief(error))
@@ -288,7 +290,7 @@ class Session:
             raise SystemExit(error.exit_code or TransportError.exit_code) from error
 
     def _close(self, code: int) -> None:
-        job_end.end(code or int(not self._over))  # sys.exit(0) amid the loop is no end
+        job_end.end(code or int(not self._over))  # sys.exit(0) in the middle of the loop is not a normal end
         if self._worker is not None:
             self._worker.close()
         elif self._leads:
@@ -303,11 +305,11 @@ class Session:
 
 
 def _brief(error: BaseException) -> BaseException:
-    """`error` without its traceback, which the rank itself shows."""
+    """Return `error` without its traceback, which the rank itself shows."""
     return error if isinstance(error, PsnodeError) else PsnodeError(in_one_line(error))
 
 
 def _leave(code: int) -> None:
-    """End behind the program's own last lines; 1 if it ended with an exception."""
+    """Exit after the program's own last lines, with 1 if it ended with an exception."""
     logging.shutdown()
     exit_without_mpi(code or int(getattr(sys, "last_value", None) is not None))

@@ -1,4 +1,4 @@
-"""Data of a session: what its loader says of batches and epochs."""
+"""Data of a session: the batch size and the length of an epoch, read from the loader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def batch_size(loader: Iterable[Batch]) -> int:
-    """Examples of a batch, as the loader says; 1 if it does not."""
+    """Return the examples per batch according to the loader, or 1 if it does not say."""
     return getattr(loader, "batch_size", None) or 1
 
 
@@ -33,7 +33,8 @@ def own_loop(
     rate: OwnRate | None,
     optimizer: MakeOptimizer | None,
 ) -> OwnLoop:
-    """The task of a loop over `loader` on `workers` ranks. ConfigurationError for a loader that does not say enough."""
+    """Return the task of a loop over `loader` on `workers` ranks. Raises ConfigurationError for a
+    loader that lacks information."""
     if is_map_style(loader):
         dealt = Dealt(loader)
         if steps_per_epoch is not None:

@@ -1,4 +1,4 @@
-"""Settings of a session: those of a run, but for what the program itself decides."""
+"""Settings of a session: those of a run, except those that the program itself decides."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ _NOT_HERE = {
 }
 
 
-BACKWARD, STEP = "backward", "step"  # when gradients leave
+BACKWARD, STEP = "backward", "step"  # when gradients are sent
 
 
 def holds(gradients: str) -> bool:
-    """True if gradients stay in `.grad` until `s.step()`. ConfigurationError for another word."""
+    """Return True if gradients stay in `.grad` until `s.step()`. Raises ConfigurationError for another word."""
     if gradients not in (BACKWARD, STEP):
         raise ConfigurationError(f'gradients of a session leave in the "{BACKWARD}" pass or in the "{STEP}", not {gradients!a}')
     return gradients == STEP
 
 
 def parameters_beside(others: Sequence[torch.nn.Module | torch.nn.Parameter]) -> list[torch.nn.Parameter]:
-    """The parameters in modules, or alone. ConfigurationError for anything else."""
+    """Return the parameters in modules, or given directly. Raises ConfigurationError for anything else."""
     import torch
 
     found: list[torch.nn.Parameter] = []
@@ -65,7 +65,7 @@ def parameters_beside(others: Sequence[torch.nn.Module | torch.nn.Parameter]) ->
 
 
 def with_own_rate(given: Mapping[str, Any]) -> dict[str, Any]:
-    """`given` settings of a session with a schedule of its own. ConfigurationError if they name another one."""
+    """Return the `given` settings of a session with its own schedule. Raises ConfigurationError if they name another schedule."""
     if given.get("lr_schedule", OWN) != OWN:
         raise ConfigurationError(
             f"learning_rate is the session's schedule, and lr_schedule is {given['lr_schedule']}: leave one of the two out"
@@ -74,9 +74,9 @@ def with_own_rate(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def configured(model: torch.nn.Module, given: Mapping[str, Any], here: Place) -> Config:
-    """The configuration of a session that trains `model`: `given` settings over PSNODE_* variables.
+    """Return the configuration of a session that trains `model`: the `given` settings override PSNODE_* variables.
 
-    ConfigurationError for a name that is no setting, or one that has no meaning in a session.
+    Raises ConfigurationError for a name that is not a setting, or one that has no meaning in a session.
     """
     import torch
 
@@ -95,7 +95,7 @@ def configured(model: torch.nn.Module, given: Mapping[str, Any], here: Place) ->
         if name in _NOT_HERE:
             raise ConfigurationError(f"{name} has no meaning in a session: {_NOT_HERE[name]}")
     if given.get("overlap"):
-        raise ConfigurationError("overlap has no meaning in a session, where a batch is handed out when all weights are there")
+        raise ConfigurationError("overlap has no meaning in a session, where a batch is yielded when all weights have arrived")
     config = load({"task": f"{PASSED}{type(model).__name__}", "overlap": False, **given}, os.environ)
     if config.local is not None:
         raise ConfigurationError(f"local has no meaning in a session: {_NOT_HERE['local']}")
@@ -103,7 +103,7 @@ def configured(model: torch.nn.Module, given: Mapping[str, Any], here: Place) ->
         raise ConfigurationError(f"precision has no meaning in a session: {_NOT_HERE['precision']}")
     if config.codec:
         load_codec(config.codec)
-    if "min_workers" not in given and known["min_workers"].variable not in os.environ:  # nor is it that of the run to resume
+    if "min_workers" not in given and known["min_workers"].variable not in os.environ:  # nor the setting of the run to resume
         config = replace(config, min_workers=max(1, here.size - 1 - config.spares))
     if config.group_by == "bytes" and not config.group_bytes and not config.resume:
         config = replace(config, group_bytes=DEFAULT_GROUP_BYTES)  # trial runs would need passes that only the program can run

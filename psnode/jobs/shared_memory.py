@@ -1,4 +1,4 @@
-"""Room for shared memory, by which Open MPI's ranks of one host talk. Containers have little of it by default."""
+"""Shared memory, over which Open MPI's ranks of one host communicate. Containers have little of it by default."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ A_RANK = 1 << 24  # bytes that Open MPI 5 reserves for a rank: its btl_sm_segmen
 
 
 class Room(NamedTuple):
-    """Bytes of the file system and free bytes of it."""
+    """Bytes of the file system, and the free bytes of it."""
 
     size: int
     free: int
 
     def holds(self, ranks: int) -> bool:
-        """True if this many ranks find what each reserves. A rank that does not ends, or is killed later when it writes there."""
+        """Return True if it holds the reservations of this many ranks. A rank beyond that exits, or is killed later when it
+        writes to its segment."""
         return self.free >= ranks * A_RANK
 
 
 def room(place: Path = PLACE) -> Room | None:
-    """The room there is now; None where there is no such place, and Open MPI takes another."""
+    """Return the present size and free bytes; None if there is no such place and Open MPI uses another."""
     try:
         found = os.statvfs(place)
     except OSError:

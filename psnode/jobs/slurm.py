@@ -1,8 +1,9 @@
-"""A batch script for Slurm: the ranks of a job on the nodes that Slurm gives, stopped in time, queued again, and resumed.
+"""A batch script for Slurm: it runs the ranks of a job on the nodes that Slurm grants, stops them in time, requeues the job and
+resumes it.
 
-Slurm warns the script by USR1 before its time is over (`--signal`). psnode then writes a checkpoint and ends with 75, which the
-script answers with `scontrol requeue`; the job's next start resumes the run. After TERM (scancel, preemption) there is a
-checkpoint too, and Slurm decides.
+Slurm warns the script by USR1 before its time is over (`--signal`). psnode then writes a checkpoint and exits with 75, which the
+script answers with `scontrol requeue`; the job's next start resumes the run. After TERM (scancel, preemption) psnode writes a
+checkpoint too, and Slurm decides if the job runs again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from psnode.errors import ConfigurationError
 
-_TIME = re.compile(r"\d+(:\d+(:\d+)?)?|\d+-\d+(:\d+(:\d+)?)?")  # as sbatch takes it: minutes, M:S, H:M:S, D-H, ...
+_TIME = re.compile(r"\d+(:\d+(:\d+)?)?|\d+-\d+(:\d+(:\d+)?)?")  # sbatch's formats: minutes, M:S, H:M:S, D-H, ...
 _MARGIN = 10.0  # seconds from the end of psnode's own grace to Slurm's KILL
 _OURS = ("signal", "requeue", "no-requeue", "nodes", "ntasks", "ntasks-per-node", "open-mode", "array")
 
@@ -26,16 +27,12 @@ _OURS = ("signal", "requeue", "no-requeue", "nodes", "ntasks", "ntasks-per-node"
 class BatchJob:
     """Requests of a batch script to Slurm. Raises ConfigurationError.
 
-    workers           how many; the master and `spares` come on top
-    workers_per_node  ranks of a node, on the first node one more where the master is beside them
-    master            beside: on the first node, with workers; apart: on a node of its own
-    time              of sbatch, such as 4:00:00; None: the partition's
-    gres              of every node, such as gpu:4
-    cpus_per_rank     cores of a rank
-    kill_after        seconds that a checkpoint may take at the end
-    starter           mpirun, under which a job outlives dead workers, or srun with PMIx
-    environment       directory of the virtual environment on the nodes, which must lie where it lies here
-    extra             more options of sbatch, such as qos=long
+    workers           number of workers; the master and `spares` are added workers_per_node  ranks per node, with one more on the
+    first node if the master is beside them master            beside: on the first node, with workers; apart: on a node of its own
+    time              time limit in sbatch's notation, such as 4:00:00; None: the partition's gres              generic resources
+    of every node, such as gpu:4 cpus_per_rank     cores per rank kill_after        seconds that a checkpoint may take at the end
+    starter           mpirun, under which a job outlives dead workers, or srun with PMIx environment       directory of the
+    virtual environment on the nodes, at the same path as here extra             more options of sbatch, such as qos=long
     """
 
     workers: int
@@ -58,7 +55,7 @@ class BatchJob:
             if value is not None and not re.fullmatch(r"[\w.,:=+@/-]+", value):
                 raise ConfigurationError(f"--{option} {value!r}: sbatch takes a name without spaces")
         if self.time is not None and not _TIME.fullmatch(self.time):
-            raise ConfigurationError(f"--time {self.time!r}: as sbatch takes it: 90 (minutes), 4:00:00, 2-12 (days-hours)")
+            raise ConfigurationError(f"--time {self.time!r}: use sbatch's notation: 90 (minutes), 4:00:00, 2-12 (days-hours)")
         for each in self.extra:
             if not re.fullmatch(r"[a-z][a-z-]*(=[^\s=]\S*)?", each):
                 raise ConfigurationError(f"--sbatch {each!r}: an option of sbatch without its dashes, such as qos=long")
@@ -67,12 +64,12 @@ class BatchJob:
 
     @property
     def ranks(self) -> int:
-        """Of the whole job."""
+        """Ranks of the whole job."""
         return 1 + self.workers + self.spares
 
     @property
     def nodes(self) -> int:
-        """Nodes that the ranks take."""
+        """Nodes for all ranks."""
         return -(-(self.ranks - 1) // self.workers_per_node) + (self.master == "apart")
 
     @property
@@ -82,14 +79,14 @@ class BatchJob:
 
     @property
     def slots(self) -> int:
-        """Ranks of the fullest node: what Slurm is asked for on each."""
+        """Ranks of the fullest node, which Slurm is asked for on each node."""
         return max(self.first_node, min(self.workers_per_node, self.ranks - 1))
 
 
 def batch_script(job: BatchJob, command: Sequence[str], train_dir: Path, mpirun_args: Sequence[str] = ()) -> str:
-    """The text for sbatch. `command`: `train` and its arguments, which write to `train_dir`.
+    """Return the text for sbatch. `command`: `train` and its arguments, which write to `train_dir`.
 
-    A relative `train_dir` is one of the directory that the script is submitted from, which all nodes must see.
+    A relative `train_dir` is resolved against the directory from which the script is submitted, which all nodes must see.
     """
     options = "\n".join(f"#SBATCH --{each}" for each in _options(job))
     command, fresh = _parted(command)
@@ -110,7 +107,7 @@ start=({shlex.join(fresh)})
 {_start(job, command, mpirun_args)} &
 job=$! again=yes
 trap 'kill -USR1 "$job" 2>/dev/null || true' USR1
-# somebody's scancel, or a preemption, after which Slurm itself decides
+# scancel or a preemption, after which Slurm itself decides
 trap 'again=; kill -USR1 "$job" 2>/dev/null || true' TERM
 code=0
 wait "$job" || code=$?
@@ -127,7 +124,8 @@ exit "$code"
 
 
 def _parted(command: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments of every start, and those of a run's first alone: --init-from, which a resumed run does not take."""
+    """Split the arguments into those of every start and those of the first start only: --init-from, which a resumed run does not
+    take."""
     always, first, words = list[str](), list[str](), iter(command)
     for word in words:
         if word.partition("=")[0] == "--init-from":
@@ -157,7 +155,7 @@ def _threads(job: BatchJob) -> str:
 
 
 def _hosts(job: BatchJob) -> str:
-    """Write the file of hosts: for mpirun a line a node, for srun a line a rank."""
+    """Write the file of hosts: for mpirun one line per node, for srun one line per rank."""
     line = 'echo "$node slots=$slots"'
     if job.starter == "srun":
         line = 'for ((i = 0; i < slots; i++)); do echo "$node"; done'
@@ -172,7 +170,7 @@ done{only} >"$hosts\""""
 def _start(job: BatchJob, command: Sequence[str], mpirun_args: Sequence[str]) -> str:
     train = f'{shlex.join(command)} "${{start[@]}}"'
     if job.starter == "srun":
-        # SLURM_HOSTFILE with its distribution is the only way to say which rank runs where
+        # SLURM_HOSTFILE with its distribution is the only way to place each rank
         return f"""export SLURM_HOSTFILE=$hosts PSNODE_STOP_DEADLINE=${{PSNODE_STOP_DEADLINE:-{0.7 * job.kill_after:g}}}
 srun --mpi=pmix --ntasks={job.ranks} --distribution=arbitrary --kill-on-bad-exit=0 psnode {train}"""
     arguments = "".join(f" --mpirun-arg {shlex.quote(each)}" for each in mpirun_args)

@@ -1,4 +1,4 @@
-"""Watching over mpirun: requests to stop become a checkpoint first and a KILL last, and nothing is left behind."""
+"""Supervision of mpirun: requests to stop lead to a checkpoint first and to a KILL last, and no process is left behind."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from psnode.jobs.sweeping import members, runs
 
 _POLL_SECONDS = 0.1
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-_MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)  # by nohup, or a shell that starts it in the background
+_MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)  # by nohup, or by a shell that starts it in the background
 _LOOK_SECONDS = 1.0
-# On TERM mpirun kills the ranks within half a second: the time until then belongs to their checkpoint.
+# On TERM mpirun kills the ranks within half a second, so TERM comes late: the time before is for their checkpoint.
 _TERM_BEFORE_KILL = 1.5
 _PROC = Path("/proc")
 _RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK", b"PMI_RANK", b"PMIX_RANK")
 
 
 class Ended(NamedTuple):
-    """The exit code of the supervised job, the first signal that asked it to stop (0: none), how its standard error began."""
+    """The exit code of the supervised job, the first signal that asked it to stop (0: none), and the beginning of its standard
+    error."""
 
     code: int
     asked: int
@@ -43,15 +44,14 @@ def supervise(
     begun: Callable[[int], None] = lambda session: None,
     asked: Callable[[int], None] = lambda number: None,
 ) -> Ended:
-    """Run `command` (an mpirun) in a session of its own until no process of it is left.
+    """Run `command` (an mpirun) in a session of its own until all of its processes have ended.
 
-    TERM, INT, USR1 or HUP sent to this process: mpirun gets USR1, which it hands to the ranks, TERM shortly before
-    `kill_after` seconds are over, and then the whole session gets KILL. A second INT is a TERM at once.
-    When rank 0 has ended on this host and mpirun does not follow within `kill_after`, the ranks that hold
-    it up are killed, and after as long again mpirun itself.
-    If mpirun itself is killed, the ranks have `kill_after` seconds to end.
-    INT and HUP stay ignored where they are (nohup, a shell's background). If this process is killed, mpirun gets USR1.
-    `begun` is called with the session, `asked` with the signal that asks for a stop, before mpirun gets its own.
+    TERM, INT, USR1 or HUP sent to this process: mpirun gets USR1, which it passes to the ranks, TERM shortly before `kill_after`
+    seconds are over, and then the whole session gets KILL. A second INT acts as an immediate TERM. When rank 0 has ended on this
+    host and mpirun does not follow within `kill_after`, the ranks that hold it up are killed, and after the same time again
+    mpirun itself. If mpirun itself is killed, the ranks have `kill_after` seconds to end. INT and HUP stay ignored if they were
+    (nohup, a shell's background). If this process is killed, mpirun gets USR1. `begun` is called with the session, `asked` with
+    the signal that asks for a stop, before mpirun gets its own.
     """
     escalation = Escalation(kill_after)
     with _stop_signals(escalation), Forwarding() as output:
@@ -89,7 +89,7 @@ def supervise(
 
 
 class Escalation:
-    """Signal that is due after a request to stop. Times are time.monotonic()."""
+    """The signal that is due after a request to stop. Times are time.monotonic()."""
 
     def __init__(self, kill_after: float) -> None:
         self._term_after = max(kill_after / 2, kill_after - _TERM_BEFORE_KILL)
@@ -99,7 +99,7 @@ class Escalation:
         self.asked = 0  # the first signal that asked for a stop
 
     def request(self, number: int, now: float) -> None:
-        """Someone asked for a stop with signal `number`."""
+        """Record a request to stop by signal `number`."""
         if self._since is None:
             self._since, self.asked = now, number
         self._interrupts += number == signal.SIGINT
@@ -107,7 +107,7 @@ class Escalation:
             self._since = min(self._since, now - self._term_after)
 
     def due(self, now: float) -> list[signal.Signals]:
-        """The signals to send now; each one comes once."""
+        """Return the signals to send now; each is returned once."""
         signals = []
         while self._since is not None and self._plan and now - self._since >= self._plan[0][1]:
             signals.append(self._plan.pop(0)[0])
@@ -115,7 +115,7 @@ class Escalation:
 
 
 class RankZero:
-    """Watches whether rank 0, if it runs on this host, has ended."""
+    """Watches for the end of rank 0, if it runs on this host."""
 
     def __init__(self, session: int) -> None:
         self._session = session
@@ -124,7 +124,7 @@ class RankZero:
         self._ended: float | None = None
 
     def gone_for(self, now: float) -> float:
-        """Seconds since rank 0 was first seen to have ended; 0 while it runs or was never seen."""
+        """Return the seconds since rank 0 was first seen to have ended; 0 while it runs or was never seen."""
         if self._pid is None and now - self._looked > _LOOK_SECONDS:
             self._looked = now
             self._pid = next((pid for pid in members(self._session) if _is_rank_zero(pid)), None)
@@ -136,7 +136,7 @@ class RankZero:
 
 
 def _is_rank_zero(pid: int) -> bool:
-    """Its own children have its environment too, so the parent must be without."""
+    """Return True for rank 0 itself. Its own children have its environment too, so its parent must lack it."""
     return _says_rank_zero(pid) and not _says_rank_zero(_parent(pid))
 
 
@@ -153,7 +153,7 @@ def _await_end(session: int, end: float) -> None:
 
 
 def _parent(pid: int) -> int:
-    """0 if there is no such process."""
+    """Return the parent's id, or 0 if there is no such process."""
     with contextlib.suppress(OSError):
         return int((_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
     return 0
@@ -167,7 +167,7 @@ def _kill(pids: Sequence[int]) -> None:
 
 @contextlib.contextmanager
 def _stop_signals(escalation: Escalation) -> Iterator[None]:
-    """Turn signals into requests, but for those that are ignored; only the main thread can."""
+    """Turn signals into requests, except for ignored ones; only the main thread can do this."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

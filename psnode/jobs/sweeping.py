@@ -1,8 +1,8 @@
-"""A folder that goes away with the job that uses it, even if its launcher is killed; also the program that sees to that.
+"""A folder that is removed when its job ends, even if the launcher is killed; this file is also the program that removes it.
 
-`swept()` starts this file as a program, `sweeping.py FOLDER`, in a session of its own, which no signal to the launcher's
-group reaches. It reads the number of the job's session from its input, whose end is the launcher's end; then it waits until
-no process of that session is left, and removes the folder if it is still there.
+`swept()` starts this file as a program, `sweeping.py FOLDER`, in a session of its own, which no signal to the launcher's group
+reaches. It reads the number of the job's session from its input, whose end is the launcher's end. Then it waits until no process
+of that session is left, and removes the folder if it still exists.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PROC = Path("/proc")
 
 @contextlib.contextmanager
 def swept(prefix: str) -> Iterator[tuple[Path, Callable[[int], None]]]:
-    """A temporary folder, and a function that is to be told the session of the job that uses it."""
+    """Create a temporary folder; yields it and a function that must be called with the session of the job that uses it."""
     with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as folder:
         command = [sys.executable, "-I", "-S", __file__, folder]
         nowhere = subprocess.DEVNULL
@@ -48,7 +48,8 @@ def swept(prefix: str) -> Iterator[tuple[Path, Callable[[int], None]]]:
 
 
 def members(session: int) -> list[int]:
-    """The processes of a session, or itself without /proc: mpirun gives ranks process groups of their own, but not sessions."""
+    """Return the processes of a session, or the session itself without /proc: mpirun gives ranks their own process groups, but
+    not sessions."""
     if not _PROC.is_dir():
         return [session]
     found = []
@@ -60,7 +61,7 @@ def members(session: int) -> list[int]:
 
 
 def runs(pid: int) -> bool:
-    """True if there is such a process, and it has not ended."""
+    """Return True if the process exists and has not ended."""
     with contextlib.suppress(OSError):
         os.kill(pid, 0)
         return not _PROC.is_dir() or (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")

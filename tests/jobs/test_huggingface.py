@@ -98,7 +98,7 @@ def test_transformers_loads_the_folder_and_computes_the_same(
     with torch.no_grad():
         assert torch.equal(loaded.eval()(tokens).logits, own.eval()(tokens).logits)
     assert main(["export", "run", "--format", "huggingface", "--trust-run"]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
 
 
 def test_a_run_of_another_kind_of_model_makes_no_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -221,7 +221,7 @@ def test_a_metric_that_the_task_does_not_have_is_told_with_those_it_has(
 ) -> None:
     words = ["--vary", "lr=0.1", "--steps", "1", "--metric", "f1", "--output", str(tmp_path)]
     assert cli.main(["tune", *words, "--", *JOB]) == 2
-    assert "--metric f1 is none of the task's: choose from top1, top5, loss, train_loss" in capsys.readouterr().err
+    assert "--metric f1 is not one of the task's: choose from top1, top5, loss, train_loss" in capsys.readouterr().err
 
 
 def by_lr(found: dict[str, Any]) -> dict[str, tuple[str, bool]]:

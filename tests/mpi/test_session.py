@@ -125,7 +125,7 @@ def test_epochs_of_an_iterable_are_the_stated_steps_also_for_another_number_of_w
     plan = {"settings": {**settings, "max_steps": None, "resume": True}, "stream": 4}
     job = mpirun(2, [PROGRAM, tmp_path, json.dumps(plan)])
     assert job.code == 0, job
-    assert "the batches are an iterable's, which begins anew" in job.err
+    assert "the batches come from an iterable, which starts again" in job.err
     found = json.loads((tmp_path / "rank-1.json").read_bytes())
     assert found["version"] == 12
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -1,1 +1,1 @@
-"""The hosts of a hostfile, asked before a job is started on them."""
+"""Checks of the hosts of a hostfile, before a job is started on them."""

@@ -1,7 +1,7 @@
-"""Answers questions about the host that it runs on: a JSON object a line on standard input, one a line on standard output.
+"""Answers questions about the host that it runs on: one JSON object per line on standard input, one per line on standard output.
 
-It ends with its input. Its text is sent to hosts as it is, so that it imports nothing but the standard library and runs on any
-Python 3.8.
+It ends with its input. Its text is sent to hosts as it is; therefore it imports only the standard library and runs on any Python
+from 3.8 on.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any
 
 _NUMBER = 8  # bytes of a length
 _MOST = 1 << 22  # bytes sent at once
-_LONG = 0.05  # seconds: a transfer that took so long tells the rate
+_LONG = 0.05  # seconds: a transfer at least this long determines the rate
 
 
 def facts(directory: str, data: str | None) -> dict[str, Any]:
-    """Versions, cores and free bytes, as seen from `directory`, which mpirun would start ranks in."""
+    """Return versions, cores and free bytes, as seen from `directory`, in which mpirun would start ranks."""
     if os.path.isdir(directory):
         os.chdir(directory)
     found = {
@@ -36,7 +36,7 @@ def facts(directory: str, data: str | None) -> dict[str, Any]:
         "mpi": _mpi(),
         "free": _free(),
         "data": data is None or os.path.exists(data),
-        # the addresses that ssh went from and came in by
+        # addresses of the two ends of the ssh connection
         "client": os.environ.get("SSH_CONNECTION", "").split(" ")[0],
         "address": "".join(os.environ.get("SSH_CONNECTION", "").split(" ")[2:3]),
     }
@@ -51,7 +51,7 @@ def _version(package: str) -> str:
 
 
 def _psnode() -> dict[str, str]:
-    """Version and digest of the source of the psnode that `python -m psnode` would run."""
+    """Return the version and the source digest of the psnode that `python -m psnode` would run."""
     sys.path.insert(0, os.getcwd())
     try:
         import psnode
@@ -59,22 +59,22 @@ def _psnode() -> dict[str, str]:
         return {"psnode": "", "source": ""}
     try:
         from psnode.config.source import source
-    except ImportError:  # of a commit before that
+    except ImportError:  # a psnode from before that commit
         return {"psnode": psnode.__version__, "source": ""}
     return {"psnode": psnode.__version__, "source": source()}
 
 
 def _cores() -> int:
-    """Cores that a rank here may use, as psnode counts them: no more than a container's quota."""
+    """Return the number of cores that a rank here may use, counted by psnode's rule: no more than a container's quota."""
     try:
         from psnode.config.cores import usable_cores
-    except ImportError:  # none there, or of an earlier commit
+    except ImportError:  # psnode is missing here, or of an earlier commit
         return len(os.sched_getaffinity(0))
     return usable_cores()
 
 
 def _mpi() -> str:
-    """The name and version of the mpirun beside this Python, or on the path."""
+    """Return the name and version of the mpirun next to this Python, or on the path."""
     beside = os.path.join(os.path.dirname(sys.executable), "mpirun")
     found = beside if os.path.exists(beside) else shutil.which("mpirun")
     try:
@@ -93,7 +93,7 @@ def _free() -> int:
 
 
 def listen() -> dict[str, Any]:
-    """Open a port that takes numbers of bytes from whoever knows the word that comes with it."""
+    """Open a port that receives numbers of bytes from peers that know the word returned with it."""
     server, word = socket.create_server(("", 0)), secrets.token_hex(8)
     threading.Thread(target=_serve, args=(server, word), daemon=True).start()
     return {"port": server.getsockname()[1], "word": word}
@@ -124,7 +124,8 @@ def _read(peer: socket.socket, count: int) -> bytes:
 
 
 def reach(address: str, port: int, word: str, seconds: float) -> dict[str, Any]:
-    """Round trip in milliseconds and rate in Mbit/s to the port of another host; or why it cannot be reached within `seconds`."""
+    """Return the round trip in milliseconds and the rate in Mbit/s to the port of another host, or the reason why it cannot be
+    reached within `seconds`."""
     until = time.monotonic() + seconds
     try:
         with socket.create_connection((address, port), timeout=seconds) as peer:
@@ -141,13 +142,13 @@ def reach(address: str, port: int, word: str, seconds: float) -> dict[str, Any]:
 
 
 def _sent(peer: socket.socket, size: int, until: float) -> float:
-    """Seconds until the other end has said that it has got so many bytes."""
+    """Send `size` bytes and return the seconds until the other end has confirmed them."""
     start = time.perf_counter()
     peer.settimeout(max(0.001, until - time.monotonic()))
     header = size.to_bytes(_NUMBER, "big")
     peer.sendall(header + bytes(size))
     if _read(peer, _NUMBER) != header:
-        raise OSError("another program answers there")
+        raise OSError("another program answers at this port")
     return time.perf_counter() - start
 
 

@@ -1,4 +1,4 @@
-"""Questions to one host, over ssh or in a process of this one."""
+"""Questions to one host, over ssh or in a process of this host."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _TRIPS = 5
 
 
 class SilentHostError(PsnodeError):
-    """A host that does not answer: why, in its own or ssh's last words."""
+    """A host that does not answer, with the reason in its own or ssh's last words."""
 
 
 class Conversation:
-    """The agent on one host, which ends with the conversation. Every answer has to come within `deadline` seconds."""
+    """The agent on one host, which ends with the conversation. Every answer must arrive within `deadline` seconds."""
 
     def __init__(self, host: Host, deadline: float) -> None:
         self.host = host
@@ -48,7 +48,7 @@ class Conversation:
             raise ConfigurationError(f"ssh cannot be run ({error.strerror}): install the OpenSSH client") from None
 
     def ask(self, question: str, **named: Any) -> dict[str, Any]:
-        """The answer to a question of psnode.jobs.hosts.agent. Raises SilentHostError."""
+        """Return the answer to a question of psnode.jobs.hosts.agent. Raises SilentHostError."""
         late = threading.Event()
         timer = threading.Timer(self._deadline, self._give_up, [late])
         timer.start()
@@ -69,20 +69,20 @@ class Conversation:
         self._process.kill()
 
     def _answer(self, question: str) -> dict[str, Any]:
-        """Raises OSError or EOFError if none comes."""
+        """Read the answer. Raises OSError or EOFError if none arrives."""
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(question + "\n")
         process.stdin.flush()
         for line in process.stdout:
-            with contextlib.suppress(ValueError):  # what a login shell prints stands before it
+            with contextlib.suppress(ValueError):  # output of a login shell precedes it
                 if isinstance(found := json.loads(line), dict):
                     return {key: plain(value) if isinstance(value, str) else value for key, value in found.items()}
         raise EOFError
 
     def clock(self) -> float:
-        """Seconds that the host's clock is ahead of this one's, by the shortest of some round trips."""
+        """Return the seconds by which the host's clock is ahead of this one's, from the shortest of a few round trips."""
         found = []
         for _ in range(_TRIPS):
             before = time.time()
@@ -101,7 +101,7 @@ class Conversation:
 
 
 def _line(host: Host, deadline: float) -> list[str]:
-    """The command line of the agent on `host`: the interpreter at the path of this one, which never asks for a password."""
+    """Return the command line of the agent on `host`: the interpreter at the same path as this one, with ssh in batch mode."""
     agent = [sys.executable, "-c", _AGENT.read_text()]
     if host.is_here:
         return agent

@@ -1,4 +1,4 @@
-"""Hostfiles as mpirun takes them: a host a line, `NAME slots=N`, `NAME:N` or `NAME` alone."""
+"""Hostfiles in mpirun's format: one host per line, `NAME slots=N`, `NAME:N` or `NAME` alone."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ class Host(NamedTuple):
 
     @property
     def is_here(self) -> bool:
-        """True for a name of this machine, on which mpirun starts ranks without ssh."""
+        """Return True for a name of this machine, on which mpirun starts ranks without ssh."""
         own = socket.gethostname()
         return self.name in {"localhost", "127.0.0.1", "::1", own, own.split(".")[0], socket.getfqdn()}
 
 
 def text_of(path: Path) -> str:
-    """The text of a hostfile with at least one host. ConfigurationError."""
+    """Return the text of a hostfile with at least one host. Raises ConfigurationError."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"hostfile {path} cannot be read ({error}): give a text file of hosts, one a line") from None
+        raise ConfigurationError(f"hostfile {path} cannot be read ({error}): give a text file of hosts, one per line") from None
     if not any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines()):
-        raise ConfigurationError(f"hostfile {path} names no host: write one a line, the master's first")
+        raise ConfigurationError(f"hostfile {path} names no host: write one per line, the master's first")
     return text
 
 
 def hosts_of(path: Path) -> list[Host]:
-    """The hosts of a file, each once, in order, with all of its slots. ConfigurationError."""
+    """Return the hosts of a file, each once, in order, with all of its slots. Raises ConfigurationError."""
     slots: dict[str, int] = {}
     for number, line in enumerate(text_of(path).splitlines(), 1):
         words = line.split("#")[0].strip()
@@ -46,7 +46,7 @@ def hosts_of(path: Path) -> list[Host]:
             continue
         found = _LINE.fullmatch(words)
         if found is None or found["name"].startswith("-"):
-            raise ConfigurationError(f"hostfile {path}, line {number}: {words[:60]!r} is no host: write NAME or NAME slots=N")
+            raise ConfigurationError(f"hostfile {path}, line {number}: {words[:60]!r} is not a host: write NAME or NAME slots=N")
         said = found["after"] or next(iter(_SLOTS.findall(found["more"] or "")), "0")
         slots[found["name"]] = slots.get(found["name"], 0) + int(said)
     return [Host(name, count) for name, count in slots.items()]

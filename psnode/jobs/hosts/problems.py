@@ -1,4 +1,4 @@
-"""Problems of a job on hosts that have answered, with a remedy each."""
+"""Problems of a job on hosts that have answered, each with a remedy."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 from psnode.jobs.hosts.hostfile import Host
 from psnode.jobs.hosts.survey import Answer
 
-_AHEAD = 1.0  # seconds of a clock that are told
+_AHEAD = 1.0  # seconds of clock difference that are reported
 _MACHINES = "docs/machines.md"
 
 
 class Problem(NamedTuple):
-    """`stops`: no job can run; else it runs, and something may be slower or other than expected."""
+    """A problem. `stops`: no job can run; otherwise the job runs, possibly slower or with other results than expected."""
 
     host: str
     stops: bool
@@ -26,7 +26,7 @@ class Problem(NamedTuple):
 
 
 def problems(own: Mapping[str, Any], answers: Sequence[Answer], data: Path | None) -> list[Problem]:
-    """All of them, host by host. `own`: facts of this machine, which the others are compared with."""
+    """Return all problems, host by host. `own`: facts of this machine, the reference for the others."""
     return [found for answer in answers for found in _of(own, answer, answers[0].host.name, data)]
 
 
@@ -42,17 +42,17 @@ def _of(own: Mapping[str, Any], answer: Answer, master: str, data: Path | None) 
             remedy = f"open ports from 1024 on between the two, or name the network: {_MACHINES}, 4 and 5"
             yield Problem(host.name, True, f"{what} ({way['error']})", remedy)
     if not facts["data"]:
-        yield Problem(host.name, True, f"{data} is not there", "copy the data set to the same path, or share it")
+        yield Problem(host.name, True, f"{data} does not exist", "copy the data set to the same path, or share it")
     if host.slots > facts["cores"]:
         text = f"{host.slots} slots on {facts['cores']} cores: ranks wait for each other"
         yield Problem(host.name, False, text, "fewer slots in the hostfile")
     if abs(answer.clock) > _AHEAD:
         text = f"its clock is {abs(answer.clock):.1f} s {'ahead' if answer.clock > 0 else 'behind'}: so are times in records"
-        yield Problem(host.name, False, text, "run a time service there, such as chrony")
+        yield Problem(host.name, False, text, "run a time service on it, such as chrony")
 
 
 def _versions(own: Mapping[str, Any], name: str, facts: Mapping[str, Any]) -> Iterator[Problem]:
-    """Packages that are missing, or of another version than here."""
+    """Yield packages that are missing, or whose version differs from this machine's."""
     where = f"with {shlex.quote(sys.executable)} there"
     for key, what, stops in (
         ("psnode", "psnode", True),
@@ -69,7 +69,7 @@ def _versions(own: Mapping[str, Any], name: str, facts: Mapping[str, Any]) -> It
             yield Problem(name, stops, text, f"install the same {where}")
     if own["python"] != facts["python"]:
         text = f"Python is {facts['python']}, here it is {own['python']}"
-        yield Problem(name, False, text, "make the environment there anew with the same Python")
+        yield Problem(name, False, text, "recreate the environment on it with the same Python")
     if own["psnode"] == facts["psnode"] and own["source"] != facts["source"]:
         text = (
             f"psnode is {facts['psnode']} as here, but its source differs ({facts['source'] or 'earlier'}, here {own['source']})"
@@ -78,11 +78,11 @@ def _versions(own: Mapping[str, Any], name: str, facts: Mapping[str, Any]) -> It
 
 
 def _remedy(host: Host, silence: str) -> str:
-    """Advice by ssh's own words."""
+    """Return advice, chosen by the words of ssh."""
     target = shlex.quote(host.name)
     for pattern, remedy in (
         ("permission denied|no more authentication|too many authentication", f"ssh-copy-id {target}"),
-        ("host key", f"once by hand: ssh {target}, and compare the key it shows"),
+        ("host key", f"once by hand: ssh {target}, and compare the key that it shows"),
         ("could not resolve|name or service", "correct the name in the hostfile, or tell this machine its address in /etc/hosts"),
         ("refused", f"start sshd on {target}, or name its port in ~/.ssh/config"),
         ("no such file|not found", f"make psnode's environment there at the same path, {sys.executable} ({_MACHINES}, 1)"),

@@ -1,4 +1,4 @@
-"""Hostfiles on which a job cannot start, in one line beside mpirun's text."""
+"""Explanations, in addition to mpirun's text, why a job cannot start on a hostfile."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _NO_HOST = re.compile(
 
 
 def refuse_too_few_slots(hostfile: Path, ranks: int) -> None:
-    """ConfigurationError if all hosts say how many ranks they take, and these are too few."""
+    """Raise ConfigurationError if all hosts state their slots and these do not suffice."""
     hosts = hosts_of(hostfile)
     if all(host.slots for host in hosts) and (slots := sum(host.slots for host in hosts)) < ranks:
         raise ConfigurationError(
             f"hostfile {hostfile} has {slots} slot{'' if slots == 1 else 's'}, and the job has {ranks} ranks, the master's among "
-            "them: add slots or hosts, or take fewer workers"
+            "them: add slots or hosts, or use fewer workers"
         )
 
 
 def not_started(hostfile: Path, ended: Ended) -> str:
-    """One line for a job that mpirun could not start because of its hosts; empty if that was not the fault."""
+    """Explain in one line why mpirun could not start a job on its hosts; an empty string if the hosts were not the reason."""
     if ended.code == 0:
         return ""
     if _FEW_SLOTS.search(ended.heard):
         return (
             f"hostfile {hostfile} has too few slots for the job's ranks, the master's among them: write NAME slots=N, where N "
-            "without it is the number of cores, add hosts, or take fewer workers"
+            "without it is the number of cores, add hosts, or use fewer workers"
         )
     if not _NO_HOST.search(ended.heard):
         return ""

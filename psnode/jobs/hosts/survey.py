@@ -1,4 +1,4 @@
-"""What all hosts of a hostfile say of themselves, and of the way to each other."""
+"""Facts about all hosts of a hostfile, and about the links between them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _AT_ONCE = 32
 
 @dataclass
 class Answer:
-    """One host. `facts` as of psnode.jobs.hosts.agent.facts; {} if it is silent.
+    """One host. `facts`: see psnode.jobs.hosts.agent.facts; {} if it does not answer.
 
-    `clock`: seconds that it is ahead. `up` and `down`: the way to the master's host and back, as of agent.reach.
+    `clock`: seconds by which it is ahead. `up` and `down`: the link to the master's host and back, see agent.reach.
     """
 
     host: Host
@@ -32,9 +32,9 @@ class Answer:
 
 
 def ask(hosts: Sequence[Host], deadline: float, data: Path | None) -> tuple[dict[str, Any], list[Answer]]:
-    """Facts of this machine, and an answer of every host. The first of them is the master's.
+    """Return the facts of this machine and an answer of every host. The first host is the master's.
 
-    `deadline`: seconds for any one answer. `data`: a path that has to be there. PsnodeError if this machine does not answer.
+    `deadline`: seconds for each answer. `data`: a path that must exist. Raises PsnodeError if this machine does not answer.
     """
     where = {"directory": str(Path.cwd()), "data": str(data.absolute()) if data is not None else None}
     with ExitStack() as stack, ThreadPoolExecutor(_AT_ONCE) as threads:
@@ -44,7 +44,7 @@ def ask(hosts: Sequence[Host], deadline: float, data: Path | None) -> tuple[dict
         try:
             own = here.ask("facts", **where)
         except SilentHostError as silence:
-            raise PsnodeError(f"this machine cannot be looked at: {silence}") from None
+            raise PsnodeError(f"this machine cannot be examined: {silence}") from None
         for answer in answers[1:]:  # one after the other, since all use the master's link
             if answers[0].facts and answer.facts:
                 _connect(open_, answers[0], answer, deadline / 4)
@@ -52,7 +52,7 @@ def ask(hosts: Sequence[Host], deadline: float, data: Path | None) -> tuple[dict
 
 
 def _connect(talks: Mapping[Host, Conversation], master: Answer, worker: Answer, seconds: float) -> None:
-    """Fill in the way from a worker's host to the master's and back."""
+    """Measure the link from a worker's host to the master's and back."""
     try:
         worker.up = _reached(talks[worker.host], worker, talks[master.host], master, seconds)
         worker.down = _reached(talks[master.host], master, talks[worker.host], worker, seconds)
@@ -61,7 +61,8 @@ def _connect(talks: Mapping[Host, Conversation], master: Answer, worker: Answer,
 
 
 def _reached(origin: Conversation, sender: Answer, goal: Conversation, receiver: Answer, seconds: float) -> dict[str, Any]:
-    """Answer of `origin` to whether it reaches a port of `goal`, at the address that ssh used from or to this machine."""
+    """Return the answer of `origin` to the question if it reaches a port of `goal`, at the address that ssh used from or to this
+    machine."""
     address = receiver.facts["address"] or sender.facts["client"] or "127.0.0.1"
     return origin.ask("reach", address=address, seconds=seconds, **goal.ask("listen"))
 

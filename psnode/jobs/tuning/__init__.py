@@ -1,1 +1,1 @@
-"""`psnode tune`: many short trainings with different settings, and which of them did best."""
+"""`psnode tune`: many short trainings with different settings, and a comparison of their results."""

@@ -1,4 +1,4 @@
-"""Values drawn from ranges, by Optuna: the next ones follow from the seed, their number, and what the earlier ones led to."""
+"""Values drawn from ranges by Optuna: the next ones follow from the seed, their number, and the results of earlier ones."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 def draw(
     varied: Sequence[Varied], earlier: Sequence[tuple[dict[str, str], float | None]], *, seed: int, maximize: bool, blind: int
 ) -> dict[str, str]:
-    """Values for the next trial: at random for the first `blind`, then by a tree-structured Parzen estimator (Bergstra et al.,
-    NeurIPS 2011).
+    """Return values for the next trial: random for the first `blind`, then from a tree-structured Parzen estimator (Bergstra et
+    al., NeurIPS 2011).
 
-    `earlier`: the trials so far with their results, None for one that failed.
+    `earlier`: the trials so far with their results, None for a failed one.
     """
     try:
         import optuna
@@ -49,7 +49,7 @@ def _distribution(one: Varied) -> BaseDistribution:
 
 
 def _value(one: Varied, text: str) -> str | int | float:
-    """A trial's value in the type of the distribution, within its bounds however it was rounded."""
+    """Return a trial's value in the type of the distribution, clamped to its bounds in spite of rounding."""
     if not one.is_range:
         return text
     number = min(max(float(text), one.low), one.high)

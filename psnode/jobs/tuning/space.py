@@ -1,4 +1,4 @@
-"""The space of a sweep: `--vary NAME=V1,V2,...` or `NAME=LOW..HIGH`, and the flags of `psnode train` that values stand for.
+"""The space of a sweep: `--vary NAME=V1,V2,...` or `NAME=LOW..HIGH`, and the flags of `psnode train` for its values.
 
 A name is that of a setting, or else of a parameter of the scheme's codec, such as ratio, levels or rank.
 """
@@ -18,7 +18,7 @@ from psnode.errors import ConfigurationError
 
 _RANGE = re.compile(r"(?P<low>[^.,][^,]*?)\.\.(?P<high>[^,]+)")
 _MEANS = "--vary NAME=V1,V2,... or NAME=LOW..HIGH"
-_FIXED = ("train_dir", "resume", "max_steps", "epochs", "stop_after", "local")  # tune's own, or no property of a training
+_FIXED = ("train_dir", "resume", "max_steps", "epochs", "stop_after", "local")  # set by tune, or not a property of a training
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,18 @@ class Varied:
 
     @property
     def is_range(self) -> bool:
-        """True if values are to be drawn."""
+        """Return True if values are to be drawn."""
         return not self.values
 
     @property
     def logarithmic(self) -> bool:
-        """True if the range spans a factor of ten: every factor is then as likely."""
+        """Return True if the range spans a factor of ten: then all factors are equally likely."""
         return self.low > 0 and self.high / self.low >= 10
 
 
 def parse(texts: Iterable[str]) -> tuple[Varied, ...]:
-    """The variations of `texts`. A list may stand in several of one name. ConfigurationError for anything else."""
+    """Return the variations of `texts`. A list may be given in several texts of one name. Raises ConfigurationError for anything
+    else."""
     found: dict[str, Varied] = {}
     for text in texts:
         one = _parse(text)
@@ -61,9 +62,9 @@ def _parse(text: str) -> Varied:
     if not name.isidentifier() or not equals or not value.strip():
         raise ConfigurationError(f"--vary must be {_MEANS}, not {text!r}")
     if name in _FIXED:
-        raise ConfigurationError(f"--vary {name} cannot be: tune sets it; leave it out")
+        raise ConfigurationError(f"--vary {name} is not possible: tune sets it; leave it out")
     if name in settings() and (settings()[name].many or settings()[name].keyed):
-        raise ConfigurationError(f"--vary {name} cannot be: its value is a list already; leave it out")
+        raise ConfigurationError(f"--vary {name} is not possible: its value is a list already; leave it out")
     match = _RANGE.fullmatch(value.strip())
     if match is not None and "/" not in value:
         return _range(name, match["low"], match["high"], text)
@@ -71,7 +72,7 @@ def _parse(text: str) -> Varied:
 
 
 def _listed(text: str) -> Iterator[str]:
-    """The values between commas; `bucket=512` in `qsgd:levels=15,bucket=512` belongs to what stands before it."""
+    """Yield the values between commas; `bucket=512` in `qsgd:levels=15,bucket=512` belongs to the value before it."""
     value = ""
     for part in (part.strip() for part in text.split(",")):
         if value and re.match(r"\w+=", part):
@@ -95,7 +96,7 @@ def _range(name: str, low: str, high: str, text: str) -> Varied:
 
 
 def grid(varied: Sequence[Varied]) -> list[dict[str, str]]:
-    """Every combination of the lists' values, the last name varying fastest."""
+    """Return every combination of the lists' values, the last name varying fastest."""
     return [
         dict(zip([one.name for one in varied], values, strict=True))
         for values in itertools.product(*(one.values for one in varied))
@@ -103,7 +104,7 @@ def grid(varied: Sequence[Varied]) -> list[dict[str, str]]:
 
 
 def flags(values: Mapping[str, str], options: Sequence[str], base: str) -> list[str]:
-    """The options of `psnode train` with `values` in them; `base`: the scheme that `options` make, where none is varied."""
+    """Return the options of `psnode train` for `values`; `base`: the scheme of `options`, used if none is varied."""
     found = [*options]
     parameters = {name: value for name, value in values.items() if name not in settings()}
     scheme = values.get("scheme", base)
@@ -122,5 +123,5 @@ def flags(values: Mapping[str, str], options: Sequence[str], base: str) -> list[
 
 
 def parameters_of(scheme: str) -> set[str]:
-    """The parameters of the codec of `scheme`, a text as --scheme takes it; ConfigurationError if it is none."""
+    """Return the parameters of the codec of `scheme`, a value of --scheme. Raises ConfigurationError for an invalid one."""
     return set(stages_of(resolve(Config(scheme=scheme)).codec).stages[0].settings)

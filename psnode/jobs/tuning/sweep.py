@@ -1,7 +1,7 @@
 """A sweep: trials one after another, all to the end or by successive halving.
 
-Successive halving (Jamieson and Talwalkar, AISTATS 2016): all trials train a little, the best of them, one in `halving`, go on
-for `halving` times as many steps, and so on. Those that go on are resumed.
+Successive halving (Jamieson and Talwalkar, AISTATS 2016): all trials train a little, the best of them, one in `halving`, continue
+for `halving` times as many steps, and so on. Trials that continue are resumed.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from psnode.jobs.tuning.sampling import draw
 from psnode.jobs.tuning.space import Varied, grid
 from psnode.jobs.tuning.trial import STOPPED, Trial
 
-UNMEASURED = "not evaluated"  # its training has ended well; the same command tries again
-_BLIND = 10  # drawn trials before the sampler looks at results, at most; a third of all of them if that is less
+UNMEASURED = "not evaluated"  # its training has ended successfully; the same command tries again
+_BLIND = 10  # maximum number of drawn trials before the sampler considers results; a third of all trials if that is less
 
 
 class SweepStoppedError(PsnodeError):
-    """Somebody stopped a trial, and the sweep with it: the same command goes on."""
+    """A stopped trial, which stops the sweep too: the same command continues it."""
 
     def __init__(self, exit_code: int) -> None:
-        super().__init__("stopped: the same command goes on with what is left")
+        super().__init__("stopped: the same command continues with the remaining trials")
         self.exit_code = exit_code
 
 
@@ -34,9 +34,9 @@ def _unwatched(trial: Trial, steps: int, which: str) -> AbstractContextManager[N
 
 @dataclass(frozen=True)
 class Sweep:
-    """Trials of `steps` steps, compared by `metric`. `halving`: 0, or one in how many goes on. `seed`: of what is drawn.
+    """Trials of `steps` steps, compared by `metric`. `halving`: 0, or N if one in N continues. `seed`: of the draw.
 
-    `watch`: what a trial, on its way to some step, is inside of; called with words for which trial it is.
+    `watch`: context manager around each advance of a trial to some step; called with a description of the trial.
     """
 
     steps: int
@@ -47,7 +47,7 @@ class Sweep:
     watch: Callable[[Trial, int, str], AbstractContextManager[None]] = _unwatched
 
     def rungs(self, trials: int) -> list[int]:
-        """The steps after which trials are compared, rising to `steps`."""
+        """Return the steps after which trials are compared, rising to `steps`."""
         if not self.halving:
             return [self.steps]
         most = 0
@@ -56,13 +56,13 @@ class Sweep:
         return sorted({max(1, self.steps // self.halving**power) for power in range(most + 1)})
 
     def rank(self, results: Sequence[float]) -> list[int]:
-        """Indices of results, best first; the earlier of equal ones first."""
+        """Return the indices of results, best first; among equal ones the earlier first."""
         return sorted(range(len(results)), key=lambda index: -results[index] if self.maximize else results[index])
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A trial with its last result and the step that this is of; `state`: done, dropped, or why there is no result."""
+    """A trial with its last result and the step of that result; `state`: done, dropped, or the reason for a missing result."""
 
     trial: Trial
     state: str
@@ -73,9 +73,9 @@ class Outcome:
 def run(
     varied: Sequence[Varied], sweep: Sweep, make: Callable[[dict[str, str]], Trial], count: int, tell: Callable[[str], None]
 ) -> list[Outcome]:
-    """Run every combination of the lists, or `count` trials that are drawn where there is a range; outcomes, the best first.
+    """Run every combination of the lists, or `count` drawn trials if there is a range; returns the outcomes, best first.
 
-    `tell` is told each trial as it ends. SweepStoppedError if a trial was stopped.
+    `tell` is called with each trial as it ends. Raises SweepStoppedError if a trial was stopped.
     """
     if not any(one.is_range for one in varied):
         trials = _distinct(make(values) for values in grid(varied))
@@ -94,12 +94,12 @@ def _worst(sweep: Sweep) -> float:
 
 
 def _distinct(trials: Iterator[Trial]) -> list[Trial]:
-    """Without those whose job another one of them is."""
+    """Return the trials without duplicates of another's job."""
     return list({trial.arguments: trial for trial in trials}.values())
 
 
 def _drawn(varied: Sequence[Varied], sweep: Sweep, count: int) -> Iterator[dict[str, str]]:
-    """Values at random."""
+    """Yield random values."""
     earlier: list[tuple[dict[str, str], float | None]] = []
     for _ in range(count):
         values = draw(varied, earlier, seed=sweep.seed, maximize=sweep.maximize, blind=count)
@@ -110,7 +110,7 @@ def _drawn(varied: Sequence[Varied], sweep: Sweep, count: int) -> Iterator[dict[
 def _one_by_one(
     varied: Sequence[Varied], sweep: Sweep, make: Callable[[dict[str, str]], Trial], count: int, tell: Callable[[str], None]
 ) -> list[Outcome]:
-    """Each trial is drawn when the results of all earlier ones are there."""
+    """Draw each trial when the results of all earlier ones are known."""
     earlier: list[tuple[dict[str, str], float | None]] = []
     found: dict[tuple[str, ...], Outcome] = {}
     for number in range(1, count + 1):
@@ -122,7 +122,7 @@ def _one_by_one(
 
 
 def _climb(trials: Sequence[Trial], sweep: Sweep, tell: Callable[[str], None]) -> list[Outcome]:
-    """Every trial to the first rung, and from each rung the best to the next."""
+    """Run every trial to the first rung, and from each rung the best to the next."""
     found: dict[tuple[str, ...], Outcome] = {}
     rungs = sweep.rungs(len(trials))
     climbing = [*trials]

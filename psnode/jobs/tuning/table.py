@@ -11,17 +11,17 @@ from psnode.jobs.tuning.trial import Trial
 
 
 def best_of(outcomes: Sequence[Outcome]) -> Outcome | None:
-    """The first of those that came to a result."""
+    """Return the first outcome that has a result."""
     return next((one for one in outcomes if one.result is not None), None)
 
 
 def command_of(trial: Trial) -> str:
-    """The words that a shell takes for a training with the trial's settings, beside it and of the usual length."""
+    """Return the shell words of a training with the trial's settings, in a directory next to it and of the usual length."""
     return shlex.join(["psnode", *trial.command, *trial.options, "--train-dir", str(trial.output / "best")])
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """A row a trial: its values, state, step and result, and what its run took."""
+    """Return a row per trial: its values, state, step and result, and the steps, seconds and bytes of its run."""
     return [
         {
             "values": one.trial.values,
@@ -36,7 +36,7 @@ def rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 
 
 def as_json(outcomes: Sequence[Outcome], metric: str) -> dict[str, Any]:
-    """All of it."""
+    """Return the whole outcome, in types that JSON has."""
     best = best_of(outcomes)
     return {"metric": metric, "trials": rows(outcomes), "best": best and command_of(best.trial)}
 

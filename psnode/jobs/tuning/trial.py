@@ -1,4 +1,4 @@
-"""One trial: a training job in a directory of its own, up to some step, with what it came to."""
+"""One trial: a training job in a directory of its own, up to some step, with its result."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from psnode.records.metrics import EVALUATIONS, METRICS, SUMMARY, read_records, 
 TRAIN_LOSS = "train_loss"  # measured by the run itself; every other metric is an evaluator's
 LOG = "output.log"
 _FAILED = "failed.json"
-_LAST = 0.1  # share of the steps whose mean loss is train_loss
-STOPPED = (75, 130)  # exit codes of a job that somebody stopped
+_LAST = 0.1  # fraction of the steps whose mean loss is train_loss
+STOPPED = (75, 130)  # exit codes of a job that was stopped
 
 
 @dataclass(frozen=True)
 class Trial:
     """`command`: the words of psnode that begin the job, up to `train`; `options`: those of train, without its length.
 
-    `planned`: the steps that its schedules are made for, however early it ends; 0 if they do not go by where a run ends.
+    `planned`: the steps for which its schedules are made, however early it ends; 0 if they do not depend on the end of the run.
     """
 
     values: dict[str, str]
@@ -39,25 +39,25 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """The values, in a line."""
+        """Return the values, in a line."""
         return " ".join(f"{name}={value}" for name, value in self.values.items())
 
     @property
     def directory(self) -> Path:
-        """The directory of its run, named after the values."""
+        """Return the directory of the run, named after the values."""
         return self.output / re.sub(r"[^\w.+=,-]", "_", self.name.replace(" ", ","))
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The words of psnode, but for where it ends and whether it is resumed."""
+        """Return the words of psnode, except for the last step and --resume."""
         plan = ("--max-steps", str(self.planned)) if self.planned else ()
         return (*self.command, *self.options, *plan, "--train-dir", str(self.directory))
 
     def advance(self, steps: int, metric: str) -> int:
-        """Train up to `steps`, evaluate if `metric` wants it; the exit code of what failed or was stopped, else 0.
+        """Train up to `steps` and evaluate if `metric` needs it; returns the exit code of a failure or stop, else 0.
 
-        That of a training is kept: one that failed before does not begin again. One that has come so far does nothing. An
-        evaluation that failed is tried again with the next call.
+        The exit code of a training is kept: a training that failed before is not started again, and one that has reached `steps`
+        is left alone. A failed evaluation is tried again with the next call.
         """
         resumable.require_same(self.directory, self.arguments)
         code = self.failed(steps) or self._train(self.directory, self.arguments, steps)
@@ -75,14 +75,14 @@ class Trial:
         return self._call([*arguments, *(end if steps != self.planned else []), *resume])
 
     def _reached(self, directory: Path) -> int:
-        """The steps that are taken and need not be taken again: those of a run that ended well, or failed later."""
+        """Return the number of steps that need not be repeated: those of a run that ended successfully, or failed later."""
         finished = resumable.finished(directory)
         if finished or not (directory / _FAILED).exists():
             return finished
         return max((int(record["step"]) for record in read_records(directory / METRICS)), default=0)
 
     def _evaluate(self, steps: int) -> int:
-        """Measure the weights of `steps`. Where the run has gone on and does not keep them, it is run up to there once more."""
+        """Evaluate the weights of `steps`. If the run has continued and does not keep them, run up to that step once more."""
         directory = self.directory
         if not (directory / checkpoint.CHECKPOINTS / checkpoint.step_directory(steps)).is_dir():
             directory = self._again(steps)
@@ -97,7 +97,7 @@ class Trial:
         return resumable.run_psnode(arguments, self.directory / LOG)
 
     def failed(self, steps: int) -> int | None:
-        """The exit code by which the training failed, if it did before it had taken `steps`."""
+        """Return the exit code of the training if it failed before it had taken `steps`."""
         try:
             code = int(read_json(self.directory / _FAILED)["exit_code"])
         except FileNotFoundError:
@@ -105,13 +105,13 @@ class Trial:
         return code if self._reached(self.directory) < steps else None
 
     def _measured(self, steps: int) -> dict[str, Any] | None:
-        """The latest evaluation of the weights of `steps`."""
+        """Return the latest evaluation of the weights of `steps`."""
         places = (self.directory, self._again(steps))
         rows = [row for place in places for row in read_records(place / EVALUATIONS) if row["step"] == steps]
         return rows[-1] if rows else None
 
     def result(self, steps: int, metric: str) -> float | None:
-        """The metric after `steps`; None if it has not been measured, or is not finite."""
+        """Return the metric after `steps`; None if it has not been measured, or is not finite."""
         if metric == TRAIN_LOSS:
             first = steps - max(1, round(_LAST * steps))
             losses = [record["loss"] for record in read_records(self.directory / METRICS) if first < record["step"] <= steps]
@@ -121,13 +121,13 @@ class Trial:
             known = {metric: None} if row is None else {**row["metrics"], "loss": row["loss"]}
             if metric not in known:
                 raise ConfigurationError(
-                    f"--metric {metric} is none of the task's: choose from {', '.join([*known, TRAIN_LOSS])}"
+                    f"--metric {metric} is not one of the task's: choose from {', '.join([*known, TRAIN_LOSS])}"
                 )
             found = known[metric]
         return found if found is not None and math.isfinite(found) else None
 
     def sent(self) -> dict[str, Any]:
-        """Steps, seconds and bytes of the run so far."""
+        """Return the steps, seconds and bytes of the run so far."""
         try:
             summary = read_json(self.directory / SUMMARY)
         except FileNotFoundError:
