@@ -1,9 +1,8 @@
-"""The branch of a run: its checkpoints that led to the newest one.
+"""The branch of a run: the checkpoints that led to the newest one.
 
-A run that is resumed from an older checkpoint leaves the newer ones behind, until it writes those of the same steps again. A
-manifest says which start of the job wrote it (`begun`) and after which step that start began (`since`): from the newest one
-backwards this names the branch, step by step of the past. Evaluations belong to it by the digest
-of the weights that they are of.
+A run that is resumed from an older checkpoint abandons the newer ones, until it writes those of the same steps again. A manifest
+records which start of the job wrote it (`begun`) and after which step that start began (`since`): followed from the newest one
+backwards, these entries define the branch. An evaluation belongs to the branch if the digest of its weights does.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ SINCE = "since"
 
 
 def branch(train_dir: Path) -> dict[Path, str | None]:
-    """The checkpoints up to the one that `latest` names, without those of branches that were left; oldest first.
+    """Return the checkpoints up to the one that `latest` names, without those of abandoned branches; oldest first.
 
-    Each with the digest of its model file, None where its manifest cannot be read: such a one is passed on for its reader to
-    find out, and so are those of earlier versions, which do not say who wrote them.
+    Each comes with the digest of its model file, which is None if its manifest cannot be read: its reader reports that.
+    Checkpoints of earlier versions, which do not record who wrote them, are included.
     """
     try:
         newest = checkpoint.latest(train_dir)
@@ -52,10 +51,11 @@ def branch(train_dir: Path) -> dict[Path, str | None]:
 
 
 def evaluations(train_dir: Path, file: str, found: Mapping[Path, str | None] | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the records in `file` that are of the branch: of no later step than its newest, nor of weights or steps left behind.
+    """Yield the records in `file` that belong to the branch: not of a later step than its newest, nor of abandoned weights or
+    steps.
 
-    `found`: the branch, where it is known. A checkpoint that retention has deleted tells nothing against its record, and a record
-    that does not name the weights counts for its step. CheckpointError if the file is damaged.
+    `found`: the branch, if it is known. A checkpoint that retention has deleted does not invalidate its record, and a record that
+    does not name the weights counts for its step. Raises CheckpointError if the file is damaged.
     """
     found = branch(train_dir) if found is None else found
     models = {checkpoint.step_of(path): model for path, model in found.items()}

@@ -5,15 +5,15 @@
                                    ema.safetensors             the same with moving averages of the weights, if there are any
                                    state/optimizer.safetensors the master's optimizer
                                    state/replica.safetensors   the workers' weights, if they differ from the master's
-                                   state/waiting.safetensors   gradients that came and were not applied
-                                   state/norms.safetensors     norms that those of later gradients are compared with
+                                   state/waiting.safetensors   gradients that arrived and were not applied
+                                   state/norms.safetensors     norms for comparison with those of later gradients
                                    worker-003.safetensors      feedback and buffers of rank 3, its place in the data
                                    manifest.json               step, layout, and size and xxh3_128 of every file
     checkpoints/latest             the name of the newest one
 
 psnode.records.staging writes them, the manifest last, with the facts that psnode.master.draft has gathered;
-psnode.records.retention adds its verdict to that. One that goes is renamed before anything of it is deleted. Their contents are
-tensors and JSON: reading one executes nothing. psnode.records.layout says how the state's tensors are named.
+psnode.records.retention adds its verdict to the manifest. A checkpoint is renamed before it is deleted. Its contents are tensors
+and JSON: reading one executes nothing. psnode.records.layout defines the names of the state's tensors.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 CHECKPOINTS = "checkpoints"
 LATEST = "latest"
-MARK = ".mark"  # a file of the run's directory by whose contents workers recognise it
+MARK = ".mark"  # a file in the run's directory by whose contents workers recognise it
 MANIFEST = "manifest.json"
 MODEL = "model.safetensors"
 EMA = "ema.safetensors"
@@ -53,9 +53,9 @@ REPLICA = "state/replica.safetensors"
 WAITING = "state/waiting.safetensors"
 NORMS = "state/norms.safetensors"
 RESIDUALS, FULL, NONE = "residuals", "full", "none"  # in a manifest, unless it is full: --checkpoint-residuals
-SOUND = "sound"  # in a manifest, as of psnode.records.retention
-LAYOUT = 2  # by tensor; a manifest without one is of layout 1, by group and segment
-PLACE = "data/place"  # in a worker's file: steps of its share that are taken, and among how many workers it was dealt
+SOUND = "sound"  # in a manifest, see psnode.records.retention
+LAYOUT = 2  # by tensor; a manifest without one has layout 1, by group and segment
+PLACE = "data/place"  # in a worker's file: steps of its share that are taken, and the number of workers in the deal
 _NAME = re.compile(r"step-(\d{8,})")
 _CHUNK = 1 << 22
 _MANIFEST_BYTES = 1 << 24
@@ -63,27 +63,27 @@ _REMEDY = f"; write the name of an older checkpoint into {CHECKPOINTS}/{LATEST} 
 
 
 def worker_file(rank: int) -> str:
-    """The name of the file of worker `rank` within a checkpoint."""
+    """Return the name of the file of worker `rank` within a checkpoint."""
     return f"worker-{rank:03d}.safetensors"
 
 
 def is_worker_file(name: str) -> bool:
-    """True if a checkpoint's file is that of a worker."""
+    """Return True if a checkpoint's file is that of a worker."""
     return name.startswith("worker-")
 
 
 def step_directory(step: int) -> str:
-    """The name of the checkpoint of `step`."""
+    """Return the name of the checkpoint of `step`."""
     return f"step-{step:08d}"
 
 
 def name_latest(path: Path) -> None:
-    """Let `latest` name the published checkpoint `path`: --resume goes on from it."""
+    """Let `latest` name the published checkpoint `path`, from which --resume continues."""
     write_atomically(path.with_name(LATEST), path.name.encode() + b"\n")
 
 
 def remove(path: Path) -> None:
-    """Delete a directory, if it is there, without readers, late writers or a crash ever finding half of it."""
+    """Delete a directory if it exists. Readers, late writers and a restart after a crash never find half of it."""
     gone = path.with_name(f".{path.name.lstrip('.')}.gone")
     delete(gone)
     try:
@@ -94,26 +94,27 @@ def remove(path: Path) -> None:
 
 
 def step_of(path: Path) -> int:
-    """The step of a checkpoint's directory, by its name; CheckpointError if it has none."""
+    """Return the step of a checkpoint's directory from its name. Raises CheckpointError for any other name."""
     match = _NAME.fullmatch(path.name)
     if match is None:
-        raise CheckpointError(f"{path} is no checkpoint: its name must be like {step_directory(100)}")
+        raise CheckpointError(f"{path} is not a checkpoint: its name must be like {step_directory(100)}")
     return int(match[1])
 
 
 def complete(train_dir: Path) -> list[Path]:
-    """The directories of the published checkpoints, oldest first."""
+    """Return the directories of the published checkpoints, oldest first."""
     root = train_dir / CHECKPOINTS
     try:
         names = os.listdir(root)
-    except OSError:  # none yet, or somebody has removed it
+    except OSError:  # none yet, or the directory was removed
         return []
     found = [(int(match[1]), root / name) for name in names if (match := _NAME.fullmatch(name))]
     return [path for _, path in sorted(found) if not path.is_symlink() and (path / MANIFEST).is_file()]
 
 
 def latest(train_dir: Path) -> Path | None:
-    """The directory that `latest` names, or where that file is gone the newest not known to be unsound; None without any."""
+    """Return the directory that `latest` names or, without that file, the newest not known to be unsound; None if there is no
+    checkpoint."""
     pointer = train_dir / CHECKPOINTS / LATEST
     try:
         name = read_plain(pointer, _CHUNK).decode("ascii", errors="replace").strip()
@@ -123,12 +124,14 @@ def latest(train_dir: Path) -> Path | None:
         raise CheckpointError(f"{pointer} cannot be read: {error.strerror}") from error
     if not _NAME.fullmatch(name):
         known = ", ".join(path.name for path in complete(train_dir)[-3:]) or "none"
-        raise CheckpointError(f"{pointer} holds {name[:40]!r}, no checkpoint's name: write one into it (there are: {known})")
+        raise CheckpointError(
+            f"{pointer} holds {name[:40]!r}, not the name of a checkpoint: write one into it (existing: {known})"
+        )
     return pointer.parent / name
 
 
 def _newest(published: list[Path]) -> Path | None:
-    """The last that a reader can open and that is not known to be unsound, else the last."""
+    """Return the last one that a reader can open and that is not known to be unsound, else the last."""
     for path in reversed(published):
         with contextlib.suppress(CheckpointError):
             if Checkpoint.open(path).facts.get(SOUND) is not False:
@@ -138,7 +141,7 @@ def _newest(published: list[Path]) -> Path | None:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A published checkpoint, verified file by file as it is read. `plan`: that by which one of layout 1 was written."""
+    """A published checkpoint, verified file by file as it is read. `plan`: the plan by which one of layout 1 was written."""
 
     path: Path
     step: int
@@ -147,14 +150,15 @@ class Checkpoint:
 
     @classmethod
     def open(cls, path: Path, plan: Plan | None = None) -> Checkpoint:
-        """CheckpointError if the manifest is missing or damaged, that of another directory, or of a layout that is not known."""
+        """Open a checkpoint. Raises CheckpointError if the manifest is missing or damaged, that of another directory, or of an
+        unknown layout."""
         try:
             if path.is_symlink():
-                raise ValueError("the directory is a link: copy the checkpoint there")
+                raise ValueError("the directory is a link: copy the checkpoint to that place")
             facts = read_json(path / MANIFEST, _MANIFEST_BYTES)
             for name, entry in facts["files"].items():
                 if not inside(name):
-                    raise ValueError(f"files names {name[:60]!r}, which is no plain path inside the checkpoint")
+                    raise ValueError(f"files names {name[:60]!r}, which is not a plain path inside the checkpoint")
                 if not (type(entry["bytes"]) is int and entry["bytes"] >= 0 and isinstance(entry["xxh3_128"], str)):
                     raise TypeError(f"an entry of files is {str(entry)[:60]}")
             step = facts["step"]
@@ -175,16 +179,16 @@ class Checkpoint:
 
     @property
     def layout(self) -> int:
-        """Number of the rule by which its state is named (psnode.records.layout)."""
+        """Number of the rule for the names of its state (psnode.records.layout)."""
         return int(self.facts.get("layout", 1))
 
     def verify(self) -> None:
-        """Read every file once. CheckpointError if one is missing, truncated or altered."""
+        """Read every file once. Raises CheckpointError if one is missing, truncated or altered."""
         for name in self.facts["files"]:
             self._checked(name, digest)
 
     def read(self, name: str) -> bytes:
-        """The bytes of a file. CheckpointError if it is missing, truncated or altered."""
+        """Return the bytes of a file. Raises CheckpointError if it is missing, truncated or altered."""
         content = b""
 
         def read(file: IO[bytes]) -> str:
@@ -203,7 +207,7 @@ class Checkpoint:
                 raise OSError(errno.ELOOP, "its directory is a link", name)
             with open_plain(self.path / name) as file:
                 size = os.fstat(file.fileno()).st_size
-                if entry is not None and size == entry["bytes"] > memory():  # one with holes takes no disk
+                if entry is not None and size == entry["bytes"] > memory():  # a sparse file takes no disk
                     raise OSError(errno.EFBIG, "it is larger than the memory of this machine", name)
                 digest = digest_of(file) if entry is not None and size == entry["bytes"] else ""
         except OSError as error:
@@ -215,21 +219,21 @@ class Checkpoint:
             raise CheckpointError(f"{self.path / name} was altered: its hash differs from the manifest's{_REMEDY}")
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
-        """The tensors of a safetensors file, by plain name (psnode.tasks.names)."""
+        """Return the tensors of a safetensors file, by plain name (psnode.tasks.names)."""
         return renamed(tensorfile.parse(self.read(name), str(self.path / name)), self.renaming)
 
     @cached_property
     def renaming(self) -> Rename:
-        """To plain names from those of a model that was compiled, which files of earlier versions hold."""
+        """Map the names of a compiled model, which files of earlier versions hold, to plain names."""
         return renaming(tensorfile.names(self.path / MODEL))
 
     def has(self, name: str) -> bool:
-        """True if the manifest lists file `name`."""
+        """Return True if the manifest lists file `name`."""
         return name in self.facts["files"]
 
 
 def digest(file: IO[bytes]) -> str:
-    """xxh3_128 of the rest of a file, as a manifest has it."""
+    """Return xxh3_128 of the rest of a file, in the manifest's form."""
     found = xxhash.xxh3_128()
     while chunk := file.read(_CHUNK):
         found.update(chunk)

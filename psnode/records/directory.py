@@ -46,8 +46,8 @@ _PACKAGES = ("numpy", "numba", "torch", "torchvision", "mpi4py", "safetensors")
 class ResumePoint:
     """Start of a resumed run: its plan and scheme, its latest checkpoint if there is one, and its parts so far.
 
-    `plan` is None where the run gets another one, for the `changes` of its settings. `first_plan` is that by which the run's
-    checkpoints of layout 1 were written. `parameter_groups`: as config.json records them. `config`: that of the run so far.
+    `plan` is None if the run gets another one because of the `changes` of its settings. `first_plan` is the plan by which the
+    run's checkpoints of layout 1 were written. `parameter_groups`: as recorded in config.json. `config`: that of the run so far.
     """
 
     checkpoint: checkpoint.Checkpoint | None = None
@@ -61,11 +61,11 @@ class ResumePoint:
 
     @property
     def step(self) -> int:
-        """The step that training continues after."""
+        """The step after which training continues."""
         return self.checkpoint.step if self.checkpoint else 0
 
     def resharded(self, workers: int) -> bool:
-        """True if another number of workers wrote the checkpoint."""
+        """Return True if another number of workers wrote the checkpoint."""
         return self.checkpoint is not None and self.checkpoint.facts.get("workers", workers) != workers
 
 
@@ -92,20 +92,20 @@ class RunDirectory:
         self.lock.release()
 
     def parts(self, workers: int) -> tuple[Generation, ...]:
-        """Parts of the run, each with its first step and number of workers, with the part that begins now."""
+        """Return the parts of the run, each with its first step and number of workers, including the part that begins now."""
         return continued(self.resume_point.parts, self.resume_point.step, workers)
 
     @property
     def origin(self) -> dict[str, Any]:
-        """The facts by which a checkpoint of this start of the job is known from those of branches that were left."""
+        """Return the facts that distinguish a checkpoint of this start of the job from those of abandoned branches."""
         return {BEGUN: f"{xxhash.xxh3_64_intdigest(self.mark.encode()):016x}", SINCE: self.resume_point.step}
 
     def begin(self, plan: Plan, workers: int, parameter_groups: Sequence[dict[str, Any]] = ()) -> None:
-        """Drop records of steps that come again, half-written files and the earlier summary; write config.json."""
+        """Drop records of steps that will be repeated, half-written files and the earlier summary; write config.json."""
         staging.sweep(self.path)
         cut_after(self.path / METRICS, self.resume_point.step)
         for file in (EVALUATIONS, EMA_EVALUATIONS):
-            with contextlib.suppress(CheckpointError):  # their readers tell of it, and training needs them not
+            with contextlib.suppress(CheckpointError):  # their readers report the error, and training does not need them
                 cut_after(self.path / file, self.resume_point.step)
         (self.path / SUMMARY).unlink(missing_ok=True)
         content = {
@@ -126,12 +126,12 @@ class RunDirectory:
         self._write_config()
 
     def record(self, parts: Sequence[Generation]) -> None:
-        """Write into config.json that the run is in the last of `parts` now."""
+        """Record in config.json that the run is now in the last of `parts`."""
         self._recorded["parts"] = parts
         self._write_config()
 
     def restore(self) -> bool:
-        """Write config.json once more if another process has removed it, without which nothing resumes the run; True if so."""
+        """Write config.json again if another process has removed it, since nothing resumes the run without it; True if so."""
         if not self._recorded or (self.path / CONFIG).exists():
             return False
         self.path.mkdir(parents=True, exist_ok=True)
@@ -145,7 +145,7 @@ class RunDirectory:
 def claim(config: Config) -> RunDirectory:
     """Make the directory of a new run, or enter that of the run to resume, and keep other jobs out of it.
 
-    A resumed run keeps the scheme that it was begun with, whatever the tables say by now. Raises ConfigurationError if the
+    A resumed run keeps the scheme with which it was begun, even if the tables have changed. Raises ConfigurationError if the
     directory holds another run or another job is at work in it, CheckpointError if its records cannot be read.
     """
     path = config.directory.resolve()
@@ -174,7 +174,7 @@ def claim(config: Config) -> RunDirectory:
 
 
 def _require_plain(path: Path, kind: type[PsnodeError]) -> None:
-    """That nothing to which a run appends is a link, a pipe or a device: it would be written to, or waited for."""
+    """Check that no file to which a run appends is a link, a pipe or a device: the run would write to it, or wait for it."""
     try:
         require_plain(path / _LOCK, *path.glob("*.jsonl"))
     except OSError as error:
@@ -183,8 +183,8 @@ def _require_plain(path: Path, kind: type[PsnodeError]) -> None:
 
 
 def _lock(path: Path) -> FileLock:
-    """The lock of `path`, held; ConfigurationError while another process has it. The system frees it with the process: a killed
-    one, of which a restart does not know, may take a moment to be gone.
+    """Return the lock of `path`, held. Raises ConfigurationError while another process has it. The system frees the lock with the
+    process; a killed one, of which a restart does not know, may take a moment to exit.
 
     Never a soft lock: the file of a killed process would keep the next one out.
     """
@@ -200,19 +200,20 @@ def _lock(path: Path) -> FileLock:
 
 
 def at_work(path: Path) -> bool:
-    """True if a job holds the lock of the run in `path`; the file is neither made nor written."""
+    """Return True if a job holds the lock of the run in `path`; the file is neither created nor written."""
     try:
         with open_plain(path / _LOCK) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # no lock, or a file system without any
+    except OSError:  # no lock, or a file system without locks
         return False
     return False
 
 
 def saved_run(path: Path) -> dict[str, Any]:
-    """The contents of a run's config.json. ConfigurationError if there is none, CheckpointError if it is damaged."""
+    """Return the contents of a run's config.json. Raises ConfigurationError if it is missing,
+    CheckpointError if it is damaged."""
     try:
         saved = read_json(path / CONFIG)
         if not isinstance(saved, dict) or not {"config", "plan", "workers"} <= set(saved):
@@ -225,7 +226,8 @@ def saved_run(path: Path) -> dict[str, Any]:
 
 
 def saved_config(path: Path) -> Config:
-    """The configuration in a run's config.json. ConfigurationError if there is none, CheckpointError if it is damaged."""
+    """Return the configuration in a run's config.json. Raises ConfigurationError if it is missing, CheckpointError if it is
+    damaged."""
     return _intact(path, lambda saved: Config.from_dict(saved["config"]))
 
 
@@ -235,7 +237,7 @@ def _intact(path: Path, read: Callable[[dict[str, Any]], _T]) -> _T:
         return read(saved)
     except (PsnodeError, LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         problem = f"{path / CONFIG} cannot be used ({error})"
-        raise CheckpointError(f"{problem}: put back a copy, or begin anew with another --train-dir") from error
+        raise CheckpointError(f"{problem}: restore a copy, or start again with another --train-dir") from error
 
 
 def _resumed(path: Path, config: Config) -> tuple[Config, ResumePoint]:
@@ -246,7 +248,7 @@ def _resumed(path: Path, config: Config) -> tuple[Config, ResumePoint]:
         config = replace(config, threads=earlier.threads)
     if config.lr is None:
         config = replace(config, lr=earlier.lr)
-    if config.group_bytes == 0 and config.group_by == "bytes":  # auto: the size that the run was begun with
+    if config.group_bytes == 0 and config.group_by == "bytes":  # auto: the size with which the run was begun
         config = replace(config, group_bytes=earlier.group_bytes)
     if conflicts := resume_conflicts(config, earlier):
         raise ConfigurationError(f"--resume needs the configuration of the run in {path}: {conflicts[0]}")
@@ -262,7 +264,7 @@ def _resumed(path: Path, config: Config) -> tuple[Config, ResumePoint]:
 
 
 def _saved_scheme(path: Path, config: Config) -> Scheme:
-    """The scheme that the run in `path` was begun with."""
+    """Return the scheme with which the run in `path` was begun."""
     recorded = _intact(path, lambda saved: Scheme.from_dict(saved["scheme"]) if "scheme" in saved else None)
     return recorded or resolve(config, unrecorded=True)
 
@@ -276,14 +278,14 @@ def _parts(saved: Any) -> tuple[Generation, ...]:
 
 
 def _plan(saved: Any) -> Plan:
-    """A recorded plan, by plain names."""
+    """Return a recorded plan, by plain names."""
     plan = Plan.from_dict(saved)
     rename = renaming([tensor.name for tensor in plan.tensors])
     return replace(plan, tensors=tuple(replace(tensor, name=rename(tensor.name)) for tensor in plan.tensors))
 
 
 def _parameter_groups(saved: Any) -> tuple[dict[str, Any], ...]:
-    """The recorded parameter groups: settings of the tensors named by `params`."""
+    """Return the recorded parameter groups: settings of the tensors named by `params`."""
     if not isinstance(saved, list) or not all(isinstance(group, dict) and _is_group(**group) for group in saved):
         raise ValueError(f"its parameter_groups are {str(saved)[:60]}")
     rename = renaming([name for group in saved for name in group["params"]])

@@ -1,9 +1,9 @@
-"""A run whose parts were taken by different numbers of workers, and where its epochs stand.
+"""A run whose parts had different numbers of workers, and the position of its epochs.
 
-A part begins after `first` finished steps of the run. Steps count updates, whoever makes them; an epoch counts examples. With P
-workers it has fewer steps than with P - 1, so a step's place in its epoch is found by adding a shift to it. The shift is 0 for a
-run of one part, and such that after a change of P the epoch goes on: no example of it is taken twice, and fewer than the
-workers now take in a step are left out.
+A part begins after `first` finished steps of the run. Steps count updates from any number of workers; an epoch counts examples.
+With P workers it has fewer steps than with P - 1, so a step's place in its epoch is found by adding a shift. The shift is 0 for a
+run of one part. After a change of P it continues the epoch: no example of it is taken twice, and the number of examples left out
+is smaller than the number that the workers now take in a step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ class Generation(NamedTuple):
 
 
 def continued(parts: Sequence[Generation], step: int, workers: int) -> tuple[Generation, ...]:
-    """The parts of a run that goes on after `step` with `workers` workers, whatever came of its later steps before."""
+    """Return the parts of a run that continues after `step` with `workers` workers; its earlier attempts at later steps are
+    dropped."""
     kept = [part for part in parts if part.first < step]
     if not kept or kept[-1].workers != workers:
         kept.append(Generation(step, workers))
@@ -29,9 +30,10 @@ def continued(parts: Sequence[Generation], step: int, workers: int) -> tuple[Gen
 
 
 def shift(parts: Sequence[Generation], examples: int, taken: Callable[[int], int]) -> int:
-    """Offset of the number of steps that makes it count epochs as if the workers of the last part had taken all of them.
+    """Return the offset to the number of steps that makes it count epochs as if the workers of the last part had taken all of
+    them.
 
-    `taken(workers)`: how many of all `examples` a step takes.
+    `taken(workers)`: the number of examples, out of `examples`, in a step.
     """
     found = 0
     for before, part in pairwise(parts):

@@ -1,7 +1,7 @@
-"""A file that is hashed while it is written, from its beginning to its end, past the system's cache where it is large.
+"""A file that is hashed while it is written, from beginning to end, and bypasses the system's cache if it is large.
 
-The cache would copy every byte once more, and clear a page for it: with a checkpoint of gigabytes that is processor time which
-training needs, and memory.
+The cache would copy every byte once more, and clear a page for it: for a checkpoint of gigabytes that costs memory, and processor
+time that training needs.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ import xxhash
 from psnode.codecs.pages import Pages
 
 Raw = npt.NDArray[np.uint8]
-BLOCK = 1 << 23  # bytes that are hashed and written at a time: they stay in the processor's cache
-_ALIGNED = 1 << 12  # what lies past the cache is written in multiples of this
+BLOCK = 1 << 23  # bytes hashed and written at a time: they stay in the processor's cache
+_ALIGNED = 1 << 12  # writes past the cache are multiples of this
 _LARGE = 2 * BLOCK
 _DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 class Entry(NamedTuple):
-    """Size and xxh3_128 of a file, as a manifest has them."""
+    """Size and xxh3_128 of a file, in the manifest's form."""
 
     nbytes: int
     digest: str
 
 
 class HashedFile:
-    """A new file at `path` of `size` bytes or about that. When the context ends without an error it is on the disk: `entry`.
+    """A new file at `path` of about `size` bytes. When the context ends without an error it is on the disk: `entry`.
 
-    OSError, also at the end, if the disk does not take it.
+    Raises OSError, also at the end, if the disk does not take it.
     """
 
     entry: Entry
@@ -63,13 +63,13 @@ class HashedFile:
                 self.entry = Entry(self._size, self._digest.hexdigest())
 
     def room(self) -> Raw:
-        """Room for the next bytes of the file; never empty."""
+        """Return memory for the next bytes of the file; never empty."""
         if self._held == self._room.size:
             self._flush()
         return self._room[self._held :]
 
     def take(self, count: int) -> None:
-        """So many bytes of `room` are part of the file."""
+        """Append the first `count` bytes of `room` to the file."""
         self._held += count
 
     def write(self, content: bytes | Raw) -> None:
@@ -108,6 +108,6 @@ class HashedFile:
             known = fcntl.fcntl(self._file, fcntl.F_GETFL)
             fcntl.fcntl(self._file, fcntl.F_SETFL, known & ~_DIRECT | flag)
             self._flags = flag
-        except OSError:  # it has no such way: tmpfs, say
+        except OSError:  # it does not support this, for example tmpfs
             if not flag:
                 raise

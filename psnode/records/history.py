@@ -28,7 +28,7 @@ HISTORY = "history.jsonl"
 
 
 class Added(NamedTuple):
-    """A gradient in a sum: whose, of which of its steps, computed on which version."""
+    """A gradient in a sum: its rank, its step, and the version on which it was computed."""
 
     rank: int
     step: int
@@ -43,12 +43,12 @@ class History:
         self._journal: Journal | None = None
 
     def start(self, version: int, digest: str, parameters: Sequence[str]) -> None:
-        """The job goes on from `version`."""
+        """Record that the job continues from `version`."""
         self._journal = self._journal or Journal(self._path)
         self._write({"step": version, "hash": digest, "parameters": parameters})
 
     def version(self, version: int, digest: str, groups: Sequence[Sequence[Added]]) -> None:
-        """`version` is finished; `groups[g]` was added to group g."""
+        """Record that `version` is finished; `groups[g]` was added to group g."""
         self._write({"step": version, "hash": digest, "groups": groups})
 
     def close(self) -> None:
@@ -62,11 +62,11 @@ class History:
 
 
 def violations(directory: Path, staleness: int | None = 0) -> list[str]:
-    """Violations of the invariants in the history of the run in `directory`.
+    """Return the violations of the invariants in the history of the run in `directory`.
 
-    * versions rise by one, and a start goes on from the very weights that its version had;
+    * versions rise by one, and a start continues from the exact weights of its version;
     * every (worker, step, group) is in one update at most, and a worker's steps rise;
-    * no gradient is staler than `staleness` versions (None: any), none was computed on weights of the future;
+    * no gradient is staler than `staleness` versions (None: any) or was computed on weights of the future;
     * every published checkpoint holds the weights of its version.
     """
     found: list[str] = []
@@ -78,7 +78,7 @@ def violations(directory: Path, staleness: int | None = 0) -> list[str]:
             del kept[line["step"] :]
             known = kept[-1]["hash"] if kept else line["hash"]
             if len(kept) != line["step"] or known != line["hash"]:
-                found.append(f"the start from version {line['step']} is not from what was there")
+                found.append(f"the start from version {line['step']} does not continue the recorded weights")
         elif line["step"] != len(kept) + 1:
             found.append(f"version {line['step']} follows version {len(kept)}")
         else:

@@ -1,4 +1,4 @@
-"""Lines appended to a file, also where the disk is full for a while."""
+"""Lines appended to a file, even if the disk is full for a while."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _LOG = logging.getLogger(__name__)
 class Journal:
     """Appends to the file `path`, unbuffered: a line is visible to readers at once.
 
-    Lines that the disk does not take wait here, in order, and are tried again with every further line: whoever writes goes on.
-    A file that another process has removed is begun anew. All of it is logged.
+    Lines that the disk does not take wait in memory, in order, and are tried again with every further line; the caller is never
+    held up. A file that another process has removed is created again. Both cases are logged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -23,7 +23,7 @@ class Journal:
         self._refused = False
 
     def append(self, line: bytes) -> None:
-        """One line, without its end."""
+        """Append one line, given without its end."""
         self._waiting += line + b"\n"
         try:
             self._write()
@@ -31,7 +31,7 @@ class Journal:
             self._tell(error)
 
     def close(self) -> None:
-        """Write waiting lines, and flush everything to disk; lines that it does not take even now are lost."""
+        """Write waiting lines, and flush everything to disk; lines that still cannot be written are lost."""
         try:
             self._write()
             os.fsync(self._file.fileno())
@@ -47,11 +47,11 @@ class Journal:
         self._refused = False
 
     def _begin_anew(self) -> None:
-        """OSError as long as there is no directory for it."""
+        """Create the file again. Raises OSError as long as its directory does not exist."""
         again = self._path.open("ab", buffering=0)
         self._file.close()
         self._file = again
-        _LOG.warning("%s was removed: it begins anew, and its earlier lines are lost", self._path)
+        _LOG.warning("%s was removed: it starts again, and its earlier lines are lost", self._path)
 
     def _tell(self, error: OSError) -> None:
         if not self._refused:

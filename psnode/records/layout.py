@@ -8,12 +8,12 @@
     worker-003.safetensors        feedback/MEMORY/TENSOR    residual, momentum, velocity, average; rate
                                   feedback/codebook/RANGE   of a segment
 
-A memory is flat float32, in the order of the tensor's coordinates, however the tensor was cut; those of optimizers of whole
-tensors have the shapes and types that these give them. A `step` or a `rate` is one
-number a tensor, or one a coordinate where the groups or segments of that tensor disagree. A RANGE tells where a group or a
-segment begins and ends, each by the name of a tensor and an offset: another plan has that range, or it does not.
+A memory is flat float32, in the order of the tensor's coordinates, independent of how the tensor was split; memories of
+optimizers of whole tensors have the shapes and types that the optimizer gives them. A `step` or a `rate` is one number per
+tensor, or one per coordinate if the groups or segments of that tensor disagree. A RANGE gives the beginning and the end of a
+group or a segment, each as the name of a tensor and an offset: another plan has that range, or it does not.
 
-This is layout 2. Layout 1 named state by the indices of groups and segments: it is read by the plan that it was written by.
+This is layout 2. Layout 1 named state by the indices of groups and segments; it is read with the plan that wrote it.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ CODEBOOK = "codebook"
 BOOKS = f"{FEEDBACK}{CODEBOOK}/"
 RATE = "rate"
 STEP = "step"
-WHOLE = "whole"  # in the place of a range: norms of whole gradients
+WHOLE = "whole"  # in place of a range: norms of whole gradients
 LARGEST = "largest"
-_SCRATCH = "sent"  # an array that layout 1 saved for nothing
+_SCRATCH = "sent"  # an array that layout 1 saved needlessly
 
 
 class Part(Protocol):
@@ -67,17 +67,17 @@ class Run(NamedTuple):
 
 
 def digest(plan: Plan) -> str:
-    """xxh3_64 of a plan, for a manifest."""
+    """Return xxh3_64 of a plan, for a manifest."""
     return f"{xxhash.xxh3_64_intdigest(to_json(plan.to_dict(), sort_keys=True).encode()):016x}"
 
 
 def places(plan: Plan) -> dict[str, slice]:
-    """Ranges of the tensors in the flat vector, by name; none of tensors without a coordinate."""
+    """Return the ranges of the tensors in the flat vector, by name; tensors without a coordinate have none."""
     return {name: where for name, where in plan.slices().items() if where.start < where.stop}
 
 
 def overlaps(plan: Plan, parts: Iterable[Part]) -> list[dict[str, slice]]:
-    """For each part the tensors with coordinates in it, in order: those coordinates, as places in the flat vector."""
+    """Return for each part the tensors with coordinates in it, in order, and these coordinates as slices of the flat vector."""
     tensors = list(places(plan).items())
     starts = [where.start for _, where in tensors]
     found = []
@@ -91,7 +91,7 @@ def overlaps(plan: Plan, parts: Iterable[Part]) -> list[dict[str, slice]]:
 
 
 def ranges(plan: Plan, parts: Sequence[Part]) -> list[str]:
-    """Names of groups or segments by which another plan knows them; empty ones are called ""."""
+    """Return names of groups or segments by which another plan knows them; empty ones are called ""."""
     where, found = places(plan), []
     for inside in overlaps(plan, parts):
         edges = [(name, edge) for name in (*inside,) for edge in (inside[name].start, inside[name].stop)]
@@ -101,7 +101,8 @@ def ranges(plan: Plan, parts: Sequence[Part]) -> list[str]:
 
 
 def spread(plan: Plan, runs: Sequence[Run], dtype: torch.dtype) -> Tensors:
-    """Numbers by tensor: one, or one a coordinate for tensors of which `runs`, in order, tell several; 0 where they tell none."""
+    """Return numbers by tensor: one, or one per coordinate for tensors with several in `runs` (in order); 0 for tensors without
+    one."""
     import torch
 
     where = places(plan)
@@ -122,9 +123,9 @@ def spread(plan: Plan, runs: Sequence[Run], dtype: torch.dtype) -> Tensors:
 
 
 def collected(plan: Plan, tensors: Mapping[str, torch.Tensor], prefix: str) -> list[Run]:
-    """Inverse of `spread`, of tensors named `prefix` and their own name; 0 where there is none.
+    """Inverse of `spread`, for tensors named `prefix` and their own name; 0 for a missing one.
 
-    CheckpointError for a tensor with another number of values.
+    Raises CheckpointError for a tensor with another number of values.
     """
     import torch
 
@@ -147,30 +148,31 @@ def collected(plan: Plan, tensors: Mapping[str, torch.Tensor], prefix: str) -> l
 
 
 def within(runs: Iterable[Run], part: Part) -> list[Run]:
-    """Pieces of `runs` inside of `part`, in order."""
+    """Return the pieces of `runs` inside `part`, in order."""
     cut = [Run(max(run.start, part.start), min(run.stop, part.stop), run.value) for run in runs]
     return [run for run in cut if run.start < run.stop]
 
 
 def state_of(found: Checkpoint, file: str) -> Tensors:
-    """Tensors of a state file, named as in layout 2. CheckpointError if it is damaged, or of layout 1 and not of its plan."""
+    """Return the tensors of a state file, named as in layout 2. Raises CheckpointError if it is damaged, or of layout 1 without
+    its plan."""
     tensors = found.tensors(file)
     if found.layout > 1:
         return tensors
     if found.plan is None:
-        raise CheckpointError(f"{found.path / file} is of layout 1, and the plan that it was written by is not known")
+        raise CheckpointError(f"{found.path / file} has layout 1, and the plan that wrote it is unknown")
     return _upgraded(file, tensors, found.plan)
 
 
 def fits(found: Checkpoint, plan: Plan) -> bool:
-    """True if a checkpoint was written by `plan`, so that all of its state has a place."""
+    """Return True if a checkpoint was written by `plan`, so that all of its state has a place."""
     if found.layout == 1:
         return found.plan == plan
     return found.facts.get("plan") == digest(plan) or found.facts.get("plan") == digest(_as_named(found, plan))
 
 
 def _as_named(found: Checkpoint, plan: Plan) -> Plan:
-    """`plan` by the names that an earlier version gave the tensors of a model that was compiled."""
+    """Return `plan` with the names that an earlier version gave the tensors of a compiled model."""
     if found.renaming is str:
         return plan
     before = {found.renaming(name): name for name in tensorfile.names(found.path / MODEL)}
@@ -178,7 +180,7 @@ def _as_named(found: Checkpoint, plan: Plan) -> Plan:
 
 
 def homeless(found: Checkpoint, plan: Plan) -> tuple[int, int]:
-    """Numbers of codebooks of a worker, and of groups with norms, that a checkpoint holds and `plan` has no place for."""
+    """Return the numbers of codebooks of a worker, and of groups with norms, in a checkpoint that have no place in `plan`."""
     segments, groups = set(ranges(plan, plan.segments)), set(ranges(plan, plan.groups))
     workers = [name for name in found.facts["files"] if is_worker_file(name)]
     memories = state_of(found, workers[0]) if workers else {}
@@ -188,7 +190,7 @@ def homeless(found: Checkpoint, plan: Plan) -> tuple[int, int]:
 
 
 def _upgraded(file: str, tensors: Tensors, plan: Plan) -> Tensors:
-    """Contents of a file of layout 1, named as in layout 2."""
+    """Return the contents of a file of layout 1, named as in layout 2."""
     if file == REPLICA and set(tensors) == {"replica"} and tensors["replica"].shape == (plan.size,):
         return {f"replica/{name}": tensors["replica"][where] for name, where in places(plan).items()}
     if file == OPTIMIZER:
@@ -204,7 +206,7 @@ def _upgraded(file: str, tensors: Tensors, plan: Plan) -> Tensors:
 
 
 def _with_idle_groups(tensors: Tensors, plan: Plan) -> Tensors:
-    """An optimizer's memories with zeros for those of groups that were never updated, which layout 1 left out."""
+    """Add zeros to an optimizer's memories for groups that were never updated, which layout 1 left out."""
     import torch
 
     memories = {key.partition("/")[2] for key in tensors}
@@ -213,7 +215,8 @@ def _with_idle_groups(tensors: Tensors, plan: Plan) -> Tensors:
 
 
 def _indexed(file: str, tensors: Tensors, count: int) -> Iterator[tuple[int, str, torch.Tensor]]:
-    """Index, name and value of tensors named INDEX/NAME. CheckpointError if there are not so many groups or segments."""
+    """Yield index, name and value of tensors named INDEX/NAME. Raises CheckpointError for an index
+    beyond the groups or segments."""
     for key, value in tensors.items():
         index, _, name = key.partition("/")
         if not index.isdecimal() or int(index) >= count:
@@ -222,7 +225,7 @@ def _indexed(file: str, tensors: Tensors, count: int) -> Iterator[tuple[int, str
 
 
 def _by_tensor(file: str, tensors: Tensors, plan: Plan, parts: Sequence[Part], prefix: str) -> Tensors:
-    """Memories of groups or segments, named INDEX/MEMORY, under the names of layout 2."""
+    """Return memories of groups or segments, named INDEX/MEMORY, under the names of layout 2."""
     found: Tensors = {}
     names = ranges(plan, parts)
     memories: dict[str, list[tuple[Part, torch.Tensor]]] = {}
@@ -243,7 +246,7 @@ def _by_tensor(file: str, tensors: Tensors, plan: Plan, parts: Sequence[Part], p
 
 
 def _joined(memory: str, pieces: Sequence[tuple[Part, torch.Tensor]], plan: Plan) -> Tensors:
-    """One memory by tensor, put together from `pieces`; zeros where a tensor has none."""
+    """Return one memory by tensor, assembled from `pieces`; zeros for coordinates outside them."""
     import torch
 
     if memory in (STEP, RATE):

@@ -1,4 +1,4 @@
-"""machines.json: on which hosts a run computes, and how long worker 1's gradients take there."""
+"""machines.json: the hosts on which a run computes, and the time that worker 1's gradients take on its host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MACHINES = "machines.json"
 def write_machines(directory: Path, ranks: Mapping[int, Mapping[str, Any]], backward: Mapping[str, float] | None) -> None:
     """Replace machines.json: `ranks` (host, cores, arithmetic) of this start of the run, and worker 1's `backward` seconds.
 
-    `backward`: by tensor, from the beginning of a backward pass until its gradient is there, in that order.
+    `backward`: by tensor, from the beginning of a backward pass until its gradient is ready, in that order.
     """
     content = {"ranks": {str(rank): dict(found) for rank, found in sorted(ranks.items())}, "backward": backward}
     write_atomically(directory / MACHINES, to_json(content, indent=1).encode() + b"\n")

@@ -1,7 +1,7 @@
 """Records of a run: metrics.jsonl, summary.json.
 
-psnode.master.recorder assembles the record of a step. Rank 0 writes one
-line a finished update; a reader may follow the file while it grows.
+psnode.master.recorder assembles the record of a step. Rank 0 writes one line per finished update; a reader may follow the file
+while it grows.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ class Seconds:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One finished update. Bytes are those of the whole job, frame headers included; rates per second. `loss`: None if untold.
+    """One finished update. Bytes are those of the whole job, frame headers included; rates are per second. `loss`: None if
+    unknown.
 
-    `uplink_bytes` and `downlink_bytes` are of gradients and weights, and equal in equal runs; control messages, whose times are
-    written in figures, are counted apart.
+    `uplink_bytes` and `downlink_bytes` count gradients and weights, and are equal in equal runs; control messages, whose times
+    are written in figures, are counted separately.
     """
 
     step: int
@@ -82,7 +83,7 @@ class Summary:
     exit_code: int
     coordinates: int
     peak_memory_bytes: int | None  # of the master; resident
-    worker_peak_memory_bytes: int | None = None  # of the worker that held the most; None if none has told
+    worker_peak_memory_bytes: int | None = None  # of the worker with the largest; None if no worker has reported it
     uplink_control_bytes: int = 0
     downlink_control_bytes: int = 0
 
@@ -92,12 +93,12 @@ class Summary:
 
 
 def peak_memory() -> int | None:
-    """The highest resident memory of this process so far, in bytes; None where the system does not tell."""
+    """Return the highest resident memory of this process so far, in bytes; None if the system does not report it."""
     return _memory("VmHWM:")
 
 
 def resident_memory() -> int | None:
-    """The resident memory of this process, in bytes; None where the system does not tell."""
+    """Return the resident memory of this process, in bytes; None if the system does not report it."""
     return _memory("VmRSS:")
 
 
@@ -106,13 +107,13 @@ def _memory(line_of: str) -> int | None:
         status = Path("/proc/self/status").read_text()
     except OSError:
         return None
-    # unlike getrusage's, this does not begin with that of the process which started this one
+    # unlike getrusage's, this does not begin with that of the parent process
     found = [line.split()[1] for line in status.splitlines() if line.startswith(line_of)]
     return 1024 * int(found[0]) if found else None
 
 
 def compression_ratio(coordinates: int, worker_steps: int, total_bytes: int) -> float | None:
-    """Bytes that float32 gradients up and weights down would take over theirs: `worker_steps` = P steps, 8 d each."""
+    """Return the bytes of float32 gradients up and weights down over those sent: `worker_steps` = P steps, 8 d each."""
     return 8 * coordinates * worker_steps / total_bytes if total_bytes else None
 
 
@@ -120,7 +121,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Replace `path` by `content`: readers see the old or the new file, also after a crash, and the old one if it fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.unlink(missing_ok=True)  # of a killed process; a link of that name is not followed
+        temporary.unlink(missing_ok=True)  # left by a killed process; a link of that name is not followed
         with temporary.open("xb") as file:
             file.write(content)
             file.flush()
@@ -143,7 +144,7 @@ def fsync_directory(directory: Path) -> None:
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """The complete lines of a JSON-lines file; a torn last line is left out. CheckpointError for a line that is no record."""
+    """Yield the complete lines of a JSON-lines file; a torn last line is left out. Raises CheckpointError for an invalid line."""
     try:
         require_plain(path)
         file = open_plain(path)
@@ -155,7 +156,7 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
         for number in itertools.count(1):
             line = file.readline(RECORD_BYTES)
             if len(line) == RECORD_BYTES:
-                raise CheckpointError(f"line {number} of {path} is no record (it is larger than {RECORD_BYTES} bytes)")
+                raise CheckpointError(f"line {number} of {path} is not a record (it is larger than {RECORD_BYTES} bytes)")
             if not line.endswith(b"\n"):
                 return
             yield _record(line, path, number)
@@ -168,14 +169,14 @@ def _record(line: bytes, path: Path, number: int) -> dict[str, Any]:
             raise ValueError("it has no step")
         return record
     except (ValueError, KeyError) as error:
-        raise CheckpointError(f"line {number} of {path} is no record ({error}): take that line out") from error
+        raise CheckpointError(f"line {number} of {path} is not a record ({error}): take that line out") from error
 
 
 @dataclass(frozen=True)
 class Totals:
     """Totals of the run's steps up to `steps`: bytes sent and seconds taken; `worker_steps`: summed over workers.
 
-    Records of earlier versions do not tell control messages apart: theirs are in `uplink_bytes` and `downlink_bytes`.
+    Records of earlier versions do not separate control messages: theirs are in `uplink_bytes` and `downlink_bytes`.
     """
 
     steps: int = 0
@@ -188,7 +189,7 @@ class Totals:
 
 
 def totals(path: Path, step: int) -> Totals:
-    """The totals up to and with `step`. CheckpointError for a line that is no step's record."""
+    """Return the totals up to and including `step`. Raises CheckpointError for a line that is not a step's record."""
     found = Totals()
     for record in read_records(path):
         if record["step"] > step:
@@ -210,7 +211,7 @@ def totals(path: Path, step: int) -> Totals:
 
 
 def losses(path: Path, step: int) -> Iterator[float]:
-    """The losses of the run's steps up to `step`; a record without one is passed over."""
+    """Yield the losses of the run's steps up to `step`; a record without a loss is skipped."""
     for record in itertools.takewhile(lambda record: record["step"] <= step, read_records(path)):
         if isinstance(loss := record.get("loss"), (int, float)) and math.isfinite(loss):
             yield float(loss)
@@ -224,17 +225,17 @@ def cut_after(path: Path, step: int) -> None:
 
 
 class RunLog:
-    """Appends step records to metrics.jsonl, while the disk takes them."""
+    """Appends step records to metrics.jsonl, as long as the disk takes them."""
 
     def __init__(self, directory: Path) -> None:
         self._journal = Journal(directory / METRICS)
 
     def write(self, record: StepRecord) -> None:
-        """One line, at once visible to readers."""
+        """Write one line, immediately visible to readers."""
         self._journal.append(to_json(asdict(record)).encode())
 
     def extend(self, last: int) -> None:
-        """Nothing to write: a record says where it stands, not where the run ends."""
+        """Do nothing: a record states its own step, not the end of the run."""
 
     def close(self) -> None:
         """Flush everything to disk."""

@@ -1,8 +1,8 @@
-"""Retention of checkpoints: an unsound one takes no sound one's place.
+"""Retention of checkpoints: an unsound one never displaces a sound one.
 
-A manifest says whether its checkpoint is sound: `"sound": true`, false with the reason in `unsound`, or null as long as the
-losses on its weights have not come. One without a word, of an earlier version of psnode, counts as sound. `latest`, which
---resume goes by, names the newest that is not known to be unsound, if there is one.
+A manifest records the soundness of its checkpoint: `"sound": true`, false with the reason in `unsound`, or null until the losses
+on its weights have arrived. One without this entry, of an earlier version of psnode, counts as sound. `latest`, which --resume
+follows, names the newest that is not known to be unsound, if there is one.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ UNKNOWN: dict[str, Any] = {SOUND: None}  # as in a new manifest
 
 
 def verdict(reason: str) -> dict[str, Any]:
-    """Entry of the manifest of an unsound checkpoint, or of a sound one if there is no `reason`."""
+    """Return the entry of the manifest of an unsound checkpoint, or of a sound one if `reason` is empty."""
     return {SOUND: False, REASON: reason} if reason else {SOUND: True}
 
 
 def is_sound(path: Path) -> bool | None:
-    """Soundness of a published checkpoint: none of one whose manifest cannot be read."""
+    """Return the soundness of a published checkpoint; None if it is unknown or the manifest cannot be read."""
     try:
         found = Checkpoint.open(path).facts.get(SOUND, True)
     except CheckpointError:
@@ -44,7 +44,7 @@ def is_sound(path: Path) -> bool | None:
 
 
 def why_unsound(path: Path) -> str:
-    """The reason that the manifest of a published checkpoint gives; empty if it is not said to be unsound."""
+    """Return the reason in the manifest of a published checkpoint; empty if the checkpoint is not marked as unsound."""
     try:
         facts = Checkpoint.open(path).facts
     except CheckpointError as error:
@@ -55,9 +55,9 @@ def why_unsound(path: Path) -> str:
 
 
 def judge(path: Path, reason: str) -> None:
-    """Write the verdict into the manifest of a published checkpoint; `latest` names the newest one not known to be unsound.
+    """Write the verdict into the manifest of a published checkpoint; `latest` then names the newest one not known to be unsound.
 
-    OSError if it cannot be written. One that is gone is passed over.
+    Raises OSError if it cannot be written. A checkpoint that no longer exists is skipped.
     """
     train_dir, manifest = path.parents[1], path / checkpoint.MANIFEST
     if not manifest.is_file():
@@ -73,17 +73,17 @@ def judge(path: Path, reason: str) -> None:
 
 
 def newest_not_unsound(train_dir: Path) -> Path | None:
-    """The newest checkpoint of the run's branch that is not known to be unsound."""
+    """Return the newest checkpoint of the run's branch that is not known to be unsound."""
     readable = [path for path, model in branch(train_dir).items() if model is not None]
     return next((path for path in reversed(readable) if is_sound(path) is not False), None)
 
 
 def prune(train_dir: Path, step: int, keep_last: int, workers: int = 0) -> None:
-    """Delete all checkpoints up to `step` but the newest `keep_last` (0: none is deleted) that are not known to be unsound.
+    """Delete all checkpoints up to `step` except the newest `keep_last` (0: delete none) that are not known to be unsound.
 
-    The newest that is known to be sound stays in any case, those of unknown soundness behind it, and the very newest; the best
-    that was evaluated, and one that is being read. An older one stays that has the part of one of ranks 1 to `workers` of which
-    the newest that is not unsound has none. One of a branch that was left takes no other one's place, and goes as older ones do.
+    Always kept are the newest that is known to be sound, newer ones of unknown soundness, the very newest, the best evaluated
+    one, and any that is being read. An older checkpoint stays if it has the part of one of ranks 1 to `workers` that the newest
+    not known to be unsound lacks. A checkpoint of an abandoned branch does not displace others, and is deleted like older ones.
     """
     if not keep_last:
         return
@@ -103,13 +103,13 @@ def prune(train_dir: Path, step: int, keep_last: int, workers: int = 0) -> None:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Keep a checkpoint from being deleted while inside, on this host and others, where the file system has locks.
+    """Protect a checkpoint from deletion while inside, on this host and others, if the file system has locks.
 
-    The directory and the weights are locked, which stay the same files when a verdict replaces the manifest.
+    The locked files are the directory and the weights, which stay the same files when a verdict replaces the manifest.
     """
     with contextlib.ExitStack() as locks:
         for place in _locked(path):
-            with contextlib.suppress(OSError):  # reading it meets that again
+            with contextlib.suppress(OSError):  # reading it meets the same error again
                 descriptor = os.open(place, os.O_RDONLY | os.O_NONBLOCK)  # a pipe in its place has no writer
                 locks.callback(os.close, descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -117,13 +117,13 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def _is_read(path: Path) -> bool:
-    """True if somebody is `reading` it."""
+    """Return True if a process is `reading` it."""
     return any(_is_locked(place) for place in _locked(path))
 
 
 def _is_locked(place: Path) -> bool:
     try:
-        # other hosts see the locks of files alone, and want them open for writing
+        # other hosts see only the locks of files, and locking them requires write access
         descriptor = os.open(place, os.O_NONBLOCK | (os.O_RDONLY if place.is_dir() else os.O_RDWR))
     except OSError:
         return False
@@ -143,9 +143,10 @@ def _locked(path: Path) -> tuple[Path, ...]:
 
 
 def best_evaluated(train_dir: Path) -> Path | None:
-    """The checkpoint of the highest top1 that an evaluator found, or of the lowest loss where there is no accuracy, if any.
+    """Return the checkpoint with the highest top1 that an evaluator found, or the lowest loss if there is no accuracy; None
+    without any.
 
-    Of the branch of the run: what came of steps that it has gone back behind does not count.
+    Only the branch of the run counts, without steps before which the run was resumed.
     """
     best, found = (-math.inf, -math.inf), None
     own = branch(train_dir)
@@ -159,7 +160,7 @@ def best_evaluated(train_dir: Path) -> Path | None:
 
 
 def _score(record: Mapping[str, Any]) -> tuple[float, float] | None:
-    """A measure of an evaluation, higher for a better one; None if its figures are none."""
+    """Return a score of an evaluation, higher for a better one; None if its figures are invalid."""
     accuracy, loss = (value if isinstance(value, float) and math.isfinite(value) else None for value in map(record.get, _FIGURES))
     if loss is None:
         return None
@@ -167,5 +168,5 @@ def _score(record: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 def _lacking(path: Path, workers: int) -> Iterable[str]:
-    """The files of ranks 1 to `workers` that a checkpoint does not have."""
+    """Yield the files of ranks 1 to `workers` that a checkpoint lacks."""
     return [name for rank in range(1, workers + 1) if not (path / (name := checkpoint.worker_file(rank))).exists()]

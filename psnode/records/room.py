@@ -1,4 +1,4 @@
-"""Memory for copies, of which a rank has one piece: taken in parts, at the lowest places first, and kept warm from use to use."""
+"""Memory for copies in a single block per rank: taken in parts, lowest addresses first, and kept warm between uses."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from psnode.codecs.arrays import Bytes
 from psnode.codecs.pages import Pages
 from psnode.config.memory import free_memory, memory
 
-_SHARE = 4  # of the memory that is free
-_CHUNK = 1 << 23  # bytes that are made ready at a time, while nobody can take any
+_SHARE = 4  # fraction of the free memory
+_CHUNK = 1 << 23  # bytes prepared at a time, while none can be taken
 
 
 class Part(NamedTuple):
-    """`raw`: room for a copy, which begins at byte `start` of all."""
+    """`raw`: memory for a copy, which begins at byte `start` of the block."""
 
     start: int
     raw: Bytes
 
 
 class Room:
-    """Memory for the copies of a rank's snapshots: at most `limit` bytes at a time; 0: a quarter of what is free at `begin`.
+    """Memory for the copies of a rank's snapshots: at most `limit` bytes at a time; 0: a quarter of the free memory at `begin`.
 
-    A system takes longer to clear new pages than a copy takes, so that those of earlier snapshots are used again, but for what it
-    has taken away meanwhile. `begin` and all below is called inside of `changed`.
+    A system takes longer to clear new pages than to copy, so the pages of earlier snapshots are reused, except those that the
+    system has reclaimed meanwhile. `begin` and all methods below are called inside `changed`.
     """
 
     def __init__(self, limit: int) -> None:
         self.changed = threading.Condition()
         self._limit = limit
         self._pages: Pages | None = None
-        self._end = 0  # of what may be taken
-        self._used = 0  # bytes, from the first one, that some copy has had since they were let go of
-        self._holes: list[tuple[int, int]] = []  # begin and end, ascending, never side by side
+        self._end = 0  # end of the range that may be taken
+        self._used = 0  # bytes, from the first one, used by copies since they were last released
+        self._holes: list[tuple[int, int]] = []  # begin and end, ascending, never adjacent
         self._begun = self._closed = False
         self.taken = 0  # bytes
 
     def prepare(self, size: int) -> None:
-        """Make ready what a first snapshot of `size` bytes will take, unless that has come."""
+        """Prepare the pages that a first snapshot of `size` bytes will take, unless that snapshot has begun."""
         with self.changed:
             self._measure()
         for start in range(0, size, _CHUNK):
@@ -50,13 +50,13 @@ class Room:
                 self._pages.release(start, stop)
 
     def close(self) -> None:
-        """Nothing more is to be made ready or begun; what is taken stays until it is given back."""
+        """Prepare and begin nothing more; memory in use stays until it is given back."""
         with self.changed:
             self._begun = self._closed = True
             self.rest()
 
     def begin(self) -> None:
-        """A snapshot is about to be taken: see how much is free, where no limit was given."""
+        """Begin a snapshot: measure the free memory, unless a limit was given."""
         self._begun = True
         self._measure()
 
@@ -64,7 +64,7 @@ class Room:
         if self._pages is None and not self._closed:
             try:
                 self._pages = Pages(min(self._limit, memory()) if self._limit else memory() // _SHARE)
-            except OSError:  # the system promises no more than it has: whoever changes something waits
+            except OSError:  # the system refuses more than it has: the thread that changes a part waits
                 return
             self._holes = [(0, self._pages.raw.size)]
         if self._pages is not None:
@@ -73,7 +73,7 @@ class Room:
             self._end = min(most, self._pages.raw.size)
 
     def take(self, size: int) -> Part | None:
-        """Room for a copy of `size` bytes; None if there is none now."""
+        """Return memory for a copy of `size` bytes; None if it is not available now."""
         for index, (start, stop) in enumerate(self._holes):
             if start + size > self._end:
                 return None
@@ -85,13 +85,13 @@ class Room:
         return None
 
     def holds(self, size: int) -> bool:
-        """True if copies of `size` bytes in all would have room now, beside those that are there."""
+        """Return True if copies of `size` bytes in all would fit now, in addition to the present ones."""
         with self.changed:
             self.begin()
             return self._pages is not None and self.taken + size <= self._end
 
     def give_back(self, part: Part) -> None:
-        """The copy is not needed any more."""
+        """Release the memory of a copy."""
         start, stop = part.start, part.start + part.raw.size
         index = next((i for i, hole in enumerate(self._holes) if hole[0] >= stop), len(self._holes))
         if index < len(self._holes) and self._holes[index][0] == stop:
@@ -104,7 +104,7 @@ class Room:
         self.changed.notify_all()
 
     def rest(self) -> None:
-        """A snapshot is over: if there is no other, what it has used is the system's if that needs memory."""
+        """End a snapshot. If no other is active, the system may reclaim the memory that it has used."""
         if not self.taken and self._pages is not None:
             self._pages.release(0, self._used)
             self._used = 0

@@ -1,8 +1,8 @@
-"""Values of tensors as of one moment, read while their memory goes on changing, part by part.
+"""Values of tensors at one moment, read while their memory goes on changing, part by part.
 
-Whoever is about to change a part calls `protect` first. What was read by then is let go; the rest is copied, as far as there is
-room for copies, and else waited for. So a reader sees the values of that moment, and nobody waits for more than a copy where
-memory allows (docs/decisions/checkpoints-beside-training.md).
+A thread calls `protect` before it changes a part. The data that was read until then is released; the rest is copied if there is
+memory for copies, and otherwise the thread waits for the reader. So a reader sees the values of that moment, and threads wait for
+no more than a copy if memory suffices (docs/decisions/checkpoints-beside-training.md).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ Raw = npt.NDArray[np.uint8]
 
 
 class _Piece:
-    """Bytes of a tensor that change together, `live`. The first `read` of them have been; `copy` begins with that at `base`."""
+    """Bytes of a tensor that change together, `live`. The first `read` of them have been read; `copy` begins with the byte at
+    `base`."""
 
     __slots__ = ("base", "copy", "live", "part", "read")
 
@@ -40,9 +41,10 @@ class _Piece:
 
 
 class Snapshot:
-    """The values that `tensors`, contiguous and on the host, have now. `parts`: by index, memory that changes together.
+    """The present values of `tensors`, which are contiguous and on the host. `parts`: by index, memory that changes together.
 
-    Memory of no part stays as it is. One thread reads, each tensor from its beginning to its end; any threads `protect`.
+    Memory outside all parts must not change. One thread reads, each tensor from its beginning to its end; any thread may
+    `protect`.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor], parts: Sequence[Iterable[torch.Tensor]], room: Room) -> None:
@@ -62,7 +64,7 @@ class Snapshot:
                         self._of_part.setdefault(piece.part, []).append(piece)
 
     def protect(self, part: int) -> None:
-        """Return when `part` may be changed: what has not been read of it is copied, or read while this waits for room."""
+        """Return when `part` may be changed: its unread bytes have been copied, or read while this call waits for memory."""
         if part in self._of_part:
             with self._room.changed:
                 self._changed = True
@@ -87,9 +89,10 @@ class Snapshot:
                 piece.copy, piece.base = copy, base
 
     def read(self, tensor: torch.Tensor, start: int, out: Raw) -> None:
-        """Copy bytes [start, start + out.size) of a tensor's values to `out`; of another tensor those that it has now.
+        """Copy bytes [start, start + out.size) of a tensor's values to `out`; for a tensor outside the snapshot, its present
+        ones.
 
-        OSError if the snapshot was closed meanwhile.
+        Raises OSError if the snapshot was closed meanwhile.
         """
         place = 0
         for piece in self._pieces.get(tensor.data_ptr()) or [_Piece(raw(tensor), None)]:
@@ -108,7 +111,7 @@ class Snapshot:
             if piece.part is None:
                 return
             with self._room.changed:
-                if piece.copy is not copy:  # it may have been changed amid the reading
+                if piece.copy is not copy:  # it may have changed during the reading
                     continue
                 piece.read = start + out.size
                 if not piece.rest and copy is not None:
@@ -118,7 +121,7 @@ class Snapshot:
                 return
 
     def rewind(self) -> bool:
-        """Begin to read anew, if no part was protected so far; else False."""
+        """Begin to read again from the start if no part was protected so far; otherwise return False."""
         with self._room.changed:
             if not self._changed:
                 for piece in (each for found in self._pieces.values() for each in found):
@@ -126,7 +129,7 @@ class Snapshot:
             return not self._changed
 
     def close(self) -> None:
-        """Nothing more is read: let go of copies and of those who wait. Any thread may call it, more than once."""
+        """End the reading: release the copies and the waiting threads. Any thread may call it, more than once."""
         with self._room.changed:
             self._closed = True
             for piece in (each for found in self._pieces.values() for each in found):
@@ -138,17 +141,17 @@ class Snapshot:
 
 
 def size_of(parts: Sequence[Iterable[torch.Tensor]]) -> int:
-    """The most bytes that copies of `parts` take, as of Snapshot."""
+    """Return the maximum bytes for copies of `parts`, see Snapshot."""
     return sum(each.nbytes for held in parts for each in held)
 
 
 def raw(tensor: torch.Tensor) -> Raw:
-    """The bytes of a contiguous tensor on the host, which share its memory."""
+    """Return the bytes of a contiguous tensor on the host, which share its memory."""
     return memory_of(tensor)
 
 
 def _cut(live: Raw, ranges: Sequence[tuple[int, int, int]]) -> list[_Piece]:
-    """The bytes of a tensor by the parts that they belong to. `ranges`: address, size and part, ascending."""
+    """Return the bytes of a tensor by the parts that they belong to. `ranges`: address, size and part, ascending."""
     begin, place, pieces = live.__array_interface__["data"][0], 0, []
     index = max(0, bisect_right(ranges, (begin, 1 << 62, 0)) - 1)
     while place < live.size:

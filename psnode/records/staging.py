@@ -1,11 +1,11 @@
-"""Checkpoints in the making: parts of workers, staged files, and the step that writes the manifest and publishes them.
+"""Unfinished checkpoints: parts of workers, staged files, and the step that writes the manifest and publishes them.
 
-A checkpoint is written into a directory whose name starts with a dot, every file and the directory are
-fsynced, the directory is renamed, and only then `latest` is replaced.
+A checkpoint is written into a directory whose name starts with a dot, every file and the directory are fsynced, the directory is
+renamed, and only then `latest` is replaced.
 
-Workers write beside it, into a directory of the checkpoint's step and of this start of the job. The master moves
-files out of it; the rest is deleted with that directory before anything is published. So the manifest lists those files alone,
-and no worker has ever known a path of the checkpoint.
+Workers write to a separate directory for the checkpoint's step and this start of the job. The master moves files out of it; the
+rest is deleted with that directory before the checkpoint is published. So the manifest lists only the moved files, and workers
+never know a path of the checkpoint.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ _UNFINISHED = re.compile(r"\.step-\d{8,}(\.[0-9a-f]{16})?(\.gone)?|\.latest\.\d+
 
 
 def _parts_path(train_dir: Path, step: int, job: int) -> Path:
-    """The directory in which workers of `job`, as its frames carry it, write their parts of the checkpoint of `step`."""
+    """Return the directory in which workers of `job`, the id in its frames, write their parts of the checkpoint of `step`."""
     return train_dir / CHECKPOINTS / f".{step_directory(step)}.{job:016x}"
 
 
 def write_part(train_dir: Path, step: int, job: int, rank: int, content: Content, read: Read | None = None) -> Entry:
-    """Write and fsync a worker's part of an unfinished checkpoint: all of it, or nothing that anybody takes for it.
+    """Write and fsync a worker's part of an unfinished checkpoint: all of it, or nothing that could be mistaken for it.
 
-    `read`: as of psnode.records.tensorfile. FileNotFoundError if nobody waits for that checkpoint any more, or if its place was
-    removed; OSError if the disk does not take it.
+    `read`: see psnode.records.tensorfile. Raises FileNotFoundError if that checkpoint is no longer awaited, or if its directory
+    was removed; OSError if the disk does not take it.
     """
     place = _parts_path(train_dir, step, job)
     unfinished = place / f".{worker_file(rank)}"
@@ -63,7 +63,7 @@ def write_part(train_dir: Path, step: int, job: int, rank: int, content: Content
 
 
 def tell(found: Entry | OSError) -> dict[str, torch.Tensor]:
-    """Tensors of a message that tell of a written part, or why there is none."""
+    """Return the tensors of a message that describe a written part, or the reason for its absence."""
     import torch
 
     if isinstance(found, OSError):
@@ -72,7 +72,7 @@ def tell(found: Entry | OSError) -> dict[str, torch.Tensor]:
 
 
 def told(tensors: Mapping[str, torch.Tensor], rank: int) -> Entry | OSError:
-    """Inverse of `tell`, of a message of `rank`. CheckpointError if it tells nothing."""
+    """Inverse of `tell`, for a message of `rank`. Raises CheckpointError if the message is invalid."""
     try:
         if _ERROR in tensors:
             number = int(tensors[_ERROR].item())
@@ -83,10 +83,10 @@ def told(tensors: Mapping[str, torch.Tensor], rank: int) -> Entry | OSError:
 
 
 class StagedCheckpoint:
-    """A checkpoint of `step` in the making, invisible to readers until `publish`. It will hold the files added or adopted.
+    """An unfinished checkpoint of `step`, invisible to readers until `publish`. It will hold the files added or adopted.
 
-    `job`: that of the workers whose parts may be adopted. One thread at a time adds files. What another process removes is not
-    made anew: FileNotFoundError tells that the checkpoint is to be given up.
+    `job`: the job whose workers' parts may be adopted. Only one thread at a time adds files. A directory that another process
+    removes is not created again: FileNotFoundError means that the checkpoint must be abandoned.
     """
 
     def __init__(self, train_dir: Path, step: int, job: int = 0) -> None:
@@ -111,20 +111,21 @@ class StagedCheckpoint:
     def add_content(
         self, name: str, content: Content, read: Read | None = None, checked: Callable[[str], bool] | None = None
     ) -> str | None:
-        """Write safetensors file `name`, as `tensorfile.write_content`; the first of the `checked` tensors that is not finite."""
+        """Write safetensors file `name` like `tensorfile.write_content`; returns the first
+        `checked` tensor that is not finite."""
         self._entries[name], wrecked = write_content(self._place(name), content, read, checked)
         return wrecked
 
     def adopt(self, name: str, entry: Entry) -> None:
-        """Take the part `name` that a worker has written, and of which it says `entry`. FileNotFoundError if it is not there."""
+        """Move the part `name` that a worker has written and described as `entry`. Raises FileNotFoundError if it is missing."""
         found = (self._parts / name).lstat()
         if not stat.S_ISREG(found.st_mode) or found.st_size != entry.nbytes:
-            raise FileNotFoundError(f"{name} is not as long as it was said to be")
+            raise FileNotFoundError(f"{name} does not have the reported size")
         (self._parts / name).rename(self._path / name)
         self._entries[name] = entry
 
     def is_there(self) -> bool:
-        """True unless somebody has removed its directory."""
+        """Return True unless its directory has been removed."""
         return self._path.is_dir()
 
     def _place(self, name: str) -> Path:
@@ -134,7 +135,7 @@ class StagedCheckpoint:
         return path
 
     def _require_whole(self, place: Path) -> None:
-        """FileNotFoundError unless all of its files are in `place`."""
+        """Raise FileNotFoundError unless all of its files are in `place`."""
         for name, entry in self._entries.items():
             found = (place / name).lstat()
             if not stat.S_ISREG(found.st_mode) or found.st_size != entry.nbytes:
@@ -143,7 +144,7 @@ class StagedCheckpoint:
     def publish(self, facts: Mapping[str, Any], *, preferred: bool = True) -> Path:
         """Seal the checkpoint with `facts` and make it the latest; one that is not `preferred` only if there is no other.
 
-        OSError if it cannot be written, or if somebody has removed a file of it: the one that was the latest then still is.
+        Raises OSError if it cannot be written, or if a file of it was removed: the previous latest then stays the latest.
         """
         remove(self._parts)
         files = {name: {"bytes": entry.nbytes, "xxh3_128": entry.digest} for name, entry in sorted(self._entries.items())}
@@ -166,20 +167,21 @@ class StagedCheckpoint:
         return final
 
     def discard(self) -> None:
-        """Delete the files written: there will be no such checkpoint."""
+        """Delete the written files and abandon the checkpoint."""
         remove(self._parts)
         delete(self._path)
 
 
 def write_file(path: Path, content: bytes) -> Entry:
-    """Write and fsync one file of an unfinished checkpoint, into a directory that is there."""
+    """Write and fsync one file of an unfinished checkpoint, into an existing directory."""
     with HashedFile(path, len(content)) as file:
         file.write(content)
     return file.entry
 
 
 def sweep(train_dir: Path) -> None:
-    """Delete the unfinished files of killed writers, by psnode's names for them. Only for the process that holds the lock."""
+    """Delete the unfinished files of killed writers, recognised by psnode's names for them. Only for the process that holds the
+    lock."""
     for path in (train_dir / CHECKPOINTS).glob(".*"):
         if _UNFINISHED.fullmatch(path.name):
             delete(path)

@@ -18,19 +18,19 @@ from psnode.records.snapshot import raw
 if TYPE_CHECKING:
     import torch
 
-    Read = Callable[[torch.Tensor, int, Raw], None]  # put the bytes of a tensor from a place on into an array
+    Read = Callable[[torch.Tensor, int, Raw], None]  # copy the bytes of a tensor from an offset on into an array
 
 _TYPES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "complex64": "C64", "int64": "I64", "int32": "I32",
     "int16": "I16", "int8": "I8", "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ",
 }  # fmt: skip
-_HEAD_BYTES = 100_000_000  # what safetensors reads at most
-_PAIRS = "psnode.complex"  # in the metadata of a file: tensors that are pairs of real numbers there
+_HEAD_BYTES = 100_000_000  # the largest header that safetensors reads
+_PAIRS = "psnode.complex"  # in the metadata of a file: tensors stored as pairs of real numbers
 
 
 def dump(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """Tensors as safetensors bytes."""
+    """Return tensors as safetensors bytes."""
     from safetensors.torch import save
 
     return bytes(save(*_portable(tensors)))
@@ -44,11 +44,11 @@ def parse(content: bytes, source: str) -> dict[str, torch.Tensor]:
     try:
         return _whole(dict(load(content)), content)
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise CheckpointError(f"{source} is no readable safetensors file: {error}") from error
+        raise CheckpointError(f"{source} is not a readable safetensors file: {error}") from error
 
 
 def names(path: Path) -> list[str]:
-    """Names in the head of a file, aliases included; none if it has no readable head, which `parse` says of it."""
+    """Return the names in the header of a file, aliases included; empty if it has no readable header, which `parse` reports."""
     try:
         with open_plain(path) as file:
             head = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), _HEAD_BYTES)))
@@ -58,37 +58,39 @@ def names(path: Path) -> list[str]:
 
 
 class Content(NamedTuple):
-    """Tensors as a file holds them, under their names in the file, and its metadata. `halved`: memories stored as bfloat16."""
+    """Tensors in a file's form, under their names in the file, and its metadata. `halved`: memories stored as bfloat16."""
 
     tensors: dict[str, torch.Tensor]
     metadata: dict[str, str]
     halved: frozenset[str] = frozenset()
 
     def together(self, other: Content) -> Content:
-        """Both in one file. No name of one is in the other."""
+        """Return both in one file. Their names must differ."""
         pairs = [name for each in (self, other) for name in json.loads(each.metadata.get(_PAIRS, "[]"))]
         metadata = {**self.metadata, **other.metadata, **({_PAIRS: to_json(pairs)} if pairs else {})}
         return Content({**self.tensors, **other.tensors}, metadata, self.halved | other.halved)
 
 
 class Written(NamedTuple):
-    """A file that is on the disk: its entry in a manifest, and the first of its checked tensors that is not finite, if any."""
+    """A file on the disk: its entry in a manifest, and the first of its checked tensors that is not finite, if any."""
 
     entry: Entry
     wrecked: str | None
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> Written:
-    """Write and fsync a safetensors file of an unfinished checkpoint, straight from the tensors' memory. OSError if it cannot."""
+    """Write and fsync a safetensors file of an unfinished checkpoint, straight from the tensors' memory. Raises OSError on
+    failure."""
     return write_content(path, content_of(tensors))
 
 
 def write_content(
     path: Path, content: Content, read: Read | None = None, checked: Callable[[str], bool] | None = None
 ) -> Written:
-    """Write and fsync a safetensors file, hashed on the way. `read` tells the bytes of a tensor, which else lie in its memory.
+    """Write and fsync a safetensors file and hash it on the way. `read` supplies the bytes of a tensor, by default from its
+    memory.
 
-    Tensors whose name is to be `checked` are looked through for values that are not finite. OSError if it cannot be written.
+    Tensors whose name is to be `checked` are searched for values that are not finite. Raises OSError if it cannot be written.
     """
     header, order = _header(content)
     size = len(header) + sum(_stored(content, name) for name in order)
@@ -103,13 +105,13 @@ def write_content(
 
 
 def _append(file: HashedFile, tensor: torch.Tensor, read: Read, *, halved: bool, check: bool) -> bool:
-    """Write a tensor's values; False if some are not finite and that was to be found out."""
+    """Write a tensor's values. Returns False if `check` is set and some are not finite."""
     import torch
 
     start, size, width, finite = 0, tensor.nbytes, tensor.element_size(), True
     while start < size:
         room = file.room()
-        if room.size < width:  # the end of a block is no place for half a value
+        if room.size < width:  # half a value does not fit at the end of a block
             values = np.empty(width, np.uint8)
         elif halved:
             values = np.empty(min(size - start, room.size // 4 * 4), np.uint8)
@@ -128,12 +130,13 @@ def _append(file: HashedFile, tensor: torch.Tensor, read: Read, *, halved: bool,
 
 
 def _held(tensor: torch.Tensor, start: int, out: Raw) -> None:
-    """The bytes that lie in a tensor's memory."""
+    """Copy the bytes in a tensor's memory."""
     np.copyto(out, raw(tensor)[start : start + out.size])
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """True if all of a tensor is. Types of one byte are widened: not all of them can be asked."""
+    """Return True if all values of a tensor are finite. Types of one byte are widened, since isfinite does not support all of
+    them."""
     import torch
 
     from psnode.codecs.kernels.finite import all_finite
@@ -147,7 +150,8 @@ def is_finite(tensor: torch.Tensor) -> bool:
 
 
 def _header(content: Content) -> tuple[bytes, list[str]]:
-    """The beginning of a safetensors file, and the order of its tensors: the widest types first, so that all are aligned."""
+    """Return the beginning of a safetensors file, and the order of its tensors: the widest types
+    first, so that all are aligned."""
     import torch
 
     types = {getattr(torch, name, None): kind for name, kind in _TYPES.items()}
@@ -168,13 +172,14 @@ def _header(content: Content) -> tuple[bytes, list[str]]:
 
 
 def _stored(content: Content, name: str) -> int:
-    """Bytes of a tensor in the file."""
+    """Return the bytes of a tensor in the file."""
     value = content.tensors[name]
     return 2 * value.numel() if name in content.halved else value.nbytes
 
 
 def content_of(tensors: Mapping[str, torch.Tensor], *, halved: Callable[[str], bool] | None = None) -> Content:
-    """Tensors as a file holds them: views of their memory where that is possible. Float32 ones to be `halved` lose bits there."""
+    """Return tensors in a file's form: views of their memory if that is possible. Float32 tensors to be `halved` lose bits in the
+    file."""
     import torch
 
     values, metadata = _portable(tensors)
@@ -183,9 +188,9 @@ def content_of(tensors: Mapping[str, torch.Tensor], *, halved: Callable[[str], b
 
 
 def _portable(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str] | None]:
-    """Tensors as the format can hold them, and its metadata.
+    """Return tensors that the format can hold, and its metadata.
 
-    Names of one tensor, as tied weights have, become one entry; the metadata has the name of that entry under each of the
+    Several names of one tensor, as for tied weights, become one entry; the metadata has the name of that entry under each of the
     others, as safetensors.torch.save_model writes it and load_model expects it. Complex types that the format lacks become pairs
     of real numbers.
     """
@@ -200,7 +205,7 @@ def _portable(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tens
 
 
 def _whole(tensors: dict[str, torch.Tensor], content: bytes) -> dict[str, torch.Tensor]:
-    """Undo `_portable`. ValueError, KeyError or RuntimeError if the metadata are not such."""
+    """Undo `_portable`. Raises ValueError, KeyError or RuntimeError for invalid metadata."""
     import torch
 
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
@@ -217,7 +222,7 @@ def _whole(tensors: dict[str, torch.Tensor], content: bytes) -> dict[str, torch.
 
 
 def _without_aliases(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Contiguous tensors that share no memory, and other names of some: tensors that lie there in the same way."""
+    """Return contiguous tensors that share no memory, and the other names of some: tensors with the same memory layout."""
     apart: dict[str, torch.Tensor] = {}
     others: dict[str, str] = {}
     owners: dict[int, str] = {}

@@ -19,11 +19,11 @@ from psnode.errors import WireError
 from psnode.records.metrics import write_atomically
 
 TIMELINE = "timeline.json"
-_LIMIT = 1_000_000  # events a rank keeps; the rest is counted
+_LIMIT = 1_000_000  # events that a rank keeps; the rest is counted
 
 
 class Tracer:
-    """Collects the spans of one rank; costs one comparison a span when it is not enabled."""
+    """Collects the spans of one rank; costs one comparison per span when it is not enabled."""
 
     def __init__(self, rank: int, *, enabled: bool) -> None:
         self.rank = rank
@@ -32,7 +32,7 @@ class Tracer:
 
     @contextmanager
     def span(self, name: str, **facts: int) -> Iterator[None]:
-        """Record how long the block took, in which thread, with whole numbers worth knowing."""
+        """Record the duration of the block and its thread, with whole numbers as facts."""
         if not self.enabled or len(self._events) >= _LIMIT:
             yield
             return
@@ -43,30 +43,30 @@ class Tracer:
             self._events.append((name, threading.current_thread().name, start, time.time() - start, facts))
 
     def events(self) -> list[dict[str, Any]]:
-        """The spans as trace events."""
+        """Return the spans as trace events."""
         return [
             {"name": name, "ph": "X", "pid": self.rank, "tid": thread, "ts": start * 1e6, "dur": seconds * 1e6, "args": facts}
             for name, thread, start, seconds, facts in self._events
         ]
 
     def to_bytes(self) -> bytes:
-        """The events as JSON, for the master."""
+        """Return the events as JSON, for the master."""
         return to_json(self.events()).encode()
 
 
 def parse_events(content: bytes, rank: int) -> list[dict[str, Any]]:
-    """The events another rank sent; WireError if they are no list of events of that rank."""
+    """Return the events that another rank sent. Raises WireError if they are not a list of events of that rank."""
     try:
         events = json.loads(content)
         if isinstance(events, list) and all(event["pid"] == rank and isinstance(event["name"], str) for event in events):
             return events
     except (ValueError, TypeError, KeyError, RecursionError):
         pass
-    raise WireError("trace is no list of events", rank)
+    raise WireError("trace is not a list of events", rank)
 
 
 def write_timeline(directory: Path, events: Iterable[dict[str, Any]], names: dict[int, str]) -> None:
-    """Write timeline.json: the events of all ranks, one process a rank, one track a thread."""
+    """Write timeline.json: the events of all ranks, one process per rank, one track per thread."""
     events = list(events)
     tracks: dict[tuple[int, str], int] = {}
     for event in events:

@@ -1,4 +1,4 @@
-"""Weights alone: read from a checkpoint of any run for a model that begins with them, and written for use elsewhere."""
+"""Weights only: read from a checkpoint of any run for a model that begins with them, and written for other programs."""
 
 from __future__ import annotations
 
@@ -24,19 +24,23 @@ _PICKLES = (".pt", ".pth")
 def initialise(model: torch.nn.Module, source: Path, *, new_head: bool = False) -> None:
     """Give `model` the weights and buffers of `source`: a run, a checkpoint of one, or a safetensors file of a state dict.
 
-    new_head: the tensors of one layer may have another number of outputs there, and stay as they are in `model`, which is told.
-    ConfigurationError if there are none, or they do not fit; CheckpointError if they are damaged.
+    new_head: the tensors of one layer may have another number of outputs in `source`; they stay as they are in `model`, and a log
+    line says so. Raises ConfigurationError if tensors are missing or do not fit; CheckpointError if they are damaged.
     """
     own = names.state(model)
     found = names.matched(_tensors(source), own)
     inventory.fit(model, {name: found[name] for name in inventory.not_sized_yet(model) if name in found})
     own = names.state(model)
     problems = [f"it lacks {name}" for name in own if name not in found]
-    problems += [f"it has {name}, which the network has not" for name in found if name not in own]
+    problems += [f"it has {name}, which the network lacks" for name in found if name not in own]
     other = [name for name in own if name in found and _differs(own[name], found[name])]
     if new_head and _is_a_head(other, own, found):
         _LOG.info(
-            "%s begin anew: %d outputs here, %d in %s", " and ".join(other), len(own[other[0]]), len(found[other[0]]), source
+            "%s are reinitialised: %d outputs here, %d in %s",
+            " and ".join(other),
+            len(own[other[0]]),
+            len(found[other[0]]),
+            source,
         )
         found |= {name: own[name] for name in other}
         other = []
@@ -44,7 +48,7 @@ def initialise(model: torch.nn.Module, source: Path, *, new_head: bool = False) 
         raise ConfigurationError(f"--new-head has no meaning: every layer in {source} is as in the network; leave it out")
     for name in other:
         there, here = (f"{value.dtype} of shape {tuple(value.shape)}" for value in (found[name], own[name]))
-        problems.append(f"{name} is {there} there and {here} in the network")
+        problems.append(f"{name} is {there} in it and {here} in the network")
     if problems:
         more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise ConfigurationError(f"--init-from {source} does not fit the network: {problems[0]}{more}")
@@ -56,7 +60,7 @@ def _differs(own: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _is_a_head(names: list[str], own: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> bool:
-    """True if these tensors, weight and bias of one layer, differ in the number of outputs alone."""
+    """Return True if these tensors, weight and bias of one layer, differ only in the number of outputs."""
     one_layer = len({name.rpartition(".")[0] for name in names}) == 1
     return one_layer and all(own[name].shape[1:] == found[name].shape[1:] and own[name].dim() for name in names)
 
@@ -69,7 +73,7 @@ def _tensors(source: Path) -> dict[str, torch.Tensor]:
     if source.suffix in _PICKLES and source.is_file():
         there, here = repr(str(source)), repr(str(source.with_suffix(".safetensors")))
         raise ConfigurationError(
-            f'--init-from {source} is a pickle, and psnode executes none: where you trust it, python -c "import torch, '
+            f'--init-from {source} is a pickle, and psnode executes none: if you trust it, python -c "import torch, '
             f'safetensors.torch as s; s.save_file(torch.load({there}, weights_only=True), {here})"'
         )
     try:
@@ -81,16 +85,16 @@ def _tensors(source: Path) -> dict[str, torch.Tensor]:
 
 
 def _of_run(train_dir: Path, which: str | None) -> Checkpoint:
-    """The checkpoint of a run: its newest, or that of step `which`, or the best one that was evaluated."""
+    """Return the checkpoint of a run: its newest, or that of step `which`, or the best evaluated one."""
     if which == "best":
         path = best_evaluated(train_dir)
-        remedy = f"psnode evaluate --train-dir {train_dir} finds out"
+        remedy = f"psnode evaluate --train-dir {train_dir} determines it"
     elif which is None:
         path, remedy = checkpoint.latest(train_dir), "train it further"
     else:
         path = train_dir / checkpoint.CHECKPOINTS / checkpoint.step_directory(int(which)) if which.isdecimal() else None
         remedy = (
-            f"those there are {', '.join(str(checkpoint.step_of(found)) for found in checkpoint.complete(train_dir)) or 'none'}"
+            f"existing ones: {', '.join(str(checkpoint.step_of(found)) for found in checkpoint.complete(train_dir)) or 'none'}"
         )
     if path is None or not path.is_dir():
         raise ConfigurationError(f"{train_dir} has no {which or 'newest'} checkpoint: {remedy}")
@@ -98,7 +102,7 @@ def _of_run(train_dir: Path, which: str | None) -> Checkpoint:
 
 
 def weights_of(train_dir: Path, which: str | None) -> tuple[int, dict[str, torch.Tensor]]:
-    """Step and state dict of a run's checkpoint. `which`: a step, `best`, or None for the newest.
+    """Return step and state dict of a run's checkpoint. `which`: a step, `best`, or None for the newest.
 
     Raises ConfigurationError, CheckpointError.
     """
@@ -107,9 +111,10 @@ def weights_of(train_dir: Path, which: str | None) -> tuple[int, dict[str, torch
 
 
 def export(train_dir: Path, output: Path, which: str | None) -> tuple[int, int]:
-    """Write the state dict of a run's checkpoint to `output`, .safetensors or .pt; its step, and the number of its tensors.
+    """Write the state dict of a run's checkpoint to `output`, .safetensors or .pt; returns its step and the number of its
+    tensors.
 
-    `which`: a step, `best`, or None for the newest. ConfigurationError, CheckpointError.
+    `which`: a step, `best`, or None for the newest. Raises ConfigurationError, CheckpointError.
     """
     if output.suffix not in (".safetensors", *_PICKLES):
         raise ConfigurationError(f"--output {output} must end in .safetensors, or in .pt for torch.load")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.attacks.attack import rename_entry
 
-TOLD = "no plain path inside the checkpoint"
+TOLD = "not a plain path inside the checkpoint"
 
 
 def attack(run: Path) -> None:

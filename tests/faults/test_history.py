@@ -81,7 +81,7 @@ def empty(lines: Lines) -> None:
     ("lie", "word"),
     [
         (again, "comes after"), (twice, "comes after"), (stale, "computed on"), (ahead, "computed on"), (gap, "follows"),
-        (elsewhere, "not from what was there"), (other_weights, "does not hold"), (empty, "nothing was applied"),
+        (elsewhere, "does not continue the recorded weights"), (other_weights, "does not hold"), (empty, "nothing was applied"),
     ],
 )  # fmt: skip
 def test_a_false_history_is_noticed(resumed: Path, tmp_path: Path, lie: Callable[[Lines], None], word: str) -> None:

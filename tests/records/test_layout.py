@@ -167,7 +167,7 @@ def test_layout_1_of_another_plan_is_refused(tmp_path: Path, file: str, tensors:
 
 
 def test_layout_1_without_a_plan_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="the plan that it was written by is not known"):
+    with pytest.raises(CheckpointError, match="the plan that wrote it is unknown"):
         layout.state_of(old(tmp_path, None, OLD), checkpoint.OPTIMIZER)
 
 

@@ -103,7 +103,7 @@ def test_an_exported_file_is_the_state_dict(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--checkpoint", "5"], "has no 5 checkpoint: those there are 4, 8"),
+        (["--checkpoint", "5"], "has no 5 checkpoint: existing ones: 4, 8"),
         (["--output", "model.onnx"], "--output model.onnx must end in .safetensors, or in .pt for torch.load"),
     ],
 )

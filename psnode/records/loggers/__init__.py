@@ -1,1 +1,1 @@
-"""Loggers of a run beside its own files: TensorBoard, Weights & Biases, MLflow, Trackio, and others' own."""
+"""Loggers of a run in addition to its own files: TensorBoard, Weights & Biases, MLflow, Trackio, and external ones."""

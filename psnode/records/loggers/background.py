@@ -1,4 +1,4 @@
-"""A logger on a thread of its own: whoever logs never waits, and meets none of its errors."""
+"""A logger on a thread of its own: the caller never waits and never sees the logger's errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _WAITING = 10_000  # calls: some minutes of fast steps
 
 
 class Background:
-    """The logger that `make` makes, on a thread. Calls that find `waiting` others before them are dropped; the first is told."""
+    """The logger that `make` makes, on a thread. Calls that find `waiting` others before them are dropped; the first drop is
+    reported."""
 
     def __init__(self, name: str, make: Callable[[], Logger], waiting: int = _WAITING) -> None:
         self._name = name
@@ -28,14 +29,14 @@ class Background:
         self._thread.start()
 
     def put(self, call: Callable[[Logger], None]) -> None:
-        """Have `call` done with the logger after all earlier ones."""
+        """Queue `call`, which runs with the logger after all earlier ones."""
         if self._failed:
             return
         try:
             self._calls.put_nowait(call)
         except queue.Full:
             if not self._dropped:
-                _LOG.warning("%s is slower than the steps: some are not logged there", self._name)
+                _LOG.warning("%s is slower than the steps: some are not logged by it", self._name)
             self._dropped += 1
 
     def close(self, end: float) -> None:
@@ -62,7 +63,7 @@ class Background:
             self._drain()
 
     def _drain(self) -> None:
-        """Empty the queue: nothing waits for a logger that failed."""
+        """Empty the queue, so that nothing waits for a logger that failed."""
         try:
             while True:
                 self._calls.get_nowait()

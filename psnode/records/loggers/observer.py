@@ -28,9 +28,9 @@ from psnode.records.metrics import SUMMARY, StepRecord, write_atomically
 
 _LOG = logging.getLogger(__name__)
 
-LOGGERS = "loggers.json"  # in the run's directory: by which id the loggers know the run
-_GROUP = "psnode.loggers"  # of the entry points of installed packages
-_PATIENCE = 60.0  # seconds for what still waits when the run has ended
+LOGGERS = "loggers.json"  # in the run's directory: the id by which the loggers know the run
+_GROUP = "psnode.loggers"  # entry points of installed packages
+_PATIENCE = 60.0  # seconds for waiting calls when the run has ended
 _OWN = {  # package -> class in this one
     "tensorboard": "to_tensorboard:TensorBoard",
     "wandb": "to_wandb:WandB",
@@ -40,9 +40,9 @@ _OWN = {  # package -> class in this one
 
 
 def chosen(config: Config) -> dict[str, Callable[[], Logger]]:
-    """The makers of the loggers of `config` by name; a file that --log-to names is executed.
+    """Return the makers of the loggers of `config` by name; a file that --log-to names is executed.
 
-    ConfigurationError for a name that is none, and for a package that is not there.
+    Raises ConfigurationError for an unknown name and for a missing package.
     """
     names = list(config.log_to)
     if config.tensorboard or (config.tensorboard is None and importlib.util.find_spec("tensorboard")):
@@ -67,7 +67,7 @@ def _maker(name: str) -> tuple[str, Callable[[], Logger]]:
 
 
 class Observer:
-    """Hands what a run records to its loggers, each of which has a thread of its own. They are made when the run begins."""
+    """Passes a run's records to its loggers, each of which has a thread of its own. They are created when the run begins."""
 
     def __init__(self, makers: Mapping[str, Callable[[], Logger]], directory: Path) -> None:
         self._makers = makers
@@ -77,7 +77,8 @@ class Observer:
         self._evaluates = False
 
     def begin(self, config: Config, step: int = 0, *, evaluates: bool = False) -> None:
-        """The run of `config` goes on after `step`, or its evaluator has something to say. Only the first call counts."""
+        """Begin: the run of `config` continues after `step`, or its evaluator has its first
+        result. Only the first call counts."""
         if self._threads or not self._makers:
             return
         self._evaluates = evaluates
@@ -89,28 +90,28 @@ class Observer:
         self._before = []
 
     def write(self, record: StepRecord) -> None:
-        """One step is finished."""
+        """Log a finished step."""
         self.scalars(record.step, dict(points(record)))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Figures of a step by tag."""
+        """Log figures of a step by tag."""
         self._put(lambda logger: logger.scalars(step, values))
 
     def event(self, step: int, text: str) -> None:
-        """Something happened beside the steps."""
+        """Log an event besides the steps."""
         if self._threads or not self._makers:
             self._put(lambda logger: logger.event(step, text))
         else:
             self._before.append(lambda logger: logger.event(step, text))
 
     def extend(self, last: int) -> None:
-        """Nothing to log: a record says where it stands, not where the run ends."""
+        """Do nothing: a record states its own step, not the end of the run."""
 
     def close(self) -> None:
-        """No step comes any more; the summary may."""
+        """Accept that no step follows; the summary may still be handed over."""
 
     def end(self) -> None:
-        """Hand over the run's summary, if there is one, and wait for the loggers, but not for ever."""
+        """Hand over the run's summary, if there is one, and wait for the loggers for a limited time."""
         summary = None if self._evaluates or not self._threads else _summary(self._directory)
         self._put(lambda logger: logger.end(summary))
         end = time.monotonic() + _PATIENCE
@@ -137,7 +138,7 @@ def _summary(directory: Path) -> dict[str, Any] | None:
 
 
 def _id(directory: Path) -> str:
-    """The id in the run's directory, or a new one that is written there if the disk takes it."""
+    """Return the id in the run's directory, or a new one that is written to it if the disk takes it."""
     path = directory / LOGGERS
     try:
         found = read_json(path)["id"]

@@ -1,4 +1,4 @@
-"""Tags and values of a step's record, as loggers get them."""
+"""Tags and values of a step's record, in the form that loggers receive."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from psnode.records.metrics import StepRecord
 
 
 def points(record: StepRecord) -> Iterator[tuple[str, float]]:
-    """Every figure of a record by tag: `train/...` of training, `comm/...` of the links, `time/...` in seconds."""
+    """Yield every figure of a record by tag: `train/...` of training, `comm/...` of the links, `time/...` in seconds."""
     if record.loss is not None:
         yield "train/loss", record.loss
     yield "train/lr", record.lr

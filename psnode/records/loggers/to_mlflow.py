@@ -9,18 +9,18 @@ from typing import Any
 
 from psnode.records.loggers.base import Run
 
-_EXPERIMENT = "psnode"  # where MLFLOW_EXPERIMENT_NAME does not say
+_EXPERIMENT = "psnode"  # unless MLFLOW_EXPERIMENT_NAME is set
 _STORE = "mlflow.db"
-_ID = "psnode.id"  # the tag by which a run is found again
+_ID = "psnode.id"  # the tag that identifies a run
 _LONGEST = 5000  # characters of a tag or a parameter
 _ENDS = {0: "FINISHED", 75: "KILLED", 130: "KILLED"}  # by exit code; any other has failed
 
 
 class MLflow:
-    """A run of MLflow that is found by its tag `psnode.id`: by the evaluator, and by the run when it is resumed."""
+    """A run of MLflow, identified by its tag `psnode.id`, for the evaluator and for the run when it is resumed."""
 
     def begin(self, run: Run) -> None:
-        """Find the run or create it. Parameters cannot change there: settings that a resume changed become tags `now.NAME`."""
+        """Find the run or create it. MLflow cannot change parameters: settings that a resume changed become tags `now.NAME`."""
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
@@ -41,18 +41,18 @@ class MLflow:
         client.update_run(self._id, "RUNNING")
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Metrics with their step."""
+        """Log metrics with their step."""
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())
         self._client.log_batch(self._id, metrics=[Metric(name, float(value), now, step) for name, value in values.items()])
 
     def event(self, step: int, text: str) -> None:
-        """A tag of the step; a later event of the same step replaces it."""
+        """Set a tag of the step; a later event of the same step replaces it."""
         self._client.set_tag(self._id, f"event.{step:08d}", text[:_LONGEST])
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        """The summary: numbers as metrics, texts as tags."""
+        """Log the summary: numbers as metrics, texts as tags."""
         from mlflow.entities import Metric, RunTag
 
         if summary is None:
@@ -68,7 +68,7 @@ class MLflow:
 
 
 def _experiment(client: Any) -> str:
-    """The id of the experiment, made if it is not there."""
+    """Return the id of the experiment, and create it if it does not exist."""
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", _EXPERIMENT)
     found = client.get_experiment_by_name(name)
     return str(found.experiment_id if found is not None else client.create_experiment(name))

@@ -14,7 +14,7 @@ class TensorBoard:
     """Scalars, settings as text and as hyperparameters, events as text. Every process of a run writes a file of its own."""
 
     def begin(self, run: Run) -> None:
-        """Open a file; the master writes the settings into it."""
+        """Open a file; the master writes the settings to it."""
         from tensorboard.summary import Writer
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
@@ -26,16 +26,16 @@ class TensorBoard:
             self._hyperparameters(run.settings)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """One point a tag."""
+        """Add one point per tag."""
         for tag, value in values.items():
             self._scalars.add_scalar(tag, value, step)
 
     def event(self, step: int, text: str) -> None:
-        """A text of the tag `events`."""
+        """Add a text of the tag `events`."""
         self._text("events", step, text)
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        """The summary as a table, and nothing that waits in memory."""
+        """Write the summary as a table, and flush."""
         if summary is not None:
             rows = "".join(f"| {name} | {value} |\n" for name, value in summary.items())
             self._text("summary", summary["steps"], f"| | |\n|---|---|\n{rows}")

@@ -8,11 +8,11 @@ from typing import Any
 
 from psnode.records.loggers.base import Run
 
-_PROJECT = "psnode"  # where TRACKIO_PROJECT does not say
+_PROJECT = "psnode"  # unless TRACKIO_PROJECT is set
 
 
 class Trackio:
-    """A run of Trackio by directory and id, which the evaluator, and the run when it is resumed, continue."""
+    """A run of Trackio, identified by directory and id; the evaluator and the resumed run continue it."""
 
     def begin(self, run: Run) -> None:
         """Begin or continue."""
@@ -27,15 +27,15 @@ class Trackio:
         )
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Figures with their step."""
+        """Log figures with their step."""
         self._run.log(dict(values), step=step)
 
     def event(self, step: int, text: str) -> None:
-        """An alert, which the dashboard lists."""
+        """Send an alert, which the dashboard lists."""
         self._run.alert(text.partition(":")[0], text, step=step)
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        """The summary as figures of the last step."""
+        """Log the summary as figures of the last step."""
         if summary is not None:
             self._run.log({f"run/{name}": value for name, value in summary.items()}, step=int(summary["steps"]))
         self._run.finish()  # type: ignore[no-untyped-call]

@@ -8,14 +8,14 @@ from typing import Any
 
 from psnode.records.loggers.base import Run
 
-_PROJECT = "psnode"  # where WANDB_PROJECT does not say
+_PROJECT = "psnode"  # unless WANDB_PROJECT is set
 
 
 class WandB:
-    """A run of Weights & Biases by the run's id, continued when that is resumed.
+    """A run of Weights & Biases by the run's id, continued when the run is resumed.
 
-    Two processes cannot write to one run there: evaluations are a run of their own, ID-evaluate, and both are in the group ID.
-    What is repeated after a resume stands twice at its step, as `step` is a column and the axis of all others.
+    Two processes cannot write to one of its runs: evaluations are a run of their own, ID-evaluate, and both are in the group ID.
+    Steps repeated after a resume appear twice, since `step` is a column and the axis of all others.
     """
 
     def begin(self, run: Run) -> None:
@@ -39,14 +39,14 @@ class WandB:
         self._run.define_metric("*", step_metric="step")
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """A row with its step."""
+        """Log a row with its step."""
         self._run.log({"step": step, **values})
 
     def event(self, step: int, text: str) -> None:
-        """A row with its step and the text, which a table of the run shows."""
+        """Log a row with its step and the text, which a table of the run shows."""
         self._run.log({"step": step, "event": text})
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        """The summary, and the exit code by which the run is finished or failed."""
+        """Log the summary, and the exit code with which the run has finished or failed."""
         self._run.summary.update({f"run/{name}": value for name, value in (summary or {}).items()})
         self._run.finish(exit_code=0 if summary is None else summary["exit_code"])

@@ -39,13 +39,13 @@ def test_weights_on_disk_are_taken_but_for_a_last_layer_of_another_number_of_cla
     safetensors.save_file(pretrained.state_dict(), file)
     model = models.build("timm:test_resnet", (3, 64, 64), 7)
     head = {name: value.clone() for name, value in model.state_dict().items() if name.startswith("fc.")}
-    with pytest.raises(ConfigurationError, match=r"fc.weight is .* there and .* in the network, and 1 more"):
+    with pytest.raises(ConfigurationError, match=r"fc.weight is .* in it and .* in the network, and 1 more"):
         initialise(model, file)
     told: list[str] = []
     log = logging.getLogger("psnode.records.weights")
     monkeypatch.setattr(log, "info", lambda text, *arguments: told.append(text % arguments))
     initialise(model, file, new_head=True)
-    assert told == [f"fc.weight and fc.bias begin anew: 7 outputs here, 11 in {file}"]
+    assert told == [f"fc.weight and fc.bias are reinitialised: 7 outputs here, 11 in {file}"]
     for name, value in model.state_dict().items():
         assert torch.equal(
             value, head.get(name, pretrained.state_dict()[name]) if name in head else pretrained.state_dict()[name]
