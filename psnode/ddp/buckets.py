@@ -1,4 +1,4 @@
-"""Buckets of gradients, as DDP hands them over and as they are coded."""
+"""Buckets of gradients: in DDP's order, and in the order in which they are coded."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Job(NamedTuple):
     names: Names
     shapes: tuple[tuple[int, ...], ...]
     buffer: torch.Tensor
-    last: bool  # of its step
-    used: tuple[bool, ...]  # the tensors that this rank has a gradient of
+    last: bool  # the last one of its step
+    used: tuple[bool, ...]  # the tensors for which this rank has a gradient
 
     def places(self) -> Iterator[tuple[str, slice]]:
-        """Each tensor's name and its place in the buffer."""
+        """Yield each tensor's name and its place in the buffer."""
         start = 0
         for name, shape in zip(self.names, self.shapes, strict=True):
             size = int(np.prod(shape, dtype=np.int64))
@@ -44,7 +44,7 @@ class Bucket(NamedTuple):
 
 
 def rearranged(flat: Floats, job: Job, plan: Plan) -> Floats:
-    """A copy of a bucket's gradients in the order of its plan."""
+    """Return a copy of a bucket's gradients in the order of its plan."""
     places, out = plan.slices(), np.empty(plan.size, np.float32)
     for name, place in job.places():
         out[places[name]] = flat[place]
@@ -52,7 +52,7 @@ def rearranged(flat: Floats, job: Job, plan: Plan) -> Floats:
 
 
 def put_back(total: Floats, job: Job, plan: Plan) -> Floats:
-    """A copy of `total`, which is in the order of the plan, in that of the bucket."""
+    """Return a copy of `total`, which is in the order of the plan, in that of the bucket."""
     places, out = plan.slices(), np.empty(plan.size, np.float32)
     for name, place in job.places():
         out[place] = total[places[name]]
@@ -60,7 +60,7 @@ def put_back(total: Floats, job: Job, plan: Plan) -> Floats:
 
 
 def regrouped(jobs: Sequence[Job], order: Sequence[Names]) -> list[Job] | None:
-    """Copies of all gradients of a step in buckets of the tensors in `order`; None if `jobs` have other tensors."""
+    """Return copies of all gradients of a step in buckets of the tensors in `order`; None if `jobs` have other tensors."""
     shapes = {name: shape for job in jobs for name, shape in zip(job.names, job.shapes, strict=True)}
     if sorted(shapes) != sorted(name for names in order for name in names):
         return None

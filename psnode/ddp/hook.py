@@ -1,4 +1,4 @@
-"""The hook: buckets queued for a thread that reduces them step by step, and what a rank remembers between steps."""
+"""The hook: buckets queued for a thread that reduces them step by step, and a rank's state between steps."""
 
 import atexit
 import queue
@@ -27,7 +27,7 @@ from psnode.exchange.collectives import Collectives
 from psnode.feedback import get_feedback
 from psnode.tasks.names import parameters, renamed, renaming
 
-_LAST_BUCKET = 5.0  # seconds that the end of the program waits for an exchange in progress
+_LAST_BUCKET = 5.0  # seconds for which the exit of the program waits for an exchange in progress
 _Queued = tuple[Job, torch.futures.Future[torch.Tensor]]
 
 
@@ -35,9 +35,9 @@ class HookState:
     """Codec, feedback and memories of one rank.
 
     Memories are kept by parameter, so they survive the rebuilding of buckets after the first step. `state_dict` holds them; every
-    rank saves and loads its own, or `AllRanks` those of all. A thread codes and exchanges buckets in the order in which DDP hands
-    them over, beside the backward pass. DDP begins with other buckets than it goes on with: the first step after a state was
-    loaded waits for all of them, and is taken in the buckets of that state.
+    rank saves and loads its own, or `AllRanks` those of all. A thread encodes and exchanges buckets in the order in which DDP
+    submits them, during the backward pass. DDP's first buckets differ from its later ones: the first step after a state was
+    loaded waits for all of them, and is reduced in the buckets of that state.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class HookState:
         rule = get_feedback(feedback or ("none" if parsed.unbiased else "ef"))
         if rule.rescales:
             raise ConfigurationError(
-                f"feedback {feedback} needs the learning rate, which DDP's hooks are not told: leave out rescale"
+                f"feedback {feedback} needs the learning rate, which DDP does not pass to hooks: leave out rescale"
             )
         self._names: dict[int, str] = {}
         self._used = Used()
         if model is not None:
             self.name(model)
         self._parent = process_group
-        self._assumed: list[int] | None = None  # the ranks that exchange, for whom it was asked before the first step
+        self._assumed: list[int] | None = None  # the ranks of the exchange, if it was requested before the first step
         self._scale = LossScale(scaler)
         self._memories = Memories(codec, rule, min_compress_bytes)
         self._undo = Undo()
@@ -69,7 +69,7 @@ class HookState:
         self._spoilt = False  # a bucket of this step is not finite: no rank applies any
         self._open = False  # a step has begun, and its last bucket has not come
         self._order: list[Names] = []  # tensors of each bucket of the last step
-        self._loaded = False  # a state, and no step has been taken since
+        self._loaded = False  # a state was loaded, and no step has been taken since
         self._step = 0
         self._jobs: queue.SimpleQueue[_Queued | None] = queue.SimpleQueue()
         self._exchange: Collectives | None = None
@@ -82,29 +82,29 @@ class HookState:
 
     @property
     def exchange(self) -> Collectives:
-        """The exchange among the ranks, of which all ask for it together; not during a backward pass."""
+        """Return the exchange among the ranks, all of which must ask for it together; not during a backward pass."""
         if self._exchange is None:
             self._exchange = Collectives.among(self._group())
         return self._exchange
 
     def place(self) -> tuple[int, int]:
-        """This rank and the number of ranks; (0, 1) without a process group."""
+        """Return this rank and the number of ranks; (0, 1) without a process group."""
         if not dist.is_initialized():
             return 0, 1
         group = self._group()
         return dist.get_rank(group), dist.get_world_size(group)
 
     def name(self, model: nn.Module) -> None:
-        """Save the parameters' state under the names that they have in `model`, or in the module that it wraps, if it is DDP."""
+        """Save the parameters' state under the names that they have in `model`, or in the wrapped module if it is DDP."""
         model = getattr(model, "_orig_mod", model)
         model = model.module if isinstance(model, DistributedDataParallel) else model
         self._used.watch(model.parameters())
         self._names |= {id(parameter): name for name, parameter in parameters(model)}
 
     def take_back(self) -> None:
-        """Give the memories back what was sent of the last step's gradients: for a step that the program does not take.
+        """Return the sent parts of the last step's gradients to the memories: for a step that the program skips.
 
-        Called between the backward pass and the next one, on all ranks. A step whose gradients are not finite needs no call.
+        Call it between the backward pass and the next one, on all ranks. A step whose gradients are not finite needs no call.
         """
         self._undo.restore()
 
@@ -128,21 +128,23 @@ class HookState:
         return done
 
     def state_dict(self) -> dict[str, Any]:
-        """Step, buckets, memories (`memories/KIND/PARAMETER`, flat float32) and codebooks; for a checkpoint of this rank."""
+        """Return step, buckets, memories (`memories/KIND/PARAMETER`, flat float32) and codebooks;
+        for a checkpoint of this rank."""
         tensors = {key: torch.from_numpy(array.copy()) for key, array in self.arrays().items()}
         return {**self.start(), **tensors}
 
     def start(self) -> dict[str, Any]:
-        """The part of `state_dict` that is the same on all ranks: what is coded next, and in which buckets."""
+        """Return the part of `state_dict` that is the same on all ranks: the next step and its buckets."""
         scale = {} if self._scale.last is None else {"scale": self._scale.last}
         return {"step": self._step, "buckets": [list(names) for names in self._order], **scale}
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Memories and codebooks as `state_dict` has them, but as views, which the next step changes."""
+        """Return memories and codebooks as in `state_dict`, but as views, which the next step changes."""
         return self._memories.arrays(len(self._order))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict` of this rank, in a job of as many ranks. ConfigurationError if it is none."""
+        """Continue from a `state_dict` of this rank, in a job with the same number of ranks. Raises ConfigurationError for an
+        invalid one."""
         tensors = {key: value for key, value in state.items() if key not in ("step", "buckets", "scale")}
         if not {"step", "buckets"} <= state.keys():
             raise ConfigurationError("the state of a communication hook has a step and buckets: load what its state_dict() gave")
@@ -158,7 +160,7 @@ class HookState:
         raise ConfigurationError("the state of psnode's hook is saved by its state_dict()")
 
     def _group(self) -> dist.ProcessGroup | None:
-        """The process group that was named, or DDP's; all ranks as long as there is neither."""
+        """Return the named process group, or DDP's; None, which means all ranks, as long as both are unknown."""
         found = self._parent or group_of(self, self._names) or dist.group.WORLD
         self._assumed = dist.get_process_group_ranks(found)
         return found
@@ -170,14 +172,14 @@ class HookState:
         self._parent = self._parent or group_of(self, {*self._names, *map(id, bucket.parameters())})
         if self._parent is None:
             raise ConfigurationError(
-                "no DistributedDataParallel is found that has registered the hook: say comm_hook(process_group=...), "
+                "no DistributedDataParallel is found that has registered the hook: write comm_hook(process_group=...), "
                 "dist.group.WORLD for all ranks"
             )
         ranks = dist.get_process_group_ranks(self._parent)
         if assumed not in (None, ranks):
             raise ConfigurationError(
                 f"DDP averages over the ranks {ranks}, and a state was saved or loaded for {assumed}: register the hook first, "
-                "or say comm_hook(process_group=...)"
+                "or write comm_hook(process_group=...)"
             )
 
     def _serve(self, exchange: Collectives) -> None:
@@ -185,7 +187,7 @@ class HookState:
         while (queued := self._jobs.get()) is not None:
             job, done = queued
             if job.number == 0:
-                waiting = []  # were those of a backward pass that was broken off
+                waiting = []  # those of an aborted backward pass
             waiting.append((job, done))
             if self._loaded and not job.last:
                 continue
@@ -201,7 +203,7 @@ class HookState:
             waiting = []
 
     def _reduce_all(self, jobs: Sequence[Job], exchange: Collectives) -> None:
-        """Overwrite the buffers of one job, or of all of the first step after a state was loaded."""
+        """Overwrite the buffers of one job, or of all jobs of the first step after a state was loaded."""
         order = self._order
         if jobs[0].number == 0:
             if self._loaded or self._step == 0:
@@ -222,7 +224,7 @@ class HookState:
             hand_back(made, jobs)
 
     def _begin(self) -> None:
-        """Begin a step: in the units of its gradients, and without what was sent in a backward pass that was broken off."""
+        """Begin a step: convert memories to the units of its gradients, and take back parts sent in an aborted backward pass."""
         if self._open:
             self._undo.restore()
         self._undo.begin()
@@ -233,15 +235,15 @@ class HookState:
         self._step += 1
 
     def _check_start(self, order: list[Names], exchange: Collectives) -> None:
-        """Refuse to begin where ranks have loaded states of different steps, or only some of them have."""
+        """Refuse to begin if ranks have loaded states of different steps, or only some ranks have loaded one."""
         starts = exchange.sizes([self._step, zlib.crc32(repr(order).encode())])
         if (starts != starts[0]).any():
             steps = ", ".join(f"rank {rank} from step {row[0]}" for rank, row in enumerate(starts))
-            raise ConfigurationError(f"communication hooks go on from different states ({steps}): load the same on every rank")
+            raise ConfigurationError(f"communication hooks continue from different states ({steps}): load the same on every rank")
 
 
 def _end(jobs: queue.SimpleQueue[_Queued | None], thread: threading.Thread) -> None:
-    """End a hook's thread before Python does: one that is still inside torch then takes the whole process down."""
+    """End a hook's thread before Python exits: a thread that is still inside torch then crashes the whole process."""
     jobs.put(None)
     thread.join(_LAST_BUCKET)
 
@@ -256,17 +258,18 @@ def comm_hook(
     process_group: dist.ProcessGroup | None = None,
     scaler: Scaler | Literal[False] | None = None,
 ) -> tuple[HookState, Callable[[HookState, GradBucket], torch.futures.Future[torch.Tensor]]]:
-    """State and hook for `DistributedDataParallel.register_comm_hook`.
+    """Return state and hook for `DistributedDataParallel.register_comm_hook`.
 
     `codec`: a spec such as "qsgd" or "topk:ratio=0.005+fp16"; tensors with one dimension, or smaller than `min_compress_bytes`,
-    travel as they are. `feedback`: a rule such as "ef" or "dgc:momentum=0.9"; None: "ef" for biased codecs, "none" for others.
-    `model`: the module whose parameters' names the state is saved under, before DDP wraps it; without it they are counted.
+    are sent uncompressed. `feedback`: a rule such as "ef" or "dgc:momentum=0.9"; None: "ef" for biased codecs, "none" for others.
+    `model`: the module, before DDP wraps it, whose parameter names label the state; without it parameters are numbered.
     `process_group`: None for that of the DDP which registers the hook. `scaler`: the GradScaler of the loss, or another object
-    with `get_scale()`; None for the one in use when the first gradients arrive, False for none. Raises ConfigurationError.
+    with `get_scale()`; None for the one in use when the first gradients arrive, False if the loss is not scaled. Raises
+    ConfigurationError.
     """
     return HookState(codec, feedback, model, seed, min_compress_bytes, process_group, scaler), reduce_bucket
 
 
 def reduce_bucket(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The hook: the mean of a bucket's gradients over all ranks, as a future."""
+    """The hook: return the mean of a bucket's gradients over all ranks, as a future."""
     return state.submit(bucket)

@@ -1,4 +1,4 @@
-"""The communication hook as a callback of Lightning: one argument of the Trainer, checkpoints among it."""
+"""The communication hook as a callback of Lightning: a single argument of the Trainer, checkpoints included."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from psnode.errors import ConfigurationError, installing
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
 else:
-    Callback = object  # Lightning is imported when a callback is made, which then is one of its own
+    Callback = object  # Lightning is imported when a callback is made, which is then a subclass of its Callback
 
 
 class CodedGradients(Callback):
     """Registers the hook when Lightning has wrapped the module in DDP, and keeps the memories of all ranks in its checkpoints.
 
-    `codec`, and `options` as those of `psnode.ddp.comm_hook`. Strategies other than DDP are refused. ConfigurationError without
-    Lightning.
+    `codec`, and `options` as those of `psnode.ddp.comm_hook`. Strategies other than DDP are refused. Raises ConfigurationError
+    without Lightning.
     """
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
@@ -40,15 +40,15 @@ class CodedGradients(Callback):
         model = trainer.strategy.model
         if not isinstance(model, DistributedDataParallel):
             raise ConfigurationError(
-                f"gradients are coded under DDP, not {type(trainer.strategy).__name__}: say Trainer(strategy='ddp')"
+                f"gradients are coded under DDP, not {type(trainer.strategy).__name__}: write Trainer(strategy='ddp')"
             )
         self.state.name(pl_module)
         model.register_comm_hook(self.state, self._hook)
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all ranks; Lightning asks for it on every rank and writes that of rank 0."""
+        """Return the states of all ranks; Lightning calls this on every rank and writes that of rank 0."""
         return self._ranks.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with this rank's own."""
+        """Continue with this rank's own state."""
         self._ranks.load_state_dict(state_dict)

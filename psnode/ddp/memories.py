@@ -19,16 +19,17 @@ from psnode.plan.groups import Plan, Tensor, make_plan
 
 
 class Memories:
-    """What one rank keeps of each tensor, and the buckets that it was coded in."""
+    """The memories of each tensor on one rank, and the buckets in which it was coded."""
 
     def __init__(self, codec: str, feedback: Feedback, min_compress_bytes: int) -> None:
         self._codec, self._feedback, self._min_compress_bytes = codec, feedback, min_compress_bytes
         self._by_tensor: dict[str, dict[str, Floats]] = {}
-        self._codebooks: dict[str, torch.Tensor] = {}  # as they were loaded, until their segments are there
+        self._codebooks: dict[str, torch.Tensor] = {}  # as loaded, until their segments exist
         self._buckets: dict[int, Bucket] = {}
 
     def arrays(self, buckets: int) -> dict[str, npt.NDArray[Any]]:
-        """Views of memories as `memories/KIND/TENSOR` and of codebooks of the first `buckets` as `codebook/BUCKET/SEGMENT`."""
+        """Return views of memories as `memories/KIND/TENSOR` and of codebooks of the first `buckets` as
+        `codebook/BUCKET/SEGMENT`."""
         found: dict[str, npt.NDArray[Any]] = {
             f"memories/{kind}/{name}": part
             for name, kinds in self._by_tensor.items()
@@ -41,7 +42,7 @@ class Memories:
         return found | {key: book.numpy() for key, book in self._codebooks.items()}
 
     def load(self, tensors: Mapping[str, Any]) -> None:
-        """Inverse of `arrays`. ConfigurationError for whatever else is among `tensors`."""
+        """Inverse of `arrays`. Raises ConfigurationError for any other entry of `tensors`."""
         memories: dict[str, dict[str, Floats]] = {}
         books: dict[str, torch.Tensor] = {}
         for key, value in tensors.items():
@@ -57,17 +58,17 @@ class Memories:
         self._by_tensor, self._codebooks, self._buckets = memories, books, {}
 
     def rescale(self, factor: float) -> None:
-        """Multiply all memories, of which gradients now come in other units."""
+        """Multiply all memories by `factor`, because gradients now have other units."""
         for kinds in self._by_tensor.values():
             for part in kinds.values():
                 part *= np.float32(factor)
 
     def forget_codebooks(self) -> None:
-        """Leave out those that were loaded: their segments are gone."""
+        """Drop the loaded codebooks, whose segments no longer exist."""
         self._codebooks = {}
 
     def bucket(self, job: Job) -> Bucket:
-        """The bucket's plan and coders; made anew, with the memories of its tensors, when DDP has other tensors in it."""
+        """Return the bucket's plan and coders; recreated, with the memories of its tensors, when DDP changes its tensors."""
         found = self._buckets.get(job.number)
         if found is not None and found.names == job.names:
             return found

@@ -18,22 +18,21 @@ _log = logging.getLogger(__name__)
 class AllRanks:
     """`state_dict` and `load_state_dict` of a hook's state on all ranks together.
 
-    For whatever saves on rank 0 what objects with these two methods give, as `Accelerator.register_for_checkpointing` does. One
-    memory of one rank is as large as the gradients that are coded, in float32. Saving takes room for those of all ranks on rank
-    0, to which they are sent tensor by tensor, and none on the others; loading takes as much on every rank, for a moment.
+    For libraries that save on rank 0 the results of objects with these two methods, like
+    `Accelerator.register_for_checkpointing`. One memory of one rank is as large as the coded gradients in float32. Saving takes
+    memory for those of all ranks on rank 0, to which they are sent tensor by tensor, and none on the others; loading briefly
+    takes the same amount on every rank.
     """
 
     def __init__(self, state: HookState) -> None:
         self._state = state
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all ranks on rank 0, elsewhere the number of ranks alone. All ranks call it together."""
+        """Return the states of all ranks on rank 0, and only the number of ranks elsewhere. All ranks call it together."""
         exchange, arrays = self._state.exchange, dict(sorted(self._state.arrays().items()))
         names = exchange.sizes([zlib.crc32("\n".join(arrays).encode())])
         if (names != names[0]).any():
-            raise PsnodeError(
-                "communication hooks remember other tensors than those of other ranks: save each rank's state_dict()"
-            )
+            raise PsnodeError("communication hooks of different ranks remember different tensors: save each rank's state_dict()")
         states: list[dict[str, torch.Tensor]] = [{} for _ in range(exchange.ranks if exchange.rank == 0 else 0)]
         for key, array in arrays.items():
             for state, found in zip(states, exchange.at_first(torch.from_numpy(array)), strict=True):
@@ -41,13 +40,14 @@ class AllRanks:
         return {"ranks": exchange.ranks, **self._state.start(), "states": states}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on with this rank's own state; in a job of another number of ranks with the mean of all, which is told.
+        """Continue with this rank's own state; in a job with another number of ranks with the mean of all, and print a line about
+        it.
 
-        That mean is what the weights are still owed (docs/decisions/another-number-of-workers.md). ConfigurationError if `saved`
-        is none of rank 0's.
+        That mean is the correction still owed to the weights (docs/decisions/another-number-of-workers.md). Raises
+        ConfigurationError if `saved` is not rank 0's.
         """
         if not {"ranks", "states", "step", "buckets"} <= saved.keys():
-            raise ConfigurationError("no state of all ranks' communication hooks: load what AllRanks.state_dict() gave")
+            raise ConfigurationError("not a state of all ranks' communication hooks: load the result of AllRanks.state_dict()")
         states = saved["states"]
         if len(states) != saved["ranks"]:
             raise ConfigurationError("the state of the communication hooks was saved by another rank than 0, and has no memories")
@@ -57,13 +57,13 @@ class AllRanks:
         else:
             own = _mean(states)
             if rank == 0:
-                _log.warning("psnode: %d ranks go on with the mean of the memories of %d", ranks, len(states))
+                _log.warning("psnode: %d ranks continue with the mean of the memories of %d", ranks, len(states))
         start = {key: saved[key] for key in ("step", "buckets", "scale") if key in saved}
         self._state.load_state_dict({**start, **own})
 
 
 def _mean(states: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """The mean of all ranks' memories, with the codebooks of the first."""
+    """Return the mean of all ranks' memories, with the codebooks of the first."""
     found = {}
     for key, first in states[0].items():
         if key.startswith("memories/"):

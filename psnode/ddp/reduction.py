@@ -1,4 +1,4 @@
-"""A bucket's gradients coded, exchanged, and put back as their mean."""
+"""A bucket's gradients coded, exchanged, and replaced by their mean."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _FAILED = -2
 
 
 class Reduction:
-    """Buckets of one rank reduced with those of the others, by memories whose values from before are kept in `undo`."""
+    """Buckets of one rank reduced with those of the others, with memories whose earlier values are kept in `undo`."""
 
     def __init__(self, memories: Memories, undo: Undo, seed: int) -> None:
         self._memories, self._undo, self._seed = memories, undo, seed
         self.sent_bytes = 0
 
     def reduce(self, job: Job, step: int, exchange: Collectives) -> bool:
-        """Overwrite the job's buffer with the mean over all ranks; True if it is finite, on all of them alike."""
+        """Overwrite the job's buffer with the mean over all ranks; True if it is finite, with the same result on all ranks."""
         bucket = self._memories.bucket(job)
         flat = job.buffer.detach().to("cpu", torch.float32).numpy()
         gradient = rearranged(flat, job, bucket.plan)
@@ -48,7 +48,7 @@ class Reduction:
             ranks = [rank for rank, row in enumerate(sizes) if row.min() == _FAILED]
             if isinstance(failure, Exception):
                 raise failure
-            raise PsnodeError(f"rank {ranks[0]} could not code its gradients: its own message says why")
+            raise PsnodeError(f"rank {ranks[0]} could not code its gradients: see its own message")
         if worst == _NOT_FINITE:
             job.buffer.fill_(torch.nan)
             return False
@@ -60,7 +60,8 @@ class Reduction:
         return all_finite(mean) if job.buffer.dtype == torch.float32 else bool(job.buffer.isfinite().all())
 
     def _leave_out(self, job: Job, bucket: Bucket, used: Sequence[bool], flat: Floats, mean: Floats) -> None:
-        """Leave tensors that no rank has used as they are, gradient and memories: DDP discards the mean of their gradients."""
+        """Leave the gradient and memories of tensors that no rank has used unchanged: DDP
+        discards the mean of their gradients."""
         places = bucket.plan.slices()
         for (name, place), one_has in zip(job.places(), used, strict=True):
             if not one_has:
@@ -70,7 +71,7 @@ class Reduction:
     def _coded(
         self, bucket: Bucket, gradient: Floats, index: int, step: int, exchange: Collectives
     ) -> tuple[list[Payload], Exception | int | None]:
-        """A payload for every segment; or none and the reason: _NOT_FINITE or an exception."""
+        """Return a payload for every segment; or no payload and the reason: _NOT_FINITE or an exception."""
         if not all_finite(gradient):
             return [], _NOT_FINITE
         payloads = []
@@ -90,7 +91,7 @@ class Reduction:
         return payloads, None
 
     def _summed(self, bucket: Bucket, payloads: Sequence[Payload], sizes: Sizes, step: int, exchange: Collectives) -> Floats:
-        """The sum of all ranks' decoded gradients, added in the order of ranks."""
+        """Return the sum of all ranks' decoded gradients, added in the order of ranks."""
         total = np.zeros(bucket.plan.size, np.float32)
         apart = [k for k, merged in enumerate(bucket.merged) if not merged]
         for found in exchange.gathered([payloads[k] for k in apart], sizes[:, apart]):

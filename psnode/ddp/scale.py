@@ -1,4 +1,4 @@
-"""The scale of the loss, in whose units gradients arrive and memories are kept."""
+"""The scale of the loss: gradients and memories are in units of it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from psnode.ddp.surroundings import scaler_in_use
 
 
 class Scaler(Protocol):
-    """A number that the loss is multiplied by, as torch.amp.GradScaler has it."""
+    """A factor of the loss, like torch.amp.GradScaler."""
 
     def get_scale(self) -> float:
-        """The number, of the step that follows."""
+        """Return the factor of the next step."""
 
 
 class LossScale:
-    """The scale of each step beside that of the step before.
+    """The scales of a step and of the step before.
 
-    `scaler`: None for the GradScaler that has scaled a loss when the first bucket arrives, if one has; False for none.
+    `scaler`: None for the GradScaler that has scaled a loss when the first bucket arrives, if there is one; False for no scaling.
     """
 
     def __init__(self, scaler: Scaler | Literal[False] | None) -> None:
         self._named, self._seeks = scaler or None, scaler is None
-        self._found: weakref.ref[torch.amp.GradScaler] | None = None  # it is the program's to keep, and to replace
+        self._found: weakref.ref[torch.amp.GradScaler] | None = None  # the program owns it and may replace it
         if isinstance(scaler, torch.amp.GradScaler):
             self._named, self._found = None, weakref.ref(scaler)
         self.last: float | None = None  # that of the memories; None before the first step
@@ -37,7 +37,7 @@ class LossScale:
             self._found = None if scaler is None else weakref.ref(scaler)
 
     def change(self) -> float:
-        """The number that memories are multiplied by before a step."""
+        """Return the factor by which memories are multiplied before a step."""
         if self._found is not None and self._found() is None:
             self.seek()
         scaler = self._named if self._found is None else self._found()

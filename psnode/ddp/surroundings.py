@@ -1,4 +1,4 @@
-"""Objects that a program trains with and does not hand to the hook: the DDP that called it, and a GradScaler."""
+"""Objects of the training program that it does not pass to the hook: the DDP that called it, and a GradScaler."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _T = TypeVar("_T")
 
 
 def group_of(state: object, parameters: Collection[int]) -> dist.ProcessGroup | None:
-    """The process group of the DDP that has registered `state`, or else of one that has some of `parameters` (their ids).
+    """Return the process group of the DDP that has registered `state`, or else of one that has some of `parameters` (their ids).
 
-    DDP tells a hook neither itself nor its group, so it is looked for among all objects. None if there is none yet;
+    DDP passes neither itself nor its group to a hook, so this searches all objects. Returns None if no DDP is found yet; raises
     ConfigurationError if there are several, of different ranks.
     """
     models = [each for each in _alive(DistributedDataParallel) if "_comm_hooks" in vars(each)]
@@ -31,20 +31,21 @@ def group_of(state: object, parameters: Collection[int]) -> dist.ProcessGroup | 
             groups[tuple(dist.get_process_group_ranks(each.process_group))] = each.process_group
     if len(groups) > 1:
         ranks = " and ".join(str(list(each)) for each in sorted(groups))
-        raise ConfigurationError(f"the model has been wrapped in DDP for the ranks {ranks}: say comm_hook(process_group=...)")
+        raise ConfigurationError(f"the model has been wrapped in DDP for the ranks {ranks}: write comm_hook(process_group=...)")
     return next(iter(groups.values()), None)
 
 
 def scaler_in_use() -> torch.amp.GradScaler | None:
-    """The GradScaler that has scaled a loss; None if none has. ConfigurationError if there are several."""
+    """Return the GradScaler that has scaled a loss; None if there is none. Raises ConfigurationError if there are several."""
     found = [each for each in _alive(torch.amp.GradScaler) if each.is_enabled() and each._scale is not None]
     if len(found) > 1:
         raise ConfigurationError(
-            f"{len(found)} GradScalers are in use: say comm_hook(scaler=...) with that of this model's loss, False if it has none"
+            f"{len(found)} GradScalers are in use: write comm_hook(scaler=...) with that of this model's loss, False if it has "
+            "none"
         )
     return found[0] if found else None
 
 
 def _alive(kind: type[_T]) -> Iterator[_T]:
-    """All objects of a class."""
+    """Yield all objects of a class."""
     return (each for each in gc.get_objects() if issubclass(type(each), kind))

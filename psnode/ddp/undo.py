@@ -1,4 +1,4 @@
-"""Memories as they were before a step, for one whose gradients are not applied."""
+"""Copies of memories from before a step, for a step whose gradients are not applied."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Undo:
 
     def __init__(self) -> None:
         self._copies: dict[int, tuple[Bucket, list[State]]] = {}  # by the buckets' numbers
-        self._step: set[int] = set()  # numbers of those that have been pushed in this step
+        self._step: set[int] = set()  # numbers of the buckets pushed in this step
 
     def begin(self) -> None:
-        """A step begins: those of the last one are not wanted any more."""
+        """Begin a step: discard the list of the last one's buckets."""
         self._copies = {number: kept for number, kept in self._copies.items() if number in self._step}
         self._step = set()
 
@@ -34,7 +34,7 @@ class Undo:
         self._step.add(number)
 
     def restore(self) -> None:
-        """Give all buckets of this step their memories back."""
+        """Restore the memories of all buckets of this step."""
         for number in self._step:
             bucket, copies = self._copies[number]
             for k, copy in enumerate(copies):
@@ -43,11 +43,11 @@ class Undo:
         self._step = set()
 
     def forget(self) -> None:
-        """Drop all copies: the memories are others now."""
+        """Drop all copies, since the memories have been replaced."""
         self._copies, self._step = {}, set()
 
     def restore_part(self, number: int, place: slice) -> None:
-        """Give the coordinates at `place` of a bucket's plan their memories back."""
+        """Restore the memories of the coordinates at `place` of a bucket's plan."""
         bucket, copies = self._copies[number]
         for k, copy in enumerate(copies):
             segment = bucket.coders[k].segment

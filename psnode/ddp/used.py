@@ -11,13 +11,13 @@ from torch.nn.parameter import is_lazy
 
 from psnode.exchange.collectives import Sizes
 
-_BITS = 62  # of an int64 that stand for a tensor each
+_BITS = 62  # bits of an int64, one per tensor
 
 
 class Used:
-    """Parameters that have got a gradient on this rank since they were last sent.
+    """Parameters that have received a gradient on this rank since they were last sent.
 
-    Passes under `no_sync` count, as they do for DDP, which leaves the gradient of a parameter that no rank has used as it is.
+    Passes under `no_sync` count, as they do for DDP, which leaves the gradient of a parameter that no rank has used unchanged.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Used:
         self._reached: set[int] = set()
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Note from now on when one of them gets a gradient."""
+        """Record from now on when one of them receives a gradient."""
         for each in parameters:
             if each.requires_grad and each.is_leaf and not is_lazy(each) and not self._watches(each):
                 self._watched[id(each)] = weakref.ref(each)
@@ -33,7 +33,8 @@ class Used:
                 each.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
 
     def take(self, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> tuple[bool, ...]:
-        """True for each parameter that has been reached; they are sent now. One that was not watched has been if its is not 0."""
+        """Return True for each parameter that has been reached, and reset it. A parameter that is not watched counts if its
+        gradient is not 0."""
         reached = tuple(
             id(each) in self._reached if self._watches(each) else bool(gradient.any())
             for each, gradient in zip(parameters, gradients, strict=True)
@@ -51,12 +52,12 @@ class Used:
 
 
 def packed(used: Sequence[bool]) -> list[int]:
-    """Numbers that hold a bit for each tensor."""
+    """Return numbers that hold a bit for each tensor."""
     starts = range(0, len(used), _BITS)
     return [sum(flag << k for k, flag in enumerate(used[start : start + _BITS])) for start in starts]
 
 
 def by_any(rows: Sizes, tensors: int) -> list[bool]:
-    """True for each tensor that one of the ranks has used; `rows`: the packed numbers of each rank."""
+    """Return True for each tensor that one of the ranks has used; `rows`: the packed numbers of each rank."""
     words = np.bitwise_or.reduce(rows, axis=0)
     return [bool(int(words[k // _BITS]) >> k % _BITS & 1) for k in range(tensors)]

@@ -152,7 +152,7 @@ def test_a_foreign_state_is_refused() -> None:
         state.load_state_dict({"step": 1, "buckets": [], "weight": torch.zeros(3)})
     with pytest.raises(ConfigurationError, match="load what its"):
         state.load_state_dict({"weight": torch.zeros(3)})
-    with pytest.raises(ConfigurationError, match="load what AllRanks"):
+    with pytest.raises(ConfigurationError, match="load the result of AllRanks"):
         ddp.AllRanks(state).load_state_dict({"step": 1, "buckets": []})
     with pytest.raises(ConfigurationError, match="another rank than 0"):
         ddp.AllRanks(state).load_state_dict({"step": 1, "buckets": [], "ranks": 2, "states": []})

@@ -52,7 +52,7 @@ def test_memories_follow_the_scale_of_the_loss(edges: list[dict[str, Any]], way:
 
 def test_two_scalers_or_a_group_that_comes_too_late_are_refused_in_one_line(edges: list[dict[str, Any]]) -> None:
     for rank, found in enumerate(edges):
-        assert "2 GradScalers are in use: say comm_hook(scaler=...)" in found["refused"]["scalers"]
+        assert "2 GradScalers are in use: write comm_hook(scaler=...)" in found["refused"]["scalers"]
         assert f"DDP averages over the ranks [{rank}], and a state was saved or loaded for [0, 1]" in found["refused"]["late"]
         assert not any("\n" in message for message in found["refused"].values())
 
