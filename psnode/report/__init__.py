@@ -1,1 +1,1 @@
-"""Records of finished and running jobs, read for people: `psnode report` and `psnode runs`."""
+"""Records of finished and running jobs, displayed for people: `psnode report` and `psnode runs`."""

@@ -1,4 +1,4 @@
-"""Line charts as SVG, of fixed size: axes with round numbers, a line a run, a band where many steps are one point."""
+"""Line charts as SVG, of fixed size: axes with round numbers, one line per run, and a band if a point stands for many steps."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from psnode.report.elements import e
 
 WIDTH, HEIGHT = 460, 230
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 10, 34
-COLOURS = 8  # in the style sheet; further runs begin with the first again, and another dash
-_LOG_FROM = 30.0  # times the least value: then the axis is logarithmic
+COLOURS = 8  # in the style sheet; further runs repeat the colours with another dash pattern
+_LOG_FROM = 30.0  # the axis is logarithmic if the largest value exceeds the least by this factor
 
 
 class Line(NamedTuple):
@@ -43,13 +43,14 @@ class Scale:
     log: bool = False
 
     def at(self, value: float) -> float:
-        """The pixel of a value; those outside lie on the edge."""
+        """Return the pixel of a value, clamped to the edges."""
         low, high, here = (math.log10(each) if self.log else each for each in (self.low, self.high, max(value, self.low)))
         share = min(1.0, (here - low) / (high - low))
         return self.start + share * (self.stop - self.start)
 
     def ticks(self, most: int) -> list[float]:
-        """Round values along the scale: multiples of 1, 2 or 5, or powers of ten with these between if they are few."""
+        """Return round values along the scale: multiples of 1, 2 or 5, or powers of ten, with
+        these in between if they are few."""
         if not self.log:
             step = _round_step((self.high - self.low) / most)
             first = math.ceil(self.low / step - 1e-9)
@@ -73,9 +74,10 @@ def _round_step(least: float) -> float:
 
 
 def scale_of(values: Iterable[float], start: float, stop: float, *, zero: bool = False, by_end: bool = False) -> Scale:
-    """A scale for values: from 0 with `zero` unless it is logarithmic, which it is where they span more than 30 times.
+    """Return a scale for values: it starts at 0 with `zero`, unless it is logarithmic because the values span a factor of more
+    than 30.
 
-    With `by_end` it is logarithmic where the largest values of several runs, which `values` then are, differ so much.
+    With `by_end`, `values` are the largest values of several runs, and the scale is logarithmic if these span that factor.
     """
     found = [value for value in values if math.isfinite(value)]
     if not found:
@@ -91,7 +93,7 @@ def scale_of(values: Iterable[float], start: float, stop: float, *, zero: bool =
 
 
 def shown(value: float, unit: str) -> str:
-    """A value on an axis or in a list, with its unit where that is a part of it."""
+    """Return a value as text for an axis or a list, with its unit if that is a part of the number."""
     if unit == "bytes":
         return "0" if not value else f"{value:.0f} B" if value < 1000 else amount(value).replace(".00 ", " ").replace(".0 ", " ")
     if value and not 1e-4 <= abs(value) < 1e6:
@@ -100,7 +102,7 @@ def shown(value: float, unit: str) -> str:
 
 
 def chart(title: str, axis: str, lines: Sequence[Line], unit: str, *, zero: bool = False) -> Element:
-    """The picture: `axis` is steps, seconds or bytes, and `unit` that of the values."""
+    """Return the chart: `axis` is steps, seconds or bytes, and `unit` that of the values."""
     ends = [float(np.max(line.x)) for line in lines if line.x.size]
     across = scale_of(ends, LEFT, WIDTH - RIGHT, by_end=True)
     shown_values = [value for line in lines for value in line.y]
@@ -117,7 +119,7 @@ def chart(title: str, axis: str, lines: Sequence[Line], unit: str, *, zero: bool
 
 
 def _words(lines: Sequence[Line], unit: str, axis: str) -> str:
-    """The picture in words, for those who do not see it: the ends of each line."""
+    """Describe the chart in words for readers who cannot see it: the ends of each line."""
     told = []
     for line in (line for line in lines if line.y.size):
         first, last, end = shown(float(line.y[0]), unit), shown(float(line.y[-1]), unit), shown(float(line.x[-1]), axis)
@@ -140,7 +142,7 @@ def _axes(across: Scale, up: Scale, axis: str, unit: str) -> list[Element]:
 
 
 def axis_below(across: Scale, axis: str, y: float) -> list[Element]:
-    """The horizontal axis at height `y`, its numbers, and its name."""
+    """Return the horizontal axis at height `y`, its numbers, and its name."""
     made = [e("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="axis")]
     for value in across.ticks(5):
         x = across.at(value)

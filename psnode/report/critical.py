@@ -1,8 +1,8 @@
-"""The critical path of each step, from the spans of a timeline: which rank's work the end of the step waited for.
+"""The critical path of each step, from the spans of a timeline: the rank whose work delayed the end of the step.
 
-A step is the time between the ends of two versions on the master. It is walked backward: the master's spans without a pause
-before its end; the worker whose gradient ended that pause; there its computation, and the wait for the weights before. The parts
-follow one another, so that they add up to the step. Clocks of hosts that disagree move time between neighbouring parts.
+A step is the time between the ends of two versions on the master. The path is followed backward: the master's spans without a
+pause before its end, then the worker whose gradient ended that pause: its computation, and its wait for the weights before that.
+The parts are consecutive, so they add up to the step. If the clocks of hosts disagree, time moves between neighbouring parts.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from typing import Any, NamedTuple
 from psnode.report.steps import finite
 
 MASTER = 0
-PAUSE = 100e-6  # seconds; a shorter gap between the master's spans is no wait for a message
+PAUSE = 100e-6  # seconds; a shorter gap between the master's spans is not a wait for a message
 _CLOSING = ("finish", "update", "downlink", "norm", "constrain", "average")
 PARTS = {
-    "wait": "weights on their way, and what else the worker waits for",
+    "wait": "weights in transit, and other waits of the worker",
     "other": "the worker between its spans",
     "load": "taking the batch",
-    "apply": "putting the weights in place",
+    "apply": "loading the weights",
     "forward_backward": "forward and backward",
-    "up": "coding what is left, and its way to the master",
+    "up": "coding the remaining gradients, and their way to the master",
     "decode": "decoding and adding",
     "update": "optimizer",
-    "downlink": "coding the weights, and handing them over",
+    "downlink": "coding and sending the weights",
     "checkpoint": "checkpoint",
     "between": "the master between its spans",
 }
 
 
 class Span(NamedTuple):
-    """A piece of work: seconds of the wall clock, and the whole numbers that came with it."""
+    """A piece of work: seconds of the wall clock, and the whole numbers recorded with it."""
 
     rank: int
     track: int
@@ -58,7 +58,7 @@ class Part(NamedTuple):
 class CriticalPath:
     """The critical path of step `step` from `start` to `stop`.
 
-    `worker`: whose gradient the master waited for last; None if it was never idle.
+    `worker`: the worker for whose gradient the master waited last; None if it was never idle.
     """
 
     step: int
@@ -69,7 +69,7 @@ class CriticalPath:
 
 
 def spans_of(events: Iterable[Mapping[str, Any]]) -> list[Span]:
-    """The complete events of a Chrome trace, by their start; whatever is none is passed over."""
+    """Return the complete events of a Chrome trace, by their start; others are skipped."""
     found = []
     for event in events:
         start, length, facts = finite(event.get("ts")), finite(event.get("dur")), event.get("args")
@@ -82,7 +82,7 @@ def spans_of(events: Iterable[Mapping[str, Any]]) -> list[Span]:
 
 
 def paths(spans: Sequence[Span]) -> list[CriticalPath]:
-    """The critical paths of all steps whose beginning and end the spans tell."""
+    """Return the critical paths of all steps whose beginning and end are in the spans."""
     ends = dict[int, float]()
     for span in spans:
         version = span.facts.get("version")
@@ -96,7 +96,7 @@ def paths(spans: Sequence[Span]) -> list[CriticalPath]:
 
 
 def _by_step(spans: Sequence[Span]) -> dict[tuple[int, int], list[Span]]:
-    """The spans of each worker that lie in or just before its computation of each step."""
+    """Return the spans of each worker that lie in or just before its computation of each step."""
     passes: dict[int, list[tuple[float, int]]] = defaultdict(list)
     for span in spans:
         step = span.facts.get("step")
@@ -112,7 +112,7 @@ def _by_step(spans: Sequence[Span]) -> dict[tuple[int, int], list[Span]]:
 
 
 def _shared_out(spans: Sequence[Span], windows: Sequence[tuple[float, float]]) -> list[list[Span]]:
-    """The spans that lie in each window, in part or as a whole. Windows follow one another."""
+    """Return the spans that lie in each window, partly or completely. The windows are consecutive."""
     found: list[list[Span]] = [[] for _ in windows]
     for span in spans:
         index = bisect.bisect_right(windows, span.start, key=lambda window: window[1])
@@ -123,7 +123,7 @@ def _shared_out(spans: Sequence[Span], windows: Sequence[tuple[float, float]]) -
 
 
 def _path(step: int, start: float, stop: float, master: list[Span], work: Mapping[tuple[int, int], list[Span]]) -> CriticalPath:
-    """Walk backward from `stop`: the master's last stretch without a pause, then the worker that ended the pause."""
+    """Follow the path backward from `stop`: the master's last stretch without a pause, then the worker that ended the pause."""
     begun, first = stop, None
     for span in sorted(master, key=lambda span: span.stop, reverse=True):
         if span.stop < begun - PAUSE and first is not None and "sender" in first.facts:
@@ -146,7 +146,7 @@ def _path(step: int, start: float, stop: float, master: list[Span], work: Mappin
 
 
 def _cover(rank: int, spans: Sequence[Span], start: float, stop: float, gap: str) -> list[Part]:
-    """Parts from `start` to `stop`, each with the innermost span there, which is the shortest; `gap` where there is none.
+    """Return parts from `start` to `stop`, each with its innermost span, which is the shortest; `gap` marks times without a span.
 
     `spans`: by their start.
     """
@@ -170,7 +170,7 @@ _NAMES = {"norm": "update", "finish": "decode", "constrain": "update", "average"
 
 
 def means(found: Sequence[CriticalPath]) -> dict[str, float]:
-    """Mean seconds of a step that each part takes on the critical path, in the order of PARTS, then what is not among them."""
+    """Return the mean seconds per step of each part on the critical path, in the order of PARTS, then of other parts."""
     sums: dict[str, float] = dict.fromkeys(PARTS, 0.0)
     for path in found:
         for part in path.parts:
@@ -179,7 +179,7 @@ def means(found: Sequence[CriticalPath]) -> dict[str, float]:
 
 
 def bounds(found: Sequence[CriticalPath]) -> dict[int, int]:
-    """Number of steps that waited for each rank: the worker whose gradient came last, or the master."""
+    """Return the number of steps that waited for each rank: the worker whose gradient came last, or the master."""
     counts: dict[int, int] = defaultdict(int)
     for path in found:
         counts[MASTER if path.worker is None else path.worker] += 1
@@ -187,6 +187,6 @@ def bounds(found: Sequence[CriticalPath]) -> dict[int, int]:
 
 
 def typical(found: Sequence[CriticalPath]) -> CriticalPath:
-    """The path whose step took the median time, or the next longer one."""
+    """Return the path whose step took the median time, or the next longer one."""
     ordered = sorted(found, key=lambda path: path.stop - path.start)
     return ordered[len(ordered) // 2]

@@ -1,4 +1,4 @@
-"""The curves of a report: which quantities of the runs are drawn, over steps, seconds and bytes."""
+"""The curves of a report: quantities of the runs over steps, seconds and bytes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from psnode.report.elements import e
 from psnode.report.run import Run
 from psnode.report.steps import AXES, Steps
 
-CALM = {"calibrated", "learning rate", "promoted", "resharded", "returned"}  # events that are told as news, not as warnings
+CALM = {"calibrated", "learning rate", "promoted", "resharded", "returned"}  # events that are shown as news, not as warnings
 _MOST_METRICS = 12
 _MOST_MARKS = 400  # of a run's events
 _LANE = 22
 
 
 class Panel(NamedTuple):
-    """A quantity: a column of the steps, or of the evaluations if `evaluated`; its values are drawn times `factor`."""
+    """A quantity: a column of the steps, or of the evaluations if `evaluated`; its values are multiplied by `factor`."""
 
     title: str
     column: str
@@ -33,21 +33,21 @@ class Panel(NamedTuple):
 
 _AHEAD = (Panel("Training loss", "loss"), Panel("Test loss", "loss", evaluated=True))
 _BEHIND = (
-    Panel("Norm of what coding lost, relative", "relative_error", zero=True),
+    Panel("Relative norm of the coding error", "relative_error", zero=True),
     Panel("Norm of the gradient", "gradient_norm"),
     Panel("Learning rate", "lr", zero=True),
     Panel("Time of a step", "seconds.step", "s", zero=True),
-    Panel("Bytes up, a step", "uplink_bytes", "bytes", zero=True),
-    Panel("Bytes down, a step", "downlink_bytes", "bytes", zero=True),
-    Panel("Examples a second", "samples_per_second", zero=True),
+    Panel("Bytes up per step", "uplink_bytes", "bytes", zero=True),
+    Panel("Bytes down per step", "downlink_bytes", "bytes", zero=True),
+    Panel("Examples per second", "samples_per_second", zero=True),
     Panel("Workers that contribute", "contributing", zero=True),
     Panel("Gradient frames dropped", "dropped", zero=True),
 )
-_DULL = {"contributing": "workers", "dropped": ""}  # drawn only where it differs from another column, or from 0
+_DULL = {"contributing": "workers", "dropped": ""}  # shown only if it differs from another column, or from 0
 
 
 def panels(runs: Sequence[Run]) -> list[Panel]:
-    """Those that some run has values for."""
+    """Return the panels for which at least one run has values."""
     tests = _metrics(table for run in runs for table in run.evaluations.values())
     if not any(name == "metrics.top1" for name in tests) and any(run.best is not None for run in runs):
         tests = ["top1", *tests]
@@ -79,7 +79,7 @@ def _tells(run: Run, panel: Panel) -> bool:
 
 
 def figures(runs: Sequence[Run]) -> list[Element]:
-    """A figure for every panel, each with a picture an axis, of which the page shows one."""
+    """Return a figure for every panel, each with one chart per axis, of which the page shows one."""
     made = []
     for panel in panels(runs):
         pictures = [
@@ -106,7 +106,7 @@ def _lines(runs: Sequence[Run], panel: Panel, axis: str) -> list[Line]:
 
 
 def strip(runs: Sequence[Run]) -> list[Element]:
-    """When the events of each run happened: a lane a run, a picture an axis."""
+    """Return the times of each run's events: one lane per run, one chart per axis."""
     return [e("div", _lanes([run for run in runs if run.events], axis), class_=f"by-{axis}") for axis in AXES]
 
 

@@ -1,4 +1,4 @@
-"""HTML and SVG as a tree. Text and attributes are escaped when it is written; no word comes on the page by another way."""
+"""HTML and SVG as a tree. Text and attributes are escaped when it is written; all text reaches the page this way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Content = Element | str | float | None
 
 
 def e(tag: str, *children: Content, **attributes: object) -> Element:
-    """An element. A None child is left out; `for_` and `view_box` stand for the attributes `for` and `viewBox`."""
+    """Return an element. A None child is left out; `for_` and `view_box` stand for the attributes `for` and `viewBox`."""
     made = Element(
         tag, {_NAMES.get(name, name.rstrip("_").replace("_", "-")): _text(value) for name, value in attributes.items()}
     )
@@ -44,14 +44,15 @@ def _text(value: object) -> str:
 
 
 def code(tag: str, text: str) -> Element:
-    """A style or script of psnode's own, which is not escaped."""
+    """Return a style or script of psnode's own, which is not escaped."""
     made = Element(tag)
     made.text = text
     return made
 
 
 def table(caption: str, heads: Iterable[Content], rows: Iterable[Iterable[Content]], *, first: bool = True) -> Element:
-    """A table in a frame that scrolls sideways; the first cell of a row heads it unless `first` is false. Long ones are cut."""
+    """Return a table in a frame that scrolls sideways; the first cell of a row is its header unless `first` is false. Long tables
+    are cut."""
     body, left = e("tbody"), 0
     for number, row in enumerate(rows):
         if number >= MOST_CELLS:
@@ -78,7 +79,7 @@ def _cell(tag: str, content: Content) -> Element:
 
 
 def document(title: str, policy: str, style: Element, main: Iterable[Element], script: Element) -> bytes:
-    """A whole page in UTF-8 that loads nothing: `policy` is its Content-Security-Policy."""
+    """Return a whole page in UTF-8 that loads nothing: `policy` is its Content-Security-Policy."""
     head = e(
         "head",
         e("meta", charset="utf-8"),

@@ -1,4 +1,4 @@
-"""`psnode report`: one page about one or more runs, which needs nothing but itself."""
+"""`psnode report`: one self-contained page about one or more runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from psnode.report.steps import AXES
 
 
 def render(runs: Sequence[Run]) -> bytes:
-    """The page, in UTF-8. What cannot be read of a run is added to its `problems`, which the page tells."""
+    """Return the page, in UTF-8. Unreadable parts of a run are added to its `problems`, which the page shows."""
     style = code("style", _source("report.css"))
     script = code("script", _source("report.js"))
     digest = base64.b64encode(hashlib.sha256((script.text or "").encode()).digest()).decode()
@@ -35,7 +35,7 @@ def _source(name: str) -> str:
 
 
 def _main(runs: Sequence[Run]) -> list[Element]:
-    paths = timeline.section(runs)  # first: it may find problems
+    paths = timeline.section(runs)  # first, since it may find problems
     written = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
     heading = e(
         "header",
@@ -79,9 +79,9 @@ def _curves(runs: Sequence[Run]) -> Element:
         if axis == AXES[0]:
             box.set("checked", "")
         switch += [box, e("label", axis, for_=f"axis-{axis}")]
-    notes = [e("p", "A line through more than 160 steps is the mean of neighbours, its band from their least to their most.")]
+    notes = [e("p", "A line through more than 160 steps shows the mean of neighbours, and its band their minimum and maximum.")]
     if not any(run.evaluations for run in runs):
-        notes.append(e("p", "Nothing is evaluated yet: psnode evaluate measures the checkpoints of a run."))
+        notes.append(e("p", "Nothing has been evaluated yet: psnode evaluate measures the checkpoints of a run."))
     if any(run.events for run in runs):
         drawn.append(e("figure", e("figcaption", e("strong", "Events")), *strip(runs)))
     keys = e("p", *(tables.named(run, number) for number, run in enumerate(runs)), class_="keys")
@@ -107,13 +107,14 @@ def _hosts(runs: Sequence[Run]) -> Element | None:
 
 
 def write(runs: Sequence[Run], path: Path) -> None:
-    """Write the page to `path`. ConfigurationError if it cannot be written, or another file is there that is no page."""
+    """Write the page to `path`. Raises ConfigurationError if it cannot be written, or if another
+    kind of file exists at the path."""
     content = render(runs)
     try:
         if path.exists():
             with path.open("rb") as file:
                 if file.read(len(BEGINNING)) != BEGINNING:
-                    raise ConfigurationError(f"{path} is there and is no page: name another file with -o")
+                    raise ConfigurationError(f"{path} exists and is not a page: name another file with -o")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
     except OSError as error:

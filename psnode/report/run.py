@@ -1,7 +1,7 @@
-"""A run as its directory tells it: whatever of it can be read, and a line for every file that cannot.
+"""A run as its directory shows it: all readable parts, and a line for every unreadable file.
 
-Nothing that a directory holds is executed, followed out of it, or believed to be of a type: old, torn, foreign and hostile ones
-are read by the same code.
+Nothing in a directory is executed, followed to another place, or trusted to be of a type: old, torn, foreign and hostile
+directories are read by the same code.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 @dataclass
 class Run:
-    """All that is known of a run. `problems`: a line for each file that could not be used, which is then as if it were empty.
+    """Everything known about a run. `problems`: a line for each file that could not be used and that therefore counts as empty.
 
     `settings` and `scheme` by name as recorded, `machines` by rank, `summary` empty until the run has ended.
     """
@@ -65,7 +65,7 @@ class Run:
 
     @property
     def ratio(self) -> float | None:
-        """Bytes that float32 would have taken over those sent; None where it is not known."""
+        """Bytes that float32 would have taken over those sent; None if unknown."""
         if self.plan is None:
             return finite(self.summary.get("compression_ratio"))
         return compression_ratio(self.plan.size, round(self.steps.sum("workers")), round(self.sent))
@@ -77,18 +77,18 @@ class Run:
         return max(found, default=None)
 
     def last(self, name: str) -> float | None:
-        """The latest value of a quantity of the steps; None if there is none."""
+        """Return the latest value of a quantity of the steps; None if there is none."""
         known = self.steps.known(name)
         return float(known[-1]) if known.size else None
 
     def timeline(self) -> list[dict[str, Any]]:
-        """The spans of timeline.json; empty without one."""
+        """Return the spans of timeline.json; empty without the file."""
         content: Any = self._try(TIMELINE, lambda: read_json(self.path / TIMELINE, _MOST_TIMELINE), {})
         events = content.get("traceEvents") if isinstance(content, dict) else None
         return [event for event in events if isinstance(event, dict)] if isinstance(events, list) else []
 
     def _try(self, file: str, read: Callable[[], _T], otherwise: _T) -> _T:
-        """The result of `read`, or `otherwise` and a line if it cannot; an absent file says nothing."""
+        """Return the result of `read`, or `otherwise` and a line if it fails; a missing file adds no line."""
         try:
             return read()
         except FileNotFoundError:
@@ -102,7 +102,7 @@ class Run:
 
 
 def read(path: Path, name: str = "") -> Run:
-    """The run in `path`. ConfigurationError if there is none."""
+    """Return the run in `path`. Raises ConfigurationError if there is none."""
     if not any((path / file).exists() for file in (CONFIG, METRICS)):
         raise ConfigurationError(f"{path} holds no run: it has neither {CONFIG} nor {METRICS}; name the directory of a run")
     run = Run(path, name or path.resolve().name)
@@ -131,7 +131,7 @@ def _read_config(run: Run) -> None:
 
 
 def _scheme(saved: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """The scheme as it was resolved; of runs that do not record it, what was asked for: resolving may execute a file."""
+    """Return the resolved scheme; for runs that do not record it, the requested one, since resolving may execute a file."""
     if "scheme" in saved:
         return Scheme.from_dict(_mapping(saved["scheme"])).to_dict()
     asked = {name: settings.get(name) for name in ("codec", "feedback", "aggregator", "downlink")}
@@ -140,12 +140,12 @@ def _scheme(saved: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
 
 def _mapping(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError("it holds no object")
+        raise ValueError("it does not hold an object")
     return value
 
 
 def _table(run: Run, file: str, read: Callable[[], Iterable[dict[str, Any]]]) -> Steps:
-    """The records of a file, as `read`, up to the first that is none."""
+    """Return the records of a file, as `read`, up to the first invalid one."""
     records: list[dict[str, Any]] = []
     run._try(file, lambda: records.extend(_sane(read())), None)
     return columns_of(records)
@@ -168,14 +168,14 @@ def _ended(run: Run) -> str:
 
 
 def find(places: Sequence[Path]) -> list[Path]:
-    """Directories of runs: each of `places` that is one, and those below the others, in order. Links are not followed.
+    """Return the directories of runs: each of `places` that is one, and those below the others, in order. Links are not followed.
 
-    ConfigurationError for a place that is no directory.
+    Raises ConfigurationError for a place that is not a directory.
     """
     found: list[Path] = []
     for place in places:
         if not place.is_dir():
-            raise ConfigurationError(f"{place} is no directory: name runs, or directories that hold some")
+            raise ConfigurationError(f"{place} is not a directory: name runs, or directories that contain some")
         for folder, folders, files in os.walk(place):
             here = Path(folder)
             if CONFIG in files or METRICS in files:
@@ -188,7 +188,7 @@ def find(places: Sequence[Path]) -> list[Path]:
 
 
 def read_all(paths: Sequence[Path]) -> list[Run]:
-    """The runs in `paths`, each named by the parts of its path in which they differ."""
+    """Return the runs in `paths`, each named by the parts of its path that differ."""
     resolved = [path.resolve() for path in paths]
     if len(resolved) > 1:
         common = Path(os.path.commonpath(resolved))

@@ -1,4 +1,4 @@
-"""The steps of a run as columns: sums along the way, and few points for a curve of many steps."""
+"""The steps of a run as columns, with running totals, and reduced to few points for a curve."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy as np
 from psnode.codecs.arrays import Float64s
 
 AXES = ("steps", "seconds", "bytes")
-MOST_POINTS = 160  # of a curve; what lies between is shown as a band
+MOST_POINTS = 160  # of a curve; values in between are shown as a band
 _ABSENT = math.nan
 
 
 class Curve(NamedTuple):
-    """Points of a quantity: mean, least and most of each bucket of steps, at the last step of the bucket."""
+    """Points of a quantity: mean, minimum and maximum of each bucket of steps, at the last step of the bucket."""
 
     steps: Float64s
     mean: Float64s
@@ -28,9 +28,9 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True)
 class Steps:
-    """Quantities of the finished updates, in order, by a dotted name (`loss`, `seconds.encode`, `metrics.top1`); nan: untold.
+    """Quantities of the finished updates, in order, by a dotted name (`loss`, `seconds.encode`, `metrics.top1`); nan: unknown.
 
-    `number`: the step of each. `totals`: by axis, what had been reached when the step was finished.
+    `number`: the step of each. `totals`: by axis, the total when the step was finished.
     """
 
     number: Float64s = field(default_factory=lambda: np.zeros(0))
@@ -40,20 +40,20 @@ class Steps:
         return self.number.size
 
     def column(self, name: str) -> Float64s:
-        """The quantity of every step, nan where it is not told."""
+        """Return the quantity of every step, nan if it is unknown."""
         return self.columns.get(name, np.full(self.number.size, _ABSENT))
 
     def known(self, name: str) -> Float64s:
-        """The quantity of the steps that tell it."""
+        """Return the quantity of the steps that have it."""
         values = self.column(name)
         return values[np.isfinite(values)]
 
     def sum(self, *names: str) -> float:
-        """The sum of quantities over all steps."""
+        """Return the sum of quantities over all steps."""
         return float(sum(np.sum(self.known(name)) for name in names))
 
     def totals(self, axis: str) -> Float64s:
-        """The number of the step, or the seconds or bytes of the whole job up to the end of each."""
+        """Return the number of the step, or the seconds or bytes of the whole job up to the end of each."""
         if axis == "steps":
             return self.number
         names = ("seconds.step",) if axis == "seconds" else ("uplink_bytes", "downlink_bytes")
@@ -63,7 +63,7 @@ class Steps:
         return np.cumsum(found)
 
     def place(self, axis: str, step: Sequence[float] | Float64s) -> Float64s:
-        """The run's place on `axis` when `step` was finished; between and beyond the recorded steps the nearest before."""
+        """Return the run's place on `axis` when `step` was finished; between and beyond the recorded steps the nearest before."""
         wanted = np.asarray(step, np.float64)
         if axis == "steps" or not len(self):
             return wanted
@@ -71,7 +71,7 @@ class Steps:
         return np.concatenate([[0.0], self.totals(axis)])[at]
 
     def curve(self, name: str, most: int = MOST_POINTS) -> Curve:
-        """The quantity in at most `most` buckets of about as many steps each; steps that do not tell it are left out."""
+        """Return the quantity in at most `most` buckets of about equal numbers of steps; steps without it are left out."""
         told = np.isfinite(self.column(name))
         number, values = self.number[told], self.column(name)[told]
         edges = np.unique(np.linspace(0, values.size, min(most, values.size) + 1).astype(np.int64)) if values.size else [0]
@@ -86,7 +86,8 @@ class Steps:
 
 
 def columns_of(records: Iterable[Mapping[str, Any]]) -> Steps:
-    """The columns of records of metrics.jsonl or evaluations.jsonl. What is no finite number is taken as untold."""
+    """Return the columns of records of metrics.jsonl or evaluations.jsonl. Values that are not
+    finite numbers count as unknown."""
     numbers: list[float] = []
     found: dict[str, list[float]] = {}
     for record in records:
@@ -110,7 +111,7 @@ def _flat(record: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
 
 
 def finite(value: object) -> float | None:
-    """`value` as a float if it is a finite number, else None: what a file says may be anything."""
+    """Return `value` as a float if it is a finite number, else None: a file may contain anything."""
     if type(value) not in (int, float):
         return None
     try:

@@ -26,13 +26,13 @@ _PARTS = {
     "wait": "workers: waiting for weights",
     "decode": "master: decoding and adding",
     "update": "master: optimizer",
-    "downlink": "master: coding and handing over weights",
+    "downlink": "master: coding and sending weights",
 }
 assert set(_PARTS) == set(Seconds.__dataclass_fields__)
 
 
 def named(run: Run, number: int) -> Element:
-    """The name of a run behind a sample of its line."""
+    """Return the name of a run after a sample of its line."""
     key = e("svg", e("line", x1=1, x2=23, y1=6, y2=6, class_=f"line run{number % 8}" + (" again" if number >= 8 else "")))
     key.attrib.update({"viewBox": "0 0 24 12", "class": "key", "aria-hidden": "true"})
     return e("span", key, run.name, class_="run")
@@ -43,7 +43,7 @@ def _heads(runs: Sequence[Run]) -> list[Element | str]:
 
 
 def overview(runs: Sequence[Run]) -> Element:
-    """A row a run: what it was, how far it came, what it sent, how it ended."""
+    """Return one row per run: its kind, its progress, the bytes sent, and its end."""
     heads = ("run", "scheme", "workers", "steps", "loss", "best top1", "sent", "float32 / sent", "time", "end")
     rows = []
     for number, run in enumerate(runs):
@@ -65,14 +65,14 @@ def _count(number: int | None) -> str | None:
 
 
 def _text(value: Any) -> str | None:
-    """A recorded value as one types it."""
+    """Return a recorded value in the form in which it is typed."""
     if value is None or isinstance(value, str):
         return value
     return to_json(value)
 
 
 def times(runs: Sequence[Run]) -> Element:
-    """Median milliseconds of each part of a step, the first and last tenth, and a bar: its share of the step."""
+    """Return the median milliseconds of each part of a step, the first and last tenth, and a bar for its share of the step."""
     rows = []
     for part, meaning in _PARTS.items():
         cells = [_time(run, part) for run in runs]
@@ -92,15 +92,15 @@ def _time(run: Run, part: str) -> Element | None:
 
 
 def links(runs: Sequence[Run]) -> Element:
-    """Codecs in both directions and what they came to on the links."""
+    """Return the codecs in both directions and their results on the links."""
     rows: list[list[Any]] = []
     for label, name in (("up", "codec"), ("feedback", "feedback"), ("aggregator", "aggregator"), ("down", "downlink")):
         rows.append([label, *(_text(run.scheme.get(name)) for run in runs)])
-    rows.append(["bytes up, a worker and step", *(_per_worker(run, "uplink_bytes") for run in runs)])
-    rows.append(["bytes down, a worker and step", *(_per_worker(run, "downlink_bytes") for run in runs)])
-    rows.append(["control messages, a worker and step", *(_per_worker(run, *_CONTROL) for run in runs)])
-    rows.append(["bits up, a coordinate", *(_bits(run) for run in runs)])
-    rows.append(["sent in all", *(amount(run.sent) for run in runs)])
+    rows.append(["bytes up, per worker and step", *(_per_worker(run, "uplink_bytes") for run in runs)])
+    rows.append(["bytes down, per worker and step", *(_per_worker(run, "downlink_bytes") for run in runs)])
+    rows.append(["control messages, per worker and step", *(_per_worker(run, *_CONTROL) for run in runs)])
+    rows.append(["bits up, per coordinate", *(_bits(run) for run in runs)])
+    rows.append(["sent in total", *(amount(run.sent) for run in runs)])
     rows.append(["float32 / sent", *(_ratio(run) for run in runs)])
     rows.append(["mean goodput of the job", *(_goodput(run) for run in runs)])
     return table("Scheme and links", _heads(runs), rows)
@@ -123,9 +123,9 @@ def _goodput(run: Run) -> str | None:
 
 
 def events(runs: Sequence[Run]) -> Element:
-    """All events of all runs, each run's in order."""
+    """Return all events of all runs, each run's in order."""
     rows = ([named(run, number), *_event(event)] for number, run in enumerate(runs) for event in run.events)
-    return table("What happened beside the steps", ("run", "step", "time, UTC", "rank", "event", "reason"), rows)
+    return table("Events besides the steps", ("run", "step", "time, UTC", "rank", "event", "reason"), rows)
 
 
 def _event(event: Mapping[str, Any]) -> list[Any]:
@@ -140,7 +140,7 @@ def _clock(value: object) -> str | None:
 
 
 def plan(run: Run, found: Plan) -> Element:
-    """A row a segment, by group: which tensors it holds, how large it is, and its codec."""
+    """Return one row per segment, by group: its tensors, its size, and its codec."""
     rows = []
     for group in found.groups:
         for segment in group.segments:
@@ -161,7 +161,7 @@ def _shape(shape: Sequence[int]) -> str:
 
 
 def differences(runs: Sequence[Run]) -> Element | None:
-    """Settings, parts of the scheme and versions in which the runs differ; None if there are none."""
+    """Return settings, parts of the scheme and versions in which the runs differ; None if there is no difference."""
     tables = [_facts(run) for run in runs]
     rows = []
     for name in dict.fromkeys(name for table_ in tables for name in table_):
@@ -179,12 +179,12 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def settings(run: Run) -> Element:
-    """All settings as they were used, and the versions."""
+    """Return all settings as they were used, and the versions."""
     return table(f"Settings of {run.name}", ("setting", "value"), _facts(run).items())
 
 
 def hosts(run: Run) -> Element | None:
-    """A row for ranks of one host and arithmetic; None where the run does not tell."""
+    """Return one row for the ranks of one host and arithmetic; None if the run does not record them."""
     ranks = run.machines.get("ranks")
     if not isinstance(ranks, dict) or not ranks:
         return None

@@ -1,4 +1,4 @@
-"""The critical path in a report: what a step waits for on average, and one step with the spans of all ranks."""
+"""The critical path in a report: the average waits of a step, and one step with the spans of all ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TRACKS = ("forward_backward", "wait", "up", "decode", "update", "downlink", "ap
 
 
 def section(runs: Sequence[Run]) -> list[Element]:
-    """The section about the runs' timelines; nothing without any."""
+    """Return the section about the runs' timelines; empty without any."""
     found: list[tuple[int, Run, list[Span], list[CriticalPath]]] = []
     for number, run in enumerate(runs):
         spans = spans_of(run.timeline())
@@ -30,7 +30,7 @@ def section(runs: Sequence[Run]) -> list[Element]:
     if not found:
         return []
     told = (
-        "What the end of a step waited for: parts that follow one another, on the worker whose gradient came last and the master."
+        "The work that the end of a step waited for: consecutive parts, on the worker whose gradient came last and on the master."
     )
     return [e("p", told), _shares(found), *(_figure(*each) for each in found)]
 

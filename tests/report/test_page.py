@@ -52,7 +52,7 @@ def event(step: int, name: str, **fields: Any) -> dict[str, Any]:
 def test_every_part_of_a_run_is_there(trained: Path) -> None:
     found = page(read(trained))
     assert list(found.text)[1:] == ["overview", "curves", "time", "path", "links", "events", "settings", "plans", "hosts"]
-    for words in ("Training loss", "Test loss", "Test accuracy (top1)", "Bytes up, a step"):
+    for words in ("Training loss", "Test loss", "Test accuracy (top1)", "Bytes up per step"):
         assert words in found.text["curves"]
     assert "bounded by worker" in found.text["path"] or "bounded by the master" in found.text["path"]
     assert "completed" in found.text["overview"]
@@ -141,7 +141,7 @@ def test_a_file_that_is_no_page_is_not_overwritten(tmp_path: Path, capsys: pytes
     notes = tmp_path / "notes.txt"
     notes.write_text("mine")
     assert main(["report", str(trained), "-o", str(notes)]) == 2
-    assert "is there and is no page" in capsys.readouterr().err
+    assert "exists and is not a page" in capsys.readouterr().err
     assert notes.read_text() == "mine"
     output = tmp_path / "new" / "page.html"
     assert main(["report", str(trained), "-o", str(output)]) == 0
