@@ -1,7 +1,7 @@
 """Memories of a sender between steps.
 
-A Feedback is a rule without memory of its own; the memory is a State, a dict of flat float32 arrays that the
-caller owns, saves in checkpoints and passes in at every push, which updates it in place.
+A Feedback is a rule without memory of its own; the memory is a State, a dict of flat float32 arrays that the caller owns, saves
+in checkpoints and passes to every push, which updates it in place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RULES: dict[str, type[Feedback]] = {
 
 
 def get_feedback(text: str) -> Feedback:
-    """The rule of a spec such as `ef` or `dgc:momentum=0.9,nesterov=true`. ConfigurationError names the valid ones."""
+    """Return the rule of a spec such as `ef` or `dgc:momentum=0.9,nesterov=true`. ConfigurationError names the valid ones."""
     wrapped, stages = spec.parse(text)
     if wrapped or len(stages) != 1:
         raise ConfigurationError(f"feedback {text!r} must be one rule: choose from {', '.join(RULES)}")

@@ -17,7 +17,7 @@ from psnode.feedback.base import ALONE, Context, Feedback, Gathering, State
 
 @dataclass(frozen=True, repr=False)
 class MomentumAverage(Feedback):
-    """Signum: m = beta m + (1 - beta) g is coded in the place of g (Bernstein et al., "signSGD", ICML 2018, algorithm 2)."""
+    """Signum: m = beta m + (1 - beta) g is coded in place of g (Bernstein et al., "signSGD", ICML 2018, algorithm 2)."""
 
     id: ClassVar[str] = "ema"
 

@@ -17,7 +17,7 @@ State = dict[str, Floats]
 
 
 class Context(NamedTuple):
-    """State of the job that a rule may need: the number of workers, and lr of the last push / lr of this one."""
+    """Facts of the job that a rule may need: the number of workers, and lr of the last push / lr of this one."""
 
     workers: int = 1
     lr_ratio: float = 1.0
@@ -27,7 +27,7 @@ ALONE = Context()
 
 
 class Gathering(NamedTuple):
-    """A momentum: v = momentum v + gain g; v, or with nesterov gain g + momentum v, takes the place of g."""
+    """A momentum: v = momentum v + gain g; v, or with nesterov gain g + momentum v, replaces g."""
 
     momentum: float
     gain: float = 1.0
@@ -37,10 +37,10 @@ class Gathering(NamedTuple):
 class Feedback(ABC):
     """Rule of a sender: the memories of a segment, and the values coded in place of its gradient.
 
-    `memory` names the array of the coded values minus the decoded ones, if the rule keeps one.
-    `masks`: momentum is forgotten where it was sent, so that the rule is for codecs that leave coordinates out.
-    `only_adds`: a gradient is added to that and looked at no more, so that `push_parts` needs no array of it.
-    `scratch` names arrays that every push overwrites: they are no part of a checkpoint.
+    `memory` names the array of the coded values minus the decoded ones, if the rule keeps one. `masks`: momentum is forgotten at
+    sent coordinates, so the rule is for codecs that leave coordinates out. `only_adds`: a gradient is added to that array and not
+    used again, so that `push_parts` needs no array of it. `scratch` names arrays that every push overwrites: they are not part of
+    a checkpoint.
     """
 
     id: ClassVar[str]
@@ -51,7 +51,7 @@ class Feedback(ABC):
 
     @property
     def gathering(self) -> Gathering | None:
-        """The momentum that gradients are gathered into before they are coded, if the rule has one: it is the only one then."""
+        """The momentum in which gradients are gathered before they are coded, if the rule has one: it is then the only one."""
         return None
 
     @property
@@ -66,21 +66,21 @@ class Feedback(ABC):
 
     @abstractmethod
     def init(self, size: int) -> State:
-        """The memories of a segment of `size` coordinates before the first step."""
+        """Return the memories of a segment of `size` coordinates before the first step."""
 
     def form(self, codec: Codec) -> Codec:
-        """The form of `codec` that may be used under this rule."""
+        """Return the form of `codec` that may be used under this rule."""
         return codec if self.memory is None else codec.contractive()
 
     def merges(self, codec: Codec) -> bool:
-        """True if the senders of a step share a key, so that their payloads are summed undecoded and decoded once.
+        """Return True if the senders of a step share a key, so that their payloads are summed undecoded and decoded once.
 
         A memory holds the coded values minus the decoded ones of this payload: with one, merged payloads must decode to the sum.
         """
         return codec.linear and (self.memory is None or codec.traits.decodes_linearly)
 
     def dense(self) -> Feedback:
-        """The rule for a segment that is not compressed, in a job whose other segments follow this one."""
+        """Return the rule for a segment that is not compressed, in a job whose other segments follow this one."""
         return self
 
     @abstractmethod
@@ -108,18 +108,18 @@ class Feedback(ABC):
         out: Bytes | None = None,
         context: Context = ALONE,
     ) -> Payload:
-        """`push` of the gradient of `shape` that consists of `parts`, flat, and of zeros."""
+        """`push` for the gradient of `shape` that consists of `parts`, flat, and of zeros."""
         gradient = np.zeros(math.prod(shape), np.float32)
         for place, part in parts:
             gradient[place : place + part.size] = part
         return self.push(gradient.reshape(shape), state, codec, rng, out, context)
 
     def coded(self, gradient: Floats, state: State, decoded: Floats) -> Floats:
-        """The array that the last push gave to the codec; `gradient` and `state` as that push left them."""
+        """Return the array that the last push gave to the codec; `gradient` and `state` as that push left them."""
         return gradient if self.memory is None else state[self.memory].reshape(gradient.shape) + decoded
 
     def lost(self, gradient: Floats, state: State, decoded: Floats) -> tuple[float, float]:
-        """||p - decoded||^2 and ||p||^2 of the values p that the last push coded."""
+        """Return ||p - decoded||^2 and ||p||^2 of the values p that the last push coded."""
         coded = self.coded(gradient, state, decoded)
         return energy(coded - decoded), energy(coded)
 
@@ -128,5 +128,5 @@ class Feedback(ABC):
 
 
 def energy(values: Floats) -> float:
-    """The sum of the squares."""
+    """Return the sum of the squares."""
     return float(np.sum(np.square(values, dtype=np.float64)))

@@ -20,16 +20,16 @@ from psnode.feedback.none import NoFeedback
 class CompensatedQuantisation(Feedback):
     """ECQ-SGD: p = g + alpha h, send q = Q(p), h = beta h + (g - q).
 
-    The error accumulated is the gradient minus what was sent for it: the paper's h is the sum of beta^(t - 1 - s) (g_s - q_s)
+    The accumulated error is the gradient minus the values sent for it: the paper's h is the sum of beta^(t - 1 - s) (g_s - q_s)
     over the steps s before t, not of p_s - q_s. With e = p - q, h = (beta - alpha) h + e, and alpha = beta = 1 is error feedback.
-    An unbiased codec is used as it is, as in the paper: with a variance of at most omega ||p||^2, E||h||^2 stays bounded where
+    An unbiased codec is used as it is, as in the paper: with a variance of at most omega ||p||^2, E||h||^2 stays bounded if
     alpha^2 omega + (beta - alpha)^2 < 1.
 
-    Conserved is the sum with the weights of the decay, sum over t <= T of beta^(T - t) (g_t - q_t) = h_T, whatever alpha is: with
-    beta = 1 the sum of all sent values + h = the sum of g; with a smaller beta nothing is owed any more of errors long ago.
+    The sum with the weights of the decay is conserved: sum over t <= T of beta^(T - t) (g_t - q_t) = h_T, for every alpha. With
+    beta = 1 the sum of all sent values + h = the sum of g; with a smaller beta, old errors are forgotten.
 
-    Wu, Huang, Huang, Zhang, "Error compensated quantized SGD and its applications to large-scale distributed optimization",
-    ICML 2018: the definition of h, its recursion, p and the bound above.
+    Wu, Huang, Huang, Zhang, "Error compensated quantized SGD and its applications to large-scale distributed optimization", ICML
+    2018: the definition of h, its recursion, p and the bound above.
     """
 
     id: ClassVar[str] = "ecq"

@@ -79,12 +79,12 @@ class ErrorFeedback(Feedback):
         return codec.encode(Accumulated(parts, residual), rng, sink=Subtracted(residual), out=out)
 
     def _carried(self, state: State, context: Context) -> Floats:
-        """decay * e, in the place of e."""
+        """Return decay * e, computed in place of e."""
         residual, factor = state["residual"], self.factor(context)
         if factor != 1:
             np.multiply(residual, factor, out=residual)
         return residual
 
     def factor(self, context: Context) -> np.float32:
-        """The number that the residual is multiplied by before a gradient is added."""
+        """Return the factor of the residual before a gradient is added."""
         return np.float32(self.decay * (context.lr_ratio if self.rescale else 1.0))

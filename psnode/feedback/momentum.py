@@ -1,4 +1,4 @@
-"""Momentum at the sender: DGC's correction for coded segments, plain momentum for whole ones."""
+"""Momentum at the sender: DGC's correction for coded segments, plain momentum for uncompressed ones."""
 
 from __future__ import annotations
 
@@ -44,12 +44,11 @@ class _SenderMomentum(Feedback):
 
 @dataclass(frozen=True, repr=False)
 class MomentumCorrection(_SenderMomentum):
-    """DGC: momentum is accumulated before coding, and forgotten where it was sent (momentum factor masking).
+    """DGC: momentum is accumulated before coding, and forgotten at sent coordinates (momentum factor masking).
 
-    u = m u + g, v = v + u, send C(v), v = v - C(v), u = 0 on the support of C(v). nesterov: u = m (u + g),
-    v = v + u + g. A codec that loses nothing leaves u as it is: no coordinate waited while another was sent. clip > 0 first
-    scales a segment's gradient to a norm of at most clip / sqrt(workers).
-    Lin et al., "Deep gradient compression", ICLR 2018, section 3, appendix B.
+    u = m u + g, v = v + u, send C(v), v = v - C(v), u = 0 on the support of C(v). nesterov: u = m (u + g), v = v + u + g. A
+    lossless codec leaves u as it is: no coordinate waited while another was sent. clip > 0 first scales a segment's gradient to a
+    norm of at most clip / sqrt(workers). Lin et al., "Deep gradient compression", ICLR 2018, section 3, appendix B.
     """
 
     id: ClassVar[str] = "dgc"
@@ -82,9 +81,9 @@ class MomentumCorrection(_SenderMomentum):
 
 @dataclass(frozen=True, repr=False)
 class LocalMomentum(_SenderMomentum):
-    """Momentum at the sender, and nothing held back: DGC's rule for the vectors that it sends whole.
+    """Momentum at the sender, with nothing held back: DGC's rule for the vectors that it sends uncompressed.
 
-    u = m u + g is coded; with nesterov u = m (u + g), and u + g is coded. Parameters as of `dgc`.
+    u = m u + g is coded; with nesterov u = m (u + g), and u + g is coded. Parameters are those of `dgc`.
     """
 
     id: ClassVar[str] = "momentum"

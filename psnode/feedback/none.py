@@ -13,7 +13,7 @@ from psnode.feedback.base import ALONE, Context, Feedback, State
 
 @dataclass(frozen=True, repr=False)
 class NoFeedback(Feedback):
-    """Codes every gradient by itself; for unbiased codecs."""
+    """Codes every gradient independently; for unbiased codecs."""
 
     id: ClassVar[str] = "none"
 

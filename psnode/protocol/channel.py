@@ -1,4 +1,4 @@
-"""Frames over a transport: the treatment of a message that worker and master share."""
+"""Frames over a transport: the message handling that worker and master share."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _LOG = logging.getLogger(__name__)
 _LONGEST = 20_000  # characters of a traceback
 
 TAG = 0  # of master and workers
-ENOUGH = "enough"  # reason of a StopRequest: the program that trains wants no more steps
+ENOUGH = "enough"  # reason of a StopRequest: the training program wants no more steps
 
 
 class RemoteFailureError(PsnodeError):
-    """Another rank said that it cannot go on; its exit code becomes ours."""
+    """Another rank reported that it cannot continue; this rank exits with the same code."""
 
     def __init__(self, rank: int, failure: Failure, step: int = 0) -> None:
         super().__init__(failure.message if rank == 0 else f"rank {rank}: {failure.message}")
@@ -34,9 +34,9 @@ class RemoteFailureError(PsnodeError):
         self.exit_code = failure.exit_code
 
     def show(self) -> None:
-        """Log the traceback that came with it, if one did."""
+        """Log the traceback that came with it, if there is one."""
         if self.failure.traceback:
-            _LOG.error("rank %d cannot go on:\n%s", self.rank, self.failure.traceback.rstrip("\n"))
+            _LOG.error("rank %d cannot continue:\n%s", self.rank, self.failure.traceback.rstrip("\n"))
 
 
 class StopRequest(NamedTuple):
@@ -46,7 +46,7 @@ class StopRequest(NamedTuple):
 
 
 class ControlBytes(NamedTuple):
-    """Bytes of the messages of one end that are no group frames, with headers."""
+    """Bytes of the messages of one end that are not group frames, with headers."""
 
     received: int
     sent: int
@@ -55,8 +55,8 @@ class ControlBytes(NamedTuple):
 class FrameChannel:
     """Frames of one role: those with `tag` that come to this rank, and sends to the same role of others.
 
-    `job` is the digest that its frames carry, 0 until the configuration is agreed on. `watched`: the ranks whose loss ends a
-    wait here; None: all of them.
+    `job` is the digest in its frames, 0 until the configuration is agreed on. `watched`: the ranks whose loss ends a wait; None:
+    all of them.
     """
 
     def __init__(self, transport: Transport, tag: int = TAG, *, watched: Collection[int] | None = None) -> None:
@@ -71,7 +71,7 @@ class FrameChannel:
 
     @property
     def control(self) -> ControlBytes:
-        """Bytes of the control messages that came and went so far."""
+        """Return the bytes of the control messages sent and received so far."""
         return self._control
 
     def send(
@@ -95,9 +95,10 @@ class FrameChannel:
         return [self.transport.send(rank, self.tag, (frame,)) for rank in ranks]
 
     def fail(self, ranks: int | Sequence[int], error: BaseException, *, debug: bool = False) -> None:
-        """Tell other ranks that this one cannot go on because of `error`.
+        """Inform other ranks that this one cannot continue because of `error`.
 
-        With the traceback of errors that psnode does not raise itself, mistakes of its own or of the task's; `debug`: of all.
+        Includes the traceback of errors that psnode does not raise itself (bugs, or faults of the task); with `debug` of all
+        errors.
         """
         if isinstance(error, PsnodeError):
             failure = Failure(" ".join(str(error).split()), error.exit_code, _formatted(error) if debug else "")
@@ -109,10 +110,10 @@ class FrameChannel:
         self.send(ranks, Kind.FAILED, failure.to_bytes(), step=step)
 
     def next(self, seconds: float) -> object:
-        """The next frame, or event posted to the inbox by this rank's own threads.
+        """Return the next frame, or event posted to the inbox by this rank's own threads.
 
         Raises DeadlineExceededError after `seconds`, PeerLostError when a watched rank is lost, WireError for a bad frame,
-        RemoteFailureError for a FAILED frame, and whatever exception a helper thread has posted.
+        RemoteFailureError for a FAILED frame, and any exception that a helper thread has posted.
         """
         end = time.monotonic() + seconds
         event = self.inbox.wait(seconds)
@@ -131,7 +132,7 @@ class FrameChannel:
         return event
 
     def forward_requests(self, rank: int) -> None:
-        """Hand requests to stop that have come so far to `rank`; everything else stays in the inbox."""
+        """Pass the requests to stop received so far to `rank`; everything else stays in the inbox."""
         others: list[object] = []
         while (event := self.inbox.poll()) is not None:
             if isinstance(event, StopRequest):
@@ -141,7 +142,8 @@ class FrameChannel:
         self.inbox.put_back(others)
 
     def expect(self, kind: Kind, seconds: float) -> Frame:
-        """The next frame, which must be of `kind`; requests to stop stay in the inbox, anything else is a PsnodeError."""
+        """Return the next frame, which must be of `kind`. Requests to stop stay in the inbox;
+        anything else raises a PsnodeError."""
         end = time.monotonic() + seconds
         requests: list[object] = []
         try:
@@ -165,5 +167,5 @@ class FrameChannel:
 
 
 def _formatted(error: BaseException) -> str:
-    """The traceback as Python prints it, or the end of it if it is very long."""
+    """Return the traceback as Python prints it, or its end if it is very long."""
     return "".join(traceback.format_exception(error))[-_LONGEST:]

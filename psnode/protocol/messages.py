@@ -1,8 +1,8 @@
-"""The bodies of control frames: JSON objects, one dataclass a kind, strictly checked when read.
+"""The bodies of control frames: JSON objects, one dataclass per kind, strictly checked when read.
 
 Start of a job, master M and worker W (docs/architecture.md):
 
-    W HELLO   "host, process, version, source", and the cores there
+    W HELLO   "host, process, version, source", and its cores
     M CONFIG  the resolved configuration and scheme, and a mark to find in the run's directory if that is shared
     W READY   the model's tensors, and where they are computed; from worker 1 also when their gradients finish
     M PLAN    segments and groups, and the version to start from; then STATE and WEIGHTS, if this rank's own differ
@@ -26,16 +26,16 @@ from psnode.protocol.wire import Bytes
 @dataclass(frozen=True)
 class _Message:
     def to_bytes(self) -> bytes:
-        """The JSON text, UTF-8."""
+        """Return the JSON text, UTF-8."""
         return json.dumps(asdict(self), separators=(",", ":")).encode()
 
     @classmethod
     def from_bytes(cls, body: Bytes | bytes, source: int | None = None) -> Self:
-        """Inverse of to_bytes; WireError if a field is missing, unknown or of the wrong type."""
+        """Inverse of to_bytes. Raises WireError if a field is missing, unknown or of the wrong type."""
         try:
             data = json.loads(bytes(body))
         except (ValueError, RecursionError) as error:
-            raise WireError(f"{cls.__name__} message is no JSON: {error}", source) from error
+            raise WireError(f"{cls.__name__} message is not JSON: {error}", source) from error
         names = {found.name: str(found.type) for found in fields(cls)}
         if not isinstance(data, dict) or set(data) != set(names):
             raise WireError(f"{cls.__name__} message must have the fields {', '.join(names)}", source)
@@ -44,38 +44,38 @@ class _Message:
                 raise WireError(f"{cls.__name__} message: {name} must be {declared}", source)
         message = cls(**{name: plain(value) if isinstance(value, str) else value for name, value in data.items()})
         if not message._is_sound():
-            raise WireError(f"{cls.__name__} message: its fields make no sense together: {bytes(body)[:200]!r}", source)
+            raise WireError(f"{cls.__name__} message: its fields contradict each other: {bytes(body)[:200]!r}", source)
         return message
 
     def _is_sound(self) -> bool:
-        """True if the fields, of the right types by now, are values that a sender of this version could mean."""
+        """Return True if the fields, whose types are right, have values that a sender of this version could mean."""
         return True
 
 
 def plain(text: str) -> str:
-    """`text` with a question mark for every character that a terminal might obey, but for line ends and tabs."""
+    """Return `text` with a question mark for every character that could control a terminal, except line ends and tabs."""
     return "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)
 
 
 def _is_integer(value: object) -> bool:
-    """True if `value` fits 64 bits, signed or not. JSON has integers of any length, and true is none of them."""
+    """Return True if `value` fits 64 bits, signed or not. JSON has integers of any length; true does not count as one."""
     return type(value) is int and -(2**63) <= value < 2**64
 
 
 def _is_real(value: object) -> bool:
-    """True if `value` has a float64; NaN and infinity have."""
+    """Return True if `value` has a float64; NaN and infinity have one."""
     return type(value) is float or (type(value) is int and abs(value) < 2**1023)
 
 
 def _is_name(value: object) -> bool:
-    """True if `value` is short enough a text, of characters that a terminal shows and does not obey."""
+    """Return True if `value` is a text of limited length, without characters that control a terminal."""
     if not isinstance(value, str) or len(value) > _LONGEST_NAME:
         return False
     return value.isprintable() or not any(map(_is_control, value))
 
 
 def _is_control(letter: str) -> bool:
-    """True if `letter` is a control, a line end, half a surrogate pair, or turns the direction of text around it."""
+    """Return True if `letter` is a control, a line end, half a surrogate pair, or changes the direction of the text around it."""
     turns = unicodedata.bidirectional(letter) in _TURNS
     return turns or unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp")
 
@@ -86,7 +86,7 @@ def _is_metric(item: tuple[object, object]) -> bool:
 
 _LONGEST_NAME = 1000
 _MOST_METRICS = 100_000
-_MOST_BYTES = 1 << 53  # of a step: larger ones are no whole numbers to other readers of JSON
+_MOST_BYTES = 1 << 53  # of a step: larger ones are not whole numbers to other readers of JSON
 _SHOWN = 100  # characters of a name in an error message
 _TURNS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 _CHECKS: dict[str, Callable[[Any], bool]] = {
@@ -105,14 +105,15 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
 
 
 def _accepted(declared: str, value: object) -> bool:
-    """True if `value`, read from JSON, is of the type that a field declares."""
+    """Return True if `value`, read from JSON, is of the type that a field declares."""
     kind, _, optional = declared.partition(" | ")
     return (optional == "None" and value is None) or _CHECKS[kind](value)
 
 
 @dataclass(frozen=True)
 class Hello(_Message):
-    """Identity of a rank. `source`: the digest of its psnode's source; `cores` that it may use: those of a `pool` are shared."""
+    """Identity of a rank. `source`: the digest of its psnode's source; `cores` that it may use: ranks with the same `pool` share
+    them."""
 
     host: str
     pid: int
@@ -123,7 +124,8 @@ class Hello(_Message):
 
     @classmethod
     def of_any_version(cls, body: Bytes | bytes, source: int) -> Self:
-        """Read a greeting, maybe of another version with other fields: then `source` is empty. WireError for what is none."""
+        """Read a greeting, possibly of another version with other fields: then `source` is empty. Raises WireError for an invalid
+        one."""
         try:
             return cls.from_bytes(body, source)
         except WireError:
@@ -141,7 +143,8 @@ class Hello(_Message):
 
 @dataclass(frozen=True)
 class Setup(_Message):
-    """CONFIG: the settings of the run, the resolved scheme, `threads` of the worker, and the contents `mark` of a file there."""
+    """CONFIG: the settings of the run, the resolved scheme, `threads` of the worker, and the contents `mark` of a file in the
+    run's directory."""
 
     config: dict[str, Any]
     scheme: dict[str, Any]
@@ -154,24 +157,24 @@ class Setup(_Message):
 
 
 def _is_tensor(value: object) -> bool:
-    """True if `value` is [name, shape]."""
+    """Return True if `value` is [name, shape]."""
     if not isinstance(value, list) or len(value) != 2 or not _is_name(value[0]) or not isinstance(value[1], list):
         return False
     return all(_is_integer(length) and length >= 0 for length in value[1])
 
 
 def _is_content(value: object) -> bool:
-    """True if `value` is [dtype, shape, hash]."""
+    """Return True if `value` is [dtype, shape, hash]."""
     return isinstance(value, list) and len(value) == 3 and _is_integer(value[2]) and _is_tensor(value[:2])
 
 
 def _is_timed(value: object) -> bool:
-    """True if `value` is [name, seconds], and the seconds are finite."""
+    """Return True if `value` is [name, seconds], and the seconds are finite."""
     return isinstance(value, list) and len(value) == 2 and _is_name(value[0]) and _is_real(value[1]) and math.isfinite(value[1])
 
 
 def _is_arithmetic(value: Mapping[str, Any]) -> bool:
-    """True if `value` has exactly the entries of psnode.exchange.machine.Machine.arithmetic."""
+    """Return True if `value` has exactly the entries of psnode.exchange.machine.Machine.arithmetic."""
     return value.keys() == {"fma", "aten"} and isinstance(value["fma"], bool) and _is_name(value["aten"])
 
 
@@ -179,11 +182,11 @@ def _is_arithmetic(value: Mapping[str, Any]) -> bool:
 class Ready(_Message):
     """READY: `tensors` [[name, shape], ...] in the model's order; `backward` [[name, seconds], ...] as their gradients finish.
 
-    The seconds are those from the beginning of a backward pass; a tensor that it leaves without a gradient has those of the end.
-    `contents`: of every parameter and buffer, trained or not, dtype, shape and the xxh3_64 of its bytes, by name. As `backward`,
-    only worker 1 knows `late`, the parameters whose gradient one pass adds to repeatedly, and `waits`: why forward passes have
-    to wait for all weights, empty if they need not. `host`, `cores` and `arithmetic` as in psnode.exchange.machine. `free`:
-    bytes of memory that the host has left, None where it does not tell.
+    The seconds are those from the beginning of a backward pass; a tensor without a gradient has those of the end. `contents`: of
+    every parameter and buffer, trained or not, dtype, shape and the xxh3_64 of its bytes, by name. Like `backward`, only worker 1
+    sends `late`, the parameters whose gradient one pass adds to repeatedly, and `waits`: the reason why forward passes have to
+    wait for all weights, empty if they need not. `host`, `cores` and `arithmetic`: see psnode.exchange.machine. `free`: bytes of
+    memory that the host has left, None if unknown.
     """
 
     tensors: list[Any]
@@ -200,7 +203,7 @@ class Ready(_Message):
 
     @property
     def order(self) -> list[str] | None:
-        """The names of the tensors in the order in which their gradients finish; None if this is not worker 1's."""
+        """Return the names of the tensors in the order in which their gradients finish; None if this is not worker 1's."""
         return None if self.backward is None else [name for name, _ in self.backward]
 
     def _is_sound(self) -> bool:
@@ -209,7 +212,7 @@ class Ready(_Message):
         return sizes and all(map(_is_tensor, self.tensors)) and known and self._is_timed() and _is_arithmetic(self.arithmetic)
 
     def _is_timed(self) -> bool:
-        """True if `backward` is None, or holds each tensor once, with seconds that never fall."""
+        """Return True if `backward` is None, or holds each tensor once, with seconds that never fall."""
         if self.backward is None:
             return True
         if not all(map(_is_timed, self.backward)):
@@ -221,14 +224,14 @@ class Ready(_Message):
 
 @dataclass(frozen=True)
 class Start(_Message):
-    """PLAN: the plan, the job digest of all later frames, and where to start.
+    """PLAN: the plan, the job digest of all later frames, and the starting point.
 
-    Then come `tensors` STATE frames with tensors that rank 0 has and the worker does not, buffers included, and one with the
-    worker's own state if `state_follows`, and WEIGHTS of all groups if `weights_follow`: else the worker has them.
+    It is followed by `tensors` STATE frames with tensors that rank 0 has and the worker lacks, buffers included, one with the
+    worker's own state if `state_follows`, and WEIGHTS of all groups if `weights_follow`: otherwise the worker has them.
 
-    `rehearsal`: take some steps by this plan, leave no trace of them, and wait for another PLAN.
-    `shift` and `sample_shift` place a step in the epochs of the schedules and of the data (psnode.records.generations). `late` as
-    in Ready; `waits`: forward passes wait for all weights.
+    `rehearsal`: take some steps by this plan, discard their results, and wait for another PLAN. `shift` and `sample_shift` place
+    a step in the epochs of the schedules and of the data (psnode.records.generations). `late`: see Ready; `waits`: forward passes
+    wait for all weights.
     """
 
     plan: dict[str, Any]
@@ -263,11 +266,11 @@ class Reshard(_Message):
 
 @dataclass(frozen=True)
 class Report(_Message):
-    """REPORT: a worker's account of one step. Sums over `samples`; seconds of its own clock. `loss`: None if it was not told.
+    """REPORT: a worker's account of one step. Sums over `samples`; seconds of its own clock. `loss`: None if unknown.
 
-    `replica_hash` is the xxh3_64 of the weights it computed on, in steps where it is asked for. `up` and `down`: bytes of the
-    gradients and of the weights that it sent in this step, with frame headers. `memory`: the most that it held so far, told
-    in its last step; 0 in others.
+    `replica_hash` is the xxh3_64 of the weights it computed on, in steps for which it is requested. `up` and `down`: bytes of the
+    gradients and of the weights that it sent in this step, with frame headers. `memory`: its peak memory so far, reported in its
+    last step; 0 in others.
     """
 
     loss: float | None
@@ -289,7 +292,7 @@ class Report(_Message):
 
 
 def unreportable(samples: object, metrics: Mapping[Any, Any]) -> str:
-    """Why no Report can hold these, in words for the author of the task; empty if one can."""
+    """Return the reason why no Report can hold these values, in words for the author of the task; empty if one can."""
     if not _is_integer(samples) or cast(int, samples) < 0:
         return f"Task.size must return a whole number of examples, not {samples!a}"
     if len(metrics) > _MOST_METRICS:
@@ -305,9 +308,9 @@ def unreportable(samples: object, metrics: Mapping[Any, Any]) -> str:
 
 @dataclass(frozen=True)
 class Failure(_Message):
-    """FAILED: why a rank cannot go on, and the exit code that stands for it: never 0, with which nobody fails.
+    """FAILED: the reason why a rank cannot continue, and its exit code, which is never 0.
 
-    `traceback`: as Python prints it, or empty; `loss`: the loss, nan or inf, if that is why.
+    `traceback`: as Python prints it, or empty; `loss`: the loss, nan or inf, if that is the reason.
     """
 
     message: str

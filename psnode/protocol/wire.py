@@ -14,9 +14,9 @@
         48      4  CRC32C          of bytes 0..47 and the body (RFC 3720, appendix B.4)
         52         body
 
-The body of a group frame is a count n, n payload lengths (both uint32), then the n payloads, each padded with zeros to a
-multiple of 4 bytes so that float32 bodies stay aligned. GRADIENT and DELTA hold a payload a segment, GRADIENT with PARTIAL one
-more, and with WEIGHED another; WEIGHTS holds one for the group.
+The body of a group frame is a count n, n payload lengths (both uint32), then the n payloads, each padded with zeros to a multiple
+of 4 bytes so that float32 bodies stay aligned. GRADIENT and DELTA hold one payload per segment, GRADIENT with PARTIAL one more,
+and with WEIGHED another; WEIGHTS holds one for the group.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PROTOCOL = 1
 _FIELDS = struct.Struct("<4sBBHIIQQQQ")
 _CHECKSUM = struct.Struct("<I")
 _WEIGHT = struct.Struct("<Q")
-MOST_WEIGHT = 1 << 53  # larger ones have no float64
+MOST_WEIGHT = 1 << 53  # larger ones have no exact float64
 HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
 _GIL_RELEASE_BYTES = 1 << 16
 
@@ -47,7 +47,7 @@ _GIL_RELEASE_BYTES = 1 << 16
 class Kind(IntEnum):
     """Kind of a frame's body."""
 
-    HELLO = 1  # reserved: the greeting travels before frames do
+    HELLO = 1  # reserved: the greeting is sent before frames
     CONFIG = 2  # master -> worker: the whole configuration
     READY = 3  # worker -> master: my model's tensors, the order of their gradients
     PLAN = 4  # master -> worker: segments, groups, where to start
@@ -57,16 +57,16 @@ class Kind(IntEnum):
     REPORT = 8  # worker -> master: loss and timings of a step
     VERSION_COMPLETE = 9  # master -> worker: a version is complete; the groups of your gradient that it did not use
     STATE = 10  # worker -> master: own buffers and feedback, at a checkpoint; master -> worker at the start
-    STOP_REQUEST = 11  # worker -> master: please checkpoint and stop
-    FAILED = 12  # either way: I cannot go on, and why
+    STOP_REQUEST = 11  # worker -> master: please write a checkpoint and stop
+    FAILED = 12  # both ways: I cannot continue, and the reason
     END = 13  # master -> worker: leave
     TRACE = 14  # worker -> master: its timed spans
-    SKIP_STEP = 15  # worker -> master: no more gradients of this step, and why
+    SKIP_STEP = 15  # worker -> master: no more gradients of this step, and the reason
     PING = 16  # master -> worker: I am alive
-    RESHARD = 17  # master -> worker: among whom the examples are dealt from the next step on
+    RESHARD = 17  # master -> worker: the ranks among which the examples are dealt from the next step on
     ASK = 18  # master -> worker: answer when you have taken all before this; worker -> master: I have
-    EPOCH = 19  # master -> worker: how many gradients were applied, where a version's number does not tell
-    CLIP = 20  # master -> worker: how much of each group of yours a version used
+    EPOCH = 19  # master -> worker: the number of gradients applied, if a version's number does not imply it
+    CLIP = 20  # master -> worker: the factor by which a version used each of your groups
 
 
 CODED = frozenset({Kind.WEIGHTS, Kind.DELTA, Kind.GRADIENT})  # kinds of group frames; all others are control messages
@@ -79,14 +79,14 @@ class Flag(IntFlag):
     CHECKPOINT = 1  # VERSION_COMPLETE: contribute to the checkpoint of this version
     STOP = 2  # VERSION_COMPLETE: this version is the last
     SPARE = 4  # VERSION_COMPLETE: you are not needed yet, wait for the next version
-    WRITTEN = 8  # STATE: memories and buffers lie in the run's directory, here are the buffers alone
+    WRITTEN = 8  # STATE: memories and buffers are in the run's directory, this frame holds only the buffers
     PARTIAL = 16  # GRADIENT: the last payload marks tensors that have no gradient in this step
     HOLD = 32  # ASK: no version follows before your answer, and then all weights
     WEIGHED = 64  # GRADIENT: the last payload is its weight in the mean
 
 
 def _nothing() -> None:
-    """A `release` for memory that nobody wants back."""
+    """A `release` for memory that has no other owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +124,17 @@ def pack(
     version: int = 0,
     flags: Flag = Flag.NONE,
 ) -> Bytes:
-    """A new frame around a copy of `body`."""
+    """Return a new frame around a copy of `body`."""
     buffer = np.empty(HEADER_BYTES + len(body), np.uint8)
     buffer[HEADER_BYTES:] = np.frombuffer(body, np.uint8)
     return seal(buffer, kind, sender=sender, job=job, group=group, step=step, version=version, flags=flags)
 
 
 def unpack(data: Bytes, *, job: int, source: int | None = None, release: Callable[[], None] = _nothing) -> Frame:
-    """Open a message. `source` is the rank that the transport names as its sender; `release` ends up in the frame.
+    """Open a message. `source` is the rank that the transport names as its sender; `release` becomes part of the frame.
 
-    Raises TruncatedFrameError, ForeignFrameError, AlteredFrameError, WireError, in this order of checks:
-    length of the header, magic and protocol, length of the body, checksum, job, kind, flags, sender.
+    Raises TruncatedFrameError, ForeignFrameError, AlteredFrameError, WireError, in this order of checks: length of the header,
+    magic and protocol, length of the body, checksum, job, kind, flags, sender.
     """
     if data.size < HEADER_BYTES:
         raise TruncatedFrameError(f"a frame has at least {HEADER_BYTES} bytes, this one has {data.size}", source)
@@ -161,17 +161,17 @@ def unpack(data: Bytes, *, job: int, source: int | None = None, release: Callabl
 
 
 def group_table_bytes(segments: int) -> int:
-    """Length of the table that starts a group frame's body."""
+    """Return the length of the table that starts a group frame's body."""
     return 4 * (1 + segments)
 
 
 def padded(nbytes: int) -> int:
-    """`nbytes` rounded up to the alignment of payloads within a group frame."""
+    """Return `nbytes` rounded up to the alignment of payloads within a group frame."""
     return -(-nbytes // 4) * 4
 
 
 class GroupFrame:
-    """A group frame in the making: payloads are written one after another into `room`, then it is sealed.
+    """An unfinished group frame: payloads are written one after another into `room`, then it is sealed.
 
     `payloads` of together at most `nbytes` bytes, padding included. `reuse`: memory to write into if it is large enough.
     """
@@ -185,18 +185,18 @@ class GroupFrame:
 
     @property
     def room(self) -> Bytes:
-        """The free bytes; starts at a multiple of 4 bytes."""
+        """Return the free bytes; starts at a multiple of 4 bytes."""
         return self.buffer[self._end :]
 
     def take(self, nbytes: int) -> None:
-        """A payload of `nbytes` was written at the start of `room`."""
+        """Record that a payload of `nbytes` was written at the start of `room`."""
         self._lengths.append(nbytes)
         end = self._end + nbytes
         self._end += padded(nbytes)
         self.buffer[end : self._end] = 0
 
     def seal(self, kind: Kind, *, sender: int, job: int, group: int, step: int, version: int, flags: Flag = Flag.NONE) -> Bytes:
-        """The finished frame, a view of `buffer`."""
+        """Return the finished frame, a view of `buffer`."""
         if len(self._lengths) != self._payloads:
             raise ValueError(f"{len(self._lengths)} payloads were written, {self._payloads} were announced")
         table = self.buffer[HEADER_BYTES : HEADER_BYTES + group_table_bytes(self._payloads)].view("<u4")
@@ -206,7 +206,7 @@ class GroupFrame:
 
 
 def split_group(body: Bytes, segments: int, source: int | None = None) -> list[Bytes]:
-    """The payloads of a group frame that must hold `segments` of them. WireError if lengths do not add up."""
+    """Return the payloads of a group frame that must hold `segments` of them. Raises WireError if lengths do not add up."""
     start = group_table_bytes(segments)
     if body.size < start:
         raise WireError(f"group frame of {body.size} bytes has no room for {segments} payload lengths", source)
@@ -223,14 +223,16 @@ def split_group(body: Bytes, segments: int, source: int | None = None) -> list[B
 
 
 def pack_groups(groups: Collection[int], count: int) -> bytes:
-    """A set of groups out of `count` as the body of VERSION_COMPLETE: bit i % 8 of byte i // 8; no byte for the empty set."""
+    """Return a set of groups out of `count` as the body of VERSION_COMPLETE: bit i % 8 of byte i
+    // 8; no byte for the empty set."""
     bits = np.zeros(count if groups else 0, np.uint8)
     bits[list(groups)] = 1
     return np.packbits(bits, bitorder="little").tobytes()
 
 
 def unpack_groups(body: Bytes, count: int, source: int | None = None) -> list[int]:
-    """Inverse of pack_groups, ascending. WireError unless the body has the right length and no bit beyond the last group."""
+    """Inverse of pack_groups, ascending. Raises WireError unless the body has the right length
+    and no bit beyond the last group."""
     bits = np.unpackbits(body, bitorder="little")
     if body.size not in (0, -(-count // 8)) or bits[count:].any():
         raise WireError(f"{body.size} bytes do not mark groups out of {count}", source)
@@ -238,7 +240,7 @@ def unpack_groups(body: Bytes, count: int, source: int | None = None) -> list[in
 
 
 def pack_factors(factors: Mapping[int, float], count: int) -> bytes:
-    """Factors of groups out of `count`, as the body of CLIP: a float32 for every group, 1 for all others."""
+    """Return factors of groups out of `count`, as the body of CLIP: a float32 for every group, 1 for all others."""
     values = np.ones(count, "<f4")
     for group, factor in factors.items():
         values[group] = factor
@@ -246,9 +248,9 @@ def pack_factors(factors: Mapping[int, float], count: int) -> bytes:
 
 
 def unpack_factors(body: Bytes, count: int, source: int | None = None) -> dict[int, np.float32]:
-    """Inverse of pack_factors. WireError unless there is a number from 0 to 1 for every group."""
+    """Inverse of pack_factors. Raises WireError unless there is a number from 0 to 1 for every group."""
     if body.size != 4 * count:
-        raise WireError(f"{body.size} bytes are no factors of {count} groups", source)
+        raise WireError(f"{body.size} bytes are not factors of {count} groups", source)
     values = np.frombuffer(bytes(body), "<f4")
     if not ((values >= 0) & (values <= 1)).all():
         raise WireError(f"the factor of a group is {values.max()}, not from 0 to 1", source)
@@ -256,14 +258,14 @@ def unpack_factors(body: Bytes, count: int, source: int | None = None) -> dict[i
 
 
 def pack_weight(weight: int) -> bytes:
-    """A gradient's weight as the last payload of its frames: uint64."""
+    """Return a gradient's weight as the last payload of its frames: uint64."""
     return _WEIGHT.pack(weight)
 
 
 def unpack_weight(body: Bytes, source: int | None = None) -> int:
-    """Inverse of pack_weight. WireError unless it is a whole number from 0 to 2^53."""
+    """Inverse of pack_weight. Raises WireError unless it is a whole number from 0 to 2^53."""
     if body.size != _WEIGHT.size:
-        raise WireError(f"{body.size} bytes are no weight of a gradient", source)
+        raise WireError(f"{body.size} bytes are not the weight of a gradient", source)
     weight: int = _WEIGHT.unpack(bytes(body))[0]
     if weight > MOST_WEIGHT:
         raise WireError(f"the weight of a gradient is {weight}, more than {MOST_WEIGHT}", source)
@@ -275,7 +277,7 @@ _KNOWN_FLAGS = int(Flag.CHECKPOINT | Flag.STOP | Flag.SPARE | Flag.WRITTEN | Fla
 
 
 def checksum(buffer: Bytes) -> int:
-    """CRC32C of a frame, the four bytes that hold it left out."""
+    """Return CRC32C of a frame without the four bytes that hold it."""
     header = crc32c(buffer[: _FIELDS.size].data)
     body = buffer[HEADER_BYTES:]
     value: int = crc32c(body.data, header, body.size > _GIL_RELEASE_BYTES)

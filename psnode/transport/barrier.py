@@ -1,4 +1,4 @@
-"""The start of a job: every worker reports to rank 0, which names those that do not."""
+"""The start of a job: every worker reports to rank 0, which names the missing ones."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ HELLO_TAG = MAX_TAG
 
 
 def send_hello(transport: Transport, hello: bytes) -> Pending:
-    """A worker's part: report to rank 0. Rank 0's next message says that everybody has."""
+    """A worker's part: report to rank 0. Rank 0's next message means that all ranks have reported."""
     return transport.send(0, HELLO_TAG, [hello])
 
 
 def gather_hello(transport: Transport, hello: bytes, seconds: float) -> dict[int, bytes]:
     """Rank 0's part: returns the words of every rank, rank 0's own `hello` included.
 
-    Raises MissingRanksError naming all that have not reported after `seconds`, or at once naming those that are lost, and the
+    Raises MissingRanksError naming all ranks that have not reported after `seconds`, or at once naming lost ranks, and the
     transport's own error if it fails.
     """
     inbox, end = transport.inbox(HELLO_TAG), time.monotonic() + seconds

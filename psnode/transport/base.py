@@ -1,7 +1,7 @@
 """Interface of a network: messages between ranks, and a deadline on every wait.
 
-A transport moves opaque byte buffers, from every rank to every rank. It knows nothing of frames, gradients or training.
-A tag says for which role of a rank a message is: each has an inbox of its own.
+A transport moves opaque byte buffers, from every rank to every rank. It knows nothing of frames, gradients or training. A tag
+selects the role of a rank that receives the message: each role has an inbox of its own.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ class PeerLost(NamedTuple):
 
 
 class Pending(ABC):
-    """A send under way. The buffers handed to `send` belong to the transport until `done`."""
+    """A send in progress. The buffers passed to `send` belong to the transport until `done`."""
 
     @property
     @abstractmethod
     def done(self) -> bool:
-        """True once the buffers may be reused, be it by success or by the peer's loss."""
+        """Return True once the buffers may be reused, after success or after the peer's loss."""
 
     @abstractmethod
     def wait(self, seconds: float) -> None:
-        """Block until done; DeadlineExceededError after `seconds`."""
+        """Block until done; raises DeadlineExceededError after `seconds`."""
 
 
 class Inbox:
     """Queue that one thread waits on: arrivals, losses of peers, and events posted by its own helper threads.
 
-    Events come out in the order in which they were put in. An exception among them is to be raised: the
-    transport or a helper thread has failed.
+    Events are returned in the order in which they were posted. Raise an exception among them: the transport or a helper thread
+    has failed.
     """
 
     def __init__(self) -> None:
@@ -70,15 +70,15 @@ class Inbox:
         self._first: deque[object] = deque()
 
     def post(self, event: object) -> None:
-        """Put an event in; any thread may call it."""
+        """Append an event; any thread may call it."""
         self._events.put(event)
 
     def put_back(self, events: Iterable[object]) -> None:
-        """Return events that were taken out, in the order in which they came; the thread that waits may call it."""
+        """Return events to the queue in the order in which they came; only the waiting thread may call it."""
         self._first.extendleft(reversed(list(events)))
 
     def poll(self) -> object | None:
-        """The next event, or None if there is none now."""
+        """Return the next event, or None if there is none now."""
         if self._first:
             return self._first.popleft()
         try:
@@ -87,7 +87,7 @@ class Inbox:
             return None
 
     def wait(self, seconds: float) -> object:
-        """The next event; DeadlineExceededError if there is none within `seconds`."""
+        """Return the next event; raises DeadlineExceededError if there is none within `seconds`."""
         if self._first:
             return self._first.popleft()
         try:
@@ -97,7 +97,7 @@ class Inbox:
 
 
 class Inboxes:
-    """The inboxes of one rank, by tag: each is made when it is asked for, or when its first message comes.
+    """The inboxes of one rank, by tag: each is created when it is requested, or when its first message comes.
 
     Messages go to the inbox of their tag; losses of peers and a failure of the transport go to all inboxes, also to later ones.
     """
@@ -108,7 +108,7 @@ class Inboxes:
         self._lock = threading.Lock()
 
     def of(self, tag: int) -> Inbox:
-        """The inbox of `tag`; any thread may ask for it, one thread may read it."""
+        """Return the inbox of `tag`; any thread may request it, one thread may read it."""
         found = self._inboxes.get(tag)
         return found if found is not None else self._new(tag)
 
@@ -122,7 +122,7 @@ class Inboxes:
             return found
 
     def deliver(self, arrival: Arrival) -> None:
-        """Put a message where its tag belongs; any thread may call it."""
+        """Put a message into the inbox of its tag; any thread may call it."""
         self.of(arrival.tag).post(arrival)
 
     def tell(self, event: object) -> None:
@@ -142,7 +142,7 @@ class Transport(ABC):
     inboxes: Inboxes
 
     def inbox(self, tag: int) -> Inbox:
-        """The inbox of this rank's messages with `tag`, 0..4095. A message that nobody reads waits in it."""
+        """Return the inbox of this rank's messages with `tag`, 0..4095. Unread messages wait in it."""
         if not 0 <= tag <= MAX_TAG:
             raise TransportError(f"tag is {tag}: tags are 0..{MAX_TAG}")
         return self.inboxes.of(tag)
@@ -151,21 +151,21 @@ class Transport(ABC):
     def send(self, rank: int, tag: int, buffers: Sequence[Buffer]) -> Pending:
         """Queue one message made of `buffers` end to end and return at once.
 
-        Messages between two ranks arrive in the order in which they were sent, whatever their tags, which are 0..4095.
-        A single contiguous buffer is sent without a copy. Any thread may call it.
-        Sending to a lost rank is no error: the message is dropped and the Pending is done.
+        Messages between two ranks arrive in the order in which they were sent, whatever their tags, which are 0..4095. A single
+        contiguous buffer is sent without a copy. Any thread may call it. Sending to a lost rank is not an error: the message is
+        dropped and the Pending is done.
         """
 
     @abstractmethod
     def alive(self) -> frozenset[int]:
-        """The ranks, this one included, that are not known to be lost."""
+        """Return the ranks, this one included, that are not known to be lost."""
 
     @abstractmethod
     def close(self, seconds: float = 5.0) -> None:
-        """Finish the sends under way, for at most `seconds`, and leave. Idempotent."""
+        """Finish the sends in progress, for at most `seconds`, and leave. Idempotent."""
 
     def poll(self, tag: int) -> Arrival | None:
-        """The next message with `tag` if there is one. For callers that post no events of their own."""
+        """Return the next message with `tag` if there is one. For callers that post no events of their own."""
         inbox = self.inbox(tag)
         event = inbox.poll()
         while event is not None and not isinstance(event, Arrival):
@@ -174,7 +174,8 @@ class Transport(ABC):
         return event
 
     def wait(self, tag: int, seconds: float) -> Arrival:
-        """The next message with `tag`; DeadlineExceededError after `seconds`. For callers that post no events of their own."""
+        """Return the next message with `tag`; raises DeadlineExceededError after `seconds`. For callers that post no events of
+        their own."""
         inbox, end = self.inbox(tag), time.monotonic() + seconds
         while True:
             event = inbox.wait(end - time.monotonic())

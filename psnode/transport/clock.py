@@ -1,7 +1,7 @@
 """A clock for deadlines that stands still while this process cannot listen.
 
-A deadline says how long another rank may keep silent. While this process is stopped, starved of its core or busy with something
-long, messages lie unread, and nobody else is to blame for that time.
+A deadline limits the silence of another rank. While this process is stopped, starved of its core or busy with something long,
+messages stay unread, and the other rank is not responsible for that time.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_SLICE = 1.0  # seconds: the longest wait, so that one which lasts longer shows
-_LEAST = 0.2  # seconds: so long even behind a deadline, for messages that came in while nobody listened
+_SLICE = 1.0  # seconds: the longest wait, so that an overlong one is noticed
+_LEAST = 0.2  # seconds to wait even after a deadline, for messages that came in while no thread listened
 _OVERSHOOT = 0.5
 _BUSY = 1.0
 
@@ -25,15 +25,15 @@ class Clock:
         self._left = monotonic()  # when the last wait ended
 
     def now(self) -> float:
-        """Seconds since an arbitrary moment, less the stretches that do not count."""
+        """Return the seconds since an arbitrary moment, less the stretches that do not count."""
         return self._monotonic() - self._lost
 
     @contextmanager
     def listening(self, until: float) -> Iterator[float]:
-        """Around a wait, of at most the seconds that it is given: towards `until`, and never longer than a second.
+        """Wrap a wait, and yield its maximum length in seconds: towards `until`, and never longer than a second.
 
-        The time that the wait takes longer than that by half a second, and the time since the last one if it was more than a
-        second, does not count.
+        The time by which the wait exceeds that by more than half a second does not count, nor does the time since the last wait
+        if it was more than a second.
         """
         begun = self._monotonic()
         if begun - self._left > _BUSY:

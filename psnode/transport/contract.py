@@ -4,8 +4,8 @@
         check(Ranks(transport))
     check_closing(transport)              # last
 
-A check that fails raises ContractError. Every pair of ranks is checked, both ways; a rank's messages to itself must arrive
-like any others.
+A check that fails raises ContractError. Every pair of ranks is checked, both ways; a rank's messages to itself must arrive like
+any others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ContractError(AssertionError):
 
 
 class Ranks:
-    """One rank's view of a group under test: receives by source and tag, whatever order sources arrive in.
+    """One rank's view of a group under test: receives by source and tag, independent of the order in which sources arrive.
 
     `peers`: all ranks, this one first, so that not all of them send to the same one at a time.
     """
@@ -44,7 +44,7 @@ class Ranks:
         self._meetings = 0
 
     def take(self, source: int, tag: int, seconds: float = SECONDS) -> Arrival:
-        """The oldest message from `source` with `tag` that was not taken yet."""
+        """Return the oldest message from `source` with `tag` that was not taken yet."""
         if self._waiting[source, tag]:
             return self._waiting[source, tag].popleft()
         end = time.monotonic() + seconds
@@ -70,18 +70,18 @@ class Ranks:
 
 
 def expect(truth: bool, otherwise: str) -> None:
-    """ContractError unless `truth`."""
+    """Raise ContractError unless `truth`."""
     if not truth:
         raise ContractError(otherwise)
 
 
 def pattern(sender: int, number: int, nbytes: int) -> Bytes:
-    """Bytes that tell who sent them as which message: the same at both ends."""
+    """Return bytes that identify the sender and the message: the same at both ends."""
     return np.random.default_rng((sender, number, nbytes)).integers(0, 256, nbytes, np.uint8)
 
 
 def expect_pattern(arrival: Arrival, number: int, nbytes: int) -> None:
-    """ContractError unless `arrival` is its sender's message `number`, complete and aligned."""
+    """Raise ContractError unless `arrival` is its sender's message `number`, complete and aligned."""
     what = f"message {number} from rank {arrival.source}"
     expect(arrival.data.nbytes == nbytes, f"{what} has {arrival.data.nbytes} bytes, {nbytes} were sent")
     expect(arrival.data.ctypes.data % 16 == 0, f"{what} is not aligned to 16 bytes")
@@ -266,12 +266,12 @@ def check_deadline(ranks: Ranks) -> None:
 
 
 def check_alive(ranks: Ranks) -> None:
-    """Everybody is alive while nobody has died."""
+    """All ranks are alive while none has died."""
     expect(ranks.transport.alive() == frozenset(range(ranks.size)), f"alive are {sorted(ranks.transport.alive())}")
 
 
 def check_closing(transport: Transport) -> None:
-    """Closing returns in time, may be repeated, and ends sending. To be run last, by all ranks."""
+    """Closing returns in time, may be repeated, and ends sending. All ranks run it last."""
     began = time.monotonic()
     transport.close(SECONDS)
     transport.close(SECONDS)

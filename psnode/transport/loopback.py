@@ -13,7 +13,7 @@ _POOL_BYTES = 256 << 20
 
 
 def loopback_group(size: int) -> list[LoopbackTransport]:
-    """`size` connected transports; element r is rank r's end, to be used by rank r's thread."""
+    """Return `size` connected transports; element r is rank r's end, to be used by rank r's thread."""
     if size < 1:
         raise TransportError(f"size is {size}: a group has at least 1 rank")
     group: list[LoopbackTransport] = []
@@ -49,7 +49,7 @@ class LoopbackTransport(Transport):
         self._closed = True
 
     def die(self, reason: str) -> None:
-        """Leave as a process that crashes does: every other rank finds a PeerLost in its inboxes."""
+        """Leave like a process that crashes: every other rank finds a PeerLost in its inboxes."""
         if self._closed:
             return
         self._closed = self._dead = True

@@ -1,4 +1,4 @@
-"""Memory that messages arrive in, kept and used again: a fresh page costs many times as much as a warm one."""
+"""Memory for arriving messages, kept and used again: a fresh page costs many times as much as a warm one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SMALLEST = 4096
 
 
 class Block(NamedTuple):
-    """`data` has exactly the length asked for; `release()` gives the memory back and may be called more than once."""
+    """`data` has exactly the requested length; `release()` gives the memory back and may be called more than once."""
 
     data: Bytes
     release: Callable[[], None]
@@ -24,8 +24,8 @@ class Block(NamedTuple):
 class Pool:
     """Blocks in size classes a quarter of a power of two apart. Any thread may use it.
 
-    Memory in use belongs to its user alone: a block that is never released is collected like any other
-    array. Memory that was released is kept, at most `limit` bytes of it.
+    Memory in use belongs only to its user: a block that is never released is collected like any other array. Memory that was
+    released is kept, at most `limit` bytes of it.
     """
 
     def __init__(self, limit: int) -> None:
@@ -36,11 +36,11 @@ class Pool:
 
     @property
     def kept(self) -> int:
-        """Bytes that were released and wait for their next use."""
+        """Return the released bytes that wait for their next use."""
         return self._kept
 
     def take(self, nbytes: int) -> Block:
-        """A block of `nbytes` whose contents are arbitrary. Blocks below one page are not worth keeping."""
+        """Return a block of `nbytes` whose contents are arbitrary. Blocks below one page are not worth keeping."""
         if nbytes < _SMALLEST:
             return Block(np.empty(nbytes, np.uint8), _nothing)
         size = size_class(nbytes)
@@ -79,7 +79,7 @@ class _Return:
 
 
 def size_class(nbytes: int) -> int:
-    """The smallest k * 2**e >= nbytes with k in 4..7: at most a quarter more than was asked for."""
+    """Return the smallest k * 2**e >= nbytes with k in 4..7: at most a quarter more than requested."""
     step = 1 << max(0, (nbytes - 1).bit_length() - 3)
     return -(-nbytes // step) * step
 
@@ -91,4 +91,4 @@ def _aligned(nbytes: int) -> Bytes:
 
 
 def _nothing() -> None:
-    """Small blocks are left to the garbage collector."""
+    """Do nothing: small blocks are left to the garbage collector."""

@@ -1,4 +1,4 @@
-"""Preparation of a message before it leaves, the same in every transport: check where it goes, lay it out, account for it."""
+"""Preparation of a message before it leaves, the same in every transport: check its address, lay it out, account for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from psnode.transport.pool import Block, Pool
 
 
 class Send(Pending):
-    """A send that some thread completes with `finish`."""
+    """A send that another thread completes with `finish`."""
 
     def __init__(self) -> None:
         self._finished = threading.Event()
@@ -24,7 +24,7 @@ class Send(Pending):
         return self._finished.is_set()
 
     def finish(self, error: Exception | None = None) -> None:
-        """The buffers are free again; every `wait` then raises `error`."""
+        """Mark the buffers as free again; every `wait` then raises `error`."""
         self._error = error
         self._finished.set()
 
@@ -36,7 +36,7 @@ class Send(Pending):
 
 
 def check_address(rank: int, tag: int, size: int) -> None:
-    """TransportError if there is no such rank or tag."""
+    """Raise TransportError if there is no such rank or tag."""
     if not 0 <= rank < size:
         raise TransportError(f"rank is {rank}: a job of {size} has ranks 0..{size - 1}")
     if not 0 <= tag <= MAX_TAG:
@@ -44,7 +44,7 @@ def check_address(rank: int, tag: int, size: int) -> None:
 
 
 def lay_out(buffers: Sequence[Buffer], pool: Pool, *, copy: bool) -> Block:
-    """`buffers` end to end in a block of `pool`; unless `copy`, a single contiguous buffer is left where it is."""
+    """Return `buffers` end to end in a block of `pool`; unless `copy`, a single contiguous buffer is left in place."""
     parts = [_as_bytes(buffer) for buffer in buffers]
     if len(parts) == 1 and not copy:
         return Block(parts[0], _nothing)
@@ -64,4 +64,4 @@ def _as_bytes(buffer: Buffer) -> Bytes:
 
 
 def _nothing() -> None:
-    """The sender's own memory stays with the sender."""
+    """Do nothing: the sender's own memory stays with the sender."""

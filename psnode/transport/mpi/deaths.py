@@ -1,4 +1,4 @@
-"""Deaths of ranks, as MPI's user-level fault tolerance (ULFM) tells it. Without ULFM nobody is ever known to die."""
+"""Deaths of ranks, reported by MPI's user-level fault tolerance (ULFM). Without ULFM no death is ever known."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Deaths:
-    """`world` is the communicator; failures are acknowledged, so that receives from any source go on without the dead."""
+    """`world` is the communicator; failures are acknowledged, so that receives from any source continue without the dead."""
 
     def __init__(self, mpi: Any, world: Any) -> None:
         self._mpi, self._world = mpi, world
@@ -18,11 +18,11 @@ class Deaths:
             self._code = None
 
     def is_one(self, error: Any) -> bool:
-        """True if an MPI exception says that a process has failed."""
+        """Return True if an MPI exception means that a process has failed."""
         return self._code is not None and error.Get_error_class() == self._code
 
     def new(self) -> frozenset[int]:
-        """The ranks that died since the last call."""
+        """Return the ranks that died since the last call."""
         if self._code is None:
             return frozenset()
         failed = self._world.Get_failed()

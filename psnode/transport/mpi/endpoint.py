@@ -1,7 +1,7 @@
 """Ranks that are processes of an MPI job. This is the only module that imports mpi4py.
 
-One thread calls MPI, from MPI_Init_thread to MPI_Finalize (psnode.transport.mpi.thread); whoever calls `send`,
-`close` or `call` only leaves an order for it.
+One thread calls MPI, from MPI_Init_thread to MPI_Finalize (psnode.transport.mpi.thread); threads that call `send`, `close` or
+`call` only leave an order for it.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ def start(*, seconds: float = 60.0, piece_bytes: int = DEFAULT_PIECE_BYTES, pool
     """Initialise MPI and start the thread that calls it.
 
     Args:
-        seconds: how long MPI_Init may take; it returns only when every rank has called it.
+        seconds: time limit of MPI_Init, which returns only when every rank has called it.
         piece_bytes: larger messages are sent in pieces of this size, at most 1 GiB.
-        pool_bytes: how much memory of released messages is kept for the next ones.
+        pool_bytes: maximum memory of released messages that is kept for the next ones.
 
     Raises:
         MissingRanksError, DeadlineExceededError: some rank has not called MPI_Init in time; named if all are on this host.
             Leave with `os._exit`: nothing can end that call.
         TransportError: MPI cannot be initialised or was initialised without thread support.
-        ConfigurationError: mpi4py is not installed, an argument is out of bounds, or MPI has begun here before and cannot again.
+        ConfigurationError: mpi4py is not installed, an argument is out of bounds, or MPI has begun in this process before and
+            cannot again.
     """
     if not 1 <= piece_bytes <= DEFAULT_PIECE_BYTES:
         raise ConfigurationError(f"piece_bytes is {piece_bytes}: choose 1..{DEFAULT_PIECE_BYTES}")
@@ -68,7 +69,7 @@ def start(*, seconds: float = 60.0, piece_bytes: int = DEFAULT_PIECE_BYTES, pool
 
 
 def _load() -> Any:
-    """The module mpi4py.MPI, told to leave initialisation and finalisation to us."""
+    """Return the module mpi4py.MPI, configured to leave initialisation and finalisation to psnode."""
     try:
         import mpi4py
     except ImportError as error:
@@ -83,10 +84,10 @@ def _load() -> Any:
 
 
 class MpiTransport(Transport):
-    """One rank's end. `clean` says after `close` whether MPI was finalised together with all other ranks.
+    """One rank's end. After `close`, `clean` is True if MPI was finalised together with all other ranks.
 
-    If it is not, some rank died, stays, or is stuck: flush files and leave with `os._exit`, since the exit
-    handlers of MPI libraries wait for the others.
+    If it is not, some rank died, stays, or is stuck: flush files and leave with `os._exit`, since the exit handlers of MPI
+    libraries wait for the others.
     """
 
     def __init__(self, body: MpiThread, inboxes: Inboxes, pool: Pool) -> None:
@@ -117,7 +118,7 @@ class MpiTransport(Transport):
         self._closed = True
         end = time.monotonic() + seconds
         self._body.close(seconds)
-        # A moment more than the thread gives itself, since MPI_Finalize comes after that.
+        # A moment more than the thread gives itself, since MPI_Finalize follows.
         self.clean = self._body.ended.wait(end + 1.0 - time.monotonic()) and self._body.agreed
 
     def abort(self, code: int) -> NoReturn:
@@ -128,7 +129,7 @@ class MpiTransport(Transport):
         os._exit(code)
 
     def call(self, function: Callable[[Any], T], seconds: float) -> T:
-        """The value of `function(mpi4py.MPI)`, run by the thread that may call MPI; measurements use it.
+        """Return the value of `function(mpi4py.MPI)`, run by the thread that may call MPI; measurements use it.
 
         Messages do not move meanwhile. Raises the errors of `function`, DeadlineExceededError after `seconds`.
         """

@@ -1,4 +1,4 @@
-"""Identity of this process before MPI is there: launchers tell every process its rank in environment variables."""
+"""Identity of this process before MPI is initialised: launchers give every process its rank in environment variables."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-# Most specific first: mpirun inside a Slurm allocation must win over Slurm, whose own variables are believed
-# in a job step (srun) only, since a batch script has them too.
+# Most specific first: mpirun inside a Slurm allocation must win over Slurm. Slurm's own variables count only in a job step
+# (srun), since a batch script has them too.
 _PAIRS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
@@ -19,7 +19,7 @@ _PAIRS = (
 )
 
 
-UNBUFFERED = ("--stream-buffering", "0")  # makes Open MPI's mpirun hand on bytes as they come; else it waits for whole lines
+UNBUFFERED = ("--stream-buffering", "0")  # makes Open MPI's mpirun pass on bytes as they come; otherwise it waits for whole lines
 
 
 class Place(NamedTuple):
@@ -30,7 +30,7 @@ class Place(NamedTuple):
 
 
 def place(environ: Mapping[str, str] = os.environ) -> Place | None:
-    """This process's place in its job; None when no launcher started it."""
+    """Return this process's place in its job; None if no launcher started it."""
     pairs = _PAIRS + ((("SLURM_PROCID", "SLURM_NTASKS"),) if "SLURM_STEP_ID" in environ else ())
     for rank_name, size_name in pairs:
         rank, size = environ.get(rank_name, ""), environ.get(size_name, "")
@@ -40,9 +40,9 @@ def place(environ: Mapping[str, str] = os.environ) -> Place | None:
 
 
 def local_rank(environ: Mapping[str, str] = os.environ) -> int | None:
-    """This process's number among the ranks of its host, from 0; None when the launcher does not say.
+    """Return this process's number among the ranks of its host, from 0; None if the launcher does not say.
 
-    Slurm's is believed only of the process that Slurm itself numbered so: under mpirun in an allocation it is the launcher's.
+    Slurm's number counts only for the process to which Slurm itself gave it: under mpirun in an allocation it is the launcher's.
     """
     names = ["OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK"]
     here = place(environ)
@@ -54,13 +54,13 @@ def local_rank(environ: Mapping[str, str] = os.environ) -> int | None:
 
 
 def on_one_host(environ: Mapping[str, str] = os.environ) -> bool:
-    """True if all ranks are known to run on this host."""
+    """Return True if all ranks are known to run on this host."""
     found = place(environ)
     return found is not None and environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(found.size)
 
 
 def job_name(environ: Mapping[str, str] = os.environ) -> str | None:
-    """A name that the ranks of this job share and no other job on this host has; None if the launcher gives none."""
+    """Return a name that the ranks of this job share and no other job on this host has; None if the launcher gives none."""
     for names in (("PMIX_NAMESPACE",), ("SLURM_JOB_ID", "SLURM_STEP_ID"), ("PMI_JOBID",)):
         if all(environ.get(name) for name in names):
             return ".".join(environ[name] for name in names)
@@ -68,9 +68,9 @@ def job_name(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def moves_on_a_terminal(launcher: Path | None = None) -> bool:
-    """True if the launcher's own output is a terminal, and what a rank writes there moves before its line is complete.
+    """Return True if the launcher's output is a terminal, and a rank's output appears on it before its line is complete.
 
-    `launcher`: its directory in /proc, by default that of this process's parent, which rank 0's mpirun is on one host.
+    `launcher`: its directory in /proc, by default that of this process's parent, which is rank 0's mpirun on one host.
     """
     found = launcher or Path(f"/proc/{os.getppid()}")
     try:

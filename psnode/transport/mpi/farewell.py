@@ -1,14 +1,14 @@
 """Leaving together: MPI_Finalize hangs if some rank never calls it, so ranks agree on it beforehand, with deadlines.
 
-Every rank tells rank 0 that it has closed; when all have, rank 0 tells everybody. Whoever does not hear that in
-time leaves without MPI_Finalize.
+Every rank informs rank 0 that it has closed; when all have, rank 0 informs all ranks. A rank that does not receive this in time
+leaves without MPI_Finalize.
 """
 
 from __future__ import annotations
 
 
 class Farewell:
-    """One rank's part in the agreement. No messages: the caller sends to the ranks that `due` names."""
+    """One rank's part in the agreement. It sends no messages: the caller sends to the ranks that `due` names."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -16,18 +16,19 @@ class Farewell:
         self._said = False
 
     def hear(self, source: int) -> None:
-        """Rank `source` has said its farewell."""
+        """Record the farewell of rank `source`."""
         self._heard.add(source)
 
     def due(self, alive: frozenset[int]) -> frozenset[int]:
-        """The ranks to say farewell to now that this rank has closed; every rank is named once."""
+        """Return the ranks to say farewell to now that this rank has closed; every rank is named once."""
         if self._said or (self._rank == 0 and not self._all_heard(alive)):
             return frozenset()
         self._said = True
         return (alive if self._rank == 0 else frozenset({0})) - {self._rank}
 
     def agreed(self, alive: frozenset[int]) -> bool:
-        """True when everybody leaves (rank 0's own farewells must still be delivered), or rank 0 is not there to ask."""
+        """Return True when all ranks leave (rank 0's own farewells must still be delivered), or rank 0 is gone and cannot be
+        asked."""
         return self._said and self._all_heard(alive)
 
     def _all_heard(self, alive: frozenset[int]) -> bool:

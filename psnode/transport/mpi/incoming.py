@@ -1,4 +1,4 @@
-"""Messages on their way from one rank: received two at a time, delivered whole and in order."""
+"""Messages in transit from one rank: received two at a time, delivered whole and in order."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from psnode.transport.mpi.pieces import TOTAL_BYTES, Fragment, read_total, split
 from psnode.transport.mpi.requests import Then
 from psnode.transport.pool import Block, Pool
 
-# Two: the next one is under way while one ends. More would only spread the link over more memory, and those that were
-# sent first would not arrive first.
+# Two: the next one is in transit while one ends. More would only spread the link over more memory, and the first sent messages
+# would not arrive first.
 WINDOW = 2
 
 Start = Callable[[Any, Bytes, Then], None]
@@ -44,7 +44,7 @@ class _Message:
 class Incoming:
     """`start(handle, buffer, then)` begins a receive, `deliver(tag, part, block)` takes each complete message.
 
-    `refuse(reason)` is told once when the parts make no message or a receive fails; nothing is delivered after that.
+    `refuse(reason)` is called once when the parts make no message or a receive fails; nothing is delivered after that.
     """
 
     def __init__(self, pool: Pool, start: Start, deliver: Deliver, refuse: Refuse) -> None:
@@ -52,12 +52,12 @@ class Incoming:
         self._matched: deque[_Matched] = deque()
         self._messages: deque[_Message] = deque()
         self._flying = 0
-        self._announced = False  # a total is on its way: the pieces have to wait for it
+        self._announced = False  # a total is in transit: the pieces have to wait for it
         self._broken = False
 
     @property
     def busy(self) -> bool:
-        """True while a receive is under way or waits for its turn."""
+        """Return True while a receive is in progress or waits for its turn."""
         return bool(self._matched) or self._flying > 0
 
     def match(self, handle: Any, mpi_tag: int, nbytes: int) -> None:

@@ -1,8 +1,8 @@
-"""Sleeping until a message comes. MPI has no call for that: it is polled, or it takes a core.
+"""Sleeping until a message comes. MPI has no call for that: it must be polled, or it occupies a core.
 
-But the kernel tells when bytes arrive for MPI's TCP sockets, and ranks of one host, whose messages go through shared
-memory, can knock at each other's doorbell. Both only end a sleep early. Nothing depends on them: a thread that hears
-nothing polls all the same (psnode.transport.mpi.pace).
+But the kernel reports bytes that arrive for MPI's TCP sockets, and ranks of one host, whose messages go through shared memory,
+can knock at each other's doorbell. Both only end a sleep early. Nothing depends on them: a thread that hears nothing still polls
+(psnode.transport.mpi.pace).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TCP_SOCKETS = "/proc/self/fd"
 
 
 class Woken(Enum):
-    """Why a sleep ended."""
+    """Reason why a sleep ended."""
 
     TIMEOUT = 0
     ORDER = 1  # another thread of this process called `wake`
@@ -26,7 +26,7 @@ class Woken(Enum):
 
 
 def can_listen() -> bool:
-    """True if a Listener works on this system (Linux)."""
+    """Return True if a Listener works on this system (Linux)."""
     return hasattr(select, "epoll") and hasattr(os, "eventfd")
 
 
@@ -58,12 +58,12 @@ class Listener:
         return Woken.SOUND if sound else Woken.ORDER if events else Woken.TIMEOUT
 
     def wake(self) -> None:
-        """End the sleep, or the next one if there is none; any thread may call it."""
+        """End the sleep, or the next one if no thread sleeps; any thread may call it."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_write(self._orders, 1)
 
     def knock(self, rank: int) -> bool:
-        """Wake `rank` if it is on this host; False if no such rank listens here."""
+        """Wake `rank` if it is on this host; False if no such rank listens on it."""
         if self._job is None or rank in self._silent:
             return False
         try:
@@ -71,26 +71,26 @@ class Listener:
         except BlockingIOError:
             pass  # others have knocked already
         except OSError:
-            self._silent.add(rank)  # another host, or none of ours
+            self._silent.add(rank)  # on another host, or not one of this job's
             return False
         return True
 
     def look(self) -> None:
-        """Find the sockets that MPI has opened since: it connects when two ranks first talk."""
+        """Find the sockets that MPI has opened since the last call: it connects when two ranks first communicate."""
         for number in _stream_sockets():
-            # Edge-triggered: bytes that MPI leaves lying, or that are none of its own, wake us once.
+            # Edge-triggered: bytes that MPI does not read, or that are not its own, wake this thread once.
             with contextlib.suppress(OSError):
                 self._epoll.register(number, select.EPOLLIN | select.EPOLLET)
 
     def close(self) -> None:
-        """Hear nothing more."""
+        """Stop listening."""
         self._epoll.close()
         self._doorbell.close()
         os.close(self._orders)
 
 
 def _address(job: str, rank: int) -> str:
-    """In Linux's abstract name space: nothing is left behind on disk."""
+    """Return an address in Linux's abstract name space, which leaves nothing on disk."""
     return f"\0psnode/{os.getuid()}/{job}/{rank}"
 
 

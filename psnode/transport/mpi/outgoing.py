@@ -1,4 +1,4 @@
-"""Messages on their way to one rank: a bounded number in MPI's hands, the others queued here, in order."""
+"""Messages in transit to one rank: a bounded number in MPI's hands, the others queued here, in order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Queued(NamedTuple):
 
 
 class Outgoing:
-    """`start(data, mpi_tag, then)` hands one MPI message over and calls `then(error)` when it has left."""
+    """`start(data, mpi_tag, then)` passes one MPI message on and calls `then(error)` when it has left."""
 
     def __init__(self, start: Start) -> None:
         self._start = start
@@ -34,7 +34,7 @@ class Outgoing:
 
     @property
     def busy(self) -> bool:
-        """True while anything has not left."""
+        """Return True while any message has not left."""
         return bool(self._queue) or self._flying > 0
 
     def put(self, parts: Iterable[tuple[Bytes, int]], finish: Finish) -> None:
@@ -47,14 +47,14 @@ class Outgoing:
         self.advance()
 
     def advance(self) -> None:
-        """Hand over as much as the window allows."""
+        """Pass on as many messages as the window allows."""
         while self._queue and self._flying < WINDOW:
             part = self._queue.popleft()
             self._flying += 1
             self._start(part.data, part.mpi_tag, partial(self._left, part.finish))
 
     def drop(self) -> None:
-        """The rank is lost: nothing more goes there. Messages that MPI holds already end in an error of their own."""
+        """Drop all messages, since the rank is lost. Messages that MPI holds already end in an error of their own."""
         self._dropped = True
         while self._queue:
             part = self._queue.popleft()

@@ -29,16 +29,16 @@ class Nap(NamedTuple):
 
 
 class Pace:
-    """Decision until the next poll, from the results of the last ones.
+    """Decides on the time until the next poll, from the results of the last ones.
 
-    Transfers under way: poll at once while bytes come fast and for BUSY_SPINS polls after that, then BUSY_FIRST
-    rising to BUSY_LAST. A slow link so costs few polls, since the sockets' buffers hold more than it delivers
-    in BUSY_LAST (62 kB at 1 Gbit/s), a fast one gets the core.
+    Transfers in progress: poll at once while bytes come fast and for BUSY_SPINS polls after that, then BUSY_FIRST rising to
+    BUSY_LAST. So a slow link costs few polls, since the sockets' buffers hold more than it delivers in BUSY_LAST (62 kB at 1
+    Gbit/s), and a fast one gets the core.
 
-    Nothing under way, without ears: IDLE_FIRST rising to IDLE_LAST. With ears: listen, for LISTEN at a time. A sound
-    that is no message yet (a part of one) is given IDLE_FIRST, so that a slow link does not wake the thread
-    for each packet. Messages that listening misses, because their network makes no sound, lower the trust in it; below
-    TRUST_ENOUGH sleeps are those of the deaf, though the longest are spent listening, and a sound raises it.
+    Idle, without a listener: IDLE_FIRST rising to IDLE_LAST. With a listener: listen, for LISTEN at a time. A sound that is not
+    yet a message (a part of one) is given IDLE_FIRST, so that a slow link does not wake the thread for each packet. Messages that
+    listening misses, because their network makes no sound, lower the trust in it. Below TRUST_ENOUGH, sleeps are as long as
+    without a listener, though the longest are spent listening, and a sound raises the trust.
     """
 
     def __init__(self, ears: bool) -> None:
@@ -47,7 +47,8 @@ class Pace:
         self._idle, self._busy, self._spins = IDLE_FIRST, BUSY_FIRST, 0
 
     def next(self, moved: bool, busy: bool, woken: Woken | None) -> Nap:
-        """`moved`: the last poll got something done; `busy`: transfers are under way; `woken`: how listening ended."""
+        """Return the next sleep. `moved`: the last poll made progress; `busy`: transfers are in progress; `woken`: how listening
+        ended."""
         if moved:
             self._idle, self._busy, self._spins = IDLE_FIRST, BUSY_FIRST, 0
             return Nap(0.0)
@@ -62,11 +63,11 @@ class Pace:
 
     @property
     def deaf(self) -> bool:
-        """Too many messages came unheard."""
+        """Return True if too many messages came unheard."""
         return self._trust < TRUST_ENOUGH
 
     def judge(self, woken: Woken | None) -> None:
-        """A message arrived; `woken`: how listening for it ended, None if nobody listened."""
+        """Record that a message arrived; `woken`: how listening for it ended, None without listening."""
         if woken is Woken.SOUND:
             self._trust = min(TRUST_FULL, self._trust + 1)
         elif woken is Woken.TIMEOUT:

@@ -1,7 +1,7 @@
 """A message as MPI sees it: whole, or its total length and then pieces of bounded size.
 
-MPI counts with 32-bit integers, so a message of 2 GiB cannot travel as one. The lowest two bits of an MPI tag say
-which kind of part it is; 4 * 4095 + 3 = 16383 is below the 32767 that every MPI grants.
+MPI counts with 32-bit integers, so a message of 2 GiB cannot be sent as one. The lowest two bits of an MPI tag give the kind of
+part; 4 * 4095 + 3 = 16383 is below the 32767 that every MPI grants.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class Fragment(IntEnum):
 
 
 def join_tag(tag: int, part: Fragment) -> int:
-    """The MPI tag of a part of a message with tag `tag`."""
+    """Return the MPI tag of a part of a message with tag `tag`."""
     return tag << 2 | part
 
 
 def split_tag(mpi_tag: int) -> tuple[int, Fragment]:
-    """The message's tag, and which part of it an MPI message is."""
+    """Return the message's tag, and the kind of part that an MPI message is."""
     return mpi_tag >> 2, Fragment(mpi_tag & 3)
 
 
 def cut(data: Bytes, tag: int, piece_bytes: int) -> Iterator[tuple[Bytes, int]]:
-    """The MPI messages, as (bytes, MPI tag), that carry `data`."""
+    """Yield the MPI messages, as (bytes, MPI tag), that carry `data`."""
     if data.size <= piece_bytes:
         yield data, join_tag(tag, Fragment.WHOLE)
         return
@@ -49,6 +49,6 @@ def cut(data: Bytes, tag: int, piece_bytes: int) -> Iterator[tuple[Bytes, int]]:
 
 
 def read_total(data: Bytes) -> int:
-    """The length that a TOTAL part announces."""
+    """Return the length that a TOTAL part announces."""
     total: int = _TOTAL.unpack(data.tobytes())[0]
     return total

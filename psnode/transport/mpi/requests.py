@@ -1,4 +1,4 @@
-"""MPI operations under way, and the actions when they end."""
+"""MPI operations in progress, and the actions when they end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Requests:
             self._statuses.append(self._mpi.Status())
 
     def test(self) -> bool:
-        """Let MPI progress, run the due actions; True if something ended."""
+        """Let MPI progress and run the due actions; True if something ended."""
         if not self._requests:
             return False
         try:

@@ -1,4 +1,4 @@
-"""The one thread of a process that calls MPI: from MPI_Init to MPI_Finalize it moves messages, or sleeps."""
+"""The only thread of a process that calls MPI: from MPI_Init to MPI_Finalize it moves messages, or sleeps."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class MpiThread:
         self._next_deaths = 0.0
 
     def order(self, order: Message | Call | None) -> None:
-        """Leave an order; the thread gets to it at once unless MPI itself holds it up."""
+        """Leave an order; the thread carries it out at once unless MPI itself blocks it."""
         self._orders.put(order)
         if self._listening and self._listener is not None:
             self._listener.wake()
@@ -59,7 +59,8 @@ class MpiThread:
             self._sweep()
 
     def absent(self) -> list[int]:
-        """While MPI_Init does not return: the ranks that have not come to it, if all are on this host; else none."""
+        """Return, while MPI_Init does not return, the ranks that have not called it, if all are on
+        this host; else an empty list."""
         found = place()
         if found is None or self._listener is None or job_name() is None or not on_one_host():
             return []
@@ -71,7 +72,7 @@ class MpiThread:
         self.order(None)
 
     def run(self) -> None:
-        """Initialise MPI, poll until closed, finalise it if everybody leaves together."""
+        """Initialise MPI, poll until closed, and finalise it if all ranks leave together."""
         try:
             owner = self._begin()
             self.started.set()
@@ -89,9 +90,9 @@ class MpiThread:
             self._sweep()
 
     def _begin(self) -> bool:
-        """True if MPI was not initialised before."""
+        """Return True if MPI was not initialised before."""
         mpi = self._mpi
-        if can_listen():  # before MPI_Init, which is a barrier: whoever sends finds every doorbell
+        if can_listen():  # before MPI_Init, which is a barrier: every sender then finds every doorbell
             self._listener = Listener(job_name(), _rank())
         owner = not mpi.Is_initialized()
         level = init_thread(mpi) if owner else mpi.Query_thread()
@@ -128,14 +129,14 @@ class MpiThread:
             self._next_deaths = time.monotonic() + _DEATHS_SECONDS
 
     def _listen(self, listener: Listener, seconds: float) -> Woken:
-        self._listening = True  # from here on an order wakes the listener; earlier ones are in the queue
+        self._listening = True  # now an order wakes the listener; earlier ones are in the queue
         try:
             return listener.wait(seconds) if self._orders.empty() else Woken.ORDER
         finally:
             self._listening = False
 
     def _look_for_sockets(self, listener: Listener) -> None:
-        """A message came unheard: MPI has opened a connection since the last look, or needs none."""
+        """Look for new sockets: a message came unheard, so MPI has opened a connection since the last look, or needs none."""
         if time.monotonic() > self._next_look:
             self._next_look = time.monotonic() + _LOOK_SECONDS
             listener.look()
@@ -174,13 +175,14 @@ class MpiThread:
 
 
 def _rank() -> int:
-    """This process's rank, as far as it is known before MPI is there."""
+    """Return this process's rank, as far as it is known before MPI is initialised."""
     found = place()
     return found.rank if found is not None else 0
 
 
 def _local_rank(mpi: Any) -> int:
-    """This process's number among those of its host. Asks MPI if the launcher has not said, which is the same on all ranks."""
+    """Return this process's number among those of its host. Asks MPI if the launcher has not said, which is the same on all
+    ranks."""
     if (said := local_rank()) is not None:
         return said
     host = mpi.COMM_WORLD.Split_type(mpi.COMM_TYPE_SHARED)

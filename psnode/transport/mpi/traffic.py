@@ -1,4 +1,4 @@
-"""Messages under way between this rank and all others, over one MPI communicator. For the thread that calls MPI."""
+"""Messages in transit between this rank and all others, over one MPI communicator. For the thread that calls MPI."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from psnode.transport.mpi.requests import Requests, Then
 from psnode.transport.pool import Block, Pool
 from psnode.transport.sending import Send
 
-# How long a lost rank's last messages may take to complete or fail before its loss is announced without them.
+# Seconds that a lost rank's last messages may take to complete or fail before its loss is announced without them.
 _LAST_WORDS_SECONDS = 1.0
-# Messages matched between two tests of the operations under way: enough for any burst, few enough not to hold up sends.
+# Messages matched between two tests of the operations in progress: enough for any burst, few enough not to delay sends.
 _PROBES = 64
 _EMPTY = np.empty(0, np.uint8)
 
@@ -56,11 +56,11 @@ class Traffic:
 
     @property
     def busy(self) -> bool:
-        """True while MPI has something to move."""
+        """Return True while MPI has something to move."""
         return len(self._requests) > 0
 
     def put(self, message: Message) -> None:
-        """Send a message as soon as those before it allow."""
+        """Send a message as soon as earlier ones allow."""
 
         def finish() -> None:
             message.block.release()
@@ -71,7 +71,7 @@ class Traffic:
         self._outgoing[message.rank].put(cut(message.block.data, message.tag, self._piece_bytes), finish)
 
     def probe(self) -> bool:
-        """Begin to receive the messages that have come; True if any had."""
+        """Begin to receive the messages that have come; True if there were any."""
         found = misses = 0
         while found < _PROBES and misses < 2:  # a probe that finds nothing makes MPI look, the next one sees it
             try:
@@ -90,11 +90,11 @@ class Traffic:
         return found > 0
 
     def test(self) -> bool:
-        """Let MPI move bytes, and act on ended operations; True if any had."""
+        """Let MPI move bytes, and act on ended operations; True if there were any."""
         return self._requests.test()
 
     def look_for_deaths(self) -> None:
-        """Note who has died, and announce those from whom nothing more is to come."""
+        """Record which ranks have died, and announce those whose last messages have been delivered."""
         for rank in self._deaths.new():
             self._lose(rank, "its process has died")
         for rank, (deadline, reason) in list(self._dying.items()):
@@ -104,11 +104,11 @@ class Traffic:
 
     @property
     def dying(self) -> bool:
-        """True while a loss is to be announced."""
+        """Return True while a loss is to be announced."""
         return bool(self._dying)
 
     def take_leave(self) -> bool:
-        """Call until it is True: everything is sent and all who are alive leave too."""
+        """Call until it is True: everything is sent and all living ranks leave too."""
         if self._dying or any(self._outgoing[rank].busy for rank in self.alive):
             return False
         due = self._farewell.due(self.alive)
@@ -117,7 +117,7 @@ class Traffic:
         return not due and self._farewell.agreed(self.alive)
 
     def give_up(self, error: Exception | None) -> None:
-        """Nothing moves any more: end the waits for unsent messages."""
+        """End the waits for unsent messages: nothing moves any more."""
         for send in self._unfinished:
             send.finish(error or TransportError("the transport was closed before it was sent"))
 
@@ -161,4 +161,4 @@ class Traffic:
 
 
 def _nothing() -> None:
-    """Nobody waits for a farewell to be sent."""
+    """Do nothing: no thread waits for a farewell to be sent."""
