@@ -1,4 +1,4 @@
-"""The evaluator: a process of its own that follows a run's checkpoints and measures each of them once."""
+"""The evaluator: a process of its own that follows a run's checkpoints and evaluates each of them once."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Evaluation:
 
 
 def evaluate(task: Task, model: nn.Module, data: Data, step: int, batch_size: int, device: torch.device) -> Evaluation:
-    """Loss and metrics of `model` on all of `data`, in evaluation mode and without gradients."""
+    """Return loss and metrics of `model` on all of `data`, in evaluation mode and without gradients."""
     start = time.perf_counter()
     model.eval()
     loss, examples, sums = 0.0, 0, dict[str, float]()
@@ -90,14 +90,16 @@ def evaluate(task: Task, model: nn.Module, data: Data, step: int, batch_size: in
 
 
 class Evaluator:
-    """Measures checkpoints of the run in `train_dir` and appends the results to its evaluations.jsonl.
+    """Evaluates checkpoints of the run in `train_dir` and appends the results to its evaluations.jsonl.
 
-    With `ema` their moving averages of the weights, in evaluations-ema.jsonl.
+    With `ema` it evaluates their moving averages of the weights, in evaluations-ema.jsonl.
     """
 
     def __init__(self, train_dir: Path, config: Config, task: Task | None, batch_size: int | None, *, ema: bool = False) -> None:
         if ema and config.ema_decay is None:
-            raise ConfigurationError(f"--ema measures moving averages, and the run in {train_dir} has none: it needs --ema-decay")
+            raise ConfigurationError(
+                f"--ema evaluates moving averages, and the run in {train_dir} has none: it needs --ema-decay"
+            )
         self._weights, self._tag = (checkpoint.EMA, "eval-ema") if ema else (checkpoint.MODEL, "eval")
         self._results = train_dir / (EMA_EVALUATIONS if ema else EVALUATIONS)
         self._train_dir = train_dir
@@ -115,7 +117,7 @@ class Evaluator:
         self._failures: dict[str, int] = {}
 
     def pending(self) -> list[Path]:
-        """Checkpoints of the run's branch that were not measured yet and did not turn out broken, oldest first."""
+        """Return the checkpoints of the run's branch that are neither evaluated nor known to be broken, oldest first."""
         return [
             path
             for path in self._look()
@@ -123,7 +125,8 @@ class Evaluator:
         ]
 
     def _look(self) -> dict[Path, str | None]:
-        """The branch as it is now. Records of those that were left are dropped: of other weights, or of steps not on this one."""
+        """Return the present branch. Records of abandoned checkpoints are dropped: of other weights, or of steps outside the
+        branch."""
         found = branch(self._train_dir)
         kept = list(evaluations(self._train_dir, self._results.name, found))
         records = list(read_records(self._results))
@@ -134,9 +137,9 @@ class Evaluator:
         return found
 
     def measure(self, path: Path) -> Evaluation:
-        """Evaluate one checkpoint, and record the result if it is one of this run's branch and the first of that step.
+        """Evaluate one checkpoint, and record the result if it belongs to this run's branch and is the first of that step.
 
-        CheckpointError if it is broken or does not fit.
+        Raises CheckpointError if it is broken or does not fit.
         """
         try:
             with reading(path), self._device_errors():
@@ -171,7 +174,7 @@ class Evaluator:
         self._done.add(result.step)
 
     def measure_all(self) -> bool:
-        """Measure pending checkpoints; a broken checkpoint is reported and passed over. Whether there was anything."""
+        """Evaluate pending checkpoints; a broken one is reported and skipped. Returns True if there were any."""
         pending = self.pending()
         for path in pending:
             try:
@@ -179,16 +182,16 @@ class Evaluator:
             except CheckpointError as error:
                 attempts = self._failures[path.name] = self._failures.get(path.name, 0) + 1
                 if attempts == _ATTEMPTS and path.exists():
-                    _LOG.warning("%s; passed over", plain(str(error)))
+                    _LOG.warning("%s; skipped", plain(str(error)))
         return bool(pending)
 
     @property
     def broken(self) -> bool:
-        """True if any checkpoint was passed over."""
+        """True if any checkpoint was skipped."""
         return any(count >= _ATTEMPTS for count in self._failures.values())
 
     def close(self) -> None:
-        """Nothing is measured any more: the loggers flush what they have."""
+        """Finish: the loggers write their remaining records."""
         self._loggers.end()
 
 
@@ -205,14 +208,14 @@ def follow(
     trust_run: bool = False,
     ema: bool = False,
 ) -> int:
-    """Evaluate the checkpoints of the run in `train_dir` as they appear, until the run has ended; the exit code.
+    """Evaluate the checkpoints of the run in `train_dir` as they appear, until the run has ended; returns the exit code.
 
-    `checkpoint`: only this one, a step or a path. `once`: only those that are there now. Wait `patience` seconds for a run that
-    has not begun, and for one that stopped to be continued (75) or writes nothing without having ended. `interval`: seconds
-    between looks. `task`: the run's task: the instance that a program handed to psnode.run, or FILE|MODULE as in --task,
-    which is executed; a task and loggers that only the run's record names are executed only with `trust_run`, its codec never.
-    `ema`: the moving averages of the weights. Exit code 5 if a checkpoint could not be read. Raises ConfigurationError,
-    CheckpointError, DeadlineExceededError.
+    `checkpoint`: only this one, a step or a path. `once`: only the present ones. Wait `patience` seconds for a run that has not
+    begun, for a stopped run (75) to be continued, and for one that writes nothing without having ended. `interval`: seconds
+    between checks. `task`: the run's task: the instance that a program passed to psnode.run, or FILE|MODULE as in --task, which
+    is executed; a task and loggers that only the run's record names are executed only with `trust_run`, its codec never. `ema`:
+    the moving averages of the weights. Returns 5 if a checkpoint could not be read. Raises ConfigurationError, CheckpointError,
+    DeadlineExceededError.
     """
     _await_run(train_dir, 0.0 if once or checkpoint is not None else patience, interval)
     config = replace(saved_config(train_dir), enable_gpu=enable_gpu)
@@ -227,7 +230,7 @@ def follow(
             return 0
         silence, written = time.monotonic(), -1
         while True:
-            code = _ended(train_dir)  # looked at first: checkpoints written before the end are then measured below
+            code = _ended(train_dir)  # before the evaluation: checkpoints written before the end are then evaluated below
             before, written = written, _written(train_dir)
             if evaluator.measure_all() or written != before:
                 silence = time.monotonic()
@@ -245,27 +248,27 @@ def follow(
 
 
 def _without_recorded_loggers(config: Config) -> Config:
-    """`config` without loggers in files: only the record of the run names that code, and evaluating needs none of it."""
+    """Return `config` without loggers in files: only the record of the run names that code, and evaluating does not need it."""
     left_out = [name for name in config.log_to if names_logger_file([name])]
     if left_out:
         _LOG.warning(
-            "evaluations do not go to %s, which only the run's record names: add --trust-run if you trust its directory",
+            "evaluations are not logged to %s, which only the run's record names: add --trust-run if you trust its directory",
             ", ".join(map(plain, left_out)),
         )
     return replace(config, log_to=tuple(name for name in config.log_to if name not in left_out))
 
 
 def _loggers(config: Config) -> dict[str, Callable[[], Logger]]:
-    """The makers of the run's loggers; none where one cannot be made here: the measurements are in the run's own file."""
+    """Return the makers of the run's loggers; empty if one cannot be made: the evaluations are in the run's own file."""
     try:
         return chosen(config)
     except ConfigurationError as error:
-        _LOG.warning("evaluations are in %s alone: %s", EVALUATIONS, error)
+        _LOG.warning("evaluations are only in %s: %s", EVALUATIONS, error)
         return {}
 
 
 def _written(train_dir: Path) -> int:
-    """Length of the run's records in bytes."""
+    """Return the length of the run's records in bytes."""
     try:
         return (train_dir / METRICS).stat().st_size
     except OSError:
@@ -273,7 +276,7 @@ def _written(train_dir: Path) -> int:
 
 
 def _await_run(train_dir: Path, patience: float, interval: float) -> None:
-    """Wait until config.json is there; raises the error of reading it when `patience` is over."""
+    """Wait until config.json exists; raises the error of reading it when `patience` is over."""
     end, told = time.monotonic() + patience, False
     while True:
         try:
@@ -298,7 +301,7 @@ def _find(train_dir: Path, which: str) -> Path:
 
 
 def _ended(train_dir: Path) -> int | None:
-    """The exit code in summary.json, None while the run goes on."""
+    """Return the exit code in summary.json, None while the run continues."""
     try:
         return int(read_json(train_dir / SUMMARY)["exit_code"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,6 +1,6 @@
-"""Task: the one class a user writes to bring a model and data of their own.
+"""Task: the one class that a user writes for a model and data of their own.
 
-The networks and data sets that come with psnode are such a Task themselves (`psnode.tasks.classification`).
+The networks and data sets that come with psnode form such a Task themselves (`psnode.tasks.classification`).
 """
 
 from __future__ import annotations
@@ -25,25 +25,24 @@ if TYPE_CHECKING:
 
     from psnode.config.schedules import OwnRate
 
-# A batch is whatever Data.batch returns and the Task's own methods understand; tensors inside tuples, lists
-# and dicts are moved to the training device.
+# A batch is any value that Data.batch returns and the Task's own methods understand; tensors inside tuples, lists and dicts are
+# moved to the training device.
 Batch = Any
 
 
 @runtime_checkable
 class Data(Protocol):
-    """A finite set of examples that hands out whole batches."""
+    """A finite set of examples that returns whole batches."""
 
     def __len__(self) -> int:
         """Number of examples."""
         ...
 
     def batch(self, indices: npt.NDArray[np.int64], rng: np.random.Generator | None) -> Batch:
-        """The examples at `indices` (1-D, values in 0..len-1), collated on the CPU.
+        """Return the examples at `indices` (1-D, values in 0..len-1), collated on the CPU.
 
-        `rng` drives augmentation and is None in evaluation. The same indices and an equally seeded
-        rng must give the same batch: a resumed run is exact only then. Called from a
-        background thread, one call at a time.
+        `rng` drives augmentation and is None in evaluation. The same indices and an equally seeded rng must give the same batch:
+        a resumed run is exact only then. Called from a background thread, one call at a time.
         """
         ...
 
@@ -59,81 +58,83 @@ class Task(ABC):
 
     @abstractmethod
     def model(self) -> torch.nn.Module:
-        """A new model in float32. torch's generator is seeded before the call, equally on every rank."""
+        """Return a new model in float32. torch's generator is seeded before the call, equally on every rank."""
 
     @abstractmethod
     def train_data(self) -> Any:
-        """The examples that workers draw their shards from; the same on every rank.
+        """Return the examples from which workers draw their shards; the same on every rank.
 
         Data; or a data set of torch's or Hugging Face's, map-style or iterable; or a DataLoader of one (docs/data.md).
         """
 
     @abstractmethod
     def eval_data(self) -> Any:
-        """The examples that the evaluator measures; only it loads them. As `train_data`, but for iterables."""
+        """Return the examples that the evaluator uses; only the evaluator loads them. Like `train_data`, but no iterables."""
 
     @abstractmethod
     def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, Any]:
-        """The mean loss of `batch` as a float32 scalar tensor with a graph, and the outputs for `metrics`."""
+        """Return the mean loss of `batch` as a float32 scalar tensor with a graph, and the outputs for `metrics`."""
 
     def metrics(self, outputs: Any, batch: Batch) -> dict[str, float]:
-        """SUMS over the batch of whatever is worth following, e.g. {"top1": number right}; divided by `size` later."""
+        """Return SUMS over the batch of any figures of interest, e.g. {"top1": number right}; divided by `size` later."""
         return {}
 
     def statistics(self, model: torch.nn.Module) -> dict[str, str]:
-        """The buffers of `model` that a worker's passes move by its own data, with how a checkpoint combines them: mean or max.
+        """Return the buffers of `model` that a worker's passes change by its own data, with the rule by which a checkpoint
+        combines them: mean or max.
 
-        Those of torch's batch and instance norms, and of its observers of quantisation. Extend the answer where modules of your
-        own keep running statistics; other buffers in the state dict must be the same on every worker.
+        By default those of torch's batch and instance norms, and of its observers of quantisation. Extend the result if modules
+        of your own keep running statistics; other buffers in the state dict must be the same on every worker.
         """
         from psnode.tasks.inventory import batch_statistics
 
         return batch_statistics(model)
 
     def constrain(self, model: torch.nn.Module) -> None:  # noqa: B027  # a task without a constraint has nothing to write
-        """Keep the trainable weights of `model` where they have to be: clamp them, bound their norms.
+        """Enforce constraints on the trainable weights of `model`: clamp them, bound their norms.
 
-        Called on the master alone, without gradients, after each update of all weights; workers receive the result.
-        A model whose forward pass writes its own weights is refused: such writes belong here.
+        Called only on the master, without gradients, after each update of all weights; workers receive the result. A model whose
+        forward pass writes its own weights is refused: such writes belong here.
         """
 
     def parameter_groups(self, model: torch.nn.Module) -> Sequence[Mapping[str, Any]]:
-        """Parameters with settings of their own, as torch.optim takes them: dictionaries with "params" and what they override.
+        """Return parameters with settings of their own in torch.optim's format: dictionaries with "params" and the settings to
+        override.
 
         "params" are parameters of `model` or their names; overridden may be lr (or lr_factor, times that of the run),
-        weight_decay, momentum, nesterov, betas, beta2 and eps. Every trained parameter is in one group, or there is none at all:
-        then all go by the run's settings. Called on the master alone.
+        weight_decay, momentum, nesterov, betas, beta2 and eps. Every trained parameter is in one group, or there are no groups:
+        then all follow the run's settings. Called only on the master.
         """
         return []
 
     def optimizer(self, name: str, parameter: torch.nn.Parameter) -> torch.optim.Optimizer:
-        """The optimizer of one trained tensor, with --optimizer task. Called on the master alone, for each tensor.
+        """Return the optimizer of one trained tensor, with --optimizer task. Called only on the master, for each tensor.
 
-        Its learning rate is the one before the schedule: a step has that times the schedule's value over --lr.
+        Its learning rate is the one before the schedule: a step uses that times the schedule's value over --lr.
         """
         raise NotImplementedError
 
     @property
     def own_optimizer(self) -> Callable[[str, torch.nn.Parameter], torch.optim.Optimizer] | None:
-        """`optimizer`, if there is one."""
+        """Return `optimizer`, if the task defines it."""
         return None if type(self).optimizer is Task.optimizer else self.optimizer
 
     def learning_rate(self, step: int, *, lr: float, steps_per_epoch: int, total_steps: int) -> float:
-        """The learning rate at `step`, from 0 on, with --lr-schedule task: a pure function, the same on every rank.
+        """Return the learning rate at `step`, from 0 on, with --lr-schedule task: a pure function, the same on every rank.
 
-        lr: --lr. total_steps: after them the run is complete. A run that goes on with another number of workers counts both on
-        as if it had always had these; a warm-up (--warmup-steps) comes on top.
+        lr: --lr. total_steps: the steps of the complete run. A run that continues with another number of workers counts both as
+        if it had always had this number; a warm-up (--warmup-steps) is applied in addition.
         """
         raise NotImplementedError
 
     @property
     def own_rate(self) -> OwnRate | None:
-        """`learning_rate`, if there is one."""
+        """Return `learning_rate`, if the task defines it."""
         return None if type(self).learning_rate is Task.learning_rate else self.learning_rate
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Steps of an epoch, however many workers take them; None: as many as deal all examples among the workers."""
+        """Return the steps of an epoch, for any number of workers; None: the number that deals all examples among the workers."""
         return None
 
     @property
@@ -143,15 +144,15 @@ class Task(ABC):
 
     @abstractmethod
     def size(self, batch: Batch) -> int:
-        """The number of examples (tokens, ...) in `batch` that loss and metrics are averages or sums over."""
+        """Return the number of examples (tokens, ...) in `batch` over which loss and metrics are averages or sums."""
 
 
 def load_task(spec: str, options: Mapping[str, str] | None = None) -> Task:
-    """The Task that `spec` names, constructed with `options`.
+    """Return the Task that `spec` names, constructed with `options`.
 
-    `spec` is path/to/task.py or package.module, followed by :Name where that defines several Task classes. The file's
-    own directory, or the current one for a module, is added to the end of sys.path, so that it can import its
-    neighbours. ConfigurationError names the missing file or class, or the error that the code raised.
+    `spec` is path/to/task.py or package.module, followed by :Name if that defines several Task classes. The file's own directory,
+    or the current one for a module, is added to the end of sys.path, so that it can import its neighbours. ConfigurationError
+    names the missing file or class, or the error that the code raised.
     """
     source, _, name = spec.partition(":")
     module = import_file(Path(source), "task") if names_file(source) else _import_module(source)
@@ -173,7 +174,7 @@ def _import_module(name: str) -> ModuleType:
 
 
 def _choose_class(module: ModuleType, source: str, name: str) -> type[Task]:
-    """The class `name`, or the only concrete Task class that is defined in `module` itself."""
+    """Return the class `name`, or the only concrete Task class that is defined in `module` itself."""
     tasks = {key: value for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Task)}
     own = {key: value for key, value in tasks.items() if value.__module__ == module.__name__}
     if name:

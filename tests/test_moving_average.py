@@ -97,7 +97,7 @@ def test_a_run_without_averages_has_none_to_go_on_with_or_to_measure(tmp_path: P
     with pytest.raises(CheckpointError, match=r"lacks ema\.safetensors"):
         trained(tmp_path, ema_decay=None, max_steps=2)
     assert not list(tmp_path.glob("checkpoints/*/ema.safetensors"))
-    with pytest.raises(ConfigurationError, match=r"--ema measures moving averages, and the run in .* has none"):
+    with pytest.raises(ConfigurationError, match=r"--ema evaluates moving averages, and the run in .* has none"):
         follow(tmp_path, once=True, task=task(), ema=True)
     with pytest.raises(ConfigurationError, match=r"--ema-decay is None in the checkpoint but 0.7 now"):
         trained(tmp_path, resume=True)
