@@ -30,7 +30,7 @@ PATTERNS = {
     "there": re.compile(r"\bthere(?=[.,;:)]|\s*$)", re.I),  # name the place
     "none of": re.compile(r"\bnone of\b", re.I),  # no
     "as of": re.compile(r"\bas of\b", re.I),  # see, like
-    "is none": re.compile(r"\b(is|are|be) none\b|\b(is|are) no \w+ of\b"),  # there is no; is not
+    "is none": re.compile(r"(?<!there )\b(is|are|be) none\b|\b(is|are) no \w+ of\b"),  # there is no; is not
     "from here on": re.compile(r"\bfrom here on\b", re.I),  # now
 }
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
